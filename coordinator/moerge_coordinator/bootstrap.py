@@ -1,0 +1,114 @@
+"""Wires one coordinator process: settings in, FastAPI app out."""
+
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from dbos import DBOS, DBOSConfig, DBOSPortableJSONSerializer
+from fastapi import APIRouter, FastAPI
+from filelock import FileLock, Timeout
+
+from moerge import __version__
+from moerge.blobs.local import LocalBlobs
+from moerge.errors import MoergeError
+from moerge.files import atomic_file
+from moerge_coordinator import refusals
+from moerge_coordinator.auth import make_token
+from moerge_coordinator.database import open_database
+from moerge_coordinator.routes import contributions, experts, owners, trunks, uploads, versions
+from moerge_coordinator.settings import FILE, Settings
+from moerge_coordinator.uploads import Uploads
+from moerge_coordinator.workflows import APPLICATION_VERSION, EXECUTOR_ID, Workflows
+from moerge_proto.owners import NewToken, Role, Token
+
+_TEMPLATE = """\
+# The coordinator's settings; `moerge coordinator serve` reads them once.
+host = "127.0.0.1"
+port = 8080
+# tls_certificate = "/path/to/certificate.pem"
+# tls_key = "/path/to/key.pem"
+"""
+
+
+def initialise(home: Path) -> Token:
+    """Makes a coordinator's home folder and its first operator token.
+
+    Raises:
+        MoergeError: there is one already.
+    """
+    if (home / FILE).exists():
+        raise MoergeError(
+            "is a coordinator's home already", where=str(home), todo=f"run: moerge coordinator serve {home}"
+        )
+    home.mkdir(parents=True, exist_ok=True)
+    home.chmod(0o700)
+    engine = open_database(Settings(home=home).database)
+    token = make_token(engine, NewToken(role=Role.OPERATOR))
+    engine.dispose()
+    with atomic_file(home / FILE) as file:
+        file.write(_TEMPLATE.encode())
+    return token
+
+
+def make_app(settings: Settings) -> FastAPI:
+    """The coordinator as an ASGI app. Its lifespan holds the home's lock and runs the durable workflows."""
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        lock = FileLock(settings.home / "coordinator.lock")
+        try:
+            lock.acquire(blocking=False)
+        except Timeout as error:
+            raise MoergeError(
+                "another coordinator runs on this home",
+                where=str(settings.home),
+                todo="stop it first, or use another home",
+            ) from error
+        engine = open_database(settings.database)
+        blobs = LocalBlobs(settings.home / "blobs")
+        blobs.sweep()
+        app.state.engine = engine
+        app.state.blobs = blobs
+        app.state.uploads = Uploads(engine, blobs, settings.home / "uploads")
+        app.state.registering = threading.Lock()
+        app.state.workflows = Workflows(engine, blobs, app.state.uploads, settings.home)
+        DBOS(config=_dbos_config(settings))
+        DBOS.launch()
+        try:
+            yield
+        finally:
+            DBOS.destroy()
+            engine.dispose()
+            lock.release()
+
+    app = FastAPI(
+        title="moerge coordinator",
+        version=__version__,
+        summary="Adds, solves, publishes and serves Mixture-of-Experts versions.",
+        lifespan=lifespan,
+    )
+    refusals.install(app)
+    api = APIRouter(prefix="/v1")
+    for module in (owners, uploads, experts, trunks, contributions, versions):
+        api.include_router(module.router)
+
+    @api.get("/health", tags=["health"])
+    def health() -> dict[str, str]:
+        """Answers when the coordinator serves. No token needed."""
+        return {"status": "ok", "version": __version__}
+
+    app.include_router(api)
+    return app
+
+
+def _dbos_config(settings: Settings) -> DBOSConfig:
+    return DBOSConfig(
+        name="moerge-coordinator",
+        system_database_url=f"sqlite:///{settings.workflow_database}",
+        serializer=DBOSPortableJSONSerializer(),  # the default one unpickles
+        executor_id=EXECUTOR_ID,
+        application_version=APPLICATION_VERSION,
+        enable_otlp=False,
+        log_level="WARNING",
+    )

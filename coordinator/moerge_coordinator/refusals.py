@@ -1,0 +1,57 @@
+"""Refusals, and every error as problem+json."""
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+
+from moerge.errors import MoergeError
+from moerge_proto.problems import MEDIA_TYPE, Problem, ProblemType
+
+
+class RefusedError(MoergeError):
+    """The coordinator won't do what was asked."""
+
+    def __init__(self, kind: ProblemType, what: str, *, where: str = "", todo: str = "") -> None:
+        super().__init__(what, where=where, todo=todo)
+        self.kind = kind
+
+
+def _respond(problem: Problem) -> Response:
+    headers = {"WWW-Authenticate": "Bearer"} if problem.status == 401 else None
+    return Response(problem.model_dump_json(), problem.status, headers, MEDIA_TYPE)
+
+
+async def _moerge(request: Request, error: Exception) -> Response:
+    if not isinstance(error, MoergeError):
+        raise error
+    return _respond(error.problem())
+
+
+async def _validation(request: Request, error: Exception) -> Response:
+    if not isinstance(error, RequestValidationError):
+        raise error
+    first = error.errors()[0]
+    field = ".".join(str(part) for part in first["loc"] if part != "body")
+    return _respond(Problem.of(ProblemType.INVALID_REQUEST, first["msg"], field=field))
+
+
+async def _http(request: Request, error: Exception) -> Response:
+    if not isinstance(error, HTTPException):
+        raise error
+    kind = ProblemType.NOT_FOUND if error.status_code == 404 else ProblemType.INVALID_REQUEST
+    return _respond(Problem.of(kind, str(error.detail)).model_copy(update={"status": error.status_code}))
+
+
+async def _unexpected(request: Request, error: Exception) -> Response:
+    detail = f"the coordinator failed: {type(error).__name__}"
+    return _respond(
+        Problem.of(ProblemType.INTERNAL, detail, todo="the coordinator's log has the trace; tell its operator")
+    )
+
+
+def install(app: FastAPI) -> None:
+    """Makes `app` answer every error with a problem document."""
+    app.add_exception_handler(MoergeError, _moerge)
+    app.add_exception_handler(RequestValidationError, _validation)
+    app.add_exception_handler(HTTPException, _http)
+    app.add_exception_handler(Exception, _unexpected)

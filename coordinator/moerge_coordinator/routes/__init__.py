@@ -1,0 +1,1 @@
+"""REST under /v1, one module per resource."""

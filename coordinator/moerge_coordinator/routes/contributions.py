@@ -1,0 +1,136 @@
+"""Router contributions: what a statistics file must be to count, and the one transaction in which it starts to."""
+
+from fastapi import APIRouter, Request
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from moerge.errors import ContributionError, MoergeError
+from moerge.statistics.validate import validate
+from moerge_coordinator import views
+from moerge_coordinator.auth import DomainOwner, OperatorOrOwner, own_name, require_own_domain
+from moerge_coordinator.database import transaction
+from moerge_coordinator.refusals import RefusedError
+from moerge_coordinator.routes.pages import After, page
+from moerge_coordinator.tables import ContributionRow, ExpertRow, ShardRow, TrunkRow
+from moerge_proto.contributions import Contribution, NewContribution
+from moerge_proto.experts import ExpertState
+from moerge_proto.messages import Page
+from moerge_proto.owners import Identity, Role
+from moerge_proto.problems import ProblemType
+from moerge_proto.statistics_file import Manifest, StatisticsFile, StatisticsFileError
+
+router = APIRouter(prefix="/contributions", tags=["contributions"])
+
+
+@router.post("", status_code=201)
+def contribute(request: Request, caller: DomainOwner, new: NewContribution) -> Contribution:
+    """Takes an uploaded statistics file as a contribution. The same again changes nothing. Role: owner."""
+    state = request.app.state
+    owner = own_name(caller)
+    with transaction(state.engine) as session:
+        row = session.scalar(select(ContributionRow).where(ContributionRow.digest == new.sha256))
+        if row is not None and row.owner == owner:
+            return views.contribution(row)
+    size = state.uploads.held(owner, new.sha256, "sha256")
+    try:
+        with _opened(request, new.sha256) as file:
+            trunk = _check_manifest(request, caller, file.manifest)
+            warnings = validate(file, trunk.exponents, trunk.nonzero_gains)
+        return _record(request, new, file.manifest, size, warnings)
+    except MoergeError:
+        state.uploads.discard(owner, [new.sha256])
+        raise
+
+
+def _opened(request: Request, sha256: str) -> StatisticsFile:
+    try:
+        return StatisticsFile(request.app.state.blobs.path(sha256))
+    except StatisticsFileError as error:
+        raise ContributionError(error.detail, where=error.field, todo="write it with this version of moerge") from error
+
+
+def _check_manifest(request: Request, caller: Identity, manifest: Manifest) -> TrunkRow:
+    """Requires that the manifest is the caller's own, and of the current trunk and a ready expert."""
+    if manifest.owner != caller.owner:
+        raise RefusedError(ProblemType.FORBIDDEN, f"made for owner {manifest.owner!r}", where="manifest.owner")
+    require_own_domain(caller, manifest.domain)
+    with transaction(request.app.state.engine) as session:
+        trunk = session.scalar(select(TrunkRow).where(TrunkRow.current))
+        expert = session.scalar(select(ExpertRow).where(ExpertRow.domain == manifest.domain))
+    if trunk is None or manifest.trunk != trunk.digest:
+        raise RefusedError(
+            ProblemType.WRONG_TRUNK,
+            f"made under trunk {manifest.trunk}, but the current one is {trunk.digest if trunk else 'not merged yet'}",
+            where="manifest.trunk",
+            todo="sums of different trunks don't add up; contribute again under the current trunk",
+        )
+    if expert is None or expert.digest != manifest.expert or expert.state != ExpertState.READY.value:
+        found = f"expert {manifest.expert} is not the ready expert of {manifest.domain!r}"
+        raise ContributionError(found, where="manifest.expert", todo="register the expert first")
+    for name in ("hidden_size", "layers"):
+        if getattr(manifest, name) != getattr(trunk, name):
+            found = f"expected {getattr(trunk, name)}, found {getattr(manifest, name)}"
+            raise ContributionError(found, where=f"manifest.{name}", todo="contribute under this trunk")
+    return trunk
+
+
+def _record(request: Request, new: NewContribution, manifest: Manifest, size: int, warnings: list[str]) -> Contribution:
+    with transaction(request.app.state.engine) as session:
+        if new.supersedes is not None:
+            _supersede(session, new.supersedes, manifest)
+        _claim_shards(session, new.sha256, manifest)
+        row = ContributionRow(
+            digest=new.sha256,
+            owner=manifest.owner,
+            domain=manifest.domain,
+            expert=manifest.expert,
+            trunk=manifest.trunk,
+            tokens=manifest.tokens,
+            documents=manifest.documents,
+            shards=len(manifest.shards),
+            size=size,
+            active=True,
+            warnings=warnings,
+            software=new.software,
+        )
+        session.add(row)
+        session.flush()
+        session.add_all(
+            ShardRow(trunk=manifest.trunk, domain=manifest.domain, shard=shard, contribution=new.sha256)
+            for shard in manifest.shards
+        )
+        return views.contribution(row)
+
+
+def _supersede(session: Session, digest: str, manifest: Manifest) -> None:
+    row = session.scalar(select(ContributionRow).where(ContributionRow.digest == digest, ContributionRow.active))
+    if row is None or (row.trunk, row.domain) != (manifest.trunk, manifest.domain):
+        found = f"no active contribution {digest} of {manifest.domain!r} under this trunk"
+        raise RefusedError(ProblemType.CONFLICT, found, where="supersedes", todo="see GET /v1/contributions")
+    row.active = False
+    for shard in session.scalars(select(ShardRow).where(ShardRow.contribution == digest)):
+        session.delete(shard)
+    session.flush()
+
+
+def _claim_shards(session: Session, digest: str, manifest: Manifest) -> None:
+    query = select(ShardRow).where(ShardRow.trunk == manifest.trunk, ShardRow.domain == manifest.domain)
+    wanted = set(manifest.shards)
+    for taken in session.scalars(query):
+        if taken.shard in wanted:
+            raise RefusedError(
+                ProblemType.DUPLICATE_SHARD,
+                f"shard {taken.shard} counts already, in contribution {taken.contribution}",
+                where="manifest.shards",
+                todo="send only new shards, or name the contribution that this one supersedes",
+            )
+
+
+@router.get("")
+def list_contributions(request: Request, caller: OperatorOrOwner, after: After = 0) -> Page[Contribution]:
+    """Lists contributions; an owner sees its own. Role: operator or owner."""
+    query = select(ContributionRow)
+    if caller.role is Role.OWNER:
+        query = query.where(ContributionRow.owner == caller.owner)
+    with transaction(request.app.state.engine) as session:
+        return page(session, query, ContributionRow.number, after, views.contribution)

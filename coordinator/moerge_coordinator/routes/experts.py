@@ -1,0 +1,143 @@
+"""Experts."""
+
+import shutil
+import tempfile
+from pathlib import Path
+
+from fastapi import APIRouter, Request
+from sqlalchemy import select
+from sqlalchemy.exc import IntegrityError
+
+from moerge.errors import MoergeError
+from moerge.experts import check_expert, expert_digest
+from moerge_coordinator import views
+from moerge_coordinator.auth import DomainOwner, OperatorOrOwner, own_name, require_own_domain
+from moerge_coordinator.database import transaction
+from moerge_coordinator.refusals import RefusedError
+from moerge_coordinator.routes.pages import After, page
+from moerge_coordinator.tables import ExpertRow
+from moerge_proto.digests import Digest
+from moerge_proto.experts import Expert, ExpertState, NewExpert
+from moerge_proto.messages import FileEntry, Page
+from moerge_proto.owners import Identity, Role
+from moerge_proto.problems import ProblemType
+
+router = APIRouter(prefix="/experts", tags=["experts"])
+
+
+@router.post("", status_code=202)
+def register(request: Request, caller: DomainOwner, new: NewExpert) -> Expert:
+    """Registers uploaded files as the expert of a domain.
+
+    Config, tokenizer and tensor headers are checked before this answers; the weights afterwards. The same again
+    changes nothing. Role: owner.
+    """
+    state = request.app.state
+    owner = own_name(caller)
+    require_own_domain(caller, new.domain)
+    digest = expert_digest(new.files)
+    if (known := _known(request, new.domain, digest)) is not None:
+        state.workflows.start_expert(digest)
+        return known
+    for name in new.files:
+        if Path(name).name != name or name.startswith("."):
+            raise RefusedError(ProblemType.INVALID_REQUEST, f"{name!r} is not a plain file name", where="files")
+    entries = [
+        FileEntry(name=name, sha256=sha256, size=state.uploads.held(owner, sha256, f"files.{name}"))
+        for name, sha256 in sorted(new.files.items())
+    ]
+    with state.registering:  # two at once could each be the first, and unlike each other
+        expert = _take(request, owner, new, digest, entries)
+    state.workflows.start_expert(digest)
+    return expert
+
+
+def _take(request: Request, owner: str, new: NewExpert, digest: str, entries: list[FileEntry]) -> Expert:
+    """Shows the files as a folder, checks them, and adds the row; a refusal leaves nothing."""
+    state = request.app.state
+    target: Path = state.workflows.expert_folder(digest)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix=".", dir=target.parent))
+    try:
+        for entry in entries:
+            state.blobs.link(entry.sha256, folder / entry.name)
+        family, _ = check_expert(folder, _reference(request), f"expert of {new.domain!r}")
+        shutil.rmtree(target, ignore_errors=True)  # from a request that was cut before its row was written
+        folder.replace(target)
+        return _add(request, owner, new, digest, family.model_type, entries)
+    except MoergeError:
+        state.uploads.discard(owner, [entry.sha256 for entry in entries])
+        raise
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _known(request: Request, domain: str, digest: str) -> Expert | None:
+    with transaction(request.app.state.engine) as session:
+        row = session.scalar(select(ExpertRow).where(ExpertRow.domain == domain))
+        if row is not None and row.state == ExpertState.REFUSED.value and row.digest != digest:
+            session.delete(row)
+            return None
+        if row is not None and row.digest != digest:
+            todo = "an expert stays until it is withdrawn"
+            raise RefusedError(
+                ProblemType.CONFLICT, f"domain {domain!r} has the expert {row.digest}", where="domain", todo=todo
+            )
+        return None if row is None else views.expert(row)
+
+
+def _reference(request: Request) -> Path | None:
+    """The folder of the oldest expert: all others must be like it."""
+    with transaction(request.app.state.engine) as session:
+        query = select(ExpertRow.digest).where(ExpertRow.state != ExpertState.REFUSED.value)
+        digest = session.scalar(query.order_by(ExpertRow.number).limit(1))
+    if digest is None:
+        return None
+    folder: Path = request.app.state.workflows.expert_folder(digest)
+    return folder
+
+
+def _add(request: Request, owner: str, new: NewExpert, digest: str, family: str, entries: list[FileEntry]) -> Expert:
+    row = ExpertRow(
+        digest=digest,
+        domain=new.domain,
+        owner=owner,
+        license=new.license,
+        family=family,
+        state=ExpertState.RECEIVED.value,
+        files=[entry.model_dump() for entry in entries],
+    )
+    try:
+        with transaction(request.app.state.engine) as session:
+            session.add(row)
+            session.flush()
+            return views.expert(row)
+    except IntegrityError as error:
+        raise RefusedError(
+            ProblemType.CONFLICT, "the same files are the expert of another domain", where="files"
+        ) from error
+
+
+def visible(caller: Identity, owner: str) -> bool:
+    """Operators see everything, owners their own."""
+    return caller.role is not Role.OWNER or caller.owner == owner
+
+
+@router.get("")
+def list_experts(request: Request, caller: OperatorOrOwner, after: After = 0) -> Page[Expert]:
+    """Lists experts; an owner sees its own. Role: operator or owner."""
+    query = select(ExpertRow)
+    if caller.role is Role.OWNER:
+        query = query.where(ExpertRow.owner == caller.owner)
+    with transaction(request.app.state.engine) as session:
+        return page(session, query, ExpertRow.number, after, views.expert)
+
+
+@router.get("/{digest}")
+def show_expert(request: Request, caller: OperatorOrOwner, digest: Digest) -> Expert:
+    """One expert; an owner sees its own. Role: operator or owner."""
+    with transaction(request.app.state.engine) as session:
+        row = session.scalar(select(ExpertRow).where(ExpertRow.digest == digest))
+    if row is None or not visible(caller, row.owner):
+        raise RefusedError(ProblemType.NOT_FOUND, f"no expert {digest}")
+    return views.expert(row)

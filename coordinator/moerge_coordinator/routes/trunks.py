@@ -1,0 +1,84 @@
+"""Trunks."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Request
+from fastapi import Path as PathParameter
+from fastapi.responses import FileResponse
+from sqlalchemy import Engine, select
+
+from moerge_coordinator import views
+from moerge_coordinator.auth import Operator, OperatorOrOwner
+from moerge_coordinator.database import transaction
+from moerge_coordinator.refusals import RefusedError
+from moerge_coordinator.routes.pages import After, page
+from moerge_coordinator.tables import ExpertRow, TrunkRow
+from moerge_proto.digests import Digest
+from moerge_proto.experts import ExpertState
+from moerge_proto.messages import Page
+from moerge_proto.problems import ProblemType
+from moerge_proto.trunks import NewTrunk, Trunk
+from moerge_proto.workflows import Workflow
+
+router = APIRouter(prefix="/trunks", tags=["trunks"])
+
+
+@router.post("", status_code=202)
+def merge(request: Request, caller: Operator, new: NewTrunk) -> Workflow:
+    """Merges a trunk, which then is the current one. Role: operator."""
+    with transaction(request.app.state.engine) as session:
+        query = select(ExpertRow.digest).where(ExpertRow.state == ExpertState.READY.value)
+        ready = list(session.scalars(query.order_by(ExpertRow.number)))
+    experts = ready if new.experts is None else new.experts
+    if unknown := [digest for digest in experts if digest not in ready]:
+        raise RefusedError(
+            ProblemType.NOT_READY, f"expert {unknown[0]} is not ready", where="experts", todo="see GET /v1/experts"
+        )
+    if not experts or len(set(experts)) < len(experts):
+        raise RefusedError(ProblemType.NOT_READY, "a trunk needs at least one expert, and none twice", where="experts")
+    workflow: Workflow = request.app.state.workflows.start_trunk(new.method, experts)
+    return workflow
+
+
+@router.get("")
+def list_trunks(request: Request, caller: OperatorOrOwner, after: After = 0) -> Page[Trunk]:
+    """Lists trunks. Role: operator or owner."""
+    with transaction(request.app.state.engine) as session:
+        return page(session, select(TrunkRow), TrunkRow.number, after, views.trunk)
+
+
+def find_trunk(engine: Engine, digest: str | None) -> TrunkRow:
+    """The trunk of that digest, or the current one.
+
+    Raises:
+        RefusedError: there is none.
+    """
+    with transaction(engine) as session:
+        query = select(TrunkRow)
+        query = query.where(TrunkRow.current) if digest is None else query.where(TrunkRow.digest == digest)
+        row = session.scalar(query)
+    if row is None:
+        raise RefusedError(
+            ProblemType.NOT_FOUND, f"no trunk {digest or 'yet'}", where="trunk", todo="an operator merges one"
+        )
+    return row
+
+
+@router.get("/{digest}")
+def show_trunk(
+    request: Request,
+    caller: OperatorOrOwner,
+    digest: Annotated[str, PathParameter(pattern="^([0-9a-f]{64}|current)$")],
+) -> Trunk:
+    """One trunk, by digest or as `current`. Role: operator or owner."""
+    return views.trunk(find_trunk(request.app.state.engine, None if digest == "current" else digest))
+
+
+@router.get("/{digest}/files/{name}", response_class=FileResponse)
+def trunk_content(request: Request, caller: OperatorOrOwner, digest: Digest, name: str) -> FileResponse:
+    """A file of a trunk; ranges are served. Role: operator or owner."""
+    row = find_trunk(request.app.state.engine, digest)
+    sha256 = next((file["sha256"] for file in row.files if file["name"] == name), None)
+    if sha256 is None:
+        raise RefusedError(ProblemType.NOT_FOUND, f"the trunk has no file {name!r}")
+    return FileResponse(request.app.state.blobs.path(sha256), filename=name, headers={"ETag": f'"{sha256}"'})

@@ -1,0 +1,41 @@
+"""Uploads in chunks (DESIGN: manifest, missing chunks, commit)."""
+
+import base64
+
+from fastapi import APIRouter, Request
+from starlette.concurrency import run_in_threadpool
+
+from moerge_coordinator.auth import DomainOwner, own_name
+from moerge_coordinator.refusals import RefusedError
+from moerge_coordinator.uploads import Uploads
+from moerge_proto.digests import Digest
+from moerge_proto.problems import ProblemType
+from moerge_proto.uploads import NewUpload, Stored, Upload
+
+router = APIRouter(prefix="/uploads", tags=["uploads"])
+
+
+def _uploads(request: Request) -> Uploads:
+    uploads: Uploads = request.app.state.uploads
+    return uploads
+
+
+@router.post("", status_code=201)
+def open_upload(request: Request, caller: DomainOwner, new: NewUpload) -> Upload:
+    """Opens an upload, or finds it open; answers which chunks are missing. Role: owner."""
+    return _uploads(request).open(own_name(caller), new)
+
+
+@router.put("/{upload}/chunks/{sha256}", status_code=204)
+async def put_chunk(request: Request, caller: DomainOwner, upload: int, sha256: Digest) -> None:
+    """Takes one chunk. The header Content-Digest (RFC 9530) must name the same SHA-256. Role: owner."""
+    expected = f"sha-256=:{base64.b64encode(bytes.fromhex(sha256)).decode()}:"
+    if request.headers.get("Content-Digest") != expected:
+        raise RefusedError(ProblemType.WRONG_DIGEST, f"expected Content-Digest {expected}", where="Content-Digest")
+    await _uploads(request).receive(own_name(caller), upload, sha256, request.stream())
+
+
+@router.post("/{upload}/commit")
+async def commit(request: Request, caller: DomainOwner, upload: int) -> Stored:
+    """Puts the chunks together and checks the whole. The same again changes nothing. Role: owner."""
+    return await run_in_threadpool(_uploads(request).commit, own_name(caller), upload)

@@ -1,0 +1,55 @@
+"""The coordinator's settings: one TOML file in its home folder, read once."""
+
+import tomllib
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from moerge.errors import MoergeError
+
+FILE = "coordinator.toml"
+
+
+class Settings(BaseModel):
+    """Everything that the coordinator can be told. Unknown keys are refused.
+
+    Attributes:
+        home: folder of the database, the blobs and the versions.
+        host: address to listen on.
+        port: TCP port; 0 takes a free one.
+        tls_certificate: PEM file; with `tls_key` it makes the coordinator speak HTTPS.
+        tls_key: PEM file.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    home: Path
+    host: str = "127.0.0.1"
+    port: int = Field(default=8080, ge=0, le=65535)
+    tls_certificate: Path | None = None
+    tls_key: Path | None = None
+
+    @property
+    def database(self) -> Path:
+        return self.home / "coordinator.sqlite"
+
+    @property
+    def workflow_database(self) -> Path:
+        return self.home / "workflows.sqlite"
+
+
+def read_settings(home: Path) -> Settings:
+    """The settings in `home`.
+
+    Raises:
+        MoergeError: there are none, or a key or value is wrong.
+    """
+    path = home / FILE
+    if not path.is_file():
+        raise MoergeError("not found", where=str(path), todo=f"run: moerge coordinator init {home}")
+    try:
+        return Settings(home=home, **tomllib.loads(path.read_text(encoding="utf-8")))
+    except tomllib.TOMLDecodeError as error:
+        raise MoergeError(f"not TOML: {error}", where=str(path)) from error
+    except (ValidationError, TypeError) as error:
+        raise MoergeError(f"a key or value is wrong: {error}", where=str(path)) from error

@@ -1,0 +1,149 @@
+"""The coordinator's tables."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+from sqlalchemy import JSON, BigInteger, DateTime, ForeignKey, String, UniqueConstraint
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+from sqlalchemy.types import TypeDecorator
+
+
+class _Utc(TypeDecorator[datetime]):
+    """Times as UTC, on databases that forget the zone too."""
+
+    impl = DateTime
+    cache_ok = True
+
+    def process_bind_param(self, value: datetime | None, dialect: object) -> datetime | None:
+        return None if value is None else value.astimezone(UTC).replace(tzinfo=None)
+
+    def process_result_value(self, value: datetime | None, dialect: object) -> datetime | None:
+        return None if value is None else value.replace(tzinfo=UTC)
+
+
+class Base(DeclarativeBase):
+    type_annotation_map = {datetime: _Utc, dict[str, Any]: JSON, list[Any]: JSON}  # noqa: RUF012  # SQLAlchemy's own form
+
+
+def now() -> datetime:
+    return datetime.now(UTC)
+
+
+class OwnerRow(Base):
+    __tablename__ = "owners"
+    number: Mapped[int] = mapped_column(primary_key=True)
+    name: Mapped[str] = mapped_column(String(63), unique=True)
+    created: Mapped[datetime] = mapped_column(default=now)
+
+
+class DomainRow(Base):
+    __tablename__ = "domains"
+    name: Mapped[str] = mapped_column(String(63), primary_key=True)
+    owner: Mapped[str] = mapped_column(ForeignKey("owners.name"))
+
+
+class TokenRow(Base):
+    __tablename__ = "tokens"
+    id: Mapped[int] = mapped_column(primary_key=True)
+    hash: Mapped[str] = mapped_column(String(64), unique=True)
+    role: Mapped[str] = mapped_column(String(16))
+    owner: Mapped[str | None] = mapped_column(ForeignKey("owners.name"))
+    created: Mapped[datetime] = mapped_column(default=now)
+
+
+class UploadRow(Base):
+    __tablename__ = "uploads"
+    __table_args__ = (UniqueConstraint("owner", "manifest"),)
+    id: Mapped[int] = mapped_column(primary_key=True)
+    owner: Mapped[str] = mapped_column(ForeignKey("owners.name"))
+    manifest: Mapped[str] = mapped_column(String(64))  # digest of `request`
+    request: Mapped[dict[str, Any]]
+    created: Mapped[datetime] = mapped_column(default=now)
+
+
+class HoldingRow(Base):
+    """A complete file that an owner has uploaded."""
+
+    __tablename__ = "holdings"
+    owner: Mapped[str] = mapped_column(ForeignKey("owners.name"), primary_key=True)
+    sha256: Mapped[str] = mapped_column(String(64), primary_key=True)
+    size: Mapped[int] = mapped_column(BigInteger)
+
+
+class ExpertRow(Base):
+    __tablename__ = "experts"
+    number: Mapped[int] = mapped_column(primary_key=True)
+    digest: Mapped[str] = mapped_column(String(64), unique=True)
+    domain: Mapped[str] = mapped_column(ForeignKey("domains.name"), unique=True)
+    owner: Mapped[str] = mapped_column(ForeignKey("owners.name"))
+    license: Mapped[str] = mapped_column(String(64))
+    family: Mapped[str] = mapped_column(String(32))
+    state: Mapped[str] = mapped_column(String(16))
+    problem: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
+    files: Mapped[list[Any]]
+    created: Mapped[datetime] = mapped_column(default=now)
+
+
+class TrunkRow(Base):
+    __tablename__ = "trunks"
+    number: Mapped[int] = mapped_column(primary_key=True)
+    digest: Mapped[str] = mapped_column(String(64), unique=True)
+    method: Mapped[str] = mapped_column(String(32))
+    experts: Mapped[list[Any]]
+    family: Mapped[str] = mapped_column(String(32))
+    hidden_size: Mapped[int]
+    layers: Mapped[int]
+    exponents: Mapped[list[Any]]
+    nonzero_gains: Mapped[list[Any]]
+    files: Mapped[list[Any]]
+    current: Mapped[bool]
+    created: Mapped[datetime] = mapped_column(default=now)
+
+
+class ContributionRow(Base):
+    __tablename__ = "contributions"
+    number: Mapped[int] = mapped_column(primary_key=True)
+    digest: Mapped[str] = mapped_column(String(64), unique=True)
+    owner: Mapped[str] = mapped_column(ForeignKey("owners.name"))
+    domain: Mapped[str] = mapped_column(ForeignKey("domains.name"))
+    expert: Mapped[str] = mapped_column(ForeignKey("experts.digest"))
+    trunk: Mapped[str] = mapped_column(ForeignKey("trunks.digest"))
+    tokens: Mapped[int] = mapped_column(BigInteger)
+    documents: Mapped[int] = mapped_column(BigInteger)
+    shards: Mapped[int]
+    size: Mapped[int] = mapped_column(BigInteger)
+    active: Mapped[bool]
+    warnings: Mapped[list[Any]]
+    software: Mapped[dict[str, Any]]
+    created: Mapped[datetime] = mapped_column(default=now)
+
+
+class ShardRow(Base):
+    """Law 4: under one trunk, a shard of a domain counts once."""
+
+    __tablename__ = "shards"
+    trunk: Mapped[str] = mapped_column(ForeignKey("trunks.digest"), primary_key=True)
+    domain: Mapped[str] = mapped_column(ForeignKey("domains.name"), primary_key=True)
+    shard: Mapped[str] = mapped_column(String(64), primary_key=True)
+    contribution: Mapped[str] = mapped_column(ForeignKey("contributions.digest"))
+
+
+class VersionRow(Base):
+    __tablename__ = "versions"
+    number: Mapped[int] = mapped_column(primary_key=True)
+    lineage_digest: Mapped[str] = mapped_column(String(64), unique=True)
+    lineage: Mapped[dict[str, Any]]
+    files: Mapped[list[Any]]
+    bytes_total: Mapped[int] = mapped_column(BigInteger)
+    bytes_written: Mapped[int] = mapped_column(BigInteger)
+    created: Mapped[datetime] = mapped_column(default=now)
+
+
+class ArtifactRow(Base):
+    """A derived file that exists: `key` says what it is a function of, `sha256` what it turned out to be."""
+
+    __tablename__ = "artifacts"
+    key: Mapped[str] = mapped_column(String(64), primary_key=True)
+    sha256: Mapped[str] = mapped_column(String(64))
+    size: Mapped[int] = mapped_column(BigInteger)
+    maker: Mapped[str] = mapped_column(String(64))  # lineage of the version that wrote it first

@@ -1,0 +1,49 @@
+"""Rows as messages."""
+
+from typing import Any
+
+from moerge_coordinator.tables import ContributionRow, ExpertRow, OwnerRow, TrunkRow, VersionRow
+from moerge_proto.contributions import Contribution
+from moerge_proto.experts import Expert
+from moerge_proto.owners import Owner
+from moerge_proto.problems import Problem, ProblemType
+from moerge_proto.trunks import Trunk
+from moerge_proto.versions import Version
+from moerge_proto.workflows import Workflow, WorkflowState
+
+
+def _fields(row: object, *names: str) -> dict[str, Any]:
+    return {name: getattr(row, name) for name in names}
+
+
+def owner(row: OwnerRow, domains: list[str]) -> Owner:
+    return Owner(name=row.name, domains=domains, created=row.created)
+
+
+def expert(row: ExpertRow) -> Expert:
+    return Expert.model_validate(_fields(row, *Expert.model_fields))
+
+
+def trunk(row: TrunkRow) -> Trunk:
+    return Trunk.model_validate(_fields(row, *Trunk.model_fields))
+
+
+def contribution(row: ContributionRow) -> Contribution:
+    return Contribution.model_validate(_fields(row, *Contribution.model_fields))
+
+
+def version(row: VersionRow) -> Version:
+    return Version.model_validate(_fields(row, *Version.model_fields))
+
+
+def workflow(id_: str, status: str, output: Any, error: Exception | None) -> Workflow:
+    """DBOS's status as a message."""
+    if status == "SUCCESS":
+        if "problem" in output:
+            return Workflow(id=id_, state=WorkflowState.FAILED, problem=Problem.model_validate(output["problem"]))
+        return Workflow(id=id_, state=WorkflowState.DONE, result=output["result"])
+    if status in ("PENDING", "ENQUEUED", "DELAYED"):
+        return Workflow(id=id_, state=WorkflowState.RUNNING)
+    todo = "mend the cause, which the coordinator's log has, and ask again"
+    problem = Problem.of(ProblemType.INTERNAL, f"the work broke off: {error or status}", todo=todo)
+    return Workflow(id=id_, state=WorkflowState.FAILED, problem=problem)

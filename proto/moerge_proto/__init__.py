@@ -1,0 +1,1 @@
+"""What crosses the network: messages, the statistics file, problem types."""

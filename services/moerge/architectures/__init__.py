@@ -1,0 +1,1 @@
+"""Which dense family becomes which stock MoE class, as data."""

@@ -1,0 +1,124 @@
+"""Configs: read a dense one, require that experts agree, and map it to the published MoE's."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoConfig, PretrainedConfig
+
+from moerge.architectures.families import Family
+from moerge.errors import CheckpointError, IncompatibleExpertError
+
+# Fields that change no logit. Every other field of every expert must agree.
+_IRRELEVANT = {
+    "_name_or_path",
+    "architectures",
+    "attention_dropout",
+    "chunk_size_feed_forward",
+    "dtype",
+    "id2label",
+    "initializer_range",
+    "label2id",
+    "output_attentions",
+    "output_hidden_states",
+    "pretraining_tp",
+    "problem_type",
+    "return_dict",
+    "tie_word_embeddings",
+    "torch_dtype",
+    "transformers_version",
+    "use_cache",
+}
+
+
+def read_config(folder: Path) -> PretrainedConfig:
+    """The dense config in `folder`, with every default filled in. Code in the folder is never run.
+
+    Raises:
+        CheckpointError: config.json is missing or can't be understood.
+    """
+    path = folder / "config.json"
+    if not path.is_file():
+        raise CheckpointError("not found", where=str(path), todo="name the folder that save_pretrained wrote")
+    try:
+        config: PretrainedConfig = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        return config
+    except (ValueError, KeyError, TypeError, OSError) as error:
+        raise CheckpointError(f"can't be read as a model config: {error}", where=str(path)) from error
+
+
+def require_same_config(first: PretrainedConfig, other: PretrainedConfig, who: str) -> None:
+    """Requires that `other` computes with the same settings as `first`.
+
+    Raises:
+        IncompatibleExpertError: names the first field that differs, with both values. `who` names the other expert.
+    """
+    ours, theirs = first.to_dict(), other.to_dict()
+    for name in sorted(ours.keys() | theirs.keys()):
+        if name not in _IRRELEVANT and ours.get(name) != theirs.get(name):
+            raise IncompatibleExpertError(
+                f"{who} has {theirs.get(name)!r}, but the other experts have {ours.get(name)!r}",
+                where=f"config.json: {name}",
+                todo="all experts of a model must come from the same architecture; train it from the same seed model",
+            )
+
+
+def require_same_tokenizer(first: Path, other: Path, who: str) -> None:
+    """Requires that both folders hold the same tokenizer, ignoring padding and truncation settings.
+
+    Raises:
+        IncompatibleExpertError: names the part of tokenizer.json (or the file) that differs.
+    """
+    ours, theirs = _tokenizer(first), _tokenizer(other)
+    for part in sorted(ours.keys() | theirs.keys()):
+        if part not in ("padding", "truncation") and ours.get(part) != theirs.get(part):
+            raise IncompatibleExpertError(
+                f"{who} differs from the other experts' tokenizer",
+                where=f"tokenizer: {part}",
+                todo="the experts of one model share one tokenizer, token for token",
+            )
+
+
+def _tokenizer(folder: Path) -> Mapping[str, Any]:
+    path = folder / "tokenizer.json"
+    if path.is_file():
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+            model = content.pop("model")
+            return {**content, **{f"model.{key}": value for key, value in model.items()}}
+        except (ValueError, KeyError, AttributeError) as error:
+            raise CheckpointError(f"can't be read as a tokenizer: {error}", where=str(path)) from error
+    if (path := folder / "tokenizer.model").is_file():
+        return {"tokenizer.model": path.read_bytes()}
+    raise CheckpointError("neither tokenizer.json nor tokenizer.model found", where=str(folder))
+
+
+def published_config(family: Family, config: PretrainedConfig, experts: int, top_k: int, dtype: str) -> dict[str, Any]:
+    """config.json of the published MoE of `experts` experts, `top_k` of which see each token."""
+    source = config.to_dict()
+    copied = {name: source[name] for name in family.copied if name in source}
+    if copied.get("head_dim") is None:
+        copied["head_dim"] = config.hidden_size // config.num_attention_heads
+    return {
+        "architectures": [family.published_class],
+        "model_type": family.published_type,
+        "dtype": dtype,
+        "torch_dtype": dtype,
+        "use_cache": True,
+        "tie_word_embeddings": False,
+        "num_local_experts": experts,
+        "num_experts_per_tok": top_k,
+        **copied,
+        **family.fixed,
+        **_legacy_rope(copied.get("rope_parameters")),
+    }
+
+
+def _legacy_rope(rope: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The older spelling of the rope settings, for engines that read only that."""
+    if not rope:
+        return {}
+    scaling = {key: value for key, value in rope.items() if key != "rope_theta"}
+    plain = scaling.get("rope_type", "default") == "default"
+    return {"rope_theta": rope.get("rope_theta", 10000.0), "rope_scaling": None if plain else scaling}

@@ -1,0 +1,1 @@
+"""Checkpoint folders: read lazily, written tensor by tensor and atomically."""

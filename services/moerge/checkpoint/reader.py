@@ -1,0 +1,128 @@
+"""A checkpoint folder read tensor by tensor."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, PretrainedConfig
+
+from moerge.errors import CheckpointError
+
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+
+_DTYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """Where a tensor lies and what it is."""
+
+    file: Path
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def bytes(self) -> int:
+        return self.dtype.itemsize * torch.Size(self.shape).numel()
+
+
+class Checkpoint:
+    """The safetensors weights of a folder, single or sharded, or of one file of any name.
+
+    Only headers are read until a tensor is asked for.
+
+    Raises:
+        CheckpointError: names the file or tensor that is missing, damaged or of an unsupported dtype.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.specs: dict[str, TensorSpec] = {}
+        for file in [path] if path.is_file() else _weight_files(path):
+            self._read_header(file)
+
+    def _read_header(self, file: Path) -> None:
+        try:
+            with safe_open(file, framework="pt") as opened:
+                for name in opened.keys():  # noqa: SIM118  # safe_open is not iterable
+                    piece = opened.get_slice(name)
+                    dtype = _DTYPES.get(piece.get_dtype())
+                    if dtype is None:
+                        found = piece.get_dtype()
+                        raise CheckpointError(
+                            f"dtype {found}; expected one of {', '.join(_DTYPES)}", where=f"{file}: {name}"
+                        )
+                    self.specs[name] = TensorSpec(file, tuple(piece.get_shape()), dtype)
+        except SafetensorError as error:
+            raise CheckpointError(f"not a valid safetensors file: {error}", where=str(file)) from error
+
+    def tensor(self, name: str) -> Tensor:
+        """One tensor, as stored.
+
+        Raises:
+            CheckpointError: there is none of that name.
+        """
+        spec = self.specs.get(name)
+        if spec is None:
+            raise CheckpointError("tensor not found", where=f"{self.path}: {name}")
+        with safe_open(spec.file, framework="pt") as opened:
+            tensor: Tensor = opened.get_tensor(name)
+            return tensor
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    if (folder / INDEX).is_file():
+        try:
+            names = set(json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"].values())
+        except (ValueError, KeyError, AttributeError) as error:
+            raise CheckpointError("no weight_map that names files", where=str(folder / INDEX)) from error
+        for name in names:
+            if Path(name).name != name:
+                raise CheckpointError(f"names a file outside the folder: {name!r}", where=str(folder / INDEX))
+            if not (folder / name).is_file():
+                raise CheckpointError(f"names {name}, which is not there", where=str(folder / INDEX))
+        return [folder / name for name in sorted(names)]
+    if (folder / SINGLE).is_file():
+        return [folder / SINGLE]
+    pickled = next(iter(folder.glob("*.bin")), None)
+    todo = f"name a folder with {SINGLE} or {INDEX}"
+    if pickled is not None:
+        todo = (
+            "PyTorch .bin files are pickles and are never opened here; convert once, where you trust them: "
+            "AutoModelForCausalLM.from_pretrained(DIR).save_pretrained(NEW_DIR)"
+        )
+    raise CheckpointError("no safetensors weights", where=str(folder), todo=todo)
+
+
+def model_shapes(config: PretrainedConfig) -> dict[str, tuple[int, ...]]:
+    """Name and shape of every tensor of the dense model of `config`, without allocating any."""
+    with torch.device("meta"):
+        model: nn.Module = AutoModelForCausalLM.from_config(config)
+    return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+
+
+def require_tensors(checkpoint: Checkpoint, config: PretrainedConfig) -> None:
+    """Requires that the checkpoint holds exactly the tensors of its config's model (a tied head may be absent).
+
+    Raises:
+        CheckpointError: names the first tensor that is missing, superfluous or of another shape.
+    """
+    expected = model_shapes(config)
+    if config.tie_word_embeddings and "lm_head.weight" not in checkpoint.specs:
+        expected.pop("lm_head.weight", None)
+    for name, shape in expected.items():
+        spec = checkpoint.specs.get(name)
+        if spec is None:
+            raise CheckpointError("tensor not found", where=f"{checkpoint.path.name}: {name}")
+        if spec.shape != shape:
+            raise CheckpointError(
+                f"expected shape {list(shape)}, found {list(spec.shape)}", where=f"{checkpoint.path.name}: {name}"
+            )
+    for name in checkpoint.specs.keys() - expected.keys():
+        if not name.endswith("rotary_emb.inv_freq"):
+            raise CheckpointError(
+                "tensor that the config's model doesn't have", where=f"{checkpoint.path.name}: {name}"
+            )

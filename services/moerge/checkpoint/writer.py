@@ -1,0 +1,61 @@
+"""Safetensors files written one tensor at a time, from a plan."""
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import BinaryIO
+
+import torch
+from torch import Tensor
+
+_NAMES = {torch.float64: "F64", torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
+
+
+@dataclass(frozen=True)
+class TensorPlan:
+    """A tensor that will be written: known by name, dtype and shape, computed when its turn comes."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    compute: Callable[[], Tensor]
+
+    @property
+    def bytes(self) -> int:
+        return self.dtype.itemsize * torch.Size(self.shape).numel()
+
+
+def write_safetensors(out: BinaryIO, plans: Sequence[TensorPlan], written: Callable[[int], None] | None = None) -> str:
+    """Writes `plans` in order as one safetensors file, one tensor in memory at a time, and returns its SHA-256.
+
+    `written` is called with each tensor's bytes. Equal tensors give equal files.
+
+    Raises:
+        ValueError: a computed tensor is not what its plan says.
+    """
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    ordered = sorted(plans, key=lambda plan: -plan.dtype.itemsize)  # widest first keeps every tensor aligned
+    offset = 0
+    for plan in ordered:
+        end = offset + plan.bytes
+        header[plan.name] = {"dtype": _NAMES[plan.dtype], "shape": plan.shape, "data_offsets": [offset, end]}
+        offset = end
+    body = json.dumps(header, separators=(",", ":")).encode()
+    body += b" " * (-len(body) % 8)
+    digest = hashlib.sha256()
+    for piece in (len(body).to_bytes(8, "little"), body):
+        digest.update(piece)
+        out.write(piece)
+    for plan in ordered:
+        tensor = plan.compute().contiguous()
+        if tensor.dtype != plan.dtype or tuple(tensor.shape) != plan.shape:
+            raise ValueError(
+                f"{plan.name}: planned {plan.dtype} {plan.shape}, got {tensor.dtype} {tuple(tensor.shape)}"
+            )
+        data = tensor.flatten().view(torch.uint8).numpy().data
+        digest.update(data)
+        out.write(data)
+        if written is not None:
+            written(plan.bytes)
+    return digest.hexdigest()

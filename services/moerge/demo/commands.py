@@ -1,0 +1,35 @@
+"""`moerge demo`"""
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from moerge.demo import corpora
+from moerge.demo.main_job import Demo, Domain
+from moerge.demo.train import train
+from moerge.progress import progress
+
+app = typer.Typer()
+
+
+def cache() -> Path:
+    """Where texts and trained experts are kept between runs."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "moerge"
+
+
+@app.callback(invoke_without_command=True)
+def demo(
+    home: Annotated[Path, typer.Option(help="Folder of the demo's coordinator and workers.")] = Path("moerge-demo"),
+) -> None:
+    """Runs the main job on real text: trains four small experts (once), starts a coordinator and four workers,
+    publishes a version of three experts and then one of four, and prints the paper's table for both.
+
+    Example: moerge demo --home /tmp/moerge-demo
+    """
+    texts = corpora.write(cache() / "texts")
+    experts = train(texts, cache() / "experts", progress())
+    domains = [Domain(name, experts[name], texts[name]) for name in corpora.DOMAINS]
+    Demo(home.resolve(), domains, Console()).run()

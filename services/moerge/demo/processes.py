@@ -1,0 +1,82 @@
+"""The demo's processes: started, listened to, and all stopped at the end."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from io import TextIOBase
+from pathlib import Path
+from types import TracebackType
+from typing import TextIO
+
+from moerge.errors import MoergeError
+
+_GRACE_SECONDS = 10.0
+
+
+def free_port() -> int:
+    """A TCP port that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Processes:
+    """`moerge` commands as processes of their own, each with one thread. Leaving the context stops them all."""
+
+    def __init__(self) -> None:
+        self._running: list[subprocess.Popen[str]] = []
+
+    def start(
+        self, arguments: Sequence[object], environment: Mapping[str, str], *, label: str = "", log: Path | None = None
+    ) -> subprocess.Popen[str]:
+        """Starts `moerge ARGUMENTS`. Its messages go to `log`, or behind [label] to standard error, or where ours go."""
+        out: int | TextIO | None = subprocess.PIPE if label else None
+        if log is not None:
+            out = log.open("a", encoding="utf-8")
+        process = subprocess.Popen(  # noqa: S603  # our own command
+            [sys.executable, "-m", "moerge.cli", *map(str, arguments)],
+            env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **environment},
+            stdout=out,
+            stderr=None if out is None else subprocess.STDOUT,
+            text=True,
+            start_new_session=True,  # Ctrl-C reaches this process alone, which then stops the others
+        )
+        if isinstance(out, TextIOBase):
+            out.close()
+        if process.stdout is not None:
+            threading.Thread(target=_echo, args=(label, process.stdout), daemon=True).start()
+        self._running.append(process)
+        return process
+
+    def finish(self, label: str, process: subprocess.Popen[str]) -> None:
+        """Waits until the process has ended well.
+
+        Raises:
+            MoergeError: it failed.
+        """
+        if code := process.wait():
+            raise MoergeError(f"ended with status {code}", where=label, todo="see its messages above")
+
+    def __enter__(self) -> "Processes":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        alive = [process for process in self._running if process.poll() is None]
+        for process in alive:
+            process.terminate()
+        for process in alive:
+            try:
+                process.wait(_GRACE_SECONDS)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+def _echo(label: str, lines: Iterable[str]) -> None:
+    for line in lines:
+        print(f"[{label}] {line}", end="", file=sys.stderr, flush=True)

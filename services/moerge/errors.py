@@ -1,0 +1,70 @@
+"""The one error tree: what happened, where, and what to do next."""
+
+from moerge_proto.problems import Problem, ProblemType
+
+
+class MoergeError(Exception):
+    """Base of every error that a user may see.
+
+    Args:
+        what: what happened, with the expected and the found value.
+        where: the file, tensor, layer or field.
+        todo: what to do next.
+    """
+
+    kind = ProblemType.INVALID_REQUEST
+
+    def __init__(self, what: str, *, where: str = "", todo: str = "") -> None:
+        super().__init__(what)
+        self.what = what
+        self.where = where
+        self.todo = todo
+
+    def __str__(self) -> str:
+        place = f"{self.where}: " if self.where else ""
+        advice = f"\n  what to do: {self.todo}" if self.todo else ""
+        return f"{place}{self.what}{advice}"
+
+    def problem(self) -> Problem:
+        """The same, as problem+json."""
+        return Problem.of(self.kind, self.what, field=self.where, todo=self.todo)
+
+
+class CheckpointError(MoergeError):
+    """A checkpoint folder or file can't be read as what it claims to be."""
+
+    kind = ProblemType.INCOMPATIBLE_EXPERT
+
+
+class IncompatibleExpertError(MoergeError):
+    """An expert differs from the others, or its architecture has no exact stock MoE class."""
+
+    kind = ProblemType.INCOMPATIBLE_EXPERT
+
+
+class ContributionError(MoergeError):
+    """A contribution's numbers can't come from an honest pass."""
+
+    kind = ProblemType.INVALID_CONTRIBUTION
+
+
+class SolveError(MoergeError):
+    """A layer's ridge system can't be factorised."""
+
+    kind = ProblemType.CONFLICT
+
+
+class CoordinatorError(MoergeError):
+    """The coordinator refused a request; carries its problem."""
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem.detail, where=problem.field, todo=problem.todo)
+        self._problem = problem
+
+    @property
+    def type(self) -> str:
+        """The problem's stable type, a URN."""
+        return self._problem.type
+
+    def problem(self) -> Problem:
+        return self._problem

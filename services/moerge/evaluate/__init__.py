@@ -1,0 +1,1 @@
+"""How good a model is on each domain, and which experts its routers chose."""

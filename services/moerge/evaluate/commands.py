@@ -1,0 +1,91 @@
+"""`moerge table`"""
+
+import json
+import logging
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from transformers import AutoTokenizer
+
+from moerge.errors import MoergeError
+from moerge.evaluate.perplexity import Window, windows
+from moerge.evaluate.table import measure
+from moerge.files import atomic_file
+from moerge.progress import progress
+from moerge_proto.versions import Lineage
+
+app = typer.Typer()
+
+
+def _pairs(option: str, values: list[str]) -> dict[str, Path]:
+    pairs = {}
+    for value in values:
+        name, _, path = value.partition("=")
+        if not path or not Path(path).exists():
+            raise MoergeError(f"expected NAME=PATH with a path that exists, found {value!r}", where=option)
+        pairs[name] = Path(path)
+    return pairs
+
+
+def _in_slot_order(version: Path, experts: dict[str, Path]) -> dict[str, Path]:
+    """The experts as the version's slots have them, whatever the order of the options."""
+    path = version / "moerge.json"
+    if not path.is_file():
+        raise MoergeError("not found", where=str(path), todo="name the folder of a version that moerge published")
+    domains = Lineage.model_validate_json(path.read_text(encoding="utf-8")).domains
+    if set(domains) != experts.keys():
+        raise MoergeError(f"expected {', '.join(domains)}, found {', '.join(experts)}", where="--expert")
+    return {domain: experts[domain] for domain in domains}
+
+
+def _documents(path: Path) -> list[str]:
+    documents = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        try:
+            documents.append(str(json.loads(line)["text"]))
+        except (ValueError, KeyError, TypeError) as error:
+            where = f"{path}, line {number}"
+            raise MoergeError("not a JSON object with the field 'text'", where=where, todo="give JSON Lines") from error
+    return documents
+
+
+def _cut(tokenizer_folder: Path, text: Path, context: int, stride: int, tokens: int) -> list[Window]:
+    tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder, local_files_only=True)
+    cut, scored = [], 0
+    for window in windows([tokenizer(each)["input_ids"] for each in _documents(text)], context, stride):
+        if scored >= tokens:
+            break
+        cut.append(window)
+        scored += window.scored
+    return cut
+
+
+@app.callback(invoke_without_command=True)
+def table(
+    version: Annotated[Path, typer.Option(help="Folder of a published version.")],
+    expert: Annotated[list[str], typer.Option(help="NAME=DIR of each dense expert of the version.")],
+    text: Annotated[list[str], typer.Option(help="NAME=FILE of each domain's held-out text, JSON Lines with 'text'.")],
+    context: Annotated[int, typer.Option(help="Tokens that the model sees at once.")] = 256,
+    stride: Annotated[int, typer.Option(help="Tokens between the starts of two windows.")] = 128,
+    tokens: Annotated[int, typer.Option(help="Tokens to score per domain, at most.")] = 100_000,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures here too.")] = None,
+) -> None:
+    """Prints the paper's table: normalised perplexity of each dense expert, model averaging, random routing, the
+    oracle and the version, per domain; and which experts the routers chose.
+
+    Example: moerge table --version v1 --expert code=code/ --text code=heldout.jsonl --expert law=law/ --text law=l
+    """
+    logging.getLogger("transformers").setLevel(logging.ERROR)
+    experts, texts = _pairs("--expert", expert), _pairs("--text", text)
+    if experts.keys() != texts.keys():
+        raise MoergeError(f"names differ: {sorted(experts)} and {sorted(texts)}", where="--expert, --text")
+    experts = _in_slot_order(version, experts)
+    cuts = {name: _cut(experts[name], texts[name], context, stride, tokens) for name in experts}
+    result = measure(version, experts, cuts, progress())
+    for each in result.render():
+        Console().print(each)
+    if json_file is not None:
+        with atomic_file(json_file) as out:
+            out.write((json.dumps(result.to_json(), indent=2) + "\n").encode())

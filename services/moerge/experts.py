@@ -1,0 +1,69 @@
+"""An expert as a folder: which of its files count, what they are called together, and whether it fits the others."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from transformers import PretrainedConfig
+
+from moerge.architectures.config import read_config, require_same_config, require_same_tokenizer
+from moerge.architectures.families import Family, family_of
+from moerge.checkpoint.reader import INDEX, SINGLE, Checkpoint, require_tensors
+from moerge.errors import CheckpointError
+from moerge.progress import Tracker
+from moerge.publish.version import TOKENIZER_FILES
+from moerge_proto.digests import digest_of
+
+_OTHER_FILES = ("config.json", "generation_config.json", INDEX, *TOKENIZER_FILES)
+
+
+def expert_files(folder: Path) -> dict[str, Path]:
+    """Name -> path of the files that make the expert: config, weights, tokenizer. All others stay at home.
+
+    Raises:
+        CheckpointError: there are no safetensors weights, or no config.
+    """
+    checkpoint = Checkpoint(folder)
+    read_config(folder)
+    weights = {spec.file for spec in checkpoint.specs.values()}
+    others = {folder / name for name in _OTHER_FILES if (folder / name).is_file()}
+    if folder / SINGLE in weights:
+        others.discard(folder / INDEX)
+    return {path.name: path for path in sorted(weights | others)}
+
+
+def expert_digest(files: Mapping[str, str]) -> str:
+    """The expert's name: a digest of its files' names and digests."""
+    return digest_of({"expert": dict(files)})
+
+
+def check_expert(folder: Path, reference: Path | None, who: str) -> tuple[Family, PretrainedConfig]:
+    """Requires that the folder is a complete checkpoint of a known family, and like `reference` if there is one.
+
+    Reads configs, tokenizers and tensor headers only. `who` names the expert in errors.
+
+    Raises:
+        CheckpointError, IncompatibleExpertError: name the field, file or tensor.
+    """
+    config = read_config(folder)
+    family = family_of(config)
+    if reference is not None:
+        require_same_config(read_config(reference), config, who)
+        require_same_tokenizer(reference, folder, who)
+    require_tensors(Checkpoint(folder), config)
+    return family, config
+
+
+def require_finite(checkpoint: Checkpoint, tracker: Tracker) -> None:
+    """Requires that every weight is a finite number, one tensor in memory at a time.
+
+    Raises:
+        CheckpointError: names the first tensor with NaN or infinity.
+    """
+    for name, spec in checkpoint.specs.items():
+        tensor = checkpoint.tensor(name)
+        if not bool(torch.isfinite(tensor).all()):
+            raise CheckpointError(
+                "holds NaN or infinity", where=f"{spec.file.name}: {name}", todo="train the expert again"
+            )
+        tracker.advance(tensor.nbytes)

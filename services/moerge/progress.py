@@ -1,0 +1,101 @@
+"""Progress of long work: a bar with rate and estimate on a terminal, log lines with the same figures elsewhere."""
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+from rich.console import Console
+from rich.filesize import decimal
+from rich.progress import BarColumn, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bars
+from rich.text import Text
+
+LOG_SECONDS = 5.0
+
+
+class Tracker(Protocol):
+    def advance(self, n: int) -> None:
+        """Says that `n` more units are done."""
+
+
+class Progress(Protocol):
+    @contextmanager
+    def track(self, title: str, total: int, unit: str) -> Iterator[Tracker]:
+        """Shows work of `total` units while the context is open. Unit "B" is shown as bytes."""
+
+
+def _amount(value: float, unit: str) -> str:
+    if unit == "B":
+        return decimal(int(value))
+    return f"{value:,.0f} {unit}" if value >= 10 else f"{value:.1f} {unit}"
+
+
+class _Rate(ProgressColumn):
+    def render(self, task: Task) -> Text:
+        unit = str(task.fields["unit"])
+        speed = task.finished_speed or task.speed
+        return Text(f"{_amount(speed, unit)}/s" if speed else "", style="cyan")
+
+
+class TerminalProgress:
+    """Bars on standard error."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+
+    @contextmanager
+    def track(self, title: str, total: int, unit: str) -> Iterator[Tracker]:
+        columns = (
+            TextColumn("{task.description:<38}"),
+            BarColumn(bar_width=28),
+            TextColumn("{task.percentage:>3.0f}%"),
+            _Rate(),
+            TimeRemainingColumn(elapsed_when_finished=True),
+        )
+        with Bars(*columns, console=self._console) as bars:
+            task = bars.add_task(title, total=total, unit=unit)
+
+            class Advance:
+                def advance(self, n: int) -> None:
+                    bars.advance(task, n)
+
+            yield Advance()
+
+
+class LogProgress:
+    """A line on standard error every few seconds, and one at the end."""
+
+    @contextmanager
+    def track(self, title: str, total: int, unit: str) -> Iterator[Tracker]:
+        line = _Line(title, total, unit)
+        yield line
+        line.say()
+
+
+class _Line:
+    def __init__(self, title: str, total: int, unit: str) -> None:
+        self._title, self._total, self._unit = title, total, unit
+        self._done = 0
+        self._start = self._said = time.monotonic()
+
+    def advance(self, n: int) -> None:
+        self._done += n
+        if time.monotonic() - self._said >= LOG_SECONDS:
+            self.say()
+
+    def say(self) -> None:
+        self._said = time.monotonic()
+        seconds = max(self._said - self._start, 1e-9)
+        rate = self._done / seconds
+        left = (self._total - self._done) / rate if rate else float("inf")
+        share = 100 * self._done / self._total if self._total else 100
+        end = f"{seconds:.0f} s" if self._done >= self._total else f"{left:.0f} s left"
+        print(f"{self._title}: {share:.0f} %, {_amount(rate, self._unit)}/s, {end}", file=sys.stderr, flush=True)
+
+
+def progress() -> Progress:
+    """The progress that fits standard error: bars on a terminal, lines elsewhere."""
+    console = Console(stderr=True)
+    return TerminalProgress(console) if console.is_terminal else LogProgress()

@@ -1,0 +1,1 @@
+"""Routers from sums, in closed form."""

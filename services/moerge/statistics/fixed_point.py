@@ -1,0 +1,59 @@
+"""Sums as integers: rounded once, added exactly, turned back for the solve."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moerge.errors import ContributionError
+from moerge_proto.statistics_file import Int64
+
+Float64 = NDArray[np.float64]
+LIMIT = 2**62
+
+
+def to_integers(values: Float64, exponent: int) -> Int64:
+    """values * 2**exponent, rounded to nearest (ties to even), int64.
+
+    Raises:
+        ContributionError: a value is not finite, or reaches 2**62.
+    """
+    scaled = np.rint(values * 2.0**exponent)
+    if not (np.abs(scaled) < LIMIT).all():  # also false for NaN
+        raise ContributionError(
+            f"a sum times 2**{exponent} is not a finite number below 2**62",
+            todo="features are not normalised as the trunk says, or the model computes NaN; check the expert",
+        )
+    integers: Int64 = scaled.astype(np.int64)
+    return integers
+
+
+def to_floats(integers: Int64, exponent: int) -> Float64:
+    """integers * 2**-exponent in float64; exact below 2**53."""
+    return integers.astype(np.float64) * 2.0**-exponent
+
+
+def add(left: Int64, right: Int64) -> Int64:
+    """left + right.
+
+    Raises:
+        ContributionError: a sum leaves int64; nothing wraps.
+    """
+    total = left + right
+    if (((left ^ total) & (right ^ total)) < 0).any():
+        raise ContributionError("the sum of the contributions leaves int64", todo="leave out a contribution")
+    return total
+
+
+def pack(square: Float64) -> Float64:
+    """[H, H] -> [H(H+1)/2], the upper triangle row by row."""
+    return np.concatenate([square[row, row:] for row in range(len(square))])
+
+
+def unpack(packed: Float64, hidden_size: int) -> Float64:
+    """[H(H+1)/2] -> symmetric [H, H]."""
+    square = np.empty((hidden_size, hidden_size))
+    start = 0
+    for row in range(hidden_size):
+        end = start + hidden_size - row
+        square[row, row:] = square[row:, row] = packed[start:end]
+        start = end
+    return square

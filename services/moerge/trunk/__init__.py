@@ -1,0 +1,1 @@
+"""Trunks: every non-MLP parameter, merged over an ordered list of experts."""

@@ -1,0 +1,68 @@
+"""Tiny random dense models, and text for them."""
+
+import json
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer, decoders, pre_tokenizers
+from tokenizers.models import BPE
+from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM, PreTrainedTokenizerFast
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
+
+VOCAB = 300
+SMALL = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "bos_token_id": 256,
+    "eos_token_id": 257,
+    "pad_token_id": 258,
+}
+
+
+def tokenizer() -> PreTrainedTokenizerFast:
+    """Byte-level, without merges: a token a byte, and three special ones."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    backend = Tokenizer(BPE(vocab={char: i for i, char in enumerate(alphabet)}, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        bos_token="<s>",
+        eos_token="</s>",
+        pad_token="<pad>",
+    )
+
+
+def expert(folder: Path, seed: int, family: str = "llama", **settings: object) -> Path:
+    """A random dense expert of `family`, saved as an ordinary folder. Gains are not 1, so that they are tested too."""
+    torch.manual_seed(0)  # the common seed model; the expert strays from it
+    kinds = {"llama": (LlamaConfig, LlamaForCausalLM), "mistral": (MistralConfig, MistralForCausalLM)}
+    config_class, model_class = kinds[family]
+    model = model_class(config_class(**{**SMALL, **settings}))
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.02)
+        for module in model.modules():
+            if isinstance(module, LlamaRMSNorm) or type(module).__name__.endswith("RMSNorm"):
+                module.weight.mul_(torch.rand(module.weight.shape, generator=generator) + 0.5)
+    model.save_pretrained(folder)
+    tokenizer().save_pretrained(folder)
+    return folder
+
+
+def texts(path: Path, seed: int, documents: int) -> Path:
+    """Random documents of 10 to 90 lower-case letters as JSON Lines; the seed chooses the letters."""
+    generator = torch.Generator().manual_seed(seed)
+    first = 97 + seed % 13
+    with path.open("w", encoding="utf-8") as out:
+        for _ in range(documents):
+            length = int(torch.randint(10, 90, (1,), generator=generator))
+            letters = torch.randint(first, first + 13, (length,), generator=generator)
+            out.write(json.dumps({"text": "".join(map(chr, letters))}) + "\n")
+    return path

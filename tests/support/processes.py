@@ -1,0 +1,101 @@
+"""Real coordinators and workers, as processes of their own."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+
+from moerge.client import Client
+
+_ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+MOERGE = [sys.executable, "-m", "moerge.cli"]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def moerge(*arguments: object, **environment: str) -> str:
+    """Runs a command to its end and returns its standard output; its failure fails the test with what it said."""
+    command = [*MOERGE, *map(str, arguments)]
+    done = subprocess.run(  # noqa: S603  # our own command
+        command, env={**_ENVIRONMENT, **environment}, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+    return done.stdout.strip()
+
+
+class Coordinator:
+    """A coordinator's home and port; it can be started, killed and started again."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self.operator_token = moerge("coordinator", "init", home)
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        log = (self.home / "log").open("ab")
+        command = [*MOERGE, "coordinator", "serve", str(self.home), "--port", str(self.port)]
+        self.process = subprocess.Popen(command, env=_ENVIRONMENT, stdout=log, stderr=log)  # noqa: S603
+        log.close()
+        for _ in range(600):
+            try:
+                httpx.get(f"{self.url}/v1/health").raise_for_status()
+                return
+            except httpx.TransportError:
+                assert self.process.poll() is None, (self.home / "log").read_text()
+                time.sleep(0.1)
+        raise AssertionError("the coordinator does not answer")
+
+    def kill(self) -> None:
+        """SIGKILL: no handler runs."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+
+    def stop(self) -> None:
+        if self.process is not None and self.process.poll() is None:
+            self.process.terminate()
+            self.process.wait(30)
+
+    def client(self, token: str | None = None) -> Client:
+        return Client(self.url, token or self.operator_token, patience=20)
+
+    def environment(self, token: str | None = None) -> dict[str, str]:
+        return {"MOERGE_COORDINATOR": self.url, "MOERGE_TOKEN": token or self.operator_token}
+
+
+@contextmanager
+def coordinator(home: Path) -> Iterator[Coordinator]:
+    """A running coordinator with a fresh home."""
+    made = Coordinator(home)
+    made.start()
+    try:
+        yield made
+    finally:
+        made.stop()
+
+
+def worker_command(domain: str, expert: Path, data: Path, home: Path) -> list[str]:
+    """The arguments of a worker that contributes once."""
+    places = ["--expert", str(expert), "--data", str(data), "--home", str(home)]
+    return ["worker", "run", "--once", "--domain", domain, *places]
+
+
+def start_worker(arguments: list[str], environment: dict[str, str], log: Path) -> subprocess.Popen[bytes]:
+    with log.open("ab") as out:
+        return subprocess.Popen(  # noqa: S603
+            [*MOERGE, *arguments], env={**_ENVIRONMENT, **environment}, stdout=out, stderr=out, start_new_session=True
+        )

@@ -1,0 +1,201 @@
+"""The worker's loop: register the expert, wait for a trunk, compute, show what leaves, send."""
+
+import platform
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+import transformers
+from filelock import FileLock, Timeout
+from rich.filesize import decimal
+from transformers import AutoTokenizer
+
+from moerge import __version__
+from moerge.client import Client
+from moerge.errors import CoordinatorError, MoergeError
+from moerge.experts import check_expert, expert_digest, expert_files
+from moerge.files import file_sha256
+from moerge.progress import Progress
+from moerge.trunk.domain_model import require_near
+from moerge_proto.contributions import Contribution, NewContribution
+from moerge_proto.digests import digest_of
+from moerge_proto.experts import Expert, ExpertState, NewExpert
+from moerge_proto.problems import ProblemType
+from moerge_proto.statistics_file import Manifest
+from moerge_proto.trunks import Trunk
+from moerge_workers import actors
+from moerge_workers.documents import data_files, documents
+from moerge_workers.identity import read_key
+from moerge_workers.journal import Journal
+from moerge_workers.settings import Settings
+from moerge_workers.shards import Shard, plan
+
+POLL_SECONDS = 1.0
+TRUNK_FILE = "trunk.safetensors"
+SOFTWARE = {
+    "moerge": __version__,
+    "torch": str(torch.__version__),
+    "transformers": transformers.__version__,
+    "python": platform.python_version(),
+}
+
+
+def say(text: str) -> None:
+    """One line of what happens, on standard error."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def run(settings: Settings, progress: Progress) -> None:
+    """Contributes under the current trunk, and under every later one unless `once` is set.
+
+    Raises:
+        MoergeError: the expert, the data, the trunk or the coordinator's answer is not what it should be.
+    """
+    settings.home.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(settings.home / "lock")
+    try:
+        lock.acquire(blocking=False)
+    except Timeout as error:
+        todo = "stop it first, or give each worker a --home of its own"
+        raise MoergeError("another worker uses this folder", where=str(settings.home), todo=todo) from error
+    with lock, Client(settings.coordinator, settings.token) as client:
+        owner = _own_name(client, settings.domain)
+        check_expert(settings.expert, None, str(settings.expert))
+        data_files(settings.data)
+        expert = _registered(client, settings, progress)
+        last = None
+        while True:
+            trunk = _next_trunk(client, last)
+            contribution = _contribute(client, settings, owner, expert, trunk, progress)
+            say(f"contributed {contribution.digest[:12]} under trunk {trunk.digest[:12]}")
+            last = trunk.digest
+            if settings.once:
+                return
+
+
+def _own_name(client: Client, domain: str) -> str:
+    identity = client.identity()
+    if identity.owner is None or domain not in identity.domains:
+        raise MoergeError(
+            f"the token is for {', '.join(identity.domains) or 'no domain'}, not {domain!r}",
+            where="--domain",
+            todo="use the token that the operator made for this domain's owner",
+        )
+    return identity.owner
+
+
+def _registered(client: Client, settings: Settings, progress: Progress) -> Expert:
+    """The expert, uploaded and registered if need be, once the coordinator has found it in order."""
+    paths = expert_files(settings.expert)
+    files = {name: file_sha256(path) for name, path in paths.items()}
+    digest = expert_digest(files)
+    expert = _find_expert(client, digest)
+    if expert is None:
+        for name, path in paths.items():
+            client.upload(path, progress, title=f"uploading {name}")
+        expert = client.register_expert(NewExpert(domain=settings.domain, files=files, license=settings.license))
+    while expert.state is ExpertState.RECEIVED:
+        time.sleep(POLL_SECONDS / 10)
+        expert = client.expert(digest)
+    if expert.problem is not None:
+        raise CoordinatorError(expert.problem)
+    return expert
+
+
+def _find_expert(client: Client, digest: str) -> Expert | None:
+    try:
+        return client.expert(digest)
+    except CoordinatorError as error:
+        if error.type == ProblemType.NOT_FOUND.urn:
+            return None
+        raise
+
+
+def _next_trunk(client: Client, last: str | None) -> Trunk:
+    said = False
+    while (trunk := client.current_trunk()) is None or trunk.digest == last:
+        if not said:
+            say("waiting for the operator to merge a trunk")
+            said = True
+        time.sleep(POLL_SECONDS)
+    return trunk
+
+
+def _contribute(
+    client: Client, settings: Settings, owner: str, expert: Expert, trunk: Trunk, progress: Progress
+) -> Contribution:
+    folder = settings.home / "trunks" / trunk.digest
+    client.download(f"/v1/trunks/{trunk.digest}/files", trunk.files, folder, progress, title="downloading the trunk")
+    stray = require_near(settings.expert, folder / TRUNK_FILE, settings.max_stray)
+    say(f"the trunk strays from the expert by at most {stray:.3f} of a tensor's norm (limit {settings.max_stray:g})")
+    blank = Manifest(
+        owner=owner,
+        expert=expert.digest,
+        domain=settings.domain,
+        trunk=trunk.digest,
+        settings=settings.statistics,
+        hidden_size=trunk.hidden_size,
+        layers=trunk.layers,
+        exponents=trunk.exponents,
+        tokens=1,
+        documents=1,
+        shards=["0" * 64],
+    )
+    path = settings.home / "contributions" / f"{digest_of(blank.model_dump(mode='json'))}.safetensors"
+    journal = Journal(path, blank, settings.journal_seconds)
+    _compute(settings, trunk, folder / TRUNK_FILE, journal, progress)
+    manifest = journal.save()
+    _show(manifest, path)
+    stored = client.upload(path, progress, title="uploading the contribution", compress=True)
+    return client.contribute(NewContribution(sha256=stored.sha256, software=SOFTWARE))
+
+
+def _compute(settings: Settings, trunk: Trunk, weights: Path, journal: Journal, progress: Progress) -> None:
+    """Computes every planned shard that is not in the journal, each once."""
+    tokenizer = AutoTokenizer.from_pretrained(settings.expert, local_files_only=True)
+    key = read_key(settings.home)
+
+    def encode(text: str) -> list[int]:
+        ids: list[int] = tokenizer(text, verbose=False)["input_ids"]
+        return ids
+
+    def planned() -> Iterator[Shard]:
+        texts = documents(data_files(settings.data))
+        return plan(texts, encode, settings.statistics, trunk.hidden_size, key)
+
+    sizes = {shard.name: shard.tokens for shard in planned()}
+    left = {name for name in sizes if name not in journal.shards}
+    if stale := journal.shards - sizes.keys():
+        raise MoergeError(
+            f"the journal holds {len(stale)} shards that the data no longer gives",
+            where=settings.data,
+            todo=f"restore the data, or remove {settings.home / 'contributions'} to begin anew",
+        )
+    with progress.track(f"statistics of {settings.domain}", sum(sizes.values()), "tokens") as tracker:
+        tracker.advance(sum(size for name, size in sizes.items() if name not in left))
+        if not left:
+            return
+        with actors.cluster(settings.ray_address, settings.slots):
+            arguments = (settings.slots, settings.expert, weights, trunk.exponents, settings.statistics.batch_tokens)
+            for shard, sums in actors.compute(_each_once(planned(), left), *arguments):
+                journal.add(shard.name, sums)
+                tracker.advance(shard.tokens)
+
+
+def _each_once(shards: Iterator[Shard], wanted: set[str]) -> Iterator[Shard]:
+    todo = set(wanted)
+    for shard in shards:
+        if shard.name in todo:
+            todo.remove(shard.name)
+            yield shard
+
+
+def _show(manifest: Manifest, path: Path) -> None:
+    size = path.stat().st_size
+    say(
+        f"leaving this machine: {decimal(size)} in {manifest.layers} x (gram {manifest.hidden_size} x "
+        f"{manifest.hidden_size}, cross {manifest.hidden_size}), sums over {manifest.tokens:,} tokens of "
+        f"{manifest.documents:,} documents in {len(manifest.shards)} shards; kept at {path}"
+    )

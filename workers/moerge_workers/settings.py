@@ -1,0 +1,43 @@
+"""A worker's settings."""
+
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from moerge_proto.digests import Name
+from moerge_proto.statistics_file import StatisticsSettings
+
+
+class Settings(BaseModel):
+    """Everything that a worker can be told.
+
+    Attributes:
+        coordinator: its address.
+        token: the owner's bearer token; never printed.
+        domain: the domain to contribute for.
+        expert: folder of the domain's dense checkpoint.
+        data: glob of JSON Lines files with the field `text`.
+        home: folder of the worker's key, journals and downloads.
+        license: SPDX identifier of the expert's licence.
+        slots: Ray actors, one thread each.
+        ray_address: an existing cluster of the owner's; None starts a local one.
+        max_stray: how far a trunk's tensor may be from the expert's own, as a share of its norm.
+        once: stop after one contribution instead of waiting for the next trunk.
+        journal_seconds: at most every so many seconds the journal is written.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    coordinator: str
+    token: str = Field(repr=False)
+    domain: Name
+    expert: Path
+    data: str
+    home: Path
+    license: str = "unknown"
+    slots: int = Field(default=1, ge=1)
+    ray_address: str | None = None
+    max_stray: float = Field(default=1.0, gt=0)
+    once: bool = False
+    journal_seconds: float = Field(default=5.0, ge=0)
+    statistics: StatisticsSettings = StatisticsSettings()
