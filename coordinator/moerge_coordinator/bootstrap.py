@@ -1,13 +1,14 @@
 """Wires one coordinator process: settings in, FastAPI app out."""
 
 import threading
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 from dbos import DBOS, DBOSConfig, DBOSPortableJSONSerializer
 from fastapi import APIRouter, FastAPI
 from filelock import FileLock, Timeout
+from sqlalchemy import select
 
 from moerge import __version__
 from moerge.blobs.local import LocalBlobs
@@ -15,9 +16,10 @@ from moerge.errors import MoergeError
 from moerge.files import atomic_file
 from moerge_coordinator import refusals
 from moerge_coordinator.auth import make_token
-from moerge_coordinator.database import open_database
+from moerge_coordinator.database import open_database, transaction
 from moerge_coordinator.routes import contributions, experts, owners, trunks, uploads, versions
 from moerge_coordinator.settings import FILE, Settings
+from moerge_coordinator.tables import TokenRow
 from moerge_coordinator.uploads import Uploads
 from moerge_coordinator.workflows import APPLICATION_VERSION, EXECUTOR_ID, Workflows
 from moerge_proto.owners import NewToken, Role, Token
@@ -32,39 +34,48 @@ port = 8080
 
 
 def initialise(home: Path) -> Token:
-    """Makes a coordinator's home folder and its first operator token.
+    """Makes a coordinator's home folder and its first operator token. Settings that are there already stay.
 
     Raises:
         MoergeError: there is one already.
     """
-    if (home / FILE).exists():
-        raise MoergeError(
-            "is a coordinator's home already", where=str(home), todo=f"run: moerge coordinator serve {home}"
-        )
     home.mkdir(parents=True, exist_ok=True)
     home.chmod(0o700)
     engine = open_database(Settings(home=home).database)
-    token = make_token(engine, NewToken(role=Role.OPERATOR))
-    engine.dispose()
-    with atomic_file(home / FILE) as file:
-        file.write(_TEMPLATE.encode())
+    try:
+        with transaction(engine) as session:
+            if session.scalar(select(TokenRow).limit(1)) is not None:
+                todo = f"run: moerge coordinator serve {home}"
+                raise MoergeError("is a coordinator's home already", where=str(home), todo=todo)
+        token = make_token(engine, NewToken(role=Role.OPERATOR))
+    finally:
+        engine.dispose()
+    if not (home / FILE).exists():
+        with atomic_file(home / FILE) as file:
+            file.write(_TEMPLATE.encode())
     return token
 
 
+@contextmanager
+def only_one(home: Path) -> Iterator[None]:
+    """Holds the home's lock: two processes would run the same workflow steps at once.
+
+    Raises:
+        MoergeError: another process holds it.
+    """
+    try:
+        with FileLock(home / "coordinator.lock", blocking=False):
+            yield
+    except Timeout as error:
+        todo = "stop it first, or use another home"
+        raise MoergeError("another coordinator runs on this home", where=str(home), todo=todo) from error
+
+
 def make_app(settings: Settings) -> FastAPI:
-    """The coordinator as an ASGI app. Its lifespan holds the home's lock and runs the durable workflows."""
+    """The coordinator as an ASGI app. Its lifespan runs the durable workflows, so only one may run on a home."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        lock = FileLock(settings.home / "coordinator.lock")
-        try:
-            lock.acquire(blocking=False)
-        except Timeout as error:
-            raise MoergeError(
-                "another coordinator runs on this home",
-                where=str(settings.home),
-                todo="stop it first, or use another home",
-            ) from error
         engine = open_database(settings.database)
         blobs = LocalBlobs(settings.home / "blobs")
         blobs.sweep()
@@ -80,7 +91,6 @@ def make_app(settings: Settings) -> FastAPI:
         finally:
             DBOS.destroy()
             engine.dispose()
-            lock.release()
 
     app = FastAPI(
         title="moerge coordinator",

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 import uvicorn
 
-from moerge_coordinator.bootstrap import initialise, make_app
+from moerge_coordinator.bootstrap import initialise, make_app, only_one
 from moerge_coordinator.settings import read_settings
 
 app = typer.Typer(no_args_is_help=True, help="Run a coordinator.")
@@ -35,11 +35,11 @@ def serve(
     Example: moerge coordinator serve /srv/moerge --port 8080
     """
     settings = read_settings(home)
-    uvicorn.run(
-        make_app(settings),
-        host=host or settings.host,
-        port=settings.port if port is None else port,
-        ssl_certfile=settings.tls_certificate,
-        ssl_keyfile=settings.tls_key,
-        log_level="info",
-    )
+    with only_one(home):
+        uvicorn.run(
+            make_app(settings),
+            host=host or settings.host,
+            port=settings.port if port is None else port,
+            ssl_certfile=settings.tls_certificate,
+            ssl_keyfile=settings.tls_key,
+        )

@@ -22,7 +22,7 @@ from moerge_proto.owners import NewOwner, NewToken, Role
 from moerge_proto.trunks import NewTrunk
 from moerge_proto.versions import NewVersion, Version
 
-TABLE_TOKENS = 20_000
+TABLE_TOKENS = 10_000
 """Held-out tokens per domain in the demo's tables."""
 
 
@@ -59,7 +59,7 @@ class Demo:
             for domain, process in workers:
                 processes.finish(domain.name, process)
             self._publish(processes, client, experts, early)
-            self._say(f"The owner of {late.name} joins; the trunk is kept, so nobody else does anything")
+            self._say(f"{late.name} joins under the same trunk; nobody else does anything")
             worker = self._start_worker(processes, client, late)
             experts += self._ready_experts(client, [late], [(late, worker)])
             processes.finish(late.name, worker)
@@ -118,7 +118,7 @@ class Demo:
         self._say("Summing, solving, publishing")
         version = client.version(int(wait(client, client.solve_version(NewVersion(experts=experts)))))
         show_files(version)
-        self._say(f"Loading version {version.number} with stock transformers, in a process of its own, and scoring it")
+        self._say(f"Scoring version {version.number}, loaded by stock transformers in its own process")
         processes.finish("table", processes.start(self._table_command(version, domains), {"OMP_NUM_THREADS": "2"}))
 
     def _table_command(self, version: Version, domains: Sequence[Domain]) -> list[object]:

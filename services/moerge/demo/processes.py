@@ -33,7 +33,7 @@ class Processes:
     def start(
         self, arguments: Sequence[object], environment: Mapping[str, str], *, label: str = "", log: Path | None = None
     ) -> subprocess.Popen[str]:
-        """Starts `moerge ARGUMENTS`. Its messages go to `log`, or behind [label] to standard error, or where ours go."""
+        """Starts `moerge ARGUMENTS`. Messages go to `log`, or behind [label] to standard error, or where ours go."""
         out: int | TextIO | None = subprocess.PIPE if label else None
         if log is not None:
             out = log.open("a", encoding="utf-8")

@@ -1,13 +1,13 @@
 """`moerge table`"""
 
 import json
-import logging
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 from transformers import AutoTokenizer
+from transformers.utils import logging
 
 from moerge.errors import MoergeError
 from moerge.evaluate.perplexity import Window, windows
@@ -77,7 +77,8 @@ def table(
 
     Example: moerge table --version v1 --expert code=code/ --text code=heldout.jsonl --expert law=law/ --text law=l
     """
-    logging.getLogger("transformers").setLevel(logging.ERROR)
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
     experts, texts = _pairs("--expert", expert), _pairs("--text", text)
     if experts.keys() != texts.keys():
         raise MoergeError(f"names differ: {sorted(experts)} and {sorted(texts)}", where="--expert, --text")

@@ -1,0 +1,42 @@
+# make demo | test | test-slow | lint | clean
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+.PHONY: demo test test-slow lint clean
+
+demo: $(VENV)/.demo
+	$(BIN)/moerge demo --home build/demo
+
+test: lint
+	$(BIN)/pytest -m "not slow"
+
+test-slow: $(VENV)/.test
+	$(BIN)/pytest -m slow
+
+lint: $(VENV)/.test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+# Torch goes first and alone: anything else that asks for it would bring gigabytes of CUDA.
+$(VENV)/.torch: constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	@echo "Installing torch (a minute)"
+	$(PIP) torch==2.13.0
+	@touch $@
+
+$(VENV)/.demo: $(VENV)/.torch pyproject.toml
+	@echo "Installing moerge (half a minute)"
+	$(PIP) --editable '.[demo]'
+	@touch $@
+
+$(VENV)/.test: $(VENV)/.demo
+	@echo "Installing what tests need"
+	$(PIP) --editable '.[test]'
+	@touch $@
+
+clean:
+	rm -rf $(VENV) build dist
