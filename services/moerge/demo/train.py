@@ -44,8 +44,8 @@ class Recipe:
     weight_decay: float = 0.1
     warmup: float = 0.1  # share of a phase's steps
     seed: int = 1
-    for_seed: Phase = Phase(tokens=1_000_000, learning_rate=4e-3)
-    for_expert: Phase = Phase(tokens=350_000, learning_rate=2e-3)
+    for_seed: Phase = Phase(tokens=1_800_000, learning_rate=4e-3)
+    for_expert: Phase = Phase(tokens=250_000, learning_rate=1e-3)
 
 
 RECIPE = Recipe()
