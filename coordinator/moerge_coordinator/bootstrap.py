@@ -84,7 +84,7 @@ def make_app(settings: Settings) -> FastAPI:
         app.state.uploads = Uploads(engine, blobs, settings.home / "uploads")
         app.state.registering = threading.Lock()
         app.state.workflows = Workflows(engine, blobs, app.state.uploads, settings.home)
-        DBOS(config=_dbos_config(settings))
+        DBOS(config=dbos_config(settings))
         DBOS.launch()
         try:
             yield
@@ -112,7 +112,7 @@ def make_app(settings: Settings) -> FastAPI:
     return app
 
 
-def _dbos_config(settings: Settings) -> DBOSConfig:
+def dbos_config(settings: Settings) -> DBOSConfig:
     return DBOSConfig(
         name="moerge-coordinator",
         system_database_url=f"sqlite:///{settings.workflow_database}",

@@ -52,16 +52,27 @@ def require_same_config(first: PretrainedConfig, other: PretrainedConfig, who: s
     """Requires that `other` computes with the same settings as `first`.
 
     Raises:
-        IncompatibleExpertError: names the first field that differs, with both values. `who` names the other expert.
+        IncompatibleExpertError: names every field that differs, with both values. `who` names the other expert.
     """
+    if first.model_type != other.model_type:
+        raise _differs(who, {"model_type": (other.model_type, first.model_type)})
     ours, theirs = first.to_dict(), other.to_dict()
-    for name in sorted(ours.keys() | theirs.keys()):
-        if name not in _IRRELEVANT and ours.get(name) != theirs.get(name):
-            raise IncompatibleExpertError(
-                f"{who} has {theirs.get(name)!r}, but the other experts have {ours.get(name)!r}",
-                where=f"config.json: {name}",
-                todo="all experts of a model must come from the same architecture; train it from the same seed model",
-            )
+    differing = {
+        name: (theirs.get(name), ours.get(name))
+        for name in sorted((ours.keys() | theirs.keys()) - _IRRELEVANT)
+        if theirs.get(name) != ours.get(name)
+    }
+    if differing:
+        raise _differs(who, differing)
+
+
+def _differs(who: str, fields: Mapping[str, tuple[object, object]]) -> IncompatibleExpertError:
+    values = "; ".join(f"{name} is {theirs!r}, not {ours!r}" for name, (theirs, ours) in fields.items())
+    return IncompatibleExpertError(
+        f"{who} differs from the other experts: {values}",
+        where=f"config.json: {', '.join(fields)}",
+        todo="all experts of a model must come from the same architecture; train it from the same seed model",
+    )
 
 
 def require_same_tokenizer(first: Path, other: Path, who: str) -> None:

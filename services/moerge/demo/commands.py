@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from transformers.utils import logging
 
 from moerge.demo import corpora
 from moerge.demo.main_job import Demo, Domain
@@ -29,6 +30,7 @@ def demo(
 
     Example: moerge demo --home /tmp/moerge-demo
     """
+    logging.disable_progress_bar()
     texts = corpora.write(cache() / "texts")
     experts = train(texts, cache() / "experts", progress())
     domains = [Domain(name, experts[name], texts[name]) for name in corpora.DOMAINS]

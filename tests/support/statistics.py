@@ -1,0 +1,67 @@
+"""Sums and statistics files without a model: features are drawn, then summed as `shard_sums` sums them."""
+
+from functools import reduce
+from operator import add
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from moerge.statistics.accumulate import ShardSums
+from moerge.statistics.fixed_point import pack, to_integers
+from moerge_proto.digests import sha256_hex
+from moerge_proto.statistics_file import Manifest, StatisticsSettings, exponent, write
+
+LAYERS = 2
+BATCH = 4096
+
+
+def shard_of(u: torch.Tensor) -> ShardSums:
+    """Sums of features u [n, H] float32, the same in every layer, by micro-batches, rounded once."""
+    bits = exponent(u.shape[1])
+    gram = torch.stack([(part.T @ part).double() for part in u.split(BATCH)]).sum(dim=0)
+    cross = u.sum(dim=0, dtype=torch.float64)
+    return ShardSums(
+        gram=np.stack([to_integers(pack(gram.numpy()), bits)] * LAYERS),
+        cross=np.stack([to_integers(cross.numpy(), bits)] * LAYERS),
+        tokens=len(u),
+        documents=1,
+    )
+
+
+def honest_shards(hidden: int, tokens: int, shards: int, rank: int, seed: int) -> list[ShardSums]:
+    """Shards of `tokens` RMS-normalised float32 features each, which span at most `rank` directions."""
+    generator = torch.Generator().manual_seed(seed)
+    directions = torch.randn(min(rank, hidden), hidden, generator=generator)
+    drawn = []
+    for _ in range(shards):
+        x = torch.randn(tokens, len(directions), generator=generator) @ directions
+        drawn.append(shard_of(x / (x.pow(2).mean(dim=1, keepdim=True) + 1e-9).sqrt()))
+    return drawn
+
+
+def honest_sums(hidden: int, tokens: int, shards: int, rank: int, seed: int) -> ShardSums:
+    return reduce(add, honest_shards(hidden, tokens, shards, rank, seed))
+
+
+def manifest_of(sums: ShardSums, shards: int, *, domain: str = "law", first_shard: int = 0) -> Manifest:
+    hidden = sums.cross.shape[1]
+    return Manifest(
+        owner="owner",
+        expert=sha256_hex(domain.encode()),
+        domain=domain,
+        trunk="7" * 64,
+        settings=StatisticsSettings(),
+        hidden_size=hidden,
+        layers=LAYERS,
+        exponents=[exponent(hidden)] * LAYERS,
+        tokens=sums.tokens,
+        documents=sums.documents,
+        shards=sorted(sha256_hex(f"{domain} {first_shard + i}".encode()) for i in range(shards)),
+    )
+
+
+def written(path: Path, manifest: Manifest, sums: ShardSums) -> Path:
+    with path.open("wb") as out:
+        write(out, manifest, zip(sums.gram, sums.cross, strict=True))
+    return path

@@ -1,0 +1,33 @@
+"""Names, digests and problems."""
+
+import pytest
+from pydantic import TypeAdapter, ValidationError
+
+from moerge_proto.digests import Name, canonical_json, digest_of
+from moerge_proto.experts import NewExpert
+from moerge_proto.problems import STATUS, Problem, ProblemType
+
+
+@pytest.mark.parametrize("name", ["../x", "a/b", "", "A", "-a", "a" * 64, "a b", "a\n", "é"])
+def test_names_that_are_no_plain_file_names_are_refused(name: str) -> None:
+    with pytest.raises(ValidationError):
+        TypeAdapter(Name).validate_python(name)
+
+
+def test_canonical_json_does_not_depend_on_the_order_of_keys() -> None:
+    assert canonical_json({"b": 1, "a": [1.0, "é"]}) == '{"a":[1,"é"],"b":1}'.encode()
+    assert digest_of({"a": 1, "b": 2}) == digest_of({"b": 2, "a": 1})
+
+
+@pytest.mark.parametrize("kind", ProblemType)
+def test_every_problem_type_has_a_status_and_a_stable_name(kind: ProblemType) -> None:
+    problem = Problem.of(kind, "what", field="where", todo="next")
+    assert problem.status == STATUS[kind]
+    assert problem.type == f"urn:moerge:problem:{kind.value}"
+
+
+def test_unknown_fields_and_free_text_licences_are_refused() -> None:
+    with pytest.raises(ValidationError, match="extra_forbidden"):
+        NewExpert.model_validate({"domain": "law", "files": {"a": "0" * 64}, "path": "/etc/passwd"})
+    with pytest.raises(ValidationError, match="license"):
+        NewExpert(domain="law", files={"a": "0" * 64}, license="| <script>")

@@ -1,0 +1,165 @@
+"""The wire format: pinned bytes in both directions, and no file but the canonical one is read."""
+
+import base64
+import io
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from pydantic import ValidationError
+from safetensors.numpy import load
+
+from moerge_proto.statistics_file import (
+    MAX_TOKENS,
+    Int64,
+    Manifest,
+    StatisticsFile,
+    StatisticsFileError,
+    StatisticsSettings,
+    exponent,
+    file_size,
+    gram_length,
+    write,
+)
+
+GOLDEN = Path(__file__).with_name("golden-statistics.base64")
+"""Write it anew, on purpose only: python tests/unit/proto/test_statistics_file.py"""
+
+MANIFEST = Manifest(
+    owner="hospital",
+    expert="e" * 64,
+    domain="medicine",
+    trunk="7" * 64,
+    settings=StatisticsSettings(tokens_per_document=64, context=128, batch_tokens=256),
+    hidden_size=3,
+    layers=2,
+    exponents=[16, 12],
+    tokens=9,
+    documents=4,
+    shards=["1" * 64, "a" * 64],
+)
+LAYERS = [
+    (np.arange(6, dtype=np.int64) - 2, np.array([1, -1, 2**61], dtype=np.int64)),
+    (np.arange(6, dtype=np.int64) * 7, np.array([0, 5, -(2**61)], dtype=np.int64)),
+]
+
+
+def content(manifest: Manifest = MANIFEST, layers: list[tuple[Int64, Int64]] = LAYERS) -> bytes:
+    out = io.BytesIO()
+    write(out, manifest, layers)
+    return out.getvalue()
+
+
+def refusal(folder: Path, data: bytes) -> StatisticsFileError:
+    path = folder / "file"
+    path.write_bytes(data)
+    with pytest.raises(StatisticsFileError) as caught:
+        StatisticsFile(path)
+    return caught.value
+
+
+def test_written_bytes_are_the_golden_ones() -> None:
+    assert content() == base64.b64decode(GOLDEN.read_bytes())
+
+
+def test_golden_bytes_are_read_back(tmp_path: Path) -> None:
+    path = tmp_path / "golden"
+    path.write_bytes(base64.b64decode(GOLDEN.read_bytes()))
+    with StatisticsFile(path) as file:
+        assert file.manifest == MANIFEST
+        for (gram, cross), (expected_gram, expected_cross) in zip(file.layers(), LAYERS, strict=True):
+            np.testing.assert_array_equal(gram, expected_gram)
+            np.testing.assert_array_equal(cross, expected_cross)
+
+
+def test_the_name_is_the_digest_of_the_file(tmp_path: Path) -> None:
+    from moerge_proto.digests import sha256_hex
+
+    out = io.BytesIO()
+    assert write(out, MANIFEST, LAYERS) == sha256_hex(out.getvalue())
+    assert file_size(MANIFEST) == len(out.getvalue())
+
+
+def test_any_safetensors_reader_reads_it() -> None:
+    tensors = load(content())
+    assert sorted(tensors) == ["layers.0.cross", "layers.0.gram", "layers.1.cross", "layers.1.gram"]
+    np.testing.assert_array_equal(tensors["layers.1.gram"], LAYERS[1][0])
+
+
+@pytest.mark.parametrize("cut", [0, 4, 8, 100, -1])
+def test_a_truncated_file_is_refused(tmp_path: Path, cut: int) -> None:
+    assert refusal(tmp_path, content()[:cut]).field in ("header", "body")
+
+
+def test_extra_bytes_are_refused(tmp_path: Path) -> None:
+    assert refusal(tmp_path, content() + b"\0").field == "body"
+
+
+def test_a_header_that_claims_another_shape_is_refused(tmp_path: Path) -> None:
+    lie = content().replace(b'"shape":[6]', b'"shape":[5]', 1)
+    assert refusal(tmp_path, lie).field == "header"
+
+
+def test_a_header_in_another_order_is_refused(tmp_path: Path) -> None:
+    data = content()
+    length = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + length])
+    body = json.dumps(dict(reversed(header.items())), separators=(",", ":")).encode().ljust(length)
+    assert refusal(tmp_path, data[:8] + body + data[8 + length :]).field == "header"
+
+
+def test_an_unknown_manifest_field_is_refused_by_name(tmp_path: Path) -> None:
+    assert refusal(tmp_path, content().replace(b'\\"owner\\"', b'\\"texts\\"')).field.startswith("manifest.")
+
+
+def test_a_huge_header_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    assert refusal(tmp_path, (2**62).to_bytes(8, "little") + b"{}").field == "header"
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("shards", ["a" * 64, "1" * 64]),
+        ("shards", ["a" * 64, "a" * 64]),
+        ("shards", []),
+        ("exponents", [16]),
+        ("documents", 1),
+        ("tokens", 3),
+        ("tokens", MAX_TOKENS + 1),
+        ("domain", "../medicine"),
+        ("trunk", "7" * 63),
+    ],
+)
+def test_a_manifest_that_contradicts_itself_is_refused(field: str, value: object) -> None:
+    with pytest.raises(ValidationError, match=field if field != "tokens" else "tokens"):
+        Manifest.model_validate(MANIFEST.model_dump() | {field: value})
+
+
+@pytest.mark.parametrize(
+    ("layers", "field"),
+    [
+        ([(LAYERS[0][0].astype(np.int32), LAYERS[0][1]), LAYERS[1]], "layers.0.gram"),
+        ([LAYERS[0], (LAYERS[1][0], LAYERS[1][1][:2])], "layers.1.cross"),
+        (LAYERS[:1], "layers"),
+        ([*LAYERS, LAYERS[0]], "layers"),
+    ],
+)
+def test_the_writer_refuses_what_the_manifest_does_not_say(layers: list[tuple[Int64, Int64]], field: str) -> None:
+    with pytest.raises(StatisticsFileError) as caught:
+        content(layers=layers)
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize("hidden_size", [1, 2, 64, 576, 1024, 1025, 4096, 8192, 16384])
+def test_exponents_leave_room_for_2_to_the_36_tokens(hidden_size: int) -> None:
+    assert 2**36 * hidden_size * 2 ** exponent(hidden_size) <= 2**62
+    assert exponent(hidden_size) == 16 or 2**36 * hidden_size * 2 ** (exponent(hidden_size) + 1) > 2**61
+
+
+def test_gram_length_counts_the_upper_triangle() -> None:
+    assert gram_length(5) == len(np.triu_indices(5)[0])
+
+
+if __name__ == "__main__":
+    GOLDEN.write_bytes(base64.encodebytes(content()))

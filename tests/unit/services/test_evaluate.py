@@ -1,0 +1,98 @@
+"""Perplexity, the paper's normalisation, and routing counts."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import AutoModelForCausalLM
+
+from moerge.evaluate.perplexity import Score, score, windows
+from moerge.evaluate.routing import RoutingCounter, forced
+from moerge.evaluate.table import Table, measure
+from moerge.progress import LogProgress
+from support.models import expert
+from support.versions import ROWS, published
+
+
+class Silent:
+    def advance(self, n: int) -> None:
+        pass
+
+
+@given(
+    lengths=st.lists(st.integers(0, 60), max_size=5),
+    context=st.integers(2, 20),
+    stride=st.integers(1, 19),
+    data=st.data(),
+)
+def test_every_token_but_a_document_s_first_is_scored_once(
+    lengths: list[int], context: int, stride: int, data: st.DataObject
+) -> None:
+    stride = min(stride, context - 1)
+    documents = [list(range(1000 * number, 1000 * number + length)) for number, length in enumerate(lengths)]
+    cut = windows(documents, context, stride)
+    scored = [token for window in cut for token in window.ids[len(window.ids) - window.scored :]]
+    assert sorted(scored) == sorted(token for document in documents for token in document[1:])
+    for window in cut:
+        first = window.ids[len(window.ids) - window.scored]
+        assert len(window.ids) - window.scored >= min(first % 1000, context - stride)
+        assert len(window.ids) <= context
+
+
+@pytest.mark.parametrize(("context", "stride"), [(8, 8), (8, 0), (1, 1)])
+def test_strides_that_leave_tokens_without_context_are_refused(context: int, stride: int) -> None:
+    with pytest.raises(ValueError, match="stride"):
+        windows([[1, 2, 3]], context, stride)
+
+
+def test_a_score_is_the_cross_entropy_of_each_document_alone(tmp_path: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(expert(tmp_path, seed=1), dtype=torch.float32)
+    documents = [ROWS[0], ROWS[1][:7], ROWS[2][:2], [9]]
+    found = score(model, windows(documents, 64, 32), Silent())
+    expected = 0.0
+    for document in documents[:3]:
+        ids = torch.tensor([document])
+        expected += float(model(ids, labels=ids).loss.detach()) * (len(document) - 1)
+    assert found.tokens == 39 + 6 + 1
+    assert found.nll == pytest.approx(expected, rel=1e-5)
+    assert found.perplexity == pytest.approx(math.exp(expected / 46), rel=1e-5)
+
+
+def test_only_real_tokens_are_counted_and_forcing_sends_all_to_one(tmp_path: Path) -> None:
+    experts = [expert(tmp_path / str(seed), seed=seed) for seed in (1, 2)]
+    model = AutoModelForCausalLM.from_pretrained(published(experts, tmp_path), dtype=torch.float32)
+    cut = windows([ROWS[0], ROWS[1][:3]], 64, 32)
+    counter = RoutingCounter(model)
+    with counter.counting():
+        score(model, cut, Silent(), counter.count)
+    assert counter.counts.sum(dim=1).tolist() == [43] * 3
+    forced_counter = RoutingCounter(model)
+    with forced(model, 1), forced_counter.counting():
+        score(model, cut, Silent(), forced_counter.count)
+    assert forced_counter.counts.tolist() == [[0, 43]] * 3
+
+
+def test_the_normalised_table_follows_the_paper_s_formula() -> None:
+    """100 x the dense expert's perplexity / the row's; e^1 over e^2 is 36.8, e^1 over e^0.5 is 164.9."""
+    dense = {"law": Score(10.0, 10), "art": Score(20.0, 10)}
+    other = {"law": Score(20.0, 10), "art": Score(30.0, 20)}
+    table = Table(("law", "art"), {"law expert": dense, "art expert": dense, "DUME": other}, {})
+    assert table.normalised("law expert")[0] == table.normalised("art expert")[1] == pytest.approx(100.0)
+    assert table.normalised("DUME") == pytest.approx([100 * math.exp(-1), 100 * math.exp(0.5)])
+    assert table.average("DUME") == pytest.approx(50 * (math.exp(-1) + math.exp(0.5)))
+    assert json.loads(json.dumps(table.to_json()))["average"]["DUME"] == pytest.approx(table.average("DUME"))
+
+
+def test_the_table_of_equal_experts_is_100_everywhere(tmp_path: Path) -> None:
+    dense = expert(tmp_path / "dense", seed=1)
+    cut = windows(ROWS[:2], 32, 16)
+    version = published([dense, dense], tmp_path)
+    table = measure(version, {"law": dense, "art": dense}, {"law": cut, "art": cut}, LogProgress())
+    assert list(table.scores) == ["law expert", "art expert", "model averaging", "random routing", "oracle", "DUME"]
+    for row in table.scores:
+        assert table.normalised(row) == pytest.approx([100.0, 100.0], abs=1e-3)
+    assert sum(table.shares["law"]) == pytest.approx(1.0)

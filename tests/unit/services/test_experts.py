@@ -1,0 +1,106 @@
+"""Experts that differ from the others, or have no exact stock class, are refused by the name of the field."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moerge.errors import IncompatibleExpertError
+from moerge.experts import check_expert, expert_digest, expert_files
+from support.models import expert
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return expert(tmp_path_factory.mktemp("experts") / "reference", seed=1)
+
+
+def changed(field: str, value: object) -> dict[str, Any]:
+    return {field: value}
+
+
+def refusal(folder: Path, reference: Path | None) -> IncompatibleExpertError:
+    with pytest.raises(IncompatibleExpertError) as caught:
+        check_expert(folder, reference, "expert of 'law'")
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("hidden_size", 64),
+        ("intermediate_size", 64),
+        ("num_hidden_layers", 2),
+        ("num_attention_heads", 8),
+        ("num_key_value_heads", 4),
+        ("head_dim", 16),
+        ("rope_parameters", {"rope_type": "default", "rope_theta": 5e5}),
+        ("rope_parameters", {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}),
+        ("rms_norm_eps", 1e-5),
+        ("hidden_act", "gelu"),
+        ("vocab_size", 301),
+        ("max_position_embeddings", 512),
+        ("eos_token_id", 255),
+    ],
+)
+def test_every_setting_that_matters_must_agree(tmp_path: Path, reference: Path, field: str, value: object) -> None:
+    error = refusal(expert(tmp_path, seed=2, **changed(field, value)), reference)
+    assert field in error.where.removeprefix("config.json: ").split(", ")
+    assert "expert of 'law'" in error.what
+    assert error.todo
+
+
+def test_settings_that_change_no_logit_may_differ(tmp_path: Path, reference: Path) -> None:
+    other = expert(tmp_path, seed=2, initializer_range=0.5, use_cache=False, attention_dropout=0.1)
+    assert check_expert(other, reference, "other")[0].model_type == "llama"
+
+
+def test_another_family_is_refused(tmp_path: Path, reference: Path) -> None:
+    assert refusal(expert(tmp_path, seed=2, family="mistral"), reference).where == "config.json: model_type"
+
+
+def test_another_tokenizer_is_refused_by_the_part_that_differs(tmp_path: Path, reference: Path) -> None:
+    folder = expert(tmp_path, seed=2)
+    path = folder / "tokenizer.json"
+    content = json.loads(path.read_text())
+    content["padding"] = {
+        "strategy": {"Fixed": 8},
+        "direction": "Right",
+        "pad_id": 0,
+        "pad_type_id": 0,
+        "pad_token": "<pad>",
+    }
+    path.write_text(json.dumps(content))
+    check_expert(folder, reference, "padding does not matter")
+    vocabulary = content["model"]["vocab"]
+    vocabulary["!"], vocabulary["#"] = vocabulary["#"], vocabulary["!"]
+    path.write_text(json.dumps(content))
+    assert refusal(folder, reference).where == "tokenizer: model.vocab"
+
+
+@pytest.mark.parametrize("field", ["attention_bias", "mlp_bias"])
+def test_biases_are_refused_with_the_reason(tmp_path: Path, field: str) -> None:
+    error = refusal(expert(tmp_path, seed=1, **changed(field, True)), None)
+    assert error.where == f"config.json: {field}"
+    assert "bias" in error.what
+
+
+def test_a_family_without_a_stock_class_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt_neox"}))
+    assert "gpt_neox" in refusal(tmp_path, None).what
+
+
+def test_only_the_files_that_make_the_expert_leave(tmp_path: Path) -> None:
+    folder = expert(tmp_path, seed=1)
+    for name in ("optimizer.pt", "training.jsonl", "README.md", "modeling_evil.py"):
+        (folder / name).write_text("private")
+    assert sorted(expert_files(folder)) == [
+        "config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json",
+    ]  # fmt: skip
+
+
+def test_an_expert_s_name_depends_on_every_file() -> None:
+    files = {"config.json": "0" * 64, "model.safetensors": "1" * 64}
+    assert expert_digest(files) == expert_digest(dict(reversed(files.items())))
+    assert expert_digest(files) != expert_digest({**files, "config.json": "2" * 64})

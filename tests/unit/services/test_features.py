@@ -1,0 +1,115 @@
+"""The statistics equal the textbook: X^T X and X^T Y in float64, from hidden states that transformers returns."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from moerge.statistics.accumulate import ShardSums, shard_sums
+from moerge.statistics.fixed_point import to_floats, unpack
+from moerge.trunk.domain_model import domain_model
+from moerge_proto.statistics_file import StatisticsSettings
+from moerge_workers.documents import documents
+from moerge_workers.shards import batches, plan
+from support.models import expert, texts, tokenizer
+
+
+def rows_of(folder: Path, settings: StatisticsSettings, hidden_size: int) -> tuple[list[list[int]], int]:
+    encode = tokenizer()
+    path = texts(folder / "texts.jsonl", seed=3, documents=40)
+    shards = list(plan(documents([path]), lambda text: encode(text)["input_ids"], settings, hidden_size, b"key"))
+    return [row for shard in shards for row in shard.rows], sum(shard.documents for shard in shards)
+
+
+@torch.inference_mode()
+def textbook(model: PreTrainedModel, gains: Tensor, rows: list[list[int]]) -> tuple[list[Tensor], list[Tensor]]:
+    """Grams and crosses of features / gain, one document at a time: no batches, no padding, no hooks.
+
+    The MLP's input is rebuilt from what transformers returns: hidden_states[l] enters layer l, and adding the layer's
+    attention gives the residual that its second norm sees.
+    """
+    layers, hidden = gains.shape
+    grams = [torch.zeros(hidden, hidden, dtype=torch.float64) for _ in range(layers)]
+    crosses = [torch.zeros(hidden, dtype=torch.float64) for _ in range(layers)]
+    for row in rows:
+        ids = torch.tensor([row])
+        states = model.model(ids, output_hidden_states=True, use_cache=False).hidden_states
+        positions = torch.arange(len(row))[None]
+        for number, layer in enumerate(model.model.layers):
+            window = getattr(model.config, "sliding_window", None) or len(row)
+            far = torch.arange(len(row))[:, None] - torch.arange(len(row))
+            mask = torch.where((far >= 0) & (far < window), 0.0, -torch.inf)[None, None]
+            rope = model.model.rotary_emb(states[number], positions)
+            attended, _ = layer.self_attn(
+                hidden_states=layer.input_layernorm(states[number]), position_embeddings=rope, attention_mask=mask
+            )
+            residual = (states[number] + attended)[0].double()
+            u = residual / (residual.pow(2).mean(dim=1, keepdim=True) + model.config.rms_norm_eps).sqrt()
+            u = torch.where(gains[number] == 0, 0.0, u)
+            grams[number] += u.T @ u
+            crosses[number] += u.sum(dim=0)
+    return grams, crosses
+
+
+@pytest.mark.parametrize(("family", "settings"), [("llama", {}), ("mistral", {"sliding_window": 8})])
+@pytest.mark.parametrize("tokens_per_document", [None, 5])
+def test_statistics_equal_the_textbook(
+    tmp_path: Path, family: str, settings: dict[str, object], tokens_per_document: int | None
+) -> None:
+    folder = expert(tmp_path / "expert", seed=1, family=family, **settings)
+    model, gains = domain_model(folder, folder / "model.safetensors")
+    assert gains.std() > 0.1  # gains of 1 would test nothing
+    plan_settings = StatisticsSettings(tokens_per_document=tokens_per_document, context=64, batch_tokens=512)
+    rows, documents_seen = rows_of(tmp_path, plan_settings, gains.shape[1])
+    sums = shard_sums(model, gains, [16] * len(gains), batches(rows, 512), documents_seen)
+    assert documents_seen == 40
+    assert sums.tokens == sum(map(len, rows))
+    if tokens_per_document is not None:
+        assert sums.tokens == 40 * tokens_per_document
+    require_equal(sums, *textbook(model, gains, rows))
+
+
+def require_equal(sums: ShardSums, grams: list[Tensor], crosses: list[Tensor]) -> None:
+    for layer, (gram, cross) in enumerate(zip(grams, crosses, strict=True)):
+        scale = float(gram.diagonal().mean())
+        square = unpack(to_floats(sums.gram[layer], 16), len(cross))
+        np.testing.assert_allclose(square, gram.numpy(), atol=2e-5 * scale)
+        np.testing.assert_allclose(to_floats(sums.cross[layer], 16), cross.numpy(), atol=2e-5 * scale)
+
+
+def test_a_zero_gain_gives_a_zero_feature(tmp_path: Path) -> None:
+    folder = expert(tmp_path / "expert", seed=1)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    with torch.no_grad():
+        model.model.layers[1].post_attention_layernorm.weight[7] = 0
+    gains = torch.stack([layer.post_attention_layernorm.weight.detach() for layer in model.model.layers])
+    sums = shard_sums(model, gains, [16] * 3, batches([[1, 2, 3, 4]], 64), 1)
+    square = unpack(to_floats(sums.gram[1], 16), 32)
+    assert not square[7].any()
+    assert sums.cross[1][7] == 0
+    assert np.trace(square) == pytest.approx(4 * 31, rel=0.05)
+
+
+def test_padding_is_never_counted(tmp_path: Path) -> None:
+    folder = expert(tmp_path / "expert", seed=1)
+    model, gains = domain_model(folder, folder / "model.safetensors")
+    rows = [[5] * 3, [6] * 17, [7]]
+    together = shard_sums(model, gains, [16] * 3, batches(rows, 10_000), 3)
+    one_by_one = [shard_sums(model, gains, [16] * 3, batches([row], 10_000), 1) for row in rows]
+    apart = one_by_one[0] + one_by_one[1] + one_by_one[2]
+    assert together.tokens == apart.tokens == 21
+    np.testing.assert_allclose(together.gram, apart.gram, atol=64)  # of 2**16 a unit
+
+
+def test_the_pass_leaves_no_hook_and_skips_head_and_last_mlp(tmp_path: Path) -> None:
+    folder = expert(tmp_path / "expert", seed=1)
+    model, gains = domain_model(folder, folder / "model.safetensors")
+    called: list[str] = []
+    model.model.layers[2].mlp.register_forward_hook(lambda *seen: called.append("last MLP"))
+    model.lm_head.register_forward_hook(lambda *seen: called.append("head"))
+    shard_sums(model, gains, [16] * 3, batches([[1, 2]], 64), 1)
+    assert called == []
+    assert not any(layer.mlp._forward_pre_hooks for layer in model.model.layers)

@@ -1,0 +1,95 @@
+"""Honest contributions pass; what no features can give is refused by layer and tensor."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from moerge.errors import ContributionError
+from moerge.statistics.accumulate import ShardSums
+from moerge.statistics.validate import validate
+from moerge_proto.statistics_file import StatisticsFile
+from support.statistics import honest_sums, manifest_of, written
+
+Change = Callable[[ShardSums], None]
+
+
+def check(path: Path, nonzero: int) -> list[str]:
+    with StatisticsFile(path) as file:
+        return validate(file, file.manifest.exponents, [nonzero] * file.manifest.layers)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    hidden=st.integers(1, 40),
+    tokens=st.integers(1, 300),
+    shards=st.integers(1, 5),
+    rank=st.integers(1, 40),
+    seed=st.integers(0, 2**30),
+)
+def test_every_honest_contribution_passes(
+    tmp_path_factory: pytest.TempPathFactory, hidden: int, tokens: int, shards: int, rank: int, seed: int
+) -> None:
+    """Also with fewer tokens than dimensions, repeated tokens, and features in few directions."""
+    sums = honest_sums(hidden, tokens, shards, rank, seed)
+    path = written(tmp_path_factory.mktemp("honest") / "file", manifest_of(sums, shards), sums)
+    assert check(path, hidden) == []
+
+
+def test_one_token_a_hundred_thousand_times_passes(tmp_path: Path) -> None:
+    sums = honest_sums(16, 100_000, 1, 1, 0)
+    assert check(written(tmp_path / "file", manifest_of(sums, 1), sums), 16) == []
+
+
+def tripled(sums: ShardSums) -> None:
+    sums.gram[1] *= 3
+
+
+def negative(sums: ShardSums) -> None:
+    sums.gram[1, 0] = -sums.gram[1, 0]
+
+
+def outside(sums: ShardSums) -> None:
+    sums.cross[1] += np.arange(8, dtype=np.int64) << 22
+
+
+def enormous(sums: ShardSums) -> None:
+    sums.gram[1, 3] = 2**62
+
+
+@pytest.mark.parametrize(
+    ("change", "where", "what"),
+    [
+        (tripled, "layers.1.gram", "trace"),
+        (negative, "layers.1.gram", "semidefinite"),
+        (outside, "layers.1.cross", "exceeds the"),
+        (enormous, "layers.1.gram", r"2\*\*62"),
+    ],
+)
+def test_what_no_features_can_give_is_refused(tmp_path: Path, change: Change, where: str, what: str) -> None:
+    sums = honest_sums(8, 200, 2, 8, 0)
+    manifest = manifest_of(sums, 2)
+    change(sums)
+    with pytest.raises(ContributionError, match=what) as caught:
+        check(written(tmp_path / "file", manifest, sums), 8)
+    assert caught.value.where == where
+    assert caught.value.todo
+
+
+def test_other_exponents_than_the_trunk_s_are_refused(tmp_path: Path) -> None:
+    sums = honest_sums(8, 50, 1, 8, 0)
+    path = written(tmp_path / "file", manifest_of(sums, 1), sums)
+    with StatisticsFile(path) as file, pytest.raises(ContributionError) as caught:
+        validate(file, [15, 16], [8, 8])
+    assert caught.value.where == "manifest.exponents"
+
+
+def test_a_trace_under_half_of_the_expected_is_a_warning(tmp_path: Path) -> None:
+    sums = honest_sums(8, 50, 1, 8, 0)
+    sums.gram[0] //= 3
+    sums.cross[0] //= 3
+    [warning] = check(written(tmp_path / "file", manifest_of(sums, 1), sums), 8)
+    assert warning.startswith("layers.0.gram: trace")

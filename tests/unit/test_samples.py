@@ -1,0 +1,114 @@
+"""What README and deploy/ tell people to type exists: commands, options, paths, settings, extras."""
+
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from moerge_coordinator.settings import read_settings
+
+ROOT = Path(__file__).parents[2]
+DEPLOY = ROOT / "deploy"
+SERVICES: dict[str, dict[str, Any]] = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+def instructions(dockerfile: Path) -> list[tuple[str, str]]:
+    """(INSTRUCTION, rest) of a Dockerfile, with continued lines joined."""
+    text = re.sub(r"\\\n\s*", " ", dockerfile.read_text())
+    lines = [line for line in text.splitlines() if line and not line.startswith("#")]
+    return [(line.split(" ", 1)[0], line.split(" ", 1)[1]) for line in lines]
+
+
+def require_command(arguments: list[str]) -> None:
+    """Requires that the command exists and knows each of the options; its own help is what is asked."""
+    words = [word for word in arguments if not word.startswith("-")]
+    options = [word.partition("=")[0] for word in arguments if word.startswith("--")]
+    depth = 1 if words[0] in ("demo", "table") else 2
+    done = subprocess.run(  # noqa: S603  # our own command
+        [sys.executable, "-m", "moerge.cli", *words[:depth], "--help"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={"COLUMNS": "200", "TERM": "dumb"},
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Example: moerge" in done.stdout
+    for option in options:
+        assert re.search(rf"{option}\b", done.stdout), f"{' '.join(words[:depth])} has no {option}"
+
+
+def readme_commands() -> list[list[str]]:
+    blocks = re.findall(r"```\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    lines = [line for block in blocks for line in block.splitlines() if line.startswith("moerge ")]
+    return [shlex.split(line, comments=True)[1:] for line in lines]
+
+
+@pytest.mark.parametrize("arguments", readme_commands(), ids=" ".join)
+def test_every_command_in_the_readme_exists(arguments: list[str]) -> None:
+    require_command(arguments)
+
+
+def test_the_readme_s_paths_and_make_targets_exist() -> None:
+    readme = (ROOT / "README.md").read_text()
+    for path in re.findall(r"^([a-z_/]+/) {2,}", readme, re.MULTILINE):
+        assert (ROOT / path).is_dir(), path
+    makefile = (ROOT / "Makefile").read_text()
+    for target in re.findall(r"make ([a-z-]+) ", readme):
+        assert f"\n{target}:" in makefile, target
+
+
+@pytest.mark.parametrize("name", ["coordinator", "worker"])
+def test_dockerfiles_copy_what_exists_and_install_an_extra_that_exists(name: str) -> None:
+    steps = instructions(DEPLOY / f"{name}.Dockerfile")
+    for kind, rest in steps:
+        if kind == "COPY":
+            for source in rest.split()[:-1]:
+                assert (ROOT / source).exists(), source
+    commands = " ".join(rest for kind, rest in steps if kind == "RUN")
+    assert set(re.findall(r"'\.\[(\w+)\]'", commands)) == {name}
+    assert name in PROJECT["optional-dependencies"]
+    constraints = (ROOT / "constraints.txt").read_text().splitlines()
+    assert re.findall(r"torch==[\d.]+", commands)[0] in constraints
+    entry = dict(steps)["ENTRYPOINT"]
+    assert yaml.safe_load(entry) == ["moerge"]
+    assert "moerge" in PROJECT["scripts"]
+    require_command([word for word in yaml.safe_load(dict(steps)["CMD"]) if word != "--help"])
+    assert dict(steps)["USER"] == "moerge"
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_compose_services_build_and_run_what_exists(service: str) -> None:
+    settings = SERVICES[service]
+    assert (DEPLOY / settings["build"]["context"] / settings["build"]["dockerfile"]).is_file()
+    require_command(settings["command"])
+    dockerfile = (DEPLOY / settings["build"]["context"] / settings["build"]["dockerfile"]).read_text()
+    mounts = {volume.split(":")[1] for volume in settings["volumes"]}
+    declared = re.findall(r"^VOLUME (\S+)", dockerfile, re.MULTILINE)
+    assert set(declared) <= mounts
+    for argument in settings["command"]:
+        path = argument.partition("=")[2] or argument
+        if path.startswith("/"):
+            assert any(path.startswith(mount) for mount in mounts), path
+
+
+def test_compose_workers_speak_https_to_the_coordinator_s_port() -> None:
+    text = (DEPLOY / "coordinator.toml").read_text()
+    port = tomllib.loads(text)["port"]
+    for service in SERVICES.values():
+        assert service["environment"]["MOERGE_COORDINATOR"] == f"https://coordinator:{port}"
+
+
+def test_the_sample_settings_are_read(tmp_path: Path) -> None:
+    (tmp_path / "coordinator.toml").write_text((DEPLOY / "coordinator.toml").read_text())
+    settings = read_settings(tmp_path)
+    assert settings.host == "0.0.0.0"  # noqa: S104  # in a container
+    mounts = {volume.split(":")[1] for volume in SERVICES["coordinator"]["volumes"]}
+    assert settings.tls_certificate is not None
+    assert str(settings.tls_certificate.parent) in mounts
