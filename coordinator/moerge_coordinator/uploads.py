@@ -7,14 +7,16 @@ from pathlib import Path
 from typing import BinaryIO
 
 import zstandard
-from sqlalchemy import Engine, func, select
+from sqlalchemy import Engine, select
+from sqlalchemy.orm import Session
 
 from moerge.blobs.local import LocalBlobs
 from moerge.files import atomic_file
 from moerge_coordinator.database import transaction
 from moerge_coordinator.refusals import RefusedError
-from moerge_coordinator.tables import HoldingRow, UploadRow
+from moerge_coordinator.tables import ArtifactRow, ContributionRow, ExpertRow, HoldingRow, TrunkRow, UploadRow
 from moerge_proto.digests import digest_of
+from moerge_proto.experts import ExpertState
 from moerge_proto.problems import ProblemType
 from moerge_proto.uploads import NewUpload, Stored, Upload
 
@@ -115,14 +117,14 @@ class Uploads:
         return row.size
 
     def discard(self, owner: str, digests: list[str]) -> None:
-        """Forgets refused files, and removes each blob that no other owner has sent."""
+        """Forgets that the owner sent refused files, and removes each blob that nothing else needs."""
         with transaction(self._engine) as session:
             for digest in digests:
                 if (row := session.get(HoldingRow, (owner, digest))) is not None:
                     session.delete(row)
-                session.flush()
-                if not session.scalar(select(func.count()).where(HoldingRow.sha256 == digest)):
-                    self._blobs.path(digest).unlink(missing_ok=True)
+            session.flush()
+            for digest in set(digests) - _needed(session):
+                self._blobs.path(digest).unlink(missing_ok=True)
 
     def _assemble(self, upload: int, request: NewUpload, out: BinaryIO) -> str:
         digest, size = hashlib.sha256(), 0
@@ -156,6 +158,18 @@ class Uploads:
 
     def _chunk(self, upload: int, sha256: str) -> Path:
         return self._folder / str(upload) / sha256
+
+
+def _needed(session: Session) -> set[str]:
+    """Every blob that an owner holds, or that an expert, a trunk, a contribution or a version is made of."""
+    experts = session.scalars(select(ExpertRow).where(ExpertRow.state != ExpertState.REFUSED.value))
+    rows = [*experts, *session.scalars(select(TrunkRow))]
+    return {
+        *(file["sha256"] for row in rows for file in row.files),
+        *session.scalars(select(HoldingRow.sha256)),
+        *session.scalars(select(ContributionRow.digest)),
+        *session.scalars(select(ArtifactRow.sha256)),
+    }
 
 
 def _plain(path: Path, encoding: str) -> Iterator[bytes]:

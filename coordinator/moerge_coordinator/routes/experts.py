@@ -6,7 +6,6 @@ from pathlib import Path
 
 from fastapi import APIRouter, Request
 from sqlalchemy import select
-from sqlalchemy.exc import IntegrityError
 
 from moerge.errors import MoergeError
 from moerge.experts import check_expert, expert_digest
@@ -36,25 +35,26 @@ def register(request: Request, caller: DomainOwner, new: NewExpert) -> Expert:
     owner = own_name(caller)
     require_own_domain(caller, new.domain)
     digest = expert_digest(new.files)
-    if (known := _known(request, new.domain, digest)) is not None:
-        state.workflows.start_expert(digest)
-        return known
     for name in new.files:
         if Path(name).name != name or name.startswith("."):
             raise RefusedError(ProblemType.INVALID_REQUEST, f"{name!r} is not a plain file name", where="files")
-    entries = [
-        FileEntry(name=name, sha256=sha256, size=state.uploads.held(owner, sha256, f"files.{name}"))
-        for name, sha256 in sorted(new.files.items())
-    ]
     with state.registering:  # two at once could each be the first, and unlike each other
-        expert = _take(request, owner, new, digest, entries)
+        try:
+            expert = _known(request, new.domain, digest) or _take(request, owner, new, digest)
+        except MoergeError:
+            state.uploads.discard(owner, list(new.files.values()))
+            raise
     state.workflows.start_expert(digest)
     return expert
 
 
-def _take(request: Request, owner: str, new: NewExpert, digest: str, entries: list[FileEntry]) -> Expert:
-    """Shows the files as a folder, checks them, and adds the row; a refusal leaves nothing."""
+def _take(request: Request, owner: str, new: NewExpert, digest: str) -> Expert:
+    """Shows the files as a folder, checks them, and adds the row; a refusal leaves no folder."""
     state = request.app.state
+    entries = [
+        FileEntry(name=name, sha256=sha256, size=state.uploads.held(owner, sha256, f"files.{name}"))
+        for name, sha256 in sorted(new.files.items())
+    ]
     target: Path = state.workflows.expert_folder(digest)
     target.parent.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix=".", dir=target.parent))
@@ -65,25 +65,31 @@ def _take(request: Request, owner: str, new: NewExpert, digest: str, entries: li
         shutil.rmtree(target, ignore_errors=True)  # from a request that was cut before its row was written
         folder.replace(target)
         return _add(request, owner, new, digest, family.model_type, entries)
-    except MoergeError:
-        state.uploads.discard(owner, [entry.sha256 for entry in entries])
-        raise
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def _known(request: Request, domain: str, digest: str) -> Expert | None:
+    """The same expert, if it is registered already; a refused one makes room for another.
+
+    Raises:
+        RefusedError: the domain has another expert, or the expert another domain.
+    """
     with transaction(request.app.state.engine) as session:
-        row = session.scalar(select(ExpertRow).where(ExpertRow.domain == domain))
-        if row is not None and row.state == ExpertState.REFUSED.value and row.digest != digest:
-            session.delete(row)
-            return None
-        if row is not None and row.digest != digest:
-            todo = "an expert stays until it is withdrawn"
-            raise RefusedError(
-                ProblemType.CONFLICT, f"domain {domain!r} has the expert {row.digest}", where="domain", todo=todo
-            )
-        return None if row is None else views.expert(row)
+        rows = session.scalars(select(ExpertRow).where((ExpertRow.domain == domain) | (ExpertRow.digest == digest)))
+        for row in rows.all():
+            if row.domain == domain and row.digest == digest:
+                return views.expert(row)
+            if row.state == ExpertState.REFUSED.value:
+                session.delete(row)
+            elif row.domain == domain:
+                found, where = f"domain {domain!r} has the expert {row.digest}", "domain"
+                todo = "an expert stays until it is withdrawn"
+                raise RefusedError(ProblemType.CONFLICT, found, where=where, todo=todo)
+            else:
+                found = "the same files are the expert of another domain"
+                raise RefusedError(ProblemType.CONFLICT, found, where="files", todo="one expert speaks for one domain")
+    return None
 
 
 def _reference(request: Request) -> Path | None:
@@ -107,15 +113,10 @@ def _add(request: Request, owner: str, new: NewExpert, digest: str, family: str,
         state=ExpertState.RECEIVED.value,
         files=[entry.model_dump() for entry in entries],
     )
-    try:
-        with transaction(request.app.state.engine) as session:
-            session.add(row)
-            session.flush()
-            return views.expert(row)
-    except IntegrityError as error:
-        raise RefusedError(
-            ProblemType.CONFLICT, "the same files are the expert of another domain", where="files"
-        ) from error
+    with transaction(request.app.state.engine) as session:
+        session.add(row)
+        session.flush()
+        return views.expert(row)
 
 
 def visible(caller: Identity, owner: str) -> bool:

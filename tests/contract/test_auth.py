@@ -1,0 +1,128 @@
+"""Every route asks who is there: no token, a wrong role, another owner's things."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from moerge_proto.owners import NewToken, Role
+from support.fleet import Member, joined
+from support.processes import Coordinator, coordinator
+
+# Who may call what; every route of the OpenAPI document must stand here.
+ROLES: dict[tuple[str, str], set[Role]] = {
+    ("get", "/v1/identity"): set(Role),
+    ("post", "/v1/owners"): {Role.OPERATOR},
+    ("get", "/v1/owners"): {Role.OPERATOR},
+    ("post", "/v1/tokens"): {Role.OPERATOR},
+    ("post", "/v1/uploads"): {Role.OWNER},
+    ("put", "/v1/uploads/{upload}/chunks/{sha256}"): {Role.OWNER},
+    ("post", "/v1/uploads/{upload}/commit"): {Role.OWNER},
+    ("post", "/v1/experts"): {Role.OWNER},
+    ("get", "/v1/experts"): {Role.OPERATOR, Role.OWNER},
+    ("get", "/v1/experts/{digest}"): {Role.OPERATOR, Role.OWNER},
+    ("post", "/v1/trunks"): {Role.OPERATOR},
+    ("get", "/v1/trunks"): {Role.OPERATOR, Role.OWNER},
+    ("get", "/v1/trunks/{digest}"): {Role.OPERATOR, Role.OWNER},
+    ("get", "/v1/trunks/{digest}/files/{name}"): {Role.OPERATOR, Role.OWNER},
+    ("post", "/v1/contributions"): {Role.OWNER},
+    ("get", "/v1/contributions"): {Role.OPERATOR, Role.OWNER},
+    ("post", "/v1/versions"): {Role.OPERATOR},
+    ("get", "/v1/versions"): set(Role),
+    ("get", "/v1/versions/{number}"): set(Role),
+    ("get", "/v1/versions/{number}/files/{name}"): {Role.OPERATOR, Role.READER},
+    ("get", "/v1/workflows/{id}"): {Role.OPERATOR},
+}
+EXAMPLES = {"upload": "1", "sha256": "0" * 64, "digest": "0" * 64, "number": "1", "name": "x", "id": "x"}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Coordinator]:
+    with coordinator(tmp_path_factory.mktemp("auth") / "home") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def members(server: Coordinator, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Member]]:
+    folder = tmp_path_factory.mktemp("members")
+    made = [joined(server, domain, folder, seed) for seed, domain in enumerate(("law", "art"))]
+    yield made
+    for member in made:
+        member.client.close()
+
+
+@pytest.fixture(scope="module")
+def tokens(server: Coordinator, members: list[Member]) -> dict[Role, str]:
+    with server.client() as operator:
+        reader = operator.add_token(NewToken(role=Role.READER)).secret
+    return {Role.OPERATOR: server.operator_token, Role.OWNER: members[0].token, Role.READER: reader}
+
+
+def call(server: Coordinator, method: str, path: str, token: str | None) -> httpx.Response:
+    url = server.url + path.format(**EXAMPLES)
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    return httpx.request(method, url, headers=headers, json=None if method == "get" else {})
+
+
+def test_the_table_above_names_every_route(server: Coordinator) -> None:
+    paths: dict[str, Any] = httpx.get(f"{server.url}/openapi.json").json()["paths"]
+    routes = {(method, path) for path, methods in paths.items() for method in methods}
+    assert routes == {*ROLES, ("get", "/v1/health")}
+
+
+@pytest.mark.parametrize(("method", "path"), ROLES)
+@pytest.mark.parametrize("token", [None, "moerge_wrong", ""])
+def test_without_a_valid_token_every_route_is_closed(
+    server: Coordinator, method: str, path: str, token: str | None
+) -> None:
+    response = call(server, method, path, token)
+    assert (response.status_code, response.json()["type"]) == (401, "urn:moerge:problem:unauthenticated")
+    assert response.headers["Content-Type"] == "application/problem+json"
+    assert response.headers["WWW-Authenticate"] == "Bearer"
+
+
+@pytest.mark.parametrize(("method", "path"), ROLES)
+@pytest.mark.parametrize("role", Role)
+def test_only_the_roles_of_the_table_may_call(
+    server: Coordinator, tokens: dict[Role, str], method: str, path: str, role: Role
+) -> None:
+    response = call(server, method, path, tokens[role])
+    assert (response.status_code == 403) == (role not in ROLES[method, path])
+    assert response.status_code < 500
+
+
+def test_an_owner_sees_only_its_own(server: Coordinator, members: list[Member]) -> None:
+    law, art = members
+    assert [each.owner for each in law.client.experts()] == ["law-owner"]
+    [foreign] = art.client.experts()
+    assert call(server, "get", f"/v1/experts/{foreign.digest}", law.token).status_code == 404
+    with server.client() as operator:
+        assert [each.owner for each in operator.experts()] == ["law-owner", "art-owner"]
+
+
+def test_tokens_are_kept_as_hashes_only(server: Coordinator, tokens: dict[Role, str]) -> None:
+    for path in Path(server.home).rglob("*"):
+        if path.is_file():
+            data = path.read_bytes()
+            assert not any(secret.encode() in data for secret in tokens.values()), path
+
+
+def test_an_owner_s_token_needs_an_owner_and_others_have_none(server: Coordinator) -> None:
+    headers = {"Authorization": f"Bearer {server.operator_token}"}
+    for body, status in (
+        ({"role": "owner"}, 422),
+        ({"role": "reader", "owner": "law-owner"}, 422),
+        ({"role": "owner", "owner": "nobody"}, 404),
+    ):
+        response = httpx.post(f"{server.url}/v1/tokens", headers=headers, json=body)
+        assert (response.status_code, response.json()["field"]) == (status, "owner")
+
+
+def test_a_domain_has_one_owner(server: Coordinator, members: list[Member]) -> None:
+    headers = {"Authorization": f"Bearer {server.operator_token}"}
+    taken = httpx.post(f"{server.url}/v1/owners", headers=headers, json={"name": "thief", "domains": ["law"]})
+    assert (taken.status_code, taken.json()["field"]) == (409, "domains")
+    named = httpx.post(f"{server.url}/v1/owners", headers=headers, json={"name": "../x", "domains": ["x"]})
+    assert (named.status_code, named.json()["field"]) == (422, "name")

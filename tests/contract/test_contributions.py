@@ -1,0 +1,271 @@
+"""Contributions over HTTP: what can't be honest is refused and not kept; what is sent twice counts once."""
+
+import base64
+from collections.abc import Callable, Iterator
+from copy import deepcopy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import zstandard
+
+from moerge.client import content_digest
+from moerge.errors import CoordinatorError
+from moerge.statistics.accumulate import ShardSums
+from moerge_proto.contributions import NewContribution
+from moerge_proto.digests import sha256_hex
+from moerge_proto.statistics_file import Manifest, gram_length
+from moerge_proto.trunks import Trunk
+from moerge_proto.uploads import Chunk, NewUpload, Upload
+from support.fleet import Member, files_below, honest, joined, merge, save, send
+from support.processes import Coordinator, coordinator
+
+Changed = tuple[dict[str, Any], ShardSums]
+
+
+@dataclass
+class Fleet:
+    server: Coordinator
+    law: Member
+    art: Member
+    trunk: Trunk
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    folder = tmp_path_factory.mktemp("fleet")
+    with coordinator(folder / "home") as server:
+        law, art = (joined(server, domain, folder, seed) for seed, domain in enumerate(("law", "art"), start=1))
+        yield Fleet(server, law, art, merge(server))
+        law.client.close()
+        art.client.close()
+
+
+def another_trunk(manifest: dict[str, Any], sums: ShardSums) -> Changed:
+    return manifest | {"trunk": "0" * 64}, sums
+
+
+def another_hidden_size(manifest: dict[str, Any], sums: ShardSums) -> Changed:
+    narrow = ShardSums(sums.gram[:, : gram_length(16)], sums.cross[:, :16], sums.tokens, sums.documents)
+    return manifest | {"hidden_size": 16}, narrow
+
+
+def fewer_layers(manifest: dict[str, Any], sums: ShardSums) -> Changed:
+    fewer = ShardSums(sums.gram[:2], sums.cross[:2], sums.tokens, sums.documents)
+    return manifest | {"layers": 2, "exponents": [16, 16]}, fewer
+
+
+def other_exponents(manifest: dict[str, Any], sums: ShardSums) -> Changed:
+    return manifest | {"exponents": [16, 16, 15]}, sums
+
+
+def not_semidefinite(manifest: dict[str, Any], sums: ShardSums) -> Changed:
+    sums.gram[1, 1] = 3 * abs(sums.gram[1]).max()
+    return manifest, sums
+
+
+def overflow(manifest: dict[str, Any], sums: ShardSums) -> Changed:
+    sums.gram[2, 0] = 2**62
+    return manifest, sums
+
+
+def too_few_tokens(manifest: dict[str, Any], sums: ShardSums) -> Changed:
+    return manifest | {"tokens": manifest["tokens"] // 2}, sums
+
+
+def foreign_cross(manifest: dict[str, Any], sums: ShardSums) -> Changed:
+    sums.cross[0] += np.int64(1) << 24
+    return manifest, sums
+
+
+def another_owner_s_domain(manifest: dict[str, Any], sums: ShardSums) -> Changed:
+    return manifest | {"domain": "art"}, sums
+
+
+def another_owner(manifest: dict[str, Any], sums: ShardSums) -> Changed:
+    return manifest | {"owner": "art-owner"}, sums
+
+
+def another_expert(manifest: dict[str, Any], sums: ShardSums) -> Changed:
+    return manifest | {"expert": "0" * 64}, sums
+
+
+@pytest.mark.parametrize(
+    ("change", "kind", "field"),
+    [
+        (another_trunk, "wrong-trunk", "manifest.trunk"),
+        (another_hidden_size, "invalid-contribution", "manifest.hidden_size"),
+        (fewer_layers, "invalid-contribution", "manifest.layers"),
+        (other_exponents, "invalid-contribution", "manifest.exponents"),
+        (not_semidefinite, "invalid-contribution", "layers.1.gram"),
+        (overflow, "invalid-contribution", "layers.2.gram"),
+        (too_few_tokens, "invalid-contribution", "layers.0.gram"),
+        (foreign_cross, "invalid-contribution", "layers.0.cross"),
+        (another_owner_s_domain, "forbidden", "domain"),
+        (another_owner, "forbidden", "manifest.owner"),
+        (another_expert, "invalid-contribution", "manifest.expert"),
+    ],
+)
+def test_law_2_and_validation_refuse_by_name_and_keep_nothing(
+    fleet: Fleet, tmp_path: Path, change: Callable[[dict[str, Any], ShardSums], Changed], kind: str, field: str
+) -> None:
+    manifest, sums = honest(fleet.server, fleet.law, fleet.trunk, first=1000)
+    before, known = files_below(fleet.server), list(fleet.law.client.contributions())
+    changed, other = change(manifest.model_dump(), deepcopy(sums))
+    path = save(tmp_path / "file", Manifest.model_validate(changed), other)
+    with pytest.raises(CoordinatorError) as caught:
+        send(fleet.law, path)
+    problem = caught.value.problem()
+    assert (problem.type, problem.field) == (f"urn:moerge:problem:{kind}", field)
+    assert files_below(fleet.server) == before
+    assert list(fleet.law.client.contributions()) == known
+
+
+@pytest.mark.parametrize("content", [b"not a statistics file", b"\2\0\0\0\0\0\0\0{}", b"\xff" * 64])
+def test_garbage_is_refused_and_not_kept(fleet: Fleet, tmp_path: Path, content: bytes) -> None:
+    before = files_below(fleet.server)
+    (tmp_path / "file").write_bytes(content)
+    with pytest.raises(CoordinatorError) as caught:
+        send(fleet.law, tmp_path / "file")
+    assert (caught.value.problem().status, caught.value.where) == (422, "header")
+    assert files_below(fleet.server) == before
+
+
+def test_a_truncated_statistics_file_is_refused(fleet: Fleet, tmp_path: Path) -> None:
+    path = save(tmp_path / "file", *honest(fleet.server, fleet.law, fleet.trunk))
+    path.write_bytes(path.read_bytes()[:-8])
+    with pytest.raises(CoordinatorError) as caught:
+        send(fleet.law, path)
+    assert caught.value.where == "body"
+
+
+def test_law_4_a_contribution_sent_twice_counts_once_and_a_shard_too(fleet: Fleet, tmp_path: Path) -> None:
+    first = save(tmp_path / "first", *honest(fleet.server, fleet.art, fleet.trunk, shards=2))
+    accepted = send(fleet.art, first)
+    assert send(fleet.art, first) == accepted
+    assert [each.digest for each in fleet.art.client.contributions()] == [accepted.digest]
+
+    again = save(tmp_path / "again", *honest(fleet.server, fleet.art, fleet.trunk, shards=2, first=1))
+    with pytest.raises(CoordinatorError) as caught:
+        send(fleet.art, again)
+    assert (caught.value.type, caught.value.where) == ("urn:moerge:problem:duplicate-shard", "manifest.shards")
+    assert accepted.digest in caught.value.what
+    with pytest.raises(CoordinatorError) as caught:
+        send(fleet.art, again, supersedes="0" * 64)
+    assert caught.value.where == "supersedes"
+
+    replaced = send(fleet.art, again, supersedes=accepted.digest)
+    active = {each.digest: each.active for each in fleet.art.client.contributions()}
+    assert active == {accepted.digest: False, replaced.digest: True}
+
+
+def test_law_4_another_owner_can_supersede_nothing_of_others(fleet: Fleet, tmp_path: Path) -> None:
+    mine = send(fleet.law, save(tmp_path / "mine", *honest(fleet.server, fleet.law, fleet.trunk, first=50)))
+    theirs = save(tmp_path / "theirs", *honest(fleet.server, fleet.art, fleet.trunk, first=60))
+    with pytest.raises(CoordinatorError) as caught:
+        send(fleet.art, theirs, supersedes=mine.digest)
+    assert caught.value.where == "supersedes"
+    assert {each.digest: each.active for each in fleet.law.client.contributions()}[mine.digest]
+
+
+def test_a_contribution_that_was_never_uploaded_is_refused(fleet: Fleet) -> None:
+    with pytest.raises(CoordinatorError) as caught:
+        fleet.law.client.contribute(NewContribution(sha256="0" * 64))
+    assert (caught.value.problem().status, caught.value.where) == (409, "sha256")
+
+
+# --- the chunks below it
+
+
+def request(fleet: Fleet, member: Member, method: str, path: str, **kwargs: Any) -> httpx.Response:
+    headers = {"Authorization": f"Bearer {member.token}", **kwargs.pop("headers", {})}
+    return httpx.request(method, f"{fleet.server.url}/v1{path}", headers=headers, **kwargs)
+
+
+def opened(fleet: Fleet, member: Member, upload: NewUpload) -> Upload:
+    response = request(fleet, member, "POST", "/uploads", json=upload.model_dump())
+    return Upload.model_validate_json(response.raise_for_status().content)
+
+
+def put(fleet: Fleet, member: Member, upload: Upload, name: str, body: bytes) -> httpx.Response:
+    headers = {"Content-Digest": content_digest(name)}
+    return request(fleet, member, "PUT", f"/uploads/{upload.id}/chunks/{name}", content=body, headers=headers)
+
+
+def of(data: bytes, *pieces: bytes, encoding: Any = "identity") -> NewUpload:
+    chunks = [Chunk(sha256=sha256_hex(piece), size=len(piece)) for piece in pieces or (data,)]
+    return NewUpload(sha256=sha256_hex(data), size=len(data), encoding=encoding, chunks=chunks)
+
+
+@pytest.mark.parametrize(
+    ("body", "kind"), [(b"123456", "truncated"), (b"12345678", "invalid-request"), (b"7654321", "wrong-digest")]
+)
+def test_a_chunk_that_is_not_what_its_name_says_is_refused(fleet: Fleet, body: bytes, kind: str) -> None:
+    upload = opened(fleet, fleet.law, of(b"1234567"))
+    response = put(fleet, fleet.law, upload, sha256_hex(b"1234567"), body)
+    assert response.headers["Content-Type"] == "application/problem+json"
+    assert response.json()["type"] == f"urn:moerge:problem:{kind}"
+    assert response.json()["field"] == sha256_hex(b"1234567")
+    assert opened(fleet, fleet.law, of(b"1234567")).missing == [sha256_hex(b"1234567")]
+
+
+def test_a_chunk_without_its_content_digest_is_refused(fleet: Fleet) -> None:
+    upload = opened(fleet, fleet.law, of(b"abc"))
+    path = f"/uploads/{upload.id}/chunks/{sha256_hex(b'abc')}"
+    wrong = base64.b64encode(b"0" * 32).decode()
+    for headers in ({}, {"Content-Digest": f"sha-256=:{wrong}:"}):
+        response = request(fleet, fleet.law, "PUT", path, content=b"abc", headers=headers)
+        assert (response.status_code, response.json()["field"]) == (422, "Content-Digest")
+
+
+def test_an_interrupted_upload_goes_on_where_it_was(fleet: Fleet) -> None:
+    pieces = [b"first" * 9, b"second" * 9]
+    whole = b"".join(pieces)
+    upload = opened(fleet, fleet.law, of(whole, *pieces))
+    names = [sha256_hex(piece) for piece in pieces]
+    assert upload.missing == names
+    assert put(fleet, fleet.law, upload, names[0], pieces[0]).status_code == 204
+    assert request(fleet, fleet.law, "POST", f"/uploads/{upload.id}/commit").status_code == 409
+    again = opened(fleet, fleet.law, of(whole, *pieces))
+    assert (again.id, again.missing) == (upload.id, names[1:])
+    assert put(fleet, fleet.law, upload, names[1], pieces[1]).status_code == 204
+    for _ in range(2):
+        stored = request(fleet, fleet.law, "POST", f"/uploads/{upload.id}/commit")
+        assert stored.json() == {"sha256": sha256_hex(whole), "size": len(whole)}
+    assert opened(fleet, fleet.law, of(whole, *pieces)).missing == []
+
+
+def test_what_one_owner_holds_another_must_send(fleet: Fleet) -> None:
+    data = b"held by one owner"
+    upload = opened(fleet, fleet.law, of(data))
+    put(fleet, fleet.law, upload, sha256_hex(data), data)
+    request(fleet, fleet.law, "POST", f"/uploads/{upload.id}/commit").raise_for_status()
+    assert opened(fleet, fleet.law, of(data)).missing == []
+    assert opened(fleet, fleet.art, of(data)).missing == [sha256_hex(data)]
+    assert put(fleet, fleet.art, upload, sha256_hex(data), data).status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("plain", "sent", "encoding"),
+    [
+        (b"what was promised", b"what came instead", "identity"),
+        (b"0" * 100, zstandard.compress(b"0" * 2**30), "zstd"),
+        (b"0" * 100, b"no zstd frame", "zstd"),
+        (b"0" * 100, zstandard.compress(b"0" * 50), "zstd"),
+    ],
+)
+def test_chunks_that_make_another_whole_are_refused_and_forgotten(
+    fleet: Fleet, plain: bytes, sent: bytes, encoding: str
+) -> None:
+    """Also a frame that would grow to a gigabyte: it is stopped at the announced size."""
+    before = files_below(fleet.server)
+    announced = of(plain, sent, encoding=encoding)
+    upload = opened(fleet, fleet.law, announced)
+    assert put(fleet, fleet.law, upload, sha256_hex(sent), sent).status_code == 204
+    response = request(fleet, fleet.law, "POST", f"/uploads/{upload.id}/commit")
+    assert (response.status_code, response.json()["type"]) == (422, "urn:moerge:problem:wrong-digest")
+    assert files_below(fleet.server) == before
+    assert opened(fleet, fleet.law, announced).missing == [sha256_hex(sent)]

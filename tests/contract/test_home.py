@@ -1,0 +1,70 @@
+"""A coordinator's home: made once, held by one process, its settings and schema checked."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+
+from moerge.errors import MoergeError
+from moerge_coordinator.bootstrap import initialise
+from moerge_coordinator.database import open_database
+from moerge_coordinator.settings import read_settings
+from moerge_coordinator.tables import Base
+from support.processes import Coordinator, coordinator
+
+
+def test_a_second_coordinator_on_a_home_refuses_to_start_and_says_why(tmp_path: Path) -> None:
+    with coordinator(tmp_path / "home") as first:
+        second = subprocess.run(  # noqa: S603  # our own command
+            [sys.executable, "-m", "moerge.cli", "coordinator", "serve", str(first.home), "--port", "0"],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+        assert second.returncode == 1
+        assert "another coordinator runs on this home" in second.stderr
+        assert "Traceback" not in second.stderr
+
+
+def test_a_home_is_made_once(tmp_path: Path) -> None:
+    token = initialise(tmp_path / "home")
+    assert token.secret.startswith("moerge_")
+    with pytest.raises(MoergeError, match="home already"):
+        initialise(tmp_path / "home")
+    assert (tmp_path / "home").stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize(
+    ("text", "named"), [("prot = 1", "prot"), ("port = 70000", "port"), ("port =", "TOML"), ('home = "/x"', "home")]
+)
+def test_wrong_settings_are_named(tmp_path: Path, text: str, named: str) -> None:
+    (tmp_path / "coordinator.toml").write_text(text)
+    with pytest.raises(MoergeError, match=named) as caught:
+        read_settings(tmp_path)
+    assert caught.value.where == str(tmp_path / "coordinator.toml")
+
+
+def test_a_folder_that_is_no_home_says_how_to_make_one(tmp_path: Path) -> None:
+    with pytest.raises(MoergeError, match="not found") as caught:
+        read_settings(tmp_path)
+    assert "moerge coordinator init" in caught.value.todo
+
+
+def test_migrations_make_exactly_the_tables(tmp_path: Path) -> None:
+    engine = open_database(tmp_path / "database")
+    with engine.connect() as connection:
+        assert compare_metadata(MigrationContext.configure(connection), Base.metadata) == []
+    engine.dispose()
+
+
+def test_a_stopped_coordinator_goes_on_with_its_data(tmp_path: Path) -> None:
+    server = Coordinator(tmp_path / "home")
+    for _ in range(2):
+        server.start()
+        with server.client() as operator:
+            assert operator.identity().role == "operator"
+        server.stop()

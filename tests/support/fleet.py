@@ -1,0 +1,122 @@
+"""Owners with registered experts on a running coordinator, and their honest contributions, without Ray."""
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from moerge.cli import wait
+from moerge.client import Client
+from moerge.experts import expert_files
+from moerge.progress import LogProgress
+from moerge.statistics.accumulate import ShardSums, shard_sums
+from moerge.trunk.domain_model import domain_model
+from moerge_proto.contributions import Contribution, NewContribution
+from moerge_proto.digests import sha256_hex
+from moerge_proto.experts import Expert, ExpertState, NewExpert
+from moerge_proto.owners import NewOwner, NewToken, Role
+from moerge_proto.statistics_file import Manifest, StatisticsSettings, write
+from moerge_proto.trunks import NewTrunk, Trunk
+from moerge_workers.shards import batches
+from support.models import expert
+from support.processes import Coordinator
+from support.versions import ROWS
+
+SILENT = LogProgress()
+
+
+@dataclass
+class Member:
+    """An owner with one domain: its token, its client, and its expert's folder at home."""
+
+    name: str
+    domain: str
+    token: str
+    client: Client
+    folder: Path
+
+    def upload_files(self) -> dict[str, str]:
+        paths = expert_files(self.folder)
+        return {name: self.client.upload(path, SILENT, title=name).sha256 for name, path in paths.items()}
+
+    def register(self) -> Expert:
+        """Uploads and registers the expert, and waits until its weights are checked."""
+        registered = self.client.register_expert(NewExpert(domain=self.domain, files=self.upload_files()))
+        while registered.state is ExpertState.RECEIVED:
+            time.sleep(0.02)
+            registered = self.client.expert(registered.digest)
+        return registered
+
+
+def join(server: Coordinator, domain: str, folder: Path) -> Member:
+    """A new owner for `domain`; its expert is not registered yet."""
+    name = f"{domain}-owner"
+    with server.client() as operator:
+        operator.add_owner(NewOwner(name=name, domains=[domain]))
+        token = operator.add_token(NewToken(role=Role.OWNER, owner=name)).secret
+    return Member(name, domain, token, server.client(token), folder)
+
+
+def joined(server: Coordinator, domain: str, folder: Path, seed: int, **settings: object) -> Member:
+    """A new owner whose random expert is registered and ready."""
+    member = join(server, domain, expert(folder / domain, seed, **settings))  # type: ignore[arg-type]  # no family
+    assert member.register().state is ExpertState.READY
+    return member
+
+
+def merge(server: Coordinator, experts: list[str] | None = None) -> Trunk:
+    with server.client() as operator:
+        wait(operator, operator.merge_trunk(NewTrunk(experts=experts)))
+        trunk = operator.current_trunk()
+    assert trunk is not None
+    return trunk
+
+
+def trunk_path(server: Coordinator, trunk: Trunk) -> Path:
+    """The trunk's tensors, where the coordinator keeps them."""
+    [entry] = [file for file in trunk.files if file.name == "trunk.safetensors"]
+    return server.home / "blobs" / entry.sha256[:2] / entry.sha256
+
+
+def honest(
+    server: Coordinator, member: Member, trunk: Trunk, shards: int = 1, first: int = 0
+) -> tuple[Manifest, ShardSums]:
+    """What the member's worker would send: sums over the fixed rows, and their manifest."""
+    model, gains = domain_model(member.folder, trunk_path(server, trunk))
+    sums = shard_sums(model, gains, trunk.exponents, batches(ROWS, 512), len(ROWS))
+    [registered] = [each for each in member.client.experts() if each.domain == member.domain]
+    manifest = Manifest(
+        owner=member.name,
+        expert=registered.digest,
+        domain=member.domain,
+        trunk=trunk.digest,
+        settings=StatisticsSettings(),
+        hidden_size=trunk.hidden_size,
+        layers=trunk.layers,
+        exponents=trunk.exponents,
+        tokens=sums.tokens,
+        documents=sums.documents,
+        shards=sorted(sha256_hex(f"{member.domain} {first + n}".encode()) for n in range(shards)),
+    )
+    return manifest, sums
+
+
+def save(path: Path, manifest: Manifest, sums: ShardSums) -> Path:
+    with path.open("wb") as out:
+        write(out, manifest, zip(sums.gram, sums.cross, strict=True))
+    return path
+
+
+def send(member: Member, path: Path, supersedes: str | None = None) -> Contribution:
+    stored = member.client.upload(path, SILENT, title="contribution", compress=True)
+    return member.client.contribute(NewContribution(sha256=stored.sha256, supersedes=supersedes))
+
+
+def files_below(server: Coordinator) -> dict[str, int]:
+    """Everything that the coordinator keeps besides its databases, logs and version views: path -> size."""
+    places = [server.home / name for name in ("blobs", "uploads", "experts")]
+    return {
+        str(path.relative_to(server.home)): path.stat().st_size
+        for place in places
+        for path in place.rglob("*")
+        if path.is_file()
+    }
