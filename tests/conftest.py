@@ -2,9 +2,10 @@
 
 import os
 
+os.environ["HF_HUB_OFFLINE"] = "1"  # read when huggingface_hub is imported, so before transformers is
+
 import torch
 from transformers.utils import logging
 
-os.environ["HF_HUB_OFFLINE"] = "1"
 torch.set_num_threads(1)
 logging.disable_progress_bar()

@@ -96,6 +96,9 @@ class Uploads:
         except RefusedError:
             self._forget(upload)
             raise
+        except FileNotFoundError:  # the same commit, sent twice at once, has just removed the chunks
+            self.held(owner, request.sha256, "sha256")
+            return stored
         with transaction(self._engine) as session:
             if session.get(HoldingRow, (owner, request.sha256)) is None:
                 session.add(HoldingRow(owner=owner, sha256=request.sha256, size=request.size))
@@ -137,10 +140,13 @@ class Uploads:
                     )
                 digest.update(piece)
                 out.write(piece)
-        if digest.hexdigest() != request.sha256:
+        if size != request.size or digest.hexdigest() != request.sha256:
             found = f"the chunks make {size} bytes with SHA-256 {digest.hexdigest()}"
             raise RefusedError(
-                ProblemType.WRONG_DIGEST, f"{found}, not {request.sha256}", where="sha256", todo="send it again"
+                ProblemType.WRONG_DIGEST,
+                f"{found}, not {request.size} with {request.sha256}",
+                where="sha256",
+                todo="send it again",
             )
         return request.sha256
 

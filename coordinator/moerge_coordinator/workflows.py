@@ -48,6 +48,9 @@ from moerge_proto.workflows import Workflow, WorkflowState
 Outcome = dict[str, Any]
 DENSE_TRUNK_FILE = "trunk.safetensors"
 EXECUTOR_ID = "coordinator"
+_TRUNK_FIELDS = (
+    "digest", "method", "experts", "family", "hidden_size", "layers", "exponents", "nonzero_gains", "files",
+)  # fmt: skip
 APPLICATION_VERSION = "1"  # raise only when a workflow's steps change, and let running ones finish first
 
 
@@ -80,14 +83,15 @@ class Workflows(DBOSConfiguredInstance):
         return self._start(f"version-{digest_of(content)}", self.publish_version, content)
 
     def _start(self, name: str, workflow: Callable[..., Outcome], *args: object) -> Workflow:
-        """Starts the workflow, or finds it. One that broke (a full disk, say) is started anew under the next number."""
+        """Starts the workflow, or finds it running. One that has ended is started anew: what it made, it finds."""
         attempt = 1
-        while (status := DBOS.get_workflow_status(f"{name}-{attempt}")) is not None and status.status == "ERROR":
+        while (found := self.find(f"{name}-{attempt}")) is not None and found.state is not WorkflowState.RUNNING:
             attempt += 1
-        if status is None:
-            with SetWorkflowID(f"{name}-{attempt}"):
+        id_ = f"{name}-{attempt}"
+        if found is None:
+            with SetWorkflowID(id_):
                 DBOS.start_workflow(workflow, *args)
-        return self.find(f"{name}-{attempt}") or Workflow(id=f"{name}-{attempt}", state=WorkflowState.RUNNING)
+        return self.find(id_) or Workflow(id=id_, state=WorkflowState.RUNNING)
 
     def find(self, id_: str) -> Workflow | None:
         status = DBOS.get_workflow_status(id_)
@@ -126,6 +130,10 @@ class Workflows(DBOSConfiguredInstance):
 
     @DBOS.step()
     def _merge(self, method: str, experts: list[str]) -> dict[str, Any]:
+        with transaction(self._engine) as session:
+            for row in session.scalars(select(TrunkRow).where(TrunkRow.method == method)):
+                if row.experts == experts:
+                    return {name: getattr(row, name) for name in _TRUNK_FIELDS}
         folders = [self.expert_folder(digest) for digest in experts]
         config = read_config(folders[0])
         family = family_of(config)

@@ -10,10 +10,11 @@ write for its manifest is refused, so a header can't lie.
 
 import hashlib
 import json
+import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO, Literal
+from typing import Annotated, BinaryIO, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,9 +45,9 @@ class StatisticsSettings(Message):
     `batch_tokens` bounds a micro-batch. All three belong to the shard plan, because they change the integers.
     """
 
-    tokens_per_document: int | None = Field(default=None, ge=1)
-    context: int = Field(default=512, ge=1)
-    batch_tokens: int = Field(default=4096, ge=1)
+    tokens_per_document: int | None = Field(default=None, ge=1, le=MAX_TOKENS)
+    context: int = Field(default=512, ge=1, le=2**16)
+    batch_tokens: int = Field(default=4096, ge=1, le=2**16)
 
 
 class Manifest(Message):
@@ -62,7 +63,7 @@ class Manifest(Message):
     settings: StatisticsSettings
     hidden_size: int = Field(ge=1, le=2**20)
     layers: int = Field(ge=1, le=2**12)
-    exponents: list[int]
+    exponents: list[Annotated[int, Field(ge=0, le=62)]]
     tokens: int = Field(ge=1, le=MAX_TOKENS)
     documents: int = Field(ge=1)
     shards: list[Digest] = Field(min_length=1)
@@ -155,7 +156,7 @@ class StatisticsFile:
             if self._file.read(len(header)) != header:
                 raise StatisticsFileError("header", "not in canonical form for its manifest")
             self._data = len(header)
-            size, expected = path.stat().st_size, file_size(self.manifest)
+            size, expected = os.fstat(self._file.fileno()).st_size, file_size(self.manifest)
             if size != expected:
                 raise StatisticsFileError("body", f"expected {expected} bytes, found {size}")
         except BaseException:

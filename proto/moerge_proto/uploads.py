@@ -21,7 +21,7 @@ class NewUpload(Message):
     """Announces one file of `size` plain bytes named `sha256`, in `chunks` that are plain or one zstd frame each."""
 
     sha256: Digest
-    size: int = Field(gt=0)
+    size: int = Field(gt=0, lt=2**53)
     encoding: Literal["identity", "zstd"] = "identity"
     chunks: list[Chunk] = Field(min_length=1)
 

@@ -2,6 +2,7 @@
 
 import base64
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
@@ -238,6 +239,33 @@ def test_an_interrupted_upload_goes_on_where_it_was(fleet: Fleet) -> None:
     assert opened(fleet, fleet.law, of(whole, *pieces)).missing == []
 
 
+def test_a_size_that_its_content_contradicts_is_refused(fleet: Fleet) -> None:
+    announced = of(b"right digest").model_copy(update={"size": 13})
+    upload = opened(fleet, fleet.law, announced)
+    put(fleet, fleet.law, upload, announced.sha256, b"right digest")
+    assert request(fleet, fleet.law, "POST", f"/uploads/{upload.id}/commit").status_code == 422
+
+
+def test_the_same_requests_at_once_answer_the_same(fleet: Fleet, tmp_path: Path) -> None:
+    """Commits of one upload, then registrations of one contribution, six at a time."""
+    manifest, sums = honest(fleet.server, fleet.law, fleet.trunk, first=7000)
+    for turn in range(4):
+        changed = manifest.model_copy(update={"shards": [sha256_hex(bytes([turn]))]})
+        data = save(tmp_path / "file", changed, sums).read_bytes()
+        pieces = [data[start : start + 2000] for start in range(0, len(data), 2000)]
+        upload = opened(fleet, fleet.law, of(data, *pieces))
+        for name, piece in zip(upload.missing, pieces, strict=True):
+            put(fleet, fleet.law, upload, name, piece)
+        for path, body in ((f"/uploads/{upload.id}/commit", {}), ("/contributions", {"sha256": sha256_hex(data)})):
+            with ThreadPoolExecutor(6) as pool:
+                asked = [pool.submit(request, fleet, fleet.law, "POST", path, json=body) for _ in range(6)]
+            answers = {(answer.result().status_code, answer.result().text) for answer in asked}
+            assert len(answers) == 1, answers
+            assert answers.pop()[0] in (200, 201)
+        digest = sha256_hex(data)
+        assert (fleet.server.home / "blobs" / digest[:2] / digest).read_bytes() == data
+
+
 def test_what_one_owner_holds_another_must_send(fleet: Fleet) -> None:
     data = b"held by one owner"
     upload = opened(fleet, fleet.law, of(data))
@@ -255,6 +283,7 @@ def test_what_one_owner_holds_another_must_send(fleet: Fleet) -> None:
         (b"0" * 100, zstandard.compress(b"0" * 2**30), "zstd"),
         (b"0" * 100, b"no zstd frame", "zstd"),
         (b"0" * 100, zstandard.compress(b"0" * 50), "zstd"),
+        (b"0" * 100, b"0" * 99, "identity"),
     ],
 )
 def test_chunks_that_make_another_whole_are_refused_and_forgotten(

@@ -106,6 +106,21 @@ def test_law_4_registering_again_changes_nothing_and_another_expert_is_refused(m
     assert [each.digest for each in member.client.experts()] == [first.digest]
 
 
+def test_a_refused_expert_is_refused_again_after_another_try(member: Member, tmp_path: Path) -> None:
+    good, bad = member.folder, expert(tmp_path / "bad", seed=81)
+    tensors = load_file(bad / "model.safetensors")
+    tensors["lm_head.weight"][0] = torch.inf
+    save_file(tensors, bad / "model.safetensors", metadata={"format": "pt"})
+    for folder in (bad, expert(tmp_path / "unlike", seed=82, rms_norm_eps=1e-3), bad):
+        member.folder = folder
+        if folder == bad:
+            assert member.register().state is ExpertState.REFUSED
+        else:
+            refusal(member)
+    member.folder = good
+    assert member.register().state is ExpertState.READY
+
+
 def test_one_expert_speaks_for_one_domain(server: Coordinator, member: Member) -> None:
     first = member.register()
     other = join(server, f"{member.domain}-too", member.folder)
@@ -131,7 +146,7 @@ def test_a_refusal_takes_nothing_from_the_owner_s_other_experts(server: Coordina
     assert files_below(server) == before
 
 
-@pytest.mark.parametrize("name", ["../config.json", "a/b.json", ".hidden", "/etc/passwd"])
+@pytest.mark.parametrize("name", ["../config.json", "a/b.json", ".hidden", "/etc/passwd", "", "nul\0byte", "x" * 300])
 def test_names_that_leave_the_folder_are_refused(member: Member, name: str) -> None:
     files = member.upload_files()
     digest = files.pop("config.json")

@@ -76,6 +76,15 @@ def test_law_7_a_version_with_one_expert_more_shares_all_the_rest(fleet: Fleet) 
     assert (fleet.server.home / "versions" / "1" / shared[0]).stat().st_mode & 0o777 == 0o444
 
 
+def test_a_trunk_merged_again_after_another_is_the_current_one_again(fleet: Fleet) -> None:
+    """Contributions under it count again; under the other one there are none."""
+    other = merge(fleet.server, fleet.experts[1:])
+    assert other.digest != fleet.trunk.digest
+    with pytest.raises(CoordinatorError, match="at least one expert with a contribution"):
+        fleet.solve(NewVersion())
+    assert merge(fleet.server, fleet.trunk.experts) == fleet.trunk
+
+
 def test_law_3_the_same_lineage_is_the_same_version(fleet: Fleet) -> None:
     first = fleet.solve(NewVersion(experts=fleet.experts))
     assert fleet.solve(NewVersion()) == first  # every expert that contributed, in order of arrival
@@ -146,6 +155,12 @@ def test_unknown_things_are_problems(fleet: Fleet) -> None:
         response = fleet.get(path)
         assert (response.status_code, response.json()["type"]) == (404, "urn:moerge:problem:not-found")
     assert fleet.get("/versions/one").json()["field"] == "path.number"
+
+
+@pytest.mark.parametrize("number", [0, 2**63, 2**64])
+@pytest.mark.parametrize("path", ["/versions/{}", "/versions/{}/files/config.json"])
+def test_numbers_beyond_every_row_are_no_failure(fleet: Fleet, path: str, number: int) -> None:
+    assert fleet.get(path.format(number)).status_code == 422
 
 
 def test_lists_come_in_pages(fleet: Fleet) -> None:

@@ -36,11 +36,14 @@ def moerge(*arguments: object, **environment: str) -> str:
 
 
 class Coordinator:
-    """A coordinator's home and port; it can be started, killed and started again."""
+    """A coordinator's home and port; it can be started, killed and started again.
 
-    def __init__(self, home: Path) -> None:
+    With an `operator_token`, the home is there already.
+    """
+
+    def __init__(self, home: Path, operator_token: str | None = None) -> None:
         self.home = home
-        self.operator_token = moerge("coordinator", "init", home)
+        self.operator_token = operator_token or moerge("coordinator", "init", home)
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.process: subprocess.Popen[bytes] | None = None

@@ -14,6 +14,7 @@ from transformers import AutoTokenizer
 
 from moerge import __version__
 from moerge.client import Client
+from moerge.documents import data_files, documents
 from moerge.errors import CoordinatorError, MoergeError
 from moerge.experts import check_expert, expert_digest, expert_files
 from moerge.files import file_sha256
@@ -26,7 +27,6 @@ from moerge_proto.problems import ProblemType
 from moerge_proto.statistics_file import Manifest
 from moerge_proto.trunks import Trunk
 from moerge_workers import actors
-from moerge_workers.documents import data_files, documents
 from moerge_workers.identity import read_key
 from moerge_workers.journal import Journal
 from moerge_workers.settings import Settings

@@ -76,6 +76,9 @@ def _check_manifest(request: Request, caller: Identity, manifest: Manifest) -> T
 
 def _record(request: Request, new: NewContribution, manifest: Manifest, size: int, warnings: list[str]) -> Contribution:
     with transaction(request.app.state.engine) as session:
+        known = session.scalar(select(ContributionRow).where(ContributionRow.digest == new.sha256))
+        if known is not None:  # the same request, sent twice at once
+            return views.contribution(known)
         if new.supersedes is not None:
             _supersede(session, new.supersedes, manifest)
         _claim_shards(session, new.sha256, manifest)

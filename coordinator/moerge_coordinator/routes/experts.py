@@ -1,5 +1,6 @@
 """Experts."""
 
+import re
 import shutil
 import tempfile
 from pathlib import Path
@@ -22,6 +23,7 @@ from moerge_proto.owners import Identity, Role
 from moerge_proto.problems import ProblemType
 
 router = APIRouter(prefix="/experts", tags=["experts"])
+_FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 
 
 @router.post("", status_code=202)
@@ -36,7 +38,7 @@ def register(request: Request, caller: DomainOwner, new: NewExpert) -> Expert:
     require_own_domain(caller, new.domain)
     digest = expert_digest(new.files)
     for name in new.files:
-        if Path(name).name != name or name.startswith("."):
+        if not _FILE_NAME.fullmatch(name):
             raise RefusedError(ProblemType.INVALID_REQUEST, f"{name!r} is not a plain file name", where="files")
     with state.registering:  # two at once could each be the first, and unlike each other
         try:
@@ -44,7 +46,8 @@ def register(request: Request, caller: DomainOwner, new: NewExpert) -> Expert:
         except MoergeError:
             state.uploads.discard(owner, list(new.files.values()))
             raise
-    state.workflows.start_expert(digest)
+    if expert.state is ExpertState.RECEIVED:
+        state.workflows.start_expert(digest)
     return expert
 
 

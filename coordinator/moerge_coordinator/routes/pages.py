@@ -3,14 +3,16 @@
 from collections.abc import Callable
 from typing import Annotated, Any, TypeVar
 
-from fastapi import Query
+from fastapi import Path, Query
 from sqlalchemy import Select
 from sqlalchemy.orm import Mapped, Session
 
 from moerge_proto.messages import Message, Page
 
 PAGE = 100
-After = Annotated[int, Query(ge=0, description="The `next` of the page before; 0 for the first page.")]
+LARGEST = 2**63 - 1
+After = Annotated[int, Query(ge=0, le=LARGEST, description="The `next` of the page before; 0 for the first page.")]
+Number = Annotated[int, Path(ge=1, le=LARGEST)]
 
 M = TypeVar("M", bound=Message)
 

@@ -7,6 +7,7 @@ from starlette.concurrency import run_in_threadpool
 
 from moerge_coordinator.auth import DomainOwner, own_name
 from moerge_coordinator.refusals import RefusedError
+from moerge_coordinator.routes.pages import Number
 from moerge_coordinator.uploads import Uploads
 from moerge_proto.digests import Digest
 from moerge_proto.problems import ProblemType
@@ -27,7 +28,7 @@ def open_upload(request: Request, caller: DomainOwner, new: NewUpload) -> Upload
 
 
 @router.put("/{upload}/chunks/{sha256}", status_code=204)
-async def put_chunk(request: Request, caller: DomainOwner, upload: int, sha256: Digest) -> None:
+async def put_chunk(request: Request, caller: DomainOwner, upload: Number, sha256: Digest) -> None:
     """Takes one chunk. The header Content-Digest (RFC 9530) must name the same SHA-256. Role: owner."""
     expected = f"sha-256=:{base64.b64encode(bytes.fromhex(sha256)).decode()}:"
     if request.headers.get("Content-Digest") != expected:
@@ -36,6 +37,6 @@ async def put_chunk(request: Request, caller: DomainOwner, upload: int, sha256: 
 
 
 @router.post("/{upload}/commit")
-async def commit(request: Request, caller: DomainOwner, upload: int) -> Stored:
+async def commit(request: Request, caller: DomainOwner, upload: Number) -> Stored:
     """Puts the chunks together and checks the whole. The same again changes nothing. Role: owner."""
     return await run_in_threadpool(_uploads(request).commit, own_name(caller), upload)

@@ -9,7 +9,7 @@ from moerge_coordinator import views
 from moerge_coordinator.auth import Anyone, Operator, OperatorOrReader
 from moerge_coordinator.database import transaction
 from moerge_coordinator.refusals import RefusedError
-from moerge_coordinator.routes.pages import After, page
+from moerge_coordinator.routes.pages import After, Number, page
 from moerge_coordinator.routes.trunks import find_trunk
 from moerge_coordinator.tables import ContributionRow, ExpertRow, VersionRow
 from moerge_proto.messages import Page
@@ -83,13 +83,13 @@ def _row(request: Request, number: int) -> VersionRow:
 
 
 @router.get("/versions/{number}")
-def show_version(request: Request, caller: Anyone, number: int) -> Version:
+def show_version(request: Request, caller: Anyone, number: Number) -> Version:
     """One version with its lineage and files. Role: any."""
     return views.version(_row(request, number))
 
 
 @router.get("/versions/{number}/files/{name}", response_class=FileResponse)
-def version_content(request: Request, caller: OperatorOrReader, number: int, name: str) -> FileResponse:
+def version_content(request: Request, caller: OperatorOrReader, number: Number, name: str) -> FileResponse:
     """A file of a version; ranges are served. Role: operator or reader."""
     sha256 = next((file["sha256"] for file in _row(request, number).files if file["name"] == name), None)
     if sha256 is None:

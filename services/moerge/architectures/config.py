@@ -44,7 +44,7 @@ def read_config(folder: Path) -> PretrainedConfig:
     try:
         config: PretrainedConfig = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         return config
-    except (ValueError, KeyError, TypeError, OSError) as error:
+    except Exception as error:  # transformers raises anything on a config that makes no sense
         raise CheckpointError(f"can't be read as a model config: {error}", where=str(path)) from error
 
 
@@ -95,10 +95,10 @@ def _tokenizer(folder: Path) -> Mapping[str, Any]:
     path = folder / "tokenizer.json"
     if path.is_file():
         try:
-            content = json.loads(path.read_text(encoding="utf-8"))
+            content = dict(json.loads(path.read_text(encoding="utf-8")))
             model = content.pop("model")
             return {**content, **{f"model.{key}": value for key, value in model.items()}}
-        except (ValueError, KeyError, AttributeError) as error:
+        except (ValueError, KeyError, AttributeError, TypeError) as error:
             raise CheckpointError(f"can't be read as a tokenizer: {error}", where=str(path)) from error
     if (path := folder / "tokenizer.model").is_file():
         return {"tokenizer.model": path.read_bytes()}

@@ -76,8 +76,8 @@ class Checkpoint:
 def _weight_files(folder: Path) -> list[Path]:
     if (folder / INDEX).is_file():
         try:
-            names = set(json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"].values())
-        except (ValueError, KeyError, AttributeError) as error:
+            names = {str(name) for name in json.loads((folder / INDEX).read_text("utf-8"))["weight_map"].values()}
+        except (ValueError, KeyError, AttributeError, TypeError) as error:
             raise CheckpointError("no weight_map that names files", where=str(folder / INDEX)) from error
         for name in names:
             if Path(name).name != name:
@@ -98,20 +98,27 @@ def _weight_files(folder: Path) -> list[Path]:
 
 
 def model_shapes(config: PretrainedConfig) -> dict[str, tuple[int, ...]]:
-    """Name and shape of every tensor of the dense model of `config`, without allocating any."""
-    with torch.device("meta"):
-        model: nn.Module = AutoModelForCausalLM.from_config(config)
+    """Name and shape of every tensor of the dense model of `config`, without allocating any.
+
+    Raises:
+        CheckpointError: no model can be made from these settings.
+    """
+    try:
+        with torch.device("meta"):
+            model: nn.Module = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    except Exception as error:  # transformers raises anything on a config that makes no sense
+        raise CheckpointError(f"no model can be made from it: {error}", where="config.json") from error
     return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
 
 
 def require_tensors(checkpoint: Checkpoint, config: PretrainedConfig) -> None:
-    """Requires that the checkpoint holds exactly the tensors of its config's model (a tied head may be absent).
+    """Requires that the checkpoint holds exactly the tensors of its config's model; a tied head has none of its own.
 
     Raises:
         CheckpointError: names the first tensor that is missing, superfluous or of another shape.
     """
     expected = model_shapes(config)
-    if config.tie_word_embeddings and "lm_head.weight" not in checkpoint.specs:
+    if config.tie_word_embeddings:
         expected.pop("lm_head.weight", None)
     for name, shape in expected.items():
         spec = checkpoint.specs.get(name)

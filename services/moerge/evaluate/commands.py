@@ -9,6 +9,7 @@ from rich.console import Console
 from transformers import AutoTokenizer
 from transformers.utils import logging
 
+from moerge.documents import documents
 from moerge.errors import MoergeError
 from moerge.evaluate.perplexity import Window, windows
 from moerge.evaluate.table import measure
@@ -40,21 +41,10 @@ def _in_slot_order(version: Path, experts: dict[str, Path]) -> dict[str, Path]:
     return {domain: experts[domain] for domain in domains}
 
 
-def _documents(path: Path) -> list[str]:
-    documents = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
-        try:
-            documents.append(str(json.loads(line)["text"]))
-        except (ValueError, KeyError, TypeError) as error:
-            where = f"{path}, line {number}"
-            raise MoergeError("not a JSON object with the field 'text'", where=where, todo="give JSON Lines") from error
-    return documents
-
-
 def _cut(tokenizer_folder: Path, text: Path, context: int, stride: int, tokens: int) -> list[Window]:
     tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder, local_files_only=True)
     cut, scored = [], 0
-    for window in windows([tokenizer(each)["input_ids"] for each in _documents(text)], context, stride):
+    for window in windows([tokenizer(each)["input_ids"] for each in documents([text])], context, stride):
         if scored >= tokens:
             break
         cut.append(window)

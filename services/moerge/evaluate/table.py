@@ -9,11 +9,14 @@ from rich.table import Table as RichTable
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from moerge.architectures.config import read_config
+from moerge.architectures.families import family_of
 from moerge.checkpoint.reader import Checkpoint
 from moerge.evaluate.perplexity import Score, Window, score
 from moerge.evaluate.routing import RoutingCounter, forced, randomised
 from moerge.progress import Progress
 from moerge.trunk.average import average
+from moerge.trunk.domain_model import dense_model
+from moerge.trunk.merge import merge_plan
 
 RANDOM_SEED = 0
 
@@ -119,9 +122,9 @@ def _load(folder: Path) -> PreTrainedModel:
 
 def _averaged(folders: Sequence[Path]) -> PreTrainedModel:
     """The dense model whose every parameter is the experts' mean."""
+    config = read_config(folders[0])
+    family, layers = family_of(config), config.num_hidden_layers
     checkpoints = [Checkpoint(folder) for folder in folders]
-    model: PreTrainedModel = AutoModelForCausalLM.from_config(read_config(folders[0]), dtype=torch.float32)
-    state = {name: average([each.tensor(name) for each in checkpoints]) for name in checkpoints[0].specs}
-    model.load_state_dict(state, strict=not model.config.tie_word_embeddings)
-    model.eval()
-    return model
+    state = {plan.name: plan.compute() for plan in merge_plan(checkpoints, family, layers, "average")}
+    state |= {name: average([each.tensor(name) for each in checkpoints]) for name in family.dense_mlp_names(layers)}
+    return dense_model(config, state)

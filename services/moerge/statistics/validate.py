@@ -10,8 +10,7 @@ from moerge.statistics.fixed_point import LIMIT, to_floats, unpack
 from moerge_proto.statistics_file import Int64, StatisticsFile
 
 TRACE_SLACK = 1 + 2.0**-7
-FLOAT32_SLACK = 2.0**-18
-"""The error of float32 products is below this share of the trace (2**-24 a step, random signs, 2**12 steps)."""
+FLOAT32_EPSILON = 2.0**-24
 
 
 def validate(file: StatisticsFile, exponents: Sequence[int], nonzero_gains: Sequence[int]) -> list[str]:
@@ -52,7 +51,8 @@ def _validate_layer(
             todo="the token count is wrong, or the features were not divided by the trunk's gains",
         )
     rounding = len(manifest.shards) * hidden * 2.0 ** -(exponent + 1)
-    slack = rounding + FLOAT32_SLACK * trace
+    steps = max(manifest.settings.batch_tokens, manifest.settings.context)  # a micro-batch holds no more products
+    slack = rounding + steps * FLOAT32_EPSILON * trace
     factor, failed = torch.linalg.cholesky_ex(torch.from_numpy(square) + slack * torch.eye(hidden, dtype=torch.float64))
     if int(failed):
         raise ContributionError(

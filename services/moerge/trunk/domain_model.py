@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from moerge.architectures.config import read_config
 from moerge.architectures.families import family_of
@@ -28,13 +28,17 @@ def domain_model(expert: Path, trunk: Path) -> tuple[PreTrainedModel, Tensor]:
     own, merged = Checkpoint(expert), Checkpoint(trunk)
     state = {name: merged.tensor(name).float() for name in merged.specs}
     state |= {name: own.tensor(name).float() for name in family.dense_mlp_names(config.num_hidden_layers)}
-    if config.tie_word_embeddings:
-        state.setdefault("lm_head.weight", state["model.embed_tokens.weight"])
-    model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    model.load_state_dict(state)
     gains = torch.stack([state[family.gain.format(layer=layer)] for layer in range(config.num_hidden_layers)])
+    return dense_model(config, state), gains
+
+
+def dense_model(config: PretrainedConfig, state: dict[str, Tensor]) -> PreTrainedModel:
+    """The dense model with these tensors, in float32 and evaluation mode; its head is tied if they hold none."""
+    config.tie_word_embeddings = "lm_head.weight" not in state
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    model.load_state_dict(state | {"lm_head.weight": state.get("lm_head.weight", state["model.embed_tokens.weight"])})
     model.eval()
-    return model, gains
+    return model
 
 
 def require_near(expert: Path, trunk: Path, limit: float) -> float:

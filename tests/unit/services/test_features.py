@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from moerge.documents import documents
 from moerge.statistics.accumulate import ShardSums, shard_sums
 from moerge.statistics.fixed_point import to_floats, unpack
 from moerge.trunk.domain_model import domain_model
 from moerge_proto.statistics_file import StatisticsSettings
-from moerge_workers.documents import documents
 from moerge_workers.shards import batches, plan
 from support.models import expert, texts, tokenizer
 

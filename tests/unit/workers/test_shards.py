@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from moerge.documents import data_files, documents
 from moerge.errors import MoergeError
 from moerge_proto.statistics_file import StatisticsSettings
-from moerge_workers.documents import data_files, documents
 from moerge_workers.shards import Shard, batches, plan
 
 HIDDEN = 2

@@ -1,0 +1,76 @@
+"""`moerge demo`, as a newcomer runs it, from nothing; and what its tables must say."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+DEMO = [sys.executable, "-m", "moerge.cli", "demo", "--home"]
+CACHE = Path(__file__).parents[2] / "build" / "test-cache"
+"""Trained experts; a run that finds them is a second run."""
+
+
+def start(home: Path) -> subprocess.Popen[str]:
+    environment = {**os.environ, "XDG_CACHE_HOME": str(CACHE), "MOERGE_TEST_MARK": str(home)}
+    return subprocess.Popen(  # noqa: S603  # our own command
+        [*DEMO, str(home)], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+
+
+def marked(home: Path) -> list[str]:
+    """Command lines of the processes that the demo in `home` has started, however deep."""
+    mark = f"MOERGE_TEST_MARK={home}".encode()
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if mark in (process / "environ").read_bytes().split(b"\0") and (process / "cmdline").read_bytes():
+                found.append((process / "cmdline").read_bytes().replace(b"\0", b" ").decode())
+        except OSError:  # it has just ended
+            continue
+    return found
+
+
+def table(home: Path, number: int) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((home / f"table-{number}.json").read_text())
+    return content
+
+
+@pytest.mark.slow
+def test_the_main_job_and_then_again_after_ctrl_c(tmp_path: Path) -> None:
+    """Stopped by Ctrl-C in the midst of the workers' work, it leaves no process; run again, it goes on to the end."""
+    home = tmp_path / "demo"
+    stopped = start(home)
+    assert stopped.stdout is not None
+    for line in stopped.stdout:
+        if "statistics of" in line or "the trunk strays" in line:
+            break
+    assert len(marked(home)) > 3
+    stopped.send_signal(signal.SIGINT)
+    assert stopped.wait(60) == 130
+    stopped.stdout.close()
+    deadline = time.monotonic() + 30
+    while (left := marked(home)) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert left == []
+
+    again = start(home)
+    output = again.communicate()[0]
+    assert again.returncode == 0, output
+    for number, domains in ((1, 3), (2, 4)):
+        average = table(home, number)["average"]
+        assert len(table(home, number)["domains"]) == domains
+        assert average["DUME"] > average["oracle"] - 3, average
+        assert average["DUME"] > average["model averaging"] + 2, average
+        assert average["DUME"] > average["random routing"] + 4, average
+        for domain, shares in table(home, number)["shares"].items():
+            own = table(home, number)["domains"].index(domain)
+            assert shares[own] == max(shares), (domain, shares)
+    assert "shared" in output
+    assert str(home / "coordinator" / "versions" / "2") in output
+    assert marked(home) == []

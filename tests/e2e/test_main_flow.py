@@ -1,0 +1,127 @@
+"""The main job with real processes: two owners' workers, a version, then a third owner under the same trunk."""
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from safetensors import safe_open
+
+from support.models import expert, texts
+from support.processes import Coordinator, coordinator, moerge, start_worker, worker_command
+
+LOAD = """
+import sys, torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+model, report = AutoModelForCausalLM.from_pretrained(sys.argv[1], output_loading_info=True)
+assert not any(report.values()), report
+ids = AutoTokenizer.from_pretrained(sys.argv[1])("some text", return_tensors="pt").input_ids
+print(type(model).__name__, bool(torch.isfinite(model(ids).logits).all()))
+"""
+
+
+@dataclass
+class House:
+    """A coordinator, and owners each with an expert and texts."""
+
+    server: Coordinator
+    folder: Path
+    tokens: dict[str, str] = field(default_factory=dict)
+
+    def add_owner(self, domain: str, seed: int) -> None:
+        expert(self.folder / domain / "expert", seed)
+        texts(self.folder / domain / "texts.jsonl", seed, documents=150)
+        self.tokens[domain] = self.operator("owner", "add", f"{domain}-owner", "--domain", domain)
+
+    def operator(self, *arguments: object) -> str:
+        return moerge(*arguments, **self.server.environment())
+
+    def start_worker(self, domain: str) -> subprocess.Popen[bytes]:
+        home = self.folder / domain
+        command = worker_command(domain, home / "expert", home / "texts.jsonl", home / "worker")
+        return start_worker(command, self.server.environment(self.tokens[domain]), home / "log")
+
+    def log(self, domain: str) -> str:
+        return (self.folder / domain / "log").read_text()
+
+    def wait_for(self, domain: str, text: str) -> None:
+        while text not in self.log(domain):
+            time.sleep(0.1)
+
+
+@pytest.fixture(scope="module")
+def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+    """After the whole flow: version 1 of law and art, version 2 with code too."""
+    folder = tmp_path_factory.mktemp("house")
+    with coordinator(folder / "home") as server:
+        made = House(server, folder)
+        for seed, domain in enumerate(("law", "art", "code"), start=1):
+            made.add_owner(domain, seed)
+        workers = []
+        for domain in ("law", "art"):  # one after the other, so that the slots' order is known
+            workers.append(made.start_worker(domain))
+            made.wait_for(domain, "waiting for the operator to merge a trunk")
+        made.operator("trunk", "merge")
+        assert [worker.wait(120) for worker in workers] == [0, 0]
+        assert made.operator("version", "solve") == "1"
+        assert made.start_worker("code").wait(120) == 0
+        assert made.operator("version", "solve") == "2"
+        yield made
+
+
+def version(house: House, number: int) -> Path:
+    return house.server.home / "versions" / str(number)
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_law_6_stock_transformers_loads_a_version_in_a_process_of_its_own(house: House, number: int) -> None:
+    done = subprocess.run(  # noqa: S603  # our own script
+        [sys.executable, "-c", LOAD, str(version(house, number))], capture_output=True, text=True, check=False
+    )
+    assert done.stdout.strip() == "MixtralForCausalLM True", done.stderr
+
+
+def test_the_newcomer_alone_contributed_to_version_2(house: House) -> None:
+    first, second = (json.loads((version(house, n) / "moerge.json").read_text()) for n in (1, 2))
+    assert first["domains"] == ["law", "art"]
+    assert second["domains"] == ["law", "art", "code"]
+    assert second["trunk"] == first["trunk"]
+    assert set(first["contributions"]) < set(second["contributions"])
+    assert len(second["contributions"]) == 3
+
+
+def test_law_1_the_worker_shows_what_leaves_and_sends_nothing_else(house: House) -> None:
+    assert "leaving this machine" in house.log("law")
+    assert "sums over" in house.log("law")
+    held = [path for path in (house.server.home / "blobs").rglob("*") if path.is_file()]
+    text = json.loads((house.folder / "law" / "texts.jsonl").read_text().splitlines()[0])["text"]
+    assert not any(text.encode() in path.read_bytes() for path in held)
+
+
+def test_a_worker_never_receives_another_owner_s_mlps(house: House) -> None:
+    received = [path for path in (house.folder / "law" / "worker" / "trunks").rglob("*") if path.is_file()]
+    assert sorted(path.name for path in received) == ["config.json", "trunk.safetensors"]
+    with safe_open(next(path for path in received if path.suffix == ".safetensors"), framework="pt") as file:
+        assert not any("mlp" in name for name in file.keys())  # noqa: SIM118  # safe_open is not iterable
+
+
+def test_a_worker_that_runs_again_sends_nothing_again(house: House) -> None:
+    before = house.operator("version", "show", "2")
+    assert house.start_worker("law").wait(120) == 0
+    assert house.log("law").count("contributed") == 2
+    assert house.operator("version", "solve") == "2"
+    assert house.operator("version", "show", "2") == before
+
+
+def test_a_token_for_another_domain_is_told_so(house: House) -> None:
+    home = house.folder / "law"
+    command = worker_command("art", home / "expert", home / "texts.jsonl", home / "other-worker")
+    worker = start_worker(command, house.server.environment(house.tokens["law"]), home / "other-log")
+    assert worker.wait(120) == 1
+    log = (home / "other-log").read_text()
+    assert "the token is for law, not 'art'" in log
+    assert "Traceback" not in log

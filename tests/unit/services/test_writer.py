@@ -1,0 +1,42 @@
+"""Written files are aligned, exact to their plan, and deterministic."""
+
+import io
+import json
+
+import pytest
+import torch
+from torch import Tensor
+
+from moerge.checkpoint.writer import TensorPlan, write_safetensors
+from moerge_proto.digests import sha256_hex
+
+DTYPES = [torch.float16, torch.float32, torch.bfloat16, torch.float64]
+
+
+def plan(name: str, tensor: Tensor) -> TensorPlan:
+    return TensorPlan(name, tensor.dtype, tuple(tensor.shape), lambda: tensor)
+
+
+@pytest.mark.parametrize("name", ["a", "ab", "abc", "abcd", "abcde", "abcdef", "abcdefg", "ä"])
+def test_every_tensor_starts_at_a_multiple_of_its_item_size(name: str) -> None:
+    """Also with odd lengths before it, and whatever the header's length is."""
+    out = io.BytesIO()
+    plans = [plan(f"{name}{i}", torch.arange(3).to(dtype)) for i, dtype in enumerate(DTYPES)]
+    assert write_safetensors(out, plans) == sha256_hex(out.getvalue())
+    length = int.from_bytes(out.getvalue()[:8], "little")
+    header = json.loads(out.getvalue()[8 : 8 + length])
+    assert header.pop("__metadata__") == {"format": "pt"}  # transformers refuses files without
+    for each in plans:
+        assert (8 + length + header[each.name]["data_offsets"][0]) % each.dtype.itemsize == 0
+
+
+@pytest.mark.parametrize("found", [torch.zeros(2, dtype=torch.float64), torch.zeros(2, 1), torch.zeros(3)])
+def test_a_tensor_of_another_dtype_or_shape_than_planned_is_an_error(found: Tensor) -> None:
+    with pytest.raises(ValueError, match="wrong"):
+        write_safetensors(io.BytesIO(), [TensorPlan("wrong", torch.float32, (2,), lambda: found)])
+
+
+def test_progress_adds_up_to_the_tensors_bytes() -> None:
+    seen: list[int] = []
+    write_safetensors(io.BytesIO(), [plan("a", torch.zeros(3)), plan("b", torch.zeros(2, 2).half())], seen.append)
+    assert seen == [12, 8]
