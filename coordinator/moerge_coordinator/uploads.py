@@ -119,14 +119,14 @@ class Uploads:
             )
         return row.size
 
-    def discard(self, owner: str, digests: list[str]) -> None:
-        """Forgets that the owner sent refused files, and removes each blob that nothing else needs."""
+    def discard(self, owner: str, digests: list[str], refused: str = "") -> None:
+        """Forgets that the owner sent refused files; removes each blob that nothing but the `refused` expert needs."""
         with transaction(self._engine) as session:
             for digest in digests:
                 if (row := session.get(HoldingRow, (owner, digest))) is not None:
                     session.delete(row)
             session.flush()
-            for digest in set(digests) - _needed(session):
+            for digest in set(digests) - _needed(session, refused):
                 self._blobs.path(digest).unlink(missing_ok=True)
 
     def _assemble(self, upload: int, request: NewUpload, out: BinaryIO) -> str:
@@ -166,9 +166,10 @@ class Uploads:
         return self._folder / str(upload) / sha256
 
 
-def _needed(session: Session) -> set[str]:
-    """Every blob that an owner holds, or that an expert, a trunk, a contribution or a version is made of."""
-    experts = session.scalars(select(ExpertRow).where(ExpertRow.state != ExpertState.REFUSED.value))
+def _needed(session: Session, refused: str) -> set[str]:
+    """Every blob that an owner holds, or that another expert, a trunk, a contribution or a version is made of."""
+    query = select(ExpertRow).where(ExpertRow.state != ExpertState.REFUSED.value, ExpertRow.digest != refused)
+    experts = session.scalars(query)
     rows = [*experts, *session.scalars(select(TrunkRow))]
     return {
         *(file["sha256"] for row in rows for file in row.files),

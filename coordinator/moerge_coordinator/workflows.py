@@ -117,10 +117,11 @@ class Workflows(DBOSConfiguredInstance):
     def _refuse(self, digest: str, problem: dict[str, Any]) -> None:
         with transaction(self._engine) as session:
             row = session.scalars(select(ExpertRow).where(ExpertRow.digest == digest)).one()
-            row.state, row.problem = ExpertState.REFUSED.value, problem
-            files, owner = [file["sha256"] for file in row.files], row.owner
         shutil.rmtree(self.expert_folder(digest), ignore_errors=True)
-        self._uploads.discard(owner, files)
+        self._uploads.discard(row.owner, [file["sha256"] for file in row.files], refused=digest)
+        with transaction(self._engine) as session:
+            row = session.scalars(select(ExpertRow).where(ExpertRow.digest == digest)).one()
+            row.state, row.problem = ExpertState.REFUSED.value, problem
 
     # --- merge a trunk
 
