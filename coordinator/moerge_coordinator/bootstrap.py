@@ -78,12 +78,13 @@ def make_app(settings: Settings) -> FastAPI:
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         engine = open_database(settings.database)
         blobs = LocalBlobs(settings.home / "blobs")
-        blobs.sweep()
         app.state.engine = engine
         app.state.blobs = blobs
         app.state.uploads = Uploads(engine, blobs, settings.home / "uploads")
         app.state.registering = threading.Lock()
         app.state.workflows = Workflows(engine, blobs, app.state.uploads, settings.home)
+        for place in (blobs, app.state.uploads, app.state.workflows):
+            place.sweep()
         DBOS(config=dbos_config(settings))
         DBOS.launch()
         try:

@@ -30,6 +30,11 @@ class Uploads:
     def __init__(self, engine: Engine, blobs: LocalBlobs, folder: Path) -> None:
         self._engine, self._blobs, self._folder = engine, blobs, folder
 
+    def sweep(self) -> None:
+        """Removes the half-written chunks of a process that was killed. Call it before any chunk comes."""
+        for leftover in self._folder.glob("*/.*"):
+            leftover.unlink()
+
     def open(self, owner: str, request: NewUpload) -> Upload:
         """Opens an upload, or finds the same one open; tells which chunks are missing."""
         content = request.model_dump(mode="json")
@@ -100,8 +105,9 @@ class Uploads:
             self.held(owner, request.sha256, "sha256")
             return stored
         with transaction(self._engine) as session:
-            if session.get(HoldingRow, (owner, request.sha256)) is None:
-                session.add(HoldingRow(owner=owner, sha256=request.sha256, size=request.size))
+            session.merge(HoldingRow(owner=owner, sha256=request.sha256, size=request.size))
+        if not self._blobs.has(request.sha256):  # another owner's refusal removed it just before the row was there
+            self._blobs.put(request.sha256, lambda out: self._assemble(upload, request, out))
         shutil.rmtree(self._folder / str(upload), ignore_errors=True)
         return stored
 

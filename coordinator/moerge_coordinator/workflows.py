@@ -3,13 +3,13 @@
 Every step can be repeated: files are named by content, rows are added once.
 """
 
-import json
 import shutil
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec
 
 from dbos import DBOS, DBOSConfiguredInstance, SetWorkflowID
 from sqlalchemy import Engine, func, select
@@ -45,6 +45,7 @@ from moerge_proto.statistics_file import StatisticsFile, exponent
 from moerge_proto.versions import Lineage, VersionFile
 from moerge_proto.workflows import Workflow, WorkflowState
 
+P = ParamSpec("P")
 Outcome = dict[str, Any]
 DENSE_TRUNK_FILE = "trunk.safetensors"
 EXECUTOR_ID = "coordinator"
@@ -52,6 +53,22 @@ _TRUNK_FIELDS = (
     "digest", "method", "experts", "family", "hidden_size", "layers", "exponents", "nonzero_gains", "files",
 )  # fmt: skip
 APPLICATION_VERSION = "1"  # raise only when a workflow's steps change, and let running ones finish first
+
+
+def _telling_problems(step: Callable[P, object]) -> Callable[P, Outcome]:
+    """What a step returns: its result, or the problem that its input has. Other errors break the workflow.
+
+    Problems are returned, not raised, because a workflow that goes on after a crash gets them back as they were.
+    """
+
+    @wraps(step)
+    def told(*args: P.args, **kwargs: P.kwargs) -> Outcome:
+        try:
+            return {"result": step(*args, **kwargs)}
+        except MoergeError as error:
+            return {"problem": error.problem().model_dump(mode="json")}
+
+    return told
 
 
 @DBOS.dbos_class()
@@ -62,6 +79,12 @@ class Workflows(DBOSConfiguredInstance):
         self._engine, self._blobs, self._uploads, self._home = engine, blobs, uploads, home
         self._publishing = threading.Lock()
         super().__init__("coordinator")
+
+    def sweep(self) -> None:
+        """Removes the half-made folders of a process that was killed. Call it before any is made."""
+        for place in ("experts", "versions"):
+            for leftover in (self._home / place).glob(".*"):
+                shutil.rmtree(leftover)
 
     def expert_folder(self, digest: str) -> Path:
         """The expert's files under the names that its owner gave them."""
@@ -101,9 +124,13 @@ class Workflows(DBOSConfiguredInstance):
 
     @DBOS.workflow()
     def take_in_expert(self, digest: str) -> Outcome:
-        return self._outcome(lambda: self._check_weights(digest), lambda problem: self._refuse(digest, problem))
+        outcome = self._check_weights(digest)
+        if "problem" in outcome:
+            self._refuse(digest, outcome["problem"])
+        return outcome
 
     @DBOS.step()
+    @_telling_problems
     def _check_weights(self, digest: str) -> str:
         checkpoint = Checkpoint(self.expert_folder(digest))
         total = sum(spec.bytes for spec in checkpoint.specs.values())
@@ -127,9 +154,11 @@ class Workflows(DBOSConfiguredInstance):
 
     @DBOS.workflow()
     def merge_trunk(self, method: str, experts: list[str]) -> Outcome:
-        return self._outcome(lambda: self._record_trunk(self._merge(method, experts)))
+        merged = self._merge(method, experts)
+        return merged if "problem" in merged else self._record_trunk(merged["result"])
 
     @DBOS.step()
+    @_telling_problems
     def _merge(self, method: str, experts: list[str]) -> dict[str, Any]:
         with transaction(self._engine) as session:
             for row in session.scalars(select(TrunkRow).where(TrunkRow.method == method)):
@@ -160,6 +189,7 @@ class Workflows(DBOSConfiguredInstance):
         }
 
     @DBOS.step()
+    @_telling_problems
     def _record_trunk(self, trunk: dict[str, Any]) -> str:
         with transaction(self._engine) as session:
             row = session.scalar(select(TrunkRow).where(TrunkRow.digest == trunk["digest"]))
@@ -175,20 +205,20 @@ class Workflows(DBOSConfiguredInstance):
 
     @DBOS.workflow()
     def publish_version(self, lineage: dict[str, Any]) -> Outcome:
-        def publish() -> str:
-            self._write_weights(lineage)
-            self._solve(lineage)
-            return str(self._publish(lineage))
-
-        return self._outcome(publish)
+        for step in (self._write_weights, self._solve):
+            if "problem" in (outcome := step(lineage)):
+                return outcome
+        return self._publish(lineage)
 
     @DBOS.step()
+    @_telling_problems
     def _write_weights(self, lineage: dict[str, Any]) -> None:
         made = Lineage.model_validate(lineage)
         for plan in self._shared_files(made):
             self._artifact(plan, made)
 
     @DBOS.step()
+    @_telling_problems
     def _solve(self, lineage: dict[str, Any]) -> None:
         made = Lineage.model_validate(lineage)
         layers = read_config(self.expert_folder(made.experts[0])).num_hidden_layers
@@ -199,14 +229,15 @@ class Workflows(DBOSConfiguredInstance):
             self._artifact(plan, made)
 
     @DBOS.step()
-    def _publish(self, lineage: dict[str, Any]) -> int:
+    @_telling_problems
+    def _publish(self, lineage: dict[str, Any]) -> str:
         made = Lineage.model_validate(lineage)
         name = digest_of(lineage)
         with self._publishing:
             with transaction(self._engine) as session:
                 row = session.scalar(select(VersionRow).where(VersionRow.lineage_digest == name))
                 if row is not None:
-                    return row.number
+                    return str(row.number)
                 number = (session.scalar(select(func.max(VersionRow.number))) or 0) + 1
             files = [self._artifact(plan, made) for plan in self._all_files(made)]
             self._show_folder(number, files)
@@ -221,7 +252,7 @@ class Workflows(DBOSConfiguredInstance):
                         bytes_written=sum(file.size for file in files if file.new),
                     )
                 )
-            return number
+            return str(number)
 
     def _show_folder(self, number: int, files: Sequence[VersionFile]) -> None:
         """The version's folder, as hard links to its blobs; it appears whole."""
@@ -245,6 +276,8 @@ class Workflows(DBOSConfiguredInstance):
             row = ArtifactRow(key=plan.key, sha256=entry.sha256, size=entry.size, maker=maker)
             with transaction(self._engine) as session:
                 row = session.merge(row)
+            if not self._blobs.has(row.sha256):  # a refused upload of the same content was removed meanwhile
+                self._blobs.put(plan.name, plan.write)
         return VersionFile(name=plan.name, sha256=row.sha256, size=row.size, new=row.maker == maker)
 
     def _shared_files(self, lineage: Lineage) -> list[FilePlan]:
@@ -293,13 +326,3 @@ class Workflows(DBOSConfiguredInstance):
         files = {entry.name: entry for entry in (FileEntry.model_validate(file) for file in row.files)}
         folder = self.expert_folder(row.experts[0])
         return family_of(read_config(folder)), Checkpoint(self._blobs.path(files[DENSE_TRUNK_FILE].sha256))
-
-    def _outcome(self, work: Callable[[], str], refused: Callable[[dict[str, Any]], None] | None = None) -> Outcome:
-        """What a workflow returns: its result, or the problem that its input has. Other errors break the workflow."""
-        try:
-            return {"result": work()}
-        except MoergeError as error:
-            problem = json.loads(error.problem().model_dump_json())
-            if refused is not None:
-                refused(problem)
-            return {"problem": problem}

@@ -28,7 +28,7 @@ def expert_files(folder: Path) -> dict[str, Path]:
     weights = {spec.file for spec in checkpoint.specs.values()}
     others = {folder / name for name in _OTHER_FILES if (folder / name).is_file()}
     if folder / SINGLE in weights:
-        others.discard(folder / INDEX)
+        others.discard(folder / INDEX)  # stale
     return {path.name: path for path in sorted(weights | others)}
 
 

@@ -61,10 +61,21 @@ def test_migrations_make_exactly_the_tables(tmp_path: Path) -> None:
     engine.dispose()
 
 
-def test_a_stopped_coordinator_goes_on_with_its_data(tmp_path: Path) -> None:
+def test_what_a_killed_coordinator_left_half_made_is_swept_and_the_rest_stays(tmp_path: Path) -> None:
     server = Coordinator(tmp_path / "home")
-    for _ in range(2):
-        server.start()
-        with server.client() as operator:
-            assert operator.identity().role == "operator"
-        server.stop()
+    litter = [
+        server.home / "blobs" / "incoming" / "half",
+        server.home / "uploads" / "1" / ".half.tmp",
+        server.home / "experts" / ".half" / "config.json",
+        server.home / "versions" / ".1.tmp" / "config.json",
+    ]
+    whole = server.home / "uploads" / "1" / "whole"
+    for path in (*litter, whole):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"half")
+    server.start()
+    with server.client() as operator:
+        assert operator.identity().role == "operator"
+    server.stop()
+    assert not any(path.exists() for path in litter)
+    assert whole.exists()

@@ -19,7 +19,7 @@ from moerge_coordinator.tables import ExpertRow
 from moerge_proto.digests import Digest
 from moerge_proto.experts import Expert, ExpertState, NewExpert
 from moerge_proto.messages import FileEntry, Page
-from moerge_proto.owners import Identity, Role
+from moerge_proto.owners import Role
 from moerge_proto.problems import ProblemType
 
 router = APIRouter(prefix="/experts", tags=["experts"])
@@ -122,11 +122,6 @@ def _add(request: Request, owner: str, new: NewExpert, digest: str, family: str,
         return views.expert(row)
 
 
-def visible(caller: Identity, owner: str) -> bool:
-    """Operators see everything, owners their own."""
-    return caller.role is not Role.OWNER or caller.owner == owner
-
-
 @router.get("")
 def list_experts(request: Request, caller: OperatorOrOwner, after: After = 0) -> Page[Expert]:
     """Lists experts; an owner sees its own. Role: operator or owner."""
@@ -142,6 +137,6 @@ def show_expert(request: Request, caller: OperatorOrOwner, digest: Digest) -> Ex
     """One expert; an owner sees its own. Role: operator or owner."""
     with transaction(request.app.state.engine) as session:
         row = session.scalar(select(ExpertRow).where(ExpertRow.digest == digest))
-    if row is None or not visible(caller, row.owner):
+    if row is None or (caller.role is Role.OWNER and row.owner != caller.owner):
         raise RefusedError(ProblemType.NOT_FOUND, f"no expert {digest}")
     return views.expert(row)

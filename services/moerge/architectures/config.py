@@ -5,10 +5,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, PretrainedConfig
 
 from moerge.architectures.families import Family
 from moerge.errors import CheckpointError, IncompatibleExpertError
+
+# What transformers raises on settings that make no sense.
+_SENSELESS = (ValueError, KeyError, TypeError, AttributeError, ArithmeticError, OSError, StrictDataclassError)
 
 # Fields that change no logit. Every other field of every expert must agree.
 _IRRELEVANT = {
@@ -44,7 +48,7 @@ def read_config(folder: Path) -> PretrainedConfig:
     try:
         config: PretrainedConfig = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         return config
-    except Exception as error:  # transformers raises anything on a config that makes no sense
+    except _SENSELESS as error:
         raise CheckpointError(f"can't be read as a model config: {error}", where=str(path)) from error
 
 

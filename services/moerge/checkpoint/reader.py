@@ -74,6 +74,8 @@ class Checkpoint:
 
 
 def _weight_files(folder: Path) -> list[Path]:
+    if (folder / SINGLE).is_file():  # a stale index beside it doesn't count, as for transformers
+        return [folder / SINGLE]
     if (folder / INDEX).is_file():
         try:
             names = {str(name) for name in json.loads((folder / INDEX).read_text("utf-8"))["weight_map"].values()}
@@ -85,8 +87,6 @@ def _weight_files(folder: Path) -> list[Path]:
             if not (folder / name).is_file():
                 raise CheckpointError(f"names {name}, which is not there", where=str(folder / INDEX))
         return [folder / name for name in sorted(names)]
-    if (folder / SINGLE).is_file():
-        return [folder / SINGLE]
     pickled = next(iter(folder.glob("*.bin")), None)
     todo = f"name a folder with {SINGLE} or {INDEX}"
     if pickled is not None:
@@ -106,7 +106,7 @@ def model_shapes(config: PretrainedConfig) -> dict[str, tuple[int, ...]]:
     try:
         with torch.device("meta"):
             model: nn.Module = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
-    except Exception as error:  # transformers raises anything on a config that makes no sense
+    except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError, ImportError, RuntimeError) as error:
         raise CheckpointError(f"no model can be made from it: {error}", where="config.json") from error
     return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
 

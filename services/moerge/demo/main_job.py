@@ -136,7 +136,8 @@ class Demo:
         self._console.rule(f"[bold]{text}", align="left")
 
     def _say_what_next(self) -> None:
-        home, prompt = self._coordinator, "The capital of"
+        home, prompt, python = self._coordinator, "The capital of", Path(sys.executable)
+        moerge = python.with_name("moerge")
         self._say("Done")
         self._console.print(
             f"""\
@@ -145,9 +146,9 @@ Version 2: {self._folder(2)}
 
 Three commands to try next:
 
-  python -c "from transformers import pipeline; print(pipeline('text-generation', '{self._folder(2)}')('{prompt}'))"
-  moerge coordinator serve {home} --port 8080
-  MOERGE_COORDINATOR=http://127.0.0.1:8080 MOERGE_TOKEN=$(cat {self._home / "operator-token"}) moerge version show 2
+  {python} -c "from transformers import pipeline; print(pipeline('text-generation', '{self._folder(2)}')('{prompt}'))"
+  {moerge} coordinator serve {home} --port 8080
+  MOERGE_COORDINATOR=http://127.0.0.1:8080 MOERGE_TOKEN=$(cat {self._home / "operator-token"}) {moerge} version show 2
 """,
             soft_wrap=True,
             highlight=False,
