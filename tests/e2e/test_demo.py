@@ -42,6 +42,7 @@ def table(home: Path, number: int) -> dict[str, Any]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1500)
 def test_the_main_job_and_then_again_after_ctrl_c(tmp_path: Path) -> None:
     """Stopped by Ctrl-C in the midst of the workers' work, it leaves no process; run again, it goes on to the end."""
     home = tmp_path / "demo"
