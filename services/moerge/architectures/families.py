@@ -1,7 +1,7 @@
 """The family table: for each dense family, the stock MoE class that computes the same, and every name and setting."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from transformers import PretrainedConfig
 
@@ -73,34 +73,26 @@ _COMMON = (
 )
 _NO_BIAS = "Mixtral has no biases"
 
-FAMILIES: dict[str, Family] = {
-    family.model_type: family
-    for family in (
-        Family(
-            model_type="llama",
-            published_type="mixtral",
-            published_class="MixtralForCausalLM",
-            mlp=_MIXTRAL_MLP,
-            router=_MIXTRAL_ROUTER,
-            router_module="model.layers.{layer}.mlp.gate",
-            gain="model.layers.{layer}.post_attention_layernorm.weight",
-            copied=_COMMON,
-            fixed={"sliding_window": None, "router_jitter_noise": 0.0, "output_router_logits": False},
-            demanded={"mlp_bias": (False, _NO_BIAS), "attention_bias": (False, _NO_BIAS)},
-        ),
-        Family(
-            model_type="mistral",
-            published_type="mixtral",
-            published_class="MixtralForCausalLM",
-            mlp=_MIXTRAL_MLP,
-            router=_MIXTRAL_ROUTER,
-            router_module="model.layers.{layer}.mlp.gate",
-            gain="model.layers.{layer}.post_attention_layernorm.weight",
-            copied=(*_COMMON, "sliding_window"),
-            fixed={"router_jitter_noise": 0.0, "output_router_logits": False},
-        ),
-    )
-}
+_LLAMA = Family(
+    model_type="llama",
+    published_type="mixtral",
+    published_class="MixtralForCausalLM",
+    mlp=_MIXTRAL_MLP,
+    router=_MIXTRAL_ROUTER,
+    router_module="model.layers.{layer}.mlp.gate",
+    gain="model.layers.{layer}.post_attention_layernorm.weight",
+    copied=_COMMON,
+    fixed={"sliding_window": None, "router_jitter_noise": 0.0, "output_router_logits": False},
+    demanded={"mlp_bias": (False, _NO_BIAS), "attention_bias": (False, _NO_BIAS)},
+)
+_MISTRAL = replace(
+    _LLAMA,
+    model_type="mistral",
+    copied=(*_COMMON, "sliding_window"),
+    fixed={"router_jitter_noise": 0.0, "output_router_logits": False},
+    demanded={},
+)
+FAMILIES = {family.model_type: family for family in (_LLAMA, _MISTRAL)}
 
 
 def family_of(config: PretrainedConfig) -> Family:
