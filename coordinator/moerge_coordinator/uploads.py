@@ -3,6 +3,7 @@
 import hashlib
 import shutil
 from collections.abc import AsyncIterator, Iterator
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
@@ -96,8 +97,9 @@ class Uploads:
             raise RefusedError(
                 ProblemType.NOT_READY, f"{len(missing)} chunks are missing", where=missing[0], todo="send them"
             )
+        put = partial(self._blobs.put, request.sha256, partial(self._assemble, upload, request))
         try:
-            self._blobs.put(request.sha256, lambda out: self._assemble(upload, request, out))
+            put()
         except RefusedError:
             self._forget(upload)
             raise
@@ -107,7 +109,7 @@ class Uploads:
         with transaction(self._engine) as session:
             session.merge(HoldingRow(owner=owner, sha256=request.sha256, size=request.size))
         if not self._blobs.has(request.sha256):  # another owner's refusal removed it just before the row was there
-            self._blobs.put(request.sha256, lambda out: self._assemble(upload, request, out))
+            put()
         shutil.rmtree(self._folder / str(upload), ignore_errors=True)
         return stored
 
@@ -132,6 +134,7 @@ class Uploads:
                 if (row := session.get(HoldingRow, (owner, digest))) is not None:
                     session.delete(row)
             session.flush()
+            # Within the transaction: who adds a row that needs the blob looks afterwards whether it is still there.
             for digest in set(digests) - _needed(session, refused):
                 self._blobs.path(digest).unlink(missing_ok=True)
 

@@ -1,5 +1,6 @@
 """Names by content: SHA-256 in lower-case hex, and canonical JSON (RFC 8785) to hash structured values."""
 
+import base64
 import hashlib
 from typing import Annotated
 
@@ -24,3 +25,8 @@ def canonical_json(value: JsonValue) -> bytes:
 def digest_of(value: JsonValue) -> str:
     """SHA-256 of the canonical JSON of `value`."""
     return sha256_hex(canonical_json(value))
+
+
+def content_digest(sha256: str) -> str:
+    """The value of a Content-Digest header (RFC 9530) for a body of this SHA-256."""
+    return f"sha-256=:{base64.b64encode(bytes.fromhex(sha256)).decode()}:"

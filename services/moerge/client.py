@@ -1,6 +1,5 @@
 """The coordinator over HTTP: typed calls, uploads in chunks, downloads that are checked."""
 
-import base64
 import hashlib
 import ipaddress
 from collections.abc import Callable, Iterator, Mapping
@@ -17,7 +16,7 @@ from moerge.errors import CoordinatorError, MoergeError
 from moerge.files import atomic_file, file_sha256
 from moerge.progress import Progress
 from moerge_proto.contributions import Contribution, NewContribution
-from moerge_proto.digests import sha256_hex
+from moerge_proto.digests import content_digest, sha256_hex
 from moerge_proto.experts import Expert, NewExpert
 from moerge_proto.messages import FileEntry, Page
 from moerge_proto.owners import Identity, NewOwner, NewToken, Owner, Token
@@ -256,11 +255,6 @@ class Client:
                     where=file.name,
                     todo="run the command again; if it stays, the coordinator's disk is damaged",
                 )
-
-
-def content_digest(sha256: str) -> str:
-    """The value of a Content-Digest header (RFC 9530) for a body of this SHA-256."""
-    return f"sha-256=:{base64.b64encode(bytes.fromhex(sha256)).decode()}:"
 
 
 def _plain_chunks(path: Path) -> Iterator[tuple[int, bytes]]:

@@ -13,16 +13,16 @@ import numpy as np
 import pytest
 import zstandard
 
-from moerge.client import content_digest
 from moerge.errors import CoordinatorError
 from moerge.statistics.accumulate import ShardSums
 from moerge_proto.contributions import NewContribution
-from moerge_proto.digests import sha256_hex
+from moerge_proto.digests import content_digest, sha256_hex
 from moerge_proto.statistics_file import Manifest, gram_length
 from moerge_proto.trunks import Trunk
 from moerge_proto.uploads import Chunk, NewUpload, Upload
-from support.fleet import Member, files_below, honest, joined, merge, save, send
+from support.fleet import Member, files_below, honest, joined, merge, send
 from support.processes import Coordinator, coordinator
+from support.statistics import written
 
 Changed = tuple[dict[str, Any], ShardSums]
 
@@ -116,7 +116,7 @@ def test_law_2_and_validation_refuse_by_name_and_keep_nothing(
     manifest, sums = honest(fleet.server, fleet.law, fleet.trunk, first=1000)
     before, known = files_below(fleet.server), list(fleet.law.client.contributions())
     changed, other = change(manifest.model_dump(), deepcopy(sums))
-    path = save(tmp_path / "file", Manifest.model_validate(changed), other)
+    path = written(tmp_path / "file", Manifest.model_validate(changed), other)
     with pytest.raises(CoordinatorError) as caught:
         send(fleet.law, path)
     problem = caught.value.problem()
@@ -136,7 +136,7 @@ def test_garbage_is_refused_and_not_kept(fleet: Fleet, tmp_path: Path, content: 
 
 
 def test_a_truncated_statistics_file_is_refused(fleet: Fleet, tmp_path: Path) -> None:
-    path = save(tmp_path / "file", *honest(fleet.server, fleet.law, fleet.trunk))
+    path = written(tmp_path / "file", *honest(fleet.server, fleet.law, fleet.trunk))
     path.write_bytes(path.read_bytes()[:-8])
     with pytest.raises(CoordinatorError) as caught:
         send(fleet.law, path)
@@ -144,12 +144,12 @@ def test_a_truncated_statistics_file_is_refused(fleet: Fleet, tmp_path: Path) ->
 
 
 def test_law_4_a_contribution_sent_twice_counts_once_and_a_shard_too(fleet: Fleet, tmp_path: Path) -> None:
-    first = save(tmp_path / "first", *honest(fleet.server, fleet.art, fleet.trunk, shards=2))
+    first = written(tmp_path / "first", *honest(fleet.server, fleet.art, fleet.trunk, shards=2))
     accepted = send(fleet.art, first)
     assert send(fleet.art, first) == accepted
     assert [each.digest for each in fleet.art.client.contributions()] == [accepted.digest]
 
-    again = save(tmp_path / "again", *honest(fleet.server, fleet.art, fleet.trunk, shards=2, first=1))
+    again = written(tmp_path / "again", *honest(fleet.server, fleet.art, fleet.trunk, shards=2, first=1))
     with pytest.raises(CoordinatorError) as caught:
         send(fleet.art, again)
     assert (caught.value.type, caught.value.where) == ("urn:moerge:problem:duplicate-shard", "manifest.shards")
@@ -164,8 +164,8 @@ def test_law_4_a_contribution_sent_twice_counts_once_and_a_shard_too(fleet: Flee
 
 
 def test_law_4_another_owner_can_supersede_nothing_of_others(fleet: Fleet, tmp_path: Path) -> None:
-    mine = send(fleet.law, save(tmp_path / "mine", *honest(fleet.server, fleet.law, fleet.trunk, first=50)))
-    theirs = save(tmp_path / "theirs", *honest(fleet.server, fleet.art, fleet.trunk, first=60))
+    mine = send(fleet.law, written(tmp_path / "mine", *honest(fleet.server, fleet.law, fleet.trunk, first=50)))
+    theirs = written(tmp_path / "theirs", *honest(fleet.server, fleet.art, fleet.trunk, first=60))
     with pytest.raises(CoordinatorError) as caught:
         send(fleet.art, theirs, supersedes=mine.digest)
     assert caught.value.where == "supersedes"
@@ -251,7 +251,7 @@ def test_the_same_requests_at_once_answer_the_same(fleet: Fleet, tmp_path: Path)
     manifest, sums = honest(fleet.server, fleet.law, fleet.trunk, first=7000)
     for turn in range(4):
         changed = manifest.model_copy(update={"shards": [sha256_hex(bytes([turn]))]})
-        data = save(tmp_path / "file", changed, sums).read_bytes()
+        data = written(tmp_path / "file", changed, sums).read_bytes()
         pieces = [data[start : start + 2000] for start in range(0, len(data), 2000)]
         upload = opened(fleet, fleet.law, of(data, *pieces))
         for name, piece in zip(upload.missing, pieces, strict=True):

@@ -15,8 +15,9 @@ from moerge.errors import CoordinatorError
 from moerge_proto.owners import NewOwner
 from moerge_proto.trunks import Trunk
 from moerge_proto.versions import NewVersion, SolveOptions, Version
-from support.fleet import Member, honest, joined, merge, save, send
+from support.fleet import Member, honest, joined, merge, send
 from support.processes import Coordinator, coordinator, moerge
+from support.statistics import written
 
 SETTINGS: dict[str, Any] = {"hidden_size": 128, "intermediate_size": 1024, "num_hidden_layers": 4, "vocab_size": 2000}
 SNAPSHOT = Path(__file__).with_name("openapi.json")
@@ -51,7 +52,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
         trunk = merge(server)
         members.append(joined(server, "code", folder, 3, **SETTINGS))
         for member in members:
-            send(member, save(folder / "contribution", *honest(server, member, trunk)))
+            send(member, written(folder / "contribution", *honest(server, member, trunk)))
         yield Fleet(server, members, trunk)
         for member in members:
             member.client.close()

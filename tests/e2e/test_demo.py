@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from support.processes import marked
+
 DEMO = [sys.executable, "-m", "moerge.cli", "demo", "--home"]
 CACHE = Path(__file__).parents[2] / "build" / "test-cache"
 """Trained experts; a run that finds them is a second run."""
@@ -24,23 +26,10 @@ def start(home: Path) -> subprocess.Popen[str]:
     )
 
 
-def marked(home: Path) -> list[str]:
-    """Command lines of the processes that the demo in `home` has started, however deep."""
-    mark = f"MOERGE_TEST_MARK={home}".encode()
-    found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            if mark in (process / "environ").read_bytes().split(b"\0") and (process / "cmdline").read_bytes():
-                found.append((process / "cmdline").read_bytes().replace(b"\0", b" ").decode())
-        except OSError:  # it has just ended
-            continue
-    return found
-
-
-def left_after(seconds: float, home: Path) -> list[str]:
+def left_after(seconds: float, home: Path) -> dict[int, str]:
     """The demo's processes that still run after so many seconds; Ray's take a moment to end."""
     deadline = time.monotonic() + seconds
-    while (left := marked(home)) and time.monotonic() < deadline:
+    while (left := marked(str(home))) and time.monotonic() < deadline:
         time.sleep(0.2)
     return left
 
@@ -60,11 +49,11 @@ def test_the_main_job_and_then_again_after_ctrl_c(tmp_path: Path) -> None:
     for line in stopped.stdout:
         if "statistics of" in line or "the trunk strays" in line:
             break
-    assert len(marked(home)) > 3
+    assert len(marked(str(home))) > 3
     stopped.send_signal(signal.SIGINT)
     assert stopped.wait(60) == 130
     stopped.stdout.close()
-    assert left_after(30, home) == []
+    assert left_after(30, home) == {}
 
     again = start(home)
     output = again.communicate()[0]
@@ -80,4 +69,4 @@ def test_the_main_job_and_then_again_after_ctrl_c(tmp_path: Path) -> None:
             assert shares[own] == max(shares), (domain, shares)
     assert "shared" in output
     assert str(home / "coordinator" / "versions" / "2") in output
-    assert left_after(30, home) == []
+    assert left_after(30, home) == {}

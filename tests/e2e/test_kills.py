@@ -25,9 +25,10 @@ from moerge_proto.workflows import Workflow, WorkflowState
 from moerge_workers.identity import read_key
 from moerge_workers.journal import Journal
 from moerge_workers.shards import batches, plan
-from support.fleet import Member, honest, joined, merge, save, send, trunk_path
+from support.fleet import Member, honest, joined, merge, send, trunk_path
 from support.models import texts
-from support.processes import Coordinator, coordinator
+from support.processes import Coordinator, coordinator, marked
+from support.statistics import written
 
 pytestmark = pytest.mark.slow
 
@@ -137,15 +138,7 @@ def test_a_worker_killed_among_its_shards_sends_the_bytes_of_one_never_killed(
 
 
 def actors(home: Path) -> list[int]:
-    mark = f"MOERGE_TEST_MARK={home}".encode()
-    found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            if mark in (process / "environ").read_bytes() and b"ray::Slot" in (process / "cmdline").read_bytes():
-                found.append(int(process.name))
-        except OSError:  # it has just ended
-            continue
-    return found
+    return [process for process, command in marked(str(home)).items() if "ray::Slot" in command]
 
 
 def test_an_actor_killed_among_its_shards_changes_no_byte(house: House, tmp_path: Path) -> None:
@@ -177,7 +170,7 @@ def furnish(server: Coordinator, folder: Path) -> list[Member]:
 
 def contribute(server: Coordinator, members: list[Member], trunk: Trunk, folder: Path) -> None:
     for member in members:
-        send(member, save(folder / "contribution", *honest(server, member, trunk)))
+        send(member, written(folder / "contribution", *honest(server, member, trunk)))
         member.client.close()
 
 

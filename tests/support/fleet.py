@@ -14,7 +14,7 @@ from moerge_proto.contributions import Contribution, NewContribution
 from moerge_proto.digests import sha256_hex
 from moerge_proto.experts import Expert, ExpertState, NewExpert
 from moerge_proto.owners import NewOwner, NewToken, Role
-from moerge_proto.statistics_file import Manifest, StatisticsSettings, write
+from moerge_proto.statistics_file import Manifest, StatisticsSettings
 from moerge_proto.trunks import NewTrunk, Trunk
 from moerge_workers.shards import batches
 from support.models import expert
@@ -98,12 +98,6 @@ def honest(
         shards=sorted(sha256_hex(f"{member.domain} {first + n}".encode()) for n in range(shards)),
     )
     return manifest, sums
-
-
-def save(path: Path, manifest: Manifest, sums: ShardSums) -> Path:
-    with path.open("wb") as out:
-        write(out, manifest, zip(sums.gram, sums.cross, strict=True))
-    return path
 
 
 def send(member: Member, path: Path, supersedes: str | None = None) -> Contribution:

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -13,16 +12,24 @@ from pathlib import Path
 import httpx
 
 from moerge.client import Client
+from moerge.demo.processes import free_port
 
 _ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 MOERGE = [sys.executable, "-m", "moerge.cli"]
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+def marked(mark: str) -> dict[int, str]:
+    """Process id -> command line of what runs with MOERGE_TEST_MARK=`mark`, however deep below us it was started."""
+    wanted = f"MOERGE_TEST_MARK={mark}".encode()
+    found = {}
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (process / "cmdline").read_bytes()
+            if command and wanted in (process / "environ").read_bytes().split(b"\0"):
+                found[int(process.name)] = command.replace(b"\0", b" ").decode()
+        except OSError:  # it has just ended
+            continue
+    return found
 
 
 def moerge(*arguments: object, **environment: str) -> str:

@@ -14,9 +14,10 @@ from moerge.publish.version import FilePlan, config_files, expert_file, index_fi
 from moerge.statistics.accumulate import shard_sums
 from moerge.trunk.domain_model import domain_model
 from moerge.trunk.merge import merge_plan
-from moerge_proto.statistics_file import Manifest, StatisticsFile, StatisticsSettings, exponent, write
+from moerge_proto.statistics_file import Manifest, StatisticsFile, StatisticsSettings, exponent
 from moerge_proto.versions import SolveOptions
 from moerge_workers.shards import batches
+from support.statistics import written
 
 ROWS = [[(7 * row + 3 * column) % 256 for column in range(40)] for row in range(8)]
 
@@ -49,9 +50,7 @@ def contribution(expert: Path, trunk: Path, path: Path, domain: str, rows: list[
         documents=sums.documents,
         shards=["0" * 64],
     )
-    with path.open("wb") as out:
-        write(out, manifest, zip(sums.gram, sums.cross, strict=True))
-    return path
+    return written(path, manifest, sums)
 
 
 def published(experts: list[Path], folder: Path, top_k: int = 1) -> Path:

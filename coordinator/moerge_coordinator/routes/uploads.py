@@ -1,7 +1,5 @@
 """Uploads in chunks (DESIGN: manifest, missing chunks, commit)."""
 
-import base64
-
 from fastapi import APIRouter, Request
 from starlette.concurrency import run_in_threadpool
 
@@ -9,7 +7,7 @@ from moerge_coordinator.auth import DomainOwner, own_name
 from moerge_coordinator.refusals import RefusedError
 from moerge_coordinator.routes.pages import Number
 from moerge_coordinator.uploads import Uploads
-from moerge_proto.digests import Digest
+from moerge_proto.digests import Digest, content_digest
 from moerge_proto.problems import ProblemType
 from moerge_proto.uploads import NewUpload, Stored, Upload
 
@@ -30,8 +28,7 @@ def open_upload(request: Request, caller: DomainOwner, new: NewUpload) -> Upload
 @router.put("/{upload}/chunks/{sha256}", status_code=204)
 async def put_chunk(request: Request, caller: DomainOwner, upload: Number, sha256: Digest) -> None:
     """Takes one chunk. The header Content-Digest (RFC 9530) must name the same SHA-256. Role: owner."""
-    expected = f"sha-256=:{base64.b64encode(bytes.fromhex(sha256)).decode()}:"
-    if request.headers.get("Content-Digest") != expected:
+    if request.headers.get("Content-Digest") != (expected := content_digest(sha256)):
         raise RefusedError(ProblemType.WRONG_DIGEST, f"expected Content-Digest {expected}", where="Content-Digest")
     await _uploads(request).receive(own_name(caller), upload, sha256, request.stream())
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from moerge.client import Client, content_digest
+from moerge.client import Client
 from moerge.errors import MoergeError
-from moerge_proto.digests import sha256_hex
+from moerge_proto.digests import content_digest, sha256_hex
 
 
 @pytest.mark.parametrize("url", ["http://example.org", "http://10.0.0.1:8080", "ftp://localhost", "localhost:8080"])

@@ -13,11 +13,7 @@ from moerge.checkpoint.reader import INDEX, SINGLE, Checkpoint
 from moerge.errors import CheckpointError, MoergeError
 from moerge.experts import check_expert, expert_digest, expert_files, require_finite
 from support.models import expert
-
-
-class Silent:
-    def advance(self, n: int) -> None:
-        pass
+from support.progress import Silent
 
 
 @pytest.fixture(scope="module")

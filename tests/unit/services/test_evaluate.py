@@ -15,12 +15,8 @@ from moerge.evaluate.routing import RoutingCounter, forced
 from moerge.evaluate.table import Table, measure
 from moerge.progress import LogProgress
 from support.models import expert
+from support.progress import Silent
 from support.versions import ROWS, published
-
-
-class Silent:
-    def advance(self, n: int) -> None:
-        pass
 
 
 @given(

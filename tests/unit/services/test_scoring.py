@@ -10,12 +10,8 @@ from moerge.evaluate.perplexity import score, windows
 from moerge.evaluate.routing import forced
 from moerge.trunk.domain_model import domain_model
 from support.models import expert
+from support.progress import Silent
 from support.versions import ROWS, logits, published
-
-
-class Silent:
-    def advance(self, n: int) -> None:
-        pass
 
 
 def test_overlapping_windows_score_each_token_once_from_its_own_window(tmp_path: Path) -> None:

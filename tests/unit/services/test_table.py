@@ -13,12 +13,8 @@ from moerge.evaluate.table import measure
 from moerge.progress import LogProgress
 from moerge_proto.versions import Lineage, SolveOptions
 from support.models import expert
+from support.progress import Silent
 from support.versions import ROWS, published
-
-
-class Silent:
-    def advance(self, n: int) -> None:
-        pass
 
 
 def version_of(experts: list[Path], folder: Path) -> Path:
