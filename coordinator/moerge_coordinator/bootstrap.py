@@ -17,7 +17,7 @@ from moerge.files import atomic_file
 from moerge_coordinator import refusals
 from moerge_coordinator.auth import make_token
 from moerge_coordinator.database import open_database, transaction
-from moerge_coordinator.routes import contributions, experts, owners, trunks, uploads, versions
+from moerge_coordinator.routes import contributions, experts, owners, trunk_contributions, trunks, uploads, versions
 from moerge_coordinator.settings import FILE, Settings
 from moerge_coordinator.tables import TokenRow
 from moerge_coordinator.uploads import Uploads
@@ -78,6 +78,7 @@ def make_app(settings: Settings) -> FastAPI:
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         engine = open_database(settings.database)
         blobs = LocalBlobs(settings.home / "blobs")
+        app.state.settings = settings
         app.state.engine = engine
         app.state.blobs = blobs
         app.state.uploads = Uploads(engine, blobs, settings.home / "uploads")
@@ -101,7 +102,7 @@ def make_app(settings: Settings) -> FastAPI:
     )
     refusals.install(app)
     api = APIRouter(prefix="/v1")
-    for module in (owners, uploads, experts, trunks, contributions, versions):
+    for module in (owners, uploads, experts, trunk_contributions, trunks, contributions, versions):
         api.include_router(module.router)
 
     @api.get("/health", tags=["health"])

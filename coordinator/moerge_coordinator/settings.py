@@ -5,6 +5,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from moerge.architectures.config import Vocabulary
 from moerge.errors import MoergeError
 
 FILE = "coordinator.toml"
@@ -19,6 +20,7 @@ class Settings(BaseModel):
         port: TCP port; 0 takes a free one.
         tls_certificate: PEM file; with `tls_key` it makes the coordinator speak HTTPS.
         tls_key: PEM file.
+        vocabulary: `same` refuses experts with other vocabularies; `pad` takes those that only add tokens at the end.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -28,6 +30,7 @@ class Settings(BaseModel):
     port: int = Field(default=8080, ge=0, le=65535)
     tls_certificate: Path | None = None
     tls_key: Path | None = None
+    vocabulary: Vocabulary = "same"
 
     @property
     def database(self) -> Path:

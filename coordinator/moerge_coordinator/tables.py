@@ -89,12 +89,15 @@ class TrunkRow(Base):
     number: Mapped[int] = mapped_column(primary_key=True)
     digest: Mapped[str] = mapped_column(String(64), unique=True)
     method: Mapped[str] = mapped_column(String(32))
+    options: Mapped[dict[str, Any]]
     experts: Mapped[list[Any]]
+    contributions: Mapped[list[Any]]
     family: Mapped[str] = mapped_column(String(32))
     hidden_size: Mapped[int]
     layers: Mapped[int]
     exponents: Mapped[list[Any]]
-    nonzero_gains: Mapped[list[Any]]
+    bounds: Mapped[list[Any]]
+    tensors: Mapped[int]
     files: Mapped[list[Any]]
     current: Mapped[bool]
     created: Mapped[datetime] = mapped_column(default=now)
@@ -104,6 +107,7 @@ class ContributionRow(Base):
     __tablename__ = "contributions"
     number: Mapped[int] = mapped_column(primary_key=True)
     digest: Mapped[str] = mapped_column(String(64), unique=True)
+    split: Mapped[str] = mapped_column(String(16))
     owner: Mapped[str] = mapped_column(ForeignKey("owners.name"))
     domain: Mapped[str] = mapped_column(ForeignKey("domains.name"))
     expert: Mapped[str] = mapped_column(ForeignKey("experts.digest"))
@@ -114,6 +118,23 @@ class ContributionRow(Base):
     size: Mapped[int] = mapped_column(BigInteger)
     active: Mapped[bool]
     warnings: Mapped[list[Any]]
+    software: Mapped[dict[str, Any]]
+    created: Mapped[datetime] = mapped_column(default=now)
+
+
+class TrunkContributionRow(Base):
+    """Of each expert at most one is active."""
+
+    __tablename__ = "trunk_contributions"
+    number: Mapped[int] = mapped_column(primary_key=True)
+    digest: Mapped[str] = mapped_column(String(64), unique=True)
+    owner: Mapped[str] = mapped_column(ForeignKey("owners.name"))
+    domain: Mapped[str] = mapped_column(ForeignKey("domains.name"))
+    expert: Mapped[str] = mapped_column(ForeignKey("experts.digest"))
+    tokens: Mapped[int] = mapped_column(BigInteger)
+    documents: Mapped[int] = mapped_column(BigInteger)
+    size: Mapped[int] = mapped_column(BigInteger)
+    active: Mapped[bool]
     software: Mapped[dict[str, Any]]
     created: Mapped[datetime] = mapped_column(default=now)
 

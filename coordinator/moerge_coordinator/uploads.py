@@ -15,7 +15,15 @@ from moerge.blobs.local import LocalBlobs
 from moerge.files import atomic_file
 from moerge_coordinator.database import transaction
 from moerge_coordinator.refusals import RefusedError
-from moerge_coordinator.tables import ArtifactRow, ContributionRow, ExpertRow, HoldingRow, TrunkRow, UploadRow
+from moerge_coordinator.tables import (
+    ArtifactRow,
+    ContributionRow,
+    ExpertRow,
+    HoldingRow,
+    TrunkContributionRow,
+    TrunkRow,
+    UploadRow,
+)
 from moerge_proto.digests import digest_of
 from moerge_proto.experts import ExpertState
 from moerge_proto.problems import ProblemType
@@ -184,6 +192,7 @@ def _needed(session: Session, refused: str) -> set[str]:
         *(file["sha256"] for row in rows for file in row.files),
         *session.scalars(select(HoldingRow.sha256)),
         *session.scalars(select(ContributionRow.digest)),
+        *session.scalars(select(TrunkContributionRow.digest)),
         *session.scalars(select(ArtifactRow.sha256)),
     }
 

@@ -2,12 +2,19 @@
 
 from typing import Any
 
-from moerge_coordinator.tables import ContributionRow, ExpertRow, OwnerRow, TrunkRow, VersionRow
-from moerge_proto.contributions import Contribution
+from moerge_coordinator.tables import (
+    ContributionRow,
+    ExpertRow,
+    OwnerRow,
+    TrunkContributionRow,
+    TrunkRow,
+    VersionRow,
+)
+from moerge_proto.contributions import Contribution, TrunkContribution
 from moerge_proto.experts import Expert
 from moerge_proto.owners import Owner
 from moerge_proto.problems import Problem, ProblemType
-from moerge_proto.trunks import Trunk
+from moerge_proto.trunks import Trunk, TrunkLineage
 from moerge_proto.versions import Version
 from moerge_proto.workflows import Workflow, WorkflowState
 
@@ -30,6 +37,15 @@ def trunk(row: TrunkRow) -> Trunk:
 
 def contribution(row: ContributionRow) -> Contribution:
     return Contribution.model_validate(_fields(row, *Contribution.model_fields))
+
+
+def trunk_lineage(row: TrunkRow) -> dict[str, Any]:
+    """What the trunk was made of, as `TrunkLineage` in JSON."""
+    return TrunkLineage.model_validate(_fields(row, *TrunkLineage.model_fields)).model_dump(mode="json")
+
+
+def trunk_contribution(row: TrunkContributionRow) -> TrunkContribution:
+    return TrunkContribution.model_validate(_fields(row, *TrunkContribution.model_fields))
 
 
 def version(row: VersionRow) -> Version:

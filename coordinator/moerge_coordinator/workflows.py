@@ -7,18 +7,20 @@ import shutil
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import wraps
+from functools import cache, wraps
 from pathlib import Path
 from typing import Any, ParamSpec
 
 from dbos import DBOS, DBOSConfiguredInstance, SetWorkflowID
 from sqlalchemy import Engine, func, select
+from torch import Tensor
+from transformers import PretrainedConfig
 
 from moerge.architectures.config import read_config
-from moerge.architectures.families import Family, family_of
+from moerge.architectures.families import EMBEDDING, Family, family_of
 from moerge.blobs.local import LocalBlobs
 from moerge.checkpoint.reader import Checkpoint
-from moerge.checkpoint.writer import write_safetensors
+from moerge.checkpoint.writer import TensorPlan, write_safetensors
 from moerge.errors import MoergeError
 from moerge.experts import require_finite
 from moerge.files import sync_folder
@@ -27,22 +29,27 @@ from moerge.publish.card import card_file
 from moerge.publish.version import (
     FilePlan,
     config_files,
+    dense_config_file,
     expert_file,
     index_file,
+    report_file,
     router_file,
     text_file,
-    trunk_file,
+    trunk_files,
 )
-from moerge.trunk.merge import merge_plan, trunk_digest
+from moerge.routers.layers import solve_layers
+from moerge.statistics.bounds import feature_bounds, feature_exponents, feature_gains
+from moerge.trunk.merge import elementwise_method, merge_plan, trunk_digest
+from moerge.trunk.regmean import regmean
 from moerge_coordinator import views
 from moerge_coordinator.database import transaction
 from moerge_coordinator.tables import ArtifactRow, ContributionRow, ExpertRow, TrunkRow, VersionRow
 from moerge_coordinator.uploads import Uploads
 from moerge_proto.digests import canonical_json, digest_of
 from moerge_proto.experts import ExpertState
-from moerge_proto.messages import FileEntry
-from moerge_proto.statistics_file import StatisticsFile, exponent
-from moerge_proto.versions import Lineage, VersionFile
+from moerge_proto.statistics_file import StatisticsFile
+from moerge_proto.trunks import TrunkLineage
+from moerge_proto.versions import Lineage, SolveReport, VersionFile
 from moerge_proto.workflows import Workflow, WorkflowState
 
 P = ParamSpec("P")
@@ -50,9 +57,10 @@ Outcome = dict[str, Any]
 DENSE_TRUNK_FILE = "trunk.safetensors"
 EXECUTOR_ID = "coordinator"
 _TRUNK_FIELDS = (
-    "digest", "method", "experts", "family", "hidden_size", "layers", "exponents", "nonzero_gains", "files",
+    "digest", "method", "options", "experts", "contributions", "family", "hidden_size", "layers", "exponents",
+    "bounds", "tensors", "files",
 )  # fmt: skip
-APPLICATION_VERSION = "1"  # raise only when a workflow's steps change, and let running ones finish first
+APPLICATION_VERSION = "2"  # raise only when a workflow's steps change, and let running ones finish first
 
 
 def _telling_problems(step: Callable[P, object]) -> Callable[P, Outcome]:
@@ -98,8 +106,9 @@ class Workflows(DBOSConfiguredInstance):
     def start_expert(self, digest: str) -> Workflow:
         return self._start(f"expert-{digest}", self.take_in_expert, digest)
 
-    def start_trunk(self, method: str, experts: list[str]) -> Workflow:
-        return self._start(f"trunk-{digest_of([method, *experts])}", self.merge_trunk, method, experts)
+    def start_trunk(self, lineage: TrunkLineage) -> Workflow:
+        content = lineage.model_dump(mode="json")
+        return self._start(f"trunk-{digest_of(content)}", self.merge_trunk, content)
 
     def start_version(self, lineage: Lineage) -> Workflow:
         content = lineage.model_dump(mode="json")
@@ -153,40 +162,58 @@ class Workflows(DBOSConfiguredInstance):
     # --- merge a trunk
 
     @DBOS.workflow()
-    def merge_trunk(self, method: str, experts: list[str]) -> Outcome:
-        merged = self._merge(method, experts)
+    def merge_trunk(self, lineage: dict[str, Any]) -> Outcome:
+        merged = self._merge(lineage)
         return merged if "problem" in merged else self._record_trunk(merged["result"])
 
     @DBOS.step()
     @_telling_problems
-    def _merge(self, method: str, experts: list[str]) -> dict[str, Any]:
+    def _merge(self, lineage: dict[str, Any]) -> dict[str, Any]:
         with transaction(self._engine) as session:
-            for row in session.scalars(select(TrunkRow).where(TrunkRow.method == method)):
-                if row.experts == experts:
+            for row in session.scalars(select(TrunkRow)):
+                if views.trunk_lineage(row) == lineage:
                     return {name: getattr(row, name) for name in _TRUNK_FIELDS}
-        folders = [self.expert_folder(digest) for digest in experts]
+        made = TrunkLineage.model_validate(lineage)
+        folders = [self.expert_folder(digest) for digest in made.experts]
         config = read_config(folders[0])
-        family = family_of(config)
-        layers, hidden = config.num_hidden_layers, config.hidden_size
-        plans = merge_plan([Checkpoint(folder) for folder in folders], family, layers, method)
-        with progress().track(f"merging a trunk of {len(experts)}", sum(plan.bytes for plan in plans), "B") as tracker:
-            weights = self._blobs.put(DENSE_TRUNK_FILE, lambda out: write_safetensors(out, plans, tracker.advance))
-        settings = (folders[0] / "config.json").read_text(encoding="utf-8")
-        files = [weights, self._blobs.put("config.json", text_file("config.json", settings).write)]
+        family, layers = family_of(config), config.num_hidden_layers
+        with self._trunk_plan(made, family, config) as plans:
+            total, title = sum(plan.bytes for plan in plans), f"merging a trunk of {len(folders)} by {made.method}"
+            with progress().track(title, total, "B") as tracker:
+                weights = self._blobs.put(DENSE_TRUNK_FILE, lambda out: write_safetensors(out, plans, tracker.advance))
         trunk = Checkpoint(self._blobs.path(weights.sha256))
-        gains = [trunk.tensor(family.gain.format(layer=layer)) for layer in range(layers)]
-        exponents = [exponent(hidden)] * layers
+        files = [weights, self._blobs.put("config.json", dense_config_file(folders[0], trunk).write)]
+        exponents = feature_exponents(trunk, family, config)
         return {
-            "digest": trunk_digest(method, experts, {file.name: file.sha256 for file in files}, exponents),
-            "method": method,
-            "experts": experts,
+            "digest": trunk_digest(lineage, {file.name: file.sha256 for file in files}, exponents),
+            **lineage,
             "family": family.model_type,
-            "hidden_size": hidden,
+            "hidden_size": config.hidden_size,
             "layers": layers,
             "exponents": exponents,
-            "nonzero_gains": [int((gain != 0).sum()) for gain in gains],
+            "bounds": feature_bounds(trunk, family, config),
+            "tensors": len(trunk.specs),
             "files": [file.model_dump() for file in files],
         }
+
+    @contextmanager
+    def _trunk_plan(
+        self, lineage: TrunkLineage, family: Family, config: PretrainedConfig
+    ) -> Iterator[list[TensorPlan]]:
+        """The plan of the trunk's file; it can be written while the context is open."""
+        layers, options = config.num_hidden_layers, lineage.options
+        experts = [Checkpoint(self.expert_folder(digest)) for digest in lineage.experts]
+        with ExitStack() as stack:
+            if lineage.method == "regmean":
+                paths = map(self._blobs.path, lineage.contributions)
+                files = [stack.enter_context(StatisticsFile(path)) for path in paths]
+                yield merge_plan(experts, family, layers, regmean(experts, files, family, config), own_head=True)
+                return
+            with transaction(self._engine) as session:
+                domains = {row.digest: row.domain for row in session.scalars(select(ExpertRow))}
+            weights = [options.weights.get(domains[digest], 1.0) for digest in lineage.experts]
+            base = None if options.base is None else Checkpoint(self.expert_folder(options.base))
+            yield merge_plan(experts, family, layers, elementwise_method(lineage.method, options, weights, base))
 
     @DBOS.step()
     @_telling_problems
@@ -222,11 +249,9 @@ class Workflows(DBOSConfiguredInstance):
     def _solve(self, lineage: dict[str, Any]) -> None:
         made = Lineage.model_validate(lineage)
         layers = read_config(self.expert_folder(made.experts[0])).num_hidden_layers
-        with (
-            progress().track(f"solving routers of {', '.join(made.domains)}", layers, "layers") as tracker,
-            self._routers(made, lambda layer: tracker.advance(1)) as plan,
-        ):
-            self._artifact(plan, made)
+        with progress().track(f"solving routers of {', '.join(made.domains)}", layers, "layers") as tracker:
+            for plan in self._router_files(made, lambda layer: tracker.advance(1)):
+                self._artifact(plan, made)
 
     @DBOS.step()
     @_telling_problems
@@ -269,6 +294,9 @@ class Workflows(DBOSConfiguredInstance):
     def _artifact(self, plan: FilePlan, lineage: Lineage) -> VersionFile:
         """The planned file as a blob, written only if no version has written it."""
         maker = digest_of(lineage.model_dump(mode="json"))
+        if plan.sha256 is not None and self._blobs.has(plan.sha256):
+            size = self._blobs.path(plan.sha256).stat().st_size
+            return VersionFile(name=plan.name, sha256=plan.sha256, size=size, new=False, tensors=len(plan.tensors))
         with transaction(self._engine) as session:
             row = session.get(ArtifactRow, plan.key)
         if row is None:
@@ -278,51 +306,63 @@ class Workflows(DBOSConfiguredInstance):
                 row = session.merge(row)
             if not self._blobs.has(row.sha256):  # a refused upload of the same content was removed meanwhile
                 self._blobs.put(plan.name, plan.write)
-        return VersionFile(name=plan.name, sha256=row.sha256, size=row.size, new=row.maker == maker)
+        new, tensors = row.maker == maker, len(plan.tensors)
+        return VersionFile(name=plan.name, sha256=row.sha256, size=row.size, new=new, tensors=tensors)
 
     def _shared_files(self, lineage: Lineage) -> list[FilePlan]:
-        family, trunk = self._trunk(lineage.trunk)
-        plans = [trunk_file(trunk, lineage.trunk)]
+        family, config, trunk, sha256 = self._trunk(lineage.trunk)
+        plans = trunk_files(trunk, family, config, lineage.trunk, sha256, tied=lineage.tied)
         for slot, digest in enumerate(lineage.experts):
-            folder = self.expert_folder(digest)
-            layers = read_config(folder).num_hidden_layers
-            plans.append(expert_file(Checkpoint(folder), family, layers, slot, digest))
+            checkpoint = Checkpoint(self.expert_folder(digest))
+            plans.append(expert_file(checkpoint, family, config.num_hidden_layers, slot, digest))
         return plans
 
-    @contextmanager
-    def _routers(self, lineage: Lineage, solved: Callable[[int], None]) -> Iterator[FilePlan]:
-        """The plan of the routers file; it can be written while the context is open."""
-        family, trunk = self._trunk(lineage.trunk)
-        with ExitStack() as stack:
-            files = [stack.enter_context(StatisticsFile(self._blobs.path(digest))) for digest in lineage.contributions]
-            name = digest_of(lineage.model_dump(mode="json"))
-            yield router_file(files, lineage.domains, trunk, family, lineage.options, name, solved)
+    def _router_files(self, lineage: Lineage, solved: Callable[[int], None]) -> list[FilePlan]:
+        """The plans of the routers and of the report; whichever is written first solves."""
+        family, config, trunk, _ = self._trunk(lineage.trunk)
+        gains = feature_gains(trunk, family, config)
+
+        @cache
+        def solution() -> tuple[list[Tensor], SolveReport]:
+            with ExitStack() as stack:
+                paths = map(self._blobs.path, lineage.contributions)
+                files = [stack.enter_context(StatisticsFile(path)) for path in paths]
+                return solve_layers(files, lineage.domains, gains, lineage.options, solved)
+
+        name = digest_of(lineage.model_dump(mode="json"))
+        shape = (len(lineage.domains), config.hidden_size)
+        dtype = trunk.specs[EMBEDDING].dtype
+        routers = router_file(lambda: solution()[0], config.num_hidden_layers, shape, family, dtype, name)
+        return [routers, report_file(lambda: solution()[1], name)]
 
     def _all_files(self, lineage: Lineage) -> list[FilePlan]:
-        family, trunk = self._trunk(lineage.trunk)
-        with self._routers(lineage, lambda layer: None) as routers:
-            weights = [*self._shared_files(lineage), routers]
-        first = self.expert_folder(lineage.experts[0])
-        dtype = next(iter(trunk.specs.values())).dtype
-        texts = config_files(first, read_config(first), family, len(lineage.experts), lineage.options.top_k, dtype)
+        family, config, trunk, _ = self._trunk(lineage.trunk)
+        routers, report = self._router_files(lineage, lambda layer: None)
+        weights = [*self._shared_files(lineage), routers]
+        folders = [self.expert_folder(digest) for digest in lineage.experts]
+        tokenizer = max(folders, key=lambda folder: read_config(folder).vocab_size)
+        size, top_k = len(folders), lineage.options.top_k
+        texts = config_files(tokenizer, config, family, size, top_k, trunk, tied=lineage.tied)
         texts.append(text_file("moerge.json", canonical_json(lineage.model_dump(mode="json")).decode() + "\n"))
-        return [*weights, index_file(weights), *texts, self._card(lineage)]
+        return [*weights, index_file(weights), *texts, report, self._card(lineage)]
 
     def _card(self, lineage: Lineage) -> FilePlan:
         with transaction(self._engine) as session:
             experts = {row.digest: views.expert(row) for row in session.scalars(select(ExpertRow))}
             parts = {row.digest: views.contribution(row) for row in session.scalars(select(ContributionRow))}
-            merged = session.scalars(select(TrunkRow).where(TrunkRow.digest == lineage.trunk)).one().experts
+            trunk = views.trunk(session.scalars(select(TrunkRow).where(TrunkRow.digest == lineage.trunk)).one())
         return card_file(
             lineage,
             [experts[digest] for digest in lineage.experts],
-            [experts[digest] for digest in merged],
+            trunk,
+            [experts[digest] for digest in trunk.contains],
             [parts[digest] for digest in lineage.contributions],
         )
 
-    def _trunk(self, digest: str) -> tuple[Family, Checkpoint]:
+    def _trunk(self, digest: str) -> tuple[Family, PretrainedConfig, Checkpoint, str]:
+        """A trunk's family and dense config, its weights, and the digest of their file."""
         with transaction(self._engine) as session:
             row = session.scalars(select(TrunkRow).where(TrunkRow.digest == digest)).one()
-        files = {entry.name: entry for entry in (FileEntry.model_validate(file) for file in row.files)}
-        folder = self.expert_folder(row.experts[0])
-        return family_of(read_config(folder)), Checkpoint(self._blobs.path(files[DENSE_TRUNK_FILE].sha256))
+        sha256 = next(file["sha256"] for file in row.files if file["name"] == DENSE_TRUNK_FILE)
+        config = read_config(self.expert_folder(row.experts[0]))
+        return family_of(config), config, Checkpoint(self._blobs.path(sha256)), sha256

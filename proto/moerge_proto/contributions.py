@@ -1,6 +1,7 @@
-"""Router contributions as the coordinator records them; their content is the statistics file."""
+"""Router and trunk contributions as the coordinator records them; their content is the statistics file."""
 
 from datetime import datetime
+from typing import Literal
 
 from pydantic import Field
 
@@ -11,7 +12,8 @@ from moerge_proto.messages import Message
 class NewContribution(Message):
     """Registers an uploaded statistics file. `software` says which builds made it; it is kept in the lineage.
 
-    `supersedes` names the one earlier contribution whose shards this one may claim again; the swap is atomic.
+    `supersedes` names the one earlier contribution whose place this one takes, and whose shards it may claim again;
+    the swap is atomic.
     """
 
     sha256: Digest
@@ -20,10 +22,11 @@ class NewContribution(Message):
 
 
 class Contribution(Message):
-    """An accepted contribution. `active` is false once another one superseded it."""
+    """An accepted router contribution. `active` is false once another one superseded it."""
 
     number: int
     digest: Digest
+    split: Literal["statistics", "tuning"]
     owner: str
     domain: str
     expert: Digest
@@ -34,5 +37,21 @@ class Contribution(Message):
     size: int
     active: bool
     warnings: list[str]
+    software: dict[str, str]
+    created: datetime
+
+
+class TrunkContribution(Message):
+    """An accepted trunk contribution: of one expert, for every trunk that it is merged into."""
+
+    number: int
+    digest: Digest
+    owner: str
+    domain: str
+    expert: Digest
+    tokens: int
+    documents: int
+    size: int
+    active: bool
     software: dict[str, str]
     created: datetime

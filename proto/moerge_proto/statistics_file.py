@@ -1,24 +1,34 @@
 """The statistics file: what a worker uploads, in one canonical safetensors layout.
 
-    layers.{l}.gram   int64 [H(H+1)/2]   upper triangle of sum u^T u, row-major, times 2**exponents[l]
-    layers.{l}.cross  int64 [H]          sum of u, times 2**exponents[l]
+A router contribution, under one trunk:
 
-u is the feature divided by the gain of the norm that made it. Layers stand in order; the one metadata key is
-`manifest`, canonical JSON. Equal statistics give equal bytes, and a file that differs from what this module would
-write for its manifest is refused, so a header can't lie.
+    layers.{l}.gram              int64 [H(H+1)/2]  upper triangle of sum u^T u, row-major, times 2**exponents[l]
+    layers.{l}.cross             int64 [H]         sum of u, times 2**exponents[l]
+
+u is the feature, divided by the gain of the norm that made it if one did. A trunk contribution, of the expert alone:
+
+    layers.{l}.attention_input   int64 [H(H+1)/2]  upper triangle of the gram of what q, k and v read
+    layers.{l}.attention_output  int64 [A(A+1)/2]  of what the attention's output projection reads
+    head_input                   int64 [H(H+1)/2]  of what the head reads
+    token_counts                 int64 [V]         how often each token stood, 0 if rarer than the manifest says
+
+Its grams are divided by the gains of their norms likewise, and times 2**exponents[i], in the order of the tensors.
+The one metadata key is `manifest`, canonical JSON. Equal statistics give equal bytes, and a file that differs from what
+this module would write for its manifest is refused, so a header can't lie.
 """
 
 import hashlib
 import json
+import math
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Annotated, BinaryIO, Literal
+from typing import Annotated, BinaryIO, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Field, TypeAdapter, ValidationError, field_validator, model_validator
 
 from moerge_proto.digests import Digest, Name, canonical_json
 from moerge_proto.messages import Message
@@ -26,6 +36,8 @@ from moerge_proto.messages import Message
 MAX_HEADER_BYTES = 64 * 2**20
 MAX_TOKENS = 2**36
 """The exponents leave room for this many tokens, in one contribution and in the sum of all (see `exponent`)."""
+MAX_TRUNK_TOKENS = 2**30
+"""Likewise in a trunk contribution; those of different owners are never added as integers."""
 
 Int64 = NDArray[np.int64]
 
@@ -42,28 +54,27 @@ class StatisticsFileError(ValueError):
 class StatisticsSettings(Message):
     """How documents became features: at most `tokens_per_document` tokens of each (None: all), in windows of `context`.
 
-    `batch_tokens` bounds a micro-batch. All three belong to the shard plan, because they change the integers.
+    `batch_tokens` bounds a micro-batch; `precision` is what the model computes in (products are float32 either way).
+    All belong to the shard plan, because they change the integers.
     """
 
     tokens_per_document: int | None = Field(default=None, ge=1, le=MAX_TOKENS)
     context: int = Field(default=512, ge=1, le=2**16)
     batch_tokens: int = Field(default=4096, ge=1, le=2**16)
+    precision: Literal["float32", "bfloat16"] = "float32"
 
 
-class Manifest(Message):
-    """What the sums are sums of."""
+class _Manifest(Message):
+    """What every statistics file says of its sums."""
 
     format: Literal[1] = 1
-    kind: Literal["router"] = "router"
     owner: Name
     expert: Digest
     domain: Name
-    trunk: Digest
-    split: Literal["statistics"] = "statistics"
     settings: StatisticsSettings
     hidden_size: int = Field(ge=1, le=2**20)
     layers: int = Field(ge=1, le=2**12)
-    exponents: list[Annotated[int, Field(ge=0, le=62)]]
+    exponents: list[Annotated[int, Field(ge=-512, le=512)]]
     tokens: int = Field(ge=1, le=MAX_TOKENS)
     documents: int = Field(ge=1)
     shards: list[Digest] = Field(min_length=1)
@@ -76,17 +87,76 @@ class Manifest(Message):
         return shards
 
     @model_validator(mode="after")
-    def _consistent(self) -> "Manifest":
-        if len(self.exponents) != self.layers:
-            raise ValueError(f"exponents: {len(self.exponents)} given for {self.layers} layers")
+    def _consistent(self) -> Self:
+        if len(self.exponents) != self.scaled():
+            raise ValueError(f"exponents: expected {self.scaled()} for {self.layers} layers, got {len(self.exponents)}")
         if not len(self.shards) <= self.documents <= self.tokens:
             raise ValueError("counts must satisfy shards <= documents <= tokens")
         return self
 
+    def scaled(self) -> int:
+        """How many exponents there are."""
+        raise NotImplementedError
 
-def exponent(hidden_size: int) -> int:
-    """Fractional bits f for features with ||u||^2 <= H: sums over 2**36 tokens stay below 2**62."""
-    return min(16, 62 - 36 - (hidden_size - 1).bit_length())
+    def layout(self) -> list[tuple[str, int]]:
+        """Name and length of every tensor, in the file's order."""
+        raise NotImplementedError
+
+
+class RouterManifest(_Manifest):
+    """Of a router contribution: sums over `split` of the domain's documents, under one trunk."""
+
+    kind: Literal["router"] = "router"
+    trunk: Digest
+    split: Literal["statistics", "tuning"] = "statistics"
+
+    def scaled(self) -> int:
+        return self.layers
+
+    def layout(self) -> list[tuple[str, int]]:
+        lengths = (("gram", gram_length(self.hidden_size)), ("cross", self.hidden_size))
+        return [(f"layers.{layer}.{part}", length) for layer in range(self.layers) for part, length in lengths]
+
+
+class TrunkManifest(_Manifest):
+    """Of a trunk contribution. Counts of tokens that stood fewer than `rare_below` times are withheld."""
+
+    kind: Literal["trunk"] = "trunk"
+    tokens: int = Field(ge=1, le=MAX_TRUNK_TOKENS)
+    split: Literal["statistics"] = "statistics"
+    attention_size: int = Field(ge=1, le=2**20)
+    vocab_size: int = Field(ge=1, le=2**30)
+    rare_below: int = Field(ge=0, le=MAX_TOKENS)
+
+    def scaled(self) -> int:
+        return 2 * self.layers + 1
+
+    def layout(self) -> list[tuple[str, int]]:
+        sizes = [*[self.hidden_size, self.attention_size] * self.layers, self.hidden_size]
+        grams = zip(trunk_gram_names(self.layers), map(gram_length, sizes), strict=True)
+        return [*grams, ("token_counts", self.vocab_size)]
+
+
+Manifest = RouterManifest | TrunkManifest
+_MANIFEST: TypeAdapter[Manifest] = TypeAdapter(Annotated[Manifest, Field(discriminator="kind")])
+
+
+def exponent(size: int, squared_norm: float | None = None, tokens: int = MAX_TOKENS) -> int:
+    """Fractional bits f for vectors of `size`, such that sums over `tokens` of them stay below 2**62.
+
+    A norm's output has ||u||^2 <= size, and 16 bits are enough. A `squared_norm` is a bound that may lie far above what
+    comes, so it gets up to 8 bits more.
+    """
+    room = 62 - (tokens - 1).bit_length() - (size - 1).bit_length()
+    if squared_norm is None:
+        return min(16, room)
+    return min(24, room) - math.ceil(math.log2(max(squared_norm, 1e-30) / size))
+
+
+def trunk_gram_names(layers: int) -> list[str]:
+    """The grams of a trunk contribution, in order."""
+    parts = ("attention_input", "attention_output")
+    return [*(f"layers.{layer}.{part}" for layer in range(layers) for part in parts), "head_input"]
 
 
 def gram_length(hidden_size: int) -> int:
@@ -97,11 +167,10 @@ def gram_length(hidden_size: int) -> int:
 def _header(manifest: Manifest) -> bytes:
     tensors: dict[str, object] = {"__metadata__": {"manifest": canonical_json(manifest.model_dump()).decode()}}
     offset = 0
-    for layer in range(manifest.layers):
-        for part, length in (("gram", gram_length(manifest.hidden_size)), ("cross", manifest.hidden_size)):
-            end = offset + 8 * length
-            tensors[f"layers.{layer}.{part}"] = {"dtype": "I64", "shape": [length], "data_offsets": [offset, end]}
-            offset = end
+    for name, length in manifest.layout():
+        end = offset + 8 * length
+        tensors[name] = {"dtype": "I64", "shape": [length], "data_offsets": [offset, end]}
+        offset = end
     body = json.dumps(tensors, separators=(",", ":"), ensure_ascii=False).encode()
     body += b" " * (-len(body) % 8)
     return len(body).to_bytes(8, "little") + body
@@ -109,14 +178,14 @@ def _header(manifest: Manifest) -> bytes:
 
 def file_size(manifest: Manifest) -> int:
     """Bytes of the whole file."""
-    return len(_header(manifest)) + 8 * manifest.layers * (gram_length(manifest.hidden_size) + manifest.hidden_size)
+    return len(_header(manifest)) + 8 * sum(length for _, length in manifest.layout())
 
 
-def write(out: BinaryIO, manifest: Manifest, layers: Iterable[tuple[Int64, Int64]]) -> str:
-    """Writes the file to `out` layer by layer and returns its SHA-256. `layers` yields (gram, cross), all L of them.
+def write(out: BinaryIO, manifest: Manifest, arrays: Iterable[Int64]) -> str:
+    """Writes the file to `out` tensor by tensor and returns its SHA-256. `arrays` yields them in the layout's order.
 
     Raises:
-        StatisticsFileError: an array's dtype or shape, or the number of layers, contradicts the manifest.
+        StatisticsFileError: an array's dtype or shape, or the number of arrays, contradicts the manifest.
     """
     digest = hashlib.sha256()
 
@@ -125,23 +194,30 @@ def write(out: BinaryIO, manifest: Manifest, layers: Iterable[tuple[Int64, Int64
         out.write(data)
 
     emit(_header(manifest))
-    count = 0
-    for count, (gram, cross) in enumerate(layers, start=1):
-        for part, array, length in (
-            ("gram", gram, gram_length(manifest.hidden_size)),
-            ("cross", cross, manifest.hidden_size),
-        ):
-            if array.dtype != np.int64 or array.shape != (length,):
-                found = f"{array.dtype} {list(array.shape)}"
-                raise StatisticsFileError(f"layers.{count - 1}.{part}", f"expected int64 [{length}], found {found}")
-            emit(array.astype("<i8", copy=False).tobytes())
-    if count != manifest.layers:
-        raise StatisticsFileError("layers", f"expected {manifest.layers}, found {count}")
+    given = iter(arrays)
+    for name, length in manifest.layout():
+        array = next(given, None)
+        if array is None:
+            raise StatisticsFileError(name, "not given")
+        if array.dtype != np.int64 or array.shape != (length,):
+            raise StatisticsFileError(name, f"expected int64 [{length}], found {array.dtype} {list(array.shape)}")
+        emit(array.astype("<i8", copy=False).tobytes())
+    if next(given, None) is not None:
+        raise StatisticsFileError("body", "more tensors than the manifest says")
     return digest.hexdigest()
 
 
+def _places(manifest: Manifest, offset: int) -> dict[str, tuple[int, int]]:
+    """Where each tensor begins in the file, and its length."""
+    places = {}
+    for name, length in manifest.layout():
+        places[name] = offset, length
+        offset += 8 * length
+    return places
+
+
 class StatisticsFile:
-    """A statistics file opened for reading, one layer in memory at a time.
+    """A statistics file opened for reading, one tensor in memory at a time.
 
     Raises:
         StatisticsFileError: on opening, when header or size are not exactly what the manifest demands.
@@ -155,7 +231,7 @@ class StatisticsFile:
             self._file.seek(0)
             if self._file.read(len(header)) != header:
                 raise StatisticsFileError("header", "not in canonical form for its manifest")
-            self._data = len(header)
+            self._places = _places(self.manifest, len(header))
             size, expected = os.fstat(self._file.fileno()).st_size, file_size(self.manifest)
             if size != expected:
                 raise StatisticsFileError("body", f"expected {expected} bytes, found {size}")
@@ -172,24 +248,28 @@ class StatisticsFile:
             raise StatisticsFileError("header", f"expected {length} bytes, found {len(raw)}")
         try:
             manifest = json.loads(raw)["__metadata__"]["manifest"]
-            return Manifest.model_validate_json(manifest)
+            return _MANIFEST.validate_json(manifest)
         except ValidationError as error:
             first = error.errors()[0]
-            field = ".".join(["manifest", *map(str, first["loc"])])
+            place = first["loc"][1:]  # behind the kind that decides which fields there are
+            field = ".".join(["manifest", *map(str, place)])
             raise StatisticsFileError(field, first["msg"]) from error
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise StatisticsFileError("header", "no manifest in its metadata") from error
 
-    def layer(self, layer: int) -> tuple[Int64, Int64]:
-        """(gram [H(H+1)/2], cross [H]) of one layer, int64."""
-        length, hidden = gram_length(self.manifest.hidden_size), self.manifest.hidden_size
-        self._file.seek(self._data + 8 * layer * (length + hidden))
-        block = np.frombuffer(self._file.read(8 * (length + hidden)), dtype="<i8").astype(np.int64, copy=False)
-        return block[:length], block[length:]
+    def array(self, name: str) -> Int64:
+        """One tensor, int64."""
+        offset, length = self._places[name]
+        self._file.seek(offset)
+        return np.fromfile(self._file, dtype="<i8", count=length).astype(np.int64, copy=False)
 
-    def layers(self) -> Iterator[tuple[Int64, Int64]]:
-        """All layers in order."""
-        return (self.layer(layer) for layer in range(self.manifest.layers))
+    def layer(self, layer: int) -> tuple[Int64, Int64]:
+        """(gram [H(H+1)/2], cross [H]) of one layer of a router contribution, int64."""
+        return self.array(f"layers.{layer}.gram"), self.array(f"layers.{layer}.cross")
+
+    def arrays(self) -> Iterator[Int64]:
+        """All tensors in order."""
+        return (self.array(name) for name in self._places)
 
     def __enter__(self) -> "StatisticsFile":
         return self

@@ -4,10 +4,12 @@ import importlib
 import signal
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from pydantic import ValidationError
 from rich.console import Console
 from rich.filesize import decimal
 from rich.table import Table
@@ -16,9 +18,10 @@ from moerge import __version__
 from moerge.client import Client
 from moerge.errors import CoordinatorError, MoergeError
 from moerge.progress import progress
+from moerge_proto.experts import ExpertState
 from moerge_proto.owners import NewOwner, NewToken, Role
-from moerge_proto.trunks import NewTrunk
-from moerge_proto.versions import NewVersion, SolveOptions, Version
+from moerge_proto.trunks import NewTrunk, TrunkMethod
+from moerge_proto.versions import LambdaScale, NewVersion, SolveOptions, SolveReport, Version
 from moerge_proto.workflows import Workflow, WorkflowState
 
 COMPONENTS = {
@@ -110,13 +113,66 @@ def add_token(
 
 
 @trunk.command("merge")
-def merge_trunk(coordinator: Coordinator, secret: Secret) -> None:
+def merge_trunk(
+    coordinator: Coordinator,
+    secret: Secret,
+    method: Annotated[
+        TrunkMethod, typer.Option(help="How: average, weighted, base, ties, dare, or regmean (owners' grams).")
+    ] = "average",
+    expert: Annotated[
+        list[str] | None, typer.Option(help="A domain to merge; repeat. Default: all but the base.")
+    ] = None,
+    weight: Annotated[list[str] | None, typer.Option(help="DOMAIN=NUMBER for weighted; repeat.")] = None,
+    base: Annotated[
+        str | None, typer.Option(help="The domain whose expert is the base model (base, ties, dare).")
+    ] = None,
+    retain: Annotated[float | None, typer.Option(help="Share of a task vector that is kept (ties, dare).")] = None,
+    scale: Annotated[float | None, typer.Option(help="What the task vectors' sum is times (ties, dare).")] = None,
+    seed: Annotated[int | None, typer.Option(help="Which elements fall (dare).")] = None,
+) -> None:
     """Merges a trunk from every ready expert; it becomes the one that owners contribute under.
 
-    Example: moerge trunk merge
+    Example: moerge trunk merge --method regmean
     """
     with Client(coordinator, secret) as client:
-        typer.echo(wait(client, client.merge_trunk(NewTrunk())))
+        digests = {row.domain: row.digest for row in client.experts() if row.state is ExpertState.READY}
+        given = {
+            "weights": _numbers("--weight", weight) if weight else None,
+            "base": _digest("--base", base, digests) if base else None,
+            "retain": retain,
+            "scale": scale,
+            "seed": seed,
+        }
+        options = {name: value for name, value in given.items() if value is not None}
+        experts = [_digest("--expert", domain, digests) for domain in expert] if expert else None
+        try:
+            new = NewTrunk.model_validate({"method": method, "experts": experts, "options": options})
+        except ValidationError as error:
+            raise MoergeError(error.errors()[0]["msg"], where="moerge trunk merge", todo="see --help") from error
+        typer.echo(wait(client, client.merge_trunk(new)))
+
+
+def _numbers(option: str, values: list[str]) -> dict[str, float]:
+    """NAME=NUMBER pairs.
+
+    Raises:
+        MoergeError: one isn't.
+    """
+    numbers = {}
+    for value in values:
+        name, _, number = value.partition("=")
+        try:
+            numbers[name] = float(number)
+        except ValueError as error:
+            raise MoergeError(f"expected NAME=NUMBER, found {value!r}", where=option) from error
+    return numbers
+
+
+def _digest(option: str, domain: str, digests: Mapping[str, str]) -> str:
+    if domain not in digests:
+        known = ", ".join(sorted(digests)) or "none yet"
+        raise MoergeError(f"no ready expert of {domain!r}", where=option, todo=f"the domains are: {known}")
+    return digests[domain]
 
 
 @trunk.command("list")
@@ -132,21 +188,67 @@ def list_trunks(coordinator: Coordinator, secret: Secret) -> None:
     _show("Trunks", ["digest", "method", "experts", "current"], rows)
 
 
+@trunk.command("show")
+def show_trunk(
+    coordinator: Coordinator,
+    secret: Secret,
+    digest: Annotated[str, typer.Argument(help="The trunk's digest, or 'current'.")] = "current",
+) -> None:
+    """Shows what a trunk was merged from, and how; its files, and the versions on it.
+
+    Example: moerge trunk show
+    """
+    with Client(coordinator, secret) as client:
+        row = client.trunk(digest)
+        domains = {expert.digest: expert.domain for expert in client.experts()}
+        versions = [str(each.number) for each in client.versions() if each.lineage.trunk == row.digest]
+    names = [domains.get(expert, expert[:12]) for expert in row.experts]
+    options = row.options.model_dump(exclude_defaults=True)
+    if row.options.base:
+        options["base"] = domains.get(row.options.base, row.options.base[:12])
+    lines = {
+        "digest": row.digest,
+        "method": ", ".join([row.method, *(f"{name} = {value}" for name, value in options.items())]),
+        "merged from": ", ".join(names),
+        "trunk contributions": ", ".join(each[:12] for each in row.contributions) or "none needed",
+        "family": f"{row.family}, {row.layers} layers, hidden size {row.hidden_size}",
+        "tensors": f"{row.tensors}, {decimal(sum(file.size for file in row.files))}",
+        "fractional bits": f"{min(row.exponents)} to {max(row.exponents)}",
+        "versions on it": ", ".join(versions) or "none",
+        "made": f"{row.created:%Y-%m-%d %H:%M} UTC" + (", the current one" if row.current else ""),
+    }
+    _show("Trunk", ["", ""], [list(line) for line in lines.items()])
+
+
 @version.command("solve")
 def solve_version(
     coordinator: Coordinator,
     secret: Secret,
     ridge_lambda: Annotated[float, typer.Option("--lambda", help="Ridge regulariser.")] = 0.01,
+    lambda_scale: Annotated[
+        LambdaScale, typer.Option(help="What lambda counts: absolute; relative, mean diagonals; auto, not given.")
+    ] = "absolute",
+    domain_weight: Annotated[
+        list[str] | None, typer.Option(help="DOMAIN=NUMBER, what its statistics count; repeat. Or: balanced.")
+    ] = None,
     top_k: Annotated[int, typer.Option(help="Experts per token.")] = 1,
     temperature: Annotated[float, typer.Option(help="Divides the routers' scores; matters for top-k > 1.")] = 1.0,
+    tied: Annotated[bool, typer.Option("--tied", help="Leave the head out where it is the embedding.")] = False,
 ) -> None:
     """Sums all contributions under the current trunk, solves the routers, publishes; prints the version's number.
 
-    Example: moerge version solve --lambda 0.01
+    Example: moerge version solve --lambda-scale auto
     """
-    options = SolveOptions(ridge_lambda=ridge_lambda, top_k=top_k, temperature=temperature)
+    weights = "balanced" if domain_weight == ["balanced"] else _numbers("--domain-weight", domain_weight or [])
+    options = {"ridge_lambda": ridge_lambda, "lambda_scale": lambda_scale, "domain_weights": weights}
+    options |= {"top_k": top_k, "temperature": temperature}
+    try:
+        new = NewVersion(options=SolveOptions.model_validate(options), tied=tied)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise MoergeError(first["msg"], where=".".join(map(str, first["loc"])), todo="see --help") from error
     with Client(coordinator, secret) as client:
-        typer.echo(wait(client, client.solve_version(NewVersion(options=options))))
+        typer.echo(wait(client, client.solve_version(new)))
 
 
 @version.command("list")
@@ -167,26 +269,56 @@ def list_versions(coordinator: Coordinator, secret: Secret) -> None:
 def show_version(
     number: Annotated[int, typer.Argument(help="The version's number.")], coordinator: Coordinator, secret: Secret
 ) -> None:
-    """Shows a version's lineage and files, and which of the files it wrote or shares with earlier versions.
+    """Shows a version's lineage and files, which of the files are new, and how well each layer's router was determined.
 
     Example: moerge version show 1
     """
     with Client(coordinator, secret) as client:
         show_files(client.version(number))
+        show_routers(client.version_report(number))
 
 
 def show_files(row: Version) -> None:
     """Prints a version's lineage and files."""
-    made = row.lineage
+    made, options = row.lineage, row.lineage.options
+    chosen = options.model_dump(exclude_defaults=True, exclude={"top_k", "ridge_lambda"})
+    more = "".join(f", {name.replace('_', ' ')} {value}" for name, value in chosen.items())
     Console().print(
         f"Version {row.number}: {', '.join(made.domains)}; trunk {made.trunk[:12]}, "
-        f"lambda {made.options.ridge_lambda:g}, top-k {made.options.top_k}, "
+        f"lambda {options.ridge_lambda:g}, top-k {options.top_k}{more}, "
         f"{len(made.contributions)} contributions, {row.created:%Y-%m-%d %H:%M} UTC"
     )
     _show(
-        f"{decimal(row.bytes_total)}, of which {decimal(row.bytes_written)} new",
-        ["file", "size", "", "sha256"],
-        [[f.name, decimal(f.size), "new" if f.new else "shared", f.sha256[:12]] for f in row.files],
+        f"{sum(f.tensors for f in row.files)} tensors; {decimal(row.bytes_total)}, "
+        f"of which {decimal(row.bytes_written)} new",
+        ["file", "tensors", "size", "", "sha256"],
+        [
+            [f.name, str(f.tensors or ""), decimal(f.size), "new" if f.new else "shared", f.sha256[:12]]
+            for f in row.files
+        ],
+    )
+
+
+def show_routers(report: SolveReport) -> None:
+    """Prints what solving each layer's router showed."""
+    rows = []
+    for number, layer in enumerate(report.layers):
+        apart = [value for i, row in enumerate(layer.cosines) for value in row[:i]]
+        cosines = [f"{min(apart):.2f}", f"{max(apart):.2f}"] if apart else ["", ""]
+        norms = [f"{norm:.3g}" for norm in layer.norms]
+        rows.append([str(number), f"{layer.ridge_lambda:.3g}", f"{layer.condition:.1e}", *cosines, *norms])
+    columns = [
+        "layer",
+        "lambda",
+        "condition",
+        "lowest cosine",
+        "highest",
+        *(f"norm: {name}" for name in report.domains),
+    ]
+    _show(
+        "Routers: condition of A + lambda I, cosines between domains' columns, norms before normalisation",
+        columns,
+        rows,
     )
 
 
@@ -209,6 +341,17 @@ def pull_version(
         client.download(f"/v1/versions/{number}/files", list(row.files), partial, progress(), title=f"version {number}")
     partial.replace(folder)
     typer.echo(folder)
+
+
+@app.command("inspect")
+def inspect_file(file: Annotated[Path, typer.Argument(help="A contribution, as a worker keeps or sends it.")]) -> None:
+    """Shows what a contribution contains, and what it reveals.
+
+    Example: moerge inspect ~/.moerge/worker-law/contributions/*.safetensors
+    """
+    describe = importlib.import_module("moerge.statistics.inspect").describe
+    for part in describe(file):
+        Console().print(part)
 
 
 @app.callback(invoke_without_command=True)

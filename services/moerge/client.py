@@ -15,7 +15,7 @@ from pydantic import BaseModel, ValidationError
 from moerge.errors import CoordinatorError, MoergeError
 from moerge.files import atomic_file, file_sha256
 from moerge.progress import Progress
-from moerge_proto.contributions import Contribution, NewContribution
+from moerge_proto.contributions import Contribution, NewContribution, TrunkContribution
 from moerge_proto.digests import content_digest, sha256_hex
 from moerge_proto.experts import Expert, NewExpert
 from moerge_proto.messages import FileEntry, Page
@@ -23,7 +23,7 @@ from moerge_proto.owners import Identity, NewOwner, NewToken, Owner, Token
 from moerge_proto.problems import Problem, ProblemType
 from moerge_proto.trunks import NewTrunk, Trunk
 from moerge_proto.uploads import CHUNK_BYTES, Chunk, NewUpload, Stored, Upload
-from moerge_proto.versions import NewVersion, Version
+from moerge_proto.versions import NewVersion, SolveReport, Version
 from moerge_proto.workflows import Workflow
 
 M = TypeVar("M", bound=BaseModel)
@@ -156,6 +156,9 @@ class Client:
     def trunks(self) -> Iterator[Trunk]:
         return self._pages(Trunk, "/v1/trunks")
 
+    def trunk(self, digest: str) -> Trunk:
+        return self._get(Trunk, f"/v1/trunks/{digest}")
+
     def current_trunk(self) -> Trunk | None:
         """The trunk under which contributions are asked for, or None before the first merge."""
         try:
@@ -171,11 +174,20 @@ class Client:
     def contributions(self) -> Iterator[Contribution]:
         return self._pages(Contribution, "/v1/contributions")
 
+    def contribute_trunk(self, contribution: NewContribution) -> TrunkContribution:
+        return self._post(TrunkContribution, "/v1/trunk-contributions", contribution)
+
+    def trunk_contributions(self) -> Iterator[TrunkContribution]:
+        return self._pages(TrunkContribution, "/v1/trunk-contributions")
+
     def solve_version(self, version: NewVersion) -> Workflow:
         return self._post(Workflow, "/v1/versions", version)
 
     def version(self, number: int) -> Version:
         return self._get(Version, f"/v1/versions/{number}")
+
+    def version_report(self, number: int) -> SolveReport:
+        return self._get(SolveReport, f"/v1/versions/{number}/files/moerge-report.json")
 
     def versions(self) -> Iterator[Version]:
         return self._pages(Version, "/v1/versions")

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from transformers import PretrainedConfig
 
-from moerge.architectures.config import read_config, require_same_config, require_same_tokenizer
+from moerge.architectures.config import Vocabulary, read_config, require_same_config, require_same_tokenizer
 from moerge.architectures.families import Family, family_of
 from moerge.checkpoint.reader import INDEX, SINGLE, Checkpoint, require_tensors
 from moerge.errors import CheckpointError
@@ -37,10 +37,13 @@ def expert_digest(files: Mapping[str, str]) -> str:
     return digest_of({"expert": dict(files)})
 
 
-def check_expert(folder: Path, reference: Path | None, who: str) -> tuple[Family, PretrainedConfig]:
+def check_expert(
+    folder: Path, reference: Path | None, who: str, vocabulary: Vocabulary = "same"
+) -> tuple[Family, PretrainedConfig]:
     """Requires that the folder is a complete checkpoint of a known family, and like `reference` if there is one.
 
-    Reads configs, tokenizers and tensor headers only. `who` names the expert in errors.
+    Reads configs, tokenizers and tensor headers only. `who` names the expert in errors. With `vocabulary="pad"` the
+    longer of the two vocabularies may add tokens behind those of the shorter.
 
     Raises:
         CheckpointError, IncompatibleExpertError: name the field, file or tensor.
@@ -48,8 +51,8 @@ def check_expert(folder: Path, reference: Path | None, who: str) -> tuple[Family
     config = read_config(folder)
     family = family_of(config)
     if reference is not None:
-        require_same_config(read_config(reference), config, who)
-        require_same_tokenizer(reference, folder, who)
+        require_same_config(read_config(reference), config, who, vocabulary)
+        require_same_tokenizer(reference, folder, who, vocabulary)
     require_tensors(Checkpoint(folder), config)
     return family, config
 

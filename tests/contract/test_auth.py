@@ -29,6 +29,8 @@ ROLES: dict[tuple[str, str], set[Role]] = {
     ("get", "/v1/trunks/{digest}/files/{name}"): {Role.OPERATOR, Role.OWNER},
     ("post", "/v1/contributions"): {Role.OWNER},
     ("get", "/v1/contributions"): {Role.OPERATOR, Role.OWNER},
+    ("post", "/v1/trunk-contributions"): {Role.OWNER},
+    ("get", "/v1/trunk-contributions"): {Role.OPERATOR, Role.OWNER},
     ("post", "/v1/versions"): {Role.OPERATOR},
     ("get", "/v1/versions"): set(Role),
     ("get", "/v1/versions/{number}"): set(Role),

@@ -17,7 +17,7 @@ from moerge.errors import CoordinatorError
 from moerge.statistics.accumulate import ShardSums
 from moerge_proto.contributions import NewContribution
 from moerge_proto.digests import content_digest, sha256_hex
-from moerge_proto.statistics_file import Manifest, gram_length
+from moerge_proto.statistics_file import RouterManifest, gram_length
 from moerge_proto.trunks import Trunk
 from moerge_proto.uploads import Chunk, NewUpload, Upload
 from support.fleet import Member, files_below, honest, joined, merge, send
@@ -50,12 +50,15 @@ def another_trunk(manifest: dict[str, Any], sums: ShardSums) -> Changed:
 
 
 def another_hidden_size(manifest: dict[str, Any], sums: ShardSums) -> Changed:
-    narrow = ShardSums(sums.gram[:, : gram_length(16)], sums.cross[:, :16], sums.tokens, sums.documents)
+    lengths = {"gram": gram_length(16), "cross": 16}
+    cut = {name: array[: lengths[name.rpartition(".")[2]]] for name, array in sums.arrays.items()}
+    narrow = ShardSums(cut, sums.tokens, sums.documents)
     return manifest | {"hidden_size": 16}, narrow
 
 
 def fewer_layers(manifest: dict[str, Any], sums: ShardSums) -> Changed:
-    fewer = ShardSums(sums.gram[:2], sums.cross[:2], sums.tokens, sums.documents)
+    cut = {name: array for name, array in sums.arrays.items() if not name.startswith("layers.2")}
+    fewer = ShardSums(cut, sums.tokens, sums.documents)
     return manifest | {"layers": 2, "exponents": [16, 16]}, fewer
 
 
@@ -64,12 +67,12 @@ def other_exponents(manifest: dict[str, Any], sums: ShardSums) -> Changed:
 
 
 def not_semidefinite(manifest: dict[str, Any], sums: ShardSums) -> Changed:
-    sums.gram[1, 1] = 3 * abs(sums.gram[1]).max()
+    sums.arrays["layers.1.gram"][1] = 3 * abs(sums.arrays["layers.1.gram"]).max()
     return manifest, sums
 
 
 def overflow(manifest: dict[str, Any], sums: ShardSums) -> Changed:
-    sums.gram[2, 0] = 2**62
+    sums.arrays["layers.2.gram"][0] = 2**62
     return manifest, sums
 
 
@@ -78,7 +81,7 @@ def too_few_tokens(manifest: dict[str, Any], sums: ShardSums) -> Changed:
 
 
 def foreign_cross(manifest: dict[str, Any], sums: ShardSums) -> Changed:
-    sums.cross[0] += np.int64(1) << 24
+    sums.arrays["layers.0.cross"] += np.int64(1) << 24
     return manifest, sums
 
 
@@ -116,7 +119,7 @@ def test_law_2_and_validation_refuse_by_name_and_keep_nothing(
     manifest, sums = honest(fleet.server, fleet.law, fleet.trunk, first=1000)
     before, known = files_below(fleet.server), list(fleet.law.client.contributions())
     changed, other = change(manifest.model_dump(), deepcopy(sums))
-    path = written(tmp_path / "file", Manifest.model_validate(changed), other)
+    path = written(tmp_path / "file", RouterManifest.model_validate(changed), other)
     with pytest.raises(CoordinatorError) as caught:
         send(fleet.law, path)
     problem = caught.value.problem()

@@ -18,7 +18,7 @@ from moerge.documents import documents
 from moerge.errors import CoordinatorError
 from moerge.statistics.accumulate import shard_sums
 from moerge.trunk.domain_model import domain_model
-from moerge_proto.statistics_file import Manifest, StatisticsFile
+from moerge_proto.statistics_file import StatisticsFile
 from moerge_proto.trunks import NewTrunk, Trunk
 from moerge_proto.versions import NewVersion
 from moerge_proto.workflows import Workflow, WorkflowState
@@ -100,7 +100,7 @@ def undisturbed(house: House, home: Path, folder: Path) -> tuple[bytes, int]:
     path = journal_of(home)
     assert path is not None
     with StatisticsFile(path) as file:
-        manifest: Manifest = file.manifest
+        manifest = file.manifest
     model, gains = domain_model(house.member.folder, trunk_path(house.server, house.trunk))
     tokenizer = AutoTokenizer.from_pretrained(house.member.folder)
 

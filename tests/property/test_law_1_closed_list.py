@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from moerge_proto.statistics_file import Manifest, StatisticsSettings
+from moerge_proto.statistics_file import RouterManifest, StatisticsSettings, TrunkManifest
 from moerge_workers.identity import read_key, shard_name
 from moerge_workers.shards import plan
 from support.models import tokenizer
@@ -11,11 +11,13 @@ from support.models import tokenizer
 
 def test_law_1_a_manifest_has_these_fields_and_no_others() -> None:
     """A new field is a new thing that leaves: it needs the README's table and the owner's switch first."""
-    assert set(Manifest.model_fields) == {
+    assert set(RouterManifest.model_fields) == {
         "format", "kind", "owner", "expert", "domain", "trunk", "split", "settings", "hidden_size", "layers",
         "exponents", "tokens", "documents", "shards",
     }  # fmt: skip
-    assert set(StatisticsSettings.model_fields) == {"tokens_per_document", "context", "batch_tokens"}
+    both = {"trunk"} ^ set(RouterManifest.model_fields)
+    assert set(TrunkManifest.model_fields) == both | {"attention_size", "vocab_size", "rare_below"}
+    assert set(StatisticsSettings.model_fields) == {"tokens_per_document", "context", "batch_tokens", "precision"}
 
 
 def test_law_1_shard_names_tell_nothing_without_the_owner_s_key(tmp_path: Path) -> None:

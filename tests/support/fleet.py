@@ -4,17 +4,22 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from moerge.architectures.config import read_config
+from moerge.architectures.families import family_of
+from moerge.checkpoint.reader import Checkpoint
 from moerge.cli import wait
 from moerge.client import Client
 from moerge.experts import expert_files
 from moerge.progress import LogProgress
 from moerge.statistics.accumulate import ShardSums, shard_sums
+from moerge.statistics.bounds import attention_size, input_exponents
+from moerge.statistics.passes import TrunkPass
 from moerge.trunk.domain_model import domain_model
-from moerge_proto.contributions import Contribution, NewContribution
+from moerge_proto.contributions import Contribution, NewContribution, TrunkContribution
 from moerge_proto.digests import sha256_hex
 from moerge_proto.experts import Expert, ExpertState, NewExpert
 from moerge_proto.owners import NewOwner, NewToken, Role
-from moerge_proto.statistics_file import Manifest, StatisticsSettings
+from moerge_proto.statistics_file import RouterManifest, StatisticsSettings, TrunkManifest
 from moerge_proto.trunks import NewTrunk, Trunk
 from moerge_workers.shards import batches
 from support.models import expert
@@ -59,13 +64,18 @@ def join(server: Coordinator, domain: str, folder: Path) -> Member:
 def joined(server: Coordinator, domain: str, folder: Path, seed: int, **settings: object) -> Member:
     """A new owner whose random expert is registered and ready."""
     member = join(server, domain, expert(folder / domain, seed, **settings))  # type: ignore[arg-type]  # no family
-    assert member.register().state is ExpertState.READY
+    try:
+        assert member.register().state is ExpertState.READY
+    except BaseException:
+        member.client.close()
+        raise
     return member
 
 
-def merge(server: Coordinator, experts: list[str] | None = None) -> Trunk:
+def merge(server: Coordinator, experts: list[str] | None = None, **how: object) -> Trunk:
+    """Merges a trunk; `how` may name a method and its options."""
     with server.client() as operator:
-        wait(operator, operator.merge_trunk(NewTrunk(experts=experts)))
+        wait(operator, operator.merge_trunk(NewTrunk.model_validate({"experts": experts, **how})))
         trunk = operator.current_trunk()
     assert trunk is not None
     return trunk
@@ -78,13 +88,13 @@ def trunk_path(server: Coordinator, trunk: Trunk) -> Path:
 
 
 def honest(
-    server: Coordinator, member: Member, trunk: Trunk, shards: int = 1, first: int = 0
-) -> tuple[Manifest, ShardSums]:
+    server: Coordinator, member: Member, trunk: Trunk, shards: int = 1, first: int = 0, split: str = "statistics"
+) -> tuple[RouterManifest, ShardSums]:
     """What the member's worker would send: sums over the fixed rows, and their manifest."""
     model, gains = domain_model(member.folder, trunk_path(server, trunk))
     sums = shard_sums(model, gains, trunk.exponents, batches(ROWS, 512), len(ROWS))
     [registered] = [each for each in member.client.experts() if each.domain == member.domain]
-    manifest = Manifest(
+    manifest = RouterManifest(
         owner=member.name,
         expert=registered.digest,
         domain=member.domain,
@@ -97,7 +107,36 @@ def honest(
         documents=sums.documents,
         shards=sorted(sha256_hex(f"{member.domain} {first + n}".encode()) for n in range(shards)),
     )
+    return manifest.model_copy(update={"split": split}), sums
+
+
+def honest_trunk(member: Member, rows: list[list[int]] = ROWS) -> tuple[TrunkManifest, ShardSums]:
+    """What the member's worker would send for trunks."""
+    config, checkpoint = read_config(member.folder), Checkpoint(member.folder)
+    exponents = input_exponents(checkpoint, family_of(config), config)
+    sums = TrunkPass(member.folder, exponents).load()(batches(rows, 512), len(rows))
+    [registered] = [each for each in member.client.experts() if each.domain == member.domain]
+    manifest = TrunkManifest(
+        owner=member.name,
+        expert=registered.digest,
+        domain=member.domain,
+        settings=StatisticsSettings(),
+        hidden_size=config.hidden_size,
+        layers=config.num_hidden_layers,
+        attention_size=attention_size(config),
+        vocab_size=config.vocab_size,
+        exponents=exponents,
+        tokens=sums.tokens,
+        documents=sums.documents,
+        shards=[sha256_hex(member.domain.encode())],
+        rare_below=0,
+    )
     return manifest, sums
+
+
+def send_trunk(member: Member, path: Path, supersedes: str | None = None) -> TrunkContribution:
+    stored = member.client.upload(path, SILENT, title="trunk contribution", compress=True)
+    return member.client.contribute_trunk(NewContribution(sha256=stored.sha256, supersedes=supersedes))
 
 
 def send(member: Member, path: Path, supersedes: str | None = None) -> Contribution:

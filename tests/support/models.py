@@ -1,13 +1,14 @@
 """Tiny random dense models, and text for them."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
-from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM, PreTrainedTokenizerFast
-from transformers.models.llama.modeling_llama import LlamaRMSNorm
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
 VOCAB = 300
 SMALL = {
@@ -24,35 +25,33 @@ SMALL = {
 }
 
 
-def tokenizer() -> PreTrainedTokenizerFast:
-    """Byte-level, without merges: a token a byte, and three special ones."""
+def tokenizer(further: Sequence[str] = ()) -> PreTrainedTokenizerFast:
+    """Byte-level, without merges: a token a byte, three special ones, and `further` ones."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     backend = Tokenizer(BPE(vocab={char: i for i, char in enumerate(alphabet)}, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=backend,
-        bos_token="<s>",
-        eos_token="</s>",
-        pad_token="<pad>",
-    )
+    made = PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>", eos_token="</s>", pad_token="<pad>")
+    made.add_tokens(list(further))
+    return made
 
 
-def expert(folder: Path, seed: int, family: str = "llama", **settings: object) -> Path:
-    """A random dense expert of `family`, saved as an ordinary folder. Gains are not 1, so that they are tested too."""
+def expert(folder: Path, seed: int, family: str = "llama", *, tokens: Any = (), **settings: object) -> Path:
+    """A random dense expert of `family`, saved as an ordinary folder. Gains are not 1, so that they are tested too.
+
+    `tokens`, a sequence of strings, are further ones of its tokenizer.
+    """
     torch.manual_seed(0)  # the common seed model; the expert strays from it
-    kinds = {"llama": (LlamaConfig, LlamaForCausalLM), "mistral": (MistralConfig, MistralForCausalLM)}
-    config_class, model_class = kinds[family]
-    model = model_class(config_class(**{**SMALL, **settings}))
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **{**SMALL, **settings}), dtype=torch.float32)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.02)
         for module in model.modules():
-            if isinstance(module, LlamaRMSNorm) or type(module).__name__.endswith("RMSNorm"):
+            if type(module).__name__.endswith("RMSNorm"):
                 module.weight.mul_(torch.rand(module.weight.shape, generator=generator) + 0.5)
     model.save_pretrained(folder)
-    tokenizer().save_pretrained(folder)
+    tokenizer(tokens).save_pretrained(folder)
     return folder
 
 

@@ -4,13 +4,12 @@ from functools import reduce
 from operator import add
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from moerge.statistics.accumulate import ShardSums
 from moerge.statistics.fixed_point import pack, to_integers
 from moerge_proto.digests import sha256_hex
-from moerge_proto.statistics_file import Manifest, StatisticsSettings, exponent, write
+from moerge_proto.statistics_file import Manifest, RouterManifest, StatisticsSettings, exponent, write
 
 LAYERS = 2
 BATCH = 4096
@@ -21,12 +20,9 @@ def shard_of(u: torch.Tensor) -> ShardSums:
     bits = exponent(u.shape[1])
     gram = torch.stack([(part.T @ part).double() for part in u.split(BATCH)]).sum(dim=0)
     cross = u.sum(dim=0, dtype=torch.float64)
-    return ShardSums(
-        gram=np.stack([to_integers(pack(gram.numpy()), bits)] * LAYERS),
-        cross=np.stack([to_integers(cross.numpy(), bits)] * LAYERS),
-        tokens=len(u),
-        documents=1,
-    )
+    parts = {"gram": to_integers(pack(gram.numpy()), bits), "cross": to_integers(cross.numpy(), bits)}
+    arrays = {f"layers.{layer}.{name}": array.copy() for layer in range(LAYERS) for name, array in parts.items()}
+    return ShardSums(arrays, tokens=len(u), documents=1)
 
 
 def honest_shards(hidden: int, tokens: int, shards: int, rank: int, seed: int) -> list[ShardSums]:
@@ -44,9 +40,9 @@ def honest_sums(hidden: int, tokens: int, shards: int, rank: int, seed: int) -> 
     return reduce(add, honest_shards(hidden, tokens, shards, rank, seed))
 
 
-def manifest_of(sums: ShardSums, shards: int, *, domain: str = "law", first_shard: int = 0) -> Manifest:
-    hidden = sums.cross.shape[1]
-    return Manifest(
+def manifest_of(sums: ShardSums, shards: int, *, domain: str = "law", first_shard: int = 0) -> RouterManifest:
+    hidden = len(sums.arrays["layers.0.cross"])
+    return RouterManifest(
         owner="owner",
         expert=sha256_hex(domain.encode()),
         domain=domain,
@@ -63,5 +59,5 @@ def manifest_of(sums: ShardSums, shards: int, *, domain: str = "law", first_shar
 
 def written(path: Path, manifest: Manifest, sums: ShardSums) -> Path:
     with path.open("wb") as out:
-        write(out, manifest, zip(sums.gram, sums.cross, strict=True))
+        write(out, manifest, sums.arrays.values())
     return path

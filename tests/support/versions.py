@@ -1,20 +1,23 @@
 """A version's folder without a coordinator: every planned file written in its place."""
 
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
 import torch
 
 from moerge.architectures.config import read_config
-from moerge.architectures.families import family_of
+from moerge.architectures.families import EMBEDDING, family_of
 from moerge.checkpoint.reader import Checkpoint
 from moerge.checkpoint.writer import write_safetensors
 from moerge.files import atomic_file, file_sha256
-from moerge.publish.version import FilePlan, config_files, expert_file, index_file, router_file, trunk_file
+from moerge.publish.version import FilePlan, config_files, expert_file, index_file, router_file, trunk_files
+from moerge.routers.layers import solve_layers
 from moerge.statistics.accumulate import shard_sums
+from moerge.statistics.bounds import feature_exponents, feature_gains
 from moerge.trunk.domain_model import domain_model
-from moerge.trunk.merge import merge_plan
-from moerge_proto.statistics_file import Manifest, StatisticsFile, StatisticsSettings, exponent
+from moerge.trunk.merge import AVERAGE, Method, merge_plan
+from moerge_proto.statistics_file import RouterManifest, StatisticsFile, StatisticsSettings
 from moerge_proto.versions import SolveOptions
 from moerge_workers.shards import batches
 from support.statistics import written
@@ -22,22 +25,31 @@ from support.statistics import written
 ROWS = [[(7 * row + 3 * column) % 256 for column in range(40)] for row in range(8)]
 
 
-def merged_trunk(experts: list[Path], path: Path) -> Path:
-    """The experts' average trunk as one file."""
+def merged_trunk(experts: Sequence[Path], path: Path, method: Method = AVERAGE, *, own_head: bool = False) -> Path:
+    """The experts' trunk, by default their average, as one file."""
     config = read_config(experts[0])
-    plans = merge_plan([Checkpoint(each) for each in experts], family_of(config), config.num_hidden_layers, "average")
+    checkpoints = [Checkpoint(each) for each in experts]
+    plans = merge_plan(checkpoints, family_of(config), config.num_hidden_layers, method, own_head=own_head)
     with atomic_file(path) as out:
         write_safetensors(out, plans)
     return path
 
 
-def contribution(expert: Path, trunk: Path, path: Path, domain: str, rows: list[list[int]] = ROWS) -> Path:
+def contribution(
+    expert: Path,
+    trunk: Path,
+    path: Path,
+    domain: str,
+    rows: list[list[int]] = ROWS,
+    dtype: torch.dtype = torch.float32,
+) -> Path:
     """A statistics file of `rows`, as a worker of `domain` would compute it."""
-    model, gains = domain_model(expert, trunk)
+    model, gains = domain_model(expert, trunk, dtype)
     layers, hidden = gains.shape
-    bits = [exponent(hidden)] * layers
+    config = read_config(expert)
+    bits = feature_exponents(Checkpoint(trunk), family_of(config), config)
     sums = shard_sums(model, gains, bits, batches(rows, 512), len(rows))
-    manifest = Manifest(
+    manifest = RouterManifest(
         owner=f"{domain}-owner",
         expert=file_sha256(expert / "model.safetensors"),
         domain=domain,
@@ -53,27 +65,40 @@ def contribution(expert: Path, trunk: Path, path: Path, domain: str, rows: list[
     return written(path, manifest, sums)
 
 
-def published(experts: list[Path], folder: Path, top_k: int = 1) -> Path:
+def contributed_rows(slot: int) -> list[list[int]]:
+    """What the domain of a slot contributes in `published`."""
+    return [[(id_ + 31 * slot) % 256 for id_ in row] for row in ROWS]
+
+
+def published(
+    experts: Sequence[Path],
+    folder: Path,
+    top_k: int = 1,
+    *,
+    tied: bool = False,
+    trunk: Callable[[Sequence[Path], Path], Path] = merged_trunk,
+) -> Path:
     """The version of `experts`, whose domains are d0, d1, …; every domain contributes other rows."""
-    trunk = merged_trunk(experts, folder / "trunk")
+    path = trunk(experts, folder / "trunk")
     domains = [f"d{slot}" for slot in range(len(experts))]
     config = read_config(experts[0])
-    family, checkpoint = family_of(config), Checkpoint(trunk)
+    family, checkpoint, layers = family_of(config), Checkpoint(path), config.num_hidden_layers
     target = folder / "version"
+    options = SolveOptions(top_k=top_k)
     with ExitStack() as stack:
         files = []
         for slot, each in enumerate(experts):
-            rows = [[(id_ + 31 * slot) % 256 for id_ in row] for row in ROWS]
-            path = contribution(each, trunk, folder / domains[slot], domains[slot], rows)
-            files.append(stack.enter_context(StatisticsFile(path)))
-        weights = [trunk_file(checkpoint, "0" * 64)]
-        for slot, each in enumerate(experts):
-            weights.append(expert_file(Checkpoint(each), family, config.num_hidden_layers, slot, str(slot)))
-        weights.append(router_file(files, domains, checkpoint, family, SolveOptions(top_k=top_k), "0" * 64))
-        dtype = next(iter(checkpoint.specs.values())).dtype
-        texts = config_files(experts[0], config, family, len(experts), top_k, dtype)
-        for plan in [*weights, index_file(weights), *texts]:
-            _write(plan, target / plan.name)
+            sent = contribution(each, path, folder / domains[slot], domains[slot], contributed_rows(slot))
+            files.append(stack.enter_context(StatisticsFile(sent)))
+        routers, _ = solve_layers(files, domains, feature_gains(checkpoint, family, config), options)
+    weights = trunk_files(checkpoint, family, config, "0" * 64, file_sha256(path), tied=tied)
+    for slot, each in enumerate(experts):
+        weights.append(expert_file(Checkpoint(each), family, layers, slot, str(slot)))
+    shape, dtype = (len(experts), config.hidden_size), checkpoint.specs[EMBEDDING].dtype
+    weights.append(router_file(lambda: routers, layers, shape, family, dtype, "0" * 64))
+    texts = config_files(experts[0], config, family, len(experts), top_k, checkpoint, tied=tied)
+    for plan in [*weights, index_file(weights), *texts]:
+        _write(plan, target / plan.name)
     return target
 
 

@@ -2,15 +2,14 @@
 
 import logging
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import ray
 
-from moerge.statistics.accumulate import ShardSums, shard_sums
-from moerge.trunk.domain_model import domain_model
+from moerge.statistics.accumulate import ShardSums
+from moerge.statistics.passes import RouterPass, TrunkPass
 from moerge_workers.shards import Shard, batches
 
 _WAITING_PER_SLOT = 2
@@ -19,16 +18,14 @@ _WAITING_PER_SLOT = 2
 class Slot:
     """Computes shards, one at a time. It keeps nothing that matters: each shard's sums are returned."""
 
-    def __init__(self, expert: Path, trunk: Path, exponents: Sequence[int], batch_tokens: int) -> None:
+    def __init__(self, work: RouterPass | TrunkPass, batch_tokens: int) -> None:
         import torch
 
         torch.set_num_threads(1)  # another number gives other integers
-        self._model, self._gains = domain_model(expert, trunk)
-        self._exponents, self._batch_tokens = exponents, batch_tokens
+        self._compute, self._batch_tokens = work.load(), batch_tokens
 
     def sums(self, shard: Shard) -> ShardSums:
-        rows = batches(shard.rows, self._batch_tokens)
-        return shard_sums(self._model, self._gains, self._exponents, rows, shard.documents)
+        return self._compute(batches(shard.rows, self._batch_tokens), shard.documents)
 
 
 @contextmanager
@@ -44,14 +41,15 @@ def cluster(address: str | None, slots: int) -> Iterator[None]:
 
 
 def compute(
-    shards: Iterable[Shard], slots: int, expert: Path, trunk: Path, exponents: Sequence[int], batch_tokens: int
+    shards: Iterable[Shard], slots: int, work: RouterPass | TrunkPass, batch_tokens: int
 ) -> Iterator[tuple[Shard, ShardSums]]:
     """Every shard with its sums, in whatever order they come. A shard whose actor dies is computed again.
 
-    Only a few shards per slot are held in memory at a time.
+    Only a few shards per slot are held in memory at a time. On a GPU each slot has one of its own.
     """
-    actor: Any = ray.remote(num_cpus=1, max_restarts=-1, max_task_retries=-1)(Slot)
-    pool = [actor.remote(expert, trunk, list(exponents), batch_tokens) for _ in range(slots)]
+    gpus = 1 if work.device == "cuda" else 0
+    actor: Any = ray.remote(num_cpus=1, num_gpus=gpus, max_restarts=-1, max_task_retries=-1)(Slot)
+    pool = [actor.remote(work, batch_tokens) for _ in range(slots)]
     running: dict[Any, tuple[int, Shard]] = {}
     free = [slot for slot in range(slots) for _ in range(_WAITING_PER_SLOT)]
     for shard in shards:

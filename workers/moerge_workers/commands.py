@@ -1,10 +1,11 @@
 """`moerge worker …`"""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
+from moerge.checkpoint.sources import checkpoint_folder
 from moerge.progress import progress
 from moerge_proto.statistics_file import StatisticsSettings
 from moerge_workers import contribute
@@ -23,13 +24,20 @@ def run(
     coordinator: Annotated[str, typer.Option(envvar="MOERGE_COORDINATOR", help="Address of the coordinator.")],
     token: Annotated[str, typer.Option(envvar="MOERGE_TOKEN", help="The owner's token; better in the environment.")],
     domain: Annotated[str, typer.Option(help="The domain to contribute for.")],
-    expert: Annotated[Path, typer.Option(help="Folder of the domain's dense checkpoint.")],
+    expert: Annotated[str, typer.Option(help="The domain's dense checkpoint: a folder, or a hub id (name/model).")],
     data: Annotated[str, typer.Option(help="Quoted glob of JSON Lines files with the field 'text'.")],
+    tuning_data: Annotated[str | None, typer.Option(help="Further documents, to choose lambda with.")] = None,
+    trunk_contribution: Annotated[
+        bool, typer.Option("--trunk-contribution", help="Send grams and token counts for a regmean trunk too.")
+    ] = False,
+    rare_below: Annotated[int, typer.Option(help="Withhold counts of tokens that stand fewer times.")] = 10,
     home: Annotated[Path | None, typer.Option(help="Key, journal, downloads; default ~/.moerge/worker-DOMAIN.")] = None,
     license: Annotated[str, typer.Option(help="SPDX identifier of the expert's licence, for the card.")] = "unknown",
     tokens_per_document: Annotated[int | None, typer.Option(help="Use each document's first tokens only.")] = None,
     context: Annotated[int, typer.Option(help="Tokens that the model sees at once.")] = 512,
-    slots: Annotated[int, typer.Option(help="Ray actors, one CPU thread each.")] = 1,
+    precision: Annotated[Literal["float32", "bfloat16"], typer.Option(help="What the model computes in.")] = "float32",
+    slots: Annotated[int, typer.Option(help="Ray actors: one CPU thread each, or one GPU.")] = 1,
+    device: Annotated[Literal["cpu", "cuda"], typer.Option(help="Where the model runs.")] = "cpu",
     ray_address: Annotated[str | None, typer.Option(help="Your own Ray cluster; by default one starts.")] = None,
     max_stray: Annotated[float, typer.Option(help="Refuse a trunk further than this from your expert.")] = 1.0,
     once: Annotated[bool, typer.Option("--once", help="Stop after one contribution.")] = False,
@@ -44,14 +52,18 @@ def run(
         coordinator=coordinator,
         token=token,
         domain=domain,
-        expert=expert,
+        expert=checkpoint_folder(expert),
         data=data,
+        tuning_data=tuning_data,
+        trunk_contribution=trunk_contribution,
+        rare_below=rare_below,
         home=home or Path.home() / ".moerge" / f"worker-{domain}",
         license=license,
         slots=slots,
+        device=device,
         ray_address=ray_address,
         max_stray=max_stray,
         once=once,
-        statistics=StatisticsSettings(tokens_per_document=tokens_per_document, context=context),
+        statistics=StatisticsSettings(tokens_per_document=tokens_per_document, context=context, precision=precision),
     )
     contribute.run(settings, progress())

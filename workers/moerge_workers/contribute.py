@@ -5,7 +5,9 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 import transformers
 from filelock import FileLock, Timeout
@@ -13,18 +15,24 @@ from rich.filesize import decimal
 from transformers import AutoTokenizer
 
 from moerge import __version__
+from moerge.architectures.config import read_config
+from moerge.architectures.families import family_of
+from moerge.checkpoint.reader import Checkpoint
 from moerge.client import Client
 from moerge.documents import data_files, documents
 from moerge.errors import CoordinatorError, MoergeError
 from moerge.experts import check_expert, expert_digest, expert_files
-from moerge.files import file_sha256
+from moerge.files import atomic_file, file_sha256
 from moerge.progress import Progress
+from moerge.statistics.bounds import attention_size, input_exponents
+from moerge.statistics.inspect import summary
+from moerge.statistics.passes import RouterPass, TrunkPass
 from moerge.trunk.domain_model import require_near
-from moerge_proto.contributions import Contribution, NewContribution
+from moerge_proto.contributions import Contribution, NewContribution, TrunkContribution
 from moerge_proto.digests import digest_of
 from moerge_proto.experts import Expert, ExpertState, NewExpert
 from moerge_proto.problems import ProblemType
-from moerge_proto.statistics_file import Manifest
+from moerge_proto.statistics_file import Int64, Manifest, RouterManifest, StatisticsFile, TrunkManifest, write
 from moerge_proto.trunks import Trunk
 from moerge_workers import actors
 from moerge_workers.identity import read_key
@@ -34,6 +42,7 @@ from moerge_workers.shards import Shard, plan
 
 POLL_SECONDS = 1.0
 TRUNK_FILE = "trunk.safetensors"
+_NOTHING_YET: dict[str, Any] = {"tokens": 1, "documents": 1, "shards": ["0" * 64]}
 SOFTWARE = {
     "moerge": __version__,
     "torch": str(torch.__version__),
@@ -63,13 +72,17 @@ def run(settings: Settings, progress: Progress) -> None:
     with lock, Client(settings.coordinator, settings.token) as client:
         owner = _own_name(client, settings.domain)
         check_expert(settings.expert, None, str(settings.expert))
-        data_files(settings.data)
+        for data in filter(None, (settings.data, settings.tuning_data)):
+            data_files(data)
         expert = _registered(client, settings, progress)
+        if settings.trunk_contribution:
+            sent = _contribute_trunk(client, settings, owner, expert, progress)
+            say(f"contributed {sent.digest[:12]} for trunks")
         last = None
         while True:
             trunk = _next_trunk(client, last)
-            contribution = _contribute(client, settings, owner, expert, trunk, progress)
-            say(f"contributed {contribution.digest[:12]} under trunk {trunk.digest[:12]}")
+            for contribution in _contribute(client, settings, owner, expert, trunk, progress):
+                say(f"contributed {contribution.digest[:12]} under trunk {trunk.digest[:12]}")
             last = trunk.digest
             if settings.once:
                 return
@@ -123,36 +136,96 @@ def _next_trunk(client: Client, last: str | None) -> Trunk:
     return trunk
 
 
-def _contribute(
-    client: Client, settings: Settings, owner: str, expert: Expert, trunk: Trunk, progress: Progress
-) -> Contribution:
-    folder = settings.home / "trunks" / trunk.digest
-    client.download(f"/v1/trunks/{trunk.digest}/files", trunk.files, folder, progress, title="downloading the trunk")
-    stray = require_near(settings.expert, folder / TRUNK_FILE, settings.max_stray)
-    say(f"the trunk strays from the expert by at most {stray:.3f} of a tensor's norm (limit {settings.max_stray:g})")
-    blank = Manifest(
+def _contribute_trunk(
+    client: Client, settings: Settings, owner: str, expert: Expert, progress: Progress
+) -> TrunkContribution:
+    """Sends the expert's trunk contribution; rare tokens' counts stay in the journal."""
+    folder = settings.expert
+    config, checkpoint = read_config(folder), Checkpoint(folder)
+    exponents = input_exponents(checkpoint, family_of(config), config)
+    blank = TrunkManifest(
         owner=owner,
         expert=expert.digest,
         domain=settings.domain,
-        trunk=trunk.digest,
         settings=settings.statistics,
-        hidden_size=trunk.hidden_size,
-        layers=trunk.layers,
-        exponents=trunk.exponents,
-        tokens=1,
-        documents=1,
-        shards=["0" * 64],
+        hidden_size=config.hidden_size,
+        layers=config.num_hidden_layers,
+        attention_size=attention_size(config),
+        vocab_size=config.vocab_size,
+        exponents=exponents,
+        rare_below=0,
+        **_NOTHING_YET,
     )
-    path = settings.home / "contributions" / f"{digest_of(blank.model_dump(mode='json'))}.safetensors"
-    journal = Journal(path, blank, settings.journal_seconds)
-    _compute(settings, trunk, folder / TRUNK_FILE, journal, progress)
-    manifest = journal.save()
+    journal = _journal(settings, blank)
+    work = TrunkPass(folder, exponents, settings.statistics.precision, settings.device)
+    _compute(settings, settings.data, work, config.hidden_size, journal, progress)
+    complete = journal.save()
+    path = journal.path.with_name(f"{journal.path.stem}-sent.safetensors")
+    manifest = complete.model_copy(update={"rare_below": settings.rare_below})
+    with StatisticsFile(journal.path) as file, atomic_file(path) as out:
+        write(out, manifest, _without_rare(file, settings.rare_below))
     _show(manifest, path)
-    stored = client.upload(path, progress, title="uploading the contribution", compress=True)
-    return client.contribute(NewContribution(sha256=stored.sha256, software=SOFTWARE))
+    stored = client.upload(path, progress, title="uploading the trunk contribution", compress=True)
+    active = [row.digest for row in client.trunk_contributions() if row.active and row.expert == expert.digest]
+    supersedes = active[0] if active and active[0] != stored.sha256 else None
+    return client.contribute_trunk(NewContribution(sha256=stored.sha256, supersedes=supersedes, software=SOFTWARE))
 
 
-def _compute(settings: Settings, trunk: Trunk, weights: Path, journal: Journal, progress: Progress) -> None:
+def _without_rare(file: StatisticsFile, rare_below: int) -> Iterator[Int64]:
+    for name, _ in file.manifest.layout():
+        array = file.array(name)
+        yield np.where(array < rare_below, 0, array) if name == "token_counts" else array
+
+
+def _contribute(
+    client: Client, settings: Settings, owner: str, expert: Expert, trunk: Trunk, progress: Progress
+) -> list[Contribution]:
+    """Sends the router contribution under a trunk, and that of the tuning split if there is one."""
+    folder = settings.home / "trunks" / trunk.digest
+    client.download(f"/v1/trunks/{trunk.digest}/files", trunk.files, folder, progress, title="downloading the trunk")
+    weights = folder / TRUNK_FILE
+    stray = require_near(settings.expert, weights, settings.max_stray)
+    say(f"the trunk strays from the expert by at most {stray:.3f} of a tensor's norm (limit {settings.max_stray:g})")
+    work = RouterPass(settings.expert, weights, trunk.exponents, settings.statistics.precision, settings.device)
+    sent = []
+    for split, data in (("statistics", settings.data), ("tuning", settings.tuning_data)):
+        if data is None:
+            continue
+        blank = RouterManifest.model_validate(
+            {
+                "owner": owner,
+                "expert": expert.digest,
+                "domain": settings.domain,
+                "trunk": trunk.digest,
+                "split": split,
+                "settings": settings.statistics,
+                "hidden_size": trunk.hidden_size,
+                "layers": trunk.layers,
+                "exponents": trunk.exponents,
+                **_NOTHING_YET,
+            }
+        )
+        journal = _journal(settings, blank)
+        _compute(settings, data, work, trunk.hidden_size, journal, progress)
+        _show(journal.save(), journal.path)
+        stored = client.upload(journal.path, progress, title="uploading the contribution", compress=True)
+        sent.append(client.contribute(NewContribution(sha256=stored.sha256, software=SOFTWARE)))
+    return sent
+
+
+def _journal(settings: Settings, blank: Manifest) -> Journal:
+    name = digest_of(blank.model_dump(mode="json"))
+    return Journal(settings.home / "contributions" / f"{name}.safetensors", blank, settings.journal_seconds)
+
+
+def _compute(
+    settings: Settings,
+    data: str,
+    work: RouterPass | TrunkPass,
+    hidden_size: int,
+    journal: Journal,
+    progress: Progress,
+) -> None:
     """Computes every planned shard that is not in the journal, each once."""
     tokenizer = AutoTokenizer.from_pretrained(settings.expert, local_files_only=True)
     key = read_key(settings.home)
@@ -162,24 +235,24 @@ def _compute(settings: Settings, trunk: Trunk, weights: Path, journal: Journal, 
         return ids
 
     def planned() -> Iterator[Shard]:
-        texts = documents(data_files(settings.data))
-        return plan(texts, encode, settings.statistics, trunk.hidden_size, key)
+        return plan(documents(data_files(data)), encode, settings.statistics, hidden_size, key)
 
     sizes = {shard.name: shard.tokens for shard in planned()}
     left = {name for name in sizes if name not in journal.shards}
     if stale := journal.shards - sizes.keys():
         raise MoergeError(
             f"the journal holds {len(stale)} shards that the data no longer gives",
-            where=settings.data,
+            where=data,
             todo=f"restore the data, or remove {settings.home / 'contributions'} to begin anew",
         )
-    with progress.track(f"statistics of {settings.domain}", sum(sizes.values()), "tokens") as tracker:
+    kind = "trunk statistics" if isinstance(work, TrunkPass) else "statistics"
+    with progress.track(f"{kind} of {settings.domain}", sum(sizes.values()), "tokens") as tracker:
         tracker.advance(sum(size for name, size in sizes.items() if name not in left))
         if not left:
             return
         with actors.cluster(settings.ray_address, settings.slots):
-            arguments = (settings.slots, settings.expert, weights, trunk.exponents, settings.statistics.batch_tokens)
-            for shard, sums in actors.compute(_each_once(planned(), left), *arguments):
+            shards = _each_once(planned(), left)
+            for shard, sums in actors.compute(shards, settings.slots, work, settings.statistics.batch_tokens):
                 journal.add(shard.name, sums)
                 tracker.advance(shard.tokens)
 
@@ -193,9 +266,4 @@ def _each_once(shards: Iterator[Shard], wanted: set[str]) -> Iterator[Shard]:
 
 
 def _show(manifest: Manifest, path: Path) -> None:
-    size = path.stat().st_size
-    say(
-        f"leaving this machine: {decimal(size)} in {manifest.layers} x (gram {manifest.hidden_size} x "
-        f"{manifest.hidden_size}, cross {manifest.hidden_size}), sums over {manifest.tokens:,} tokens of "
-        f"{manifest.documents:,} documents in {len(manifest.shards)} shards; kept at {path}"
-    )
+    say(f"leaving this machine: {summary(manifest)}, {decimal(path.stat().st_size)}; kept at {path}")

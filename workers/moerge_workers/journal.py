@@ -1,15 +1,12 @@
 """The journal: one statistics file that names the shards that it holds, replaced whole."""
 
 import time
-from collections.abc import Iterator
 from pathlib import Path
-
-import numpy as np
 
 from moerge.errors import MoergeError
 from moerge.files import atomic_file
 from moerge.statistics.accumulate import ShardSums
-from moerge_proto.statistics_file import Int64, Manifest, StatisticsFile, StatisticsFileError, write
+from moerge_proto.statistics_file import Manifest, StatisticsFile, StatisticsFileError, write
 
 
 class Journal:
@@ -22,7 +19,7 @@ class Journal:
     """
 
     def __init__(self, path: Path, blank: Manifest, seconds: float) -> None:
-        self._path, self._seconds = path, seconds
+        self.path, self._seconds = path, seconds
         self._blank = blank
         self._sums: ShardSums | None = None
         self.shards: set[str] = set()
@@ -32,17 +29,17 @@ class Journal:
 
     def _load(self) -> None:
         try:
-            with StatisticsFile(self._path) as file:
-                manifest, layers = file.manifest, list(file.layers())
+            with StatisticsFile(self.path) as file:
+                manifest = file.manifest
+                arrays = {name: file.array(name) for name, _ in manifest.layout()}
         except StatisticsFileError as error:
             todo = "remove the file; its shards are then computed again"
-            raise MoergeError(f"a damaged journal: {error}", where=str(self._path), todo=todo) from error
+            raise MoergeError(f"a damaged journal: {error}", where=str(self.path), todo=todo) from error
         same = {"tokens": 1, "documents": 1, "shards": self._blank.shards}
         if manifest.model_copy(update=same) != self._blank.model_copy(update=same):
             todo = "remove the file, or use another --home"
-            raise MoergeError("a journal of other work", where=str(self._path), todo=todo)
-        gram, cross = (np.stack([layer[part] for layer in layers]) for part in (0, 1))
-        self._sums = ShardSums(gram, cross, manifest.tokens, manifest.documents)
+            raise MoergeError("a journal of other work", where=str(self.path), todo=todo)
+        self._sums = ShardSums(arrays, manifest.tokens, manifest.documents)
         self.shards = set(manifest.shards)
 
     def add(self, shard: str, sums: ShardSums) -> None:
@@ -60,15 +57,9 @@ class Journal:
         sums = self._sums
         if sums is None:
             raise MoergeError("no document has any token", where="--data", todo="check the files' field 'text'")
-        manifest = Manifest.model_validate(
-            self._blank.model_dump()
-            | {"tokens": sums.tokens, "documents": sums.documents, "shards": sorted(self.shards)}
-        )
-        with atomic_file(self._path) as out:
-            write(out, manifest, self._layers(sums))
+        counts = {"tokens": sums.tokens, "documents": sums.documents, "shards": sorted(self.shards)}
+        manifest = type(self._blank).model_validate(self._blank.model_dump() | counts)
+        with atomic_file(self.path) as out:
+            write(out, manifest, sums.arrays.values())
         self._saved = time.monotonic()
         return manifest
-
-    @staticmethod
-    def _layers(sums: ShardSums) -> Iterator[tuple[Int64, Int64]]:
-        return zip(sums.gram, sums.cross, strict=True)

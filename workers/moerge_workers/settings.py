@@ -1,6 +1,7 @@
 """A worker's settings."""
 
 from pathlib import Path
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -17,9 +18,13 @@ class Settings(BaseModel):
         domain: the domain to contribute for.
         expert: folder of the domain's dense checkpoint.
         data: glob of JSON Lines files with the field `text`.
+        tuning_data: likewise, of documents that aren't in `data`; None sends no statistics of the tuning split.
+        trunk_contribution: whether grams and token counts of the expert itself may leave, for better trunks.
+        rare_below: counts of tokens that stood fewer times are withheld from a trunk contribution.
         home: folder of the worker's key, journals and downloads.
         license: SPDX identifier of the expert's licence.
-        slots: Ray actors, one thread each.
+        slots: Ray actors, one thread each, and on `device` "cuda" one GPU each.
+        device: torch device that the model runs on.
         ray_address: an existing cluster of the owner's; None starts a local one.
         max_stray: how far a trunk's tensor may be from the expert's own, as a share of its norm.
         once: stop after one contribution instead of waiting for the next trunk.
@@ -33,9 +38,13 @@ class Settings(BaseModel):
     domain: Name
     expert: Path
     data: str
+    tuning_data: str | None = None
+    trunk_contribution: bool = False
+    rare_below: int = Field(default=10, ge=0)
     home: Path
     license: str = "unknown"
     slots: int = Field(default=1, ge=1)
+    device: Literal["cpu", "cuda"] = "cpu"
     ray_address: str | None = None
     max_stray: float = Field(default=1.0, gt=0)
     once: bool = False

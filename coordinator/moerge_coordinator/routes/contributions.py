@@ -1,9 +1,12 @@
 """Router contributions: what a statistics file must be to count, and the one transaction in which it starts to."""
 
+from collections.abc import Mapping
+
 from fastapi import APIRouter, Request
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from moerge.architectures.families import FAMILIES
 from moerge.errors import ContributionError, MoergeError
 from moerge.statistics.validate import validate
 from moerge_coordinator import views
@@ -17,7 +20,7 @@ from moerge_proto.experts import ExpertState
 from moerge_proto.messages import Page
 from moerge_proto.owners import Identity, Role
 from moerge_proto.problems import ProblemType
-from moerge_proto.statistics_file import Manifest, StatisticsFile, StatisticsFileError
+from moerge_proto.statistics_file import Manifest, RouterManifest, StatisticsFile, StatisticsFileError
 
 router = APIRouter(prefix="/contributions", tags=["contributions"])
 
@@ -33,30 +36,69 @@ def contribute(request: Request, caller: DomainOwner, new: NewContribution) -> C
             return views.contribution(row)
     size = state.uploads.held(owner, new.sha256, "sha256")
     try:
-        with _opened(request, new.sha256) as file:
-            trunk = _check_manifest(request, caller, file.manifest)
-            warnings = validate(file, trunk.exponents, trunk.nonzero_gains)
-        return _record(request, new, file.manifest, size, warnings)
+        with opened(request, new.sha256) as file:
+            manifest = file.manifest
+            if not isinstance(manifest, RouterManifest):
+                raise _other_kind("/v1/trunk-contributions")
+            trunk = _check_manifest(request, caller, manifest)
+            normalised = FAMILIES[trunk.family].gain is not None
+            warnings = validate(file, trunk.exponents, trunk.bounds, normalised=normalised)
+        return _record(request, new, manifest, size, warnings)
     except MoergeError:
         state.uploads.discard(owner, [new.sha256])
         raise
 
 
-def _opened(request: Request, sha256: str) -> StatisticsFile:
+def _other_kind(place: str) -> ContributionError:
+    return ContributionError("a statistics file of the other kind", where="manifest.kind", todo=f"send it to {place}")
+
+
+def opened(request: Request, sha256: str) -> StatisticsFile:
+    """An uploaded statistics file.
+
+    Raises:
+        ContributionError: it isn't one.
+    """
     try:
         return StatisticsFile(request.app.state.blobs.path(sha256))
     except StatisticsFileError as error:
         raise ContributionError(error.detail, where=error.field, todo="write it with this version of moerge") from error
 
 
-def _check_manifest(request: Request, caller: Identity, manifest: Manifest) -> TrunkRow:
-    """Requires that the manifest is the caller's own, and of the current trunk and a ready expert."""
+def ready_expert(request: Request, caller: Identity, manifest: Manifest) -> ExpertRow:
+    """The expert that the manifest names, once it is sure that both are the caller's own.
+
+    Raises:
+        RefusedError, ContributionError: they aren't, or it isn't ready.
+    """
     if manifest.owner != caller.owner:
         raise RefusedError(ProblemType.FORBIDDEN, f"made for owner {manifest.owner!r}", where="manifest.owner")
     require_own_domain(caller, manifest.domain)
     with transaction(request.app.state.engine) as session:
-        trunk = session.scalar(select(TrunkRow).where(TrunkRow.current))
         expert = session.scalar(select(ExpertRow).where(ExpertRow.domain == manifest.domain))
+    if expert is None or expert.digest != manifest.expert or expert.state != ExpertState.READY.value:
+        found = f"expert {manifest.expert} is not the ready expert of {manifest.domain!r}"
+        raise ContributionError(found, where="manifest.expert", todo="register the expert first")
+    return expert
+
+
+def require_sizes(manifest: Manifest, expected: Mapping[str, int]) -> None:
+    """Requires that the manifest has these sizes.
+
+    Raises:
+        ContributionError: names the field.
+    """
+    for name, size in expected.items():
+        if getattr(manifest, name) != size:
+            found = f"expected {size}, found {getattr(manifest, name)}"
+            raise ContributionError(found, where=f"manifest.{name}", todo="compute the contribution again")
+
+
+def _check_manifest(request: Request, caller: Identity, manifest: RouterManifest) -> TrunkRow:
+    """Requires that the manifest is the caller's own, and of the current trunk and a ready expert."""
+    ready_expert(request, caller, manifest)
+    with transaction(request.app.state.engine) as session:
+        trunk = session.scalar(select(TrunkRow).where(TrunkRow.current))
     if trunk is None or manifest.trunk != trunk.digest:
         raise RefusedError(
             ProblemType.WRONG_TRUNK,
@@ -64,17 +106,13 @@ def _check_manifest(request: Request, caller: Identity, manifest: Manifest) -> T
             where="manifest.trunk",
             todo="sums of different trunks don't add up; contribute again under the current trunk",
         )
-    if expert is None or expert.digest != manifest.expert or expert.state != ExpertState.READY.value:
-        found = f"expert {manifest.expert} is not the ready expert of {manifest.domain!r}"
-        raise ContributionError(found, where="manifest.expert", todo="register the expert first")
-    for name in ("hidden_size", "layers"):
-        if getattr(manifest, name) != getattr(trunk, name):
-            found = f"expected {getattr(trunk, name)}, found {getattr(manifest, name)}"
-            raise ContributionError(found, where=f"manifest.{name}", todo="contribute under this trunk")
+    require_sizes(manifest, {"hidden_size": trunk.hidden_size, "layers": trunk.layers})
     return trunk
 
 
-def _record(request: Request, new: NewContribution, manifest: Manifest, size: int, warnings: list[str]) -> Contribution:
+def _record(
+    request: Request, new: NewContribution, manifest: RouterManifest, size: int, warnings: list[str]
+) -> Contribution:
     with transaction(request.app.state.engine) as session:
         known = session.scalar(select(ContributionRow).where(ContributionRow.digest == new.sha256))
         if known is not None:  # the same request, sent twice at once
@@ -84,6 +122,7 @@ def _record(request: Request, new: NewContribution, manifest: Manifest, size: in
         _claim_shards(session, new.sha256, manifest)
         row = ContributionRow(
             digest=new.sha256,
+            split=manifest.split,
             owner=manifest.owner,
             domain=manifest.domain,
             expert=manifest.expert,
@@ -105,7 +144,7 @@ def _record(request: Request, new: NewContribution, manifest: Manifest, size: in
         return views.contribution(row)
 
 
-def _supersede(session: Session, digest: str, manifest: Manifest) -> None:
+def _supersede(session: Session, digest: str, manifest: RouterManifest) -> None:
     row = session.scalar(select(ContributionRow).where(ContributionRow.digest == digest, ContributionRow.active))
     if row is None or (row.trunk, row.domain) != (manifest.trunk, manifest.domain):
         found = f"no active contribution {digest} of {manifest.domain!r} under this trunk"
@@ -116,7 +155,7 @@ def _supersede(session: Session, digest: str, manifest: Manifest) -> None:
     session.flush()
 
 
-def _claim_shards(session: Session, digest: str, manifest: Manifest) -> None:
+def _claim_shards(session: Session, digest: str, manifest: RouterManifest) -> None:
     query = select(ShardRow).where(ShardRow.trunk == manifest.trunk, ShardRow.domain == manifest.domain)
     wanted = set(manifest.shards)
     for taken in session.scalars(query):

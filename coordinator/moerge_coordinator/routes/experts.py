@@ -8,6 +8,7 @@ from pathlib import Path
 from fastapi import APIRouter, Request
 from sqlalchemy import select
 
+from moerge.architectures.config import read_config
 from moerge.errors import MoergeError
 from moerge.experts import check_expert, expert_digest
 from moerge_coordinator import views
@@ -64,7 +65,8 @@ def _take(request: Request, owner: str, new: NewExpert, digest: str) -> Expert:
     try:
         for entry in entries:
             state.blobs.link(entry.sha256, folder / entry.name)
-        family, _ = check_expert(folder, _reference(request), f"expert of {new.domain!r}")
+        who, vocabulary = f"expert of {new.domain!r}", state.settings.vocabulary
+        family, _ = check_expert(folder, _reference(request), who, vocabulary)
         shutil.rmtree(target, ignore_errors=True)  # from a request that was cut before its row was written
         folder.replace(target)
         return _add(request, owner, new, digest, family.model_type, entries)
@@ -96,14 +98,12 @@ def _known(request: Request, domain: str, digest: str) -> Expert | None:
 
 
 def _reference(request: Request) -> Path | None:
-    """The folder of the oldest expert: all others must be like it."""
+    """The folder of the expert that all others must be like: the oldest of those with the longest vocabulary."""
     with transaction(request.app.state.engine) as session:
         query = select(ExpertRow.digest).where(ExpertRow.state != ExpertState.REFUSED.value)
-        digest = session.scalar(query.order_by(ExpertRow.number).limit(1))
-    if digest is None:
-        return None
-    folder: Path = request.app.state.workflows.expert_folder(digest)
-    return folder
+        digests = session.scalars(query.order_by(ExpertRow.number)).all()
+    folders = [request.app.state.workflows.expert_folder(digest) for digest in digests]
+    return max(folders, key=lambda folder: read_config(folder).vocab_size, default=None)
 
 
 def _add(request: Request, owner: str, new: NewExpert, digest: str, family: str, entries: list[FileEntry]) -> Expert:

@@ -1,5 +1,6 @@
 """Trunks."""
 
+from collections.abc import Mapping
 from typing import Annotated
 
 from fastapi import APIRouter, Request
@@ -12,12 +13,12 @@ from moerge_coordinator.auth import Operator, OperatorOrOwner
 from moerge_coordinator.database import transaction
 from moerge_coordinator.refusals import RefusedError
 from moerge_coordinator.routes.pages import After, page
-from moerge_coordinator.tables import ExpertRow, TrunkRow
+from moerge_coordinator.tables import ExpertRow, TrunkContributionRow, TrunkRow
 from moerge_proto.digests import Digest
 from moerge_proto.experts import ExpertState
 from moerge_proto.messages import Page
 from moerge_proto.problems import ProblemType
-from moerge_proto.trunks import NewTrunk, Trunk
+from moerge_proto.trunks import NewTrunk, Trunk, TrunkLineage, TrunkOptions
 from moerge_proto.workflows import Workflow
 
 router = APIRouter(prefix="/trunks", tags=["trunks"])
@@ -27,17 +28,53 @@ router = APIRouter(prefix="/trunks", tags=["trunks"])
 def merge(request: Request, caller: Operator, new: NewTrunk) -> Workflow:
     """Merges a trunk, which then is the current one. Role: operator."""
     with transaction(request.app.state.engine) as session:
-        query = select(ExpertRow.digest).where(ExpertRow.state == ExpertState.READY.value)
-        ready = list(session.scalars(query.order_by(ExpertRow.number)))
-    experts = ready if new.experts is None else new.experts
+        query = select(ExpertRow).where(ExpertRow.state == ExpertState.READY.value).order_by(ExpertRow.number)
+        ready = {row.digest: row.domain for row in session.scalars(query)}
+        rows = session.scalars(select(TrunkContributionRow).where(TrunkContributionRow.active))
+        contributions = {row.expert: row.digest for row in rows}
+    base = new.options.base
+    if base is not None and base not in ready:
+        raise _not_ready(base, "options.base")
+    experts = [digest for digest in ready if digest != base] if new.experts is None else new.experts
+    if new.method == "base":
+        experts = [str(base)]
     if unknown := [digest for digest in experts if digest not in ready]:
-        raise RefusedError(
-            ProblemType.NOT_READY, f"expert {unknown[0]} is not ready", where="experts", todo="see GET /v1/experts"
-        )
+        raise _not_ready(unknown[0], "experts")
     if not experts or len(set(experts)) < len(experts):
         raise RefusedError(ProblemType.NOT_READY, "a trunk needs at least one expert, and none twice", where="experts")
-    workflow: Workflow = request.app.state.workflows.start_trunk(new.method, experts)
+    if new.method == "regmean":
+        _require_contributions(experts, ready, contributions)
+    if new.method == "weighted":
+        _require_weights(new.options, [ready[digest] for digest in experts])
+    parts = [contributions[digest] for digest in experts] if new.method == "regmean" else []
+    lineage = TrunkLineage(method=new.method, options=new.options, experts=experts, contributions=parts)
+    workflow: Workflow = request.app.state.workflows.start_trunk(lineage)
     return workflow
+
+
+def _not_ready(digest: str, where: str) -> RefusedError:
+    return RefusedError(ProblemType.NOT_READY, f"expert {digest} is not ready", where=where, todo="see GET /v1/experts")
+
+
+def _require_contributions(experts: list[str], domains: Mapping[str, str], contributions: Mapping[str, str]) -> None:
+    if missing := [domains[digest] for digest in experts if digest not in contributions]:
+        raise RefusedError(
+            ProblemType.NOT_READY,
+            f"no trunk contribution of {', '.join(missing)}",
+            where="method",
+            todo="their owners run the worker with --trunk-contribution, or use another method",
+        )
+
+
+def _require_weights(options: TrunkOptions, domains: list[str]) -> None:
+    if unknown := sorted(options.weights.keys() - set(domains)):
+        found = f"{', '.join(unknown)}; the trunk's domains are {', '.join(domains)}"
+        raise RefusedError(
+            ProblemType.INVALID_REQUEST, found, where="options.weights", todo="name domains of the trunk"
+        )
+    if not any(options.weights.get(domain, 1.0) for domain in domains):
+        found = "every weight is zero"
+        raise RefusedError(ProblemType.INVALID_REQUEST, found, where="options.weights", todo="give one above zero")
 
 
 @router.get("")

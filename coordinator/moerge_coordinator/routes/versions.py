@@ -14,7 +14,7 @@ from moerge_coordinator.routes.trunks import find_trunk
 from moerge_coordinator.tables import ContributionRow, ExpertRow, VersionRow
 from moerge_proto.messages import Page
 from moerge_proto.problems import ProblemType
-from moerge_proto.versions import Lineage, NewVersion, Version
+from moerge_proto.versions import Lineage, NewVersion, SolveOptions, Version
 from moerge_proto.workflows import Workflow
 
 router = APIRouter(tags=["versions"])
@@ -42,7 +42,7 @@ def _lineage(request: Request, new: NewVersion) -> Lineage:
         query = select(ContributionRow).where(ContributionRow.trunk == trunk.digest, ContributionRow.active)
         parts = list(session.scalars(query))
         domains = {row.digest: row.domain for row in session.scalars(select(ExpertRow).order_by(ExpertRow.number))}
-    contributed = {part.expert for part in parts}
+    contributed = {part.expert for part in parts if part.split == "statistics"}
     experts = [digest for digest in domains if digest in contributed] if new.experts is None else new.experts
     for digest in experts:
         if digest not in contributed:
@@ -57,14 +57,26 @@ def _lineage(request: Request, new: NewVersion) -> Lineage:
             where="experts",
             todo="start the owners' workers, or see GET /v1/contributions",
         )
+    names = [domains[digest] for digest in experts]
+    _require_known(new.options, names)
+    splits = ("statistics", "tuning") if new.options.lambda_scale == "auto" else ("statistics",)
     return Lineage(
         trunk=trunk.digest,
         experts=experts,
-        domains=[domains[digest] for digest in experts],
-        contributions=sorted(part.digest for part in parts if part.expert in experts),
+        domains=names,
+        contributions=sorted(part.digest for part in parts if part.expert in experts and part.split in splits),
         options=new.options,
+        tied=new.tied,
         solver=SOLVER,
     )
+
+
+def _require_known(options: SolveOptions, domains: list[str]) -> None:
+    weights = options.domain_weights
+    if weights != "balanced" and (unknown := sorted(weights.keys() - set(domains))):
+        found = f"{', '.join(unknown)}; the version's domains are {', '.join(domains)}"
+        todo = "name domains of the version"
+        raise RefusedError(ProblemType.INVALID_REQUEST, found, where="options.domain_weights", todo=todo)
 
 
 @router.get("/versions")

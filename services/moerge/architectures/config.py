@@ -3,13 +3,16 @@
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, PretrainedConfig
 
-from moerge.architectures.families import Family
+from moerge.architectures.families import Family, head_dim
 from moerge.errors import CheckpointError, IncompatibleExpertError
+
+Vocabulary = Literal["same", "pad"]
+"""Whether experts must have the same vocabulary, or one may add tokens behind the other's."""
 
 # What transformers raises on settings that make no sense.
 _SENSELESS = (ValueError, KeyError, TypeError, AttributeError, ArithmeticError, OSError, StrictDataclassError)
@@ -52,7 +55,7 @@ def read_config(folder: Path) -> PretrainedConfig:
         raise CheckpointError(f"can't be read as a model config: {error}", where=str(path)) from error
 
 
-def require_same_config(first: PretrainedConfig, other: PretrainedConfig, who: str) -> None:
+def require_same_config(first: PretrainedConfig, other: PretrainedConfig, who: str, vocabulary: Vocabulary) -> None:
     """Requires that `other` computes with the same settings as `first`.
 
     Raises:
@@ -61,9 +64,10 @@ def require_same_config(first: PretrainedConfig, other: PretrainedConfig, who: s
     if first.model_type != other.model_type:
         raise _differs(who, {"model_type": (other.model_type, first.model_type)})
     ours, theirs = first.to_dict(), other.to_dict()
+    ignored = _IRRELEVANT | ({"vocab_size"} if vocabulary == "pad" else set())
     differing = {
         name: (theirs.get(name), ours.get(name))
-        for name in sorted((ours.keys() | theirs.keys()) - _IRRELEVANT)
+        for name in sorted((ours.keys() | theirs.keys()) - ignored)
         if theirs.get(name) != ours.get(name)
     }
     if differing:
@@ -72,27 +76,52 @@ def require_same_config(first: PretrainedConfig, other: PretrainedConfig, who: s
 
 def _differs(who: str, fields: Mapping[str, tuple[object, object]]) -> IncompatibleExpertError:
     values = "; ".join(f"{name} is {theirs!r}, not {ours!r}" for name, (theirs, ours) in fields.items())
+    todo = "all experts of a model must come from the same architecture; train it from the same seed model"
+    if fields.keys() == {"vocab_size"}:
+        todo = 'if one vocabulary only adds tokens to the other, set vocabulary = "pad" in coordinator.toml'
     return IncompatibleExpertError(
-        f"{who} differs from the other experts: {values}",
-        where=f"config.json: {', '.join(fields)}",
-        todo="all experts of a model must come from the same architecture; train it from the same seed model",
+        f"{who} differs from the other experts: {values}", where=f"config.json: {', '.join(fields)}", todo=todo
     )
 
 
-def require_same_tokenizer(first: Path, other: Path, who: str) -> None:
+def require_same_tokenizer(first: Path, other: Path, who: str, vocabulary: Vocabulary) -> None:
     """Requires that both folders hold the same tokenizer, ignoring padding and truncation settings.
+
+    With `vocabulary="pad"`, one of them may hold further tokens behind all of the other's.
 
     Raises:
         IncompatibleExpertError: names the part of tokenizer.json (or the file) that differs.
     """
     ours, theirs = _tokenizer(first), _tokenizer(other)
     for part in sorted(ours.keys() | theirs.keys()):
-        if part not in ("padding", "truncation") and ours.get(part) != theirs.get(part):
-            raise IncompatibleExpertError(
-                f"{who} differs from the other experts' tokenizer",
-                where=f"tokenizer: {part}",
-                todo="the experts of one model share one tokenizer, token for token",
-            )
+        if part in ("padding", "truncation") or ours.get(part) == theirs.get(part):
+            continue
+        if vocabulary == "pad" and part in _TOKENS and _extends(_ids(part, ours), _ids(part, theirs)):
+            continue
+        raise IncompatibleExpertError(
+            f"{who} differs from the other experts' tokenizer",
+            where=f"tokenizer: {part}",
+            todo="the experts of one model share one tokenizer, token for token",
+        )
+
+
+_TOKENS = ("added_tokens", "model.vocab")
+
+
+def _ids(part: str, tokenizer: Mapping[str, Any]) -> dict[str, int]:
+    """Token -> id of one part of a tokenizer."""
+    tokens = tokenizer.get(part) or {}
+    if isinstance(tokens, Mapping):
+        return dict(tokens)
+    pairs = [(each["content"], each["id"]) if "content" in each else (each[0], n) for n, each in enumerate(tokens)]
+    return dict(pairs)
+
+
+def _extends(one: Mapping[str, int], other: Mapping[str, int]) -> bool:
+    """Whether the larger of two maps from token to id holds the smaller, and more only behind its last id."""
+    small, large = sorted((one, other), key=len)
+    last = max(small.values(), default=-1)
+    return small.items() <= large.items() and all(i > last for token, i in large.items() if token not in small)
 
 
 def _tokenizer(folder: Path) -> Mapping[str, Any]:
@@ -109,24 +138,26 @@ def _tokenizer(folder: Path) -> Mapping[str, Any]:
     raise CheckpointError("neither tokenizer.json nor tokenizer.model found", where=str(folder))
 
 
-def published_config(family: Family, config: PretrainedConfig, experts: int, top_k: int, dtype: str) -> dict[str, Any]:
+def published_config(
+    family: Family, config: PretrainedConfig, experts: int, top_k: int, dtype: str, vocab_size: int, tied: bool
+) -> dict[str, Any]:
     """config.json of the published MoE of `experts` experts, `top_k` of which see each token."""
     source = config.to_dict()
-    copied = {name: source[name] for name in family.copied if name in source}
-    if copied.get("head_dim") is None:
-        copied["head_dim"] = config.hidden_size // config.num_attention_heads
     return {
         "architectures": [family.published_class],
         "model_type": family.published_type,
         "dtype": dtype,
         "torch_dtype": dtype,
         "use_cache": True,
-        "tie_word_embeddings": False,
-        "num_local_experts": experts,
         "num_experts_per_tok": top_k,
-        **copied,
+        family.experts: experts,
+        **{name: source[name] for name in family.copied if name in source},
+        **{published: source[dense] for published, dense in family.renamed.items()},
         **family.fixed,
-        **_legacy_rope(copied.get("rope_parameters")),
+        "head_dim": head_dim(config),
+        "vocab_size": vocab_size,
+        "tie_word_embeddings": tied,
+        **_legacy_rope(source.get("rope_parameters")),
     }
 
 

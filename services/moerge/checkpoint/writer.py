@@ -3,8 +3,9 @@
 import hashlib
 import json
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor
@@ -27,9 +28,10 @@ class TensorPlan:
 
 
 def write_safetensors(out: BinaryIO, plans: Sequence[TensorPlan], written: Callable[[int], None] | None = None) -> str:
-    """Writes `plans` in order as one safetensors file, one tensor in memory at a time, and returns its SHA-256.
+    """Writes `plans` in order as one safetensors file and returns its SHA-256.
 
-    `written` is called with each tensor's bytes. Equal tensors give equal files.
+    While a tensor is hashed and written, the next one is computed: two are in memory at a time. `written` is called
+    with each tensor's bytes. Equal tensors give equal files.
 
     Raises:
         ValueError: a computed tensor is not what its plan says.
@@ -47,15 +49,28 @@ def write_safetensors(out: BinaryIO, plans: Sequence[TensorPlan], written: Calla
     for piece in (len(body).to_bytes(8, "little"), body):
         digest.update(piece)
         out.write(piece)
-    for plan in ordered:
-        tensor = plan.compute().contiguous()
-        if tensor.dtype != plan.dtype or tuple(tensor.shape) != plan.shape:
-            raise ValueError(
-                f"{plan.name}: planned {plan.dtype} {plan.shape}, got {tensor.dtype} {tuple(tensor.shape)}"
-            )
-        data = tensor.flatten().view(torch.uint8).numpy().data
-        digest.update(data)
-        out.write(data)
-        if written is not None:
-            written(plan.bytes)
+    pending: list[Future[Any]] = []
+    with ThreadPoolExecutor(2) as threads:
+        for plan in ordered:
+            tensor = _computed(plan)
+            _finish(pending)
+            data = tensor.flatten().view(torch.uint8).numpy().data
+            pending = [threads.submit(digest.update, data), threads.submit(out.write, data)]
+            if written is not None:
+                written(plan.bytes)
+        _finish(pending)
     return digest.hexdigest()
+
+
+def _computed(plan: TensorPlan) -> Tensor:
+    tensor = plan.compute().contiguous()
+    if tensor.dtype != plan.dtype or tuple(tensor.shape) != plan.shape:
+        raise ValueError(f"{plan.name}: planned {plan.dtype} {plan.shape}, got {tensor.dtype} {tuple(tensor.shape)}")
+    return tensor
+
+
+def _finish(pending: Sequence[Future[Any]]) -> None:
+    """Waits for what hashes and writes, and raises what went wrong there."""
+    wait(pending)
+    for each in pending:
+        each.result()

@@ -2,7 +2,7 @@
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
@@ -24,6 +24,10 @@ def cache() -> Path:
 @app.callback(invoke_without_command=True)
 def demo(
     home: Annotated[Path, typer.Option(help="Folder of the demo's coordinator and workers.")] = Path("moerge-demo"),
+    trunk: Annotated[
+        Literal["average", "regmean"],
+        typer.Option(help="How the trunk is merged; for regmean the owners send grams of their experts too."),
+    ] = "average",
 ) -> None:
     """Runs the main job on real text: trains four small experts (once), starts a coordinator and four workers,
     publishes a version of three experts and then one of four, and prints the paper's table for both.
@@ -34,4 +38,4 @@ def demo(
     texts = corpora.write(cache() / "texts")
     experts = train(texts, cache() / "experts", progress())
     domains = [Domain(name, experts[name], texts[name]) for name in corpora.DOMAINS]
-    Demo(home.resolve(), domains, Console()).run()
+    Demo(home.resolve(), domains, trunk, Console()).run()

@@ -19,7 +19,7 @@ from moerge.errors import MoergeError
 from moerge.files import atomic_file
 from moerge_proto.experts import Expert, ExpertState
 from moerge_proto.owners import NewOwner, NewToken, Role
-from moerge_proto.trunks import NewTrunk
+from moerge_proto.trunks import NewTrunk, TrunkMethod
 from moerge_proto.versions import NewVersion, Version
 
 TABLE_TOKENS = 10_000
@@ -38,8 +38,8 @@ class Domain:
 class Demo:
     """The demo in a home folder. Everything in it is named by content, so a second run goes on where one was cut."""
 
-    def __init__(self, home: Path, domains: Sequence[Domain], console: Console) -> None:
-        self._home, self._domains, self._console = home, domains, console
+    def __init__(self, home: Path, domains: Sequence[Domain], trunk: TrunkMethod, console: Console) -> None:
+        self._home, self._domains, self._trunk, self._console = home, domains, trunk, console
         self._coordinator = home / "coordinator"
         self._port = free_port()
         self._url = f"http://127.0.0.1:{self._port}"
@@ -55,16 +55,18 @@ class Demo:
             workers = [(domain, self._start_worker(processes, client, domain)) for domain in early]
             experts = self._ready_experts(client, early, workers)
             self._say("Merging their trunk; each owner then contributes statistics under it")
-            wait(client, client.merge_trunk(NewTrunk(experts=experts)))
+            if self._trunk == "regmean":
+                self._wait_for_trunk_contributions(client, early, workers)
+            wait(client, client.merge_trunk(NewTrunk(method=self._trunk, experts=experts)))
             for domain, process in workers:
                 processes.finish(domain.name, process)
-            self._publish(processes, client, experts, early)
+            numbers = [self._publish(processes, client, experts, early)]
             self._say(f"{late.name} joins under the same trunk; nobody else does anything")
             worker = self._start_worker(processes, client, late)
             experts += self._ready_experts(client, [late], [(late, worker)])
             processes.finish(late.name, worker)
-            self._publish(processes, client, experts, self._domains)
-        self._say_what_next()
+            numbers.append(self._publish(processes, client, experts, self._domains))
+        self._say_what_next(*numbers)
 
     def _operator_token(self) -> str:
         path = self._home / "operator-token"
@@ -95,6 +97,8 @@ class Demo:
         arguments = ["worker", "run", "--once", "--domain", domain.name, "--expert", domain.expert]
         arguments += ["--data", domain.texts["statistics"], "--home", self._home / f"worker-{domain.name}"]
         arguments += ["--license", "Apache-2.0", "--context", 256]
+        if self._trunk == "regmean":
+            arguments.append("--trunk-contribution")
         environment = {"MOERGE_COORDINATOR": self._url, "MOERGE_TOKEN": token}
         return processes.start(arguments, environment, label=domain.name)
 
@@ -109,17 +113,29 @@ class Demo:
             ]
             if len(ready) == len(domains):
                 return ready
-            for domain, process in workers:
-                if process.poll():
-                    raise MoergeError("its worker failed", where=domain.name, todo="see its messages above")
-            time.sleep(0.2)
+            self._require_alive(workers)
 
-    def _publish(self, processes: Processes, client: Client, experts: list[str], domains: Sequence[Domain]) -> None:
+    def _wait_for_trunk_contributions(
+        self, client: Client, domains: Sequence[Domain], workers: Sequence[tuple[Domain, subprocess.Popen[str]]]
+    ) -> None:
+        wanted = {domain.name for domain in domains}
+        while not wanted <= {row.domain for row in client.trunk_contributions() if row.active}:
+            self._require_alive(workers)
+
+    @staticmethod
+    def _require_alive(workers: Sequence[tuple[Domain, subprocess.Popen[str]]]) -> None:
+        for domain, process in workers:
+            if process.poll():
+                raise MoergeError("its worker failed", where=domain.name, todo="see its messages above")
+        time.sleep(0.2)
+
+    def _publish(self, processes: Processes, client: Client, experts: list[str], domains: Sequence[Domain]) -> int:
         self._say("Summing, solving, publishing")
         version = client.version(int(wait(client, client.solve_version(NewVersion(experts=experts)))))
         show_files(version)
         self._say(f"Scoring version {version.number}, loaded by stock transformers in its own process")
         processes.finish("table", processes.start(self._table_command(version, domains), {"OMP_NUM_THREADS": "2"}))
+        return version.number
 
     def _table_command(self, version: Version, domains: Sequence[Domain]) -> list[object]:
         command: list[object] = ["table", "--version", self._folder(version.number), "--tokens", TABLE_TOKENS]
@@ -135,20 +151,22 @@ class Demo:
     def _say(self, text: str) -> None:
         self._console.rule(f"[bold]{text}", align="left")
 
-    def _say_what_next(self) -> None:
+    def _say_what_next(self, first: int, last: int) -> None:
         home, prompt, python = self._coordinator, "The capital of", Path(sys.executable)
+        token = self._home / "operator-token"
         moerge = python.with_name("moerge")
+        folder = self._folder(last)
         self._say("Done")
         self._console.print(
             f"""\
-Version 1: {self._folder(1)}
-Version 2: {self._folder(2)}
+Version {first}: {self._folder(first)}
+Version {last}: {folder}
 
 Three commands to try next:
 
-  {python} -c "from transformers import pipeline; print(pipeline('text-generation', '{self._folder(2)}')('{prompt}'))"
+  {python} -c "from transformers import pipeline; print(pipeline('text-generation', '{folder}')('{prompt}'))"
   {moerge} coordinator serve {home} --port 8080
-  MOERGE_COORDINATOR=http://127.0.0.1:8080 MOERGE_TOKEN=$(cat {self._home / "operator-token"}) {moerge} version show 2
+  MOERGE_COORDINATOR=http://127.0.0.1:8080 MOERGE_TOKEN=$(cat {token}) {moerge} version show {last}
 """,
             soft_wrap=True,
             highlight=False,

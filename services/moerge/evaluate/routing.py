@@ -17,6 +17,10 @@ def routers(model: PreTrainedModel) -> list[nn.Module]:
     return [model.get_submodule(pattern.format(layer=layer)) for layer in range(model.config.num_hidden_layers)]
 
 
+def _experts(model: PreTrainedModel) -> int:
+    return int(getattr(model.config, published_family(model.config).experts))
+
+
 @contextmanager
 def forced(model: PreTrainedModel, expert: int) -> Iterator[None]:
     """While open, every token goes to `expert` alone: the oracle of DUME section 3.2."""
@@ -27,7 +31,7 @@ def forced(model: PreTrainedModel, expert: int) -> Iterator[None]:
         logits, weights, chosen = output
         first = torch.zeros_like(weights)
         first[:, 0] = 1
-        others = (torch.arange(chosen.shape[1]) + expert) % model.config.num_local_experts
+        others = (torch.arange(chosen.shape[1]) + expert) % _experts(model)
         return logits, first, others.expand_as(chosen).to(chosen.dtype)
 
     handles = [router.register_forward_hook(force) for router in routers(model)]
@@ -62,7 +66,7 @@ class RoutingCounter:
     def __init__(self, model: PreTrainedModel) -> None:
         self._routers = routers(model)
         self._seen: list[Tensor] = []
-        self.counts = torch.zeros(len(self._routers), model.config.num_local_experts, dtype=torch.int64)
+        self.counts = torch.zeros(len(self._routers), _experts(model), dtype=torch.int64)
 
     def count(self, batch: Sequence[Window]) -> None:
         width = max(len(window.ids) for window in batch)

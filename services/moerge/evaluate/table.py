@@ -16,7 +16,7 @@ from moerge.evaluate.routing import RoutingCounter, forced, randomised
 from moerge.progress import Progress
 from moerge.trunk.average import average
 from moerge.trunk.domain_model import dense_model
-from moerge.trunk.merge import merge_plan
+from moerge.trunk.merge import AVERAGE, merge_plan
 
 RANDOM_SEED = 0
 
@@ -125,6 +125,7 @@ def _averaged(folders: Sequence[Path]) -> PreTrainedModel:
     config = read_config(folders[0])
     family, layers = family_of(config), config.num_hidden_layers
     checkpoints = [Checkpoint(folder) for folder in folders]
-    state = {plan.name: plan.compute() for plan in merge_plan(checkpoints, family, layers, "average")}
-    state |= {name: average([each.tensor(name) for each in checkpoints]) for name in family.dense_mlp_names(layers)}
-    return dense_model(config, state)
+    state = {plan.name: plan.compute().float() for plan in merge_plan(checkpoints, family, layers, AVERAGE)}
+    for name in family.dense_mlp_names(layers):
+        state[name] = average([each.tensor(name) for each in checkpoints], torch.float32)
+    return dense_model(config, state, torch.float32)

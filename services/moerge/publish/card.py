@@ -7,16 +7,22 @@ from huggingface_hub import ModelCardData
 from moerge.publish.version import FilePlan, text_file
 from moerge_proto.contributions import Contribution
 from moerge_proto.experts import Expert
-from moerge_proto.versions import Lineage
+from moerge_proto.trunks import Trunk
+from moerge_proto.versions import Lineage, SolveOptions
 
 
 def card_file(
-    lineage: Lineage, experts: Sequence[Expert], merged: Sequence[Expert], parts: Sequence[Contribution]
+    lineage: Lineage,
+    experts: Sequence[Expert],
+    trunk: Trunk,
+    merged: Sequence[Expert],
+    parts: Sequence[Contribution],
 ) -> FilePlan:
     """README.md: a pure function of the lineage and of what its digests name.
 
     Args:
         experts: the version's, in slot order.
+        trunk: the version's.
         merged: the experts whose parameters the trunk contains.
         parts: the contributions, in the lineage's order.
     """
@@ -34,8 +40,8 @@ def card_file(
 # Mixture of {len(experts)} experts: {", ".join(lineage.domains)}
 
 Made by [moerge](https://arxiv.org/abs/2603.29765) from dense experts, without training: the trunk is merged from
-{len(merged)} of them, every expert's MLPs are kept, and the routers are ridge regressions on statistics that the
-owners computed on their own data.
+{len(merged)} of them by the method `{trunk.method}`, every expert's MLPs are kept, and the routers are ridge
+regressions on statistics that the owners computed on their own data.
 
 ## Experts
 
@@ -57,7 +63,7 @@ owners computed on their own data.
 |---|---|---|---|---|
 {_rows((p.domain, p.owner, f"{p.tokens:,}", f"{p.documents:,}", f"`{p.digest}`") for p in parts)}
 
-Solved with lambda = {options.ridge_lambda:g}, top-k = {options.top_k}, temperature = {options.temperature:g}
+Solved with lambda = {_lambda(options)}, top-k = {options.top_k}, temperature = {options.temperature:g}
 by `{lineage.solver}`. The complete lineage is in `moerge.json`.
 
 ## Use
@@ -70,6 +76,13 @@ tokenizer = AutoTokenizer.from_pretrained("DIR")
 ```
 """
     return text_file("README.md", text)
+
+
+def _lambda(options: SolveOptions) -> str:
+    if options.lambda_scale == "auto":
+        return "the best of each layer on the tuning splits"
+    unit = " x mean diagonal" if options.lambda_scale == "relative" else ""
+    return f"{options.ridge_lambda:g}{unit}"
 
 
 def _rows(rows: Iterable[tuple[str, ...]]) -> str:

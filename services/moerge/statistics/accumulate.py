@@ -1,16 +1,18 @@
-"""Sums over one shard: gram and cross of every layer (DUME eq. 5), of features divided by their norm's gain."""
+"""Sums over one shard, as integers: gram and cross of every layer's features (DUME eq. 5), and grams for a trunk."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from moerge.statistics.features import Batch, visit_features
-from moerge.statistics.fixed_point import pack, to_integers
-from moerge_proto.statistics_file import Int64
+from moerge.architectures.families import Family
+from moerge.statistics.features import Batch, visit_features, visit_trunk_inputs
+from moerge.statistics.fixed_point import add, pack, to_integers
+from moerge_proto.statistics_file import Int64, trunk_gram_names
+
+_BLOCK = 128  # rows of a gram that are multiplied at a time; only what is right of their first column
 
 
 @dataclass(frozen=True)
@@ -18,25 +20,66 @@ class ShardSums:
     """What one shard adds to a contribution.
 
     Attributes:
-        gram: [L, H(H+1)/2] int64, upper triangles times 2**exponent.
-        cross: [L, H] int64, likewise.
+        arrays: the statistics file's tensors by name, in its order, int64.
         tokens: real tokens seen.
         documents: documents seen.
     """
 
-    gram: Int64
-    cross: Int64
+    arrays: dict[str, Int64]
     tokens: int
     documents: int
 
     def __add__(self, other: "ShardSums") -> "ShardSums":
-        """Exact, so the order and grouping of shards change nothing. Tokens are bounded, so nothing overflows."""
+        """Exact, so the order and grouping of shards change nothing.
+
+        Raises:
+            ContributionError: a sum leaves int64.
+        """
         return ShardSums(
-            self.gram + other.gram,
-            self.cross + other.cross,
+            {name: add(array, other.arrays[name]) for name, array in self.arrays.items()},
             self.tokens + other.tokens,
             self.documents + other.documents,
         )
+
+
+class _Sum:
+    """The gram of vectors, and their sum: products in float32, sums in float64."""
+
+    def __init__(self, size: int, device: torch.device) -> None:
+        self._gram = torch.zeros(size, size, dtype=torch.float64, device=device)  # the upper triangle, by blocks
+        self._cross = torch.zeros(size, dtype=torch.float64, device=device)
+
+    def add(self, x: Tensor) -> None:
+        """Adds vectors x [n, size], float32 or bfloat16."""
+        for start in range(0, x.shape[1], _BLOCK):
+            rows = x[:, start : start + _BLOCK].T
+            self._gram[start : start + _BLOCK, start:] += _product(rows, x[:, start:])
+        self._cross += x.sum(dim=0, dtype=torch.float64)
+
+    def gram(self, exponent: int, gains: Tensor | None) -> Int64:
+        """The upper triangle of the gram of x / gains, 0 where a gain is 0, times 2**exponent, rounded once."""
+        square = self._gram.cpu()
+        if gains is not None:
+            inverse = _inverse(gains)
+            square = inverse[:, None] * square * inverse
+        return to_integers(pack(square.numpy()), exponent)
+
+    def cross(self, exponent: int, gains: Tensor) -> Int64:
+        """The sum of x / gains, likewise."""
+        return to_integers((self._cross.cpu() * _inverse(gains)).numpy(), exponent)
+
+
+def _product(left: Tensor, right: Tensor) -> Tensor:
+    """left @ right in float32; on a GPU the factors may be bfloat16, which tensor cores multiply exactly."""
+    if left.is_cuda and left.dtype is torch.bfloat16:
+        return torch.mm(left, right, out_dtype=torch.float32)
+    return left.float() @ right.float()
+
+
+def _inverse(gains: Tensor) -> Tensor:
+    """1 / gains in float64, and 0 where a gain is 0."""
+    wide = gains.double()
+    return torch.where(wide == 0, 0.0, 1 / torch.where(wide == 0, 1.0, wide))
 
 
 def shard_sums(
@@ -48,28 +91,53 @@ def shard_sums(
 
     Args:
         model: trunk with the domain's own MLPs.
-        gains: [L, H] float32, the gain of the norm that makes each layer's feature.
+        gains: [L, H] float32, the gain of the norm that makes each layer's feature; ones where none does.
         exponents: fractional bits per layer.
         batches: the shard's micro-batches, as its plan has them; other batches give other integers.
         documents: how many documents the batches hold.
     """
     layers, hidden = gains.shape
-    gram = torch.zeros(layers, hidden, hidden, dtype=torch.float64)
-    cross = torch.zeros(layers, hidden, dtype=torch.float64)
-    safe_gains = torch.where(gains == 0, 1.0, gains)
+    sums = [_Sum(hidden, model.device) for _ in range(layers)]
     tokens = 0
+    for batch in batches:
+        visit_features(model, batch, lambda layer, x: sums[layer].add(x))
+        tokens += int(batch.lengths.sum())
+    arrays: dict[str, Int64] = {}
+    for layer, each in enumerate(sums):
+        arrays[f"layers.{layer}.gram"] = each.gram(exponents[layer], gains[layer])
+        arrays[f"layers.{layer}.cross"] = each.cross(exponents[layer], gains[layer])
+    return ShardSums(arrays, tokens, documents)
 
-    def add(layer: int, x: Tensor) -> None:  # x: [n, H]
-        u = torch.where(gains[layer] == 0, 0.0, x.float() / safe_gains[layer])
-        gram[layer] += u.T @ u
-        cross[layer] += u.sum(dim=0, dtype=torch.float64)
+
+def trunk_shard_sums(
+    model: PreTrainedModel,
+    family: Family,
+    gains: Sequence[Tensor | None],
+    exponents: Sequence[int],
+    batches: Iterable[Batch],
+    documents: int,
+) -> ShardSums:
+    """Sums x^T x over what the expert's attention and head read, and counts tokens; rounded as in `shard_sums`.
+
+    Args:
+        model: the owner's own dense expert.
+        family: its family.
+        gains: per gram, in the file's order, [H] of the norm that makes the vectors, or None.
+        exponents: fractional bits per gram.
+        batches: the shard's micro-batches.
+        documents: how many documents they hold.
+    """
+    names = trunk_gram_names(model.config.num_hidden_layers)
+    sums: dict[int, _Sum] = {}
+    counts = torch.zeros(model.config.vocab_size, dtype=torch.int64)
+
+    def visit(index: int, x: Tensor) -> None:
+        if index not in sums:
+            sums[index] = _Sum(x.shape[1], model.device)
+        sums[index].add(x)
 
     for batch in batches:
-        visit_features(model, batch, add)
-        tokens += int(batch.lengths.sum())
-    return ShardSums(
-        gram=np.stack([to_integers(pack(gram[layer].numpy()), exponents[layer]) for layer in range(layers)]),
-        cross=np.stack([to_integers(cross[layer].numpy(), exponents[layer]) for layer in range(layers)]),
-        tokens=tokens,
-        documents=documents,
-    )
+        visit_trunk_inputs(model, family, batch, visit)
+        counts += torch.bincount(batch.input_ids[batch.real], minlength=len(counts))
+    arrays = {name: sums[index].gram(exponents[index], gains[index]) for index, name in enumerate(names)}
+    return ShardSums({**arrays, "token_counts": counts.numpy()}, int(counts.sum()), documents)

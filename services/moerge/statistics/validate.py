@@ -1,73 +1,113 @@
 """What a contribution's numbers must satisfy if they come from features. Every bound lets an honest worker pass."""
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from moerge.errors import ContributionError
 from moerge.statistics.fixed_point import LIMIT, to_floats, unpack
-from moerge_proto.statistics_file import Int64, StatisticsFile
+from moerge_proto.statistics_file import Int64, StatisticsFile, trunk_gram_names
 
 TRACE_SLACK = 1 + 2.0**-7
 FLOAT32_EPSILON = 2.0**-24
+_AGAIN = "compute the contribution again"
 
 
-def validate(file: StatisticsFile, exponents: Sequence[int], nonzero_gains: Sequence[int]) -> list[str]:
-    """Checks every layer of an opened statistics file and returns warnings.
+def validate(
+    file: StatisticsFile, exponents: Sequence[int], bounds: Sequence[float], *, normalised: bool = True
+) -> list[str]:
+    """Checks every layer of an opened router contribution and returns warnings.
 
     Args:
         exponents: the trunk's fractional bits per layer.
-        nonzero_gains: per layer, how many of the H gains are not zero; a zero gain's feature is zero.
+        bounds: per layer, the largest squared norm of a feature divided by its gain.
+        normalised: whether norms make the features; then nearly every one has that squared norm.
 
     Raises:
         ContributionError: names the layer and tensor, and the bound that it breaks.
     """
-    manifest = file.manifest
-    if manifest.exponents != list(exponents):
-        raise ContributionError(
-            "differ from the trunk's", where="manifest.exponents", todo="contribute under this trunk"
-        )
+    _require_exponents(file, exponents)
     warnings = []
-    for layer, (gram, cross) in enumerate(file.layers()):
-        warnings += _validate_layer(layer, gram, cross, exponents[layer], nonzero_gains[layer], file)
+    for layer, bound in enumerate(bounds):
+        name = f"layers.{layer}.gram"
+        gram, cross = file.layer(layer)
+        trace, total, factor = _validate_gram(name, gram, exponents[layer], bound, file)
+        _validate_cross(f"layers.{layer}.cross", cross, exponents[layer], factor, file)
+        if normalised and trace < total / 2:
+            warnings.append(f"{name}: trace {trace:.6g} is under half of the expected {total:.6g}")
     return warnings
 
 
-def _validate_layer(
-    layer: int, gram: Int64, cross: Int64, exponent: int, nonzero_gains: int, file: StatisticsFile
-) -> list[str]:
-    manifest = file.manifest
-    hidden, tokens = manifest.hidden_size, manifest.tokens
-    for part, values in (("gram", gram), ("cross", cross)):
-        if (values >= LIMIT).any() or (values <= -LIMIT).any():
-            raise ContributionError("a value reaches 2**62", where=f"layers.{layer}.{part}", todo="send fewer tokens")
-    square = unpack(to_floats(gram, exponent), hidden)
-    trace, expected = float(np.trace(square)), tokens * nonzero_gains
-    if trace > TRACE_SLACK * expected:
+def validate_trunk(file: StatisticsFile, exponents: Sequence[int], bounds: Sequence[float]) -> None:
+    """Checks every gram of an opened trunk contribution, and its counts.
+
+    Args:
+        exponents: the expert's fractional bits per gram, in the file's order.
+        bounds: per gram, the largest squared norm that the expert's weights allow.
+
+    Raises:
+        ContributionError: names the tensor, and the bound that it breaks.
+    """
+    _require_exponents(file, exponents)
+    for name, exponent, bound in zip(trunk_gram_names(file.manifest.layers), exponents, bounds, strict=True):
+        _validate_gram(name, file.array(name), exponent, bound, file)
+    counts, tokens = file.array("token_counts"), file.manifest.tokens
+    if (counts < 0).any() or int(counts.sum(dtype=object)) > tokens:
         raise ContributionError(
-            f"trace {trace:.6g} exceeds the {expected:.6g} of {tokens} tokens with {nonzero_gains} normalised features",
-            where=f"layers.{layer}.gram",
-            todo="the token count is wrong, or the features were not divided by the trunk's gains",
+            f"counts must not be negative, nor more than the {tokens} tokens", where="token_counts", todo=_AGAIN
         )
-    rounding = len(manifest.shards) * hidden * 2.0 ** -(exponent + 1)
+
+
+def _require_exponents(file: StatisticsFile, exponents: Sequence[int]) -> None:
+    if file.manifest.exponents != list(exponents):
+        raise ContributionError(
+            "differ from those of the weights that it was made with", where="manifest.exponents", todo=_AGAIN
+        )
+
+
+def _require_room(name: str, values: Int64) -> None:
+    if (values >= LIMIT).any() or (values <= -LIMIT).any():
+        raise ContributionError("a value reaches 2**62", where=name, todo="send fewer tokens")
+
+
+def _validate_gram(
+    name: str, gram: Int64, exponent: int, bound: float, file: StatisticsFile
+) -> tuple[float, float, Tensor]:
+    """Returns the trace, the largest that it may be, and the Cholesky factor of the gram and its slack."""
+    manifest = file.manifest
+    tokens = manifest.tokens
+    _require_room(name, gram)
+    size = (math.isqrt(8 * len(gram) + 1) - 1) // 2
+    square = unpack(to_floats(gram, exponent), size)
+    trace, largest = float(np.trace(square)), tokens * bound
+    if trace > TRACE_SLACK * largest:
+        raise ContributionError(
+            f"trace {trace:.6g} exceeds {largest:.6g}, the most that {tokens} tokens can give with these weights",
+            where=name,
+            todo="the token count is wrong, or the vectors were not divided by the norms' gains",
+        )
+    rounding = len(manifest.shards) * size * 2.0 ** -(exponent + 1)
     steps = max(manifest.settings.batch_tokens, manifest.settings.context)  # a micro-batch holds no more products
     slack = rounding + steps * FLOAT32_EPSILON * trace
-    factor, failed = torch.linalg.cholesky_ex(torch.from_numpy(square) + slack * torch.eye(hidden, dtype=torch.float64))
+    factor, failed = torch.linalg.cholesky_ex(torch.from_numpy(square) + slack * torch.eye(size, dtype=torch.float64))
     if int(failed):
         raise ContributionError(
-            f"not positive semidefinite (leading minor {int(failed)}), so not a gram",
-            where=f"layers.{layer}.gram",
-            todo="compute the contribution again",
+            f"not positive semidefinite (leading minor {int(failed)}), so not a gram", where=name, todo=_AGAIN
         )
+    return trace, largest, factor
+
+
+def _validate_cross(name: str, cross: Int64, exponent: int, factor: Tensor, file: StatisticsFile) -> None:
+    tokens = file.manifest.tokens
+    _require_room(name, cross)
     total = torch.from_numpy(to_floats(cross, exponent))[:, None]
     energy = float((total * torch.cholesky_solve(total, factor)).sum())
     if energy > TRACE_SLACK * tokens:
         raise ContributionError(
             f"b^T A^-1 b = {energy:.6g} exceeds the {tokens} tokens, so it is no sum of this gram's features",
-            where=f"layers.{layer}.cross",
-            todo="compute the contribution again",
+            where=name,
+            todo=_AGAIN,
         )
-    if trace < expected / 2:
-        return [f"layers.{layer}.gram: trace {trace:.6g} is under half of the expected {expected:.6g}"]
-    return []

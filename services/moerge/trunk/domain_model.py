@@ -1,4 +1,4 @@
-"""The model that a domain's features come from: the trunk with the domain's own MLPs (DUME figure 1, step 2)."""
+"""The models that statistics come from: a dense expert, or the trunk with its MLPs (DUME figure 1, step 2)."""
 
 from pathlib import Path
 
@@ -7,18 +7,20 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from moerge.architectures.config import read_config
-from moerge.architectures.families import family_of
+from moerge.architectures.families import EMBEDDING, HEAD, family_of
 from moerge.checkpoint.reader import Checkpoint
 from moerge.errors import IncompatibleExpertError
+from moerge.statistics.bounds import feature_gains
 from moerge.trunk.merge import trunk_names
 
 
-def domain_model(expert: Path, trunk: Path) -> tuple[PreTrainedModel, Tensor]:
-    """Builds the dense model in float32, in evaluation mode.
+def domain_model(expert: Path, trunk: Path, dtype: torch.dtype = torch.float32) -> tuple[PreTrainedModel, Tensor]:
+    """Builds the trunk with the expert's MLPs, in evaluation mode.
 
     Args:
         expert: the domain's own dense checkpoint folder.
         trunk: the trunk's safetensors file, in the dense family's names.
+        dtype: what the model computes in.
 
     Returns:
         The model, and the gains [L, H] float32 of the norms that make each layer's feature.
@@ -26,23 +28,33 @@ def domain_model(expert: Path, trunk: Path) -> tuple[PreTrainedModel, Tensor]:
     config = read_config(expert)
     family = family_of(config)
     own, merged = Checkpoint(expert), Checkpoint(trunk)
-    state = {name: merged.tensor(name).float() for name in merged.specs}
-    state |= {name: own.tensor(name).float() for name in family.dense_mlp_names(config.num_hidden_layers)}
-    gains = torch.stack([state[family.gain.format(layer=layer)] for layer in range(config.num_hidden_layers)])
-    return dense_model(config, state), gains
+    state = {name: merged.tensor(name).to(dtype) for name in merged.specs}
+    state |= {name: own.tensor(name).to(dtype) for name in family.dense_mlp_names(config.num_hidden_layers)}
+    return dense_model(config, state, dtype), feature_gains(merged, family, config)
 
 
-def dense_model(config: PretrainedConfig, state: dict[str, Tensor]) -> PreTrainedModel:
-    """The dense model with these tensors, in float32 and evaluation mode; its head is tied if they hold none."""
-    config.tie_word_embeddings = "lm_head.weight" not in state
-    model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    model.load_state_dict(state | {"lm_head.weight": state.get("lm_head.weight", state["model.embed_tokens.weight"])})
+def expert_model(expert: Path, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+    """The dense expert itself, in evaluation mode."""
+    config, own = read_config(expert), Checkpoint(expert)
+    names = trunk_names(own, family_of(config), config.num_hidden_layers)
+    names += family_of(config).dense_mlp_names(config.num_hidden_layers)
+    return dense_model(config, {name: own.tensor(name).to(dtype) for name in names}, dtype)
+
+
+def dense_model(config: PretrainedConfig, state: dict[str, Tensor], dtype: torch.dtype) -> PreTrainedModel:
+    """The dense model with these tensors, in evaluation mode; its head is tied if they hold none."""
+    config.tie_word_embeddings = HEAD not in state
+    config.vocab_size = len(state[EMBEDDING])
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    model.load_state_dict(state | {HEAD: state.get(HEAD, state[EMBEDDING])})
     model.eval()
     return model
 
 
 def require_near(expert: Path, trunk: Path, limit: float) -> float:
     """Requires that no trunk tensor strays from the expert's own by more than `limit` of its norm; returns the most.
+
+    Rows that only other experts' vocabularies have are not compared.
 
     Raises:
         IncompatibleExpertError: names the tensor: it is missing, of another shape, not finite or too far.
@@ -51,10 +63,18 @@ def require_near(expert: Path, trunk: Path, limit: float) -> float:
     own, merged = Checkpoint(expert), Checkpoint(trunk)
     furthest = 0.0
     for name in trunk_names(own, family_of(config), config.num_hidden_layers):
-        if name not in merged.specs or merged.specs[name].shape != own.specs[name].shape:
-            raise IncompatibleExpertError("the trunk lacks it, or has another shape", where=name)
+        found = merged.specs.get(name)
+        expected = own.specs[name].shape
+        rows = name in (EMBEDDING, HEAD) and found is not None and found.shape[0] >= expected[0]
+        if found is None or found.shape[1:] != expected[1:] or (found.shape[0] != expected[0] and not rows):
+            raise IncompatibleExpertError(
+                "the trunk lacks it, or has another shape",
+                where=name,
+                todo="ask the operator to merge a trunk that your expert is in",
+            )
         before = own.tensor(name).double()
-        distance = float((merged.tensor(name).double() - before).norm() / before.norm().clamp_min(1e-12))
+        after = merged.tensor(name)[: expected[0]].double()
+        distance = float((after - before).norm() / before.norm().clamp_min(1e-12))
         if not distance <= limit:
             raise IncompatibleExpertError(
                 f"the trunk strays by {distance:.3g} of this tensor's norm; the limit is {limit:g}",

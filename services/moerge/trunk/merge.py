@@ -1,18 +1,80 @@
 """Merging a trunk, tensor by tensor, from open checkpoints."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from typing import Protocol
 
+import torch
 from torch import Tensor
 
-from moerge.architectures.families import Family
+from moerge.architectures.families import EMBEDDING, HEAD, Family
 from moerge.checkpoint.reader import Checkpoint, TensorSpec
 from moerge.checkpoint.writer import TensorPlan
 from moerge.trunk.average import average
+from moerge.trunk.task_vectors import dare, ties
 from moerge_proto.digests import digest_of
+from moerge_proto.trunks import TrunkOptions
 
-Method = Callable[[Sequence[Tensor]], Tensor]
-METHODS: Mapping[str, Method] = {"average": average}
-"""How D tensors of one name become the trunk's; each is a pure function of the ordered experts."""
+
+@dataclass(frozen=True)
+class Piece:
+    """What is merged at a time: a tensor, or those of its rows that the same experts have.
+
+    Attributes:
+        name: of the tensor, in the dense family's names.
+        start: first row; 0 but for vocabularies of unequal length.
+        experts: which of the ordered experts have it.
+        tensors: theirs, equally shaped.
+        dtype: of the trunk's tensor.
+    """
+
+    name: str
+    start: int
+    experts: Sequence[int]
+    tensors: Sequence[Tensor]
+    dtype: torch.dtype
+
+
+class Method(Protocol):
+    """How the experts' tensors become the trunk's; a pure function of the ordered experts and what it was made with."""
+
+    def __call__(self, piece: Piece) -> Tensor:
+        """The merged tensor, in the piece's dtype."""
+
+
+def elementwise_method(method: str, options: TrunkOptions, weights: Sequence[float], base: Checkpoint | None) -> Method:
+    """The method of that name, of those that look at one element at a time.
+
+    Args:
+        method: average, base, weighted, ties or dare.
+        options: the numbers that it takes.
+        weights: one per expert, for `weighted`.
+        base: the model that task vectors start from, for `ties` and `dare`.
+    """
+
+    def merge(piece: Piece) -> Tensor:
+        if method == "weighted":
+            return average(piece.tensors, piece.dtype, [weights[expert] for expert in piece.experts])
+        start = None if base is None else _rows(base, piece)
+        if start is None or method not in ("ties", "dare"):
+            return average(piece.tensors, piece.dtype)
+        if method == "ties":
+            return ties(start, piece.tensors, piece.dtype, options.retain, options.scale)
+        seed = f"{options.seed} {piece.name} {piece.start}"
+        return dare(start, piece.tensors, piece.dtype, options.retain, options.scale, seed)
+
+    return merge
+
+
+AVERAGE = elementwise_method("average", TrunkOptions(), [], None)
+"""The paper's method."""
+
+
+def _rows(base: Checkpoint, piece: Piece) -> Tensor | None:
+    """The base model's part of a piece; None where its vocabulary ends before."""
+    part = _tensor(base, piece.name)[piece.start :][: len(piece.tensors[0])]
+    return part if part.shape == piece.tensors[0].shape else None
 
 
 def trunk_names(checkpoint: Checkpoint, family: Family, layers: int) -> list[str]:
@@ -21,24 +83,41 @@ def trunk_names(checkpoint: Checkpoint, family: Family, layers: int) -> list[str
     return sorted(name for name in checkpoint.specs if name not in mlp and not name.endswith("rotary_emb.inv_freq"))
 
 
-def merge_plan(checkpoints: Sequence[Checkpoint], family: Family, layers: int, method: str) -> list[TensorPlan]:
+def merge_plan(
+    checkpoints: Sequence[Checkpoint], family: Family, layers: int, method: Method, *, own_head: bool = False
+) -> list[TensorPlan]:
     """The trunk's tensors in the dense family's names: at most len(checkpoints) + 2 tensors in memory at a time.
 
-    An expert with a tied head counts with its embedding as head where another has a head of its own.
+    A tensor has the widest of its experts' dtypes. Where vocabularies differ in length, a row is merged from those
+    experts that have it. An expert with a tied head counts with its embedding as head where another has a head of its
+    own, or where `own_head` is set.
     """
-    merge = METHODS[method]
-    names = sorted({name for checkpoint in checkpoints for name in trunk_names(checkpoint, family, layers)})
+    names = {name for checkpoint in checkpoints for name in trunk_names(checkpoint, family, layers)}
+    if own_head:
+        names.add(HEAD)
 
     def plan(name: str) -> TensorPlan:
-        spec = _source(checkpoints[0], name)[1]
-        return TensorPlan(name, spec.dtype, spec.shape, lambda: merge([_tensor(each, name) for each in checkpoints]))
+        specs = [_source(checkpoint, name)[1] for checkpoint in checkpoints]
+        longest = max(specs, key=lambda spec: spec.shape[0])
+        dtype = reduce(torch.promote_types, [spec.dtype for spec in specs])
+        return TensorPlan(name, dtype, longest.shape, lambda: _merged(checkpoints, name, dtype, method))
 
-    return [plan(name) for name in names]
+    return [plan(name) for name in sorted(names)]
+
+
+def _merged(checkpoints: Sequence[Checkpoint], name: str, dtype: torch.dtype, method: Method) -> Tensor:
+    tensors = [_tensor(each, name) for each in checkpoints]
+    ends = sorted({len(tensor) for tensor in tensors})
+    parts = []
+    for start, stop in zip([0, *ends], ends, strict=False):
+        having = [expert for expert, tensor in enumerate(tensors) if len(tensor) >= stop]
+        parts.append(method(Piece(name, start, having, [tensors[expert][start:stop] for expert in having], dtype)))
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def _source(checkpoint: Checkpoint, name: str) -> tuple[str, TensorSpec]:
-    if name == "lm_head.weight" and name not in checkpoint.specs:
-        name = "model.embed_tokens.weight"
+    if name == HEAD and name not in checkpoint.specs:
+        name = EMBEDDING
     return name, checkpoint.specs[name]
 
 
@@ -46,6 +125,6 @@ def _tensor(checkpoint: Checkpoint, name: str) -> Tensor:
     return checkpoint.tensor(_source(checkpoint, name)[0])
 
 
-def trunk_digest(method: str, experts: Sequence[str], files: Mapping[str, str], exponents: Sequence[int]) -> str:
-    """The trunk's name: a digest of how it was made, from whom, and every file's digest."""
-    return digest_of({"method": method, "experts": list(experts), "files": dict(files), "exponents": list(exponents)})
+def trunk_digest(lineage: Mapping[str, object], files: Mapping[str, str], exponents: Sequence[int]) -> str:
+    """The trunk's name: a digest of all that it was made of and how, and every file's digest."""
+    return digest_of({**lineage, "files": dict(files), "exponents": list(exponents)})  # type: ignore[dict-item]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from moerge_proto.statistics_file import (
     Int64,
-    Manifest,
+    RouterManifest,
     StatisticsFile,
     StatisticsFileError,
     StatisticsSettings,
@@ -21,7 +21,7 @@ from moerge_proto.statistics_file import (
     write,
 )
 
-MANIFEST = Manifest(
+MANIFEST = RouterManifest(
     owner="hospital",
     expert="e" * 64,
     domain="medicine",
@@ -36,10 +36,10 @@ MANIFEST = Manifest(
 )
 
 
-def content(manifest: Manifest = MANIFEST) -> bytes:
-    layer: tuple[Int64, Int64] = np.arange(3, dtype=np.int64), np.arange(2, dtype=np.int64)
+def content(manifest: RouterManifest = MANIFEST) -> bytes:
+    arrays: list[Int64] = [np.arange(length, dtype=np.int64) for _, length in manifest.layout()]
     out = io.BytesIO()
-    write(out, manifest, [layer] * manifest.layers)
+    write(out, manifest, arrays)
     return out.getvalue()
 
 
@@ -74,7 +74,7 @@ def test_any_changed_header_byte_is_refused_or_means_what_it_says(
     path.write_bytes(data)
     again = io.BytesIO()
     with suppress(StatisticsFileError), StatisticsFile(path) as file:
-        write(again, file.manifest, file.layers())
+        write(again, file.manifest, file.arrays())
     assert again.getvalue() in (b"", data)
 
 

@@ -3,10 +3,13 @@
 import base64
 import io
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from pydantic import ValidationError
 from safetensors.numpy import load
 
@@ -14,9 +17,11 @@ from moerge_proto.statistics_file import (
     MAX_TOKENS,
     Int64,
     Manifest,
+    RouterManifest,
     StatisticsFile,
     StatisticsFileError,
     StatisticsSettings,
+    TrunkManifest,
     exponent,
     file_size,
     gram_length,
@@ -26,7 +31,7 @@ from moerge_proto.statistics_file import (
 GOLDEN = Path(__file__).with_name("golden-statistics.base64")
 """Write it anew, on purpose only: python tests/unit/proto/test_statistics_file.py"""
 
-MANIFEST = Manifest(
+MANIFEST = RouterManifest(
     owner="hospital",
     expert="e" * 64,
     domain="medicine",
@@ -39,15 +44,33 @@ MANIFEST = Manifest(
     documents=4,
     shards=["1" * 64, "a" * 64],
 )
-LAYERS = [
-    (np.arange(6, dtype=np.int64) - 2, np.array([1, -1, 2**61], dtype=np.int64)),
-    (np.arange(6, dtype=np.int64) * 7, np.array([0, 5, -(2**61)], dtype=np.int64)),
+ARRAYS = [
+    np.arange(6, dtype=np.int64) - 2,
+    np.array([1, -1, 2**61], dtype=np.int64),
+    np.arange(6, dtype=np.int64) * 7,
+    np.array([0, 5, -(2**61)], dtype=np.int64),
 ]
+TRUNK_MANIFEST = TrunkManifest(
+    owner="hospital",
+    expert="e" * 64,
+    domain="medicine",
+    settings=StatisticsSettings(precision="bfloat16"),
+    hidden_size=2,
+    layers=1,
+    attention_size=3,
+    vocab_size=5,
+    exponents=[16, -4, 16],
+    tokens=9,
+    documents=4,
+    shards=["1" * 64],
+    rare_below=10,
+)
+TRUNK_ARRAYS = [np.arange(size, dtype=np.int64) for size in (3, 6, 3, 5)]
 
 
-def content(manifest: Manifest = MANIFEST, layers: list[tuple[Int64, Int64]] = LAYERS) -> bytes:
+def content(manifest: Manifest = MANIFEST, arrays: Sequence[Int64] = ARRAYS) -> bytes:
     out = io.BytesIO()
-    write(out, manifest, layers)
+    write(out, manifest, arrays)
     return out.getvalue()
 
 
@@ -68,23 +91,34 @@ def test_golden_bytes_are_read_back(tmp_path: Path) -> None:
     path.write_bytes(base64.b64decode(GOLDEN.read_bytes()))
     with StatisticsFile(path) as file:
         assert file.manifest == MANIFEST
-        for (gram, cross), (expected_gram, expected_cross) in zip(file.layers(), LAYERS, strict=True):
-            np.testing.assert_array_equal(gram, expected_gram)
-            np.testing.assert_array_equal(cross, expected_cross)
+        for array, expected in zip(file.arrays(), ARRAYS, strict=True):
+            np.testing.assert_array_equal(array, expected)
+        assert [list(each) for each in file.layer(1)] == [list(each) for each in ARRAYS[2:]]
+
+
+def test_a_trunk_contribution_is_read_back_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(content(TRUNK_MANIFEST, TRUNK_ARRAYS))
+    names = ["layers.0.attention_input", "layers.0.attention_output", "head_input", "token_counts"]
+    with StatisticsFile(path) as file:
+        assert file.manifest == TRUNK_MANIFEST
+        for name, expected in zip(names, TRUNK_ARRAYS, strict=True):
+            np.testing.assert_array_equal(file.array(name), expected)
+    assert sorted(load(path.read_bytes())) == sorted(names)
 
 
 def test_the_name_is_the_digest_of_the_file(tmp_path: Path) -> None:
     from moerge_proto.digests import sha256_hex
 
     out = io.BytesIO()
-    assert write(out, MANIFEST, LAYERS) == sha256_hex(out.getvalue())
+    assert write(out, MANIFEST, ARRAYS) == sha256_hex(out.getvalue())
     assert file_size(MANIFEST) == len(out.getvalue())
 
 
 def test_any_safetensors_reader_reads_it() -> None:
     tensors = load(content())
     assert sorted(tensors) == ["layers.0.cross", "layers.0.gram", "layers.1.cross", "layers.1.gram"]
-    np.testing.assert_array_equal(tensors["layers.1.gram"], LAYERS[1][0])
+    np.testing.assert_array_equal(tensors["layers.1.gram"], ARRAYS[2])
 
 
 @pytest.mark.parametrize("cut", [0, 4, 8, 100, -1])
@@ -133,21 +167,21 @@ def test_a_huge_header_is_refused_before_it_is_read(tmp_path: Path) -> None:
 )
 def test_a_manifest_that_contradicts_itself_is_refused(field: str, value: object) -> None:
     with pytest.raises(ValidationError, match=field if field != "tokens" else "tokens"):
-        Manifest.model_validate(MANIFEST.model_dump() | {field: value})
+        RouterManifest.model_validate(MANIFEST.model_dump() | {field: value})
 
 
 @pytest.mark.parametrize(
-    ("layers", "field"),
+    ("arrays", "field"),
     [
-        ([(LAYERS[0][0].astype(np.int32), LAYERS[0][1]), LAYERS[1]], "layers.0.gram"),
-        ([LAYERS[0], (LAYERS[1][0], LAYERS[1][1][:2])], "layers.1.cross"),
-        (LAYERS[:1], "layers"),
-        ([*LAYERS, LAYERS[0]], "layers"),
+        ([ARRAYS[0].astype(np.int32), *ARRAYS[1:]], "layers.0.gram"),
+        ([*ARRAYS[:3], ARRAYS[3][:2]], "layers.1.cross"),
+        (ARRAYS[:2], "layers.1.gram"),
+        ([*ARRAYS, ARRAYS[0]], "body"),
     ],
 )
-def test_the_writer_refuses_what_the_manifest_does_not_say(layers: list[tuple[Int64, Int64]], field: str) -> None:
+def test_the_writer_refuses_what_the_manifest_does_not_say(arrays: list[Int64], field: str) -> None:
     with pytest.raises(StatisticsFileError) as caught:
-        content(layers=layers)
+        content(arrays=arrays)
     assert caught.value.field == field
 
 
@@ -155,6 +189,13 @@ def test_the_writer_refuses_what_the_manifest_does_not_say(layers: list[tuple[In
 def test_exponents_leave_room_for_2_to_the_36_tokens(hidden_size: int) -> None:
     assert 2**36 * hidden_size * 2 ** exponent(hidden_size) <= 2**62
     assert exponent(hidden_size) == 16 or 2**36 * hidden_size * 2 ** (exponent(hidden_size) + 1) > 2**61
+
+
+@given(size=st.integers(1, 2**16), squared_norm=st.floats(1e-6, 1e18))
+def test_exponents_leave_room_whatever_the_vectors_norm(size: int, squared_norm: float) -> None:
+    bits = exponent(size, squared_norm)
+    assert 2.0**36 * squared_norm * 2.0**bits <= 2.0**62 * (1 + 1e-12)
+    assert exponent(size, size) >= exponent(size)
 
 
 def test_gram_length_counts_the_upper_triangle() -> None:

@@ -75,9 +75,11 @@ def test_statistics_equal_the_textbook(
 def require_equal(sums: ShardSums, grams: list[Tensor], crosses: list[Tensor]) -> None:
     for layer, (gram, cross) in enumerate(zip(grams, crosses, strict=True)):
         scale = float(gram.diagonal().mean())
-        square = unpack(to_floats(sums.gram[layer], 16), len(cross))
+        square = unpack(to_floats(sums.arrays[f"layers.{layer}.gram"], 16), len(cross))
         np.testing.assert_allclose(square, gram.numpy(), atol=2e-5 * scale)
-        np.testing.assert_allclose(to_floats(sums.cross[layer], 16), cross.numpy(), atol=2e-5 * scale)
+        np.testing.assert_allclose(
+            to_floats(sums.arrays[f"layers.{layer}.cross"], 16), cross.numpy(), atol=2e-5 * scale
+        )
 
 
 def test_a_zero_gain_gives_a_zero_feature(tmp_path: Path) -> None:
@@ -87,9 +89,9 @@ def test_a_zero_gain_gives_a_zero_feature(tmp_path: Path) -> None:
         model.model.layers[1].post_attention_layernorm.weight[7] = 0
     gains = torch.stack([layer.post_attention_layernorm.weight.detach() for layer in model.model.layers])
     sums = shard_sums(model, gains, [16] * 3, batches([[1, 2, 3, 4]], 64), 1)
-    square = unpack(to_floats(sums.gram[1], 16), 32)
+    square = unpack(to_floats(sums.arrays["layers.1.gram"], 16), 32)
     assert not square[7].any()
-    assert sums.cross[1][7] == 0
+    assert sums.arrays["layers.1.cross"][7] == 0
     assert np.trace(square) == pytest.approx(4 * 31, rel=0.05)
 
 
@@ -101,7 +103,8 @@ def test_padding_is_never_counted(tmp_path: Path) -> None:
     one_by_one = [shard_sums(model, gains, [16] * 3, batches([row], 10_000), 1) for row in rows]
     apart = one_by_one[0] + one_by_one[1] + one_by_one[2]
     assert together.tokens == apart.tokens == 21
-    np.testing.assert_allclose(together.gram, apart.gram, atol=64)  # of 2**16 a unit
+    for name, array in together.arrays.items():
+        np.testing.assert_allclose(array, apart.arrays[name], atol=64)  # of 2**16 a unit
 
 
 def test_the_pass_leaves_no_hook_and_skips_head_and_last_mlp(tmp_path: Path) -> None:

@@ -1,13 +1,18 @@
 """A trunk is every non-MLP tensor of its experts, in order, and is named by all that made it."""
 
-from itertools import combinations
+from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
+from moerge.checkpoint.reader import Checkpoint
 from moerge.trunk.average import average
-from moerge.trunk.merge import trunk_digest
+from moerge.trunk.merge import Piece, elementwise_method, trunk_digest
+from moerge.trunk.task_vectors import dare
+from moerge_proto.trunks import TrunkOptions
 from support.models import expert
 from support.versions import merged_trunk
 
@@ -15,7 +20,7 @@ from support.versions import merged_trunk
 def test_the_mean_is_summed_wider_than_its_dtype() -> None:
     """In bfloat16 itself, 256 + 1 + 1 + … stays 256."""
     tensors = [torch.tensor([256.0]), *[torch.tensor([1.0])] * 255]
-    mean = average([tensor.bfloat16() for tensor in tensors])
+    mean = average([tensor.bfloat16() for tensor in tensors], torch.bfloat16)
     assert mean.dtype == torch.bfloat16
     assert mean.item() == 2.0  # 511 / 256, rounded
 
@@ -42,13 +47,65 @@ def test_a_tied_expert_counts_with_its_embedding_as_head(tmp_path: Path) -> None
 
 
 def test_a_trunk_s_name_tells_every_input_and_their_order() -> None:
-    names = {
-        trunk_digest("average", ["a", "b"], {"trunk": "1"}, [16]),
-        trunk_digest("other", ["a", "b"], {"trunk": "1"}, [16]),
-        trunk_digest("average", ["b", "a"], {"trunk": "1"}, [16]),
-        trunk_digest("average", ["a", "b"], {"trunk": "2"}, [16]),
-        trunk_digest("average", ["a", "b"], {"trunk": "1"}, [15]),
-    }
-    assert all(one != other for one, other in combinations(names, 2))
-    assert len(names) == 5
-    assert trunk_digest("average", ["a", "b"], {"trunk": "1"}, [16]) in names
+    def name(
+        method: str = "average", experts: Sequence[str] = "ab", seed: int = 0, file: str = "1", bits: int = 16
+    ) -> str:
+        lineage = {"method": method, "experts": list(experts), "options": {"seed": seed}}
+        return trunk_digest(lineage, {"trunk": file}, [bits])
+
+    names = {name(), name("other"), name(experts="ba"), name(seed=1), name(file="2"), name(bits=15)}
+    assert len(names) == 6
+    assert name() in names
+
+
+def pieces(method: str, tensors: list[Tensor], options: dict[str, object], folder: Path) -> Tensor:
+    """One tensor merged by a method, against a base model of zeros and ones."""
+    save_file({"w": torch.tensor([0.0, 0.0, 0.0, 0.0, 1.0])}, folder / "base", metadata={"format": "pt"})
+    made = elementwise_method(method, TrunkOptions.model_validate(options), [1.0, 3.0], Checkpoint(folder / "base"))
+    return made(Piece("w", 0, range(len(tensors)), tensors, torch.float32))
+
+
+EXPERTS = [torch.tensor([4.0, 1.0, -2.0, 0.5, 1.0]), torch.tensor([-1.0, 2.0, -3.0, 0.25, 3.0])]
+
+
+def test_weighted_counts_an_expert_by_its_weight(tmp_path: Path) -> None:
+    merged = pieces("weighted", EXPERTS, {"weights": {"d1": 3.0}}, tmp_path)
+    torch.testing.assert_close(merged, (EXPERTS[0] + 3 * EXPERTS[1]) / 4)
+
+
+def test_base_is_that_model_s_own(tmp_path: Path) -> None:
+    assert torch.equal(pieces("base", EXPERTS[:1], {"base": "0" * 64}, tmp_path), EXPERTS[0])
+
+
+def test_ties_trims_elects_and_adds_what_agrees(tmp_path: Path) -> None:
+    """Retaining 0.8 of 5 drops one each: the first's unchanged 1 and the second's 0.25. Then 4 beats -1."""
+    merged = pieces("ties", EXPERTS, {"base": "0" * 64, "scale": 0.5}, tmp_path)
+    torch.testing.assert_close(merged, torch.tensor([2.0, 1.5, -2.5, 0.25, 2.0]))
+
+
+def test_dare_keeps_a_share_and_rescales_it_and_a_seed_repeats_it(tmp_path: Path) -> None:
+    tensors = [torch.full((200_000,), 2.0), torch.full((200_000,), -1.0)]
+    base = torch.zeros(200_000)
+    merged = dare(base, tensors, torch.float32, 0.8, 1.0, "0")
+    assert sorted(set(merged.tolist())) == [-1.25, 0.0, 1.25, 2.5]
+    assert float((merged == 1.25).float().mean()) == pytest.approx(0.64, abs=0.01)
+    assert float(merged.mean()) == pytest.approx(1.0, abs=0.02)
+    assert torch.equal(merged, dare(base, tensors, torch.float32, 0.8, 1.0, "0"))
+    assert not torch.equal(merged, dare(base, tensors, torch.float32, 0.8, 1.0, "1"))
+
+
+def test_retaining_all_at_scale_one_over_d_is_the_average(tmp_path: Path) -> None:
+    agreeing = [torch.tensor([4.0, 1.0, 2.0, 0.5, 1.0]), torch.tensor([1.0, 2.0, 3.0, 0.25, 3.0])]
+    options: dict[str, object] = {"base": "0" * 64, "retain": 1.0, "scale": 0.5}
+    for method in ("ties", "dare"):
+        torch.testing.assert_close(pieces(method, agreeing, options, tmp_path), (agreeing[0] + agreeing[1]) / 2)
+
+
+def test_a_trunk_has_the_widest_of_its_experts_dtypes(tmp_path: Path) -> None:
+    folders = [expert(tmp_path / str(seed), seed=seed) for seed in (1, 2)]
+    path = folders[0] / "model.safetensors"
+    save_file({name: tensor.bfloat16() for name, tensor in load_file(path).items()}, path, metadata={"format": "pt"})
+    for order in (folders, folders[::-1]):
+        assert {tensor.dtype for tensor in load_file(merged_trunk(order, tmp_path / "trunk")).values()} == {
+            torch.float32
+        }

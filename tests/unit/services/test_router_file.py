@@ -1,18 +1,21 @@
 """The routers' file is a function of its lineage: contributions, trunk, lambda, temperature, order of the domains."""
 
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import cache
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load, load_file, save_file
+from safetensors.torch import load
 from torch import Tensor
 
+from moerge.architectures.config import read_config
 from moerge.architectures.families import FAMILIES
 from moerge.checkpoint.reader import Checkpoint
-from moerge.publish.version import expert_file, router_file, trunk_file
+from moerge.publish.version import FilePlan, expert_file, router_file, trunk_files
+from moerge.routers.layers import solve_layers
 from moerge.routers.ridge import solve
 from moerge.routers.sums import ridge_system
 from moerge_proto.statistics_file import StatisticsFile
@@ -22,32 +25,37 @@ from support.statistics import LAYERS, honest_sums, manifest_of, written
 
 LLAMA = FAMILIES["llama"]
 HIDDEN = 6
-GAINS = [LLAMA.gain.format(layer=layer) for layer in range(LAYERS)]
-
-
-def trunk(path: Path, dtype: torch.dtype = torch.float32) -> Checkpoint:
-    tensors = {name: torch.linspace(0.5, 2, HIDDEN).to(dtype) for name in GAINS}
-    save_file({**tensors, "model.embed_tokens.weight": torch.zeros(3, HIDDEN, dtype=dtype)}, path)
-    return Checkpoint(path)
+GAIN = torch.linspace(0.5, 2, HIDDEN)
+DOMAINS = ("law", "art")
 
 
 def opened(folder: Path, stack: ExitStack) -> list[StatisticsFile]:
     files = []
-    for seed, domain in enumerate(("law", "art")):
+    for seed, domain in enumerate(DOMAINS):
         sums = honest_sums(HIDDEN, 40, 1, HIDDEN, seed)
         path = written(folder / domain, manifest_of(sums, 1, domain=domain), sums)
         files.append(stack.enter_context(StatisticsFile(path)))
     return files
 
 
-def content(
-    folder: Path, options: SolveOptions, domains: Sequence[str] = ("law", "art"), *, turned: bool = False
-) -> bytes:
+def planned(
+    files: Sequence[StatisticsFile],
+    options: SolveOptions,
+    domains: Sequence[str] = DOMAINS,
+    dtype: torch.dtype = torch.float32,
+    solved: Callable[[int], None] = lambda layer: None,
+) -> FilePlan:
+    def routers() -> list[Tensor]:
+        return solve_layers(files, domains, GAIN.expand(LAYERS, HIDDEN), options, solved)[0]
+
+    return router_file(cache(routers), LAYERS, (len(domains), HIDDEN), LLAMA, dtype, "0" * 64)
+
+
+def content(folder: Path, options: SolveOptions, domains: Sequence[str] = DOMAINS, *, turned: bool = False) -> bytes:
     out = io.BytesIO()
     with ExitStack() as stack:
         files = opened(folder, stack)
-        plan = router_file(files[::-1] if turned else files, domains, trunk(folder / "trunk"), LLAMA, options, "0" * 64)
-        plan.write(out)
+        planned(files[::-1] if turned else files, options, domains).write(out)
     return out.getvalue()
 
 
@@ -70,10 +78,11 @@ def test_rows_stand_in_the_order_of_the_domains(tmp_path: Path) -> None:
 def test_lambda_is_what_the_system_is_solved_with(tmp_path: Path) -> None:
     found = router(content(tmp_path, SolveOptions(ridge_lambda=50.0)))
     with ExitStack() as stack:
-        gain = load_file(tmp_path / "trunk")[GAINS[0]]
-        gram, cross = ridge_system(opened(tmp_path, stack), ["law", "art"], 0, gain)
-    torch.testing.assert_close(found, solve(gram, cross, 50.0).T.float())
-    assert not torch.allclose(found, solve(gram, cross, 0.01).T.float(), atol=1e-3)
+        gram, cross = ridge_system(opened(tmp_path, stack), DOMAINS, 0, GAIN)
+    torch.testing.assert_close(found, solve(gram.clone(), cross, 50.0).T.float())
+    assert not torch.allclose(found, solve(gram.clone(), cross, 0.01).T.float(), atol=1e-3)
+    relative = router(content(tmp_path, SolveOptions(ridge_lambda=0.5, lambda_scale="relative")))
+    torch.testing.assert_close(relative, solve(gram.clone(), cross, 0.5 * float(gram.diagonal().mean())).T.float())
 
 
 def test_the_temperature_divides_the_scores(tmp_path: Path) -> None:
@@ -81,12 +90,11 @@ def test_the_temperature_divides_the_scores(tmp_path: Path) -> None:
     assert torch.equal(warm * 4, plain)
 
 
-def test_routers_have_the_trunk_s_dtype_and_say_when_each_layer_is_solved(tmp_path: Path) -> None:
+def test_routers_are_written_in_a_dtype_and_say_when_each_layer_is_solved(tmp_path: Path) -> None:
     solved: list[int] = []
     out = io.BytesIO()
     with ExitStack() as stack:
-        files, brain = opened(tmp_path, stack), trunk(tmp_path / "trunk", torch.bfloat16)
-        plan = router_file(files, ["law", "art"], brain, LLAMA, SolveOptions(), "0" * 64, solved.append)
+        plan = planned(opened(tmp_path, stack), SolveOptions(), dtype=torch.bfloat16, solved=solved.append)
         plan.write(out)
     assert {tensor.dtype for tensor in load(out.getvalue()).values()} == {torch.bfloat16}
     assert solved == list(range(LAYERS))
@@ -96,23 +104,21 @@ def test_routers_have_the_trunk_s_dtype_and_say_when_each_layer_is_solved(tmp_pa
 @pytest.mark.parametrize("change", ["lineage", "trunk", "expert", "slot"])
 def test_law_7_a_file_s_key_changes_with_what_it_is_made_of(tmp_path: Path, change: str) -> None:
     """An equal key means: the file is there already and isn't written again. So what differs must change the key."""
-    checkpoint = Checkpoint(expert(tmp_path / "expert", seed=1))
-    gains = trunk(tmp_path / "trunk")
+    folder = expert(tmp_path / "expert", seed=1, tie_word_embeddings=True)
+    checkpoint, config = Checkpoint(folder), read_config(folder)
 
-    def keys(lineage: str = "0", trunk_digest: str = "1", expert_digest: str = "2", slot: int = 0) -> list[str]:
-        with ExitStack() as stack:
-            files = opened(tmp_path, stack)
-            routers = router_file(files, ["law", "art"], gains, LLAMA, SolveOptions(), lineage)
-        made = [routers, trunk_file(gains, trunk_digest), expert_file(checkpoint, LLAMA, 3, slot, expert_digest)]
+    def keys(lineage: str = "0", trunk: str = "1", expert_digest: str = "2", slot: int = 0) -> list[str]:
+        routers = router_file(list, LAYERS, (2, HIDDEN), LLAMA, torch.float32, lineage)
+        trunks = trunk_files(checkpoint, LLAMA, config, trunk, trunk)
+        made = [routers, *trunks, expert_file(checkpoint, LLAMA, 3, slot, expert_digest)]
         return [plan.key for plan in made]
 
-    other = {
-        "lineage": keys(lineage="9"),
-        "trunk": keys(trunk_digest="9"),
-        "expert": keys(expert_digest="9"),
-        "slot": keys(slot=1),
+    other, places = {
+        "lineage": (keys(lineage="9"), {0}),
+        "trunk": (keys(trunk="9"), {1, 2}),
+        "expert": (keys(expert_digest="9"), {3}),
+        "slot": (keys(slot=1), {3}),
     }[change]
-    place = {"lineage": 0, "trunk": 1, "expert": 2, "slot": 2}[change]
     same = keys()
-    assert [one == two for one, two in zip(same, other, strict=True)] == [place != i for i in range(3)]
-    assert len({*same}) == 3
+    assert {place for place in range(4) if same[place] != other[place]} == places
+    assert len({*same}) == 4

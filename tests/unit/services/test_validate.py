@@ -45,19 +45,19 @@ def test_one_token_a_hundred_thousand_times_passes(tmp_path: Path) -> None:
 
 
 def tripled(sums: ShardSums) -> None:
-    sums.gram[1] *= 3
+    sums.arrays["layers.1.gram"] *= 3
 
 
 def negative(sums: ShardSums) -> None:
-    sums.gram[1, 0] = -sums.gram[1, 0]
+    sums.arrays["layers.1.gram"][0] = -sums.arrays["layers.1.gram"][0]
 
 
 def outside(sums: ShardSums) -> None:
-    sums.cross[1] += np.arange(8, dtype=np.int64) << 22
+    sums.arrays["layers.1.cross"] += np.arange(8, dtype=np.int64) << 22
 
 
 def enormous(sums: ShardSums) -> None:
-    sums.gram[1, 3] = 2**62
+    sums.arrays["layers.1.gram"][3] = 2**62
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_other_exponents_than_the_trunk_s_are_refused(tmp_path: Path) -> None:
 
 def test_a_trace_under_half_of_the_expected_is_a_warning(tmp_path: Path) -> None:
     sums = honest_sums(8, 50, 1, 8, 0)
-    sums.gram[0] //= 3
-    sums.cross[0] //= 3
+    sums.arrays["layers.0.gram"] //= 3
+    sums.arrays["layers.0.cross"] //= 3
     [warning] = check(written(tmp_path / "file", manifest_of(sums, 1), sums), 8)
     assert warning.startswith("layers.0.gram: trace")

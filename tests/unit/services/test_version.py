@@ -9,6 +9,7 @@ import torch
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from moerge.architectures.families import FAMILIES
 from moerge.evaluate.routing import forced, randomised, routers
 from moerge.trunk.domain_model import domain_model
 from support.models import expert
@@ -20,6 +21,11 @@ LLAMA3 = {
 }  # fmt: skip
 LINEAR = {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64}
+DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+LONGROPE = {
+    "rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0, 1.5, 2.0, 2.5],
+    "long_factor": [2.0, 3.0, 4.0, 5.0], "factor": 2.0, "original_max_position_embeddings": 16,
+}  # fmt: skip
 KINDS: list[tuple[str, dict[str, object]]] = [
     ("llama", {}),
     ("llama", {"tie_word_embeddings": True}),
@@ -27,17 +33,30 @@ KINDS: list[tuple[str, dict[str, object]]] = [
     ("llama", {"rope_parameters": LLAMA3}),
     ("llama", {"rope_parameters": LINEAR}),
     ("llama", {"rope_parameters": YARN}),
+    ("llama", {"rope_parameters": DYNAMIC}),
+    ("llama", {"rope_parameters": LONGROPE}),
     ("mistral", {"sliding_window": 8}),
-    ("mistral", {"sliding_window": None}),
+    ("mistral", {"sliding_window": None, "tie_word_embeddings": True}),
+    ("qwen2", {}),
+    ("qwen2", {"tie_word_embeddings": True, "rope_parameters": YARN}),
+    ("qwen2", {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}),
+    ("qwen3", {"head_dim": 16}),
+    ("qwen3", {"head_dim": 16, "attention_bias": True, "tie_word_embeddings": True}),
+    ("qwen3", {"head_dim": 16, "use_sliding_window": True, "sliding_window": 8, "max_window_layers": 3}),
+    ("olmo2", {}),
+    ("olmo2", {"attention_bias": True, "tie_word_embeddings": True}),
+    ("phi3", {"sliding_window": 8}),
+    ("phi3", {"tie_word_embeddings": True, "num_key_value_heads": 4}),
+    ("phi3", {"rope_parameters": LONGROPE, "original_max_position_embeddings": 16}),
 ]
 
 
-def load(folder: Path) -> PreTrainedModel:
+def load(folder: Path, family: str = "llama") -> PreTrainedModel:
     """Loads as a consumer does, and requires that nothing is missing: a missing router would only warn."""
     answer: Any = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True, dtype=torch.float32)
     loaded: PreTrainedModel = answer[0]
     assert not any(answer[1].values()), answer[1]
-    assert type(loaded).__name__ == "MixtralForCausalLM"
+    assert type(loaded).__name__ == FAMILIES[family].published_class
     return loaded
 
 
@@ -47,7 +66,7 @@ def test_law_6_with_equal_experts_logits_equal_the_dense_model_s(
     tmp_path: Path, family: str, settings: dict[str, object], top_k: int
 ) -> None:
     dense = expert(tmp_path / "dense", seed=1, family=family, **settings)
-    version = load(published([dense, dense, dense], tmp_path, top_k))
+    version = load(published([dense, dense, dense], tmp_path, top_k), family)
     original = AutoModelForCausalLM.from_pretrained(dense, dtype=torch.float32)
     torch.testing.assert_close(logits(version), logits(original), atol=1e-4, rtol=0)
 
@@ -57,7 +76,7 @@ def test_law_6_forced_to_one_expert_logits_equal_trunk_and_its_mlps(
     tmp_path: Path, family: str, settings: dict[str, object]
 ) -> None:
     experts = [expert(tmp_path / str(seed), seed=seed, family=family, **settings) for seed in (1, 2, 3)]
-    version = load(published(experts, tmp_path))
+    version = load(published(experts, tmp_path), family)
     seen = []
     for slot, folder in enumerate(experts):
         dense, _ = domain_model(folder, tmp_path / "trunk")
@@ -94,10 +113,10 @@ def test_names_and_index_are_what_the_engines_read(tmp_path: Path) -> None:
     assert index["metadata"]["total_size"] == sum(_tensor_bytes(path) for path in folder.glob("*.safetensors"))
     assert sorted(set(found.values())) == [
         "model-expert-00000.safetensors", "model-expert-00001.safetensors", "model-router.safetensors",
-        "model-trunk.safetensors",
+        "model-trunk-added.safetensors", "model-trunk.safetensors",
     ]  # fmt: skip
     assert found["model.layers.2.block_sparse_moe.experts.1.w3.weight"] == "model-expert-00001.safetensors"
-    assert found["lm_head.weight"] == "model-trunk.safetensors"
+    assert found["lm_head.weight"] == "model-trunk-added.safetensors"
     config = json.loads((folder / "config.json").read_text())
     assert (config["tie_word_embeddings"], config["head_dim"], config["rope_theta"]) == (False, 8, 10000.0)
 

@@ -17,7 +17,9 @@ ENOUGH = 64 * HIDDEN
 
 def planned(lengths: list[int], **settings: int) -> list[Shard]:
     texts = ["x" * length for length in lengths]
-    return list(plan(texts, lambda text: list(range(len(text))), StatisticsSettings(**settings), HIDDEN, b"key"))
+    return list(
+        plan(texts, lambda text: list(range(len(text))), StatisticsSettings.model_validate(settings), HIDDEN, b"key")
+    )
 
 
 @given(st.lists(st.integers(0, 200), max_size=30), st.integers(1, 64))

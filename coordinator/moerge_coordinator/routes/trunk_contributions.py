@@ -1,0 +1,101 @@
+"""Trunk contributions: what an owner's expert reads outside its MLPs, sent once for every trunk it is merged into."""
+
+from fastapi import APIRouter, Request
+from sqlalchemy import select
+
+from moerge.architectures.config import read_config
+from moerge.architectures.families import family_of
+from moerge.checkpoint.reader import Checkpoint
+from moerge.errors import ContributionError, MoergeError
+from moerge.statistics.bounds import attention_size, input_bounds, input_exponents
+from moerge.statistics.validate import validate_trunk
+from moerge_coordinator import views
+from moerge_coordinator.auth import DomainOwner, OperatorOrOwner, own_name
+from moerge_coordinator.database import transaction
+from moerge_coordinator.refusals import RefusedError
+from moerge_coordinator.routes.contributions import opened, ready_expert, require_sizes
+from moerge_coordinator.routes.pages import After, page
+from moerge_coordinator.tables import TrunkContributionRow
+from moerge_proto.contributions import NewContribution, TrunkContribution
+from moerge_proto.messages import Page
+from moerge_proto.owners import Identity, Role
+from moerge_proto.problems import ProblemType
+from moerge_proto.statistics_file import StatisticsFile, TrunkManifest
+
+router = APIRouter(prefix="/trunk-contributions", tags=["contributions"])
+
+
+@router.post("", status_code=201)
+def contribute(request: Request, caller: DomainOwner, new: NewContribution) -> TrunkContribution:
+    """Takes an uploaded statistics file as an expert's trunk contribution.
+
+    The same again changes nothing. Role: owner.
+    """
+    state = request.app.state
+    owner = own_name(caller)
+    with transaction(state.engine) as session:
+        row = session.scalar(select(TrunkContributionRow).where(TrunkContributionRow.digest == new.sha256))
+        if row is not None and row.owner == owner:
+            return views.trunk_contribution(row)
+    size = state.uploads.held(owner, new.sha256, "sha256")
+    try:
+        with opened(request, new.sha256) as file:
+            manifest = _checked(request, caller, file)
+        return _record(request, new, manifest, size)
+    except MoergeError:
+        state.uploads.discard(owner, [new.sha256])
+        raise
+
+
+def _checked(request: Request, caller: Identity, file: StatisticsFile) -> TrunkManifest:
+    """Requires that the file is of the caller's own ready expert, and possible with that expert's weights."""
+    manifest = file.manifest
+    if not isinstance(manifest, TrunkManifest):
+        found, todo = "a statistics file of the other kind", "send it to /v1/contributions"
+        raise ContributionError(found, where="manifest.kind", todo=todo)
+    expert = ready_expert(request, caller, manifest)
+    folder = request.app.state.workflows.expert_folder(expert.digest)
+    config, checkpoint = read_config(folder), Checkpoint(folder)
+    family = family_of(config)
+    sizes = {"hidden_size": config.hidden_size, "layers": config.num_hidden_layers, "vocab_size": config.vocab_size}
+    require_sizes(manifest, {**sizes, "attention_size": attention_size(config)})
+    validate_trunk(file, input_exponents(checkpoint, family, config), input_bounds(checkpoint, family, config))
+    return manifest
+
+
+def _record(request: Request, new: NewContribution, manifest: TrunkManifest, size: int) -> TrunkContribution:
+    with transaction(request.app.state.engine) as session:
+        query = select(TrunkContributionRow).where(TrunkContributionRow.expert == manifest.expert)
+        active = session.scalar(query.where(TrunkContributionRow.active))
+        if active is not None and active.digest == new.sha256:  # the same request, sent twice at once
+            return views.trunk_contribution(active)
+        if new.supersedes != (active and active.digest):
+            found = f"the expert's active trunk contribution is {active.digest if active else 'none'}"
+            todo = "name it in supersedes, if this one is to take its place"
+            raise RefusedError(ProblemType.CONFLICT, found, where="supersedes", todo=todo)
+        if active is not None:
+            active.active = False
+        row = TrunkContributionRow(
+            digest=new.sha256,
+            owner=manifest.owner,
+            domain=manifest.domain,
+            expert=manifest.expert,
+            tokens=manifest.tokens,
+            documents=manifest.documents,
+            size=size,
+            active=True,
+            software=new.software,
+        )
+        session.add(row)
+        session.flush()
+        return views.trunk_contribution(row)
+
+
+@router.get("")
+def list_trunk_contributions(request: Request, caller: OperatorOrOwner, after: After = 0) -> Page[TrunkContribution]:
+    """Lists trunk contributions; an owner sees its own. Role: operator or owner."""
+    query = select(TrunkContributionRow)
+    if caller.role is Role.OWNER:
+        query = query.where(TrunkContributionRow.owner == caller.owner)
+    with transaction(request.app.state.engine) as session:
+        return page(session, query, TrunkContributionRow.number, after, views.trunk_contribution)

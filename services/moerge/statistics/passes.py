@@ -1,0 +1,55 @@
+"""The two passes over an owner's documents, as data that travels to where they run."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from moerge.architectures.config import read_config
+from moerge.architectures.families import family_of
+from moerge.checkpoint.reader import Checkpoint
+from moerge.statistics.accumulate import ShardSums, shard_sums, trunk_shard_sums
+from moerge.statistics.bounds import input_gain_names
+from moerge.statistics.features import Batch
+from moerge.trunk.domain_model import domain_model, expert_model
+
+Compute = Callable[[Iterable[Batch], int], ShardSums]
+"""(micro-batches of a shard, documents in it) -> its sums."""
+
+
+@dataclass(frozen=True)
+class RouterPass:
+    """Features' grams and sums under a trunk, through the domain's own MLPs.
+
+    `precision` is the dtype that the model computes in; `device` is a torch device.
+    """
+
+    expert: Path
+    trunk: Path
+    exponents: Sequence[int]
+    precision: str = "float32"
+    device: str = "cpu"
+
+    def load(self) -> Compute:
+        model, gains = domain_model(self.expert, self.trunk, getattr(torch, self.precision))
+        model.to(torch.device(self.device))  # type: ignore[arg-type]  # its stub expects another self
+        return lambda batches, documents: shard_sums(model, gains, self.exponents, batches, documents)
+
+
+@dataclass(frozen=True)
+class TrunkPass:
+    """Grams of what the expert's attention and head read, and counts of tokens."""
+
+    expert: Path
+    exponents: Sequence[int]
+    precision: str = "float32"
+    device: str = "cpu"
+
+    def load(self) -> Compute:
+        config, own = read_config(self.expert), Checkpoint(self.expert)
+        family = family_of(config)
+        gains = [None if name is None else own.tensor(name) for name in input_gain_names(family, config)]
+        model = expert_model(self.expert, getattr(torch, self.precision))
+        model.to(torch.device(self.device))  # type: ignore[arg-type]  # its stub expects another self
+        return lambda batches, documents: trunk_shard_sums(model, family, gains, self.exponents, batches, documents)

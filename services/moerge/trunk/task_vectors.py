@@ -1,0 +1,57 @@
+"""Trunks from task vectors, expert minus base model: TIES and DARE as MergeME uses them (its section 3.1)."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from moerge.trunk.average import elementwise
+from moerge_proto.digests import sha256_hex
+
+
+def ties(base: Tensor, experts: Sequence[Tensor], dtype: torch.dtype, retain: float, scale: float) -> Tensor:
+    """base + scale x the sum of the trimmed task vectors' elements that have the elected sign.
+
+    Trimming keeps the share `retain` of each task vector's elements that are largest; the elected sign of an element
+    is that of the trimmed vectors' sum. Both are per tensor.
+    """
+    thresholds = [_threshold(base, expert, retain) for expert in experts]
+
+    def combine(parts: Sequence[Tensor]) -> Tensor:
+        start, *others = parts
+        vectors = torch.stack([other - start for other in others])
+        for vector, threshold in zip(vectors, thresholds, strict=True):
+            vector[vector.abs() < threshold] = 0
+        elected = vectors.sum(dim=0).sign()
+        return start + scale * torch.where(vectors.sign() == elected, vectors, 0.0).sum(dim=0)
+
+    return elementwise([base, *experts], dtype, combine)
+
+
+def _threshold(base: Tensor, expert: Tensor, retain: float) -> float:
+    """The smallest magnitude that the share `retain` of the task vector's largest elements has."""
+    dropped = round((1 - retain) * base.numel())
+    if dropped == 0:
+        return 0.0
+    magnitudes = (expert.double() - base.double()).abs().flatten().numpy()
+    magnitudes.partition(dropped)
+    return float(magnitudes[dropped])
+
+
+def dare(base: Tensor, experts: Sequence[Tensor], dtype: torch.dtype, retain: float, scale: float, seed: str) -> Tensor:
+    """base + scale x the sum of the task vectors, of which each element is kept with chance `retain`, and then divided
+    by it. Equal seeds give equal trunks.
+    """
+    generators = [
+        torch.Generator().manual_seed(int(sha256_hex(f"{seed} {n}".encode())[:15], 16)) for n in range(len(experts))
+    ]
+
+    def combine(parts: Sequence[Tensor]) -> Tensor:
+        start, *others = parts
+        total = torch.zeros_like(start)
+        for other, generator in zip(others, generators, strict=True):
+            kept = torch.rand(start.shape, generator=generator) < retain
+            total += torch.where(kept, other - start, 0.0) / retain
+        return start + scale * total
+
+    return elementwise([base, *experts], dtype, combine)

@@ -1,0 +1,55 @@
+"""What has no exact stock equivalent is refused with the reason, by the name of the field."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from moerge.architectures.config import read_config
+from moerge.architectures.families import FAMILIES, REFUSED, family_of
+from moerge.errors import IncompatibleExpertError
+from support.models import SMALL, expert
+
+
+def config(folder: Path, model_type: str, **settings: object) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps({**SMALL, "model_type": model_type, **settings}))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("model_type", "settings", "field", "why"),
+    [
+        ("llama", {"attention_bias": True}, "attention_bias", "no biases"),
+        ("llama", {"mlp_bias": True}, "mlp_bias", "no biases"),
+        ("phi3", {"partial_rotary_factor": 0.5}, "rope_parameters.partial_rotary_factor", "whole head"),
+        ("qwen3", {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}, "layer_types", "windows"),
+        ("gemma2", {}, "model_type", "capped logits"),
+        ("gpt_neox", {}, "model_type", "no gate"),
+        ("starcoder2", {}, "model_type", "no gate"),
+        ("gpt2", {}, "model_type", "no stock MoE class here"),
+    ],
+)
+def test_what_can_t_be_matched_is_refused_with_the_reason(
+    tmp_path: Path, model_type: str, settings: dict[str, object], field: str, why: str
+) -> None:
+    with pytest.raises(IncompatibleExpertError, match=why) as caught:
+        family_of(read_config(config(tmp_path / "dense", model_type, **settings)))
+    assert caught.value.where == f"config.json: {field}"
+
+
+def test_no_family_is_both_known_and_refused() -> None:
+    assert not FAMILIES.keys() & REFUSED.keys()
+
+
+@pytest.mark.parametrize("name", sorted(FAMILIES))
+def test_every_family_names_tensors_that_its_models_have(tmp_path: Path, name: str) -> None:
+    from moerge.checkpoint.reader import Checkpoint
+
+    folder = expert(tmp_path / "expert", seed=1, family=name)
+    family, found = FAMILIES[name], Checkpoint(folder).specs.keys()
+    patterns = [*family.mlp, *family.heads, *family.added]
+    patterns += [f"{module}.weight" for module in (*family.attention.inputs, family.attention.output)]
+    patterns += [gain for gain in (family.gain, family.attention.gain) if gain]
+    assert {pattern.format(layer=2) for pattern in patterns} <= found
+    assert (family.gain is None) == bool(family.added)

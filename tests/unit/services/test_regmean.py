@@ -1,0 +1,168 @@
+"""RegMean trunks: each linear module is the least-squares fit to the experts' own, from grams of their own inputs."""
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from moerge.architectures.config import read_config
+from moerge.architectures.families import EMBEDDING, FAMILIES, HEAD, family_of
+from moerge.checkpoint.reader import Checkpoint
+from moerge.statistics.accumulate import ShardSums
+from moerge.statistics.bounds import attention_size, feature_bounds, input_bounds, input_exponents
+from moerge.statistics.features import visit_features
+from moerge.statistics.fixed_point import to_floats, unpack
+from moerge.statistics.passes import TrunkPass
+from moerge.statistics.validate import validate_trunk
+from moerge.trunk.domain_model import expert_model
+from moerge.trunk.regmean import regmean
+from moerge_proto.statistics_file import StatisticsFile, StatisticsSettings, TrunkManifest, trunk_gram_names
+from moerge_workers.shards import batches
+from support.models import expert
+from support.statistics import written
+from support.versions import contributed_rows, merged_trunk
+
+QUERY, VALUE, OUTPUT = (f"model.layers.1.self_attn.{name}_proj.weight" for name in "qvo")
+NORM = "model.layers.1.input_layernorm.weight"
+
+
+def sums(folder: Path, rows: list[list[int]]) -> ShardSums:
+    config = read_config(folder)
+    exponents = input_exponents(Checkpoint(folder), family_of(config), config)
+    return TrunkPass(folder, exponents).load()(batches(rows, 512), len(rows))
+
+
+def sent(folder: Path, rows: list[list[int]], path: Path) -> Path:
+    """An expert's trunk contribution over `rows`."""
+    config, summed = read_config(folder), sums(folder, rows)
+    manifest = TrunkManifest(
+        owner="owner",
+        expert="e" * 64,
+        domain="law",
+        settings=StatisticsSettings(),
+        hidden_size=config.hidden_size,
+        layers=config.num_hidden_layers,
+        attention_size=attention_size(config),
+        vocab_size=config.vocab_size,
+        exponents=input_exponents(Checkpoint(folder), family_of(config), config),
+        tokens=summed.tokens,
+        documents=summed.documents,
+        shards=["0" * 64],
+        rare_below=0,
+    )
+    return written(path, manifest, summed)
+
+
+def merged(experts: Sequence[Path], folder: Path, rows: Sequence[list[list[int]]] | None = None) -> dict[str, Tensor]:
+    """The experts' regmean trunk; the n-th contributes the n-th rows."""
+    config = read_config(experts[0])
+    with ExitStack() as stack:
+        files = []
+        for slot, each in enumerate(experts):
+            path = sent(each, rows[slot] if rows else contributed_rows(slot), folder / f"sent-{slot}")
+            files.append(stack.enter_context(StatisticsFile(path)))
+        method = regmean([Checkpoint(each) for each in experts], files, family_of(config), config)
+        return load_file(merged_trunk(experts, folder / "trunk", method, own_head=True))
+
+
+@torch.inference_mode()
+def inputs(folder: Path, module: str, rows: list[list[int]]) -> Tensor:
+    """[n, in] float64: what a module reads, document by document, by a hook of our own."""
+    model, seen = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64), []
+    model.get_submodule(module).register_forward_pre_hook(lambda _, given: seen.append(given[0][0]))
+    for row in rows:
+        model(torch.tensor([row]), use_cache=False)
+    return torch.cat(seen)
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_grams_equal_the_textbook_and_stay_within_their_bounds(tmp_path: Path, family: str) -> None:
+    folder = expert(tmp_path / "expert", seed=1, family=family)
+    rows, config, checkpoint = contributed_rows(0), read_config(folder), Checkpoint(folder)
+    attention = FAMILIES[family].attention
+    modules = [m.format(layer=layer) for layer in range(3) for m in (attention.inputs[0], attention.output)]
+    summed, exponents = sums(folder, rows), input_exponents(checkpoint, family_of(config), config)
+    bounds = input_bounds(checkpoint, family_of(config), config)
+    norms = [attention.gain and attention.gain.format(layer=n // 2) if n % 2 == 0 else None for n in range(6)]
+    for n, (module, norm) in enumerate(zip([*modules, "lm_head"], [*norms, "model.norm.weight"], strict=True)):
+        x = inputs(folder, module, rows)
+        u = x / checkpoint.tensor(norm) if norm else x
+        found = unpack(to_floats(summed.arrays[trunk_gram_names(3)[n]], exponents[n]), x.shape[1])
+        np.testing.assert_allclose(found, (u.T @ u).numpy(), atol=2e-5 * float((u**2).sum(dim=0).mean()))
+        assert float((u**2).sum(dim=1).max()) <= bounds[n] * (1 + 1e-6)
+    assert (
+        summed.arrays["token_counts"].tolist()
+        == np.bincount([id_ for row in rows for id_ in row], minlength=300).tolist()
+    )
+    with StatisticsFile(sent(folder, rows, tmp_path / "sent")) as file:
+        validate_trunk(file, exponents, bounds)
+
+
+@pytest.mark.parametrize("family", ["olmo2", "llama"])
+def test_features_stay_within_their_bounds(tmp_path: Path, family: str) -> None:
+    folder = expert(tmp_path / "expert", seed=1, family=family)
+    config, checkpoint = read_config(folder), Checkpoint(folder)
+    model, bounds = expert_model(folder), feature_bounds(checkpoint, family_of(config), config)
+    gains = torch.stack([layer.post_attention_layernorm.weight for layer in model.model.layers])
+    largest = [0.0] * 3
+
+    def visit(layer: int, x: Tensor) -> None:
+        u = x / gains[layer] if family == "llama" else x
+        largest[layer] = max(largest[layer], float((u**2).sum(dim=1).max()))
+
+    for batch in batches(contributed_rows(0), 512):
+        visit_features(model, batch, visit)
+    assert all(bound / 200 < found <= bound for found, bound in zip(largest, bounds, strict=True))
+
+
+@pytest.mark.parametrize("name", [QUERY, VALUE, OUTPUT, HEAD])
+def test_every_module_is_the_least_squares_fit_to_the_experts_own(tmp_path: Path, name: str) -> None:
+    experts = [expert(tmp_path / str(seed), seed=seed) for seed in (1, 2)]
+    found = merged(experts, tmp_path)[name].double()
+    left, right = [], []
+    for slot, folder in enumerate(experts):
+        x = inputs(folder, name.removesuffix(".weight"), contributed_rows(slot))
+        x = x / (x**2).mean().sqrt()  # each domain's gram has a mean diagonal of n, which is alike here
+        left.append(x)
+        right.append(x @ Checkpoint(folder).tensor(name).double().T)
+    expected = torch.linalg.lstsq(torch.cat(left), torch.cat(right), driver="gelsd").solution.T
+    x = torch.cat(left)
+    torch.testing.assert_close(x @ found.T, x @ expected.T, rtol=0, atol=5e-3 * float((x @ expected.T).std()))
+
+
+def test_of_one_expert_the_trunk_is_its_own(tmp_path: Path) -> None:
+    folder = expert(tmp_path / "expert", seed=1)
+    own = Checkpoint(folder)
+    for name, tensor in merged([folder], tmp_path).items():
+        torch.testing.assert_close(tensor, own.tensor(name), rtol=0, atol=1e-5)
+
+
+def test_where_no_text_points_the_trunk_is_the_average(tmp_path: Path) -> None:
+    """One token: its direction is fitted, all others are averaged."""
+    experts = [expert(tmp_path / str(seed), seed=seed) for seed in (1, 2)]
+    found = merged(experts, tmp_path, [[[5]], [[5]]])[QUERY].double()
+    mean = torch.stack([Checkpoint(each).tensor(QUERY).double() for each in experts]).mean(dim=0)
+    directions = torch.cat([inputs(each, QUERY.removesuffix(".weight"), [[5]]) for each in experts])
+    unseen = torch.linalg.svd(directions).Vh[2:]
+    torch.testing.assert_close(found @ unseen.T, mean @ unseen.T, rtol=0, atol=2e-4)
+    assert not torch.allclose(found @ directions.T, mean @ directions.T, atol=1e-3)
+
+
+def test_embedding_rows_are_weighted_by_token_frequency_and_norms_are_averaged(tmp_path: Path) -> None:
+    experts = [expert(tmp_path / str(seed), seed=seed, tie_word_embeddings=True) for seed in (1, 2)]
+    trunk = merged(experts, tmp_path, [[[5, 5, 5, 6]], [[5, 7]]])
+    own = [Checkpoint(each).tensor(EMBEDDING) for each in experts]
+    expected = {5: (0.75, 0.5), 6: (1.0, 0.0), 7: (0.0, 1.0), 8: (1.0, 1.0)}
+    for token, (one, other) in expected.items():
+        torch.testing.assert_close(
+            trunk[EMBEDDING][token], (one * own[0][token] + other * own[1][token]) / (one + other)
+        )
+    gains = [Checkpoint(each).tensor(NORM) for each in experts]
+    torch.testing.assert_close(trunk[NORM], (gains[0] + gains[1]) / 2)
+    assert not torch.allclose(trunk[HEAD], trunk[EMBEDDING], atol=1e-3)  # tied experts get a head of its own
