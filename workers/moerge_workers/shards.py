@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from moerge.batches import bucket, pad
-from moerge.statistics.features import Batch
+from moerge.statistics.batch import Batch
 from moerge_proto.statistics_file import StatisticsSettings
 from moerge_workers.identity import shard_name
 

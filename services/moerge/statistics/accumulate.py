@@ -8,7 +8,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from moerge.architectures.families import Family
-from moerge.statistics.features import Batch, visit_features, visit_trunk_inputs
+from moerge.statistics.batch import Batch
+from moerge.statistics.features import visit_features, visit_trunk_inputs
 from moerge.statistics.fixed_point import add, pack, to_integers
 from moerge_proto.statistics_file import Int64, trunk_gram_names
 

@@ -2,32 +2,17 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from moerge.architectures.families import Family
+from moerge.statistics.batch import Batch
+from moerge.statistics.packed import PACKED, packed_inputs
 
 Visit = Callable[[int, Tensor], None]
-
-
-@dataclass(frozen=True)
-class Batch:
-    """A micro-batch, padded on the right.
-
-    Attributes:
-        input_ids: [B, T] int64.
-        lengths: [B] int64, real tokens of each row.
-    """
-
-    input_ids: Tensor
-    lengths: Tensor
-
-    @property
-    def real(self) -> Tensor:  # [B, T] bool
-        return torch.arange(self.input_ids.shape[1]) < self.lengths[:, None]
 
 
 class _AllSeen(Exception):  # noqa: N818  # not an error: it ends the pass
@@ -56,25 +41,36 @@ def visit_trunk_inputs(model: PreTrainedModel, family: Family, batch: Batch, vis
     layers = range(model.config.num_hidden_layers)
     patterns = (family.attention.inputs[0], family.attention.output)
     modules = [model.get_submodule(pattern.format(layer=layer)) for layer in layers for pattern in patterns]
-    states = _run(model, batch, modules, visit)
-    visit(len(modules), _real_rows(states, batch))
+    visit(len(modules), _run(model, batch, modules, visit))
 
 
 @torch.inference_mode()
 def _run(model: PreTrainedModel, batch: Batch, modules: Sequence[nn.Module], visit: Visit) -> Tensor:
-    """The decoder's last hidden state; visit(i, x) sees what the i-th module reads."""
+    """The decoder's last hidden states [n, H] of real tokens; visit(i, x) sees those that the i-th module reads."""
+    packed = model.config._attn_implementation == PACKED
+    inputs = packed_inputs(batch) if packed else {"input_ids": batch.input_ids}
+
+    def real(states: Tensor) -> Tensor:
+        return states[0] if packed else _real_rows(states, batch)
 
     def hook(index: int) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
-        return lambda module, inputs: visit(index, _real_rows(inputs[0], batch))
+        return lambda module, inputs: visit(index, real(inputs[0]))
 
     handles = [module.register_forward_pre_hook(hook(index)) for index, module in enumerate(modules)]
     try:
-        ids = batch.input_ids.to(model.device, non_blocking=True)
-        states: Tensor = model.model(input_ids=ids, use_cache=False).last_hidden_state
-        return states
+        placed = {name: _placed(value, model.device) for name, value in inputs.items()}
+        states: Tensor = model.model(**placed, use_cache=False).last_hidden_state
+        return real(states)
     finally:
         for handle in handles:
             handle.remove()
+
+
+def _placed(value: Any, device: torch.device) -> Any:
+    """A tensor on the device, copied while the last batch is still computed; anything else as it is."""
+    if not isinstance(value, Tensor) or device.type != "cuda":
+        return value
+    return value.pin_memory().to(device, non_blocking=True)
 
 
 def _real_rows(states: Tensor, batch: Batch) -> Tensor:

@@ -5,13 +5,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from transformers import PreTrainedModel
 
 from moerge.architectures.config import read_config
 from moerge.architectures.families import family_of
 from moerge.checkpoint.reader import Checkpoint
 from moerge.statistics.accumulate import ShardSums, shard_sums, trunk_shard_sums
+from moerge.statistics.batch import Batch
 from moerge.statistics.bounds import input_gain_names
-from moerge.statistics.features import Batch
+from moerge.statistics.packed import PACKED
 from moerge.trunk.domain_model import domain_model, expert_model
 
 Compute = Callable[[Iterable[Batch], int], ShardSums]
@@ -33,7 +35,7 @@ class RouterPass:
 
     def load(self) -> Compute:
         model, gains = domain_model(self.expert, self.trunk, getattr(torch, self.precision))
-        model.to(torch.device(self.device))  # type: ignore[arg-type]  # its stub expects another self
+        _place(model, self.device)
         return lambda batches, documents: shard_sums(model, gains, self.exponents, batches, documents)
 
 
@@ -51,5 +53,12 @@ class TrunkPass:
         family = family_of(config)
         gains = [None if name is None else own.tensor(name) for name in input_gain_names(family, config)]
         model = expert_model(self.expert, getattr(torch, self.precision))
-        model.to(torch.device(self.device))  # type: ignore[arg-type]  # its stub expects another self
+        _place(model, self.device)
         return lambda batches, documents: trunk_shard_sums(model, family, gains, self.exponents, batches, documents)
+
+
+def _place(model: PreTrainedModel, device: str) -> None:
+    """Moves the model to its device; on a GPU, in bfloat16, it reads documents without padding."""
+    model.to(torch.device(device))  # type: ignore[arg-type]  # its stub expects another self
+    if device == "cuda" and model.dtype is torch.bfloat16:
+        model.set_attn_implementation(PACKED)

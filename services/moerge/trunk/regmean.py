@@ -17,6 +17,9 @@ from moerge.trunk.merge import Method, Piece
 from moerge_proto.statistics_file import StatisticsFile, trunk_gram_names
 
 _ROWS = 4096
+TOWARDS_AVERAGE = 0.01
+"""How strongly a solution is drawn to the average, in units of the summed grams' mean diagonal. It decides where hardly
+any token points; without it, weights grow there to several times the experts' own."""
 
 
 def regmean(
@@ -75,24 +78,9 @@ def _least_squares(piece: Piece, gram: Callable[[int], Tensor]) -> Tensor:
             total += square
             right += wide @ square
             mean += wide / len(piece.experts)
-        pull = _pull(total)
+        pull = TOWARDS_AVERAGE * float(total.diagonal().mean())
         factor = Ridge.of(total, pull).factor
         return torch.cholesky_solve((right + pull * mean).T, factor).T.to(piece.dtype)
-
-
-def _pull(total: Tensor) -> float:
-    """How strongly the solution is drawn to the average: it decides where no token points, and nothing elsewhere.
-
-    A millionth of the mean diagonal, or ten, a hundred, ... times as much where rounding has made eigenvalues negative:
-    at least a hundred times as much as those.
-    """
-    mean = float(total.diagonal().mean())
-    for power in range(-6, 1):
-        shifted = total.clone()
-        shifted.diagonal().add_(10.0 ** (power - 2) * mean)
-        if not int(torch.linalg.cholesky_ex(shifted).info):
-            break
-    return 10.0**power * mean
 
 
 def _embedding(piece: Piece, files: Sequence[StatisticsFile]) -> Tensor:

@@ -21,7 +21,7 @@ from moerge.statistics.fixed_point import to_floats, unpack
 from moerge.statistics.passes import TrunkPass
 from moerge.statistics.validate import validate_trunk
 from moerge.trunk.domain_model import expert_model
-from moerge.trunk.regmean import regmean
+from moerge.trunk.regmean import TOWARDS_AVERAGE, regmean
 from moerge_proto.statistics_file import StatisticsFile, StatisticsSettings, TrunkManifest, trunk_gram_names
 from moerge_workers.shards import batches
 from support.models import expert
@@ -129,11 +129,12 @@ def test_every_module_is_the_least_squares_fit_to_the_experts_own(tmp_path: Path
     for slot, folder in enumerate(experts):
         x = inputs(folder, name.removesuffix(".weight"), contributed_rows(slot))
         x = x / (x**2).mean().sqrt()  # each domain's gram has a mean diagonal of n, which is alike here
-        left.append(x)
-        right.append(x @ Checkpoint(folder).tensor(name).double().T)
-    expected = torch.linalg.lstsq(torch.cat(left), torch.cat(right), driver="gelsd").solution.T
-    x = torch.cat(left)
-    torch.testing.assert_close(x @ found.T, x @ expected.T, rtol=0, atol=5e-3 * float((x @ expected.T).std()))
+        left.append(x / len(x) ** 0.5)
+        right.append(left[-1] @ Checkpoint(folder).tensor(name).double().T)
+    pull = (2 * TOWARDS_AVERAGE) ** 0.5 * torch.eye(left[0].shape[1], dtype=torch.float64)
+    mean = torch.stack([Checkpoint(folder).tensor(name).double() for folder in experts]).mean(dim=0)
+    expected = torch.linalg.lstsq(torch.cat([*left, pull]), torch.cat([*right, pull @ mean.T])).solution.T
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-4 * float(expected.std()))
 
 
 def test_of_one_expert_the_trunk_is_its_own(tmp_path: Path) -> None:
@@ -150,7 +151,7 @@ def test_where_no_text_points_the_trunk_is_the_average(tmp_path: Path) -> None:
     mean = torch.stack([Checkpoint(each).tensor(QUERY).double() for each in experts]).mean(dim=0)
     directions = torch.cat([inputs(each, QUERY.removesuffix(".weight"), [[5]]) for each in experts])
     unseen = torch.linalg.svd(directions).Vh[2:]
-    torch.testing.assert_close(found @ unseen.T, mean @ unseen.T, rtol=0, atol=2e-4)
+    torch.testing.assert_close(found @ unseen.T, mean @ unseen.T, rtol=0, atol=1e-5)
     assert not torch.allclose(found @ directions.T, mean @ directions.T, atol=1e-3)
 
 
