@@ -91,8 +91,10 @@ def _weight_files(folder: Path) -> list[Path]:
     todo = f"name a folder with {SINGLE} or {INDEX}"
     if pickled is not None:
         todo = (
-            "PyTorch .bin files are pickles and are never opened here; convert once, where you trust them: "
-            "AutoModelForCausalLM.from_pretrained(DIR).save_pretrained(NEW_DIR)"
+            "PyTorch .bin files are pickles and are never opened here. Convert them once, where you trust them: "
+            'python -c "from transformers import AutoModelForCausalLM, AutoTokenizer; '
+            f"[kind.from_pretrained('{folder}').save_pretrained('NEW_FOLDER') "
+            'for kind in (AutoModelForCausalLM, AutoTokenizer)]"'
         )
     raise CheckpointError("no safetensors weights", where=str(folder), todo=todo)
 

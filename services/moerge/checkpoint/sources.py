@@ -19,7 +19,7 @@ def checkpoint_folder(source: str) -> Path:
         CheckpointError: there is no such folder, or the hub doesn't have it or can't be reached.
     """
     folder = Path(source)
-    if folder.is_dir():
+    if source and folder.is_dir():
         return folder
     match = _HUB_ID.fullmatch(source)
     if match is None:

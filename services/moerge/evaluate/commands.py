@@ -10,6 +10,7 @@ from transformers import AutoTokenizer
 from transformers.utils import logging
 
 from moerge.documents import documents
+from moerge.checkpoint.sources import checkpoint_folder
 from moerge.errors import MoergeError
 from moerge.evaluate.perplexity import Window, windows
 from moerge.evaluate.table import measure
@@ -20,14 +21,22 @@ from moerge_proto.versions import Lineage
 app = typer.Typer()
 
 
-def _pairs(option: str, values: list[str]) -> dict[str, Path]:
+def _pairs(option: str, values: list[str]) -> dict[str, str]:
     pairs = {}
     for value in values:
-        name, _, path = value.partition("=")
-        if not path or not Path(path).exists():
-            raise MoergeError(f"expected NAME=PATH with a path that exists, found {value!r}", where=option)
-        pairs[name] = Path(path)
+        name, _, place = value.partition("=")
+        if not place:
+            raise MoergeError(f"expected NAME=PATH, found {value!r}", where=option)
+        pairs[name] = place
     return pairs
+
+
+def _files(option: str, values: list[str]) -> dict[str, Path]:
+    files = {name: Path(place) for name, place in _pairs(option, values).items()}
+    for name, path in files.items():
+        if not path.is_file():
+            raise MoergeError(f"no such file: {path}", where=f"{option} {name}")
+    return files
 
 
 def _in_slot_order(version: Path, experts: dict[str, Path]) -> dict[str, Path]:
@@ -55,7 +64,7 @@ def _cut(tokenizer_folder: Path, text: Path, context: int, stride: int, tokens: 
 @app.callback(invoke_without_command=True)
 def table(
     version: Annotated[Path, typer.Option(help="Folder of a published version.")],
-    expert: Annotated[list[str], typer.Option(help="NAME=DIR of each dense expert of the version.")],
+    expert: Annotated[list[str], typer.Option(help="NAME=DIR, or NAME=HUB/ID, of each dense expert.")],
     text: Annotated[list[str], typer.Option(help="NAME=FILE of each domain's held-out text, JSON Lines with 'text'.")],
     context: Annotated[int, typer.Option(help="Tokens that the model sees at once.")] = 256,
     stride: Annotated[int, typer.Option(help="Tokens between the starts of two windows.")] = 128,
@@ -69,7 +78,8 @@ def table(
     """
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    experts, texts = _pairs("--expert", expert), _pairs("--text", text)
+    experts = {name: checkpoint_folder(place) for name, place in _pairs("--expert", expert).items()}
+    texts = _files("--text", text)
     if experts.keys() != texts.keys():
         raise MoergeError(f"names differ: {sorted(experts)} and {sorted(texts)}", where="--expert, --text")
     experts = _in_slot_order(version, experts)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from moerge.architectures.families import FAMILIES
@@ -98,6 +99,23 @@ def test_the_routers_on_disk_are_those_that_decide(tmp_path: Path) -> None:
     with randomised(version, seed=1):
         assert not torch.allclose(logits(version), before, atol=1e-3)
     assert torch.equal(logits(version), before)
+
+
+def test_an_expert_of_mixed_dtypes_keeps_them(tmp_path: Path) -> None:
+    """Norms in float32, the rest in bfloat16: each tensor is published as it was, and the version loads."""
+    experts = [expert(tmp_path / str(seed), seed=seed) for seed in (1, 2)]
+    for folder in experts:
+        path = folder / "model.safetensors"
+        tensors = {name: t if "norm" in name else t.bfloat16() for name, t in load_file(path).items()}
+        save_file(tensors, path, metadata={"format": "pt"})
+    folder = published(experts, tmp_path)
+    kept = {name: tensor.dtype for path in folder.glob("*.safetensors") for name, tensor in load_file(path).items()}
+    assert {dtype for name, dtype in kept.items() if "norm" in name} == {torch.float32}
+    assert {dtype for name, dtype in kept.items() if "norm" not in name} == {torch.bfloat16}
+    dense, _ = domain_model(experts[1], tmp_path / "trunk")
+    version = load(folder)
+    with forced(version, 1):
+        torch.testing.assert_close(logits(version), logits(dense), atol=1e-4, rtol=0)
 
 
 def test_names_and_index_are_what_the_engines_read(tmp_path: Path) -> None:

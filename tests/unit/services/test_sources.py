@@ -1,0 +1,39 @@
+"""A checkpoint may be a folder or a hub id; what can't be had is told, and what to do."""
+
+from pathlib import Path
+
+import pytest
+from huggingface_hub import constants
+
+from moerge.checkpoint.sources import checkpoint_folder
+from moerge.errors import CheckpointError
+
+
+def test_a_folder_is_itself(tmp_path: Path) -> None:
+    assert checkpoint_folder(str(tmp_path)) == tmp_path
+
+
+@pytest.mark.parametrize("source", ["nobody/nothing", "nobody/nothing@v1"])
+def test_a_hub_id_that_can_t_be_had_offline_is_told(source: str) -> None:
+    with pytest.raises(CheckpointError, match="as a hub id it can't be had") as caught:
+        checkpoint_folder(source)
+    assert caught.value.where == source
+    assert "network" in caught.value.todo
+
+
+@pytest.mark.parametrize("source", ["/no/such/folder", "folder", "a/b/c", ""])
+def test_what_is_neither_is_told(source: str) -> None:
+    with pytest.raises(CheckpointError, match="no such folder"):
+        checkpoint_folder(source)
+
+
+def test_a_hub_id_in_the_cache_needs_no_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    revision = "a" * 40
+    snapshot = tmp_path / "models--lab--law" / "snapshots" / revision
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").write_text("{}")
+    (tmp_path / "models--lab--law" / "refs").mkdir()
+    (tmp_path / "models--lab--law" / "refs" / "main").write_text(revision)
+    assert checkpoint_folder("lab/law") == snapshot
+    assert checkpoint_folder(f"lab/law@{revision}") == snapshot
