@@ -30,6 +30,7 @@ COMPONENTS = {
     "demo": ("moerge.demo.commands", "Run the main job on real text: four owners, one coordinator, two versions."),
     "table": ("moerge.evaluate.commands", "Print the paper's table for a version."),
 }
+FLOAT32_LIMIT = 2.0**24
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -307,19 +308,14 @@ def show_routers(report: SolveReport) -> None:
         cosines = [f"{min(apart):.2f}", f"{max(apart):.2f}"] if apart else ["", ""]
         norms = [f"{norm:.3g}" for norm in layer.norms]
         rows.append([str(number), f"{layer.ridge_lambda:.3g}", f"{layer.condition:.1e}", *cosines, *norms])
-    columns = [
-        "layer",
-        "lambda",
-        "condition",
-        "lowest cosine",
-        "highest",
-        *(f"norm: {name}" for name in report.domains),
-    ]
-    _show(
-        "Routers: condition of A + lambda I, cosines between domains' columns, norms before normalisation",
-        columns,
-        rows,
-    )
+    columns = ["layer", "lambda", "condition", "lowest cosine", "highest", *(f"norm: {d}" for d in report.domains)]
+    title = "Routers: condition of A + lambda I, cosines between domains' columns, norms before normalisation"
+    _show(title, columns, rows)
+    if any(layer.condition > FLOAT32_LIMIT for layer in report.layers):
+        typer.echo(
+            f"A condition above {FLOAT32_LIMIT:.0e} means that float32 products leave the weakest directions undetermined."
+            " To quiet them, raise lambda: --lambda-scale relative --lambda 1e-6, or --lambda-scale auto."
+        )
 
 
 @version.command("pull")
