@@ -40,7 +40,7 @@ from moerge.publish.version import (
 from moerge.routers.layers import solve_layers
 from moerge.statistics.bounds import feature_bounds, feature_exponents, feature_gains
 from moerge.trunk.merge import elementwise_method, merge_plan, trunk_digest
-from moerge.trunk.regmean import regmean
+from moerge.trunk.regmean import ModuleGrams, regmean
 from moerge_coordinator import views
 from moerge_coordinator.database import transaction
 from moerge_coordinator.tables import ArtifactRow, ContributionRow, ExpertRow, TrunkRow, VersionRow
@@ -207,7 +207,9 @@ class Workflows(DBOSConfiguredInstance):
             if lineage.method == "regmean":
                 paths = map(self._blobs.path, lineage.contributions)
                 files = [stack.enter_context(StatisticsFile(path)) for path in paths]
-                yield merge_plan(experts, family, layers, regmean(experts, files, family, config), own_head=True)
+                pairs = zip(experts, files, strict=True)
+                method = regmean([ModuleGrams(expert, file, family, config) for expert, file in pairs])
+                yield merge_plan(experts, family, layers, method, own_head=True)
                 return
             with transaction(self._engine) as session:
                 domains = {row.digest: row.domain for row in session.scalars(select(ExpertRow))}

@@ -313,7 +313,7 @@ def show_routers(report: SolveReport) -> None:
     _show(title, columns, rows)
     if any(layer.condition > FLOAT32_LIMIT for layer in report.layers):
         typer.echo(
-            f"A condition above {FLOAT32_LIMIT:.0e} means that float32 products leave the weakest directions undetermined."
+            f"Above a condition of {FLOAT32_LIMIT:.0e}, float32 products leave the weakest directions undetermined."
             " To quiet them, raise lambda: --lambda-scale relative --lambda 1e-6, or --lambda-scale auto."
         )
 

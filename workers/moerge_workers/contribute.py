@@ -75,13 +75,14 @@ def run(settings: Settings, progress: Progress) -> None:
         for data in filter(None, (settings.data, settings.tuning_data)):
             data_files(data)
         expert = _registered(client, settings, progress)
+        statistics = None
         if settings.trunk_contribution:
-            sent = _contribute_trunk(client, settings, owner, expert, progress)
+            sent, statistics = _contribute_trunk(client, settings, owner, expert, progress)
             say(f"contributed {sent.digest[:12]} for trunks")
         last = None
         while True:
             trunk = _next_trunk(client, last)
-            for contribution in _contribute(client, settings, owner, expert, trunk, progress):
+            for contribution in _contribute(client, settings, owner, expert, trunk, statistics, progress):
                 say(f"contributed {contribution.digest[:12]} under trunk {trunk.digest[:12]}")
             last = trunk.digest
             if settings.once:
@@ -138,8 +139,8 @@ def _next_trunk(client: Client, last: str | None) -> Trunk:
 
 def _contribute_trunk(
     client: Client, settings: Settings, owner: str, expert: Expert, progress: Progress
-) -> TrunkContribution:
-    """Sends the expert's trunk contribution; rare tokens' counts stay in the journal."""
+) -> tuple[TrunkContribution, Path]:
+    """Sends the expert's trunk contribution, and tells where it lies; rare tokens' counts stay in the journal."""
     folder = settings.expert
     config, checkpoint = read_config(folder), Checkpoint(folder)
     exponents = input_exponents(checkpoint, family_of(config), config)
@@ -168,7 +169,8 @@ def _contribute_trunk(
     stored = client.upload(path, progress, title="uploading the trunk contribution", compress=True)
     active = [row.digest for row in client.trunk_contributions() if row.active and row.expert == expert.digest]
     supersedes = active[0] if active and active[0] != stored.sha256 else None
-    return client.contribute_trunk(NewContribution(sha256=stored.sha256, supersedes=supersedes, software=SOFTWARE))
+    new = NewContribution(sha256=stored.sha256, supersedes=supersedes, software=SOFTWARE)
+    return client.contribute_trunk(new), path
 
 
 def _without_rare(file: StatisticsFile, rare_below: int) -> Iterator[Int64]:
@@ -178,13 +180,22 @@ def _without_rare(file: StatisticsFile, rare_below: int) -> Iterator[Int64]:
 
 
 def _contribute(
-    client: Client, settings: Settings, owner: str, expert: Expert, trunk: Trunk, progress: Progress
+    client: Client,
+    settings: Settings,
+    owner: str,
+    expert: Expert,
+    trunk: Trunk,
+    statistics: Path | None,
+    progress: Progress,
 ) -> list[Contribution]:
-    """Sends the router contribution under a trunk, and that of the tuning split if there is one."""
+    """Sends the router contribution under a trunk, and that of the tuning split if there is one.
+
+    `statistics` is the expert's own trunk contribution, with which the trunk is compared.
+    """
     folder = settings.home / "trunks" / trunk.digest
     client.download(f"/v1/trunks/{trunk.digest}/files", trunk.files, folder, progress, title="downloading the trunk")
     weights = folder / TRUNK_FILE
-    stray = require_near(settings.expert, weights, settings.max_stray)
+    stray = require_near(settings.expert, weights, settings.max_stray, statistics)
     say(f"the trunk strays from the expert by at most {stray:.3f} of a tensor's norm (limit {settings.max_stray:g})")
     work = RouterPass(settings.expert, weights, trunk.exponents, settings.statistics.precision, settings.device)
     sent = []

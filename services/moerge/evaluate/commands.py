@@ -9,8 +9,8 @@ from rich.console import Console
 from transformers import AutoTokenizer
 from transformers.utils import logging
 
-from moerge.documents import documents
 from moerge.checkpoint.sources import checkpoint_folder
+from moerge.documents import documents
 from moerge.errors import MoergeError
 from moerge.evaluate.perplexity import Window, windows
 from moerge.evaluate.table import measure

@@ -1,5 +1,7 @@
 """The models that statistics come from: a dense expert, or the trunk with its MLPs (DUME figure 1, step 2)."""
 
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 import torch
@@ -12,6 +14,8 @@ from moerge.checkpoint.reader import Checkpoint
 from moerge.errors import IncompatibleExpertError
 from moerge.statistics.bounds import feature_gains
 from moerge.trunk.merge import trunk_names
+from moerge.trunk.regmean import ModuleGrams
+from moerge_proto.statistics_file import StatisticsFile
 
 
 def domain_model(expert: Path, trunk: Path, dtype: torch.dtype = torch.float32) -> tuple[PreTrainedModel, Tensor]:
@@ -51,18 +55,30 @@ def dense_model(config: PretrainedConfig, state: dict[str, Tensor], dtype: torch
     return model
 
 
-def require_near(expert: Path, trunk: Path, limit: float) -> float:
+def require_near(expert: Path, trunk: Path, limit: float, statistics: Path | None = None) -> float:
     """Requires that no trunk tensor strays from the expert's own by more than `limit` of its norm; returns the most.
 
-    Rows that only other experts' vocabularies have are not compared.
+    With the owner's own trunk contribution at `statistics`, linear modules are compared by what they answer on its
+    text, ||(W - W_d) x|| by ||W_d x||. Rows that only other experts' vocabularies have are not compared.
 
     Raises:
         IncompatibleExpertError: names the tensor: it is missing, of another shape, not finite or too far.
     """
     config = read_config(expert)
     own, merged = Checkpoint(expert), Checkpoint(trunk)
+    with ExitStack() as stack:
+        grams = None
+        if statistics is not None:
+            file = stack.enter_context(StatisticsFile(statistics))
+            grams = ModuleGrams(own, file, family_of(config), config)
+        return _furthest(own, merged, trunk_names(own, family_of(config), config.num_hidden_layers), limit, grams)
+
+
+def _furthest(
+    own: Checkpoint, merged: Checkpoint, names: Sequence[str], limit: float, grams: ModuleGrams | None
+) -> float:
     furthest = 0.0
-    for name in trunk_names(own, family_of(config), config.num_hidden_layers):
+    for name in names:
         found = merged.specs.get(name)
         expected = own.specs[name].shape
         rows = name in (EMBEDDING, HEAD) and found is not None and found.shape[0] >= expected[0]
@@ -74,7 +90,8 @@ def require_near(expert: Path, trunk: Path, limit: float) -> float:
             )
         before = own.tensor(name).double()
         after = merged.tensor(name)[: expected[0]].double()
-        distance = float((after - before).norm() / before.norm().clamp_min(1e-12))
+        gram = grams.gram(name) if grams is not None and name in grams else None
+        distance = _size(after - before, gram) / max(_size(before, gram), 1e-12)
         if not distance <= limit:
             raise IncompatibleExpertError(
                 f"the trunk strays by {distance:.3g} of this tensor's norm; the limit is {limit:g}",
@@ -83,3 +100,10 @@ def require_near(expert: Path, trunk: Path, limit: float) -> float:
             )
         furthest = max(furthest, distance)
     return furthest
+
+
+def _size(tensor: Tensor, gram: Tensor | None) -> float:
+    """The tensor's norm, or, weighed by a gram of inputs, its outputs'."""
+    if gram is None:
+        return float(tensor.norm())
+    return float(((tensor @ gram) * tensor).sum().clamp_min(0).sqrt())

@@ -61,11 +61,13 @@ def regression(parts: list[Tensor], weights: list[float], ridge_lambda: float) -
     y = torch.block_diag(*[torch.full((len(part), 1), w**0.5) for w, part in zip(weights, parts, strict=True)]).double()
     augmented = torch.cat([x, ridge_lambda**0.5 * torch.eye(HIDDEN, dtype=torch.float64)])
     targets = torch.cat([y, torch.zeros(HIDDEN, 2, dtype=torch.float64)])
-    return torch.linalg.lstsq(augmented, targets).solution.T
+    solution: Tensor = torch.linalg.lstsq(augmented, targets).solution
+    return solution.T
 
 
 def unit(rows: Tensor) -> Tensor:
-    return rows / rows.norm(dim=1, keepdim=True)
+    scaled: Tensor = rows / rows.norm(dim=1, keepdim=True)
+    return scaled
 
 
 @pytest.mark.parametrize(
@@ -145,4 +147,6 @@ def test_the_report_tells_condition_norms_and_cosines(files: Files) -> None:
     condition = float(torch.linalg.cond(x.T @ x + 0.01 * torch.eye(HIDDEN, dtype=torch.float64)))
     assert layer.condition == pytest.approx(condition, rel=0.1)
     assert layer.norms == pytest.approx(solution.norm(dim=1).tolist(), rel=1e-3)
-    assert layer.cosines[0][1] == pytest.approx(float(torch.cosine_similarity(*solution, dim=0)), abs=1e-3)
+    assert layer.cosines[0][1] == pytest.approx(
+        float(torch.cosine_similarity(solution[0], solution[1], dim=0)), abs=1e-3
+    )
