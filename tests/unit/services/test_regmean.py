@@ -20,8 +20,7 @@ from moerge.statistics.features import visit_features
 from moerge.statistics.fixed_point import to_floats, unpack
 from moerge.statistics.passes import TrunkPass
 from moerge.statistics.validate import validate_trunk
-from moerge.trunk.domain_model import expert_model
-from moerge.trunk.domain_model import require_near
+from moerge.trunk.domain_model import expert_model, require_near
 from moerge.trunk.regmean import TOWARDS_AVERAGE, ModuleGrams, regmean
 from moerge_proto.statistics_file import StatisticsFile, StatisticsSettings, TrunkManifest, trunk_gram_names
 from moerge_workers.shards import batches
