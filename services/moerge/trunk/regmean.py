@@ -18,7 +18,7 @@ from moerge.trunk.merge import Method, Piece
 from moerge_proto.statistics_file import StatisticsFile, trunk_gram_names
 
 _ROWS = 4096
-TOWARDS_AVERAGE = 0.03
+TOWARDS_AVERAGE = 0.1
 """How strongly a solution is drawn to the average where hardly any token points: times dimensions per token, in units
 of the summed grams' mean diagonal. Measured: much less lets few tokens mislead, much more costs quality with many."""
 _ROUNDING = 1e-6
