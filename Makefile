@@ -1,10 +1,10 @@
-# make demo | test | test-slow | lint | clean
+# make demo | test | test-slow | bench | lint | clean
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test test-slow lint clean
+.PHONY: demo test test-slow bench lint clean
 
 demo: $(VENV)/.demo
 	$(BIN)/moerge demo --home build/demo
@@ -14,6 +14,10 @@ test: lint
 
 test-slow: $(VENV)/.test
 	$(BIN)/pytest -m slow
+
+# One figure alone: make bench ONLY=merge-time
+bench: $(VENV)/.test
+	ONLY=$(ONLY) PYTHONPATH=tests $(BIN)/python -m bench
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .

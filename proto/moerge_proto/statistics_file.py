@@ -258,10 +258,16 @@ class StatisticsFile:
             raise StatisticsFileError("header", "no manifest in its metadata") from error
 
     def array(self, name: str) -> Int64:
-        """One tensor, int64."""
+        """One tensor, int64. Several threads may read at once."""
         offset, length = self._places[name]
-        self._file.seek(offset)
-        return np.fromfile(self._file, dtype="<i8", count=length).astype(np.int64, copy=False)
+        array = np.empty(length, dtype="<i8")
+        left = memoryview(array).cast("B")
+        while left:
+            read = os.preadv(self._file.fileno(), [left], offset)
+            if not read:
+                raise StatisticsFileError(name, "the file has become shorter")
+            left, offset = left[read:], offset + read
+        return array.astype(np.int64, copy=False)
 
     def layer(self, layer: int) -> tuple[Int64, Int64]:
         """(gram [H(H+1)/2], cross [H]) of one layer of a router contribution, int64."""

@@ -1,6 +1,6 @@
 """A version's folder without a coordinator: every planned file written in its place."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -76,10 +76,14 @@ def published(
     top_k: int = 1,
     *,
     tied: bool = False,
-    trunk: Callable[[Sequence[Path], Path], Path] = merged_trunk,
+    rows: Sequence[list[list[int]]] | None = None,
+    dtype: torch.dtype = torch.float32,
 ) -> Path:
-    """The version of `experts`, whose domains are d0, d1, …; every domain contributes other rows."""
-    path = trunk(experts, folder / "trunk")
+    """The version of `experts`, whose domains are d0, d1, …; each contributes its `rows`, by default fixed ones.
+
+    `dtype` is what the statistics are computed in.
+    """
+    path = merged_trunk(experts, folder / "trunk")
     domains = [f"d{slot}" for slot in range(len(experts))]
     config = read_config(experts[0])
     family, checkpoint, layers = family_of(config), Checkpoint(path), config.num_hidden_layers
@@ -88,14 +92,16 @@ def published(
     with ExitStack() as stack:
         files = []
         for slot, each in enumerate(experts):
-            sent = contribution(each, path, folder / domains[slot], domains[slot], contributed_rows(slot))
+            own = rows[slot] if rows else contributed_rows(slot)
+            sent = contribution(each, path, folder / domains[slot], domains[slot], own, dtype)
             files.append(stack.enter_context(StatisticsFile(sent)))
         routers, _ = solve_layers(files, domains, feature_gains(checkpoint, family, config), options)
     weights = trunk_files(checkpoint, family, config, "0" * 64, file_sha256(path), tied=tied)
     for slot, each in enumerate(experts):
         weights.append(expert_file(Checkpoint(each), family, layers, slot, str(slot)))
-    shape, dtype = (len(experts), config.hidden_size), checkpoint.specs[EMBEDDING].dtype
-    weights.append(router_file(lambda: routers, layers, shape, family, dtype, "0" * 64))
+    shape = (len(experts), config.hidden_size)
+    kept = checkpoint.specs[EMBEDDING].dtype
+    weights.append(router_file(lambda: routers, layers, shape, family, kept, "0" * 64))
     texts = config_files(experts[0], config, family, len(experts), top_k, checkpoint, tied=tied)
     for plan in [*weights, index_file(weights), *texts]:
         _write(plan, target / plan.name)

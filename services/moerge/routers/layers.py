@@ -1,6 +1,7 @@
 """All routers of a version, layer by layer."""
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from torch import Tensor
@@ -13,6 +14,8 @@ from moerge_proto.versions import SolvedLayer, SolveOptions, SolveReport
 
 CANDIDATES = tuple(10.0**power for power in range(-9, 1))
 """What `auto` chooses from, in units of the mean diagonal."""
+
+_LAYERS_AT_ONCE = 4  # each by one thread, with a few H x H matrices
 
 
 def solve_layers(
@@ -42,25 +45,21 @@ def solve_layers(
     if options.lambda_scale == "auto":
         _require_all(tuning, domains)
     weights = domain_weights(training, domains, options)
+
+    def solve(layer: int) -> tuple[Tensor, SolvedLayer]:
+        gram, cross = ridge_system(training, domains, layer, gains[layer], weights)
+        held = ridge_system(tuning, domains, layer, gains[layer], weights) if tuning else None
+        try:
+            return _solve(gram, cross, held, options)
+        except SolveError as error:
+            raise SolveError(error.what, where=f"layer {layer}", todo=error.todo) from error
+
     routers, layers = [], []
-    with one_thread():
-        for layer, gain in enumerate(gains):
-            gram, cross = ridge_system(training, domains, layer, gain, weights)
-            held = ridge_system(tuning, domains, layer, gain, weights) if tuning else None
-            try:
-                ridge, ridge_lambda, solution = _solve(gram, cross, held, options)
-                columns = unit_columns(solution)
-            except SolveError as error:
-                raise SolveError(error.what, where=f"layer {layer}", todo=error.todo) from error
-            routers.append((columns / options.temperature).T.contiguous())
-            layers.append(
-                SolvedLayer(
-                    ridge_lambda=ridge_lambda,
-                    condition=ridge.condition(),
-                    norms=solution.norm(dim=0).tolist(),
-                    cosines=(columns.T @ columns).tolist(),
-                )
-            )
+    at_once = min(torch.get_num_threads(), _LAYERS_AT_ONCE)
+    with one_thread(), ThreadPoolExecutor(at_once) as threads:
+        for layer, (router, report) in enumerate(threads.map(solve, range(len(gains)))):
+            routers.append(router)
+            layers.append(report)
             solved(layer)
     return routers, SolveReport(domains=list(domains), layers=layers)
 
@@ -79,15 +78,23 @@ def _require_all(tuning: Sequence[StatisticsFile], domains: Sequence[str]) -> No
 
 def _solve(
     gram: Tensor, cross: Tensor, held: tuple[Tensor, Tensor] | None, options: SolveOptions
-) -> tuple[Ridge, float, Tensor]:
-    """The factorised system, its lambda, and the solution [H, D]."""
+) -> tuple[Tensor, SolvedLayer]:
+    """The router [D, H] of one layer, and what its solve showed."""
     unit = float(gram.diagonal().mean())
     if held is None:
         chosen = options.ridge_lambda * (1.0 if options.lambda_scale == "absolute" else unit)
     else:
         chosen = min((share * unit for share in CANDIDATES), key=lambda each: _error(gram, cross, *held, each))
     ridge = Ridge.of(gram, chosen)
-    return ridge, chosen, ridge.solve(cross)
+    solution = ridge.solve(cross)
+    columns = unit_columns(solution)
+    report = SolvedLayer(
+        ridge_lambda=chosen,
+        condition=ridge.condition(),
+        norms=solution.norm(dim=0).tolist(),
+        cosines=(columns.T @ columns).tolist(),
+    )
+    return (columns / options.temperature).T.contiguous(), report
 
 
 def _error(gram: Tensor, cross: Tensor, tuning_gram: Tensor, tuning_cross: Tensor, ridge_lambda: float) -> float:
