@@ -60,7 +60,7 @@ class StatisticsSettings(Message):
 
     tokens_per_document: int | None = Field(default=None, ge=1, le=MAX_TOKENS)
     context: int = Field(default=512, ge=1, le=2**16)
-    batch_tokens: int = Field(default=4096, ge=1, le=2**16)
+    batch_tokens: int = Field(default=2048, ge=1, le=2**16)
     precision: Literal["float32", "bfloat16"] = "float32"
 
 
@@ -260,8 +260,8 @@ class StatisticsFile:
     def array(self, name: str) -> Int64:
         """One tensor, int64. Several threads may read at once."""
         offset, length = self._places[name]
-        array = np.empty(length, dtype="<i8")
-        left = memoryview(array).cast("B")
+        array: Int64 = np.empty(length, dtype="<i8")
+        left = array.data.cast("B")
         while left:
             read = os.preadv(self._file.fileno(), [left], offset)
             if not read:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
+from moerge.direct import direct_file
 from moerge.files import sync_folder
 from moerge_proto.messages import FileEntry
 
@@ -32,10 +33,8 @@ class LocalBlobs:
         self._incoming.mkdir(parents=True, exist_ok=True)
         temporary = self._incoming / secrets.token_hex(16)
         try:
-            with temporary.open("wb") as out:
+            with direct_file(temporary) as out:
                 digest = write(out)
-                out.flush()
-                os.fsync(out.fileno())
             size = temporary.stat().st_size
             if not self.has(digest):
                 temporary.chmod(0o444)

@@ -1,6 +1,7 @@
 """Sums as integers: rounded once, added exactly, turned back for the solve."""
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from moerge.errors import ContributionError
@@ -50,10 +51,13 @@ def pack(square: Float64) -> Float64:
 
 def unpack(packed: Float64, hidden_size: int) -> Float64:
     """[H(H+1)/2] -> symmetric [H, H]."""
-    square = np.empty((hidden_size, hidden_size))
-    start = 0
+    upper, start = np.zeros((hidden_size, hidden_size)), 0
     for row in range(hidden_size):
         end = start + hidden_size - row
-        square[row, row:] = square[row:, row] = packed[start:end]
+        upper[row, row:] = packed[start:end]
         start = end
-    return square
+    half = torch.from_numpy(upper)
+    square = half + half.T
+    square.diagonal().mul_(0.5)
+    symmetric: Float64 = square.numpy()
+    return symmetric

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-_BLOCK = 2**20  # elements; float64 copies of so many of each tensor are in memory at a time
+_BLOCK = 2**16  # elements; float64 copies of so many of each tensor fit a processor's cache
 
 
 def average(tensors: Sequence[Tensor], dtype: torch.dtype, weights: Sequence[float] | None = None) -> Tensor:

@@ -1,0 +1,85 @@
+"""`python -m bench`: measures every figure, or one, prints them and keeps them in build/bench.json."""
+
+import argparse
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from bench import contribution, merge, precision, solve, statistics_pass, versions
+from bench.measure import say
+from bench.registry import BENCHMARKS, HOME, Benchmark
+
+MODULES = (statistics_pass, merge, versions, solve, contribution, precision)
+"""Importing them fills the registry."""
+
+RESULTS = HOME.with_suffix(".json")
+Result = dict[str, Any]
+
+
+def measured(each: Benchmark) -> Result:
+    """The figure as bench.json has it."""
+    runs = each.pairs()
+    ratio = each.ratio(runs)
+    return {
+        "figure": each.name,
+        "ratio": ratio,
+        "reach": each.reach,
+        "ok": each.ok(ratio),
+        "shapes": each.shapes,
+        "runs": runs,
+    }
+
+
+def kept(path: Path) -> dict[str, Result]:
+    """Figures that are in the file and in the suite, by name."""
+    found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
+    return {result["figure"]: result for result in found if result["figure"] in BENCHMARKS}
+
+
+def keep(path: Path, result: Result) -> None:
+    """Puts one figure into the file; the others stay."""
+    results = kept(path) | {result["figure"]: result}
+    ordered = [results[name] for name in BENCHMARKS if name in results]
+    path.write_text(json.dumps(ordered, indent=1) + "\n", encoding="utf-8")
+
+
+def table(results: list[Result]) -> Table:
+    shown = Table(title=f"Medians of runs in turns; {torch.get_num_threads()} threads")
+    for column in ("figure", "against", "ratio", "reach", "ok", "shapes/dtype"):
+        shown.add_column(column, justify="right" if column in ("ratio", "reach") else "left", overflow="fold")
+    for result in results:
+        each = BENCHMARKS[result["figure"]]
+        shown.add_row(
+            f"{each.name}: {each.figure}",
+            each.against,
+            f"{result['ratio']:.3g}",
+            f"{each.sign} {each.reach:g}",
+            "[green]yes[/]" if result["ok"] else "[red]no[/]",
+            each.shapes,
+        )
+    return shown
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    only = os.environ.get("ONLY") or None
+    parser.add_argument("--only", choices=list(BENCHMARKS), default=only, help="measure this figure (or set ONLY)")
+    only = parser.parse_args().only
+    if only is not None and only not in BENCHMARKS:
+        parser.error(f"no figure {only!r}; there are {', '.join(BENCHMARKS)}")
+    HOME.mkdir(parents=True, exist_ok=True)
+    results = []
+    for name in [only] if only else BENCHMARKS:
+        say(name)
+        results.append(measured(BENCHMARKS[name]))
+        keep(RESULTS, results[-1])
+    Console(width=None if Console().is_terminal else 200).print(table(results))
+
+
+if __name__ == "__main__":
+    main()

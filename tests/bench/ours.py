@@ -1,0 +1,155 @@
+"""All that the benchmarks use of moerge.
+
+What brings models' code is imported where it is used, so that the process that publishes doesn't load it.
+"""
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from moerge.architectures.config import read_config
+from moerge.architectures.families import family_of
+from moerge.blobs.local import LocalBlobs
+from moerge.checkpoint.reader import Checkpoint
+from moerge.checkpoint.writer import write_safetensors
+from moerge.files import atomic_file, sync_folder
+from moerge.publish.version import (
+    FilePlan,
+    config_files,
+    expert_file,
+    index_file,
+    report_file,
+    router_file,
+    trunk_files,
+)
+from moerge.routers.layers import solve_layers
+from moerge.routers.ridge import solve
+from moerge.statistics.bounds import feature_gains
+from moerge.statistics.fixed_point import pack, to_integers
+from moerge.trunk.merge import elementwise_method, merge_plan
+from moerge_proto.digests import digest_of, sha256_hex
+from moerge_proto.messages import FileEntry
+from moerge_proto.statistics_file import RouterManifest, StatisticsFile, StatisticsSettings, exponent, write
+from moerge_proto.trunks import TrunkOptions
+from moerge_proto.versions import SolveOptions, SolveReport
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+__all__ = ["Store", "compressed_chunks", "merge", "publish", "solve", "statistics_pass", "write_statistics"]
+
+
+def statistics_pass(model: "PreTrainedModel", gains: Tensor, rows: Sequence[Tensor]) -> None:
+    """The integer sums of one shard: every batch of `rows` [B, T] holds whole documents of T tokens."""
+    from moerge.statistics.accumulate import shard_sums
+    from moerge.statistics.batch import Batch
+
+    batches = [Batch(ids, torch.full((len(ids),), ids.shape[1])) for ids in rows]
+    bits = [exponent(gains.shape[1])] * len(gains)
+    shard_sums(model, gains, bits, batches, sum(map(len, rows)))
+
+
+def write_statistics(path: Path, gram: Tensor, cross: Tensor, *, domain: str, tokens: int, shard: int = 0) -> None:
+    """A statistics file of gram [L, H, H] and cross [L, H], float64."""
+    layers, hidden = cross.shape
+    bits = exponent(hidden)
+    manifest = RouterManifest(
+        owner="owner",
+        expert=sha256_hex(domain.encode()),
+        domain=domain,
+        trunk="7" * 64,
+        settings=StatisticsSettings(),
+        hidden_size=hidden,
+        layers=layers,
+        exponents=[bits] * layers,
+        tokens=tokens,
+        documents=1,
+        shards=[sha256_hex(str(shard).encode())],
+    )
+    arrays = []
+    for square, column in zip(gram.numpy(), cross.numpy(), strict=True):
+        arrays += [to_integers(pack(square), bits), to_integers(column, bits)]
+    with atomic_file(path) as out:
+        write(out, manifest, arrays)
+
+
+def compressed_chunks(path: Path) -> list[bytes]:
+    """The bodies that the client sends for a file."""
+    from moerge.client import _compress, _plain_chunks
+
+    return [_compress(plain) for _, plain in _plain_chunks(path)]
+
+
+class Store:
+    """What a coordinator keeps: blobs, and which blob each planned file is."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._files: dict[str, FileEntry] = {}
+        self.blobs = LocalBlobs(folder / "blobs")
+
+    def file(self, plan: FilePlan) -> FileEntry:
+        """The planned file, written only if it isn't there."""
+        if plan.sha256 is not None and self.blobs.has(plan.sha256):
+            size = self.blobs.path(plan.sha256).stat().st_size
+            return FileEntry(name=plan.name, sha256=plan.sha256, size=size)
+        if plan.key not in self._files:
+            self._files[plan.key] = self.blobs.put(plan.name, plan.write)
+        entry = self._files[plan.key]
+        return FileEntry(name=plan.name, sha256=entry.sha256, size=entry.size)
+
+    def show(self, version: str, files: Sequence[FileEntry]) -> None:
+        """The version's folder, as hard links."""
+        target = self._folder / "versions" / version
+        for file in files:
+            self.blobs.link(file.sha256, target / file.name)
+        sync_folder(target)
+        sync_folder(target.parent)
+
+
+def merge(store: Store, experts: Sequence[Path]) -> FileEntry:
+    """The experts' average trunk."""
+    config = read_config(experts[0])
+    checkpoints = [Checkpoint(each) for each in experts]
+    average = elementwise_method("average", TrunkOptions(), [1.0] * len(experts), None)
+    plans = merge_plan(checkpoints, family_of(config), config.num_hidden_layers, average)
+    return store.blobs.put("trunk.safetensors", lambda out: write_safetensors(out, plans))
+
+
+def publish(
+    store: Store,
+    version: str,
+    trunk: Path,
+    experts: Sequence[Path],
+    statistics: Sequence[Path],
+    ridge_lambda: float = 0.01,
+) -> None:
+    """A version: trunk, one file per expert, solved routers, index, config. Domains are d0, d1, …
+
+    `trunk` is a blob, so named by its digest.
+    """
+    config, checkpoint = read_config(experts[0]), Checkpoint(trunk)
+    family, layers, sha256 = family_of(config), config.num_hidden_layers, trunk.name
+    domains, lineage = [f"d{slot}" for slot in range(len(experts))], digest_of(version)
+    options = SolveOptions(ridge_lambda=ridge_lambda)
+    gains = feature_gains(checkpoint, family, config)
+
+    @cache
+    def solution() -> tuple[list[Tensor], SolveReport]:
+        with ExitStack() as stack:
+            files = [stack.enter_context(StatisticsFile(path)) for path in statistics]
+            return solve_layers(files, domains, gains, options)
+
+    weights = trunk_files(checkpoint, family, config, sha256, sha256)
+    for slot, each in enumerate(experts):
+        weights.append(expert_file(Checkpoint(each), family, layers, slot, digest_of(str(each))))
+    shape, dtype = (len(domains), config.hidden_size), checkpoint.specs["model.embed_tokens.weight"].dtype
+    weights.append(router_file(lambda: solution()[0], layers, shape, family, dtype, lineage))
+    texts = config_files(experts[0], config, family, len(experts), options.top_k, checkpoint, tied=False)
+    texts.append(report_file(lambda: solution()[1], lineage))
+    store.show(version, [store.file(plan) for plan in [*weights, index_file(weights), *texts]])

@@ -1,0 +1,89 @@
+"""What becomes of the routers when the model computes in bfloat16: on the demo's experts and texts."""
+
+from collections.abc import Sequence
+from functools import cache
+from itertools import islice
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+
+from bench.measure import say
+from bench.registry import HOME, Pair, benchmark
+from moerge.demo import corpora
+from moerge.demo.commands import cache as cache_folder
+from moerge.demo.train import train
+from moerge.documents import documents
+from moerge.evaluate.perplexity import score, windows
+from moerge.evaluate.routing import routers
+from moerge.progress import progress
+from moerge.statistics.features import visit_features
+from moerge.trunk.domain_model import domain_model
+from moerge_workers.shards import batches
+from support.progress import Silent
+from support.versions import merged_trunk, published
+
+CONTEXT, DOCUMENTS = 256, 30
+SHAPES = f"the demo's four experts, {DOCUMENTS} documents a domain to solve and {DOCUMENTS} to look at"
+
+
+def rows(tokenizer: PreTrainedTokenizerBase, text: Path) -> list[list[int]]:
+    """Token ids of a file's first documents, at most CONTEXT a row."""
+    ids = [tokenizer(each)["input_ids"] for each in islice(documents([text]), DOCUMENTS)]
+    return [each[start : start + CONTEXT] for each in ids for start in range(0, len(each), CONTEXT)]
+
+
+@cache
+def versions() -> tuple[list[Path], list[list[list[int]]], dict[torch.dtype, Path]]:
+    """The experts, each domain's held-out rows, and the version that each precision gives."""
+    texts = corpora.write(cache_folder() / "texts")
+    made = train(texts, cache_folder() / "experts", progress())
+    experts = [made[domain] for domain in corpora.DOMAINS]
+    tokenizer = AutoTokenizer.from_pretrained(experts[0])
+    sent = [rows(tokenizer, texts[domain]["statistics"]) for domain in corpora.DOMAINS]
+    held = [rows(tokenizer, texts[domain]["heldout"]) for domain in corpora.DOMAINS]
+    folders = {}
+    for dtype in (torch.bfloat16, torch.float32):
+        say(f"  statistics in {dtype}")
+        home = HOME / f"precision-{str(dtype).removeprefix('torch.')}"
+        home.mkdir(parents=True, exist_ok=True)
+        folders[dtype] = published(experts, home, rows=sent, dtype=dtype)
+    return experts, held, folders
+
+
+@torch.inference_mode()
+def elsewhere(expert: Path, trunk: Path, cut: Sequence[list[int]], both: Sequence[Sequence[Tensor]]) -> Pair:
+    """Tokens, over all layers, that the first routers send to another expert than the second do; and all."""
+    model, _ = domain_model(expert, trunk)
+    moved, seen = 0, 0
+
+    def visit(layer: int, x: Tensor) -> None:
+        nonlocal moved, seen
+        one, other = ((x @ each[layer].T).argmax(dim=1) for each in both)
+        moved, seen = moved + int((one != other).sum()), seen + len(x)
+
+    for batch in batches(list(cut), 4096):
+        visit_features(model, batch, visit)
+    return moved, seen
+
+
+@benchmark("precision-routing", "tokens that bfloat16 statistics send elsewhere", "all, float32", "<=", 0.01, SHAPES)
+def precision_routing() -> list[Pair]:
+    experts, held, folders = versions()
+    trunk = merged_trunk(experts, HOME / "precision-trunk")
+    both = []
+    for dtype in (torch.bfloat16, torch.float32):
+        model = AutoModelForCausalLM.from_pretrained(folders[dtype], dtype=torch.float32)
+        both.append([router.get_parameter("weight") for router in routers(model)])
+    return [elsewhere(expert, trunk, cut, both) for expert, cut in zip(experts, held, strict=True)]
+
+
+@benchmark("precision-perplexity", "perplexity with bfloat16 statistics", "with float32", "<=", 1.005, SHAPES)
+def precision_perplexity() -> list[Pair]:
+    _, held, folders = versions()
+    found = []
+    for dtype in (torch.bfloat16, torch.float32):
+        model = AutoModelForCausalLM.from_pretrained(folders[dtype], dtype=torch.float32)
+        found.append([score(model, windows(cut, CONTEXT, CONTEXT // 2), Silent()).perplexity for cut in held])
+    return list(zip(*found, strict=True))

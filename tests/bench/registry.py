@@ -1,0 +1,60 @@
+"""The list of benchmarks. A further one is a function under `@benchmark` in a module that `__main__` imports."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Literal
+
+HOME = Path(__file__).parents[2] / "build" / "bench"
+"""Where inputs are kept from one run of the suite to the next."""
+
+Pair = tuple[float, float]
+"""What one run measured, ours and theirs: seconds or bytes, so less is better."""
+
+Pairs = Callable[[], list[Pair]]
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """One figure.
+
+    Attributes:
+        name: what `--only` takes.
+        figure: what is measured.
+        against: the other side.
+        sign: ">=" where the ratio is theirs / ours (how many times better), "<=" where it is ours / theirs.
+        reach: what the ratio has to reach.
+        shapes: sizes and dtype of the inputs.
+        pairs: measures, and returns every run's pair.
+    """
+
+    name: str
+    figure: str
+    against: str
+    sign: Literal[">=", "<="]
+    reach: float
+    shapes: str
+    pairs: Pairs
+
+    def ratio(self, runs: list[Pair]) -> float:
+        """The median over the runs' ratios."""
+        return median(theirs / ours if self.sign == ">=" else ours / theirs for ours, theirs in runs)
+
+    def ok(self, ratio: float) -> bool:
+        return ratio >= self.reach if self.sign == ">=" else ratio <= self.reach
+
+
+BENCHMARKS: dict[str, Benchmark] = {}
+
+
+def benchmark(
+    name: str, figure: str, against: str, sign: Literal[">=", "<="], reach: float, shapes: str
+) -> Callable[[Pairs], Pairs]:
+    """Adds the decorated function to the suite."""
+
+    def add(pairs: Pairs) -> Pairs:
+        BENCHMARKS[name] = Benchmark(name, figure, against, sign, reach, shapes, pairs)
+        return pairs
+
+    return add

@@ -1,0 +1,99 @@
+"""The pass over an owner's documents: how fast gram and cross of every layer are summed."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+from transformers import LlamaForCausalLM
+
+from bench import ours
+from bench.inputs import Shape, documents, gains, llama
+from bench.measure import in_turns, seconds
+from bench.registry import Pair, benchmark
+
+SHAPE, BATCH, CONTEXT = Shape(), 4, 512
+LONG, LONG_BATCH, LONG_CONTEXT = Shape(hidden=512, layers=8, intermediate=2048), 2, 1024
+DOMAINS = 4
+
+
+@torch.inference_mode()
+def plain(model: LlamaForCausalLM, rows: Sequence[Tensor]) -> None:
+    """The model's ordinary forward pass."""
+    for ids in rows:
+        model(input_ids=ids, use_cache=False)
+
+
+@torch.inference_mode()
+def textbook(model: LlamaForCausalLM, rows: Sequence[Tensor]) -> None:
+    """X^T X and X^T Y of every layer in float32, from the MLP inputs that hooks kept during a whole forward pass."""
+    kept: list[Tensor] = []
+
+    def keep(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        kept.append(inputs[0])
+
+    hidden, layers = model.config.hidden_size, model.model.layers
+    handles = [layer.mlp.register_forward_hook(keep) for layer in layers]
+    gram, cross = torch.zeros(len(layers), hidden, hidden), torch.zeros(len(layers), hidden, DOMAINS)
+    for ids in rows:
+        kept.clear()
+        model(input_ids=ids, use_cache=False)
+        y = torch.zeros(ids.numel(), DOMAINS)
+        y[:, 0] = 1
+        for layer, inputs in enumerate(kept):
+            x = inputs.flatten(end_dim=1)  # [n, H]
+            gram[layer] += x.T @ x
+            cross[layer] += x.T @ y
+    for handle in handles:
+        handle.remove()
+
+
+def against(
+    theirs: Callable[[LlamaForCausalLM, Sequence[Tensor]], None],
+    attention: str,
+    shape: Shape,
+    batch: int,
+    context: int,
+) -> list[Pair]:
+    """Our pass against `theirs`, of one model's weights over one batch of documents of `context` tokens."""
+    model, other = llama(shape, 0), llama(shape, 0, attention)
+    rows, gain = [documents(shape, batch, context)], gains(model)
+    return in_turns(
+        lambda: seconds(lambda: ours.statistics_pass(model, gain, rows)),
+        lambda: seconds(lambda: theirs(other, rows)),
+    )
+
+
+@benchmark(
+    "statistics",
+    "statistics pass, tokens/s",
+    "model(input_ids), sdpa",
+    ">=",
+    1.1,
+    f"{SHAPE}, T {CONTEXT}, batch {BATCH}, float32",
+)
+def statistics() -> list[Pair]:
+    return against(plain, "sdpa", SHAPE, BATCH, CONTEXT)
+
+
+@benchmark(
+    "statistics-textbook",
+    "statistics pass, tokens/s",
+    "textbook pass: whole forward, eager, X^T X",
+    ">=",
+    1.4,
+    f"{SHAPE}, T {CONTEXT}, batch {BATCH}, float32",
+)
+def statistics_textbook() -> list[Pair]:
+    return against(textbook, "eager", SHAPE, BATCH, CONTEXT)
+
+
+@benchmark(
+    "statistics-textbook-long",
+    "statistics pass, tokens/s",
+    "textbook pass: whole forward, eager, X^T X",
+    ">=",
+    2.3,
+    f"{LONG}, T {LONG_CONTEXT}, batch {LONG_BATCH}, float32",
+)
+def statistics_textbook_long() -> list[Pair]:
+    return against(textbook, "eager", LONG, LONG_BATCH, LONG_CONTEXT)
