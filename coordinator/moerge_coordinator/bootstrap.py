@@ -30,6 +30,7 @@ host = "127.0.0.1"
 port = 8080
 # tls_certificate = "/path/to/certificate.pem"
 # tls_key = "/path/to/key.pem"
+# vocabulary = "pad"  # take experts whose tokenizers only add tokens behind a common vocabulary
 """
 
 

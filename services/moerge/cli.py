@@ -31,6 +31,7 @@ COMPONENTS = {
     "table": ("moerge.evaluate.commands", "Print the paper's table for a version."),
 }
 FLOAT32_LIMIT = 2.0**24
+REPORT_FILE = "moerge-report.json"
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -275,8 +276,10 @@ def show_version(
     Example: moerge version show 1
     """
     with Client(coordinator, secret) as client:
-        show_files(client.version(number))
-        show_routers(client.version_report(number))
+        row = client.version(number)
+        show_files(row)
+        if client.identity().role is not Role.OWNER and any(file.name == REPORT_FILE for file in row.files):
+            show_routers(client.version_report(number))
 
 
 def show_files(row: Version) -> None:

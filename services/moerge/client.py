@@ -187,6 +187,7 @@ class Client:
         return self._get(Version, f"/v1/versions/{number}")
 
     def version_report(self, number: int) -> SolveReport:
+        """What solving its routers showed; operators and readers may see it."""
         return self._get(SolveReport, f"/v1/versions/{number}/files/moerge-report.json")
 
     def versions(self) -> Iterator[Version]:

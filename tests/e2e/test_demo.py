@@ -18,11 +18,11 @@ CACHE = Path(__file__).parents[2] / "build" / "test-cache"
 """Trained experts; a run that finds them is a second run."""
 
 
-def start(home: Path) -> subprocess.Popen[str]:
+def start(home: Path, *options: str) -> subprocess.Popen[str]:
     signal.signal(signal.SIGINT, signal.default_int_handler)  # where it is ignored, the demo would inherit that
     environment = {**os.environ, "XDG_CACHE_HOME": str(CACHE), "MOERGE_TEST_MARK": str(home)}
     return subprocess.Popen(  # noqa: S603  # our own command
-        [*DEMO, str(home)], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        [*DEMO, str(home), *options], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
 
 
@@ -41,8 +41,11 @@ def table(home: Path, number: int) -> dict[str, Any]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
-def test_the_main_job_and_then_again_after_ctrl_c(tmp_path: Path) -> None:
-    """Stopped by Ctrl-C in the midst of the workers' work, it leaves no process; run again, it goes on to the end."""
+def test_the_main_job_again_after_ctrl_c_and_with_a_better_trunk(tmp_path: Path) -> None:
+    """Stopped by Ctrl-C in the midst of the workers' work, it leaves no process; run again, it goes on to the end.
+
+    A regmean trunk then raises both the oracle and DUME.
+    """
     home = tmp_path / "demo"
     stopped = start(home)
     assert stopped.stdout is not None
@@ -70,3 +73,10 @@ def test_the_main_job_and_then_again_after_ctrl_c(tmp_path: Path) -> None:
     assert "shared" in output
     assert str(home / "coordinator" / "versions" / "2") in output
     assert left_after(30, home) == {}
+
+    with_regmean = start(home, "--trunk", "regmean")  # the same experts in the same home: versions 3 and 4
+    output = with_regmean.communicate()[0]
+    assert with_regmean.returncode == 0, output
+    for before, after in ((1, 3), (2, 4)):
+        for row in ("oracle", "DUME"):
+            assert table(home, after)["average"][row] > table(home, before)["average"][row] + 3, output

@@ -7,6 +7,7 @@ import pytest
 
 from moerge.architectures.config import read_config
 from moerge.architectures.families import FAMILIES, REFUSED, family_of
+from moerge.checkpoint.reader import Checkpoint
 from moerge.errors import IncompatibleExpertError
 from support.models import SMALL, expert
 
@@ -44,8 +45,6 @@ def test_no_family_is_both_known_and_refused() -> None:
 
 @pytest.mark.parametrize("name", sorted(FAMILIES))
 def test_every_family_names_tensors_that_its_models_have(tmp_path: Path, name: str) -> None:
-    from moerge.checkpoint.reader import Checkpoint
-
     folder = expert(tmp_path / "expert", seed=1, family=name)
     family, found = FAMILIES[name], Checkpoint(folder).specs.keys()
     patterns = [*family.mlp, *family.heads, *family.added]

@@ -1,0 +1,71 @@
+"""`moerge inspect` tells what a contribution contains and reveals, and names what it can't read."""
+
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from moerge.architectures.config import read_config
+from moerge.architectures.families import family_of
+from moerge.checkpoint.reader import Checkpoint
+from moerge.errors import ContributionError
+from moerge.statistics.bounds import attention_size, input_exponents
+from moerge.statistics.inspect import describe
+from moerge.statistics.passes import TrunkPass
+from moerge_proto.statistics_file import StatisticsSettings, TrunkManifest
+from moerge_workers.shards import batches
+from support.models import expert
+from support.processes import moerge
+from support.statistics import honest_sums, manifest_of, written
+
+
+def told(path: Path) -> str:
+    console = Console(width=200, file=io.StringIO(), record=True)
+    for part in describe(path):
+        console.print(part)
+    return console.export_text()
+
+
+def test_a_router_contribution_s_counts_tensors_and_ranks_are_told(tmp_path: Path) -> None:
+    sums = honest_sums(8, 500, 1, 2, 0)
+    text = told(written(tmp_path / "file", manifest_of(sums, 1, domain="law"), sums))
+    for part in (
+        "router contribution of 'law'",
+        "layers.1.gram",
+        "[36]",
+        "500 tokens, 1 documents",
+        "only 1 documents",
+    ):
+        assert part in text
+    assert "fewer tokens" not in text
+    ranks = [float(line.split("│")[5]) for line in text.splitlines() if "layers.0.gram" in line]
+    assert 1 < ranks[0] <= 2  # two directions, however many dimensions
+
+
+def test_fewer_tokens_than_dimensions_are_warned_of(tmp_path: Path) -> None:
+    sums = honest_sums(64, 20, 1, 64, 0)
+    assert "fewer tokens than the 64 dimensions" in told(written(tmp_path / "file", manifest_of(sums, 1), sums))
+
+
+def test_a_trunk_contribution_tells_how_many_tokens_are_counted(tmp_path: Path) -> None:
+    folder = expert(tmp_path / "expert", seed=1)
+    config, checkpoint = read_config(folder), Checkpoint(folder)
+    exponents = input_exponents(checkpoint, family_of(config), config)
+    sums = TrunkPass(folder, exponents).load()(batches([[1, 2, 3, 3]] * 9, 512), 9)
+    manifest = TrunkManifest(
+        owner="owner", expert="e" * 64, domain="law", settings=StatisticsSettings(), hidden_size=32, layers=3,
+        attention_size=attention_size(config), vocab_size=300, exponents=exponents, tokens=36, documents=9,
+        shards=["0" * 64], rare_below=10,
+    )  # fmt: skip
+    text = moerge("inspect", written(tmp_path / "file", manifest, sums), COLUMNS="200")
+    for part in ("trunk contribution of 'law'", "head_input", "token_counts", "which 3 of the 300 tokens", "below 10"):
+        assert part in text
+
+
+def test_another_file_is_refused_by_its_part(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"no statistics at all")
+    with pytest.raises(ContributionError) as caught:
+        told(tmp_path / "file")
+    assert "header" in caught.value.where
+    assert "worker" in caught.value.todo
