@@ -269,9 +269,13 @@ class StatisticsFile:
             left, offset = left[read:], offset + read
         return array.astype(np.int64, copy=False)
 
-    def layer(self, layer: int) -> tuple[Int64, Int64]:
-        """(gram [H(H+1)/2], cross [H]) of one layer of a router contribution, int64."""
-        return self.array(f"layers.{layer}.gram"), self.array(f"layers.{layer}.cross")
+    def gram(self, layer: int) -> Int64:
+        """The gram of one layer of a router contribution, [H(H+1)/2] int64."""
+        return self.array(f"layers.{layer}.gram")
+
+    def cross(self, layer: int) -> Int64:
+        """The cross of one layer of a router contribution, [H] int64."""
+        return self.array(f"layers.{layer}.cross")
 
     def arrays(self) -> Iterator[Int64]:
         """All tensors in order."""

@@ -3,6 +3,10 @@
 import argparse
 import json
 import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from itertools import groupby
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +16,7 @@ from rich.table import Table
 
 from bench import contribution, merge, precision, solve, statistics_pass, versions
 from bench.measure import say
-from bench.registry import BENCHMARKS, HOME, Benchmark
+from bench.registry import BENCHMARKS, HOME
 
 MODULES = (statistics_pass, merge, versions, solve, contribution, precision)
 """Importing them fills the registry."""
@@ -21,18 +25,35 @@ RESULTS = HOME.with_suffix(".json")
 Result = dict[str, Any]
 
 
-def measured(each: Benchmark) -> Result:
-    """The figure as bench.json has it."""
-    runs = each.pairs()
-    ratio = each.ratio(runs)
-    return {
-        "figure": each.name,
-        "ratio": ratio,
-        "reach": each.reach,
-        "ok": each.ok(ratio),
-        "shapes": each.shapes,
-        "runs": runs,
-    }
+def measured(names: Sequence[str]) -> list[Result]:
+    """The figures as bench.json has them."""
+    results = []
+    for each in (BENCHMARKS[name] for name in names):
+        say(each.name)
+        runs = each.pairs()
+        ratio = each.ratio(runs)
+        results.append(
+            {
+                "figure": each.name,
+                "ratio": ratio,
+                "reach": each.reach,
+                "ok": each.ok(ratio),
+                "shapes": each.shapes,
+                "runs": runs,
+            }
+        )
+    return results
+
+
+def apart(names: Sequence[str]) -> Iterator[Result]:
+    """The same, in fresh processes."""
+    for _, group in groupby(sorted(names, key=process), key=process):
+        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as fresh:
+            yield from fresh.submit(measured, list(group)).result()
+
+
+def process(name: str) -> str:
+    return BENCHMARKS[name].process
 
 
 def kept(path: Path) -> dict[str, Result]:
@@ -74,10 +95,9 @@ def main() -> None:
         parser.error(f"no figure {only!r}; there are {', '.join(BENCHMARKS)}")
     HOME.mkdir(parents=True, exist_ok=True)
     results = []
-    for name in [only] if only else BENCHMARKS:
-        say(name)
-        results.append(measured(BENCHMARKS[name]))
-        keep(RESULTS, results[-1])
+    for result in apart([only] if only else list(BENCHMARKS)):
+        results.append(result)
+        keep(RESULTS, result)
     Console(width=None if Console().is_terminal else 200).print(table(results))
 
 

@@ -87,17 +87,27 @@ def processes() -> list[tuple[Run, Run]]:
     return runs
 
 
-@benchmark("merge-time", "merge and first version, s", f"{MERGEKIT} mergekit-moe, random gates", ">=", 2.0, SHAPES)
+@benchmark(
+    "merge-time", "merge and first version, s", f"{MERGEKIT} mergekit-moe, random gates", ">=", 2.0, SHAPES, "mergekit"
+)
 def merge_time() -> list[Pair]:
     return [(our.seconds, their.seconds) for our, their in processes()]
 
 
-@benchmark("merge-memory", "the same, anonymous memory", f"{MERGEKIT} mergekit-moe, random gates", ">=", 3.0, SHAPES)
+@benchmark(
+    "merge-memory",
+    "the same, anonymous memory",
+    f"{MERGEKIT} mergekit-moe, random gates",
+    ">=",
+    3.0,
+    SHAPES,
+    "mergekit",
+)
 def merge_memory() -> list[Pair]:
     return [(our.anonymous, their.anonymous) for our, their in processes()]
 
 
-@benchmark("merge-memory-bound", "the same", "400 MB + largest tensor x (D + 1)", "<=", 1.0, SHAPES)
+@benchmark("merge-memory-bound", "the same", "400 MB + largest tensor x (D + 1)", "<=", 1.0, SHAPES, "mergekit")
 def merge_memory_bound() -> list[Pair]:
     bound = ALLOWANCE + SHAPE.largest_bytes * (EXPERTS + 1)
     return [(our.anonymous, bound) for our, _ in processes()]

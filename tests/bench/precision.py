@@ -68,7 +68,15 @@ def elsewhere(expert: Path, trunk: Path, cut: Sequence[list[int]], both: Sequenc
     return moved, seen
 
 
-@benchmark("precision-routing", "tokens that bfloat16 statistics send elsewhere", "all, float32", "<=", 0.01, SHAPES)
+@benchmark(
+    "precision-routing",
+    "tokens that bfloat16 statistics send elsewhere",
+    "all, float32",
+    "<=",
+    0.01,
+    SHAPES,
+    "precision",
+)
 def precision_routing() -> list[Pair]:
     experts, held, folders = versions()
     trunk = merged_trunk(experts, HOME / "precision-trunk")
@@ -79,7 +87,9 @@ def precision_routing() -> list[Pair]:
     return [elsewhere(expert, trunk, cut, both) for expert, cut in zip(experts, held, strict=True)]
 
 
-@benchmark("precision-perplexity", "perplexity with bfloat16 statistics", "with float32", "<=", 1.005, SHAPES)
+@benchmark(
+    "precision-perplexity", "perplexity with bfloat16 statistics", "with float32", "<=", 1.005, SHAPES, "precision"
+)
 def precision_perplexity() -> list[Pair]:
     _, held, folders = versions()
     found = []

@@ -27,6 +27,8 @@ class Benchmark:
         reach: what the ratio has to reach.
         shapes: sizes and dtype of the inputs.
         pairs: measures, and returns every run's pair.
+        process: figures with the same word here are measured in one process, others each in one of their own, because
+            what ran before decides how fast memory can be had.
     """
 
     name: str
@@ -36,6 +38,7 @@ class Benchmark:
     reach: float
     shapes: str
     pairs: Pairs
+    process: str
 
     def ratio(self, runs: list[Pair]) -> float:
         """The median over the runs' ratios."""
@@ -49,12 +52,12 @@ BENCHMARKS: dict[str, Benchmark] = {}
 
 
 def benchmark(
-    name: str, figure: str, against: str, sign: Literal[">=", "<="], reach: float, shapes: str
+    name: str, figure: str, against: str, sign: Literal[">=", "<="], reach: float, shapes: str, process: str = ""
 ) -> Callable[[Pairs], Pairs]:
     """Adds the decorated function to the suite."""
 
     def add(pairs: Pairs) -> Pairs:
-        BENCHMARKS[name] = Benchmark(name, figure, against, sign, reach, shapes, pairs)
+        BENCHMARKS[name] = Benchmark(name, figure, against, sign, reach, shapes, pairs, process or name)
         return pairs
 
     return add

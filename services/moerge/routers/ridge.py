@@ -16,7 +16,7 @@ SOLVER = f"ridge-2 torch-{torch.__version__} {torch.backends.cpu.get_cpu_capabil
 _REFINEMENTS = 4
 _CONVERGED = 2.0**-22  # a correction this small leaves an error of about its square
 _MATRIX_BITS = 26
-_ITERATIONS = 6
+_ITERATIONS = 4
 _threads = threading.Lock()
 
 

@@ -1,6 +1,7 @@
 """From contributions to one layer's ridge system, one contribution in memory at a time."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import reduce
 
 import numpy as np
 import torch
@@ -32,7 +33,7 @@ def ridge_system(
 ) -> tuple[Tensor, Tensor]:
     """The gram and cross of one layer over all contributions, with the gains multiplied back in.
 
-    A domain's integers are added, so the order of `files` and how shards are grouped into them change no bit.
+    Integers of equal weight are added, so the order of `files` and how shards are grouped into them change no bit.
 
     Args:
         files: contributions under one trunk and of one split, at least one for every domain.
@@ -50,20 +51,21 @@ def ridge_system(
     if tokens > MAX_TOKENS:
         raise ContributionError(f"{tokens} tokens in all, but the integers have room for {MAX_TOKENS}")
     exponent, hidden = files[0].manifest.exponents[layer], files[0].manifest.hidden_size
-    packed, columns = np.zeros(gram_length(hidden)), []
+    weight = {domain: 1.0 if weights is None else weights[domain] for domain in domains}
+    packed = np.zeros(gram_length(hidden))
+    for each in sorted(set(weight.values())):
+        alike = [file for file in files if weight[file.manifest.domain] == each]
+        packed += each * to_floats(_total(file.gram(layer) for file in alike), exponent)
+    columns = []
     for domain in domains:
-        gram, cross = _domain_sums([file for file in files if file.manifest.domain == domain], layer)
-        weight = 1.0 if weights is None else weights[domain]
-        packed += weight * to_floats(gram, exponent)
-        columns.append(torch.from_numpy(weight * to_floats(cross, exponent)))
+        cross = _total(file.cross(layer) for file in files if file.manifest.domain == domain)
+        columns.append(torch.from_numpy(weight[domain] * to_floats(cross, exponent)))
     wide = gain.to(torch.float64)
     square = torch.from_numpy(unpack(packed, hidden))
-    return wide[:, None] * square * wide, wide[:, None] * torch.stack(columns, dim=1)
+    square.mul_(wide).mul_(wide[:, None])
+    return square, wide[:, None] * torch.stack(columns, dim=1)
 
 
-def _domain_sums(files: Sequence[StatisticsFile], layer: int) -> tuple[Int64, Int64]:
-    gram, cross = files[0].layer(layer)
-    for file in files[1:]:
-        more_gram, more_cross = file.layer(layer)
-        gram, cross = add(gram, more_gram), add(cross, more_cross)
-    return gram, cross
+def _total(arrays: Iterable[Int64]) -> Int64:
+    """Exact, so in any order."""
+    return reduce(add, arrays)

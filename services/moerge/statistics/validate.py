@@ -33,7 +33,7 @@ def validate(
     warnings = []
     for layer, bound in enumerate(bounds):
         name = f"layers.{layer}.gram"
-        gram, cross = file.layer(layer)
+        gram, cross = file.gram(layer), file.cross(layer)
         trace, total, factor = _validate_gram(name, gram, exponents[layer], bound, file)
         _validate_cross(f"layers.{layer}.cross", cross, exponents[layer], factor, file)
         if normalised and trace < total / 2:
