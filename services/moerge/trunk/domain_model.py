@@ -96,8 +96,8 @@ def _furthest(
             raise IncompatibleExpertError(
                 f"the trunk strays by {distance:.3g} of this tensor's norm; the limit is {limit:g}",
                 where=name,
-                todo="ask the operator which experts the trunk was merged from, and how; compare answers instead of weights"
-                " with --trunk-contribution, or raise --max-stray",
+                todo="ask the operator which experts the trunk was merged from, and how; with --trunk-contribution"
+                " answers are compared instead of weights; or raise --max-stray",
             )
         furthest = max(furthest, distance)
     return furthest
