@@ -8,41 +8,15 @@ from concurrent.futures import ProcessPoolExecutor
 from itertools import groupby
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
 
 import torch
 from rich.console import Console
 from rich.table import Table
 
-from bench import contribution, merge, precision, solve, statistics_pass, versions
-from bench.measure import say
 from bench.registry import BENCHMARKS, HOME
-
-MODULES = (statistics_pass, merge, versions, solve, contribution, precision)
-"""Importing them fills the registry."""
+from bench.suite import Result, measured
 
 RESULTS = HOME.with_suffix(".json")
-Result = dict[str, Any]
-
-
-def measured(names: Sequence[str]) -> list[Result]:
-    """The figures as bench.json has them."""
-    results = []
-    for each in (BENCHMARKS[name] for name in names):
-        say(each.name)
-        runs = each.pairs()
-        ratio = each.ratio(runs)
-        results.append(
-            {
-                "figure": each.name,
-                "ratio": ratio,
-                "reach": each.reach,
-                "ok": each.ok(ratio),
-                "shapes": each.shapes,
-                "runs": runs,
-            }
-        )
-    return results
 
 
 def apart(names: Sequence[str]) -> Iterator[Result]:

@@ -1,4 +1,4 @@
-"""The list of benchmarks. A further one is a function under `@benchmark` in a module that `__main__` imports."""
+"""The list of benchmarks. A further one is a function under `@benchmark` in a module that `suite` imports."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,0 +1,33 @@
+"""The whole suite, and measuring some of it in this process."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from bench import contribution, merge, precision, solve, statistics_pass, versions
+from bench.measure import say
+from bench.registry import BENCHMARKS
+
+MODULES = (statistics_pass, merge, versions, solve, contribution, precision)
+"""Importing them fills the registry."""
+
+Result = dict[str, Any]
+
+
+def measured(names: Sequence[str]) -> list[Result]:
+    """The figures as bench.json has them."""
+    results = []
+    for each in (BENCHMARKS[name] for name in names):
+        say(each.name)
+        runs = each.pairs()
+        ratio = each.ratio(runs)
+        results.append(
+            {
+                "figure": each.name,
+                "ratio": ratio,
+                "reach": each.reach,
+                "ok": each.ok(ratio),
+                "shapes": each.shapes,
+                "runs": runs,
+            }
+        )
+    return results
