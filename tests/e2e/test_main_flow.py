@@ -125,3 +125,19 @@ def test_a_token_for_another_domain_is_told_so(house: House) -> None:
     log = (home / "other-log").read_text()
     assert "the token is for law, not 'art'" in log
     assert "Traceback" not in log
+
+
+def test_a_trunk_that_is_replaced_while_a_worker_computes_costs_one_more_pass(tmp_path: Path) -> None:
+    with coordinator(tmp_path / "home") as server:
+        house = House(server, tmp_path)
+        house.add_owner("law", seed=1)
+        worker = house.start_worker("law")
+        house.wait_for("law", "waiting for the operator to merge a trunk")
+        house.operator("trunk", "merge")
+        house.wait_for("law", "the trunk strays")  # Ray starts now, which takes longer than the next merge
+        second = house.operator("trunk", "merge", "--method", "weighted", "--weight", "law=2")
+        assert worker.wait(120) == 0
+        assert "was replaced meanwhile" in house.log("law")
+        assert f"under trunk {second[:12]}" in house.log("law")
+        with server.client() as operator:
+            assert [each.trunk for each in operator.contributions()] == [second]

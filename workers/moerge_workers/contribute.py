@@ -82,9 +82,15 @@ def run(settings: Settings, progress: Progress) -> None:
         last = None
         while True:
             trunk = _next_trunk(client, last)
-            for contribution in _contribute(client, settings, owner, expert, trunk, statistics, progress):
-                say(f"contributed {contribution.digest[:12]} under trunk {trunk.digest[:12]}")
             last = trunk.digest
+            try:
+                for contribution in _contribute(client, settings, owner, expert, trunk, statistics, progress):
+                    say(f"contributed {contribution.digest[:12]} under trunk {trunk.digest[:12]}")
+            except CoordinatorError as error:
+                if error.type != ProblemType.WRONG_TRUNK.urn:
+                    raise
+                say(f"trunk {trunk.digest[:12]} was replaced meanwhile")
+                continue
             if settings.once:
                 return
 

@@ -57,14 +57,13 @@ class Demo:
             self._say("Merging their trunk; each owner then contributes statistics under it")
             if self._trunk == "regmean":
                 self._wait_for_trunk_contributions(client, early, workers)
-            wait(client, client.merge_trunk(NewTrunk(method=self._trunk, experts=experts)))
-            for domain, process in workers:
-                processes.finish(domain.name, process)
+            trunk = wait(client, client.merge_trunk(NewTrunk(method=self._trunk, experts=experts)))
+            self._wait_for_contributions(processes, client, trunk, workers)
             numbers = [self._publish(processes, client, experts, early)]
             self._say(f"{late.name} joins under the same trunk; nobody else does anything")
-            worker = self._start_worker(processes, client, late)
-            experts += self._ready_experts(client, [late], [(late, worker)])
-            processes.finish(late.name, worker)
+            workers = [(late, self._start_worker(processes, client, late))]
+            experts += self._ready_experts(client, [late], workers)
+            self._wait_for_contributions(processes, client, trunk, workers)
             numbers.append(self._publish(processes, client, experts, self._domains))
         self._say_what_next(*numbers)
 
@@ -94,7 +93,7 @@ class Demo:
         name = f"{domain.name}-owner"
         client.add_owner(NewOwner(name=name, domains=[domain.name]))
         token = client.add_token(NewToken(role=Role.OWNER, owner=name)).secret
-        arguments = ["worker", "run", "--once", "--domain", domain.name, "--expert", domain.expert]
+        arguments = ["worker", "run", "--domain", domain.name, "--expert", domain.expert]
         arguments += ["--data", domain.texts["statistics"], "--home", self._home / f"worker-{domain.name}"]
         arguments += ["--license", "Apache-2.0", "--context", 256]
         if self._trunk == "regmean":
@@ -121,6 +120,15 @@ class Demo:
         wanted = {domain.name for domain in domains}
         while not wanted <= {row.domain for row in client.trunk_contributions() if row.active}:
             self._require_alive(workers)
+
+    def _wait_for_contributions(
+        self, processes: Processes, client: Client, trunk: str, workers: Sequence[tuple[Domain, subprocess.Popen[str]]]
+    ) -> None:
+        """Stops the workers once each has contributed under the trunk; else they would wait for a later one."""
+        wanted = {domain.name for domain, _ in workers}
+        while not wanted <= {row.domain for row in client.contributions() if row.active and row.trunk == trunk}:
+            self._require_alive(workers)
+        processes.stop(*(process for _, process in workers))
 
     @staticmethod
     def _require_alive(workers: Sequence[tuple[Domain, subprocess.Popen[str]]]) -> None:

@@ -61,13 +61,9 @@ class Processes:
         if code := process.wait():
             raise MoergeError(f"ended with status {code}", where=label, todo="see its messages above")
 
-    def __enter__(self) -> "Processes":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        alive = [process for process in self._running if process.poll() is None]
+    def stop(self, *processes: subprocess.Popen[str]) -> None:
+        """Ends those that still run: asked first, made to after ten seconds."""
+        alive = [process for process in processes if process.poll() is None]
         for process in alive:
             process.terminate()
         for process in alive:
@@ -75,6 +71,14 @@ class Processes:
                 process.wait(_GRACE_SECONDS)
             except subprocess.TimeoutExpired:
                 os.killpg(process.pid, signal.SIGKILL)
+
+    def __enter__(self) -> "Processes":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop(*self._running)
 
 
 def _echo(label: str, lines: Iterable[str]) -> None:
