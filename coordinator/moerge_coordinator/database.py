@@ -10,16 +10,29 @@ from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.orm import Session
 
+from moerge.errors import MoergeError
+
 
 def open_database(path: Path) -> Engine:
     """An engine on the SQLite file at `path`, its schema brought up to date."""
+    maker = _engine(path, "foreign_keys=OFF")  # a migration may make a table anew that others refer to
+    with maker.begin() as connection:
+        migrate(connection)
+        broken = connection.exec_driver_sql("PRAGMA foreign_key_check").all()
+        if broken:
+            raise MoergeError(f"rows that refer to nothing: {broken[:3]}", where=str(path), todo="restore a backup")
+    maker.dispose()
+    return _engine(path, "foreign_keys=ON")
+
+
+def _engine(path: Path, *pragmas: str) -> Engine:
     engine = create_engine(f"sqlite:///{path}")
 
     @event.listens_for(engine, "connect")
     def _configure(connection: DBAPIConnection, record: object) -> None:
         connection.isolation_level = None  # sqlite3 begins none; `_begin` does
         cursor = connection.cursor()
-        for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "busy_timeout=30000"):
+        for pragma in ("journal_mode=WAL", "synchronous=FULL", "busy_timeout=30000", *pragmas):
             cursor.execute(f"PRAGMA {pragma}")
         cursor.close()
 
@@ -27,8 +40,6 @@ def open_database(path: Path) -> Engine:
     def _begin(connection: Connection) -> None:
         connection.exec_driver_sql("BEGIN IMMEDIATE")  # a reader that turns writer would fail with "database is locked"
 
-    with engine.begin() as connection:
-        migrate(connection)
     return engine
 
 

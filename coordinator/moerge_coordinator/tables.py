@@ -3,7 +3,7 @@
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import JSON, BigInteger, DateTime, ForeignKey, String, UniqueConstraint
+from sqlalchemy import JSON, BigInteger, DateTime, ForeignKey, Index, String, UniqueConstraint, text
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlalchemy.types import TypeDecorator
 
@@ -48,7 +48,10 @@ class TokenRow(Base):
     hash: Mapped[str] = mapped_column(String(64), unique=True)
     role: Mapped[str] = mapped_column(String(16))
     owner: Mapped[str | None] = mapped_column(ForeignKey("owners.name"))
+    note: Mapped[str] = mapped_column(String(200), default="")
     created: Mapped[datetime] = mapped_column(default=now)
+    expires: Mapped[datetime | None]
+    revoked: Mapped[datetime | None]
 
 
 class UploadRow(Base):
@@ -58,7 +61,9 @@ class UploadRow(Base):
     owner: Mapped[str] = mapped_column(ForeignKey("owners.name"))
     manifest: Mapped[str] = mapped_column(String(64))  # digest of `request`
     request: Mapped[dict[str, Any]]
+    size: Mapped[int] = mapped_column(BigInteger, default=0)  # of all chunks as sent
     created: Mapped[datetime] = mapped_column(default=now)
+    touched: Mapped[datetime] = mapped_column(default=now)
 
 
 class HoldingRow(Base):
@@ -71,17 +76,31 @@ class HoldingRow(Base):
 
 
 class ExpertRow(Base):
+    """Of each domain at most one is not withdrawn."""
+
     __tablename__ = "experts"
+    __table_args__ = (
+        Index(
+            "one_expert_of_a_domain",
+            "domain",
+            unique=True,
+            sqlite_where=text("withdrawn IS NULL"),
+            postgresql_where=text("withdrawn IS NULL"),
+        ),
+    )
     number: Mapped[int] = mapped_column(primary_key=True)
     digest: Mapped[str] = mapped_column(String(64), unique=True)
-    domain: Mapped[str] = mapped_column(ForeignKey("domains.name"), unique=True)
+    domain: Mapped[str] = mapped_column(ForeignKey("domains.name"))
     owner: Mapped[str] = mapped_column(ForeignKey("owners.name"))
     license: Mapped[str] = mapped_column(String(64))
     family: Mapped[str] = mapped_column(String(32))
     state: Mapped[str] = mapped_column(String(16))
     problem: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
     files: Mapped[list[Any]]
+    source: Mapped[str | None] = mapped_column(String(1000))
     created: Mapped[datetime] = mapped_column(default=now)
+    withdrawn: Mapped[datetime | None]
+    purged: Mapped[datetime | None]
 
 
 class TrunkRow(Base):
@@ -101,6 +120,7 @@ class TrunkRow(Base):
     files: Mapped[list[Any]]
     current: Mapped[bool]
     created: Mapped[datetime] = mapped_column(default=now)
+    retired: Mapped[datetime | None]
 
 
 class ContributionRow(Base):
@@ -120,6 +140,8 @@ class ContributionRow(Base):
     warnings: Mapped[list[Any]]
     software: Mapped[dict[str, Any]]
     created: Mapped[datetime] = mapped_column(default=now)
+    withdrawn: Mapped[datetime | None]
+    purged: Mapped[datetime | None]
 
 
 class TrunkContributionRow(Base):
@@ -137,6 +159,8 @@ class TrunkContributionRow(Base):
     active: Mapped[bool]
     software: Mapped[dict[str, Any]]
     created: Mapped[datetime] = mapped_column(default=now)
+    withdrawn: Mapped[datetime | None]
+    purged: Mapped[datetime | None]
 
 
 class ShardRow(Base):
@@ -157,6 +181,62 @@ class VersionRow(Base):
     files: Mapped[list[Any]]
     bytes_total: Mapped[int] = mapped_column(BigInteger)
     bytes_written: Mapped[int] = mapped_column(BigInteger)
+    note: Mapped[str] = mapped_column(String(2000), default="")
+    tags: Mapped[list[Any]] = mapped_column(default=list)
+    created: Mapped[datetime] = mapped_column(default=now)
+    withheld: Mapped[datetime | None]
+    retired: Mapped[datetime | None]
+
+
+class AliasRow(Base):
+    __tablename__ = "aliases"
+    number: Mapped[int] = mapped_column(primary_key=True)
+    name: Mapped[str] = mapped_column(String(63), unique=True)
+    version: Mapped[int] = mapped_column(ForeignKey("versions.number"))
+    moved: Mapped[datetime] = mapped_column(default=now)
+
+
+class AliasMoveRow(Base):
+    """Every move of every alias, oldest first. `version` is None where the alias was removed."""
+
+    __tablename__ = "alias_moves"
+    number: Mapped[int] = mapped_column(primary_key=True)
+    alias: Mapped[str] = mapped_column(String(63))
+    version: Mapped[int | None]
+    previous: Mapped[int | None]
+    kind: Mapped[str] = mapped_column(String(16))  # promote, rollback or remove
+    who: Mapped[str] = mapped_column(String(100))
+    note: Mapped[str] = mapped_column(String(2000), default="")
+    created: Mapped[datetime] = mapped_column(default=now)
+
+
+class RoundRow(Base):
+    """A request for contributions: router contributions under `trunk`, or trunk contributions."""
+
+    __tablename__ = "rounds"
+    number: Mapped[int] = mapped_column(primary_key=True)
+    name: Mapped[str] = mapped_column(String(63), unique=True)
+    kind: Mapped[str] = mapped_column(String(16))
+    trunk: Mapped[str | None] = mapped_column(ForeignKey("trunks.digest"))
+    domains: Mapped[list[Any]]
+    minimum: Mapped[int]
+    deadline: Mapped[datetime]
+    created: Mapped[datetime] = mapped_column(default=now)
+
+
+class AuditRow(Base):
+    """One mutating call; the database refuses to change or remove it."""
+
+    __tablename__ = "audit"
+    number: Mapped[int] = mapped_column(primary_key=True)
+    request: Mapped[str] = mapped_column(String(64))  # the request's id
+    token: Mapped[int | None]
+    role: Mapped[str | None] = mapped_column(String(16))
+    owner: Mapped[str | None] = mapped_column(String(63))
+    method: Mapped[str] = mapped_column(String(16))
+    path: Mapped[str] = mapped_column(String(2000))
+    status: Mapped[int]
+    problem: Mapped[str | None] = mapped_column(String(100))
     created: Mapped[datetime] = mapped_column(default=now)
 
 
