@@ -17,7 +17,18 @@ from moerge.files import atomic_file
 from moerge_coordinator import refusals
 from moerge_coordinator.auth import make_token
 from moerge_coordinator.database import open_database, transaction
-from moerge_coordinator.routes import contributions, experts, owners, trunk_contributions, trunks, uploads, versions
+from moerge_coordinator.needed import collect
+from moerge_coordinator.routes import (
+    aliases,
+    contributions,
+    experts,
+    owners,
+    rounds,
+    trunk_contributions,
+    trunks,
+    uploads,
+    versions,
+)
 from moerge_coordinator.settings import FILE, Settings
 from moerge_coordinator.tables import TokenRow
 from moerge_coordinator.uploads import Uploads
@@ -87,8 +98,10 @@ def make_app(settings: Settings) -> FastAPI:
         app.state.workflows = Workflows(engine, blobs, app.state.uploads, settings.home)
         for place in (blobs, app.state.uploads, app.state.workflows):
             place.sweep()
+        collect(engine, blobs)
         DBOS(config=dbos_config(settings))
         DBOS.launch()
+        app.state.workflows.start_remerge()
         try:
             yield
         finally:
@@ -103,7 +116,7 @@ def make_app(settings: Settings) -> FastAPI:
     )
     refusals.install(app)
     api = APIRouter(prefix="/v1")
-    for module in (owners, uploads, experts, trunk_contributions, trunks, contributions, versions):
+    for module in (owners, uploads, experts, trunk_contributions, trunks, contributions, rounds, versions, aliases):
         api.include_router(module.router)
 
     @api.get("/health", tags=["health"])

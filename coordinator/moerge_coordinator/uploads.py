@@ -9,23 +9,14 @@ from typing import BinaryIO
 
 import zstandard
 from sqlalchemy import Engine, select
-from sqlalchemy.orm import Session
 
 from moerge.blobs.local import LocalBlobs
 from moerge.files import atomic_file
 from moerge_coordinator.database import transaction
+from moerge_coordinator.needed import collect
 from moerge_coordinator.refusals import RefusedError
-from moerge_coordinator.tables import (
-    ArtifactRow,
-    ContributionRow,
-    ExpertRow,
-    HoldingRow,
-    TrunkContributionRow,
-    TrunkRow,
-    UploadRow,
-)
+from moerge_coordinator.tables import HoldingRow, UploadRow
 from moerge_proto.digests import digest_of
-from moerge_proto.experts import ExpertState
 from moerge_proto.problems import ProblemType
 from moerge_proto.uploads import NewUpload, Stored, Upload
 
@@ -114,10 +105,12 @@ class Uploads:
         except FileNotFoundError:  # the same commit, sent twice at once, has just removed the chunks
             self.held(owner, request.sha256, "sha256")
             return stored
-        with transaction(self._engine) as session:
-            session.merge(HoldingRow(owner=owner, sha256=request.sha256, size=request.size))
-        if not self._blobs.has(request.sha256):  # another owner's refusal removed it just before the row was there
-            put()
+        while True:
+            with transaction(self._engine) as session:
+                if self._blobs.has(request.sha256):
+                    session.merge(HoldingRow(owner=owner, sha256=request.sha256, size=request.size))
+                    break
+            put()  # another owner's refusal removed it just before the row was there
         shutil.rmtree(self._folder / str(upload), ignore_errors=True)
         return stored
 
@@ -135,16 +128,13 @@ class Uploads:
             )
         return row.size
 
-    def discard(self, owner: str, digests: list[str], refused: str = "") -> None:
-        """Forgets that the owner sent refused files; removes each blob that nothing but the `refused` expert needs."""
+    def discard(self, owner: str, digests: list[str]) -> None:
+        """Forgets that the owner sent refused files; removes each blob that nothing needs."""
         with transaction(self._engine) as session:
             for digest in digests:
                 if (row := session.get(HoldingRow, (owner, digest))) is not None:
                     session.delete(row)
-            session.flush()
-            # Within the transaction: who adds a row that needs the blob looks afterwards whether it is still there.
-            for digest in set(digests) - _needed(session, refused):
-                self._blobs.path(digest).unlink(missing_ok=True)
+        collect(self._engine, self._blobs, digests)
 
     def _assemble(self, upload: int, request: NewUpload, out: BinaryIO) -> str:
         digest, size = hashlib.sha256(), 0
@@ -181,20 +171,6 @@ class Uploads:
 
     def _chunk(self, upload: int, sha256: str) -> Path:
         return self._folder / str(upload) / sha256
-
-
-def _needed(session: Session, refused: str) -> set[str]:
-    """Every blob that an owner holds, or that another expert, a trunk, a contribution or a version is made of."""
-    query = select(ExpertRow).where(ExpertRow.state != ExpertState.REFUSED.value, ExpertRow.digest != refused)
-    experts = session.scalars(query)
-    rows = [*experts, *session.scalars(select(TrunkRow))]
-    return {
-        *(file["sha256"] for row in rows for file in row.files),
-        *session.scalars(select(HoldingRow.sha256)),
-        *session.scalars(select(ContributionRow.digest)),
-        *session.scalars(select(TrunkContributionRow.digest)),
-        *session.scalars(select(ArtifactRow.sha256)),
-    }
 
 
 def _plain(path: Path, encoding: str) -> Iterator[bytes]:

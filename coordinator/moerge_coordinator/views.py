@@ -1,8 +1,14 @@
 """Rows as messages."""
 
+from collections.abc import Callable
 from typing import Any
 
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
 from moerge_coordinator.tables import (
+    AliasMoveRow,
+    AliasRow,
     ContributionRow,
     ExpertRow,
     OwnerRow,
@@ -15,7 +21,7 @@ from moerge_proto.experts import Expert
 from moerge_proto.owners import Owner
 from moerge_proto.problems import Problem, ProblemType
 from moerge_proto.trunks import Trunk, TrunkLineage
-from moerge_proto.versions import Version
+from moerge_proto.versions import Alias, AliasMove, Version
 from moerge_proto.workflows import Workflow, WorkflowState
 
 
@@ -48,8 +54,30 @@ def trunk_contribution(row: TrunkContributionRow) -> TrunkContribution:
     return TrunkContribution.model_validate(_fields(row, *TrunkContribution.model_fields))
 
 
-def version(row: VersionRow) -> Version:
-    return Version.model_validate(_fields(row, *Version.model_fields))
+def versions(session: Session) -> Callable[[VersionRow], Version]:
+    """A view of versions with the aliases and the withdrawals of now."""
+    aliases = session.scalars(select(AliasRow).order_by(AliasRow.number)).all()
+    withdrawn = set(session.scalars(select(ExpertRow.digest).where(ExpertRow.withdrawn.is_not(None))))
+    trunks = {row.digest: trunk(row).contains for row in session.scalars(select(TrunkRow))} if withdrawn else {}
+
+    def view(row: VersionRow) -> Version:
+        contains = dict.fromkeys([*row.lineage["experts"], *trunks.get(row.lineage["trunk"], [])])
+        derived = {
+            "aliases": [alias.name for alias in aliases if alias.version == row.number],
+            "contains_withdrawn": [expert for expert in contains if expert in withdrawn],
+        }
+        own = Version.model_fields.keys() - derived.keys()
+        return Version.model_validate({**_fields(row, *own), **derived})
+
+    return view
+
+
+def alias(row: AliasRow) -> Alias:
+    return Alias.model_validate(_fields(row, *Alias.model_fields))
+
+
+def alias_move(row: AliasMoveRow) -> AliasMove:
+    return AliasMove.model_validate(_fields(row, *AliasMove.model_fields))
 
 
 def workflow(id_: str, status: str, output: Any, error: Exception | None) -> Workflow:

@@ -43,6 +43,7 @@ from moerge.trunk.merge import elementwise_method, merge_plan, trunk_digest
 from moerge.trunk.regmean import ModuleGrams, regmean
 from moerge_coordinator import views
 from moerge_coordinator.database import transaction
+from moerge_coordinator.lifecycle import remerge, require_told, require_usable
 from moerge_coordinator.tables import ArtifactRow, ContributionRow, ExpertRow, TrunkRow, VersionRow
 from moerge_coordinator.uploads import Uploads
 from moerge_proto.digests import canonical_json, digest_of
@@ -60,7 +61,8 @@ _TRUNK_FIELDS = (
     "digest", "method", "options", "experts", "contributions", "family", "hidden_size", "layers", "exponents",
     "bounds", "tensors", "files",
 )  # fmt: skip
-APPLICATION_VERSION = "2"  # raise only when a workflow's steps change, and let running ones finish first
+_GONE: Outcome = {"result": None}  # what a step needs was removed meanwhile: make it again
+APPLICATION_VERSION = "3"  # raise only when a workflow's steps change, and let running ones finish first
 
 
 def _telling_problems(step: Callable[P, object]) -> Callable[P, Outcome]:
@@ -103,8 +105,8 @@ class Workflows(DBOSConfiguredInstance):
 
     # --- starting, and asking how it goes
 
-    def start_expert(self, digest: str) -> Workflow:
-        return self._start(f"expert-{digest}", self.take_in_expert, digest)
+    def start_expert(self, digest: str, trunk: str) -> Workflow:
+        return self._start(f"expert-{digest}", self.take_in_expert, digest, trunk)
 
     def start_trunk(self, lineage: TrunkLineage) -> Workflow:
         content = lineage.model_dump(mode="json")
@@ -113,6 +115,12 @@ class Workflows(DBOSConfiguredInstance):
     def start_version(self, lineage: Lineage) -> Workflow:
         content = lineage.model_dump(mode="json")
         return self._start(f"version-{digest_of(content)}", self.publish_version, content)
+
+    def start_remerge(self) -> Workflow | None:
+        """Merges a trunk in the place of the current one, if that one is retired and something is left to merge."""
+        with transaction(self._engine) as session:
+            lineage = remerge(session)
+        return None if lineage is None else self.start_trunk(lineage)
 
     def _start(self, name: str, workflow: Callable[..., Outcome], *args: object) -> Workflow:
         """Starts the workflow, or finds it running. One that has ended is started anew: what it made, it finds."""
@@ -132,10 +140,12 @@ class Workflows(DBOSConfiguredInstance):
     # --- take in an expert
 
     @DBOS.workflow()
-    def take_in_expert(self, digest: str) -> Outcome:
+    def take_in_expert(self, digest: str, trunk: str) -> Outcome:
         outcome = self._check_weights(digest)
         if "problem" in outcome:
             self._refuse(digest, outcome["problem"])
+        elif trunk == "remerge" and (lineage := self._with_newcomer(digest)) is not None:
+            self.merge_trunk(lineage)
         return outcome
 
     @DBOS.step()
@@ -146,32 +156,42 @@ class Workflows(DBOSConfiguredInstance):
         with progress().track(f"expert {digest[:12]}: checking weights", total, "B") as tracker:
             require_finite(checkpoint, tracker)
         with transaction(self._engine) as session:
-            session.scalars(select(ExpertRow).where(ExpertRow.digest == digest)).one().state = ExpertState.READY.value
+            row = session.scalars(select(ExpertRow).where(ExpertRow.digest == digest)).one()
+            if row.state == ExpertState.RECEIVED.value:
+                row.state = ExpertState.READY.value
         return digest
+
+    @DBOS.step()
+    def _with_newcomer(self, digest: str) -> dict[str, Any] | None:
+        with transaction(self._engine) as session:
+            lineage = remerge(session, digest)
+        return None if lineage is None else lineage.model_dump(mode="json")
 
     @DBOS.step()
     def _refuse(self, digest: str, problem: dict[str, Any]) -> None:
         with transaction(self._engine) as session:
             row = session.scalars(select(ExpertRow).where(ExpertRow.digest == digest)).one()
-        shutil.rmtree(self.expert_folder(digest), ignore_errors=True)
-        self._uploads.discard(row.owner, [file["sha256"] for file in row.files], refused=digest)
-        with transaction(self._engine) as session:
-            row = session.scalars(select(ExpertRow).where(ExpertRow.digest == digest)).one()
             row.state, row.problem = ExpertState.REFUSED.value, problem
+        shutil.rmtree(self.expert_folder(digest), ignore_errors=True)
+        self._uploads.discard(row.owner, [file["sha256"] for file in row.files])
 
     # --- merge a trunk
 
     @DBOS.workflow()
     def merge_trunk(self, lineage: dict[str, Any]) -> Outcome:
-        merged = self._merge(lineage)
-        return merged if "problem" in merged else self._record_trunk(merged["result"])
+        while True:
+            merged = self._merge(lineage)
+            outcome = merged if "problem" in merged else self._record_trunk(merged["result"])
+            if outcome != _GONE:
+                return outcome
 
     @DBOS.step()
     @_telling_problems
     def _merge(self, lineage: dict[str, Any]) -> dict[str, Any]:
         with transaction(self._engine) as session:
             for row in session.scalars(select(TrunkRow)):
-                if views.trunk_lineage(row) == lineage:
+                here = all(self._blobs.has(file["sha256"]) for file in row.files)
+                if here and views.trunk_lineage(row) == lineage:
                     return {name: getattr(row, name) for name in _TRUNK_FIELDS}
         made = TrunkLineage.model_validate(lineage)
         folders = [self.expert_folder(digest) for digest in made.experts]
@@ -219,25 +239,30 @@ class Workflows(DBOSConfiguredInstance):
 
     @DBOS.step()
     @_telling_problems
-    def _record_trunk(self, trunk: dict[str, Any]) -> str:
+    def _record_trunk(self, trunk: dict[str, Any]) -> str | None:
         with transaction(self._engine) as session:
+            require_usable(session, [*trunk["experts"], trunk["options"].get("base")], trunk["contributions"])
+            if not all(self._blobs.has(file["sha256"]) for file in trunk["files"]):
+                return None
             row = session.scalar(select(TrunkRow).where(TrunkRow.digest == trunk["digest"]))
             if row is None:
                 row = TrunkRow(**trunk, current=False)
                 session.add(row)
             for other in session.scalars(select(TrunkRow).where(TrunkRow.current)):
                 other.current = False
-            row.current = True
+            row.current, row.retired = True, None
         return str(trunk["digest"])
 
     # --- publish a version
 
     @DBOS.workflow()
     def publish_version(self, lineage: dict[str, Any]) -> Outcome:
-        for step in (self._write_weights, self._solve):
-            if "problem" in (outcome := step(lineage)):
+        while True:
+            for step in (self._write_weights, self._solve):
+                if "problem" in (outcome := step(lineage)):
+                    return outcome
+            if (outcome := self._publish(lineage)) != _GONE:
                 return outcome
-        return self._publish(lineage)
 
     @DBOS.step()
     @_telling_problems
@@ -257,7 +282,7 @@ class Workflows(DBOSConfiguredInstance):
 
     @DBOS.step()
     @_telling_problems
-    def _publish(self, lineage: dict[str, Any]) -> str:
+    def _publish(self, lineage: dict[str, Any]) -> str | None:
         made = Lineage.model_validate(lineage)
         name = digest_of(lineage)
         with self._publishing:
@@ -269,6 +294,10 @@ class Workflows(DBOSConfiguredInstance):
             files = [self._artifact(plan, made) for plan in self._all_files(made)]
             self._show_folder(number, files)
             with transaction(self._engine) as session:
+                require_usable(session, made.experts, made.contributions)
+                require_told(session, made)
+                if not all(self._blobs.has(file.sha256) for file in files):
+                    return None
                 session.add(
                     VersionRow(
                         number=number,
@@ -301,13 +330,11 @@ class Workflows(DBOSConfiguredInstance):
             return VersionFile(name=plan.name, sha256=plan.sha256, size=size, new=False, tensors=len(plan.tensors))
         with transaction(self._engine) as session:
             row = session.get(ArtifactRow, plan.key)
-        if row is None:
+        if row is None or not self._blobs.has(row.sha256):
             entry = self._blobs.put(plan.name, plan.write)
             row = ArtifactRow(key=plan.key, sha256=entry.sha256, size=entry.size, maker=maker)
             with transaction(self._engine) as session:
                 row = session.merge(row)
-            if not self._blobs.has(row.sha256):  # a refused upload of the same content was removed meanwhile
-                self._blobs.put(plan.name, plan.write)
         new, tensors = row.maker == maker, len(plan.tensors)
         return VersionFile(name=plan.name, sha256=row.sha256, size=row.size, new=new, tensors=tensors)
 
@@ -360,6 +387,11 @@ class Workflows(DBOSConfiguredInstance):
             [experts[digest] for digest in trunk.contains],
             [parts[digest] for digest in lineage.contributions],
         )
+
+    def drop_folders(self, experts: Sequence[str], versions: Sequence[int]) -> None:
+        """Removes views whose files were let go of."""
+        for folder in (*map(self.expert_folder, experts), *map(self.version_folder, versions)):
+            shutil.rmtree(folder, ignore_errors=True)
 
     def _trunk(self, digest: str) -> tuple[Family, PretrainedConfig, Checkpoint, str]:
         """A trunk's family and dense config, its weights, and the digest of their file."""

@@ -22,7 +22,7 @@ class NewContribution(Message):
 
 
 class Contribution(Message):
-    """An accepted router contribution. `active` is false once another one superseded it."""
+    """An accepted router contribution. `active` is false once another one superseded it, or it was withdrawn."""
 
     number: int
     digest: Digest
@@ -39,6 +39,7 @@ class Contribution(Message):
     warnings: list[str]
     software: dict[str, str]
     created: datetime
+    withdrawn: datetime | None
 
 
 class TrunkContribution(Message):
@@ -55,3 +56,4 @@ class TrunkContribution(Message):
     active: bool
     software: dict[str, str]
     created: datetime
+    withdrawn: datetime | None

@@ -2,29 +2,37 @@
 
 from datetime import datetime
 from enum import StrEnum
+from typing import Literal
 
 from pydantic import Field
 
 from moerge_proto.digests import Digest, Name
 from moerge_proto.messages import FileEntry, Message
 from moerge_proto.problems import Problem
+from moerge_proto.workflows import Workflow
 
 
 class ExpertState(StrEnum):
-    """received -> ready, or refused with the reason."""
+    """received -> ready, or refused with the reason; ready -> withdrawn."""
 
     RECEIVED = "received"
     READY = "ready"
     REFUSED = "refused"
+    WITHDRAWN = "withdrawn"
 
 
 class NewExpert(Message):
-    """Registers uploaded files as the expert of `domain`. `files` maps names in the folder to digests."""
+    """Registers uploaded files as the expert of `domain`. `files` maps names in the folder to digests.
+
+    With `trunk="keep"` the trunk stays, and the newcomer's owner alone contributes under it. With `remerge` the current
+    trunk is merged anew, the same way, with this expert too, as soon as it is ready; then every owner is asked again.
+    """
 
     domain: Name
     files: dict[str, Digest] = Field(min_length=1)
     license: str = Field(default="unknown", pattern=r"^[A-Za-z0-9.+-]{1,64}$")
     """An SPDX identifier, such as Apache-2.0."""
+    trunk: Literal["keep", "remerge"] = "keep"
 
 
 class Expert(Message):
@@ -40,3 +48,38 @@ class Expert(Message):
     problem: Problem | None
     files: list[FileEntry]
     created: datetime
+    withdrawn: datetime | None
+    purged: datetime | None
+
+
+class Withdraw(Message):
+    """Asks to withdraw an expert. With `serve=False`, versions that contain it are withheld from consumers at once."""
+
+    serve: bool = True
+
+
+class Withdrawal(Message):
+    """What withdrawing an expert did.
+
+    `trunks` and `versions` still contain it: the trunks are retired, and `remerge` makes the one that takes the current
+    one's place (None: that one didn't contain it, or nothing is left to merge). Versions go when they are retired.
+    """
+
+    expert: Expert
+    trunks: list[Digest]
+    versions: list[int]
+    remerge: Workflow | None
+
+
+class Purge(Message):
+    """Asks to remove a withdrawn expert's files. `retire` also retires the versions that contain it (operator)."""
+
+    retire: bool = False
+
+
+class Purged(Message):
+    """`removed` files of so many `bytes` are gone. `versions` still need the expert's files, and keep theirs."""
+
+    removed: int
+    bytes: int
+    versions: list[int]

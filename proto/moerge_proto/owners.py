@@ -52,3 +52,8 @@ class Identity(Message):
     role: Role
     owner: str | None
     domains: list[str]
+
+    @property
+    def who(self) -> str:
+        """For histories: the owner's name, or the role."""
+        return self.owner or self.role.value

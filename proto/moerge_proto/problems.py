@@ -22,6 +22,7 @@ class ProblemType(StrEnum):
     WRONG_TRUNK = "wrong-trunk"
     DUPLICATE_SHARD = "duplicate-shard"
     NOT_READY = "not-ready"
+    GONE = "gone"
     INTERNAL = "internal"
 
     @property
@@ -42,6 +43,7 @@ STATUS: dict[ProblemType, int] = {
     ProblemType.WRONG_TRUNK: 409,
     ProblemType.DUPLICATE_SHARD: 409,
     ProblemType.NOT_READY: 409,
+    ProblemType.GONE: 410,
     ProblemType.INTERNAL: 500,
 }
 

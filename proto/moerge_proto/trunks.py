@@ -39,11 +39,16 @@ _NEEDED = ("weights", "base")
 
 
 class NewTrunk(Message):
-    """Asks for a merge of `experts` in this order; None means every ready expert but the base, in order of arrival."""
+    """Asks for a merge of `experts` in this order; None means every ready expert but the base, in order of arrival.
+
+    `round` names a round for trunk contributions instead of experts: those that have contributed are merged, once all
+    have, or enough of them by the deadline.
+    """
 
     method: TrunkMethod = "average"
     experts: list[Digest] | None = Field(default=None, min_length=1)
     options: TrunkOptions = TrunkOptions()
+    round: Name | None = None
 
     @model_validator(mode="after")
     def _options_of_the_method(self) -> "NewTrunk":
@@ -52,6 +57,8 @@ class NewTrunk(Message):
             raise ValueError(f"options.{superfluous[0]}: the method {self.method!r} doesn't take it")
         if missing := [name for name in _NEEDED if name in _USED[self.method] and name not in given]:
             raise ValueError(f"options.{missing[0]}: the method {self.method!r} needs it")
+        if self.round is not None and (self.experts is not None or self.method != "regmean"):
+            raise ValueError("round: it goes with the method 'regmean', and without experts")
         return self
 
 
@@ -68,7 +75,8 @@ class Trunk(Message):
     """A trunk in the dense family's own tensor names, so that a worker can add its own MLPs to it.
 
     `exponents` holds, per layer, the number of fractional bits with which gram and cross are sent. `contributions`
-    are the trunk contributions that it was solved from, in the experts' order.
+    are the trunk contributions that it was solved from, in the experts' order. `retired` says since when it contains
+    something withdrawn; then the current one stays current only until the remerge is done.
     """
 
     digest: Digest
@@ -84,6 +92,7 @@ class Trunk(Message):
     files: list[FileEntry]
     current: bool
     created: datetime
+    retired: datetime | None
 
     @property
     def contains(self) -> list[str]:

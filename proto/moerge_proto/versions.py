@@ -3,7 +3,7 @@
 from datetime import datetime
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, JsonValue
 
 from moerge_proto.digests import Digest, Name
 from moerge_proto.messages import FileEntry, Message
@@ -32,12 +32,14 @@ class SolveOptions(Message):
 class NewVersion(Message):
     """Asks for a version of `trunk` (None: the current one) with `experts` in this order.
 
-    `experts=None` means every ready expert that has contributed under the trunk, in order of arrival. `tied` leaves the
-    head out where it is the embedding.
+    `experts=None` means every ready expert that has contributed under the trunk, in order of arrival. `round` names a
+    round instead of trunk and experts: it gives those that have contributed, once all have, or enough of them by the
+    deadline. `tied` leaves the head out where it is the embedding.
     """
 
     trunk: Digest | None = None
     experts: list[Digest] | None = Field(default=None, min_length=1)
+    round: Name | None = None
     options: SolveOptions = SolveOptions()
     tied: bool = False
 
@@ -50,7 +52,11 @@ class VersionFile(FileEntry):
 
 
 class Lineage(Message):
-    """All that a version is a function of (law 3). Contributions are sorted by digest."""
+    """All that a version is a function of (law 3). Contributions are sorted by digest.
+
+    `withdrawn`: withdrawn experts that the trunk still contains. `left_out`: domains that were asked in a round and had
+    not contributed when it ended.
+    """
 
     trunk: Digest
     experts: list[Digest]
@@ -58,6 +64,8 @@ class Lineage(Message):
     contributions: list[Digest]
     options: SolveOptions
     tied: bool = False
+    withdrawn: list[Digest] = Field(default_factory=list)
+    left_out: list[Name] = Field(default_factory=list)
     solver: str
 
 
@@ -82,9 +90,90 @@ class SolveReport(Message):
 
 
 class Version(Message):
+    """`aliases` point to it. `contains_withdrawn` lists the experts in it, or in its trunk, that are withdrawn by now.
+
+    `withheld` says since when its files are not served, because of such an expert; `retired`, since when it has none.
+    """
+
     number: int
     lineage: Lineage
     files: list[VersionFile]
     bytes_total: int
     bytes_written: int
+    note: str
+    tags: list[str]
+    aliases: list[str]
+    contains_withdrawn: list[Digest]
     created: datetime
+    withheld: datetime | None
+    retired: datetime | None
+
+
+class VersionChange(Message):
+    """New words about a version; what is None stays as it is."""
+
+    note: str | None = Field(default=None, max_length=2000)
+    tags: list[Name] | None = Field(default=None, max_length=100)
+
+
+class FileChange(Message):
+    """`change` of a file from one version to another: same, changed, new or gone; `size` in bytes, in the latter."""
+
+    name: str
+    change: Literal["same", "changed", "new", "gone"]
+    size: int
+
+
+class Comparison(Message):
+    """What differs from version `before` to version `after`.
+
+    `options` maps the name of each solve option that differs to its two values; `fetch` counts the bytes that somebody
+    who has the one must fetch for the other.
+    """
+
+    before: int
+    after: int
+    same_trunk: bool
+    experts_added: list[Digest]
+    experts_removed: list[Digest]
+    contributions_added: list[Digest]
+    contributions_removed: list[Digest]
+    options: dict[str, tuple[JsonValue, JsonValue]]
+    files: list[FileChange]
+    fetch: int
+
+
+class Move(Message):
+    """Points an alias to `version`; `note` says why."""
+
+    version: int = Field(ge=1, lt=2**63)
+    note: str = Field(default="", max_length=2000)
+
+
+class Rollback(Message):
+    """Takes the last move of an alias back. `version` is where it points now, so that a repeated call does nothing."""
+
+    version: int = Field(ge=1, lt=2**63)
+    note: str = Field(default="", max_length=2000)
+
+
+class AliasMove(Message):
+    """One entry of an alias' history; `version` is None where it was removed."""
+
+    number: int
+    alias: str
+    kind: Literal["promote", "rollback", "remove"]
+    version: int | None
+    previous: int | None
+    who: str
+    note: str
+    created: datetime
+
+
+class Alias(Message):
+    """A movable name for a version."""
+
+    number: int
+    name: str
+    version: int
+    moved: datetime

@@ -3,8 +3,6 @@
 import importlib
 import signal
 import sys
-import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -12,17 +10,16 @@ import typer
 from pydantic import ValidationError
 from rich.console import Console
 from rich.filesize import decimal
-from rich.table import Table
 
 from moerge import __version__
 from moerge.client import Client
-from moerge.errors import CoordinatorError, MoergeError
-from moerge.progress import progress
+from moerge.commands import contributions, experts, pull, rounds, versions
+from moerge.commands.common import Coordinator, Secret, digest_of_domain, numbers, show, wait
+from moerge.errors import MoergeError
 from moerge_proto.experts import ExpertState
 from moerge_proto.owners import NewOwner, NewToken, Role
 from moerge_proto.trunks import NewTrunk, TrunkMethod
 from moerge_proto.versions import LambdaScale, NewVersion, SolveOptions, SolveReport, Version
-from moerge_proto.workflows import Workflow, WorkflowState
 
 COMPONENTS = {
     "coordinator": ("moerge_coordinator.commands", "Run a coordinator."),
@@ -43,34 +40,18 @@ owner = typer.Typer(no_args_is_help=True, help="Domain owners (operator).")
 token = typer.Typer(no_args_is_help=True, help="Bearer tokens (operator).")
 trunk = typer.Typer(no_args_is_help=True, help="Trunks (operator).")
 version = typer.Typer(no_args_is_help=True, help="Router versions.")
-for name, group in (("owner", owner), ("token", token), ("trunk", trunk), ("version", version)):
+versions.add_to(version)
+for name, group in (
+    ("owner", owner),
+    ("token", token),
+    ("expert", experts.app),
+    ("contribution", contributions.app),
+    ("round", rounds.app),
+    ("trunk", trunk),
+    ("version", version),
+):
     app.add_typer(group, name=name)
-
-Coordinator = Annotated[str, typer.Option(envvar="MOERGE_COORDINATOR", help="Address of the coordinator.")]
-Secret = Annotated[str, typer.Option("--token", envvar="MOERGE_TOKEN", help="Bearer token; better in the environment.")]
-
-
-def _show(title: str, columns: list[str], rows: list[list[str]]) -> None:
-    table = Table(*columns, title=title)
-    for row in rows:
-        table.add_row(*row)
-    Console().print(table)
-
-
-def wait(client: Client, workflow: Workflow) -> str:
-    """Waits for a workflow and returns its result.
-
-    Raises:
-        CoordinatorError: it failed; carries its problem.
-    """
-    pause = 0.05
-    while workflow.state is WorkflowState.RUNNING:
-        time.sleep(pause)
-        pause = min(2 * pause, 2.0)
-        workflow = client.workflow(workflow.id)
-    if workflow.problem is not None:
-        raise CoordinatorError(workflow.problem)
-    return str(workflow.result)
+app.command()(pull.pull)
 
 
 @owner.command("add")
@@ -97,7 +78,7 @@ def list_owners(coordinator: Coordinator, secret: Secret) -> None:
     Example: moerge owner list
     """
     with Client(coordinator, secret) as client:
-        _show("Owners", ["name", "domains"], [[row.name, ", ".join(row.domains)] for row in client.owners()])
+        show("Owners", ["name", "domains"], [[row.name, ", ".join(row.domains)] for row in client.owners()])
 
 
 @token.command("add")
@@ -131,6 +112,7 @@ def merge_trunk(
     retain: Annotated[float | None, typer.Option(help="Share of a task vector that is kept (ties, dare).")] = None,
     scale: Annotated[float | None, typer.Option(help="What the task vectors' sum is times (ties, dare).")] = None,
     seed: Annotated[int | None, typer.Option(help="Which elements fall (dare).")] = None,
+    round: Annotated[str | None, typer.Option(help="Merge who contributed to this round (regmean).")] = None,
 ) -> None:
     """Merges a trunk from every ready expert; it becomes the one that owners contribute under.
 
@@ -139,42 +121,19 @@ def merge_trunk(
     with Client(coordinator, secret) as client:
         digests = {row.domain: row.digest for row in client.experts() if row.state is ExpertState.READY}
         given = {
-            "weights": _numbers("--weight", weight) if weight else None,
-            "base": _digest("--base", base, digests) if base else None,
+            "weights": numbers("--weight", weight) if weight else None,
+            "base": digest_of_domain("--base", base, digests) if base else None,
             "retain": retain,
             "scale": scale,
             "seed": seed,
         }
         options = {name: value for name, value in given.items() if value is not None}
-        experts = [_digest("--expert", domain, digests) for domain in expert] if expert else None
+        experts = [digest_of_domain("--expert", domain, digests) for domain in expert] if expert else None
         try:
-            new = NewTrunk.model_validate({"method": method, "experts": experts, "options": options})
+            new = NewTrunk.model_validate({"method": method, "experts": experts, "options": options, "round": round})
         except ValidationError as error:
             raise MoergeError(error.errors()[0]["msg"], where="moerge trunk merge", todo="see --help") from error
         typer.echo(wait(client, client.merge_trunk(new)))
-
-
-def _numbers(option: str, values: list[str]) -> dict[str, float]:
-    """NAME=NUMBER pairs.
-
-    Raises:
-        MoergeError: one isn't.
-    """
-    numbers = {}
-    for value in values:
-        name, _, number = value.partition("=")
-        try:
-            numbers[name] = float(number)
-        except ValueError as error:
-            raise MoergeError(f"expected NAME=NUMBER, found {value!r}", where=option) from error
-    return numbers
-
-
-def _digest(option: str, domain: str, digests: Mapping[str, str]) -> str:
-    if domain not in digests:
-        known = ", ".join(sorted(digests)) or "none yet"
-        raise MoergeError(f"no ready expert of {domain!r}", where=option, todo=f"the domains are: {known}")
-    return digests[domain]
 
 
 @trunk.command("list")
@@ -187,7 +146,7 @@ def list_trunks(coordinator: Coordinator, secret: Secret) -> None:
         rows = [
             [row.digest, row.method, str(len(row.experts)), "yes" if row.current else ""] for row in client.trunks()
         ]
-    _show("Trunks", ["digest", "method", "experts", "current"], rows)
+    show("Trunks", ["digest", "method", "experts", "current"], rows)
 
 
 @trunk.command("show")
@@ -219,7 +178,7 @@ def show_trunk(
         "versions on it": ", ".join(versions) or "none",
         "made": f"{row.created:%Y-%m-%d %H:%M} UTC" + (", the current one" if row.current else ""),
     }
-    _show("Trunk", ["", ""], [list(line) for line in lines.items()])
+    show("Trunk", ["", ""], [list(line) for line in lines.items()])
 
 
 @version.command("solve")
@@ -236,16 +195,17 @@ def solve_version(
     top_k: Annotated[int, typer.Option(help="Experts per token.")] = 1,
     temperature: Annotated[float, typer.Option(help="Divides the routers' scores; matters for top-k > 1.")] = 1.0,
     tied: Annotated[bool, typer.Option("--tied", help="Leave the head out where it is the embedding.")] = False,
+    round: Annotated[str | None, typer.Option(help="Take who contributed to this round.")] = None,
 ) -> None:
     """Sums all contributions under the current trunk, solves the routers, publishes; prints the version's number.
 
     Example: moerge version solve --lambda-scale auto
     """
-    weights = "balanced" if domain_weight == ["balanced"] else _numbers("--domain-weight", domain_weight or [])
+    weights = "balanced" if domain_weight == ["balanced"] else numbers("--domain-weight", domain_weight or [])
     options = {"ridge_lambda": ridge_lambda, "lambda_scale": lambda_scale, "domain_weights": weights}
     options |= {"top_k": top_k, "temperature": temperature}
     try:
-        new = NewVersion(options=SolveOptions.model_validate(options), tied=tied)
+        new = NewVersion(options=SolveOptions.model_validate(options), tied=tied, round=round)
     except ValidationError as error:
         first = error.errors()[0]
         raise MoergeError(first["msg"], where=".".join(map(str, first["loc"])), todo="see --help") from error
@@ -264,7 +224,7 @@ def list_versions(coordinator: Coordinator, secret: Secret) -> None:
             [str(row.number), ", ".join(row.lineage.domains), decimal(row.bytes_total), decimal(row.bytes_written)]
             for row in client.versions()
         ]
-    _show("Versions", ["number", "domains", "size", "written"], rows)
+    show("Versions", ["number", "domains", "size", "written"], rows)
 
 
 @version.command("show")
@@ -285,6 +245,8 @@ def show_version(
 def show_files(row: Version) -> None:
     """Prints a version's lineage and files."""
     made, options = row.lineage, row.lineage.options
+    for line in _notices(row):
+        Console().print(line, highlight=False)
     chosen = options.model_dump(exclude_defaults=True, exclude={"top_k", "ridge_lambda"})
     more = "".join(f", {name.replace('_', ' ')} {value}" for name, value in chosen.items())
     Console().print(
@@ -292,7 +254,7 @@ def show_files(row: Version) -> None:
         f"lambda {options.ridge_lambda:g}, top-k {options.top_k}{more}, "
         f"{len(made.contributions)} contributions, {row.created:%Y-%m-%d %H:%M} UTC"
     )
-    _show(
+    show(
         f"{sum(f.tensors for f in row.files)} tensors; {decimal(row.bytes_total)}, "
         f"of which {decimal(row.bytes_written)} new",
         ["file", "tensors", "size", "", "sha256"],
@@ -301,6 +263,17 @@ def show_files(row: Version) -> None:
             for f in row.files
         ],
     )
+
+
+def _notices(row: Version) -> list[str]:
+    lines = [f"Aliases: {', '.join(row.aliases)}"] if row.aliases else []
+    if row.tags or row.note:
+        lines.append(f"[{', '.join(row.tags)}] {row.note}")
+    if row.contains_withdrawn:
+        lines.append(f"Contains withdrawn experts: {', '.join(each[:12] for each in row.contains_withdrawn)}")
+    if row.retired or row.withheld:
+        lines.append(f"{'Retired' if row.retired else 'Withheld'} {row.retired or row.withheld:%Y-%m-%d %H:%M} UTC")
+    return lines
 
 
 def show_routers(report: SolveReport) -> None:
@@ -313,33 +286,12 @@ def show_routers(report: SolveReport) -> None:
         rows.append([str(number), f"{layer.ridge_lambda:.3g}", f"{layer.condition:.1e}", *cosines, *norms])
     columns = ["layer", "lambda", "condition", "lowest cosine", "highest", *(f"norm: {d}" for d in report.domains)]
     title = "Routers: condition of A + lambda I, cosines between domains' columns, norms before normalisation"
-    _show(title, columns, rows)
+    show(title, columns, rows)
     if any(layer.condition > FLOAT32_LIMIT for layer in report.layers):
         typer.echo(
             f"Above a condition of {FLOAT32_LIMIT:.0e}, float32 products leave the weakest directions undetermined."
             " To quiet them, raise lambda: --lambda-scale relative --lambda 1e-6, or --lambda-scale auto."
         )
-
-
-@version.command("pull")
-def pull_version(
-    number: Annotated[int, typer.Argument(help="The version's number.")],
-    folder: Annotated[Path, typer.Argument(help="Where to; a folder that does not exist yet.")],
-    coordinator: Coordinator,
-    secret: Secret,
-) -> None:
-    """Downloads a version as a folder that transformers loads. Every file is checked against its digest.
-
-    Example: moerge version pull 1 my-model
-    """
-    partial = folder.with_name(f".{folder.name}.part")
-    if folder.exists():
-        raise MoergeError("is there already", where=str(folder), todo="name a folder that does not exist")
-    with Client(coordinator, secret) as client:
-        row = client.version(number)
-        client.download(f"/v1/versions/{number}/files", list(row.files), partial, progress(), title=f"version {number}")
-    partial.replace(folder)
-    typer.echo(folder)
 
 
 @app.command("inspect")

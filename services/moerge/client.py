@@ -17,13 +17,24 @@ from moerge.files import atomic_file, file_sha256
 from moerge.progress import Progress
 from moerge_proto.contributions import Contribution, NewContribution, TrunkContribution
 from moerge_proto.digests import content_digest, sha256_hex
-from moerge_proto.experts import Expert, NewExpert
+from moerge_proto.experts import Expert, NewExpert, Purge, Purged, Withdraw, Withdrawal
 from moerge_proto.messages import FileEntry, Page
 from moerge_proto.owners import Identity, NewOwner, NewToken, Owner, Token
 from moerge_proto.problems import Problem, ProblemType
+from moerge_proto.rounds import NewRound, Round, RoundChange
 from moerge_proto.trunks import NewTrunk, Trunk
 from moerge_proto.uploads import CHUNK_BYTES, Chunk, NewUpload, Stored, Upload
-from moerge_proto.versions import NewVersion, SolveReport, Version
+from moerge_proto.versions import (
+    Alias,
+    AliasMove,
+    Comparison,
+    Move,
+    NewVersion,
+    Rollback,
+    SolveReport,
+    Version,
+    VersionChange,
+)
 from moerge_proto.workflows import Workflow
 
 M = TypeVar("M", bound=BaseModel)
@@ -114,9 +125,12 @@ class Client:
         return kind.model_validate_json(self._send("GET", path).content)
 
     def _post(self, kind: type[M], path: str, message: BaseModel | None = None) -> M:
+        return self._message(kind, "POST", path, message)
+
+    def _message(self, kind: type[M], method: str, path: str, message: BaseModel | None = None) -> M:
         content = b"" if message is None else message.model_dump_json().encode()
         headers = {"Content-Type": "application/json"}
-        return kind.model_validate_json(self._send("POST", path, content=content, headers=headers).content)
+        return kind.model_validate_json(self._send(method, path, content=content, headers=headers).content)
 
     def _pages(self, kind: type[M], path: str) -> Iterator[M]:
         after: int | None = 0
@@ -150,6 +164,12 @@ class Client:
     def experts(self) -> Iterator[Expert]:
         return self._pages(Expert, "/v1/experts")
 
+    def withdraw_expert(self, digest: str, *, serve: bool = True) -> Withdrawal:
+        return self._post(Withdrawal, f"/v1/experts/{digest}/withdraw", Withdraw(serve=serve))
+
+    def purge_expert(self, digest: str, *, retire: bool = False) -> Purged:
+        return self._post(Purged, f"/v1/experts/{digest}/purge", Purge(retire=retire))
+
     def merge_trunk(self, trunk: NewTrunk) -> Workflow:
         return self._post(Workflow, "/v1/trunks", trunk)
 
@@ -174,11 +194,29 @@ class Client:
     def contributions(self) -> Iterator[Contribution]:
         return self._pages(Contribution, "/v1/contributions")
 
+    def withdraw_contribution(self, digest: str) -> Contribution:
+        return self._post(Contribution, f"/v1/contributions/{digest}/withdraw")
+
     def contribute_trunk(self, contribution: NewContribution) -> TrunkContribution:
         return self._post(TrunkContribution, "/v1/trunk-contributions", contribution)
 
     def trunk_contributions(self) -> Iterator[TrunkContribution]:
         return self._pages(TrunkContribution, "/v1/trunk-contributions")
+
+    def withdraw_trunk_contribution(self, digest: str) -> TrunkContribution:
+        return self._post(TrunkContribution, f"/v1/trunk-contributions/{digest}/withdraw")
+
+    def open_round(self, new: NewRound) -> Round:
+        return self._post(Round, "/v1/rounds", new)
+
+    def change_round(self, name: str, change: RoundChange) -> Round:
+        return self._message(Round, "PATCH", f"/v1/rounds/{name}", change)
+
+    def round(self, name: str) -> Round:
+        return self._get(Round, f"/v1/rounds/{name}")
+
+    def rounds(self) -> Iterator[Round]:
+        return self._pages(Round, "/v1/rounds")
 
     def solve_version(self, version: NewVersion) -> Workflow:
         return self._post(Workflow, "/v1/versions", version)
@@ -192,6 +230,34 @@ class Client:
 
     def versions(self) -> Iterator[Version]:
         return self._pages(Version, "/v1/versions")
+
+    def change_version(self, number: int, change: VersionChange) -> Version:
+        return self._message(Version, "PATCH", f"/v1/versions/{number}", change)
+
+    def retire_version(self, number: int) -> Version:
+        return self._message(Version, "DELETE", f"/v1/versions/{number}")
+
+    def compare_versions(self, before: int, after: int) -> Comparison:
+        return self._get(Comparison, f"/v1/versions/{before}/compare/{after}")
+
+    def alias(self, name: str) -> Alias:
+        return self._get(Alias, f"/v1/aliases/{name}")
+
+    def aliases(self) -> Iterator[Alias]:
+        return self._pages(Alias, "/v1/aliases")
+
+    def alias_history(self, name: str) -> Iterator[AliasMove]:
+        return self._pages(AliasMove, f"/v1/aliases/{name}/history")
+
+    def promote(self, alias: str, version: int, note: str = "") -> Alias:
+        return self._message(Alias, "PUT", f"/v1/aliases/{alias}", Move(version=version, note=note))
+
+    def roll_back(self, alias: str, version: int, note: str = "") -> Alias:
+        """Takes the last promotion of an alias back; `version` is where it points now."""
+        return self._post(Alias, f"/v1/aliases/{alias}/rollback", Rollback(version=version, note=note))
+
+    def remove_alias(self, alias: str) -> None:
+        self._send("DELETE", f"/v1/aliases/{alias}")
 
     def workflow(self, id_: str) -> Workflow:
         return self._get(Workflow, f"/v1/workflows/{id_}")

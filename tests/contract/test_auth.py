@@ -36,8 +36,26 @@ ROLES: dict[tuple[str, str], set[Role]] = {
     ("get", "/v1/versions/{number}"): set(Role),
     ("get", "/v1/versions/{number}/files/{name}"): {Role.OPERATOR, Role.READER},
     ("get", "/v1/workflows/{id}"): {Role.OPERATOR},
+    ("post", "/v1/experts/{digest}/withdraw"): {Role.OPERATOR, Role.OWNER},
+    ("post", "/v1/experts/{digest}/purge"): {Role.OPERATOR, Role.OWNER},
+    ("post", "/v1/contributions/{digest}/withdraw"): {Role.OPERATOR, Role.OWNER},
+    ("post", "/v1/trunk-contributions/{digest}/withdraw"): {Role.OPERATOR, Role.OWNER},
+    ("post", "/v1/rounds"): {Role.OPERATOR},
+    ("get", "/v1/rounds"): {Role.OPERATOR, Role.OWNER},
+    ("get", "/v1/rounds/{name}"): {Role.OPERATOR},
+    ("patch", "/v1/rounds/{name}"): {Role.OPERATOR},
+    ("patch", "/v1/versions/{number}"): {Role.OPERATOR},
+    ("delete", "/v1/versions/{number}"): {Role.OPERATOR},
+    ("get", "/v1/versions/{number}/card"): set(Role),
+    ("get", "/v1/versions/{number}/compare/{other}"): set(Role),
+    ("get", "/v1/aliases"): set(Role),
+    ("get", "/v1/aliases/{name}"): set(Role),
+    ("put", "/v1/aliases/{name}"): {Role.OPERATOR},
+    ("delete", "/v1/aliases/{name}"): {Role.OPERATOR},
+    ("post", "/v1/aliases/{name}/rollback"): {Role.OPERATOR},
+    ("get", "/v1/aliases/{name}/history"): {Role.OPERATOR},
 }
-EXAMPLES = {"upload": "1", "sha256": "0" * 64, "digest": "0" * 64, "number": "1", "name": "x", "id": "x"}
+EXAMPLES = {"upload": "1", "sha256": "0" * 64, "digest": "0" * 64, "number": "1", "other": "1", "name": "x", "id": "x"}
 
 
 @pytest.fixture(scope="module")

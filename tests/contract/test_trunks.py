@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from moerge.cli import wait
+from moerge.commands.common import wait
 from moerge.errors import CoordinatorError, IncompatibleExpertError
 from moerge.statistics.accumulate import ShardSums
 from moerge.trunk.domain_model import require_near

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from moerge.cli import wait
+from moerge.commands.common import wait
 from moerge.errors import CoordinatorError
 from moerge_proto.owners import NewOwner
 from moerge_proto.trunks import Trunk
@@ -180,7 +180,7 @@ def test_lists_come_in_pages(fleet: Fleet) -> None:
 
 def test_a_pulled_version_is_the_published_one(fleet: Fleet, tmp_path: Path) -> None:
     version = fleet.solve(NewVersion())
-    moerge("version", "pull", version.number, tmp_path / "pulled", **fleet.server.environment())
+    moerge("pull", version.number, tmp_path / "pulled", **fleet.server.environment())
     published = fleet.server.home / "versions" / str(version.number)
     assert sorted(path.name for path in (tmp_path / "pulled").iterdir()) == sorted(file.name for file in version.files)
     for path in (tmp_path / "pulled").iterdir():

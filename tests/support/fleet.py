@@ -7,8 +7,8 @@ from pathlib import Path
 from moerge.architectures.config import read_config
 from moerge.architectures.families import family_of
 from moerge.checkpoint.reader import Checkpoint
-from moerge.cli import wait
 from moerge.client import Client
+from moerge.commands.common import wait
 from moerge.experts import expert_files
 from moerge.progress import LogProgress
 from moerge.statistics.accumulate import ShardSums, shard_sums

@@ -12,10 +12,12 @@ from moerge.statistics.validate import validate
 from moerge_coordinator import views
 from moerge_coordinator.auth import DomainOwner, OperatorOrOwner, own_name, require_own_domain
 from moerge_coordinator.database import transaction
+from moerge_coordinator.lifecycle import require_usable, withdraw_contribution
 from moerge_coordinator.refusals import RefusedError
 from moerge_coordinator.routes.pages import After, page
 from moerge_coordinator.tables import ContributionRow, ExpertRow, ShardRow, TrunkRow
 from moerge_proto.contributions import Contribution, NewContribution
+from moerge_proto.digests import Digest
 from moerge_proto.experts import ExpertState
 from moerge_proto.messages import Page
 from moerge_proto.owners import Identity, Role
@@ -32,7 +34,7 @@ def contribute(request: Request, caller: DomainOwner, new: NewContribution) -> C
     owner = own_name(caller)
     with transaction(state.engine) as session:
         row = session.scalar(select(ContributionRow).where(ContributionRow.digest == new.sha256))
-        if row is not None and row.owner == owner:
+        if row is not None and row.owner == owner and row.withdrawn is None:
             return views.contribution(row)
     size = state.uploads.held(owner, new.sha256, "sha256")
     try:
@@ -75,8 +77,8 @@ def ready_expert(request: Request, caller: Identity, manifest: Manifest) -> Expe
         raise RefusedError(ProblemType.FORBIDDEN, f"made for owner {manifest.owner!r}", where="manifest.owner")
     require_own_domain(caller, manifest.domain)
     with transaction(request.app.state.engine) as session:
-        expert = session.scalar(select(ExpertRow).where(ExpertRow.domain == manifest.domain))
-    if expert is None or expert.digest != manifest.expert or expert.state != ExpertState.READY.value:
+        expert = session.scalar(select(ExpertRow).where(ExpertRow.digest == manifest.expert))
+    if expert is None or expert.domain != manifest.domain or expert.state != ExpertState.READY.value:
         found = f"expert {manifest.expert} is not the ready expert of {manifest.domain!r}"
         raise ContributionError(found, where="manifest.expert", todo="register the expert first")
     return expert
@@ -98,7 +100,13 @@ def _check_manifest(request: Request, caller: Identity, manifest: RouterManifest
     """Requires that the manifest is the caller's own, and of the current trunk and a ready expert."""
     ready_expert(request, caller, manifest)
     with transaction(request.app.state.engine) as session:
-        trunk = session.scalar(select(TrunkRow).where(TrunkRow.current))
+        trunk = _require_current(session, manifest)
+    require_sizes(manifest, {"hidden_size": trunk.hidden_size, "layers": trunk.layers})
+    return trunk
+
+
+def _require_current(session: Session, manifest: RouterManifest) -> TrunkRow:
+    trunk = session.scalar(select(TrunkRow).where(TrunkRow.current))
     if trunk is None or manifest.trunk != trunk.digest:
         raise RefusedError(
             ProblemType.WRONG_TRUNK,
@@ -106,8 +114,20 @@ def _check_manifest(request: Request, caller: Identity, manifest: RouterManifest
             where="manifest.trunk",
             todo="sums of different trunks don't add up; contribute again under the current trunk",
         )
-    require_sizes(manifest, {"hidden_size": trunk.hidden_size, "layers": trunk.layers})
     return trunk
+
+
+def require_there(request: Request, session: Session, sha256: str, expert: str) -> None:
+    """Requires, within the transaction that adds a contribution's row, that its file and its expert are still there.
+
+    Raises:
+        RefusedError: they were let go of meanwhile.
+    """
+    require_usable(session, [expert], [])
+    if not request.app.state.blobs.has(sha256):
+        raise RefusedError(
+            ProblemType.NOT_READY, f"no complete upload {sha256}", where="sha256", todo="upload it again"
+        )
 
 
 def _record(
@@ -115,27 +135,31 @@ def _record(
 ) -> Contribution:
     with transaction(request.app.state.engine) as session:
         known = session.scalar(select(ContributionRow).where(ContributionRow.digest == new.sha256))
-        if known is not None:  # the same request, sent twice at once
+        if known is not None and known.withdrawn is None:  # the same request, sent twice at once
             return views.contribution(known)
+        _require_current(session, manifest)
+        require_there(request, session, new.sha256, manifest.expert)
         if new.supersedes is not None:
             _supersede(session, new.supersedes, manifest)
         _claim_shards(session, new.sha256, manifest)
-        row = ContributionRow(
-            digest=new.sha256,
-            split=manifest.split,
-            owner=manifest.owner,
-            domain=manifest.domain,
-            expert=manifest.expert,
-            trunk=manifest.trunk,
-            tokens=manifest.tokens,
-            documents=manifest.documents,
-            shards=len(manifest.shards),
-            size=size,
-            active=True,
-            warnings=warnings,
-            software=new.software,
-        )
-        session.add(row)
+        row = known
+        if row is None:
+            row = ContributionRow(
+                digest=new.sha256,
+                split=manifest.split,
+                owner=manifest.owner,
+                domain=manifest.domain,
+                expert=manifest.expert,
+                trunk=manifest.trunk,
+                tokens=manifest.tokens,
+                documents=manifest.documents,
+                shards=len(manifest.shards),
+                size=size,
+                warnings=warnings,
+                software=new.software,
+            )
+            session.add(row)
+        row.active, row.withdrawn, row.purged = True, None, None
         session.flush()
         session.add_all(
             ShardRow(trunk=manifest.trunk, domain=manifest.domain, shard=shard, contribution=new.sha256)
@@ -176,3 +200,17 @@ def list_contributions(request: Request, caller: OperatorOrOwner, after: After =
         query = query.where(ContributionRow.owner == caller.owner)
     with transaction(request.app.state.engine) as session:
         return page(session, query, ContributionRow.number, after, views.contribution)
+
+
+@router.post("/{digest}/withdraw")
+def withdraw(request: Request, caller: OperatorOrOwner, digest: Digest) -> Contribution:
+    """Takes a contribution out of every later version (law 5). The same again changes nothing.
+
+    Role: operator or owner.
+    """
+    with transaction(request.app.state.engine) as session:
+        row = session.scalar(select(ContributionRow).where(ContributionRow.digest == digest))
+        if row is None or (caller.role is Role.OWNER and row.owner != caller.owner):
+            raise RefusedError(ProblemType.NOT_FOUND, f"no contribution {digest}", todo="see GET /v1/contributions")
+        withdraw_contribution(session, row)
+        return views.contribution(row)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from fastapi import APIRouter, Request
 from sqlalchemy import select
+from sqlalchemy.orm import Session
 
 from moerge.architectures.config import read_config
 from moerge.errors import MoergeError
@@ -14,13 +15,15 @@ from moerge.experts import check_expert, expert_digest
 from moerge_coordinator import views
 from moerge_coordinator.auth import DomainOwner, OperatorOrOwner, own_name, require_own_domain
 from moerge_coordinator.database import transaction
+from moerge_coordinator.lifecycle import containing, purge_expert, remerge, retire_versions, withdraw_expert
+from moerge_coordinator.needed import collect
 from moerge_coordinator.refusals import RefusedError
 from moerge_coordinator.routes.pages import After, page
 from moerge_coordinator.tables import ExpertRow
 from moerge_proto.digests import Digest
-from moerge_proto.experts import Expert, ExpertState, NewExpert
+from moerge_proto.experts import Expert, ExpertState, NewExpert, Purge, Purged, Withdraw, Withdrawal
 from moerge_proto.messages import FileEntry, Page
-from moerge_proto.owners import Role
+from moerge_proto.owners import Identity, Role
 from moerge_proto.problems import ProblemType
 
 router = APIRouter(prefix="/experts", tags=["experts"])
@@ -48,7 +51,7 @@ def register(request: Request, caller: DomainOwner, new: NewExpert) -> Expert:
             state.uploads.discard(owner, list(new.files.values()))
             raise
     if expert.state is ExpertState.RECEIVED:
-        state.workflows.start_expert(digest)
+        state.workflows.start_expert(digest, new.trunk)
     return expert
 
 
@@ -81,7 +84,8 @@ def _known(request: Request, domain: str, digest: str) -> Expert | None:
         RefusedError: the domain has another expert, or the expert another domain.
     """
     with transaction(request.app.state.engine) as session:
-        rows = session.scalars(select(ExpertRow).where((ExpertRow.domain == domain) | (ExpertRow.digest == digest)))
+        query = select(ExpertRow).where((ExpertRow.domain == domain) | (ExpertRow.digest == digest))
+        rows = session.scalars(query.where(ExpertRow.withdrawn.is_(None)))
         for row in rows.all():
             if row.domain == domain and row.digest == digest:
                 return views.expert(row)
@@ -100,24 +104,31 @@ def _known(request: Request, domain: str, digest: str) -> Expert | None:
 def _reference(request: Request) -> Path | None:
     """The folder of the expert that all others must be like: the oldest of those with the longest vocabulary."""
     with transaction(request.app.state.engine) as session:
-        query = select(ExpertRow.digest).where(ExpertRow.state != ExpertState.REFUSED.value)
+        alive = (ExpertState.RECEIVED.value, ExpertState.READY.value)
+        query = select(ExpertRow.digest).where(ExpertRow.state.in_(alive))
         digests = session.scalars(query.order_by(ExpertRow.number)).all()
     folders = [request.app.state.workflows.expert_folder(digest) for digest in digests]
     return max(folders, key=lambda folder: read_config(folder).vocab_size, default=None)
 
 
 def _add(request: Request, owner: str, new: NewExpert, digest: str, family: str, entries: list[FileEntry]) -> Expert:
-    row = ExpertRow(
-        digest=digest,
-        domain=new.domain,
-        owner=owner,
-        license=new.license,
-        family=family,
-        state=ExpertState.RECEIVED.value,
-        files=[entry.model_dump() for entry in entries],
-    )
+    fields = {
+        "domain": new.domain,
+        "owner": owner,
+        "license": new.license,
+        "family": family,
+        "state": ExpertState.RECEIVED.value,
+        "files": [entry.model_dump() for entry in entries],
+        "withdrawn": None,
+        "purged": None,
+    }
     with transaction(request.app.state.engine) as session:
-        session.add(row)
+        row = session.scalar(select(ExpertRow).where(ExpertRow.digest == digest))
+        if row is None:  # else it was withdrawn and comes again
+            row = ExpertRow(digest=digest)
+            session.add(row)
+        for name, value in fields.items():
+            setattr(row, name, value)
         session.flush()
         return views.expert(row)
 
@@ -136,7 +147,57 @@ def list_experts(request: Request, caller: OperatorOrOwner, after: After = 0) ->
 def show_expert(request: Request, caller: OperatorOrOwner, digest: Digest) -> Expert:
     """One expert; an owner sees its own. Role: operator or owner."""
     with transaction(request.app.state.engine) as session:
-        row = session.scalar(select(ExpertRow).where(ExpertRow.digest == digest))
+        return views.expert(_visible(session, caller, digest))
+
+
+def _visible(session: Session, caller: Identity, digest: str) -> ExpertRow:
+    row = session.scalar(select(ExpertRow).where(ExpertRow.digest == digest))
     if row is None or (caller.role is Role.OWNER and row.owner != caller.owner):
-        raise RefusedError(ProblemType.NOT_FOUND, f"no expert {digest}")
-    return views.expert(row)
+        raise RefusedError(ProblemType.NOT_FOUND, f"no expert {digest}", todo="see GET /v1/experts")
+    return row
+
+
+@router.post("/{digest}/withdraw")
+def withdraw(request: Request, caller: OperatorOrOwner, digest: Digest, how: Withdraw) -> Withdrawal:
+    """Withdraws an expert and all its contributions (law 5). The same again changes nothing. Role: operator or owner.
+
+    Trunks that contain it are retired; if the current one does, the trunk that takes its place is being merged.
+    """
+    state = request.app.state
+    with transaction(state.engine) as session:
+        row = _visible(session, caller, digest)
+        if row.state == ExpertState.REFUSED.value:
+            raise RefusedError(ProblemType.CONFLICT, "a refused expert is nowhere to be withdrawn from", where="digest")
+        trunks, versions = withdraw_expert(session, row, serve=how.serve)
+        expert, names = views.expert(row), [trunk.digest for trunk in trunks]
+        numbers = [version.number for version in versions]
+    remerge = state.workflows.start_remerge()
+    return Withdrawal(expert=expert, trunks=names, versions=numbers, remerge=remerge)
+
+
+@router.post("/{digest}/purge")
+def purge(request: Request, caller: OperatorOrOwner, digest: Digest, how: Purge) -> Purged:
+    """Removes a withdrawn expert's files, and the statistics sent for it, wherever nothing else needs them.
+
+    Published versions that contain it keep their files until they are retired. Role: operator or owner.
+    """
+    state = request.app.state
+    if how.retire and caller.role is not Role.OPERATOR:
+        raise RefusedError(ProblemType.FORBIDDEN, "an operator retires versions", where="retire")
+    with transaction(state.engine) as session:
+        row = _visible(session, caller, digest)
+        if row.state != ExpertState.WITHDRAWN.value:
+            found = f"the expert is {row.state}"
+            raise RefusedError(ProblemType.CONFLICT, found, where="digest", todo="withdraw it first")
+        trunks, versions = containing(session, digest)
+        if any(trunk.current for trunk in trunks) and remerge(session) is not None:
+            todo = "wait until the remerge is done, then purge"
+            raise RefusedError(ProblemType.NOT_READY, "the current trunk still contains it", where="digest", todo=todo)
+        if how.retire:
+            retire_versions(session, versions)
+        purge_expert(session, row)
+        numbers = [version.number for version in versions]
+    retired = numbers if how.retire else []
+    state.workflows.drop_folders([digest], retired)
+    removed, size = collect(state.engine, state.blobs)
+    return Purged(removed=removed, bytes=size, versions=[] if how.retire else numbers)

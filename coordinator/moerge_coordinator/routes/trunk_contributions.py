@@ -12,11 +12,13 @@ from moerge.statistics.validate import validate_trunk
 from moerge_coordinator import views
 from moerge_coordinator.auth import DomainOwner, OperatorOrOwner, own_name
 from moerge_coordinator.database import transaction
+from moerge_coordinator.lifecycle import withdraw_trunk_contribution
 from moerge_coordinator.refusals import RefusedError
-from moerge_coordinator.routes.contributions import opened, ready_expert, require_sizes
+from moerge_coordinator.routes.contributions import opened, ready_expert, require_sizes, require_there
 from moerge_coordinator.routes.pages import After, page
 from moerge_coordinator.tables import TrunkContributionRow
 from moerge_proto.contributions import NewContribution, TrunkContribution
+from moerge_proto.digests import Digest
 from moerge_proto.messages import Page
 from moerge_proto.owners import Identity, Role
 from moerge_proto.problems import ProblemType
@@ -35,7 +37,7 @@ def contribute(request: Request, caller: DomainOwner, new: NewContribution) -> T
     owner = own_name(caller)
     with transaction(state.engine) as session:
         row = session.scalar(select(TrunkContributionRow).where(TrunkContributionRow.digest == new.sha256))
-        if row is not None and row.owner == owner:
+        if row is not None and row.owner == owner and row.withdrawn is None:
             return views.trunk_contribution(row)
     size = state.uploads.held(owner, new.sha256, "sha256")
     try:
@@ -69,24 +71,27 @@ def _record(request: Request, new: NewContribution, manifest: TrunkManifest, siz
         active = session.scalar(query.where(TrunkContributionRow.active))
         if active is not None and active.digest == new.sha256:  # the same request, sent twice at once
             return views.trunk_contribution(active)
+        require_there(request, session, new.sha256, manifest.expert)
         if new.supersedes != (active and active.digest):
             found = f"the expert's active trunk contribution is {active.digest if active else 'none'}"
             todo = "name it in supersedes, if this one is to take its place"
             raise RefusedError(ProblemType.CONFLICT, found, where="supersedes", todo=todo)
         if active is not None:
             active.active = False
-        row = TrunkContributionRow(
-            digest=new.sha256,
-            owner=manifest.owner,
-            domain=manifest.domain,
-            expert=manifest.expert,
-            tokens=manifest.tokens,
-            documents=manifest.documents,
-            size=size,
-            active=True,
-            software=new.software,
-        )
-        session.add(row)
+        row = session.scalar(select(TrunkContributionRow).where(TrunkContributionRow.digest == new.sha256))
+        if row is None:
+            row = TrunkContributionRow(
+                digest=new.sha256,
+                owner=manifest.owner,
+                domain=manifest.domain,
+                expert=manifest.expert,
+                tokens=manifest.tokens,
+                documents=manifest.documents,
+                size=size,
+                software=new.software,
+            )
+            session.add(row)
+        row.active, row.withdrawn, row.purged = True, None, None
         session.flush()
         return views.trunk_contribution(row)
 
@@ -99,3 +104,21 @@ def list_trunk_contributions(request: Request, caller: OperatorOrOwner, after: A
         query = query.where(TrunkContributionRow.owner == caller.owner)
     with transaction(request.app.state.engine) as session:
         return page(session, query, TrunkContributionRow.number, after, views.trunk_contribution)
+
+
+@router.post("/{digest}/withdraw")
+def withdraw(request: Request, caller: OperatorOrOwner, digest: Digest) -> TrunkContribution:
+    """Takes a trunk contribution out of every later trunk; those solved from it are retired, the current one replaced.
+
+    The same again changes nothing. Role: operator or owner.
+    """
+    state = request.app.state
+    with transaction(state.engine) as session:
+        row = session.scalar(select(TrunkContributionRow).where(TrunkContributionRow.digest == digest))
+        if row is None or (caller.role is Role.OWNER and row.owner != caller.owner):
+            found = f"no trunk contribution {digest}"
+            raise RefusedError(ProblemType.NOT_FOUND, found, todo="see GET /v1/trunk-contributions")
+        withdraw_trunk_contribution(session, row)
+        view = views.trunk_contribution(row)
+    state.workflows.start_remerge()
+    return view

@@ -13,6 +13,7 @@ from moerge_coordinator.auth import Operator, OperatorOrOwner
 from moerge_coordinator.database import transaction
 from moerge_coordinator.refusals import RefusedError
 from moerge_coordinator.routes.pages import After, page
+from moerge_coordinator.routes.rounds import ended_round
 from moerge_coordinator.tables import ExpertRow, TrunkContributionRow, TrunkRow
 from moerge_proto.digests import Digest
 from moerge_proto.experts import ExpertState
@@ -32,10 +33,13 @@ def merge(request: Request, caller: Operator, new: NewTrunk) -> Workflow:
         ready = {row.digest: row.domain for row in session.scalars(query)}
         rows = session.scalars(select(TrunkContributionRow).where(TrunkContributionRow.active))
         contributions = {row.expert: row.digest for row in rows}
+    asked = None if new.round is None else ended_round(request, new.round, "trunk")
     base = new.options.base
     if base is not None and base not in ready:
         raise _not_ready(base, "options.base")
     experts = [digest for digest in ready if digest != base] if new.experts is None else new.experts
+    if asked is not None:
+        experts = [digest for digest in experts if ready[digest] in asked.contributed]
     if new.method == "base":
         experts = [str(base)]
     if unknown := [digest for digest in experts if digest not in ready]:

@@ -1,20 +1,25 @@
 """Versions and the workflows that make them."""
 
 from fastapi import APIRouter, Request
-from fastapi.responses import FileResponse
+from fastapi.responses import FileResponse, PlainTextResponse
 from sqlalchemy import select
+from sqlalchemy.orm import Session
 
+from moerge.publish.compare import compare
 from moerge.routers.ridge import SOLVER
 from moerge_coordinator import views
 from moerge_coordinator.auth import Anyone, Operator, OperatorOrReader
 from moerge_coordinator.database import transaction
+from moerge_coordinator.lifecycle import retire_versions, withdrawn_in
+from moerge_coordinator.needed import collect
 from moerge_coordinator.refusals import RefusedError
 from moerge_coordinator.routes.pages import After, Number, page
+from moerge_coordinator.routes.rounds import ended_round
 from moerge_coordinator.routes.trunks import find_trunk
 from moerge_coordinator.tables import ContributionRow, ExpertRow, VersionRow
 from moerge_proto.messages import Page
 from moerge_proto.problems import ProblemType
-from moerge_proto.versions import Lineage, NewVersion, SolveOptions, Version
+from moerge_proto.versions import Comparison, Lineage, NewVersion, SolveOptions, Version, VersionChange
 from moerge_proto.workflows import Workflow
 
 router = APIRouter(tags=["versions"])
@@ -37,13 +42,23 @@ def solve(request: Request, caller: Operator, new: NewVersion) -> Workflow:
 
 
 def _lineage(request: Request, new: NewVersion) -> Lineage:
-    trunk = find_trunk(request.app.state.engine, new.trunk)
+    if new.round is not None and (new.trunk is not None or new.experts is not None):
+        found = "a round says which trunk and experts"
+        raise RefusedError(ProblemType.INVALID_REQUEST, found, where="round", todo="leave trunk and experts out")
+    asked = None if new.round is None else ended_round(request, new.round, "router")
+    trunk = find_trunk(request.app.state.engine, new.trunk if asked is None else asked.trunk)
+    if trunk.retired is not None and not trunk.current:
+        found = f"trunk {trunk.digest} was retired: it contains something withdrawn"
+        raise RefusedError(ProblemType.GONE, found, where="trunk", todo="use the current one")
     with transaction(request.app.state.engine) as session:
         query = select(ContributionRow).where(ContributionRow.trunk == trunk.digest, ContributionRow.active)
         parts = list(session.scalars(query))
         domains = {row.digest: row.domain for row in session.scalars(select(ExpertRow).order_by(ExpertRow.number))}
+        withdrawn = withdrawn_in(session, trunk.digest)
     contributed = {part.expert for part in parts if part.split == "statistics"}
     experts = [digest for digest in domains if digest in contributed] if new.experts is None else new.experts
+    if asked is not None:
+        experts = [digest for digest in experts if domains[digest] in asked.contributed]
     for digest in experts:
         if digest not in contributed:
             found = f"expert {digest} has no contribution under trunk {trunk.digest}"
@@ -67,6 +82,8 @@ def _lineage(request: Request, new: NewVersion) -> Lineage:
         contributions=sorted(part.digest for part in parts if part.expert in experts and part.split in splits),
         options=new.options,
         tied=new.tied,
+        withdrawn=withdrawn,
+        left_out=[] if asked is None else asked.missing,
         solver=SOLVER,
     )
 
@@ -83,27 +100,101 @@ def _require_known(options: SolveOptions, domains: list[str]) -> None:
 def list_versions(request: Request, caller: Anyone, after: After = 0) -> Page[Version]:
     """Lists versions. Role: any."""
     with transaction(request.app.state.engine) as session:
-        return page(session, select(VersionRow), VersionRow.number, after, views.version)
+        return page(session, select(VersionRow), VersionRow.number, after, views.versions(session))
 
 
-def _row(request: Request, number: int) -> VersionRow:
-    with transaction(request.app.state.engine) as session:
-        row = session.get(VersionRow, number)
+def find_version(session: Session, number: int, where: str = "number") -> VersionRow:
+    """The version of that number.
+
+    Raises:
+        RefusedError: there is none.
+    """
+    row = session.get(VersionRow, number)
     if row is None:
-        raise RefusedError(ProblemType.NOT_FOUND, f"no version {number}", todo="see GET /v1/versions")
+        raise RefusedError(ProblemType.NOT_FOUND, f"no version {number}", where=where, todo="see GET /v1/versions")
     return row
+
+
+def require_served(row: VersionRow) -> None:
+    """Requires that the version's files are there for consumers.
+
+    Raises:
+        RefusedError: it is retired, or withheld.
+    """
+    if row.retired is not None:
+        raise RefusedError(ProblemType.GONE, f"version {row.number} is retired", todo="use another version")
+    if row.withheld is not None:
+        found = f"version {row.number} is withheld: it contains a withdrawn expert"
+        raise RefusedError(ProblemType.GONE, found, todo="use another version, or wait for the next one")
 
 
 @router.get("/versions/{number}")
 def show_version(request: Request, caller: Anyone, number: Number) -> Version:
     """One version with its lineage and files. Role: any."""
-    return views.version(_row(request, number))
+    with transaction(request.app.state.engine) as session:
+        return views.versions(session)(find_version(session, number))
+
+
+@router.patch("/versions/{number}")
+def change_version(request: Request, caller: Operator, number: Number, change: VersionChange) -> Version:
+    """Sets a version's note or tags; nothing else of it ever changes. Role: operator."""
+    with transaction(request.app.state.engine) as session:
+        row = find_version(session, number)
+        if change.note is not None:
+            row.note = change.note
+        if change.tags is not None:
+            row.tags = sorted(set(change.tags))
+        session.flush()
+        return views.versions(session)(row)
+
+
+@router.delete("/versions/{number}")
+def retire_version(request: Request, caller: Operator, number: Number) -> Version:
+    """Retires a version: its number and lineage stay, files that no other version has go.
+
+    Refused while an alias points to it. The same again changes nothing. Role: operator.
+    """
+    state = request.app.state
+    with transaction(state.engine) as session:
+        row = find_version(session, number)
+        retire_versions(session, [row])
+        view = views.versions(session)(row)
+    state.workflows.drop_folders([], [number])
+    collect(state.engine, state.blobs)
+    return view
+
+
+@router.get("/versions/{number}/card", response_class=PlainTextResponse)
+def show_card(request: Request, caller: Anyone, number: Number) -> PlainTextResponse:
+    """The version's model card, with what is to be said of it by now on top. Role: any."""
+    with transaction(request.app.state.engine) as session:
+        row = find_version(session, number)
+        require_served(row)
+        gone = views.versions(session)(row).contains_withdrawn
+        domains = {each.digest: each.domain for each in session.scalars(select(ExpertRow))}
+    card = next(file["sha256"] for file in row.files if file["name"] == "README.md")
+    text = request.app.state.blobs.path(card).read_text(encoding="utf-8")
+    if gone:
+        names = ", ".join(f"{domains[digest]} (`{digest}`)" for digest in gone)
+        text = f"> This version still contains parameters of experts that were withdrawn: {names}.\n\n{text}"
+    return PlainTextResponse(text, media_type="text/markdown")
+
+
+@router.get("/versions/{number}/compare/{other}")
+def compare_versions(request: Request, caller: Anyone, number: Number, other: Number) -> Comparison:
+    """What differs from one version to the other, and how many bytes that is to fetch. Role: any."""
+    with transaction(request.app.state.engine) as session:
+        view = views.versions(session)
+        return compare(view(find_version(session, number)), view(find_version(session, other, "other")))
 
 
 @router.get("/versions/{number}/files/{name}", response_class=FileResponse)
 def version_content(request: Request, caller: OperatorOrReader, number: Number, name: str) -> FileResponse:
     """A file of a version; ranges are served. Role: operator or reader."""
-    sha256 = next((file["sha256"] for file in _row(request, number).files if file["name"] == name), None)
+    with transaction(request.app.state.engine) as session:
+        row = find_version(session, number)
+    require_served(row)
+    sha256 = next((file["sha256"] for file in row.files if file["name"] == name), None)
     if sha256 is None:
         raise RefusedError(ProblemType.NOT_FOUND, f"version {number} has no file {name!r}")
     return FileResponse(request.app.state.blobs.path(sha256), filename=name, headers={"ETag": f'"{sha256}"'})

@@ -2,7 +2,7 @@
 
 import os
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -51,6 +51,15 @@ class LocalBlobs:
         target.parent.mkdir(parents=True, exist_ok=True)
         if not target.exists():
             os.link(self.path(digest), target)
+
+    def delete(self, digest: str) -> None:
+        """Removes a blob; one that isn't there is no error."""
+        self.path(digest).unlink(missing_ok=True)
+
+    def digests(self) -> Iterator[tuple[str, int]]:
+        """Digest and size in bytes of every blob."""
+        for path in self._folder.glob("??/*"):
+            yield path.name, path.stat().st_size
 
     def sweep(self) -> None:
         """Removes what writers that were killed left behind. Call it before any writer starts."""

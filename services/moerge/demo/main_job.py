@@ -12,8 +12,9 @@ from pathlib import Path
 import httpx
 from rich.console import Console
 
-from moerge.cli import show_files, wait
+from moerge.cli import show_files
 from moerge.client import Client
+from moerge.commands.common import wait
 from moerge.demo.processes import Processes, free_port
 from moerge.errors import MoergeError
 from moerge.files import atomic_file

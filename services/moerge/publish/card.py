@@ -39,6 +39,7 @@ def card_file(
 
 # Mixture of {len(experts)} experts: {", ".join(lineage.domains)}
 
+{_notices(lineage, merged)}\
 Made by [moerge](https://arxiv.org/abs/2603.29765) from dense experts, without training: the trunk is merged from
 {len(merged)} of them by the method `{trunk.method}`, every expert's MLPs are kept, and the routers are ridge
 regressions on statistics that the owners computed on their own data.
@@ -76,6 +77,19 @@ tokenizer = AutoTokenizer.from_pretrained("DIR")
 ```
 """
     return text_file("README.md", text)
+
+
+def _notices(lineage: Lineage, merged: Sequence[Expert]) -> str:
+    """What somebody must know who uses the version: what it still contains, and whom it lacks."""
+    domains = {expert.digest: expert.domain for expert in merged}
+    lines = []
+    if lineage.withdrawn:
+        names = ", ".join(f"{domains[digest]} (`{digest}`)" for digest in lineage.withdrawn)
+        lines.append(f"> The trunk still contains parameters of experts that were withdrawn: {names}.\n")
+    if lineage.left_out:
+        names = ", ".join(lineage.left_out)
+        lines.append(f"> Left out, because they had not contributed when the round ended: {names}.\n")
+    return "".join(f"{line}\n" for line in lines)
 
 
 def _lambda(options: SolveOptions) -> str:

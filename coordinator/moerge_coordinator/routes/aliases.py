@@ -1,0 +1,131 @@
+"""Aliases: movable names for versions, with their history."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Request
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from moerge_coordinator import tables, views
+from moerge_coordinator.auth import Anyone, Operator
+from moerge_coordinator.database import transaction
+from moerge_coordinator.refusals import RefusedError
+from moerge_coordinator.routes.pages import After, page
+from moerge_coordinator.routes.versions import find_version, require_served
+from moerge_coordinator.tables import AliasMoveRow, AliasRow
+from moerge_proto.digests import Name
+from moerge_proto.messages import Page
+from moerge_proto.owners import Identity
+from moerge_proto.problems import ProblemType
+from moerge_proto.versions import Alias, AliasMove, Move, Rollback
+
+router = APIRouter(prefix="/aliases", tags=["aliases"])
+AliasName = Annotated[Name, Path()]
+
+
+def _find(session: Session, name: str) -> AliasRow:
+    row = session.scalar(select(AliasRow).where(AliasRow.name == name))
+    if row is None:
+        raise RefusedError(ProblemType.NOT_FOUND, f"no alias {name!r}", where="name", todo="see GET /v1/aliases")
+    return row
+
+
+def _moves(session: Session, name: str) -> list[AliasMoveRow]:
+    return list(session.scalars(select(AliasMoveRow).where(AliasMoveRow.alias == name).order_by(AliasMoveRow.number)))
+
+
+@router.put("/{name}")
+def promote(request: Request, caller: Operator, name: AliasName, move: Move) -> Alias:
+    """Points an alias to a version. Where it points there already, nothing changes. Role: operator."""
+    with transaction(request.app.state.engine) as session:
+        version = find_version(session, move.version, "version")
+        require_served(version)
+        row = session.scalar(select(AliasRow).where(AliasRow.name == name))
+        if row is None or row.version != version.number:
+            row = _point(session, row, name, version.number, "promote", caller, move.note)
+        return views.alias(row)
+
+
+def _point(
+    session: Session, row: AliasRow | None, name: str, version: int, kind: str, caller: Identity, note: str
+) -> AliasRow:
+    when, previous = tables.now(), None if row is None else row.version
+    if row is None:
+        row = AliasRow(name=name)
+        session.add(row)
+    row.version, row.moved = version, when
+    session.add(
+        AliasMoveRow(alias=name, version=version, previous=previous, kind=kind, who=caller.who, note=note, created=when)
+    )
+    session.flush()
+    return row
+
+
+@router.post("/{name}/rollback")
+def roll_back(request: Request, caller: Operator, name: AliasName, back: Rollback) -> Alias:
+    """Takes the last promotion back, in one call.
+
+    `version` is where the alias points now; called again after it has moved, it changes nothing. Role: operator.
+    """
+    with transaction(request.app.state.engine) as session:
+        row = _find(session, name)
+        moves = _moves(session, name)
+        if row.version != back.version:
+            if moves[-1].kind == "rollback" and moves[-1].previous == back.version:
+                return views.alias(row)
+            found = f"the alias {name!r} points to version {row.version}, not {back.version}"
+            raise RefusedError(ProblemType.CONFLICT, found, where="version", todo="look again, then decide")
+        for number in reversed(_promoted(moves)[:-1]):
+            version = find_version(session, number)
+            if version.retired is None and version.withheld is None:
+                return views.alias(_point(session, row, name, number, "rollback", caller, back.note))
+        found = f"the alias {name!r} has no earlier version that is still served"
+        raise RefusedError(ProblemType.CONFLICT, found, where="name", todo="promote another version")
+
+
+def _promoted(moves: list[AliasMoveRow]) -> list[int]:
+    """The promotions that were not taken back, oldest first; the last is where the alias points."""
+    stack: list[int] = []
+    for move in moves:
+        if move.version is None:
+            stack = []
+        elif move.kind == "promote":
+            stack.append(move.version)
+        else:
+            while stack and stack[-1] != move.version:
+                stack.pop()
+    return stack
+
+
+@router.delete("/{name}", status_code=204)
+def remove_alias(request: Request, caller: Operator, name: AliasName) -> None:
+    """Removes an alias; its history stays. The same again changes nothing. Role: operator."""
+    with transaction(request.app.state.engine) as session:
+        row = session.scalar(select(AliasRow).where(AliasRow.name == name))
+        if row is not None:
+            session.add(
+                AliasMoveRow(alias=name, version=None, previous=row.version, kind="remove", who=caller.who, note="")
+            )
+            session.delete(row)
+
+
+@router.get("")
+def list_aliases(request: Request, caller: Anyone, after: After = 0) -> Page[Alias]:
+    """Lists aliases. Role: any."""
+    with transaction(request.app.state.engine) as session:
+        return page(session, select(AliasRow), AliasRow.number, after, views.alias)
+
+
+@router.get("/{name}")
+def show_alias(request: Request, caller: Anyone, name: AliasName) -> Alias:
+    """One alias. Role: any."""
+    with transaction(request.app.state.engine) as session:
+        return views.alias(_find(session, name))
+
+
+@router.get("/{name}/history")
+def show_history(request: Request, caller: Operator, name: AliasName, after: After = 0) -> Page[AliasMove]:
+    """Who moved an alias, when, from where to where, and why. Role: operator."""
+    with transaction(request.app.state.engine) as session:
+        query = select(AliasMoveRow).where(AliasMoveRow.alias == name)
+        return page(session, query, AliasMoveRow.number, after, views.alias_move)

@@ -1,0 +1,62 @@
+"""Rounds: contributions that an operator asks for, by when, and how many are enough."""
+
+from datetime import datetime
+from enum import StrEnum
+from typing import Literal
+
+from pydantic import AwareDatetime, Field, model_validator
+
+from moerge_proto.digests import Digest, Name
+from moerge_proto.messages import Message
+
+
+class RoundState(StrEnum):
+    """open -> complete as soon as all have contributed; at the deadline -> enough, or short."""
+
+    OPEN = "open"
+    COMPLETE = "complete"
+    ENOUGH = "enough"
+    SHORT = "short"
+
+
+class NewRound(Message):
+    """Asks `domains` for router contributions under the current trunk, or for trunk contributions, by `deadline`.
+
+    Once it has passed, `minimum` of them are enough. The same round again changes nothing.
+    """
+
+    name: Name
+    kind: Literal["router", "trunk"] = "router"
+    domains: list[Name] = Field(min_length=1, max_length=1000)
+    minimum: int = Field(ge=1)
+    deadline: AwareDatetime
+
+    @model_validator(mode="after")
+    def _possible(self) -> "NewRound":
+        if len(set(self.domains)) < len(self.domains):
+            raise ValueError("domains: one stands there twice")
+        if self.minimum > len(self.domains):
+            raise ValueError(f"minimum: at most {len(self.domains)}, as many as there are domains")
+        return self
+
+
+class RoundChange(Message):
+    """Another deadline or minimum; what is None stays as it is."""
+
+    minimum: int | None = Field(default=None, ge=1)
+    deadline: AwareDatetime | None = None
+
+
+class Round(Message):
+    """A round, with the domains that have contributed so far and those that are missing."""
+
+    number: int
+    name: str
+    kind: Literal["router", "trunk"]
+    trunk: Digest | None
+    minimum: int
+    deadline: datetime
+    state: RoundState
+    contributed: list[str]
+    missing: list[str]
+    created: datetime

@@ -1,0 +1,1 @@
+"""Commands that speak to a coordinator, one module a noun."""

@@ -1,0 +1,108 @@
+"""`moerge expert …`"""
+
+from typing import Annotated
+
+import typer
+from rich.filesize import decimal
+
+from moerge.client import Client
+from moerge.commands.common import Coordinator, Secret, show, wait
+from moerge.errors import MoergeError
+from moerge_proto.experts import Expert, ExpertState
+
+app = typer.Typer(no_args_is_help=True, help="Experts (operator; an owner its own).")
+Domain = Annotated[str, typer.Argument(help="The expert's domain, or its digest.")]
+
+
+def _find(client: Client, name: str) -> Expert:
+    """The expert of that digest, else the newest of that domain."""
+    found = [row for row in client.experts() if name in (row.domain, row.digest)]
+    if not found:
+        raise MoergeError(f"no expert of {name!r}", where="domain", todo="see: moerge expert list")
+    alive = [row for row in found if row.state is not ExpertState.WITHDRAWN]
+    return (alive or found)[-1]
+
+
+@app.command("list")
+def list_experts(coordinator: Coordinator, secret: Secret) -> None:
+    """Lists experts.
+
+    Example: moerge expert list
+    """
+    with Client(coordinator, secret) as client:
+        rows = [
+            [row.domain, row.owner, row.family, row.license, row.state.value, row.digest] for row in client.experts()
+        ]
+    show("Experts", ["domain", "owner", "family", "licence", "state", "digest"], rows)
+
+
+@app.command("show")
+def show_expert(domain: Domain, coordinator: Coordinator, secret: Secret) -> None:
+    """Shows an expert, its files, and what contains it.
+
+    Example: moerge expert show law
+    """
+    with Client(coordinator, secret) as client:
+        row = _find(client, domain)
+        trunks = [trunk.digest[:12] for trunk in client.trunks() if row.digest in trunk.contains]
+        versions = [str(each.number) for each in client.versions() if row.digest in each.lineage.experts]
+    lines = {
+        "domain": row.domain,
+        "owner": row.owner,
+        "digest": row.digest,
+        "family": row.family,
+        "licence": row.license,
+        "state": row.state.value + (f": {row.problem.detail}" if row.problem else ""),
+        "came": f"{row.created:%Y-%m-%d %H:%M} UTC",
+        "trunks that contain it": ", ".join(trunks) or "none",
+        "versions with its MLPs": ", ".join(versions) or "none",
+    }
+    if row.withdrawn:
+        purged = ", files purged" if row.purged else ""
+        lines["withdrawn"] = f"{row.withdrawn:%Y-%m-%d %H:%M} UTC{purged}"
+    show("Expert", ["", ""], [list(line) for line in lines.items()])
+    show("Files", ["file", "size", "sha256"], [[f.name, decimal(f.size), f.sha256[:12]] for f in row.files])
+
+
+@app.command("withdraw")
+def withdraw(
+    domain: Domain,
+    coordinator: Coordinator,
+    secret: Secret,
+    serve: Annotated[
+        bool, typer.Option("--serve/--withhold", help="Whether versions that contain it are served meanwhile.")
+    ] = True,
+) -> None:
+    """Withdraws an expert and all its contributions; if the trunk contains it, waits for the remerge without it.
+
+    Example: moerge expert withdraw law --withhold
+    """
+    with Client(coordinator, secret) as client:
+        done = client.withdraw_expert(_find(client, domain).digest, serve=serve)
+        typer.echo(f"{done.expert.domain} is withdrawn: the next version has neither its MLPs nor its router column.")
+        if done.versions:
+            numbers = ", ".join(map(str, done.versions))
+            typer.echo(f"Versions that contain it until they are retired: {numbers}{'' if serve else ' (withheld)'}.")
+        if done.remerge is not None:
+            typer.echo(f"Trunk without it: {wait(client, done.remerge)}; its owners contribute anew.")
+        elif done.trunks:
+            typer.echo("Trunks that contain it are retired. Nothing is merged in their place: moerge trunk merge.")
+
+
+@app.command("purge")
+def purge(
+    domain: Domain,
+    coordinator: Coordinator,
+    secret: Secret,
+    retire: Annotated[bool, typer.Option("--retire", help="Retire the versions that contain it too.")] = False,
+) -> None:
+    """Removes a withdrawn expert's files and statistics from the coordinator.
+
+    Example: moerge expert purge law --retire
+    """
+    with Client(coordinator, secret) as client:
+        done = client.purge_expert(_find(client, domain).digest, retire=retire)
+    typer.echo(f"Removed {done.removed} files, {decimal(done.bytes)}.")
+    if done.versions:
+        numbers = ", ".join(map(str, done.versions))
+        typer.echo(f"Versions {numbers} contain it and keep their files. To retire them too: add --retire.")

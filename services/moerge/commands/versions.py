@@ -1,0 +1,137 @@
+"""`moerge version …`: what is done with versions after they are solved."""
+
+from typing import Annotated
+
+import typer
+from rich.filesize import decimal
+
+from moerge.client import Client
+from moerge.commands.common import Coordinator, Secret, show
+from moerge.errors import CoordinatorError, MoergeError
+from moerge_proto.problems import ProblemType
+from moerge_proto.versions import VersionChange
+
+Number = Annotated[int, typer.Argument(help="The version's number.")]
+AliasName = Annotated[str, typer.Option("--alias", help="Which alias.")]
+Note = Annotated[str, typer.Option(help="Why, for the history.")]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Adds these commands to the group `version`."""
+    for name, command in (
+        ("promote", promote),
+        ("rollback", roll_back),
+        ("history", history),
+        ("note", note),
+        ("compare", compare),
+        ("retire", retire),
+    ):
+        app.command(name)(command)
+
+
+def resolve(client: Client, name: str) -> int:
+    """The number of a version given as a number or an alias.
+
+    Raises:
+        MoergeError: there is no such alias.
+    """
+    if name.isdecimal():
+        return int(name)
+    try:
+        return client.alias(name).version
+    except CoordinatorError as error:
+        if error.type != ProblemType.NOT_FOUND.urn:
+            raise
+        known = ", ".join(alias.name for alias in client.aliases()) or "none yet"
+        raise MoergeError(f"no alias {name!r}", where="version", todo=f"the aliases are: {known}") from error
+
+
+def promote(
+    number: Number, coordinator: Coordinator, secret: Secret, alias: AliasName = "champion", note: Note = ""
+) -> None:
+    """Points an alias to a version; consumers who follow it get it with their next pull.
+
+    Example: moerge version promote 2 --note "better on law"
+    """
+    with Client(coordinator, secret) as client:
+        client.promote(alias, number, note)
+    typer.echo(f"{alias} is version {number}")
+
+
+def roll_back(coordinator: Coordinator, secret: Secret, alias: AliasName = "champion", note: Note = "") -> None:
+    """Points an alias back to the version before its last promotion.
+
+    Example: moerge version rollback
+    """
+    with Client(coordinator, secret) as client:
+        moved = client.roll_back(alias, client.alias(alias).version, note)
+    typer.echo(f"{alias} is version {moved.version}")
+
+
+def history(coordinator: Coordinator, secret: Secret, alias: AliasName = "champion") -> None:
+    """Shows who moved an alias, when and why.
+
+    Example: moerge version history
+    """
+    with Client(coordinator, secret) as client:
+        rows = [
+            [f"{m.created:%Y-%m-%d %H:%M}", m.kind, str(m.previous or ""), str(m.version or ""), m.who, m.note]
+            for m in client.alias_history(alias)
+        ]
+    show(f"{alias}, times in UTC", ["when", "", "from", "to", "who", "note"], rows)
+
+
+def note(
+    number: Number,
+    coordinator: Coordinator,
+    secret: Secret,
+    text: Annotated[str | None, typer.Option(help="The new note.")] = None,
+    tag: Annotated[list[str] | None, typer.Option(help="The new tags; repeat.")] = None,
+) -> None:
+    """Sets a version's note, its tags, or both.
+
+    Example: moerge version note 2 --text "for the audit" --tag audited
+    """
+    with Client(coordinator, secret) as client:
+        row = client.change_version(number, VersionChange(note=text, tags=tag))
+    typer.echo(f"version {number}: {row.note} [{', '.join(row.tags)}]")
+
+
+def compare(
+    before: Annotated[str, typer.Argument(help="A version's number or alias.")],
+    after: Annotated[str, typer.Argument(help="Another one's.")],
+    coordinator: Coordinator,
+    secret: Secret,
+) -> None:
+    """Shows what differs from one version to another, and how much that is to fetch.
+
+    Example: moerge version compare champion candidate
+    """
+    with Client(coordinator, secret) as client:
+        found = client.compare_versions(resolve(client, before), resolve(client, after))
+        domains: dict[str, str] = {}
+        for number in (found.before, found.after):
+            made = client.version(number).lineage
+            domains |= dict(zip(made.experts, made.domains, strict=True))
+    lines = [
+        ["trunk", "the same" if found.same_trunk else "another"],
+        ["experts added", ", ".join(domains[each] for each in found.experts_added)],
+        ["experts removed", ", ".join(domains[each] for each in found.experts_removed)],
+        ["contributions added", str(len(found.contributions_added))],
+        ["contributions removed", str(len(found.contributions_removed))],
+        *([name, f"{old} -> {new}"] for name, (old, new) in found.options.items()),
+        ["to fetch", decimal(found.fetch)],
+    ]
+    show(f"Version {found.before} -> {found.after}", ["", ""], lines)
+    changed = [[file.name, file.change, decimal(file.size)] for file in found.files if file.change != "same"]
+    show("Files that differ", ["file", "", "size"], changed)
+
+
+def retire(number: Number, coordinator: Coordinator, secret: Secret) -> None:
+    """Retires a version: its number and lineage stay, files that no other version has go.
+
+    Example: moerge version retire 1
+    """
+    with Client(coordinator, secret) as client:
+        client.retire_version(number)
+    typer.echo(f"version {number} is retired")

@@ -1,0 +1,282 @@
+"""Withdrawing and purging experts (law 5): what goes, what stays, and who is told."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import pytest
+
+from moerge.commands.common import wait
+from moerge.errors import CoordinatorError
+from moerge_proto.contributions import NewContribution
+from moerge_proto.experts import ExpertState, NewExpert
+from moerge_proto.trunks import Trunk
+from moerge_proto.versions import NewVersion, SolveOptions, Version
+from support.fleet import SILENT, Member, files_below, honest, honest_trunk, join, joined, merge, send, send_trunk
+from support.models import expert
+from support.processes import Coordinator, coordinator, moerge
+from support.statistics import written
+
+
+@dataclass
+class Fleet:
+    server: Coordinator
+    members: dict[str, Member]
+    folder: Path
+
+    def expert(self, domain: str) -> str:
+        return next(row.digest for row in self.members[domain].client.experts() if row.domain == domain)
+
+    def contribute(self, domain: str, trunk: Trunk) -> None:
+        member = self.members[domain]
+        send(member, written(self.folder / "contribution", *honest(self.server, member, trunk)))
+
+    def solve(self, new: NewVersion | None = None) -> Version:
+        with self.server.client() as operator:
+            return operator.version(int(wait(operator, operator.solve_version(new or NewVersion()))))
+
+    def current(self) -> Trunk:
+        with self.server.client() as operator:
+            trunk = operator.current_trunk()
+        assert trunk is not None
+        return trunk
+
+    def routers(self, number: int) -> bytes:
+        return (self.server.home / "versions" / str(number) / "model-router.safetensors").read_bytes()
+
+    def operator(self, *arguments: object) -> str:
+        return moerge(*arguments, **self.server.environment())
+
+    def get(self, path: str) -> httpx.Response:
+        return httpx.get(
+            f"{self.server.url}/v1{path}", headers={"Authorization": f"Bearer {self.server.operator_token}"}
+        )
+
+
+def furnished(server: Coordinator, folder: Path, *domains: str) -> Fleet:
+    """A fleet of these domains' experts; each has the same weights and statistics wherever it is made."""
+    seeds = {"law": 1, "art": 2, "code": 3}
+    return Fleet(server, {domain: joined(server, domain, folder, seeds[domain]) for domain in domains}, folder)
+
+
+@pytest.fixture
+def fleets(tmp_path: Path) -> Iterator[Callable[..., Fleet]]:
+    """Makes fleets, each on a coordinator of its own."""
+    made: list[Fleet] = []
+    running = []
+
+    def make(*domains: str) -> Fleet:
+        folder = tmp_path / f"fleet-{len(made)}"
+        server = coordinator(folder / "home")
+        running.append(server)
+        made.append(furnished(server.__enter__(), folder, *domains))
+        return made[-1]
+
+    yield make
+    for fleet in made:
+        for member in fleet.members.values():
+            member.client.close()
+    for server in running:
+        server.__exit__(None, None, None)
+
+
+def solved(fleet: Fleet, *trunk: str) -> Version:
+    """A version of all members on a trunk of those named."""
+    made = merge(fleet.server, [fleet.expert(domain) for domain in trunk])
+    for domain in fleet.members:
+        fleet.contribute(domain, made)
+    return fleet.solve()
+
+
+def test_law_5_what_is_withdrawn_is_gone_from_the_next_version_as_if_it_had_never_been_there(
+    fleets: Callable[..., Fleet],
+) -> None:
+    fleet, fresh = fleets("law", "art", "code"), fleets("law", "art")
+    first = solved(fleet, "law", "art", "code")
+    done = fleet.members["code"].client.withdraw_expert(fleet.expert("code"))
+    assert (done.expert.state, done.trunks, done.versions) == (ExpertState.WITHDRAWN, [first.lineage.trunk], [1])
+    assert done.remerge is not None
+    with fleet.server.client() as operator:
+        wait(operator, done.remerge)
+        assert operator.trunk(first.lineage.trunk).retired is not None
+        assert operator.version(1).contains_withdrawn == [fleet.expert("code")]
+    trunk = fleet.current()
+    assert trunk.experts == [fleet.expert("law"), fleet.expert("art")]
+    for domain in ("law", "art"):
+        fleet.contribute(domain, trunk)
+    second, alone = fleet.solve(), solved(fresh, "law", "art")
+    assert second.lineage.domains == ["law", "art"]
+    assert (second.lineage.trunk, second.contains_withdrawn) == (alone.lineage.trunk, [])
+    files = {file.name: file.sha256 for file in second.files}
+    assert files["model-router.safetensors"] == {f.name: f.sha256 for f in alone.files}["model-router.safetensors"]
+    assert {f.name for f in alone.files} == files.keys()
+
+
+def test_law_5_a_withdrawn_contribution_leaves_no_trace_and_may_come_again(fleets: Callable[..., Fleet]) -> None:
+    fleet = fleets("law", "art")
+    trunk = merge(fleet.server)
+    law = fleet.members["law"]
+    for shards, first in ((1, 0), (1, 10)):
+        statistics = honest(fleet.server, law, trunk, shards, first)
+        last = send(law, written(fleet.folder / f"law-{first}", *statistics))
+    fleet.contribute("art", trunk)
+    both = fleet.routers(fleet.solve().number)
+    assert law.client.withdraw_contribution(last.digest).active is False
+    assert law.client.withdraw_contribution(last.digest).withdrawn is not None
+    less = fleet.solve()
+    assert last.digest not in less.lineage.contributions
+    assert fleet.routers(less.number) != both
+    again = send(law, fleet.folder / "law-10")
+    assert (again.digest, again.active, again.withdrawn) == (last.digest, True, None)
+    assert fleet.routers(fleet.solve().number) == both
+    with pytest.raises(CoordinatorError, match="no contribution"):
+        fleet.members["art"].client.withdraw_contribution(last.digest)
+
+
+def test_law_5_until_the_trunk_is_merged_anew_every_card_says_what_it_still_contains(
+    fleets: Callable[..., Fleet],
+) -> None:
+    """No trunk can be made of what is left, so the old one stays, and says so."""
+    fleet = fleets("law", "art")
+    law = fleet.expert("law")
+    trunk = merge(fleet.server, method="base", options={"base": law})
+    for domain in fleet.members:
+        fleet.contribute(domain, trunk)
+    fleet.solve()
+    assert "withdrawn" not in fleet.get("/versions/1/card").text
+    with fleet.server.client() as operator:
+        done = operator.withdraw_expert(law)
+        assert done.remerge is None
+        version = fleet.solve()
+        assert version.lineage.domains == ["art"]
+        assert version.lineage.withdrawn == version.contains_withdrawn == [law]
+    told = f"The trunk still contains parameters of experts that were withdrawn: law (`{law}`)"
+    assert told in fleet.get(f"/versions/{version.number}/files/README.md").text
+    assert f"law (`{law}`)" in fleet.get("/versions/1/card").text
+    assert "Contains withdrawn experts" in fleet.operator("version", "show", "1")
+
+
+def test_an_operator_can_withhold_the_versions_that_contain_a_withdrawn_expert(fleets: Callable[..., Fleet]) -> None:
+    fleet = fleets("law", "art")
+    solved(fleet, "law", "art")
+    fleet.operator("version", "promote", 1)
+    said = fleet.operator("expert", "withdraw", "law", "--withhold")
+    assert "law is withdrawn" in said
+    assert "(withheld)" in said
+    refused = fleet.get("/versions/1/files/config.json")
+    assert (refused.status_code, refused.json()["type"]) == (410, "urn:moerge:problem:gone")
+    fleet.contribute("art", fleet.current())
+    assert fleet.solve().number == 2
+    assert fleet.get("/versions/2/files/config.json").status_code == 200
+
+
+def test_purging_removes_the_files_and_names_the_versions_that_need_them(fleets: Callable[..., Fleet]) -> None:
+    fleet, fresh = fleets("law", "art"), fleets("art")
+    solved(fleet, "law", "art")
+    law = fleet.members["law"].client
+    digest = fleet.expert("law")
+    with pytest.raises(CoordinatorError, match="the expert is ready"):
+        law.purge_expert(digest)
+    done = law.withdraw_expert(digest)
+    assert done.remerge is not None
+    with fleet.server.client() as operator:
+        wait(operator, done.remerge)
+        first = law.purge_expert(digest)
+        assert (first.versions, law.expert(digest).purged is not None) == ([1], True)
+        assert first.removed > 0
+        assert fleet.get("/versions/1/files/model-expert-00000.safetensors").status_code == 200
+        with pytest.raises(CoordinatorError, match="an operator retires versions"):
+            law.purge_expert(digest, retire=True)
+        operator.promote("champion", 1)
+        with pytest.raises(CoordinatorError, match="the alias 'champion' points to version 1"):
+            operator.purge_expert(digest, retire=True)
+        operator.remove_alias("champion")
+        assert operator.purge_expert(digest, retire=True).versions == []
+        assert operator.version(1).retired is not None
+    assert fleet.get("/versions/1/files/config.json").status_code == 410
+    fleet.contribute("art", fleet.current())
+    fleet.solve()
+    solved(fresh, "art")
+    left, alone = (
+        {Path(path).name for path in files_below(each.server) if path.startswith("blobs")} for each in (fleet, fresh)
+    )
+    old = {row.digest for row in fleet.members["art"].client.contributions() if row.trunk != fleet.current().digest}
+    assert left - alone == old
+
+
+def test_a_withdrawn_domain_takes_another_expert_and_the_same_one_may_come_back(fleets: Callable[..., Fleet]) -> None:
+    fleet = fleets("law", "art")
+    law, first = fleet.members["law"], fleet.expert("law")
+    law.client.withdraw_expert(first)
+    other = joined_again(fleet, "law", seed=9)
+    assert other != first
+    assert [row.state for row in law.client.experts()] == [ExpertState.WITHDRAWN, ExpertState.READY]
+    law.client.withdraw_expert(other)
+    law.folder = fleet.folder / "law"
+    assert law.register().digest == first
+    assert law.client.expert(first).withdrawn is None
+
+
+def joined_again(fleet: Fleet, domain: str, seed: int) -> str:
+    member = fleet.members[domain]
+    member.folder = expert(fleet.folder / f"{domain}-{seed}", seed)
+    return member.register().digest
+
+
+def test_a_newcomer_can_ask_for_a_remerge_in_the_same_call(fleets: Callable[..., Fleet]) -> None:
+    fleet = fleets("law")
+    old = merge(fleet.server)
+    art = join(fleet.server, "art", expert(fleet.folder / "art", 2))
+    art.client.register_expert(NewExpert(domain="art", files=art.upload_files(), trunk="remerge"))
+    fleet.members["art"] = art
+    while fleet.current().digest == old.digest:
+        assert art.client.expert(fleet.expert("art")).state is not ExpertState.REFUSED
+    assert fleet.current().experts == [fleet.expert("law"), fleet.expert("art")]
+
+
+def test_withdrawing_a_trunk_contribution_retires_the_trunk_that_was_solved_from_it(
+    fleets: Callable[..., Fleet],
+) -> None:
+    fleet = fleets("law", "art")
+    sent = {
+        domain: send_trunk(member, written(fleet.folder / f"{domain}-trunk", *honest_trunk(member)))
+        for domain, member in fleet.members.items()
+    }
+    trunk = merge(fleet.server, method="regmean")
+    fleet.members["law"].client.withdraw_trunk_contribution(sent["law"].digest)
+    while (now := fleet.current()).digest == trunk.digest:
+        pass
+    assert now.experts == [fleet.expert("art")]
+    with fleet.server.client() as operator:
+        assert operator.trunk(trunk.digest).retired is not None
+        with pytest.raises(CoordinatorError, match="was retired"):
+            operator.solve_version(NewVersion(trunk=trunk.digest))
+
+
+def test_solving_again_with_other_options_needs_nobody(fleets: Callable[..., Fleet]) -> None:
+    fleet = fleets("law", "art")
+    solved(fleet, "law", "art")
+    again = fleet.solve(NewVersion(options=SolveOptions(ridge_lambda=10.0, top_k=2, domain_weights={"law": 2.0})))
+    assert again.number == 2
+    with fleet.server.client() as operator:
+        found = operator.compare_versions(1, 2)
+    assert found.options == {
+        "ridge_lambda": (0.01, 10.0), "top_k": (1, 2), "domain_weights": ({}, {"law": 2.0})
+    }  # fmt: skip
+    assert found.same_trunk
+    assert (found.experts_added, found.experts_removed, found.contributions_added) == ([], [], [])
+    router = next(file for file in again.files if file.name == "model-router.safetensors")
+    assert router.size < found.fetch < again.bytes_total / 2
+
+
+def test_a_contribution_of_a_withdrawn_expert_is_refused(fleets: Callable[..., Fleet]) -> None:
+    fleet = fleets("law", "art")
+    trunk = merge(fleet.server, [fleet.expert("art")])
+    law = fleet.members["law"]
+    path = written(fleet.folder / "late", *honest(fleet.server, law, trunk))
+    stored = law.client.upload(path, SILENT, title="late")
+    law.client.withdraw_expert(fleet.expert("law"))
+    with pytest.raises(CoordinatorError) as caught:
+        law.client.contribute(NewContribution(sha256=stored.sha256))
+    assert caught.value.where == "manifest.expert"
