@@ -2,6 +2,7 @@
 
 import hashlib
 import ipaddress
+import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -13,7 +14,7 @@ import zstandard
 from pydantic import BaseModel, ValidationError
 
 from moerge.errors import CoordinatorError, MoergeError
-from moerge.files import atomic_file, file_sha256
+from moerge.files import file_sha256, sync_folder
 from moerge.progress import Progress
 from moerge_proto.contributions import Contribution, NewContribution, TrunkContribution
 from moerge_proto.digests import content_digest, sha256_hex
@@ -314,26 +315,49 @@ class Client:
                 if target.is_file() and file_sha256(target) == file.sha256:
                     tracker.advance(file.size)
                     continue
+                if _part(target).is_file():
+                    tracker.advance(_part(target).stat().st_size)
                 self._patiently(lambda f=file, t=target: self._download_one(f"{path}/{f.name}", f, t, tracker.advance))  # type: ignore[misc]
                 come += file.size
         return come
 
     def _download_one(self, path: str, file: FileEntry, target: Path, advance: Callable[[int], None]) -> None:
+        """Fetches one file; what an earlier attempt left beside it is not fetched again."""
+        part = _part(target)
+        part.parent.mkdir(parents=True, exist_ok=True)
         digest = hashlib.sha256()
-        with self._http.stream("GET", path) as response, atomic_file(target) as out:
-            if response.is_error:
-                response.read()
-                _raise_for_problem(response)
-            for piece in response.iter_bytes(_READ_BYTES):
+        with part.open("a+b") as out:
+            out.seek(0)
+            while piece := out.read(_READ_BYTES):
                 digest.update(piece)
-                out.write(piece)
-                advance(len(piece))
-            if digest.hexdigest() != file.sha256:
-                raise MoergeError(
-                    f"expected SHA-256 {file.sha256}, received {digest.hexdigest()}",
-                    where=file.name,
-                    todo="run the command again; if it stays, the coordinator's disk is damaged",
-                )
+            if out.tell() < file.size:
+                headers = {"Range": f"bytes={out.tell()}-"} if out.tell() else {}
+                with self._http.stream("GET", path, headers=headers) as response:
+                    if response.is_error:
+                        response.read()
+                        _raise_for_problem(response)
+                    if headers and response.status_code != httpx.codes.PARTIAL_CONTENT:
+                        out.truncate(0)
+                        digest = hashlib.sha256()
+                    for piece in response.iter_bytes(_READ_BYTES):
+                        digest.update(piece)
+                        out.write(piece)
+                        advance(len(piece))
+            out.flush()
+            os.fsync(out.fileno())
+        if digest.hexdigest() != file.sha256:
+            part.unlink()
+            raise MoergeError(
+                f"expected SHA-256 {file.sha256}, received {digest.hexdigest()}",
+                where=file.name,
+                todo="run the command again; if it stays, the coordinator's disk is damaged",
+            )
+        part.replace(target)
+        sync_folder(target.parent)
+
+
+def _part(target: Path) -> Path:
+    return target.with_name(f".{target.name}.part")
 
 
 def _plain_chunks(path: Path) -> Iterator[tuple[int, bytes]]:

@@ -217,3 +217,18 @@ def test_a_pull_killed_between_any_two_file_operations_leaves_the_folder_complet
     assert killed >= 5
     assert content(folder) == versions[1]
     assert json.loads((folder / "config.json").read_text())
+
+
+def test_a_pull_goes_on_in_the_midst_of_a_file_and_notices_a_damaged_half(house: House, tmp_path: Path) -> None:
+    folder, name = tmp_path / "model", "model-trunk.safetensors"
+    whole = (house.server.home / "versions" / "1" / name).read_bytes()
+    half = tmp_path / ".model.part" / f".{name}.part"
+    half.parent.mkdir()
+    half.write_bytes(b"x" * 1000)
+    with pytest.raises(MoergeError, match="expected SHA-256"):
+        pull(house.operator, house.operator.version(1), folder, LogProgress())
+    assert not folder.exists()
+    half.write_bytes(whole[:-100])
+    inode = half.stat().st_ino
+    pull(house.operator, house.operator.version(1), folder, LogProgress())
+    assert ((folder / name).read_bytes(), (folder / name).stat().st_ino) == (whole, inode)

@@ -79,6 +79,9 @@ def run(settings: Settings, progress: Progress) -> None:
         if settings.trunk_contribution:
             sent, statistics = _contribute_trunk(client, settings, owner, expert, progress)
             say(f"contributed {sent.digest[:12]} for trunks")
+        for asked in client.rounds():
+            if settings.domain in asked.missing:
+                say(f"asked for {asked.kind} contributions by {asked.deadline:%Y-%m-%d %H:%M} UTC: round {asked.name}")
         last = None
         while True:
             trunk = _next_trunk(client, last)
@@ -135,7 +138,7 @@ def _find_expert(client: Client, digest: str) -> Expert | None:
 
 def _next_trunk(client: Client, last: str | None) -> Trunk:
     said = False
-    while (trunk := client.current_trunk()) is None or trunk.digest == last:
+    while (trunk := client.current_trunk()) is None or trunk.digest == last or trunk.retired is not None:
         if not said:
             say("waiting for the operator to merge a trunk")
             said = True
