@@ -1,0 +1,142 @@
+"""What must hold when all is over: the model's state, bit for bit; no orphan; nothing half-written."""
+
+import hashlib
+from functools import cache
+from pathlib import Path
+
+from sqlalchemy import select
+
+from moerge.architectures.config import read_config
+from moerge.architectures.families import EMBEDDING, family_of
+from moerge.checkpoint.reader import Checkpoint
+from moerge.experts import expert_files
+from moerge.files import file_sha256
+from moerge.publish.version import FilePlan, expert_file, router_file, trunk_files
+from moerge.routers.layers import solve_layers
+from moerge.statistics.bounds import feature_gains
+from moerge_coordinator.database import open_database, transaction
+from moerge_coordinator.needed import needed
+from moerge_coordinator.settings import read_settings
+from moerge_coordinator.tables import ShardRow, UploadRow
+from moerge_proto.experts import ExpertState
+from moerge_proto.statistics_file import StatisticsFile
+from moerge_proto.versions import SolveOptions
+from simulation.model import SHARDS, Key, Part
+from simulation.operations import Run, experts
+from support.versions import merged_trunk
+
+
+class _Digest:
+    """A file that keeps nothing but its SHA-256."""
+
+    def __init__(self) -> None:
+        self._hash = hashlib.sha256()
+
+    def write(self, data: bytes) -> int:
+        self._hash.update(data)
+        return len(data)
+
+
+def require_all(run: Run) -> None:
+    """Compares the coordinator with the model while it serves; then what is on its disk, after it has stopped."""
+    _require_state(run)
+    run.world.stop()
+    run.world.start()  # what starting sweeps is swept
+    _require_state(run)
+    run.world.stop()
+    _require_disk(run)
+
+
+def _require_state(run: Run) -> None:
+    model = run.model
+    with run._as(None) as client:
+        states = {row.digest: row.state for row in client.experts()}
+        for domain, digest in run.digests.items():
+            expected = ExpertState.READY if domain in model.ready else ExpertState.WITHDRAWN
+            assert states[digest] is expected, domain
+        trunk = client.current_trunk()
+        assert (run._domains(trunk.experts) if trunk else None) == model.trunk
+        assert trunk is None or (trunk.retired is not None) == (model.trunk in model.retired)
+        parts = {row.digest: row for row in client.contributions()}
+        assert len(parts) == len(model.parts)
+        for part, state in model.parts.items():
+            row = parts[run.part_digests[part]]
+            found = "active" if row.active else "withdrawn" if row.withdrawn else "superseded"
+            assert found == state, part
+        versions = list(client.versions())
+        assert [row.number for row in versions] == list(range(1, len(model.versions) + 1))
+        for row, made in zip(versions, model.versions, strict=True):
+            assert tuple(row.lineage.domains) == made.key.domains
+            assert set(row.lineage.contributions) == {run.part_digests[part] for part in made.key.parts}
+            assert (row.retired is not None, row.withheld is not None) == (made.retired, made.withheld), row.number
+            files = {file.name: file.sha256 for file in row.files}
+            for name, sha256 in _weights(made.key).items():
+                assert files[name] == sha256, f"version {row.number}: {name}"
+        aliases = {alias.name: alias.version for alias in client.aliases()}
+        assert aliases.get("champion") == (model.champion[-1] if model.champion else None)
+
+
+@cache
+def _weights(key: Key) -> dict[str, str]:
+    """Name -> SHA-256 of a version's weights, made here by the library alone."""
+    folder = next(iter(experts().values())).parent
+    dense = [experts()[domain] for domain in key.trunk]
+    path = merged_trunk(dense, folder / f"trunk-{'-'.join(key.trunk)}")
+    trunk, config = Checkpoint(path), read_config(dense[0])
+    family, layers = family_of(config), config.num_hidden_layers
+    plans = trunk_files(trunk, family, config, "", file_sha256(path))
+    for slot, domain in enumerate(key.domains):
+        plans.append(expert_file(Checkpoint(experts()[domain]), family, layers, slot, ""))
+    files = [_statistics(part, folder) for part in sorted(key.parts)]
+    routers, _ = solve_layers(
+        files, key.domains, feature_gains(trunk, family, config), SolveOptions(ridge_lambda=key.ridge_lambda)
+    )
+    shape = (len(key.domains), config.hidden_size)
+    plans.append(router_file(lambda: routers, layers, shape, family, trunk.specs[EMBEDDING].dtype, ""))
+    return {plan.name: _sha256(plan) for plan in plans}
+
+
+def _statistics(part: Part, folder: Path) -> StatisticsFile:
+    from simulation.operations import sums
+    from support.statistics import manifest_of, written
+
+    content = sums(part.domain, part.variant)
+    path = folder / f"part-{part.domain}-{part.variant}"
+    return StatisticsFile(written(path, manifest_of(content, len(SHARDS[part.variant]), domain=part.domain), content))
+
+
+def _sha256(plan: FilePlan) -> str:
+    return plan.write(_Digest())  # type: ignore[arg-type]  # it is only written to
+
+
+def _require_disk(run: Run) -> None:
+    home = run.world.home
+    engine = open_database(read_settings(home).database)
+    try:
+        with transaction(engine) as session:
+            wanted, uploads = needed(session), set(session.scalars(select(UploadRow.id)))
+            shards = {(row.trunk, row.domain, row.shard): row.contribution for row in session.scalars(select(ShardRow))}
+    finally:
+        engine.dispose()
+    found = {path.name: path for path in (home / "blobs").glob("??/*")}
+    assert not wanted - found.keys(), f"missing blobs: {wanted - found.keys()}"
+    assert not found.keys() - wanted, f"orphans: {found.keys() - wanted}"
+    for name, path in found.items():
+        assert file_sha256(path) == name, "an altered blob"
+    assert list((home / "blobs" / "incoming").glob("*")) == []
+    assert {int(path.name) for path in (home / "uploads").glob("*")} <= uploads
+    assert not [path for path in home.rglob(".*") if path.name != ".lock"]
+    live = {str(number) for number, made in enumerate(run.model.versions, start=1) if not made.retired}
+    assert {path.name for path in (home / "versions").glob("*")} == live
+    for number in live:
+        for path in (home / "versions" / number).iterdir():
+            assert path.stat().st_ino == found[file_sha256(path)].stat().st_ino
+    active = {part for part, state in run.model.parts.items() if state == "active"}
+    assert len(shards) == sum(len(SHARDS[part.variant]) for part in active)
+    for part in active:
+        assert sum(each == run.part_digests[part] for each in shards.values()) == len(SHARDS[part.variant])
+    kept = {path.name for path in (home / "experts").glob("*")}
+    purged = {run.digests[domain] for domain in run.model.purged if domain not in run.model.ready}
+    assert not kept & purged
+    assert all(path.name in expert_files(experts()[d]) for d, e in run.digests.items() if e in kept
+               for path in (home / "experts" / e).iterdir())  # fmt: skip

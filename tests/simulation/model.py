@@ -1,0 +1,173 @@
+"""The oracle: what a coordinator's state is after operations that each took effect once."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+Trunk = tuple[str, ...]
+"""A trunk by the domains that it was merged from, in order."""
+SHARDS: dict[int, frozenset[int]] = {0: frozenset({0, 1}), 1: frozenset({1, 2}), 2: frozenset({3})}
+"""The shards of each variant of a domain's contribution."""
+
+
+class Part(NamedTuple):
+    """A contribution."""
+
+    trunk: Trunk
+    domain: str
+    variant: int
+
+
+class Key(NamedTuple):
+    """What a version is made of."""
+
+    trunk: Trunk
+    domains: tuple[str, ...]
+    parts: frozenset[Part]
+    ridge_lambda: float
+    withdrawn: tuple[str, ...]
+
+
+@dataclass
+class Made:
+    """A version."""
+
+    key: Key
+    retired: bool = False
+    withheld: bool = False
+
+
+@dataclass
+class Model:
+    """Answers each operation with what it gives, or with the type of the problem that it is refused with."""
+
+    arrivals: list[str] = field(default_factory=list)
+    ready: set[str] = field(default_factory=set)
+    purged: set[str] = field(default_factory=set)
+    trunk: Trunk | None = None
+    retired: set[Trunk] = field(default_factory=set)
+    trunks: set[Trunk] = field(default_factory=set)
+    parts: dict[Part, str] = field(default_factory=dict)
+    versions: list[Made] = field(default_factory=list)
+    champion: list[int] = field(default_factory=list)
+
+    def join(self, domain: str) -> str:
+        if domain not in self.arrivals:
+            self.arrivals.append(domain)
+        self.ready.add(domain)
+        self.purged.discard(domain)
+        return "ready"
+
+    def merge(self) -> str:
+        experts = tuple(domain for domain in self.arrivals if domain in self.ready)
+        if not experts:
+            return "not-ready"
+        self._current(experts)
+        return "merged"
+
+    def _current(self, trunk: Trunk) -> None:
+        self.trunk = trunk
+        self.trunks.add(trunk)
+        self.retired.discard(trunk)
+
+    def contribute(self, part: Part, supersedes: int | None = None) -> str:
+        if self.parts.get(part) in ("active", "superseded"):
+            return self.parts[part]
+        if part.domain not in self.ready:
+            return "invalid-contribution"
+        if part.trunk != self.trunk:
+            return "wrong-trunk"
+        old = None if supersedes is None else part._replace(variant=supersedes)
+        if old is not None and self.parts.get(old) != "active":
+            return "conflict"
+        taken = {
+            shard
+            for other, state in self.parts.items()
+            if state == "active" and other != old and other[:2] == part[:2]
+            for shard in SHARDS[other.variant]
+        }
+        if taken & SHARDS[part.variant]:
+            return "duplicate-shard"
+        if old is not None:
+            self.parts[old] = "superseded"
+        self.parts[part] = "active"
+        return "active"
+
+    def withdraw_contribution(self, part: Part) -> str:
+        self.parts[part] = "withdrawn"
+        return "withdrawn"
+
+    def withdraw(self, domain: str, *, serve: bool) -> str:
+        self.ready.discard(domain)
+        for part in self.parts:
+            if part.domain == domain:
+                self.parts[part] = "withdrawn"
+        self.retired |= {trunk for trunk in self.trunks if domain in trunk}
+        if not serve:
+            for made in self._containing(domain):
+                made.withheld = True
+        if self.trunk in self.retired and self.trunk is not None:
+            left = tuple(each for each in self.trunk if each in self.ready)
+            if left:
+                self._current(left)
+        return "withdrawn"
+
+    def _containing(self, domain: str) -> list[Made]:
+        live = (made for made in self.versions if not made.retired)
+        return [made for made in live if domain in made.key.domains or domain in made.key.trunk]
+
+    def purge(self, domain: str, *, retire: bool) -> str:
+        if domain in self.ready:
+            return "conflict"
+        containing = self._containing(domain)
+        if retire:
+            if any(self.versions.index(made) + 1 == self._pointed() for made in containing):
+                return "conflict"
+            for made in containing:
+                made.retired = True
+        self.purged.add(domain)
+        return "purged"
+
+    def solve(self, ridge_lambda: float) -> str:
+        if self.trunk is None:
+            return "not-found"
+        parts = {part for part, state in self.parts.items() if state == "active" and part.trunk == self.trunk}
+        domains = tuple(domain for domain in self.arrivals if any(part.domain == domain for part in parts))
+        if not domains:
+            return "not-ready"
+        withdrawn = tuple(domain for domain in self.trunk if domain not in self.ready)
+        key = Key(self.trunk, domains, frozenset(parts), ridge_lambda, withdrawn)
+        for number, made in enumerate(self.versions, start=1):
+            if made.key == key and not made.retired:
+                return str(number)
+        self.versions.append(Made(key))
+        return str(len(self.versions))
+
+    def _pointed(self) -> int | None:
+        return self.champion[-1] if self.champion else None
+
+    def promote(self, number: int) -> str:
+        made = self.versions[number - 1]
+        if made.retired or made.withheld:
+            return "gone"
+        if self._pointed() != number:
+            self.champion.append(number)
+        return str(number)
+
+    def roll_back(self) -> str:
+        stack = self.champion[:-1]
+        while stack and (self.versions[stack[-1] - 1].retired or self.versions[stack[-1] - 1].withheld):
+            stack.pop()
+        if not stack:
+            return "conflict"
+        self.champion = stack
+        return str(stack[-1])
+
+    def retire(self, number: int) -> str:
+        if self._pointed() == number:
+            return "conflict"
+        self.versions[number - 1].retired = True
+        return "retired"
+
+    def served(self) -> Sequence[int]:
+        return [n for n, made in enumerate(self.versions, start=1) if not made.retired and not made.withheld]

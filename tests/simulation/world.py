@@ -1,0 +1,160 @@
+"""Coordinators that operations are applied to: one in this process, that faults crash, and one that SIGKILL does."""
+
+import shutil
+import threading
+import time
+from abc import ABC, abstractmethod
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import httpx
+import uvicorn
+from dbos import _dbos
+
+from moerge.client import Client
+from moerge.demo.processes import free_port
+from moerge_coordinator import tables
+from moerge_coordinator.bootstrap import initialise, make_app
+from moerge_coordinator.settings import read_settings
+from simulation.faults import Fault, Faults, LossyTransport
+from support.processes import Coordinator
+
+
+class World(ABC):
+    """A coordinator, which may die and come back while a client waits for it."""
+
+    home: Path
+    url: str
+    operator_token: str
+
+    @abstractmethod
+    def start(self) -> None: ...
+
+    @abstractmethod
+    def stop(self) -> None: ...
+
+    @abstractmethod
+    def apply(self, fault: Fault | None, call: Any) -> Any:
+        """What `call()` returns or raises, while the fault happens and is repaired."""
+
+    def client(self, token: str) -> Client:
+        return Client(self.url, token, patience=60)
+
+    def jump(self, hours: float) -> None:  # noqa: B027  # a clock of its own is not every world's
+        """Sets the coordinator's clock forward or back."""
+
+
+class Waiting(threading.Thread):
+    """A client's call in a thread of its own, so that the coordinator can be brought back meanwhile."""
+
+    def __init__(self, call: Any) -> None:
+        super().__init__(daemon=True)
+        self._call = call
+        self.result: Any = None
+        self.error: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            self.result = self._call()
+        except BaseException as error:  # noqa: BLE001  # handed on
+            self.error = error
+
+    def outcome(self) -> Any:
+        if self.error is not None:
+            raise self.error
+        return self.result
+
+
+class InProcess(World):
+    """A real app under a real uvicorn in a thread. A crash ends its threads at their next effect."""
+
+    def __init__(self, home: Path, template: Path, token: str, faults: Faults) -> None:
+        shutil.copytree(template, home)
+        self.home, self.operator_token, self._faults = home, token, faults
+        self._port = free_port()
+        self.url = f"http://127.0.0.1:{self._port}"
+        self._ahead = 0.0
+        self._server: uvicorn.Server | None = None
+        self._thread: threading.Thread | None = None
+
+    @staticmethod
+    def template(folder: Path) -> str:
+        """A home that is there already, so that not every schedule makes one; returns its operator token."""
+        return initialise(folder).secret
+
+    def start(self) -> None:
+        registry = _dbos._get_or_create_dbos_registry()
+        registry.instance_info_map.clear()
+        registry.dbos = None
+        config = uvicorn.Config(make_app(read_settings(self.home)), port=self._port, log_level="critical")
+        self._server = uvicorn.Server(config)
+        self._thread = threading.Thread(target=self._server.run, daemon=True)
+        self._thread.start()
+        while not self._server.started:
+            if not self._thread.is_alive():
+                return  # it died while it started; the next start is due
+            time.sleep(0.002)
+
+    def stop(self) -> None:
+        assert self._server is not None
+        assert self._thread is not None
+        self._server.should_exit = self._server.force_exit = True
+        self._thread.join()
+
+    def _revive(self) -> None:
+        self.stop()
+        self._faults.bury()
+        self.start()
+
+    def client(self, token: str) -> Client:
+        client = super().client(token)
+        client._http = httpx.Client(
+            base_url=self.url,
+            headers={"Authorization": f"Bearer {token}"},
+            timeout=60,
+            transport=LossyTransport(self._faults),
+        )
+        return client
+
+    def apply(self, fault: Fault | None, call: Any) -> Any:
+        waiting = Waiting(call)
+        with self._faults.during(fault, self.home):
+            waiting.start()
+            while waiting.is_alive():
+                if self._faults.crashed.wait(0.005):
+                    self._revive()
+        if self._faults.crashed.is_set():
+            self._revive()
+        return waiting.outcome()
+
+    def jump(self, hours: float) -> None:
+        self._ahead += hours
+        ahead = timedelta(hours=self._ahead)
+        tables.now = lambda: datetime.now(UTC) + ahead  # type: ignore[assignment]
+
+
+class OfProcesses(World):
+    """A real `moerge coordinator serve`, killed with SIGKILL."""
+
+    def __init__(self, home: Path) -> None:
+        self._coordinator = Coordinator(home)
+        self.home, self.url = home, self._coordinator.url
+        self.operator_token = self._coordinator.operator_token
+
+    def start(self) -> None:
+        self._coordinator.start()
+
+    def stop(self) -> None:
+        self._coordinator.stop()
+
+    def apply(self, fault: Fault | None, call: Any) -> Any:
+        """Of the faults there is only the crash: `at` x 7 ms after the operation began."""
+        waiting = Waiting(call)
+        waiting.start()
+        if fault is not None and fault.kind == "crash":
+            waiting.join(fault.at * 0.007)
+            self._coordinator.kill()
+            self._coordinator.start()
+        waiting.join()
+        return waiting.outcome()
