@@ -3,6 +3,7 @@
 import hashlib
 import ipaddress
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
@@ -38,6 +39,15 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
+def _require_encrypted(url: httpx.URL, where: str) -> None:
+    if url.scheme != "https" and not (url.scheme == "http" and _is_loopback(url.host)):
+        raise MoergeError(
+            f"{url.copy_with(query=None)} is not encrypted, so the token and the statistics could be read on the way",
+            where=where,
+            todo="use an https:// address; plain http:// is for 127.0.0.1 and localhost only",
+        )
+
+
 class _UnavailableError(Exception):
     """The coordinator can't answer now; try again."""
 
@@ -53,16 +63,11 @@ class Client:
 
     def __init__(self, url: str, token: str, *, patience: float = 60.0) -> None:
         parsed = httpx.URL(url)
-        if parsed.scheme != "https" and not (parsed.scheme == "http" and _is_loopback(parsed.host)):
-            raise MoergeError(
-                f"{url} is not encrypted, so the token and the statistics could be read on the way",
-                where="coordinator",
-                todo="use an https:// address; plain http:// is for 127.0.0.1 and localhost only",
-            )
+        _require_encrypted(parsed, "coordinator")
+        timeout = httpx.Timeout(600.0, connect=10.0)
         self._patience = patience
-        self._http = httpx.Client(
-            base_url=parsed, headers={"Authorization": f"Bearer {token}"}, timeout=httpx.Timeout(600.0, connect=10.0)
-        )
+        self._http = httpx.Client(base_url=parsed, headers={"Authorization": f"Bearer {token}"}, timeout=timeout)
+        self._elsewhere = httpx.Client(timeout=timeout)  # without the token
 
     def __enter__(self) -> "Client":
         return self
@@ -75,6 +80,7 @@ class Client:
     def close(self) -> None:
         """Ends the connection."""
         self._http.close()
+        self._elsewhere.close()
 
     # --- plain requests
 
@@ -188,7 +194,12 @@ class Client:
 
     def version_report(self, number: int) -> SolveReport:
         """What solving its routers showed; operators and readers may see it."""
-        return self._get(SolveReport, f"/v1/versions/{number}/files/moerge-report.json")
+
+        def read() -> SolveReport:
+            with self._content(f"/v1/versions/{number}/files/moerge-report.json") as response:
+                return SolveReport.model_validate_json(response.read())
+
+        return self._patiently(read)
 
     def versions(self) -> Iterator[Version]:
         return self._pages(Version, "/v1/versions")
@@ -252,12 +263,23 @@ class Client:
                 come += file.size
         return come
 
-    def _download_one(self, path: str, file: FileEntry, target: Path, advance: Callable[[int], None]) -> None:
-        digest = hashlib.sha256()
-        with self._http.stream("GET", path) as response, atomic_file(target) as out:
+    @contextmanager
+    def _content(self, path: str) -> Iterator[httpx.Response]:
+        """A file's content, from the coordinator or from where it sends us; that place never sees the token."""
+        with ExitStack() as stack:
+            response = stack.enter_context(self._http.stream("GET", path))
+            if response.next_request is not None:
+                url = response.next_request.url
+                _require_encrypted(url, "download")
+                response = stack.enter_context(self._elsewhere.stream("GET", url))
             if response.is_error:
                 response.read()
                 _raise_for_problem(response)
+            yield response
+
+    def _download_one(self, path: str, file: FileEntry, target: Path, advance: Callable[[int], None]) -> None:
+        digest = hashlib.sha256()
+        with self._content(path) as response, atomic_file(target) as out:
             for piece in response.iter_bytes(_READ_BYTES):
                 digest.update(piece)
                 out.write(piece)

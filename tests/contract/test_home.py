@@ -65,7 +65,7 @@ def test_what_a_killed_coordinator_left_half_made_is_swept_and_the_rest_stays(tm
     server = Coordinator(tmp_path / "home")
     litter = [
         server.home / "blobs" / "incoming" / "half",
-        server.home / "uploads" / "1" / ".half.tmp",
+        server.home / "uploads" / "incoming" / "half",
         server.home / "experts" / ".half" / "config.json",
         server.home / "versions" / ".1.tmp" / "config.json",
     ]

@@ -106,6 +106,15 @@ def _wait(url: str, process: "subprocess.Popen[bytes]", log: Path) -> None:
     raise AssertionError(log.read_text())
 
 
+def settings(database: str, place: S3 | None = None) -> str:
+    """A coordinator's settings, in TOML."""
+    text = f'database = "{database}"\n'
+    if place is None:
+        return text
+    fields = "".join(f'{name} = "{value}"\n' for name, value in place.model_dump(exclude_none=True).items())
+    return f"{text}[s3]\n{fields}"
+
+
 @pytest.fixture
 def s3(s3_server: str) -> S3:
     """An empty place in the store."""

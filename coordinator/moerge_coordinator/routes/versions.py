@@ -1,14 +1,15 @@
 """Versions and the workflows that make them."""
 
 from fastapi import APIRouter, Request
-from fastapi.responses import FileResponse
+from fastapi.responses import FileResponse, Response
 from sqlalchemy import select
 
 from moerge.routers.ridge import SOLVER
 from moerge_coordinator import views
 from moerge_coordinator.auth import Anyone, Operator, OperatorOrReader
-from moerge_coordinator.database import transaction
+from moerge_coordinator.database import reading
 from moerge_coordinator.refusals import RefusedError
+from moerge_coordinator.routes.content import content
 from moerge_coordinator.routes.pages import After, Number, page
 from moerge_coordinator.routes.trunks import find_trunk
 from moerge_coordinator.tables import ContributionRow, ExpertRow, VersionRow
@@ -38,7 +39,7 @@ def solve(request: Request, caller: Operator, new: NewVersion) -> Workflow:
 
 def _lineage(request: Request, new: NewVersion) -> Lineage:
     trunk = find_trunk(request.app.state.engine, new.trunk)
-    with transaction(request.app.state.engine) as session:
+    with reading(request.app.state.engine) as session:
         query = select(ContributionRow).where(ContributionRow.trunk == trunk.digest, ContributionRow.active)
         parts = list(session.scalars(query))
         domains = {row.digest: row.domain for row in session.scalars(select(ExpertRow).order_by(ExpertRow.number))}
@@ -82,12 +83,12 @@ def _require_known(options: SolveOptions, domains: list[str]) -> None:
 @router.get("/versions")
 def list_versions(request: Request, caller: Anyone, after: After = 0) -> Page[Version]:
     """Lists versions. Role: any."""
-    with transaction(request.app.state.engine) as session:
+    with reading(request.app.state.engine) as session:
         return page(session, select(VersionRow), VersionRow.number, after, views.version)
 
 
 def _row(request: Request, number: int) -> VersionRow:
-    with transaction(request.app.state.engine) as session:
+    with reading(request.app.state.engine) as session:
         row = session.get(VersionRow, number)
     if row is None:
         raise RefusedError(ProblemType.NOT_FOUND, f"no version {number}", todo="see GET /v1/versions")
@@ -101,12 +102,12 @@ def show_version(request: Request, caller: Anyone, number: Number) -> Version:
 
 
 @router.get("/versions/{number}/files/{name}", response_class=FileResponse)
-def version_content(request: Request, caller: OperatorOrReader, number: Number, name: str) -> FileResponse:
+def version_content(request: Request, caller: OperatorOrReader, number: Number, name: str) -> Response:
     """A file of a version; ranges are served. Role: operator or reader."""
     sha256 = next((file["sha256"] for file in _row(request, number).files if file["name"] == name), None)
     if sha256 is None:
         raise RefusedError(ProblemType.NOT_FOUND, f"version {number} has no file {name!r}")
-    return FileResponse(request.app.state.blobs.path(sha256), filename=name, headers={"ETag": f'"{sha256}"'})
+    return content(request, sha256, name)
 
 
 @router.get("/workflows/{id}")
