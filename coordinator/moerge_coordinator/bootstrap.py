@@ -1,5 +1,7 @@
 """Wires one coordinator process: settings in, FastAPI app out."""
 
+import asyncio
+import logging
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -27,7 +29,9 @@ from moerge_coordinator.workflows import APPLICATION_VERSION, EXECUTOR_ID, QUEUE
 from moerge_proto.owners import NewToken, Role, Token
 
 APPLICATION = "moerge-coordinator"
+_log = logging.getLogger("moerge.coordinator")
 _QUEUE_SECONDS = 0.25
+_PRUNE_SECONDS = 600
 _CONNECTIONS = 8  # to DBOS's database; PostgreSQL's own bound is 100 for all replicas
 _TEMPLATE = """\
 # The coordinator's settings; `moerge coordinator serve` reads them once.
@@ -137,6 +141,16 @@ def workflow_client(settings: Settings) -> DBOSClient:
     return client
 
 
+async def _prune(blobs: Blobs) -> None:
+    """Forgets, from time to time, what another coordinator has deleted from the store."""
+    while True:
+        await asyncio.sleep(_PRUNE_SECONDS)
+        try:
+            await asyncio.to_thread(blobs.prune)
+        except MoergeError as error:
+            _log.warning("the cache was not pruned: %s", error)
+
+
 def make_app(settings: Settings) -> FastAPI:
     """The coordinator as an ASGI app. Its lifespan runs the durable workflows; hold `only_one` around it."""
 
@@ -152,10 +166,12 @@ def make_app(settings: Settings) -> FastAPI:
         app.state.workflows = Workflows(engine, blobs, app.state.uploads, settings.home, client)
         for place in (blobs, app.state.uploads, app.state.workflows):
             place.sweep()
+        pruning = asyncio.create_task(_prune(blobs))
         try:
             with workflows_run(settings):
                 yield
         finally:
+            pruning.cancel()
             if client is not None:
                 client.destroy()
             engine.dispose()

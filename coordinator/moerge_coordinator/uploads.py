@@ -53,7 +53,7 @@ class Uploads:
                 row = UploadRow(owner=owner, manifest=manifest, request=content)
                 session.add(row)
                 session.flush()
-            held = session.get(HoldingRow, (owner, request.sha256)) is not None
+        held = self._holds(owner, request.sha256)
         wanted = [] if held else list(dict.fromkeys(chunk.sha256 for chunk in request.chunks))
         come = self._chunks.held(row.id) if wanted else set()
         return Upload(id=row.id, missing=[each for each in wanted if each not in come])
@@ -106,9 +106,8 @@ class Uploads:
         """
         request = self._request(owner, upload)
         stored = Stored(sha256=request.sha256, size=request.size)
-        with transaction(self._engine) as session:
-            if session.get(HoldingRow, (owner, request.sha256)) is not None:
-                return stored
+        if self._holds(owner, request.sha256):
+            return stored
         if missing := self.open(owner, request).missing:
             raise RefusedError(
                 ProblemType.NOT_READY, f"{len(missing)} chunks are missing", where=missing[0], todo="send them"
@@ -142,6 +141,11 @@ class Uploads:
                 ProblemType.NOT_READY, f"no complete upload {sha256}", where=where, todo="upload it first"
             )
         return row.size
+
+    def _holds(self, owner: str, sha256: str) -> bool:
+        with reading(self._engine) as session:
+            held = session.get(HoldingRow, (owner, sha256)) is not None
+        return held and self._blobs.has(sha256)  # a process killed while it discards leaves the row
 
     def discard(self, owner: str, digests: list[str], refused: str = "") -> None:
         """Forgets that the owner sent refused files; removes each blob that nothing but the `refused` expert needs."""

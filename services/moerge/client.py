@@ -272,7 +272,7 @@ class Client:
                 url = response.next_request.url
                 _require_encrypted(url, "download")
                 response = stack.enter_context(self._elsewhere.stream("GET", url))
-            if response.is_error:
+            if not response.is_success:
                 response.read()
                 _raise_for_problem(response)
             yield response
@@ -311,7 +311,7 @@ def _compress(data: bytes) -> bytes:
 def _raise_for_problem(response: httpx.Response) -> None:
     if response.status_code in (502, 503, 504):
         raise _UnavailableError(f"status {response.status_code}")
-    if response.is_error:
+    if not response.is_success:
         try:
             problem = Problem.model_validate_json(response.content)
         except ValidationError:

@@ -2,6 +2,7 @@
 
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -210,12 +211,39 @@ def test_the_cache_is_bounded_and_drops_what_was_used_longest_ago(s3: S3, tmp_pa
         assert sha256_hex(blobs.local(digest).read_bytes()) == digest
 
 
-def test_a_cache_forgets_at_the_next_sweep_what_another_process_deleted(s3: S3, tmp_path: Path) -> None:
+def test_a_cache_forgets_at_the_next_pruning_what_another_process_deleted(s3: S3, tmp_path: Path) -> None:
     one, other = (S3Blobs(s3, tmp_path / name, 2**40) for name in "ab")
-    digest = put(one, b"private")
+    digest, kept = put(one, b"private"), put(one, b"kept")
     other.delete(digest)
-    one.sweep()
-    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+    one.prune()
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == [kept]
+
+
+def test_a_pruning_takes_nothing_that_is_on_its_way_into_the_store(s3: S3, tmp_path: Path) -> None:
+    blobs = S3Blobs(s3, tmp_path / "cache", 2**40)
+    done = threading.Event()
+
+    def prune() -> None:
+        while not done.is_set():
+            blobs.prune()
+
+    pruning = threading.Thread(target=prune)
+    pruning.start()
+    try:
+        digests = [put(blobs, str(number).encode()) for number in range(30)]
+    finally:
+        done.set()
+        pruning.join()
+    assert {digest for digest, _ in blobs.digests()} == set(digests)
+
+
+def test_content_that_is_there_is_not_sent_again(s3: S3, tmp_path: Path) -> None:
+    data = os.urandom(LARGE)
+    digest = put(S3Blobs(s3, tmp_path / "a", 2**40), data)
+    sent = obstore.head(store(s3), f"{s3.prefix}/blobs/{digest}")
+    time.sleep(1.1)  # the store tells seconds apart
+    assert put(S3Blobs(s3, tmp_path / "b", 2**40), data) == digest
+    assert obstore.head(store(s3), f"{s3.prefix}/blobs/{digest}") == sent
 
 
 def test_law_8_putting_and_fetching_hold_a_few_parts_in_memory(s3: S3, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Several coordinators on one PostgreSQL database and one S3 store serve as one."""
 
+import os
 import secrets
 import subprocess
 import threading
@@ -23,7 +24,7 @@ from moerge_proto.experts import ExpertState, NewExpert
 from moerge_proto.uploads import Chunk, NewUpload, Upload
 from moerge_proto.versions import NewVersion
 from moerge_proto.workflows import Workflow, WorkflowState
-from support.fleet import Member, honest, join, joined, merge, send
+from support.fleet import SILENT, Member, honest, join, joined, merge, send
 from support.models import expert
 from support.processes import MOERGE, Coordinator, coordinator, moerge
 from support.servers import BUCKET, Postgres, settings
@@ -238,3 +239,28 @@ def locked_by(database: str) -> int:
                 return int(row[0])
             time.sleep(0.05)
     raise AssertionError("nobody leads")
+
+
+def test_law_8_any_number_of_uploads_at_once_take_constant_memory(replicas: Replicas, tmp_path: Path) -> None:
+    """As many again take hardly more, though they are as large as all that the first ones took."""
+    size, count = 24 * 2**20, 12
+    member = join(replicas.one, f"many-{secrets.token_hex(4)}", tmp_path)
+    assert replicas.one.process is not None
+    memory = Path(f"/proc/{replicas.one.process.pid}/status")
+
+    def peak() -> int:
+        return int(memory.read_text().partition("VmHWM:")[2].split()[0]) * 1024
+
+    def upload(number: int) -> None:
+        path = tmp_path / str(number)
+        path.write_bytes(os.urandom(size))
+        with replicas.one.client(member.token) as client:
+            client.upload(path, SILENT, title="file")
+        path.unlink()
+
+    with ThreadPoolExecutor(count) as pool:
+        list(pool.map(upload, range(count)))
+        first = peak()
+        list(pool.map(upload, range(count, 3 * count)))
+    member.client.close()
+    assert peak() - first < size * count / 4

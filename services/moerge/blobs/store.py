@@ -72,6 +72,10 @@ class Blobs(Protocol):
         """Removes what writers that were killed left behind. Call it before any writer starts."""
         ...
 
+    def prune(self) -> None:
+        """Removes local files whose blob another process has deleted. Safe at any time."""
+        ...
+
 
 class Chunks(Protocol):
     """Pieces of uploads that are not put together yet, named by upload and SHA-256: complete or absent."""
