@@ -8,7 +8,7 @@ from fastapi import Depends, Request
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from sqlalchemy import Engine, select
 
-from moerge_coordinator.database import transaction
+from moerge_coordinator.database import reading, transaction
 from moerge_coordinator.refusals import RefusedError
 from moerge_coordinator.tables import DomainRow, OwnerRow, TokenRow
 from moerge_proto.digests import sha256_hex
@@ -42,7 +42,7 @@ def make_token(engine: Engine, asked: NewToken) -> Token:
 
 def identify(engine: Engine, secret: str) -> Identity | None:
     """Whose token this is."""
-    with transaction(engine) as session:
+    with reading(engine) as session:
         row = session.scalar(select(TokenRow).where(TokenRow.hash == sha256_hex(secret.encode())))
         if row is None:
             return None

@@ -1,22 +1,26 @@
 """Wires one coordinator process: settings in, FastAPI app out."""
 
-import threading
+import asyncio
+import logging
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
-from dbos import DBOS, DBOSConfig, DBOSPortableJSONSerializer
+from dbos import DBOS, DBOSClient, DBOSConfig, DBOSPortableJSONSerializer
 from fastapi import APIRouter, FastAPI
 from filelock import FileLock, Timeout
-from sqlalchemy import select
+from sqlalchemy import Engine, select
 
 from moerge import __version__
-from moerge.blobs.local import LocalBlobs
+from moerge.blobs.local import LocalBlobs, LocalChunks
+from moerge.blobs.s3 import S3Blobs, S3Chunks
+from moerge.blobs.store import Blobs, Chunks
 from moerge.errors import MoergeError
 from moerge.files import atomic_file
 from moerge_coordinator import refusals
 from moerge_coordinator.auth import make_token
 from moerge_coordinator.database import open_database, transaction
+from moerge_coordinator.leader import Leader, beside_others
 from moerge_coordinator.needed import collect
 from moerge_coordinator.routes import (
     aliases,
@@ -29,19 +33,31 @@ from moerge_coordinator.routes import (
     uploads,
     versions,
 )
-from moerge_coordinator.settings import FILE, Settings
+from moerge_coordinator.settings import FILE, Settings, read_settings
 from moerge_coordinator.tables import TokenRow
 from moerge_coordinator.uploads import Uploads
-from moerge_coordinator.workflows import APPLICATION_VERSION, EXECUTOR_ID, Workflows
+from moerge_coordinator.workflows import APPLICATION_VERSION, EXECUTOR_ID, QUEUE, Workflows
 from moerge_proto.owners import NewToken, Role, Token
 
+APPLICATION = "moerge-coordinator"
+_log = logging.getLogger("moerge.coordinator")
+_QUEUE_SECONDS = 0.25
+_PRUNE_SECONDS = 600
+_CONNECTIONS = 8  # to DBOS's database; PostgreSQL's own bound is 100 for all replicas
 _TEMPLATE = """\
 # The coordinator's settings; `moerge coordinator serve` reads them once.
 host = "127.0.0.1"
 port = 8080
 # tls_certificate = "/path/to/certificate.pem"
 # tls_key = "/path/to/key.pem"
+# database = "postgresql://USER:PASSWORD@HOST/NAME"  # instead of a SQLite file in this folder
 # vocabulary = "pad"  # take experts whose tokenizers only add tokens behind a common vocabulary
+
+# [s3]  # instead of a folder here; credentials come from AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY
+# bucket = "moerge"
+# endpoint = "https://s3.example.org"  # only for stores other than AWS; clients download from it too
+# region = "us-east-1"
+# prefix = "production"
 """
 
 
@@ -53,7 +69,8 @@ def initialise(home: Path) -> Token:
     """
     home.mkdir(parents=True, exist_ok=True)
     home.chmod(0o700)
-    engine = open_database(Settings(home=home).database)
+    settings = read_settings(home) if (home / FILE).exists() else Settings(home=home)
+    engine = open_database(settings.database)
     try:
         with transaction(engine) as session:
             if session.scalar(select(TokenRow).limit(1)) is not None:
@@ -69,43 +86,107 @@ def initialise(home: Path) -> Token:
 
 
 @contextmanager
-def only_one(home: Path) -> Iterator[None]:
-    """Holds the home's lock: two processes would run the same workflow steps at once.
+def only_one(settings: Settings) -> Iterator[None]:
+    """Holds the home's lock, and the right to serve on the database: two processes would run the same workflow steps.
+
+    Several may serve on one PostgreSQL database, each with its home, if they share an S3 store.
 
     Raises:
         MoergeError: another process holds it.
     """
     try:
-        with FileLock(home / "coordinator.lock", blocking=False):
-            yield
+        with FileLock(settings.home / "coordinator.lock", blocking=False):
+            if isinstance(settings.database, str):
+                with beside_others(settings.database, shared=settings.s3 is not None):
+                    yield
+            else:
+                yield
     except Timeout as error:
         todo = "stop it first, or use another home"
-        raise MoergeError("another coordinator runs on this home", where=str(home), todo=todo) from error
+        raise MoergeError("another coordinator runs on this home", where=str(settings.home), todo=todo) from error
 
 
-def make_app(settings: Settings) -> FastAPI:
-    """The coordinator as an ASGI app. Its lifespan runs the durable workflows, so only one may run on a home."""
+def stores(settings: Settings) -> tuple[Blobs, Chunks]:
+    """Where blobs and chunks are kept."""
+    home = settings.home
+    if settings.s3 is None:
+        return LocalBlobs(home / "blobs"), LocalChunks(home / "uploads")
+    blobs = S3Blobs(settings.s3, home / "cache", settings.cache_bytes)
+    return blobs, S3Chunks(settings.s3, home / "uploads" / "incoming")
 
-    @asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        engine = open_database(settings.database)
-        blobs = LocalBlobs(settings.home / "blobs")
-        app.state.settings = settings
-        app.state.engine = engine
-        app.state.blobs = blobs
-        app.state.uploads = Uploads(engine, blobs, settings.home / "uploads")
-        app.state.registering = threading.Lock()
-        app.state.workflows = Workflows(engine, blobs, app.state.uploads, settings.home)
-        for place in (blobs, app.state.uploads, app.state.workflows):
-            place.sweep()
-        collect(engine, blobs)
+
+@contextmanager
+def workflows_run(settings: Settings, engine: Engine, workflows: Workflows) -> Iterator[None]:
+    """While it is open, this process runs the workflows, or waits until it is the one that does."""
+
+    def launch() -> None:
+        collect(engine, workflows.blobs)
         DBOS(config=dbos_config(settings))
         DBOS.launch()
-        app.state.workflows.start_remerge()
+        workflows.start_remerge()
+
+    if not isinstance(settings.database, str):
+        launch()
         try:
             yield
         finally:
             DBOS.destroy()
+    else:
+        leader = Leader(settings.database, launch)
+        leader.start()
+        try:
+            yield
+        finally:
+            leader.stop()
+            DBOS.destroy()
+
+
+def workflow_client(settings: Settings) -> DBOSClient:
+    """Queues workflows and reads how they go, beside whichever process runs them."""
+    DBOS.migrate(settings.workflow_database)
+    client = DBOSClient(
+        system_database_url=settings.workflow_database,
+        application_name=APPLICATION,
+        serializer=DBOSPortableJSONSerializer(),
+        system_database_pool_size=_CONNECTIONS,
+    )
+    client.register_queue(QUEUE, polling_interval_sec=_QUEUE_SECONDS)
+    return client
+
+
+async def _prune(blobs: Blobs) -> None:
+    """Forgets, from time to time, what another coordinator has deleted from the store."""
+    while True:
+        await asyncio.sleep(_PRUNE_SECONDS)
+        try:
+            await asyncio.to_thread(blobs.prune)
+        except MoergeError as error:
+            _log.warning("the cache was not pruned: %s", error)
+
+
+def make_app(settings: Settings) -> FastAPI:
+    """The coordinator as an ASGI app. Its lifespan runs the durable workflows; hold `only_one` around it."""
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        engine = open_database(settings.database)
+        blobs, chunks = stores(settings)
+        client = workflow_client(settings) if isinstance(settings.database, str) else None
+        app.state.settings = settings
+        app.state.engine = engine
+        app.state.blobs = blobs
+        app.state.uploads = Uploads(engine, blobs, chunks)
+        app.state.workflows = Workflows(engine, blobs, app.state.uploads, settings.home, client)
+        for place in (blobs, app.state.uploads, app.state.workflows):
+            place.sweep()
+        pruning = asyncio.create_task(_prune(blobs))
+        try:
+            with workflows_run(settings, engine, app.state.workflows):
+                yield
+        finally:
+            pruning.cancel()
+            if client is not None:
+                client.destroy()
             engine.dispose()
 
     app = FastAPI(
@@ -130,11 +211,12 @@ def make_app(settings: Settings) -> FastAPI:
 
 def dbos_config(settings: Settings) -> DBOSConfig:
     return DBOSConfig(
-        name="moerge-coordinator",
-        system_database_url=f"sqlite:///{settings.workflow_database}",
+        name=APPLICATION,
+        system_database_url=settings.workflow_database,
         serializer=DBOSPortableJSONSerializer(),  # the default one unpickles
         executor_id=EXECUTOR_ID,
         application_version=APPLICATION_VERSION,
         enable_otlp=False,
+        sys_db_pool_size=_CONNECTIONS,
         log_level="WARNING",
     )

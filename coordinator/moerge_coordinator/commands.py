@@ -35,7 +35,7 @@ def serve(
     Example: moerge coordinator serve /srv/moerge --port 8080
     """
     settings = read_settings(home)
-    with only_one(home):
+    with only_one(settings):
         uvicorn.run(
             make_app(settings),
             host=host or settings.host,

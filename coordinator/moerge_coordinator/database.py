@@ -1,4 +1,8 @@
-"""The database: its engine, its schema, one transaction."""
+"""The database: its engine, its schema, one transaction. SQLite or PostgreSQL, with the same meaning.
+
+Writing transactions are one at a time, over all processes. A reading one sees the rows of one moment, and waits for
+none.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -6,26 +10,38 @@ from pathlib import Path
 
 from alembic import command
 from alembic.config import Config
-from sqlalchemy import Connection, Engine, create_engine, event
+from sqlalchemy import Connection, Engine, create_engine, event, make_url
 from sqlalchemy.engine.interfaces import DBAPIConnection
+from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
 from moerge.errors import MoergeError
 
+WRITING, LEADING, SERVING = 0x6D6F65726765_01, 0x6D6F65726765_02, 0x6D6F65726765_03
+"""Keys of PostgreSQL's advisory locks."""
+KEEPALIVES = {"keepalives_idle": 5, "keepalives_interval": 1, "keepalives_count": 3, "connect_timeout": 10}
+_OPTIONS = "-c lock_timeout=30s -c idle_in_transaction_session_timeout=5min"
 
-def open_database(path: Path) -> Engine:
-    """An engine on the SQLite file at `path`, its schema brought up to date."""
-    maker = _engine(path, "foreign_keys=OFF")  # a migration may make a table anew that others refer to
+
+def open_database(database: Path | str) -> Engine:
+    """An engine on the SQLite file, or on the PostgreSQL database of a URL, its schema brought up to date.
+
+    Raises:
+        MoergeError: the PostgreSQL server can't be reached, or rows refer to nothing.
+    """
+    if isinstance(database, str):
+        return _open_postgresql(database)
+    maker = _sqlite(database, "foreign_keys=OFF")  # a migration may make a table anew that others refer to
     with maker.begin() as connection:
         migrate(connection)
         broken = connection.exec_driver_sql("PRAGMA foreign_key_check").all()
         if broken:
-            raise MoergeError(f"rows that refer to nothing: {broken[:3]}", where=str(path), todo="restore a backup")
+            raise MoergeError(f"rows that refer to nothing: {broken[:3]}", where=str(database), todo="restore a backup")
     maker.dispose()
-    return _engine(path, "foreign_keys=ON")
+    return _sqlite(database, "foreign_keys=ON")
 
 
-def _engine(path: Path, *pragmas: str) -> Engine:
+def _sqlite(path: Path, *pragmas: str) -> Engine:
     engine = create_engine(f"sqlite:///{path}")
 
     @event.listens_for(engine, "connect")
@@ -38,21 +54,64 @@ def _engine(path: Path, *pragmas: str) -> Engine:
 
     @event.listens_for(engine, "begin")
     def _begin(connection: Connection) -> None:
-        connection.exec_driver_sql("BEGIN IMMEDIATE")  # a reader that turns writer would fail with "database is locked"
+        reads = _reads(connection)
+        connection.exec_driver_sql(f"PRAGMA query_only={'ON' if reads else 'OFF'}")
+        # A reader that turns writer would fail with "database is locked".
+        connection.exec_driver_sql("BEGIN" if reads else "BEGIN IMMEDIATE")
 
     return engine
 
 
-def migrate(connection: Connection) -> None:
-    """Brings the schema behind `connection` to the newest revision."""
+def _open_postgresql(url: str) -> Engine:
+    engine = create_engine(
+        make_url(url).set(drivername="postgresql+psycopg"),
+        connect_args={**KEEPALIVES, "options": _OPTIONS},
+        pool_pre_ping=True,
+    )
+
+    @event.listens_for(engine, "begin")
+    def _begin(connection: Connection) -> None:
+        if _reads(connection):
+            connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
+        else:
+            connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({WRITING})")
+
+    try:
+        with engine.begin() as connection:
+            migrate(connection)
+    except OperationalError as error:
+        engine.dispose()
+        raise unreachable(error) from error
+    return engine
+
+
+def unreachable(error: OperationalError) -> MoergeError:
+    """What to tell who started the coordinator."""
+    todo = "check that PostgreSQL runs, and the address, user and password"
+    return MoergeError(f"no connection: {str(error.orig).strip()}", where="database", todo=todo)
+
+
+def _reads(connection: Connection) -> bool:
+    return bool(connection.get_execution_options().get("reads"))
+
+
+def migrate(connection: Connection, revision: str = "head") -> None:
+    """Brings the schema behind `connection` up to a revision."""
     config = Config()
     config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
     config.attributes["connection"] = connection
-    command.upgrade(config, "head")
+    command.upgrade(config, revision)
 
 
 @contextmanager
 def transaction(engine: Engine) -> Iterator[Session]:
     """A session whose work is committed at the end, or not done at all."""
     with Session(engine, expire_on_commit=False) as session, session.begin():
+        yield session
+
+
+@contextmanager
+def reading(engine: Engine) -> Iterator[Session]:
+    """A session that reads the rows of one moment, beside any writer; the database refuses its writes."""
+    with transaction(engine.execution_options(reads=True)) as session:
         yield session

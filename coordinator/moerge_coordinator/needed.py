@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from sqlalchemy import Engine, select
 from sqlalchemy.orm import Session
 
-from moerge.blobs.local import LocalBlobs
+from moerge.blobs.store import Blobs
 from moerge_coordinator.database import transaction
 from moerge_coordinator.tables import (
     ArtifactRow,
@@ -38,11 +38,14 @@ def needed(session: Session) -> set[str]:
     }
 
 
-def collect(engine: Engine, blobs: LocalBlobs, candidates: Iterable[str] | None = None) -> tuple[int, int]:
+def collect(engine: Engine, blobs: Blobs, candidates: Iterable[str] | None = None) -> tuple[int, int]:
     """Removes those of the candidates, by default of all blobs, that nothing needs; returns their number and bytes."""
     with transaction(engine) as session:
-        sizes = dict(blobs.digests())
-        superfluous = (sizes.keys() if candidates is None else sizes.keys() & set(candidates)) - needed(session)
+        if candidates is None:
+            sizes = dict(blobs.digests())
+        else:
+            sizes = {digest: size for digest in candidates if (size := blobs.size(digest)) is not None}
+        superfluous = sizes.keys() - needed(session)
         for digest in superfluous:
             blobs.delete(digest)
         return len(superfluous), sum(sizes[digest] for digest in superfluous)

@@ -1,18 +1,18 @@
 """Uploads on disk: chunks as they come, then the whole file as a blob."""
 
+import asyncio
 import hashlib
-import shutil
+import os
+import secrets
 from collections.abc import AsyncIterator, Iterator
 from functools import partial
-from pathlib import Path
 from typing import BinaryIO
 
 import zstandard
 from sqlalchemy import Engine, select
 
-from moerge.blobs.local import LocalBlobs
-from moerge.files import atomic_file
-from moerge_coordinator.database import transaction
+from moerge.blobs.store import Blobs, Chunks
+from moerge_coordinator.database import reading, transaction
 from moerge_coordinator.needed import collect
 from moerge_coordinator.refusals import RefusedError
 from moerge_coordinator.tables import HoldingRow, UploadRow
@@ -27,13 +27,12 @@ _MAX_WINDOW = 2**27
 class Uploads:
     """The open uploads, and what each owner holds."""
 
-    def __init__(self, engine: Engine, blobs: LocalBlobs, folder: Path) -> None:
-        self._engine, self._blobs, self._folder = engine, blobs, folder
+    def __init__(self, engine: Engine, blobs: Blobs, chunks: Chunks) -> None:
+        self._engine, self._blobs, self._chunks = engine, blobs, chunks
 
     def sweep(self) -> None:
         """Removes the half-written chunks of a process that was killed. Call it before any chunk comes."""
-        for leftover in self._folder.glob("*/.*"):
-            leftover.unlink()
+        self._chunks.sweep()
 
     def open(self, owner: str, request: NewUpload) -> Upload:
         """Opens an upload, or finds the same one open; tells which chunks are missing."""
@@ -45,9 +44,10 @@ class Uploads:
                 row = UploadRow(owner=owner, manifest=manifest, request=content)
                 session.add(row)
                 session.flush()
-            held = session.get(HoldingRow, (owner, request.sha256)) is not None
+        held = self._holds(owner, request.sha256)
         wanted = [] if held else list(dict.fromkeys(chunk.sha256 for chunk in request.chunks))
-        return Upload(id=row.id, missing=[each for each in wanted if not self._chunk(row.id, each).is_file()])
+        come = self._chunks.held(row.id) if wanted else set()
+        return Upload(id=row.id, missing=[each for each in wanted if each not in come])
 
     async def receive(self, owner: str, upload: int, sha256: str, body: AsyncIterator[bytes]) -> None:
         """Writes one chunk to disk as it comes.
@@ -60,15 +60,20 @@ class Uploads:
         if size is None:
             raise RefusedError(ProblemType.NOT_FOUND, "the upload's manifest has no such chunk", where=sha256)
         digest, come = hashlib.sha256(), 0
-        with atomic_file(self._chunk(upload, sha256)) as out:
-            async for piece in body:
-                come += len(piece)
-                if come > size:
-                    raise RefusedError(
-                        ProblemType.INVALID_REQUEST, f"more than the {size} bytes of the manifest", where=sha256
-                    )
-                digest.update(piece)
-                out.write(piece)
+        self._chunks.incoming.mkdir(parents=True, exist_ok=True)
+        file = self._chunks.incoming / secrets.token_hex(16)
+        try:
+            with file.open("xb") as out:
+                async for piece in body:
+                    come += len(piece)
+                    if come > size:
+                        raise RefusedError(
+                            ProblemType.INVALID_REQUEST, f"more than the {size} bytes of the manifest", where=sha256
+                        )
+                    digest.update(piece)
+                    out.write(piece)
+                out.flush()
+                os.fsync(out.fileno())
             if come < size:
                 raise RefusedError(
                     ProblemType.TRUNCATED, f"expected {size} bytes, received {come}", where=sha256, todo="send it again"
@@ -80,6 +85,9 @@ class Uploads:
                     where=sha256,
                     todo="send it again",
                 )
+            await asyncio.to_thread(self._chunks.keep, upload, sha256, file)
+        finally:
+            file.unlink(missing_ok=True)
 
     def commit(self, owner: str, upload: int) -> Stored:
         """Puts the chunks together as a blob. Doing it again changes nothing.
@@ -89,10 +97,11 @@ class Uploads:
         """
         request = self._request(owner, upload)
         stored = Stored(sha256=request.sha256, size=request.size)
-        with transaction(self._engine) as session:
-            if session.get(HoldingRow, (owner, request.sha256)) is not None:
-                return stored
+        if self._holds(owner, request.sha256):
+            return stored
         if missing := self.open(owner, request).missing:
+            if self._holds(owner, request.sha256):  # the same commit, sent twice at once, has just removed the chunks
+                return stored
             raise RefusedError(
                 ProblemType.NOT_READY, f"{len(missing)} chunks are missing", where=missing[0], todo="send them"
             )
@@ -111,7 +120,7 @@ class Uploads:
                     session.merge(HoldingRow(owner=owner, sha256=request.sha256, size=request.size))
                     break
             put()  # another owner's refusal removed it just before the row was there
-        shutil.rmtree(self._folder / str(upload), ignore_errors=True)
+        self._chunks.remove(upload)
         return stored
 
     def held(self, owner: str, sha256: str, where: str) -> int:
@@ -120,13 +129,17 @@ class Uploads:
         Raises:
             RefusedError: it has not.
         """
-        with transaction(self._engine) as session:
+        with reading(self._engine) as session:
             row = session.get(HoldingRow, (owner, sha256))
         if row is None:
             raise RefusedError(
                 ProblemType.NOT_READY, f"no complete upload {sha256}", where=where, todo="upload it first"
             )
         return row.size
+
+    def _holds(self, owner: str, sha256: str) -> bool:
+        with reading(self._engine) as session:
+            return session.get(HoldingRow, (owner, sha256)) is not None
 
     def discard(self, owner: str, digests: list[str]) -> None:
         """Forgets that the owner sent refused files; removes each blob that nothing needs."""
@@ -139,7 +152,7 @@ class Uploads:
     def _assemble(self, upload: int, request: NewUpload, out: BinaryIO) -> str:
         digest, size = hashlib.sha256(), 0
         for chunk in request.chunks:
-            for piece in _plain(self._chunk(upload, chunk.sha256), request.encoding):
+            for piece in self._plain(upload, chunk.sha256, request.encoding):
                 size += len(piece)
                 if size > request.size:
                     raise RefusedError(
@@ -158,7 +171,7 @@ class Uploads:
         return request.sha256
 
     def _request(self, owner: str, upload: int) -> NewUpload:
-        with transaction(self._engine) as session:
+        with reading(self._engine) as session:
             row = session.get(UploadRow, upload)
         if row is None or row.owner != owner:
             raise RefusedError(ProblemType.NOT_FOUND, f"no upload {upload}", todo="open it again")
@@ -167,21 +180,17 @@ class Uploads:
     def _forget(self, upload: int) -> None:
         with transaction(self._engine) as session:
             session.delete(session.get_one(UploadRow, upload))
-        shutil.rmtree(self._folder / str(upload), ignore_errors=True)
+        self._chunks.remove(upload)
 
-    def _chunk(self, upload: int, sha256: str) -> Path:
-        return self._folder / str(upload) / sha256
-
-
-def _plain(path: Path, encoding: str) -> Iterator[bytes]:
-    with path.open("rb") as file:
-        try:
-            source = (
-                zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW).stream_reader(file)
-                if encoding == "zstd"
-                else file
-            )
-            while piece := source.read(_PIECE):
-                yield piece
-        except zstandard.ZstdError as error:
-            raise RefusedError(ProblemType.WRONG_DIGEST, f"not a zstd frame: {error}", where=path.name) from error
+    def _plain(self, upload: int, sha256: str, encoding: str) -> Iterator[bytes]:
+        with self._chunks.open(upload, sha256) as file:
+            try:
+                source = (
+                    zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW).stream_reader(file)
+                    if encoding == "zstd"
+                    else file
+                )
+                while piece := source.read(_PIECE):
+                    yield piece
+            except zstandard.ZstdError as error:
+                raise RefusedError(ProblemType.WRONG_DIGEST, f"not a zstd frame: {error}", where=sha256) from error

@@ -9,21 +9,20 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cache, wraps
 from pathlib import Path
-from typing import Any, ParamSpec
+from typing import Any, Concatenate, ParamSpec
 
-from dbos import DBOS, DBOSConfiguredInstance, SetWorkflowID
+from dbos import DBOS, DBOSClient, DBOSConfiguredInstance, EnqueueOptions, SetWorkflowID
 from sqlalchemy import Engine, func, select
 from torch import Tensor
 from transformers import PretrainedConfig
 
 from moerge.architectures.config import read_config
 from moerge.architectures.families import EMBEDDING, Family, family_of
-from moerge.blobs.local import LocalBlobs
+from moerge.blobs.store import Blobs, show
 from moerge.checkpoint.reader import Checkpoint
 from moerge.checkpoint.writer import TensorPlan, write_safetensors
 from moerge.errors import MoergeError
 from moerge.experts import require_finite
-from moerge.files import sync_folder
 from moerge.progress import progress
 from moerge.publish.card import card_file
 from moerge.publish.version import (
@@ -42,12 +41,13 @@ from moerge.statistics.bounds import feature_bounds, feature_exponents, feature_
 from moerge.trunk.merge import elementwise_method, merge_plan, trunk_digest
 from moerge.trunk.regmean import ModuleGrams, regmean
 from moerge_coordinator import views
-from moerge_coordinator.database import transaction
+from moerge_coordinator.database import reading, transaction
 from moerge_coordinator.lifecycle import remerge, require_told, require_usable
 from moerge_coordinator.tables import ArtifactRow, ContributionRow, ExpertRow, TrunkRow, VersionRow
 from moerge_coordinator.uploads import Uploads
 from moerge_proto.digests import canonical_json, digest_of
 from moerge_proto.experts import ExpertState
+from moerge_proto.messages import FileEntry
 from moerge_proto.statistics_file import StatisticsFile
 from moerge_proto.trunks import TrunkLineage
 from moerge_proto.versions import Lineage, SolveReport, VersionFile
@@ -57,6 +57,8 @@ P = ParamSpec("P")
 Outcome = dict[str, Any]
 DENSE_TRUNK_FILE = "trunk.safetensors"
 EXECUTOR_ID = "coordinator"
+INSTANCE = "coordinator"
+QUEUE = "workflows"
 _TRUNK_FIELDS = (
     "digest", "method", "options", "experts", "contributions", "family", "hidden_size", "layers", "exponents",
     "bounds", "tensors", "files",
@@ -65,16 +67,19 @@ _GONE: Outcome = {"result": None}  # what a step needs was removed meanwhile: ma
 APPLICATION_VERSION = "3"  # raise only when a workflow's steps change, and let running ones finish first
 
 
-def _telling_problems(step: Callable[P, object]) -> Callable[P, Outcome]:
+def _telling_problems(
+    step: Callable[Concatenate["Workflows", P], object],
+) -> Callable[Concatenate["Workflows", P], Outcome]:
     """What a step returns: its result, or the problem that its input has. Other errors break the workflow.
 
     Problems are returned, not raised, because a workflow that goes on after a crash gets them back as they were.
     """
 
     @wraps(step)
-    def told(*args: P.args, **kwargs: P.kwargs) -> Outcome:
+    def told(self: "Workflows", /, *args: P.args, **kwargs: P.kwargs) -> Outcome:
         try:
-            return {"result": step(*args, **kwargs)}
+            with self.blobs.holding():
+                return {"result": step(self, *args, **kwargs)}
         except MoergeError as error:
             return {"problem": error.problem().model_dump(mode="json")}
 
@@ -83,24 +88,50 @@ def _telling_problems(step: Callable[P, object]) -> Callable[P, Outcome]:
 
 @DBOS.dbos_class()
 class Workflows(DBOSConfiguredInstance):
-    """The three kinds of long work: take in an expert, merge a trunk, publish a version."""
+    """The three kinds of long work: take in an expert, merge a trunk, publish a version.
 
-    def __init__(self, engine: Engine, blobs: LocalBlobs, uploads: Uploads, home: Path) -> None:
+    With a `client`, work is queued for whichever process runs the workflows; without, this process runs them.
+    """
+
+    def __init__(
+        self, engine: Engine, blobs: Blobs, uploads: Uploads, home: Path, client: DBOSClient | None = None
+    ) -> None:
         self._engine, self._blobs, self._uploads, self._home = engine, blobs, uploads, home
+        self._client = client
         self._publishing = threading.Lock()
-        super().__init__("coordinator")
+        super().__init__(INSTANCE)
+
+    @property
+    def blobs(self) -> Blobs:
+        return self._blobs
 
     def sweep(self) -> None:
-        """Removes the half-made folders of a process that was killed. Call it before any is made."""
-        for place in ("experts", "versions"):
-            for leftover in (self._home / place).glob(".*"):
-                shutil.rmtree(leftover)
+        """Removes what a process that was killed left of folders of links. Call it before any is made."""
+        with reading(self._engine) as session:
+            live = set(map(str, session.scalars(select(VersionRow.number).where(VersionRow.retired.is_(None)))))
+        folders = [*(self._home / "experts").glob("*"), *(self._home / "versions").glob("*")]
+        for folder in folders:
+            if folder.parent.name == "experts" or folder.name not in live:
+                shutil.rmtree(folder)
 
     def expert_folder(self, digest: str) -> Path:
-        """The expert's files under the names that its owner gave them."""
-        return self._home / "experts" / digest
+        """The expert's files under the names that its owner gave them, as a folder of links that is made on demand.
+
+        Raises:
+            FileNotFoundError: one of them is not kept.
+        """
+        with reading(self._engine) as session:
+            files = session.scalars(select(ExpertRow.files).where(ExpertRow.digest == digest)).one()
+        folder = self._home / "experts" / digest
+        show(self._blobs, map(FileEntry.model_validate, files), folder)
+        return folder
+
+    def forget_expert_folder(self, digest: str) -> None:
+        """Removes the folder of links; the files stay."""
+        shutil.rmtree(self._home / "experts" / digest, ignore_errors=True)
 
     def version_folder(self, number: int) -> Path:
+        """A version's files as links, where the blobs' store is lasting; elsewhere a version is pulled."""
         return self._home / "versions" / str(number)
 
     # --- starting, and asking how it goes
@@ -129,12 +160,29 @@ class Workflows(DBOSConfiguredInstance):
             attempt += 1
         id_ = f"{name}-{attempt}"
         if found is None:
-            with SetWorkflowID(id_):
-                DBOS.start_workflow(workflow, *args)
+            self._launch(id_, workflow, *args)
         return self.find(id_) or Workflow(id=id_, state=WorkflowState.RUNNING)
 
+    def _launch(self, id_: str, workflow: Callable[..., Outcome], *args: object) -> None:
+        if self._client is None:
+            with SetWorkflowID(id_):
+                DBOS.start_workflow(workflow, *args)
+            return
+        options = EnqueueOptions(
+            workflow_id=id_,
+            queue_name=QUEUE,
+            workflow_name=workflow.__qualname__,
+            class_name=type(self).__qualname__,
+            instance_name=INSTANCE,
+            app_version=APPLICATION_VERSION,
+        )
+        self._client.enqueue(options, *args)
+
     def find(self, id_: str) -> Workflow | None:
-        status = DBOS.get_workflow_status(id_)
+        if self._client is None:
+            status = DBOS.get_workflow_status(id_)
+        else:
+            status = next(iter(self._client.list_workflows(workflow_ids=[id_])), None)
         return None if status is None else views.workflow(id_, status.status, status.output, status.error)
 
     # --- take in an expert
@@ -172,7 +220,7 @@ class Workflows(DBOSConfiguredInstance):
         with transaction(self._engine) as session:
             row = session.scalars(select(ExpertRow).where(ExpertRow.digest == digest)).one()
             row.state, row.problem = ExpertState.REFUSED.value, problem
-        shutil.rmtree(self.expert_folder(digest), ignore_errors=True)
+        self.forget_expert_folder(digest)
         self._uploads.discard(row.owner, [file["sha256"] for file in row.files])
 
     # --- merge a trunk
@@ -201,7 +249,7 @@ class Workflows(DBOSConfiguredInstance):
             total, title = sum(plan.bytes for plan in plans), f"merging a trunk of {len(folders)} by {made.method}"
             with progress().track(title, total, "B") as tracker:
                 weights = self._blobs.put(DENSE_TRUNK_FILE, lambda out: write_safetensors(out, plans, tracker.advance))
-        trunk = Checkpoint(self._blobs.path(weights.sha256))
+        trunk = Checkpoint(self._blobs.local(weights.sha256))
         files = [weights, self._blobs.put("config.json", dense_config_file(folders[0], trunk).write)]
         exponents = feature_exponents(trunk, family, config)
         return {
@@ -225,7 +273,7 @@ class Workflows(DBOSConfiguredInstance):
         experts = [Checkpoint(self.expert_folder(digest)) for digest in lineage.experts]
         with ExitStack() as stack:
             if lineage.method == "regmean":
-                paths = map(self._blobs.path, lineage.contributions)
+                paths = map(self._blobs.local, lineage.contributions)
                 files = [stack.enter_context(StatisticsFile(path)) for path in paths]
                 pairs = zip(experts, files, strict=True)
                 method = regmean([ModuleGrams(expert, file, family, config) for expert, file in pairs])
@@ -268,6 +316,8 @@ class Workflows(DBOSConfiguredInstance):
     @_telling_problems
     def _write_weights(self, lineage: dict[str, Any]) -> None:
         made = Lineage.model_validate(lineage)
+        with reading(self._engine) as session:
+            require_usable(session, made.experts, made.contributions)
         for plan in self._shared_files(made):
             self._artifact(plan, made)
 
@@ -292,7 +342,8 @@ class Workflows(DBOSConfiguredInstance):
                     return str(row.number)
                 number = (session.scalar(select(func.max(VersionRow.number))) or 0) + 1
             files = [self._artifact(plan, made) for plan in self._all_files(made)]
-            self._show_folder(number, files)
+            if self._blobs.lasting:
+                self._show_folder(number, files)
             with transaction(self._engine) as session:
                 require_usable(session, made.experts, made.contributions)
                 require_told(session, made)
@@ -313,20 +364,13 @@ class Workflows(DBOSConfiguredInstance):
     def _show_folder(self, number: int, files: Sequence[VersionFile]) -> None:
         """The version's folder, as hard links to its blobs; it appears whole."""
         target = self.version_folder(number)
-        temporary = target.with_name(f".{number}.tmp")
-        for leftover in (temporary, target):  # from a run that was cut before its row was written
-            shutil.rmtree(leftover, ignore_errors=True)
-        for file in files:
-            self._blobs.link(file.sha256, temporary / file.name)
-        sync_folder(temporary)
-        temporary.replace(target)
-        sync_folder(target.parent)
+        shutil.rmtree(target, ignore_errors=True)  # from a run that was cut before its row was written
+        show(self._blobs, files, target)
 
     def _artifact(self, plan: FilePlan, lineage: Lineage) -> VersionFile:
         """The planned file as a blob, written only if no version has written it."""
         maker = digest_of(lineage.model_dump(mode="json"))
-        if plan.sha256 is not None and self._blobs.has(plan.sha256):
-            size = self._blobs.path(plan.sha256).stat().st_size
+        if plan.sha256 is not None and (size := self._blobs.size(plan.sha256)) is not None:
             return VersionFile(name=plan.name, sha256=plan.sha256, size=size, new=False, tensors=len(plan.tensors))
         with transaction(self._engine) as session:
             row = session.get(ArtifactRow, plan.key)
@@ -354,7 +398,7 @@ class Workflows(DBOSConfiguredInstance):
         @cache
         def solution() -> tuple[list[Tensor], SolveReport]:
             with ExitStack() as stack:
-                paths = map(self._blobs.path, lineage.contributions)
+                paths = map(self._blobs.local, lineage.contributions)
                 files = [stack.enter_context(StatisticsFile(path)) for path in paths]
                 return solve_layers(files, lineage.domains, gains, lineage.options, solved)
 
@@ -390,8 +434,10 @@ class Workflows(DBOSConfiguredInstance):
 
     def drop_folders(self, experts: Sequence[str], versions: Sequence[int]) -> None:
         """Removes views whose files were let go of."""
-        for folder in (*map(self.expert_folder, experts), *map(self.version_folder, versions)):
-            shutil.rmtree(folder, ignore_errors=True)
+        for digest in experts:
+            self.forget_expert_folder(digest)
+        for number in versions:
+            shutil.rmtree(self.version_folder(number), ignore_errors=True)
 
     def _trunk(self, digest: str) -> tuple[Family, PretrainedConfig, Checkpoint, str]:
         """A trunk's family and dense config, its weights, and the digest of their file."""
@@ -399,4 +445,4 @@ class Workflows(DBOSConfiguredInstance):
             row = session.scalars(select(TrunkRow).where(TrunkRow.digest == digest)).one()
         sha256 = next(file["sha256"] for file in row.files if file["name"] == DENSE_TRUNK_FILE)
         config = read_config(self.expert_folder(row.experts[0]))
-        return family_of(config), config, Checkpoint(self._blobs.path(sha256)), sha256
+        return family_of(config), config, Checkpoint(self._blobs.local(sha256)), sha256

@@ -4,6 +4,7 @@ import hashlib
 import ipaddress
 import os
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
@@ -50,6 +51,15 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
+def _require_encrypted(url: httpx.URL, where: str) -> None:
+    if url.scheme != "https" and not (url.scheme == "http" and _is_loopback(url.host)):
+        raise MoergeError(
+            f"{url.copy_with(query=None)} is not encrypted, so the token and the statistics could be read on the way",
+            where=where,
+            todo="use an https:// address; plain http:// is for 127.0.0.1 and localhost only",
+        )
+
+
 class _UnavailableError(Exception):
     """The coordinator can't answer now; try again."""
 
@@ -65,16 +75,11 @@ class Client:
 
     def __init__(self, url: str, token: str, *, patience: float = 60.0) -> None:
         parsed = httpx.URL(url)
-        if parsed.scheme != "https" and not (parsed.scheme == "http" and _is_loopback(parsed.host)):
-            raise MoergeError(
-                f"{url} is not encrypted, so the token and the statistics could be read on the way",
-                where="coordinator",
-                todo="use an https:// address; plain http:// is for 127.0.0.1 and localhost only",
-            )
+        _require_encrypted(parsed, "coordinator")
+        timeout = httpx.Timeout(600.0, connect=10.0)
         self._patience = patience
-        self._http = httpx.Client(
-            base_url=parsed, headers={"Authorization": f"Bearer {token}"}, timeout=httpx.Timeout(600.0, connect=10.0)
-        )
+        self._http = httpx.Client(base_url=parsed, headers={"Authorization": f"Bearer {token}"}, timeout=timeout)
+        self._elsewhere = httpx.Client(timeout=timeout)  # without the token
 
     def __enter__(self) -> "Client":
         return self
@@ -87,6 +92,7 @@ class Client:
     def close(self) -> None:
         """Ends the connection."""
         self._http.close()
+        self._elsewhere.close()
 
     # --- plain requests
 
@@ -227,7 +233,12 @@ class Client:
 
     def version_report(self, number: int) -> SolveReport:
         """What solving its routers showed; operators and readers may see it."""
-        return self._get(SolveReport, f"/v1/versions/{number}/files/moerge-report.json")
+
+        def read() -> SolveReport:
+            with self._content(f"/v1/versions/{number}/files/moerge-report.json", {}) as response:
+                return SolveReport.model_validate_json(response.read())
+
+        return self._patiently(read)
 
     def versions(self) -> Iterator[Version]:
         return self._pages(Version, "/v1/versions")
@@ -321,6 +332,20 @@ class Client:
                 come += file.size
         return come
 
+    @contextmanager
+    def _content(self, path: str, headers: Mapping[str, str]) -> Iterator[httpx.Response]:
+        """A file's content, from the coordinator or from where it sends us; that place never sees the token."""
+        with ExitStack() as stack:
+            response = stack.enter_context(self._http.stream("GET", path, headers=headers))
+            if response.next_request is not None:
+                url = response.next_request.url
+                _require_encrypted(url, "download")
+                response = stack.enter_context(self._elsewhere.stream("GET", url, headers=headers))
+            if not response.is_success:
+                response.read()
+                _raise_for_problem(response)
+            yield response
+
     def _download_one(self, path: str, file: FileEntry, target: Path, advance: Callable[[int], None]) -> None:
         """Fetches one file; what an earlier attempt left beside it is not fetched again."""
         part = _part(target)
@@ -332,10 +357,7 @@ class Client:
                 digest.update(piece)
             if out.tell() < file.size:
                 headers = {"Range": f"bytes={out.tell()}-"} if out.tell() else {}
-                with self._http.stream("GET", path, headers=headers) as response:
-                    if response.is_error:
-                        response.read()
-                        _raise_for_problem(response)
+                with self._content(path, headers) as response:
                     if headers and response.status_code != httpx.codes.PARTIAL_CONTENT:
                         out.truncate(0)
                         digest = hashlib.sha256()
@@ -379,7 +401,7 @@ def _compress(data: bytes) -> bytes:
 def _raise_for_problem(response: httpx.Response) -> None:
     if response.status_code in (502, 503, 504):
         raise _UnavailableError(f"status {response.status_code}")
-    if response.is_error:
+    if not response.is_success:
         try:
             problem = Problem.model_validate_json(response.content)
         except ValidationError:

@@ -1,8 +1,10 @@
 """Experts over HTTP: refused by the name of what differs, with nothing kept, and accepted exactly once."""
 
 import json
+import threading
 import zlib
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -119,6 +121,30 @@ def test_a_refused_expert_is_refused_again_after_another_try(member: Member, tmp
             refusal(member)
     member.folder = good
     assert member.register().state is ExpertState.READY
+
+
+def test_of_experts_unlike_each_other_one_alone_can_be_the_first(tmp_path: Path) -> None:
+    with coordinator(tmp_path / "home") as server:
+        members = [
+            join(server, f"first-{n}", expert(tmp_path / str(n), seed=n, rms_norm_eps=10.0 ** -(n + 3)))
+            for n in range(4)
+        ]
+        files = [member.upload_files() for member in members]
+        together = threading.Barrier(len(members))
+
+        def register(number: int) -> str:
+            together.wait()
+            try:
+                members[number].client.register_expert(NewExpert(domain=f"first-{number}", files=files[number]))
+            except CoordinatorError as error:
+                return error.where
+            return "taken"
+
+        with ThreadPoolExecutor(len(members)) as pool:
+            answers = sorted(pool.map(register, range(len(members))))
+        assert answers == ["config.json: rms_norm_eps"] * 3 + ["taken"]
+        for member in members:
+            member.client.close()
 
 
 def test_one_expert_speaks_for_one_domain(server: Coordinator, member: Member) -> None:

@@ -162,7 +162,7 @@ def test_unknown_things_are_problems(fleet: Fleet) -> None:
     assert fleet.get("/versions/one").json()["field"] == "path.number"
 
 
-@pytest.mark.parametrize("number", [0, 2**63, 2**64])
+@pytest.mark.parametrize("number", [0, 2**31, 2**64])
 @pytest.mark.parametrize("path", ["/versions/{}", "/versions/{}/files/config.json"])
 def test_numbers_beyond_every_row_are_no_failure(fleet: Fleet, path: str, number: int) -> None:
     assert fleet.get(path.format(number)).status_code == 422

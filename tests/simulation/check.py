@@ -22,7 +22,8 @@ from moerge_proto.experts import ExpertState
 from moerge_proto.statistics_file import StatisticsFile
 from moerge_proto.versions import SolveOptions
 from simulation.model import SHARDS, Key, Part
-from simulation.operations import Run, experts
+from simulation.operations import Run, experts, sums
+from support.statistics import manifest_of, written
 from support.versions import merged_trunk
 
 
@@ -64,14 +65,14 @@ def _require_state(run: Run) -> None:
             found = "active" if row.active else "withdrawn" if row.withdrawn else "superseded"
             assert found == state, part
         versions = list(client.versions())
-        assert [row.number for row in versions] == list(range(1, len(model.versions) + 1))
-        for row, made in zip(versions, model.versions, strict=True):
-            assert tuple(row.lineage.domains) == made.key.domains
-            assert set(row.lineage.contributions) == {run.part_digests[part] for part in made.key.parts}
-            assert (row.retired is not None, row.withheld is not None) == (made.retired, made.withheld), row.number
-            files = {file.name: file.sha256 for file in row.files}
+        assert [version.number for version in versions] == list(range(1, len(model.versions) + 1))
+        for version, made in zip(versions, model.versions, strict=True):
+            assert tuple(version.lineage.domains) == made.key.domains
+            assert set(version.lineage.contributions) == {run.part_digests[part] for part in made.key.parts}
+            assert (version.retired is not None, version.withheld is not None) == (made.retired, made.withheld), version
+            files = {file.name: file.sha256 for file in version.files}
             for name, sha256 in _weights(made.key).items():
-                assert files[name] == sha256, f"version {row.number}: {name}"
+                assert files[name] == sha256, f"version {version.number}: {name}"
         aliases = {alias.name: alias.version for alias in client.aliases()}
         assert aliases.get("champion") == (model.champion[-1] if model.champion else None)
 
@@ -97,9 +98,6 @@ def _weights(key: Key) -> dict[str, str]:
 
 
 def _statistics(part: Part, folder: Path) -> StatisticsFile:
-    from simulation.operations import sums
-    from support.statistics import manifest_of, written
-
     content = sums(part.domain, part.variant)
     path = folder / f"part-{part.domain}-{part.variant}"
     return StatisticsFile(written(path, manifest_of(content, len(SHARDS[part.variant]), domain=part.domain), content))

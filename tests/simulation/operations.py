@@ -52,7 +52,7 @@ class Operation:
 
 
 def faults(kinds: tuple[str, ...], most: int) -> st.SearchStrategy[Fault | None]:
-    return st.none() | st.builds(Fault, kind=st.sampled_from(kinds), at=st.integers(1, most))  # type: ignore[arg-type]
+    return st.none() | st.builds(Fault, kind=st.sampled_from(kinds), at=st.integers(1, most))
 
 
 def schedules(fault: st.SearchStrategy[Fault | None]) -> st.SearchStrategy[list[Operation]]:

@@ -131,7 +131,7 @@ class InProcess(World):
     def jump(self, hours: float) -> None:
         self._ahead += hours
         ahead = timedelta(hours=self._ahead)
-        tables.now = lambda: datetime.now(UTC) + ahead  # type: ignore[assignment]
+        tables.now = lambda: datetime.now(UTC) + ahead
 
 
 class OfProcesses(World):

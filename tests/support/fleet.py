@@ -82,9 +82,15 @@ def merge(server: Coordinator, experts: list[str] | None = None, **how: object) 
 
 
 def trunk_path(server: Coordinator, trunk: Trunk) -> Path:
-    """The trunk's tensors, where the coordinator keeps them."""
+    """The trunk's tensors, where the coordinator keeps them; from a store elsewhere they are downloaded."""
     [entry] = [file for file in trunk.files if file.name == "trunk.safetensors"]
-    return server.home / "blobs" / entry.sha256[:2] / entry.sha256
+    path = server.home / "blobs" / entry.sha256[:2] / entry.sha256
+    if path.exists():
+        return path
+    folder = server.home.with_name(f"{server.home.name}-pulled-{trunk.digest}")
+    with server.client() as operator:
+        operator.download(f"/v1/trunks/{trunk.digest}/files", [entry], folder, SILENT, title="trunk")
+    return folder / entry.name
 
 
 def honest(

@@ -45,11 +45,14 @@ def moerge(*arguments: object, **environment: str) -> str:
 class Coordinator:
     """A coordinator's home and port; it can be started, killed and started again.
 
-    With an `operator_token`, the home is there already.
+    With an `operator_token`, the home is there already, or its database is another one's too. `settings` are in TOML.
     """
 
-    def __init__(self, home: Path, operator_token: str | None = None) -> None:
+    def __init__(self, home: Path, operator_token: str | None = None, settings: str = "") -> None:
         self.home = home
+        if settings:
+            home.mkdir()
+            (home / "coordinator.toml").write_text(settings)
         self.operator_token = operator_token or moerge("coordinator", "init", home)
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
@@ -58,7 +61,7 @@ class Coordinator:
     def start(self) -> None:
         log = (self.home / "log").open("ab")
         command = [*MOERGE, "coordinator", "serve", str(self.home), "--port", str(self.port)]
-        self.process = subprocess.Popen(command, env=_ENVIRONMENT, stdout=log, stderr=log)  # noqa: S603
+        self.process = subprocess.Popen(command, env={**os.environ, **_ENVIRONMENT}, stdout=log, stderr=log)  # noqa: S603
         log.close()
         for _ in range(600):
             try:
@@ -88,9 +91,9 @@ class Coordinator:
 
 
 @contextmanager
-def coordinator(home: Path) -> Iterator[Coordinator]:
+def coordinator(home: Path, operator_token: str | None = None, settings: str = "") -> Iterator[Coordinator]:
     """A running coordinator with a fresh home."""
-    made = Coordinator(home)
+    made = Coordinator(home, operator_token, settings)
     made.start()
     try:
         yield made

@@ -8,7 +8,7 @@ from sqlalchemy.orm import Session
 
 from moerge_coordinator import tables, views
 from moerge_coordinator.auth import Anyone, Operator
-from moerge_coordinator.database import transaction
+from moerge_coordinator.database import reading, transaction
 from moerge_coordinator.refusals import RefusedError
 from moerge_coordinator.routes.pages import After, page
 from moerge_coordinator.routes.versions import find_version, require_served
@@ -112,20 +112,20 @@ def remove_alias(request: Request, caller: Operator, name: AliasName) -> None:
 @router.get("")
 def list_aliases(request: Request, caller: Anyone, after: After = 0) -> Page[Alias]:
     """Lists aliases. Role: any."""
-    with transaction(request.app.state.engine) as session:
+    with reading(request.app.state.engine) as session:
         return page(session, select(AliasRow), AliasRow.number, after, views.alias)
 
 
 @router.get("/{name}")
 def show_alias(request: Request, caller: Anyone, name: AliasName) -> Alias:
     """One alias. Role: any."""
-    with transaction(request.app.state.engine) as session:
+    with reading(request.app.state.engine) as session:
         return views.alias(_find(session, name))
 
 
 @router.get("/{name}/history")
 def show_history(request: Request, caller: Operator, name: AliasName, after: After = 0) -> Page[AliasMove]:
     """Who moved an alias, when, from where to where, and why. Role: operator."""
-    with transaction(request.app.state.engine) as session:
+    with reading(request.app.state.engine) as session:
         query = select(AliasMoveRow).where(AliasMoveRow.alias == name)
         return page(session, query, AliasMoveRow.number, after, views.alias_move)

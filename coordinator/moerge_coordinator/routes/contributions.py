@@ -11,7 +11,7 @@ from moerge.errors import ContributionError, MoergeError
 from moerge.statistics.validate import validate
 from moerge_coordinator import views
 from moerge_coordinator.auth import DomainOwner, OperatorOrOwner, own_name, require_own_domain
-from moerge_coordinator.database import transaction
+from moerge_coordinator.database import reading, transaction
 from moerge_coordinator.lifecycle import require_usable, withdraw_contribution
 from moerge_coordinator.refusals import RefusedError
 from moerge_coordinator.routes.pages import After, page
@@ -32,7 +32,7 @@ def contribute(request: Request, caller: DomainOwner, new: NewContribution) -> C
     """Takes an uploaded statistics file as a contribution. The same again changes nothing. Role: owner."""
     state = request.app.state
     owner = own_name(caller)
-    with transaction(state.engine) as session:
+    with reading(state.engine) as session:
         row = session.scalar(select(ContributionRow).where(ContributionRow.digest == new.sha256))
         if row is not None and row.owner == owner and row.withdrawn is None:
             return views.contribution(row)
@@ -62,7 +62,7 @@ def opened(request: Request, sha256: str) -> StatisticsFile:
         ContributionError: it isn't one.
     """
     try:
-        return StatisticsFile(request.app.state.blobs.path(sha256))
+        return StatisticsFile(request.app.state.blobs.local(sha256))
     except StatisticsFileError as error:
         raise ContributionError(error.detail, where=error.field, todo="write it with this version of moerge") from error
 
@@ -76,7 +76,7 @@ def ready_expert(request: Request, caller: Identity, manifest: Manifest) -> Expe
     if manifest.owner != caller.owner:
         raise RefusedError(ProblemType.FORBIDDEN, f"made for owner {manifest.owner!r}", where="manifest.owner")
     require_own_domain(caller, manifest.domain)
-    with transaction(request.app.state.engine) as session:
+    with reading(request.app.state.engine) as session:
         expert = session.scalar(select(ExpertRow).where(ExpertRow.digest == manifest.expert))
     if expert is None or expert.domain != manifest.domain or expert.state != ExpertState.READY.value:
         found = f"expert {manifest.expert} is not the ready expert of {manifest.domain!r}"
@@ -99,7 +99,7 @@ def require_sizes(manifest: Manifest, expected: Mapping[str, int]) -> None:
 def _check_manifest(request: Request, caller: Identity, manifest: RouterManifest) -> TrunkRow:
     """Requires that the manifest is the caller's own, and of the current trunk and a ready expert."""
     ready_expert(request, caller, manifest)
-    with transaction(request.app.state.engine) as session:
+    with reading(request.app.state.engine) as session:
         trunk = _require_current(session, manifest)
     require_sizes(manifest, {"hidden_size": trunk.hidden_size, "layers": trunk.layers})
     return trunk
@@ -198,7 +198,7 @@ def list_contributions(request: Request, caller: OperatorOrOwner, after: After =
     query = select(ContributionRow)
     if caller.role is Role.OWNER:
         query = query.where(ContributionRow.owner == caller.owner)
-    with transaction(request.app.state.engine) as session:
+    with reading(request.app.state.engine) as session:
         return page(session, query, ContributionRow.number, after, views.contribution)
 
 

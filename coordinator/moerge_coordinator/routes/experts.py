@@ -14,12 +14,12 @@ from moerge.errors import MoergeError
 from moerge.experts import check_expert, expert_digest
 from moerge_coordinator import views
 from moerge_coordinator.auth import DomainOwner, OperatorOrOwner, own_name, require_own_domain
-from moerge_coordinator.database import transaction
+from moerge_coordinator.database import reading, transaction
 from moerge_coordinator.lifecycle import containing, purge_expert, remerge, retire_versions, withdraw_expert
 from moerge_coordinator.needed import collect
 from moerge_coordinator.refusals import RefusedError
 from moerge_coordinator.routes.pages import After, page
-from moerge_coordinator.tables import ExpertRow
+from moerge_coordinator.tables import ExpertRow, HoldingRow
 from moerge_proto.digests import Digest
 from moerge_proto.experts import Expert, ExpertState, NewExpert, Purge, Purged, Withdraw, Withdrawal
 from moerge_proto.messages import FileEntry, Page
@@ -44,93 +44,103 @@ def register(request: Request, caller: DomainOwner, new: NewExpert) -> Expert:
     for name in new.files:
         if not _FILE_NAME.fullmatch(name):
             raise RefusedError(ProblemType.INVALID_REQUEST, f"{name!r} is not a plain file name", where="files")
-    with state.registering:  # two at once could each be the first, and unlike each other
-        try:
-            expert = _known(request, new.domain, digest) or _take(request, owner, new, digest)
-        except MoergeError:
-            state.uploads.discard(owner, list(new.files.values()))
-            raise
+    try:
+        expert = None
+        while expert is None:
+            expert = _take(request, owner, new, digest)
+    except MoergeError:
+        state.uploads.discard(owner, list(new.files.values()))
+        raise
     if expert.state is ExpertState.RECEIVED:
         state.workflows.start_expert(digest, new.trunk)
     return expert
 
 
-def _take(request: Request, owner: str, new: NewExpert, digest: str) -> Expert:
-    """Shows the files as a folder, checks them, and adds the row; a refusal leaves no folder."""
+def _take(request: Request, owner: str, new: NewExpert, digest: str) -> Expert | None:
+    """Checks the files and adds the row, or finds it; None if other experts came or went meanwhile: check again."""
     state = request.app.state
+    with transaction(state.engine) as session:
+        if (known := _known(session, new.domain, digest)) is not None:
+            return known
+        others = _others(session)
     entries = [
         FileEntry(name=name, sha256=sha256, size=state.uploads.held(owner, sha256, f"files.{name}"))
         for name, sha256 in sorted(new.files.items())
     ]
-    target: Path = state.workflows.expert_folder(digest)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix=".", dir=target.parent))
+    place: Path = state.settings.home / "experts"
+    place.mkdir(exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix=".", dir=place))
     try:
         for entry in entries:
             state.blobs.link(entry.sha256, folder / entry.name)
         who, vocabulary = f"expert of {new.domain!r}", state.settings.vocabulary
-        family, _ = check_expert(folder, _reference(request), who, vocabulary)
-        shutil.rmtree(target, ignore_errors=True)  # from a request that was cut before its row was written
-        folder.replace(target)
-        return _add(request, owner, new, digest, family.model_type, entries)
+        family, _ = check_expert(folder, _reference(request, others), who, vocabulary)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+    with transaction(state.engine) as session:
+        if (known := _known(session, new.domain, digest)) is not None:
+            return known
+        if _others(session) != others:  # two at once could each be the first, and unlike each other
+            return None
+        _require_held(session, owner, entries)
+        return _add(session, owner, new, digest, family.model_type, entries)
 
 
-def _known(request: Request, domain: str, digest: str) -> Expert | None:
+def _known(session: Session, domain: str, digest: str) -> Expert | None:
     """The same expert, if it is registered already; a refused one makes room for another.
 
     Raises:
         RefusedError: the domain has another expert, or the expert another domain.
     """
-    with transaction(request.app.state.engine) as session:
-        query = select(ExpertRow).where((ExpertRow.domain == domain) | (ExpertRow.digest == digest))
-        rows = session.scalars(query.where(ExpertRow.withdrawn.is_(None)))
-        for row in rows.all():
-            if row.domain == domain and row.digest == digest:
-                return views.expert(row)
-            if row.state == ExpertState.REFUSED.value:
-                session.delete(row)
-            elif row.domain == domain:
-                found, where = f"domain {domain!r} has the expert {row.digest}", "domain"
-                todo = "an expert stays until it is withdrawn"
-                raise RefusedError(ProblemType.CONFLICT, found, where=where, todo=todo)
-            else:
-                found = "the same files are the expert of another domain"
-                raise RefusedError(ProblemType.CONFLICT, found, where="files", todo="one expert speaks for one domain")
+    query = select(ExpertRow).where((ExpertRow.domain == domain) | (ExpertRow.digest == digest))
+    rows = session.scalars(query.where(ExpertRow.withdrawn.is_(None)))
+    for row in rows.all():
+        if row.domain == domain and row.digest == digest:
+            return views.expert(row)
+        if row.state == ExpertState.REFUSED.value:
+            session.delete(row)
+            session.flush()
+        elif row.domain == domain:
+            found, where = f"domain {domain!r} has the expert {row.digest}", "domain"
+            todo = "an expert stays until it is withdrawn"
+            raise RefusedError(ProblemType.CONFLICT, found, where=where, todo=todo)
+        else:
+            found = "the same files are the expert of another domain"
+            raise RefusedError(ProblemType.CONFLICT, found, where="files", todo="one expert speaks for one domain")
     return None
 
 
-def _reference(request: Request) -> Path | None:
+def _others(session: Session) -> list[str]:
+    """The experts that a new one must be like, oldest first."""
+    alive = (ExpertState.RECEIVED.value, ExpertState.READY.value)
+    query = select(ExpertRow.digest).where(ExpertRow.state.in_(alive))
+    return list(session.scalars(query.order_by(ExpertRow.number)))
+
+
+def _reference(request: Request, others: list[str]) -> Path | None:
     """The folder of the expert that all others must be like: the oldest of those with the longest vocabulary."""
-    with transaction(request.app.state.engine) as session:
-        alive = (ExpertState.RECEIVED.value, ExpertState.READY.value)
-        query = select(ExpertRow.digest).where(ExpertRow.state.in_(alive))
-        digests = session.scalars(query.order_by(ExpertRow.number)).all()
-    folders = [request.app.state.workflows.expert_folder(digest) for digest in digests]
+    folders: list[Path] = [request.app.state.workflows.expert_folder(digest) for digest in others]
     return max(folders, key=lambda folder: read_config(folder).vocab_size, default=None)
 
 
-def _add(request: Request, owner: str, new: NewExpert, digest: str, family: str, entries: list[FileEntry]) -> Expert:
-    fields = {
-        "domain": new.domain,
-        "owner": owner,
-        "license": new.license,
-        "family": family,
-        "state": ExpertState.RECEIVED.value,
-        "files": [entry.model_dump() for entry in entries],
-        "withdrawn": None,
-        "purged": None,
-    }
-    with transaction(request.app.state.engine) as session:
-        row = session.scalar(select(ExpertRow).where(ExpertRow.digest == digest))
-        if row is None:  # else it was withdrawn and comes again
-            row = ExpertRow(digest=digest)
-            session.add(row)
-        for name, value in fields.items():
-            setattr(row, name, value)
-        session.flush()
-        return views.expert(row)
+def _require_held(session: Session, owner: str, entries: list[FileEntry]) -> None:
+    """Requires that no refusal of another expert has taken a shared file away meanwhile."""
+    for entry in entries:
+        if session.get(HoldingRow, (owner, entry.sha256)) is None:
+            where = f"files.{entry.name}"
+            raise RefusedError(ProblemType.NOT_READY, "it was discarded meanwhile", where=where, todo="upload it again")
+
+
+def _add(session: Session, owner: str, new: NewExpert, digest: str, family: str, entries: list[FileEntry]) -> Expert:
+    row = session.scalar(select(ExpertRow).where(ExpertRow.digest == digest))
+    if row is None:  # else it was withdrawn and comes again
+        row = ExpertRow(digest=digest)
+        session.add(row)
+    row.domain, row.owner, row.license, row.family = new.domain, owner, new.license, family
+    row.state, row.withdrawn, row.purged = ExpertState.RECEIVED.value, None, None
+    row.files = [entry.model_dump() for entry in entries]
+    session.flush()
+    return views.expert(row)
 
 
 @router.get("")
@@ -139,14 +149,14 @@ def list_experts(request: Request, caller: OperatorOrOwner, after: After = 0) ->
     query = select(ExpertRow)
     if caller.role is Role.OWNER:
         query = query.where(ExpertRow.owner == caller.owner)
-    with transaction(request.app.state.engine) as session:
+    with reading(request.app.state.engine) as session:
         return page(session, query, ExpertRow.number, after, views.expert)
 
 
 @router.get("/{digest}")
 def show_expert(request: Request, caller: OperatorOrOwner, digest: Digest) -> Expert:
     """One expert; an owner sees its own. Role: operator or owner."""
-    with transaction(request.app.state.engine) as session:
+    with reading(request.app.state.engine) as session:
         return views.expert(_visible(session, caller, digest))
 
 

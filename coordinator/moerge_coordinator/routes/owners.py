@@ -6,7 +6,7 @@ from sqlalchemy.orm import Session
 
 from moerge_coordinator import views
 from moerge_coordinator.auth import Anyone, Operator, make_token
-from moerge_coordinator.database import transaction
+from moerge_coordinator.database import reading, transaction
 from moerge_coordinator.refusals import RefusedError
 from moerge_coordinator.routes.pages import After, page
 from moerge_coordinator.tables import DomainRow, OwnerRow
@@ -57,7 +57,7 @@ def add_owner(request: Request, caller: Operator, new: NewOwner) -> Owner:
 @router.get("/owners")
 def list_owners(request: Request, caller: Operator, after: After = 0) -> Page[Owner]:
     """Lists owners. Role: operator."""
-    with transaction(request.app.state.engine) as session:
+    with reading(request.app.state.engine) as session:
         return page(
             session, select(OwnerRow), OwnerRow.number, after, lambda row: views.owner(row, _domains(session, row.name))
         )

@@ -10,7 +10,7 @@ from sqlalchemy.orm import Mapped, Session
 from moerge_proto.messages import Message, Page
 
 PAGE = 100
-LARGEST = 2**63 - 1
+LARGEST = 2**31 - 1
 After = Annotated[int, Query(ge=0, le=LARGEST, description="The `next` of the page before; 0 for the first page.")]
 Number = Annotated[int, Path(ge=1, le=LARGEST)]
 

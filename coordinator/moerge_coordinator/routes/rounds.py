@@ -8,7 +8,7 @@ from sqlalchemy.orm import Session
 
 from moerge_coordinator import tables
 from moerge_coordinator.auth import Operator, OperatorOrOwner
-from moerge_coordinator.database import transaction
+from moerge_coordinator.database import reading, transaction
 from moerge_coordinator.refusals import RefusedError
 from moerge_coordinator.routes.pages import After, page
 from moerge_coordinator.tables import ContributionRow, DomainRow, RoundRow, TrunkContributionRow, TrunkRow
@@ -134,7 +134,7 @@ def change_round(request: Request, caller: Operator, name: RoundName, change: Ro
 @router.get("")
 def list_rounds(request: Request, caller: OperatorOrOwner, after: After = 0) -> Page[Round]:
     """Lists rounds, with who has contributed; an owner sees those that ask it. Role: operator or owner."""
-    with transaction(request.app.state.engine) as session:
+    with reading(request.app.state.engine) as session:
         found = page(session, select(RoundRow), RoundRow.number, after, lambda row: _view(session, row))
     if caller.owner is None:
         return found
@@ -154,5 +154,5 @@ def _own(asked: Round, domains: set[str]) -> Round | None:
 @router.get("/{name}")
 def show_round(request: Request, caller: Operator, name: RoundName) -> Round:
     """One round, with who has contributed and who is missing. Role: operator."""
-    with transaction(request.app.state.engine) as session:
+    with reading(request.app.state.engine) as session:
         return _view(session, _find(session, name))

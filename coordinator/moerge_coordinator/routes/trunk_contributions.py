@@ -11,7 +11,7 @@ from moerge.statistics.bounds import attention_size, input_bounds, input_exponen
 from moerge.statistics.validate import validate_trunk
 from moerge_coordinator import views
 from moerge_coordinator.auth import DomainOwner, OperatorOrOwner, own_name
-from moerge_coordinator.database import transaction
+from moerge_coordinator.database import reading, transaction
 from moerge_coordinator.lifecycle import withdraw_trunk_contribution
 from moerge_coordinator.refusals import RefusedError
 from moerge_coordinator.routes.contributions import opened, ready_expert, require_sizes, require_there
@@ -35,7 +35,7 @@ def contribute(request: Request, caller: DomainOwner, new: NewContribution) -> T
     """
     state = request.app.state
     owner = own_name(caller)
-    with transaction(state.engine) as session:
+    with reading(state.engine) as session:
         row = session.scalar(select(TrunkContributionRow).where(TrunkContributionRow.digest == new.sha256))
         if row is not None and row.owner == owner and row.withdrawn is None:
             return views.trunk_contribution(row)
@@ -102,7 +102,7 @@ def list_trunk_contributions(request: Request, caller: OperatorOrOwner, after: A
     query = select(TrunkContributionRow)
     if caller.role is Role.OWNER:
         query = query.where(TrunkContributionRow.owner == caller.owner)
-    with transaction(request.app.state.engine) as session:
+    with reading(request.app.state.engine) as session:
         return page(session, query, TrunkContributionRow.number, after, views.trunk_contribution)
 
 

@@ -5,13 +5,14 @@ from typing import Annotated
 
 from fastapi import APIRouter, Request
 from fastapi import Path as PathParameter
-from fastapi.responses import FileResponse
+from fastapi.responses import FileResponse, Response
 from sqlalchemy import Engine, select
 
 from moerge_coordinator import views
 from moerge_coordinator.auth import Operator, OperatorOrOwner
-from moerge_coordinator.database import transaction
+from moerge_coordinator.database import reading
 from moerge_coordinator.refusals import RefusedError
+from moerge_coordinator.routes.content import content
 from moerge_coordinator.routes.pages import After, page
 from moerge_coordinator.routes.rounds import ended_round
 from moerge_coordinator.tables import ExpertRow, TrunkContributionRow, TrunkRow
@@ -28,7 +29,7 @@ router = APIRouter(prefix="/trunks", tags=["trunks"])
 @router.post("", status_code=202)
 def merge(request: Request, caller: Operator, new: NewTrunk) -> Workflow:
     """Merges a trunk, which then is the current one. Role: operator."""
-    with transaction(request.app.state.engine) as session:
+    with reading(request.app.state.engine) as session:
         query = select(ExpertRow).where(ExpertRow.state == ExpertState.READY.value).order_by(ExpertRow.number)
         ready = {row.digest: row.domain for row in session.scalars(query)}
         rows = session.scalars(select(TrunkContributionRow).where(TrunkContributionRow.active))
@@ -84,7 +85,7 @@ def _require_weights(options: TrunkOptions, domains: list[str]) -> None:
 @router.get("")
 def list_trunks(request: Request, caller: OperatorOrOwner, after: After = 0) -> Page[Trunk]:
     """Lists trunks. Role: operator or owner."""
-    with transaction(request.app.state.engine) as session:
+    with reading(request.app.state.engine) as session:
         return page(session, select(TrunkRow), TrunkRow.number, after, views.trunk)
 
 
@@ -94,7 +95,7 @@ def find_trunk(engine: Engine, digest: str | None) -> TrunkRow:
     Raises:
         RefusedError: there is none.
     """
-    with transaction(engine) as session:
+    with reading(engine) as session:
         query = select(TrunkRow)
         query = query.where(TrunkRow.current) if digest is None else query.where(TrunkRow.digest == digest)
         row = session.scalar(query)
@@ -116,10 +117,10 @@ def show_trunk(
 
 
 @router.get("/{digest}/files/{name}", response_class=FileResponse)
-def trunk_content(request: Request, caller: OperatorOrOwner, digest: Digest, name: str) -> FileResponse:
+def trunk_content(request: Request, caller: OperatorOrOwner, digest: Digest, name: str) -> Response:
     """A file of a trunk; ranges are served. Role: operator or owner."""
     row = find_trunk(request.app.state.engine, digest)
     sha256 = next((file["sha256"] for file in row.files if file["name"] == name), None)
     if sha256 is None:
         raise RefusedError(ProblemType.NOT_FOUND, f"the trunk has no file {name!r}")
-    return FileResponse(request.app.state.blobs.path(sha256), filename=name, headers={"ETag": f'"{sha256}"'})
+    return content(request, sha256, name)

@@ -1,7 +1,7 @@
 """Versions and the workflows that make them."""
 
 from fastapi import APIRouter, Request
-from fastapi.responses import FileResponse, PlainTextResponse
+from fastapi.responses import FileResponse, PlainTextResponse, Response
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
@@ -9,10 +9,11 @@ from moerge.publish.compare import compare
 from moerge.routers.ridge import SOLVER
 from moerge_coordinator import views
 from moerge_coordinator.auth import Anyone, Operator, OperatorOrReader
-from moerge_coordinator.database import transaction
+from moerge_coordinator.database import reading, transaction
 from moerge_coordinator.lifecycle import retire_versions, withdrawn_in
 from moerge_coordinator.needed import collect
 from moerge_coordinator.refusals import RefusedError
+from moerge_coordinator.routes.content import content
 from moerge_coordinator.routes.pages import After, Number, page
 from moerge_coordinator.routes.rounds import ended_round
 from moerge_coordinator.routes.trunks import find_trunk
@@ -50,7 +51,7 @@ def _lineage(request: Request, new: NewVersion) -> Lineage:
     if trunk.retired is not None and not trunk.current:
         found = f"trunk {trunk.digest} was retired: it contains something withdrawn"
         raise RefusedError(ProblemType.GONE, found, where="trunk", todo="use the current one")
-    with transaction(request.app.state.engine) as session:
+    with reading(request.app.state.engine) as session:
         query = select(ContributionRow).where(ContributionRow.trunk == trunk.digest, ContributionRow.active)
         parts = list(session.scalars(query))
         domains = {row.digest: row.domain for row in session.scalars(select(ExpertRow).order_by(ExpertRow.number))}
@@ -99,7 +100,7 @@ def _require_known(options: SolveOptions, domains: list[str]) -> None:
 @router.get("/versions")
 def list_versions(request: Request, caller: Anyone, after: After = 0) -> Page[Version]:
     """Lists versions. Role: any."""
-    with transaction(request.app.state.engine) as session:
+    with reading(request.app.state.engine) as session:
         return page(session, select(VersionRow), VersionRow.number, after, views.versions(session))
 
 
@@ -131,7 +132,7 @@ def require_served(row: VersionRow) -> None:
 @router.get("/versions/{number}")
 def show_version(request: Request, caller: Anyone, number: Number) -> Version:
     """One version with its lineage and files. Role: any."""
-    with transaction(request.app.state.engine) as session:
+    with reading(request.app.state.engine) as session:
         return views.versions(session)(find_version(session, number))
 
 
@@ -167,13 +168,13 @@ def retire_version(request: Request, caller: Operator, number: Number) -> Versio
 @router.get("/versions/{number}/card", response_class=PlainTextResponse)
 def show_card(request: Request, caller: Anyone, number: Number) -> PlainTextResponse:
     """The version's model card, with what is to be said of it by now on top. Role: any."""
-    with transaction(request.app.state.engine) as session:
+    with reading(request.app.state.engine) as session:
         row = find_version(session, number)
         require_served(row)
         gone = views.versions(session)(row).contains_withdrawn
         domains = {each.digest: each.domain for each in session.scalars(select(ExpertRow))}
     card = next(file["sha256"] for file in row.files if file["name"] == "README.md")
-    text = request.app.state.blobs.path(card).read_text(encoding="utf-8")
+    text = request.app.state.blobs.local(card).read_text(encoding="utf-8")
     if gone:
         names = ", ".join(f"{domains[digest]} (`{digest}`)" for digest in gone)
         text = f"> This version still contains parameters of experts that were withdrawn: {names}.\n\n{text}"
@@ -183,21 +184,21 @@ def show_card(request: Request, caller: Anyone, number: Number) -> PlainTextResp
 @router.get("/versions/{number}/compare/{other}")
 def compare_versions(request: Request, caller: Anyone, number: Number, other: Number) -> Comparison:
     """What differs from one version to the other, and how many bytes that is to fetch. Role: any."""
-    with transaction(request.app.state.engine) as session:
+    with reading(request.app.state.engine) as session:
         view = views.versions(session)
         return compare(view(find_version(session, number)), view(find_version(session, other, "other")))
 
 
 @router.get("/versions/{number}/files/{name}", response_class=FileResponse)
-def version_content(request: Request, caller: OperatorOrReader, number: Number, name: str) -> FileResponse:
+def version_content(request: Request, caller: OperatorOrReader, number: Number, name: str) -> Response:
     """A file of a version; ranges are served. Role: operator or reader."""
-    with transaction(request.app.state.engine) as session:
+    with reading(request.app.state.engine) as session:
         row = find_version(session, number)
     require_served(row)
     sha256 = next((file["sha256"] for file in row.files if file["name"] == name), None)
     if sha256 is None:
         raise RefusedError(ProblemType.NOT_FOUND, f"version {number} has no file {name!r}")
-    return FileResponse(request.app.state.blobs.path(sha256), filename=name, headers={"ETag": f'"{sha256}"'})
+    return content(request, sha256, name)
 
 
 @router.get("/workflows/{id}")

@@ -1,8 +1,10 @@
-"""Blobs in a local folder: `<first two digits>/<digest>`, mode 0444, complete or absent."""
+"""Blobs in a local folder: `<first two digits>/<digest>`, mode 0444, complete or absent. Chunks in another."""
 
 import os
 import secrets
+import shutil
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import BinaryIO
 
@@ -13,6 +15,8 @@ from moerge_proto.messages import FileEntry
 
 class LocalBlobs:
     """A folder of blobs. Everything that is written gets its name from its content."""
+
+    lasting = True
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -25,11 +29,10 @@ class LocalBlobs:
     def has(self, digest: str) -> bool:
         return self.path(digest).is_file()
 
-    def put(self, name: str, write: Callable[[BinaryIO], str]) -> FileEntry:
-        """Runs `write`, which fills the file and returns its SHA-256; then the blob is there, under that digest.
+    def size(self, digest: str) -> int | None:
+        return self.path(digest).stat().st_size if self.has(digest) else None
 
-        A `write` that raises leaves nothing. The same content twice is stored once.
-        """
+    def put(self, name: str, write: Callable[[BinaryIO], str]) -> FileEntry:
         self._incoming.mkdir(parents=True, exist_ok=True)
         temporary = self._incoming / secrets.token_hex(16)
         try:
@@ -46,22 +49,60 @@ class LocalBlobs:
         finally:
             temporary.unlink(missing_ok=True)
 
+    def local(self, digest: str) -> Path:
+        path = self.path(digest)
+        if not path.is_file():
+            raise FileNotFoundError(path)
+        return path
+
     def link(self, digest: str, target: Path) -> None:
-        """Makes `target` a hard link to the blob; a `target` that is there already stays."""
         target.parent.mkdir(parents=True, exist_ok=True)
         if not target.exists():
             os.link(self.path(digest), target)
 
     def delete(self, digest: str) -> None:
-        """Removes a blob; one that isn't there is no error."""
         self.path(digest).unlink(missing_ok=True)
 
     def digests(self) -> Iterator[tuple[str, int]]:
-        """Digest and size in bytes of every blob."""
         for path in self._folder.glob("??/*"):
             yield path.name, path.stat().st_size
 
+    def url(self, digest: str) -> str | None:
+        return None
+
+    def holding(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
     def sweep(self) -> None:
-        """Removes what writers that were killed left behind. Call it before any writer starts."""
         for leftover in self._incoming.glob("*"):
+            leftover.unlink()
+
+    def prune(self) -> None:
+        """Does nothing: the folder is the store."""
+
+
+class LocalChunks:
+    """A folder of chunks: `<upload>/<digest>`."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.incoming = folder / "incoming"
+
+    def held(self, upload: int) -> set[str]:
+        return {path.name for path in (self._folder / str(upload)).glob("[!.]*")}
+
+    def keep(self, upload: int, sha256: str, file: Path) -> None:
+        target = self._folder / str(upload) / sha256
+        target.parent.mkdir(parents=True, exist_ok=True)
+        file.replace(target)
+        sync_folder(target.parent)
+
+    def open(self, upload: int, sha256: str) -> BinaryIO:
+        return (self._folder / str(upload) / sha256).open("rb")
+
+    def remove(self, upload: int) -> None:
+        shutil.rmtree(self._folder / str(upload), ignore_errors=True)
+
+    def sweep(self) -> None:
+        for leftover in self.incoming.glob("*"):
             leftover.unlink()

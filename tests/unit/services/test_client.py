@@ -1,10 +1,18 @@
-"""What the client refuses before it sends anything."""
+"""What the client refuses before it sends anything, and where it lets itself be sent."""
+
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
 from moerge.client import Client
 from moerge.errors import MoergeError
+from moerge.progress import LogProgress
 from moerge_proto.digests import content_digest, sha256_hex
+from moerge_proto.messages import FileEntry
 
 
 @pytest.mark.parametrize("url", ["http://example.org", "http://10.0.0.1:8080", "ftp://localhost", "localhost:8080"])
@@ -29,3 +37,80 @@ def test_content_digest_is_rfc_9530_s_example() -> None:
     """RFC 9530, section 2: the digest of {"hello": "world"} and a newline."""
     body = b'{"hello": "world"}\n'
     assert content_digest(sha256_hex(body)) == "sha-256=:RK/0qy18MlBSVnWgjwz6lZEWjP/lF5HF9bvEF8FabDg=:"
+
+
+class Elsewhere(BaseHTTPRequestHandler):
+    """`/v1/…` sends the caller to `target`; every other path has the content. Notes each path's Authorization."""
+
+    target = ""
+    seen: ClassVar[dict[str, str | None]] = {}
+
+    def do_GET(self) -> None:
+        self.seen[self.path] = self.headers["Authorization"]
+        if self.path.startswith("/v1/"):
+            self.send_response(307)
+            self.send_header("Location", self.target)
+        else:
+            self.send_response(200 if self.path == "/bucket/file?signature=x" else 403)
+        self.send_header("Content-Length", "4" if self.path.startswith("/bucket/") else "0")
+        self.end_headers()
+        if self.path.startswith("/bucket/"):
+            self.wfile.write(b"data")
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def elsewhere() -> Iterator[tuple[str, type[Elsewhere]]]:
+    handler = type("Handler", (Elsewhere,), {"seen": {}})
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}", handler
+        server.shutdown()
+        thread.join()
+
+
+def download(client: Client, folder: Path) -> None:
+    file = FileEntry(name="file", sha256=sha256_hex(b"data"), size=4)
+    client.download("/v1/files", [file], folder, LogProgress(), title="a file")
+
+
+def test_a_download_goes_where_it_is_sent_and_the_token_does_not(
+    elsewhere: tuple[str, type[Elsewhere]], tmp_path: Path
+) -> None:
+    url, handler = elsewhere
+    handler.target = f"{url}/bucket/file?signature=x"
+    with Client(url, "secret") as client:
+        download(client, tmp_path)
+    assert (tmp_path / "file").read_bytes() == b"data"
+    assert handler.seen == {"/v1/files/file": "Bearer secret", "/bucket/file?signature=x": None}
+
+
+def test_a_download_that_the_store_refuses_is_an_error_and_leaves_nothing(
+    elsewhere: tuple[str, type[Elsewhere]], tmp_path: Path
+) -> None:
+    url, handler = elsewhere
+    handler.target = f"{url}/bucket/file?signature=ended"
+    with Client(url, "secret") as client, pytest.raises(MoergeError, match="403"):
+        download(client, tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_download_is_never_sent_over_plain_http_to_another_machine(
+    elsewhere: tuple[str, type[Elsewhere]], tmp_path: Path
+) -> None:
+    url, handler = elsewhere
+    handler.target = "http://example.org/bucket/file?signature=x"
+    with Client(url, "secret") as client, pytest.raises(MoergeError, match="not encrypted") as caught:
+        download(client, tmp_path)
+    assert "signature" not in str(caught.value)
+
+
+def test_anything_but_a_download_is_never_sent_elsewhere(elsewhere: tuple[str, type[Elsewhere]]) -> None:
+    url, handler = elsewhere
+    handler.target = f"{url}/bucket/file?signature=x"
+    with Client(url, "secret") as client, pytest.raises(MoergeError):
+        client.identity()
+    assert list(handler.seen) == ["/v1/identity"]

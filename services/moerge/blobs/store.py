@@ -1,0 +1,137 @@
+"""What every store of blobs and of uploads' chunks does."""
+
+import secrets
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import BinaryIO, Protocol
+
+from moerge.files import sync_folder
+from moerge_proto.messages import FileEntry
+
+
+class Blobs(Protocol):
+    """Files named by their SHA-256: read-only, complete or absent.
+
+    Attributes:
+        lasting: whether what `local` and `link` give stays. Where it doesn't, it stays for an hour after its last use,
+            and until every `holding` that was open then has ended.
+    """
+
+    lasting: bool
+
+    def has(self, digest: str) -> bool:
+        """Whether the blob is there."""
+        ...
+
+    def size(self, digest: str) -> int | None:
+        """Its size in bytes, or None if it is absent."""
+        ...
+
+    def put(self, name: str, write: Callable[[BinaryIO], str]) -> FileEntry:
+        """Runs `write`, which fills the file and returns its SHA-256; then the blob is there, under that digest.
+
+        A `write` that raises leaves nothing. The same content twice is stored once.
+        """
+        ...
+
+    def local(self, digest: str) -> Path:
+        """A complete local file with the blob's content.
+
+        Raises:
+            FileNotFoundError: the blob is absent.
+        """
+        ...
+
+    def link(self, digest: str, target: Path) -> None:
+        """Makes `target` a link to the blob's local file; a `target` that is there already stays.
+
+        Raises:
+            FileNotFoundError: the blob is absent.
+        """
+        ...
+
+    def delete(self, digest: str) -> None:
+        """Removes the blob, if it is there."""
+        ...
+
+    def digests(self) -> Iterator[tuple[str, int]]:
+        """Digest and size in bytes of every blob."""
+        ...
+
+    def url(self, digest: str) -> str | None:
+        """An address from which anyone may download the blob for an hour, or None if this store gives none."""
+        ...
+
+    def holding(self) -> AbstractContextManager[None]:
+        """While it is open, every file that `local` gives stays."""
+        ...
+
+    def sweep(self) -> None:
+        """Removes what writers that were killed left behind. Call it before any writer starts."""
+        ...
+
+    def prune(self) -> None:
+        """Removes local files whose blob another process has deleted. Safe at any time."""
+        ...
+
+
+class Chunks(Protocol):
+    """Pieces of uploads that are not put together yet, named by upload and SHA-256: complete or absent."""
+
+    incoming: Path
+    """Folder for a chunk while it comes; on the same file system as what `keep` takes."""
+
+    def held(self, upload: int) -> set[str]:
+        """The chunks of the upload that are there."""
+        ...
+
+    def keep(self, upload: int, sha256: str, file: Path) -> None:
+        """Takes a complete local file as the chunk; it may move it."""
+        ...
+
+    def open(self, upload: int, sha256: str) -> BinaryIO:
+        """The chunk, for reading.
+
+        Raises:
+            FileNotFoundError: it is absent.
+        """
+        ...
+
+    def remove(self, upload: int) -> None:
+        """Removes every chunk of the upload."""
+        ...
+
+    def sweep(self) -> None:
+        """Removes what was half come when a process was killed. Call it before any chunk comes."""
+        ...
+
+
+def show(blobs: Blobs, files: Iterable[FileEntry], folder: Path) -> None:
+    """Makes `folder` a folder of links to the files' blobs. It appears whole; one that is there is made whole again.
+
+    Raises:
+        FileNotFoundError: a blob is absent.
+    """
+    if folder.is_dir():
+        for file in files:
+            blobs.link(file.sha256, folder / file.name)
+        return
+    temporary = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        for file in files:
+            blobs.link(file.sha256, temporary / file.name)
+        sync_folder(temporary)
+        _rename(temporary, folder)
+        sync_folder(folder.parent)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _rename(source: Path, target: Path) -> None:
+    try:
+        source.replace(target)
+    except OSError:
+        if not target.is_dir():  # else another thread has shown it at once
+            raise

@@ -1,0 +1,148 @@
+"""The database, one suite over SQLite and PostgreSQL: transactions mean the same on both."""
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from sqlalchemy import Engine, func, select, text
+from sqlalchemy.exc import DBAPIError
+
+from moerge_coordinator.auth import identify, make_token
+from moerge_coordinator.database import open_database, reading, transaction
+from moerge_coordinator.tables import AuditRow, Base, OwnerRow
+from moerge_proto.owners import NewToken, Role
+from support.servers import Postgres
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database(request: pytest.FixtureRequest, tmp_path: Path) -> Path | str:
+    if request.param == "sqlite":
+        return tmp_path / "database"
+    server: Postgres = request.getfixturevalue("postgres")
+    return server.database()
+
+
+@pytest.fixture
+def engine(database: Path | str) -> Iterator[Engine]:
+    opened = open_database(database)
+    yield opened
+    opened.dispose()
+
+
+def owners(engine: Engine) -> list[str]:
+    with reading(engine) as session:
+        return list(session.scalars(select(OwnerRow.name).order_by(OwnerRow.number)))
+
+
+def test_migrations_make_exactly_the_tables(engine: Engine) -> None:
+    with engine.connect() as connection:
+        assert compare_metadata(MigrationContext.configure(connection), Base.metadata) == []
+
+
+def test_many_that_open_it_at_once_migrate_it_once(database: Path | str) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        engines = list(pool.map(lambda _: open_database(database), range(4)))
+    assert [owners(engine) for engine in engines] == [[]] * 4
+    for engine in engines:
+        engine.dispose()
+
+
+def test_a_transaction_that_fails_did_nothing(engine: Engine) -> None:
+    def write_half() -> None:
+        with transaction(engine) as session:
+            session.add(OwnerRow(name="gone"))
+            session.flush()
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        write_half()
+    assert owners(engine) == []
+
+
+def test_writers_are_one_at_a_time_over_all_processes(database: Path | str) -> None:
+    """Each adds the owner that follows those it sees, which two at once would do twice."""
+    engines = [open_database(database) for _ in range(3)]
+
+    def add(number: int) -> None:
+        with transaction(engines[number % 3]) as session:
+            seen = session.scalar(select(func.count()).select_from(OwnerRow))
+            session.add(OwnerRow(name=f"owner-{seen}"))
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(add, range(60)))
+    assert owners(engines[0]) == [f"owner-{number}" for number in range(60)]
+    for engine in engines:
+        engine.dispose()
+
+
+def test_a_reader_waits_for_no_writer_and_sees_one_moment(engine: Engine) -> None:
+    with transaction(engine) as writer:
+        writer.add(OwnerRow(name="first"))
+    with reading(engine) as session:
+        before = session.scalars(select(OwnerRow.name)).all()
+        with transaction(engine) as writer:
+            writer.add(OwnerRow(name="second"))
+            writer.flush()
+            assert owners(engine) == ["first"]
+        assert session.scalars(select(OwnerRow.name)).all() == before
+    assert owners(engine) == ["first", "second"]
+
+
+def test_a_reader_can_not_write_and_a_writer_after_it_can(engine: Engine) -> None:
+    insert = text("INSERT INTO owners (name, created) VALUES ('never', '2026-01-01 00:00:00')")
+    for _ in range(3):
+        with pytest.raises(DBAPIError, match=r"read-?only"), reading(engine) as session:
+            session.execute(insert)
+    with transaction(engine) as session:
+        session.add(OwnerRow(name="written"))
+    assert owners(engine) == ["written"]
+
+
+def test_a_token_is_known_again_while_another_transaction_writes(engine: Engine) -> None:
+    token = make_token(engine, NewToken(role=Role.READER))
+    with transaction(engine) as writer:
+        writer.add(OwnerRow(name="busy"))
+        writer.flush()
+        identity = identify(engine, token.secret or "")
+    assert identity is not None
+    assert identity.role is Role.READER
+
+
+@pytest.mark.parametrize("statement", ["UPDATE audit SET path = ''", "DELETE FROM audit"])
+def test_the_audit_log_can_not_be_changed(engine: Engine, statement: str) -> None:
+    with transaction(engine) as session:
+        session.add(AuditRow(request="1", method="POST", path="/v1/owners", status=201))
+    with pytest.raises(DBAPIError, match="append-only"), transaction(engine) as session:
+        session.execute(text(statement))
+    with reading(engine) as session:
+        assert session.scalars(select(AuditRow.path)).all() == ["/v1/owners"]
+
+
+def test_a_reference_to_nothing_is_refused(engine: Engine) -> None:
+    insert = text("INSERT INTO domains (name, owner) VALUES ('law', 'nobody')")
+    with pytest.raises(DBAPIError), transaction(engine) as session:
+        session.execute(insert)
+
+
+def test_a_writer_that_ends_lets_the_next_one_go_on(engine: Engine) -> None:
+    begun, done = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        begun.set()
+        with transaction(engine) as session:
+            session.add(OwnerRow(name="second"))
+        done.set()
+
+    with transaction(engine) as session:
+        session.add(OwnerRow(name="first"))
+        session.flush()
+        thread = threading.Thread(target=wait)
+        thread.start()
+        begun.wait()
+        assert not done.wait(0.3)
+    thread.join()
+    assert owners(engine) == ["first", "second"]

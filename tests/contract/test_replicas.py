@@ -1,0 +1,266 @@
+"""Several coordinators on one PostgreSQL database and one S3 store serve as one."""
+
+import os
+import secrets
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import psycopg
+import pytest
+
+from moerge.blobs.s3 import S3
+from moerge.commands.common import wait
+from moerge.errors import CoordinatorError
+from moerge_coordinator.database import LEADING
+from moerge_proto.digests import content_digest, sha256_hex
+from moerge_proto.experts import ExpertState, NewExpert
+from moerge_proto.uploads import Chunk, NewUpload, Upload
+from moerge_proto.versions import NewVersion
+from moerge_proto.workflows import Workflow, WorkflowState
+from support.fleet import SILENT, Member, honest, join, joined, merge, send
+from support.models import expert
+from support.processes import MOERGE, Coordinator, coordinator, moerge
+from support.servers import BUCKET, Postgres, settings
+from support.statistics import written
+
+
+@dataclass
+class Replicas:
+    one: Coordinator
+    two: Coordinator
+    database: str
+    place: S3
+
+
+@pytest.fixture(scope="module")
+def replicas(tmp_path_factory: pytest.TempPathFactory, postgres: Postgres, s3_server: str) -> Iterator[Replicas]:
+    folder = tmp_path_factory.mktemp("replicas")
+    place = S3(bucket=BUCKET, endpoint=s3_server, prefix=secrets.token_hex(6))
+    database = postgres.database()
+    with ExitStack() as stack:
+        one = stack.enter_context(coordinator(folder / "one", settings=settings(database, place)))
+        two = stack.enter_context(coordinator(folder / "two", one.operator_token, settings(database, place)))
+        yield Replicas(one, two, database, place)
+
+
+def solve(server: Coordinator) -> dict[str, str]:
+    """Solves over everything; name -> digest of the version's files."""
+    with server.client() as operator:
+        version = operator.version(int(wait(operator, operator.solve_version(NewVersion()))))
+        return {file.name: file.sha256 for file in version.files}
+
+
+def flow(folder: Path, ask: Callable[[], Coordinator]) -> dict[str, str]:
+    """Two owners register, an operator merges, both contribute, an operator solves; each asks whoever `ask` says."""
+    members = [joined(ask(), domain, folder, seed) for seed, domain in enumerate(("law", "art"), start=1)]
+    trunk = merge(ask())
+    for member in members:
+        server = ask()
+        with server.client(member.token) as client:
+            other = Member(member.name, member.domain, member.token, client, member.folder)
+            send(other, written(folder / "contribution", *honest(server, member, trunk)))
+        member.client.close()
+    return solve(ask())
+
+
+def test_law_3_replicas_that_take_turns_make_the_version_of_one_alone(replicas: Replicas, tmp_path: Path) -> None:
+    turns = [replicas.one, replicas.two]
+
+    def ask() -> Coordinator:
+        turns.reverse()
+        return turns[0]
+
+    (tmp_path / "many").mkdir()
+    (tmp_path / "alone").mkdir()
+    many = flow(tmp_path / "many", ask)
+    with coordinator(tmp_path / "home") as alone:
+        expected = flow(tmp_path / "alone", lambda: alone)
+    assert many == expected
+    for server in turns:
+        folder = tmp_path / f"pulled-{server.home.name}"
+        moerge("version", "pull", 1, folder, **server.environment())
+        assert {path.name: sha256_hex(path.read_bytes()) for path in folder.iterdir()} == expected
+        with server.client() as operator:
+            assert operator.version_report(1)
+            assert [version.number for version in operator.versions()] == [1]
+        assert not (server.home / "versions").exists()
+
+
+def test_a_download_is_sent_to_the_store_and_the_token_is_not(replicas: Replicas) -> None:
+    token = {"Authorization": f"Bearer {replicas.one.operator_token}"}
+    with replicas.one.client() as operator:
+        trunk = operator.current_trunk()
+    assert trunk is not None
+    url = f"{replicas.one.url}/v1/trunks/{trunk.digest}/files/config.json"
+    answer = httpx.get(url, headers=token)
+    assert (answer.status_code, answer.headers["Cache-Control"]) == (307, "no-store")
+    assert sha256_hex(httpx.get(answer.headers["Location"]).content) in {file.sha256 for file in trunk.files}
+    assert httpx.get(url).status_code == 401
+
+
+@pytest.fixture
+def member(replicas: Replicas, tmp_path: Path) -> Iterator[Member]:
+    """An owner of a domain of its own, not registered yet."""
+    made = join(replicas.one, f"domain-{secrets.token_hex(4)}", expert(tmp_path / "expert", seed=77))
+    yield made
+    made.client.close()
+
+
+def test_chunks_that_several_replicas_received_are_put_together_by_one(replicas: Replicas, member: Member) -> None:
+    pieces = [b"first", b"second"]
+    whole = b"".join(pieces)
+    new = NewUpload(
+        sha256=sha256_hex(whole),
+        size=len(whole),
+        chunks=[Chunk(sha256=sha256_hex(piece), size=len(piece)) for piece in pieces],
+    )
+    token = {"Authorization": f"Bearer {member.token}"}
+
+    def ask(server: Coordinator, method: str, path: str, **content: object) -> httpx.Response:
+        headers = {**token, **content.pop("headers", {})}  # type: ignore[dict-item]  # headers are a dict
+        answer = httpx.request(method, f"{server.url}/v1{path}", headers=headers, **content)  # type: ignore[arg-type]
+        answer.raise_for_status()
+        return answer
+
+    def opened(server: Coordinator) -> Upload:
+        return Upload.model_validate_json(ask(server, "POST", "/uploads", json=new.model_dump()).content)
+
+    upload = opened(replicas.one)
+    for server, piece in zip((replicas.one, replicas.two), pieces, strict=True):
+        digest = sha256_hex(piece)
+        assert digest in opened(server).missing
+        headers = {"Content-Digest": content_digest(digest)}
+        ask(server, "PUT", f"/uploads/{upload.id}/chunks/{digest}", content=piece, headers=headers)
+    assert opened(replicas.one).missing == []
+    assert ask(replicas.two, "POST", f"/uploads/{upload.id}/commit").json()["sha256"] == sha256_hex(whole)
+
+
+def test_one_expert_registered_everywhere_at_once_for_several_domains_is_taken_for_one(
+    replicas: Replicas, tmp_path: Path
+) -> None:
+    folder = expert(tmp_path / "expert", seed=88)
+    members = [join((replicas.one, replicas.two)[n % 2], f"many-{n}", folder) for n in range(6)]
+    files = [member.upload_files() for member in members]
+    together = threading.Barrier(len(members))
+
+    def register(number: int) -> str:
+        together.wait()
+        try:
+            members[number].client.register_expert(NewExpert(domain=f"many-{number}", files=files[number]))
+        except CoordinatorError as error:
+            return error.where
+        return "taken"
+
+    with ThreadPoolExecutor(len(members)) as pool:
+        answers = sorted(pool.map(register, range(len(members))))
+    assert answers == ["files"] * (len(members) - 1) + ["taken"]
+    with replicas.one.client() as operator:
+        assert len([each for each in operator.experts() if each.domain.startswith("many-")]) == 1
+    for member in members:
+        member.client.close()
+
+
+def test_a_workflow_is_seen_from_every_replica(replicas: Replicas) -> None:
+    with replicas.one.client() as one, replicas.two.client() as two:
+        id_ = one.solve_version(NewVersion()).id
+        wait(one, Workflow(id=id_, state=WorkflowState.RUNNING))
+        assert two.workflow(id_) == one.workflow(id_)
+        assert two.workflow(id_).state is WorkflowState.DONE
+        assert two.solve_version(NewVersion()).id != id_
+
+
+def refusal(home: Path, text: str) -> str:
+    """What a coordinator that must not start says."""
+    home.mkdir()
+    (home / "coordinator.toml").write_text(text)
+    command = [*MOERGE, "coordinator", "serve", str(home), "--port", "0"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)  # noqa: S603
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    return done.stderr
+
+
+def test_a_coordinator_with_a_folder_of_its_own_refuses_to_serve_beside_others(
+    replicas: Replicas, tmp_path: Path
+) -> None:
+    said = refusal(tmp_path / "third", settings(replicas.database))
+    assert "another coordinator serves on this database" in said
+    assert "same s3 store" in said
+
+
+def test_a_database_that_is_not_there_is_named_without_its_password(tmp_path: Path) -> None:
+    said = refusal(tmp_path / "home", settings("postgresql://moerge:secret@127.0.0.1:1/moerge"))
+    assert "database: no connection" in said
+    assert "secret" not in said
+
+
+def test_a_home_is_made_on_postgresql_once(replicas: Replicas, tmp_path: Path) -> None:
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "coordinator.toml").write_text(settings(replicas.database, replicas.place))
+    command = [*MOERGE, "coordinator", "init", str(tmp_path / "home")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)  # noqa: S603
+    assert "home already" in done.stderr
+
+
+def test_who_leads_ends_at_once_when_its_lock_is_lost_and_another_leads(
+    postgres: Postgres, s3: S3, tmp_path: Path
+) -> None:
+    database = postgres.database()
+    with ExitStack() as stack:
+        one = stack.enter_context(coordinator(tmp_path / "one", settings=settings(database, s3)))
+        leader = locked_by(database)
+        two = stack.enter_context(coordinator(tmp_path / "two", one.operator_token, settings(database, s3)))
+        with psycopg.connect(database, autocommit=True) as connection:
+            connection.execute("SELECT pg_terminate_backend(%s)", (leader,))
+        assert one.process is not None
+        assert one.process.wait(10) != 0
+        assert "can't run the workflows any more" in (one.home / "log").read_text()
+        assert locked_by(database) != leader
+        member = joined(two, "law", tmp_path, 1)
+        with two.client() as operator:
+            assert [each.state for each in operator.experts()] == [ExpertState.READY]
+        member.client.close()
+
+
+def locked_by(database: str) -> int:
+    """The server's process that holds the leader's lock, once there is one."""
+    query = "SELECT pid FROM pg_locks JOIN pg_stat_activity USING (pid) WHERE locktype = 'advisory' AND granted"
+    query += " AND datname = current_database() AND mode = 'ExclusiveLock' AND objid = %s"
+    with psycopg.connect(database, autocommit=True) as connection:
+        for _ in range(200):
+            if (row := connection.execute(query, (LEADING & 0xFFFFFFFF,)).fetchone()) is not None:
+                return int(row[0])
+            time.sleep(0.05)
+    raise AssertionError("nobody leads")
+
+
+def test_law_8_any_number_of_uploads_at_once_take_constant_memory(replicas: Replicas, tmp_path: Path) -> None:
+    """As many again take hardly more, though they are as large as all that the first ones took."""
+    size, count = 24 * 2**20, 12
+    member = join(replicas.one, f"many-{secrets.token_hex(4)}", tmp_path)
+    assert replicas.one.process is not None
+    memory = Path(f"/proc/{replicas.one.process.pid}/status")
+
+    def peak() -> int:
+        return int(memory.read_text().partition("VmHWM:")[2].split()[0]) * 1024
+
+    def upload(number: int) -> None:
+        path = tmp_path / str(number)
+        path.write_bytes(os.urandom(size))
+        with replicas.one.client(member.token) as client:
+            client.upload(path, SILENT, title="file")
+        path.unlink()
+
+    with ThreadPoolExecutor(count) as pool:
+        list(pool.map(upload, range(count)))
+        first = peak()
+        list(pool.map(upload, range(count, 3 * count)))
+    member.client.close()
+    assert peak() - first < size * count / 4

