@@ -92,8 +92,10 @@ def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         obstore.put(S3Store(BUCKET, endpoint=url, client_options={"allow_http": True}), "made", b"")  # and the bucket
         yield url
     finally:
-        process.kill()
+        process.kill()  # a polite stop takes half a minute
         process.wait()
+        for name, number in grpc.items():
+            Path(f"/tmp/seaweedfs-{name}-grpc-{number}.sock").unlink(missing_ok=True)  # noqa: S108  # its own choice
 
 
 def _wait(url: str, process: "subprocess.Popen[bytes]", log: Path) -> None:
