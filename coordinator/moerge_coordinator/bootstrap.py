@@ -3,27 +3,32 @@
 import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from pathlib import Path
 
 from dbos import DBOS, DBOSConfig, DBOSPortableJSONSerializer
 from fastapi import APIRouter, FastAPI
 from filelock import FileLock, Timeout
-from sqlalchemy import select
+from sqlalchemy import Engine, select, text
 
 from moerge import __version__
 from moerge.blobs.local import LocalBlobs
 from moerge.errors import MoergeError
 from moerge.files import atomic_file
-from moerge_coordinator import refusals
-from moerge_coordinator.auth import make_token
+from moerge_coordinator import openapi, refusals
+from moerge_coordinator.calls import Calls
 from moerge_coordinator.database import open_database, transaction
+from moerge_coordinator.metrics import Metrics
 from moerge_coordinator.needed import collect
 from moerge_coordinator.routes import (
     aliases,
+    audit,
     contributions,
     experts,
+    operation,
     owners,
     rounds,
+    tokens,
     trunk_contributions,
     trunks,
     uploads,
@@ -31,6 +36,7 @@ from moerge_coordinator.routes import (
 )
 from moerge_coordinator.settings import FILE, Settings
 from moerge_coordinator.tables import TokenRow
+from moerge_coordinator.tokens import make_token
 from moerge_coordinator.uploads import Uploads
 from moerge_coordinator.workflows import APPLICATION_VERSION, EXECUTOR_ID, Workflows
 from moerge_proto.owners import NewToken, Role, Token
@@ -95,7 +101,9 @@ def make_app(settings: Settings) -> FastAPI:
         app.state.blobs = blobs
         app.state.uploads = Uploads(engine, blobs, settings.home / "uploads")
         app.state.registering = threading.Lock()
-        app.state.workflows = Workflows(engine, blobs, app.state.uploads, settings.home)
+        app.state.workflows = Workflows(engine, blobs, app.state.uploads, settings.home, app.state.metrics)
+        app.state.metrics.add_workflows(app.state.workflows.count)
+        app.state.checks = {"database": partial(_answers, engine), "blob store": blobs.probe}
         for place in (blobs, app.state.uploads, app.state.workflows):
             place.sweep()
         collect(engine, blobs)
@@ -114,18 +122,25 @@ def make_app(settings: Settings) -> FastAPI:
         summary="Adds, solves, publishes and serves Mixture-of-Experts versions.",
         lifespan=lifespan,
     )
+    app.state.metrics = Metrics()
+    app.state.running = 0  # calls
+    app.state.stopping = False
+    app.add_middleware(Calls, owner=app)
     refusals.install(app)
+    openapi.describe(app)
     api = APIRouter(prefix="/v1")
-    for module in (owners, uploads, experts, trunk_contributions, trunks, contributions, rounds, versions, aliases):
+    for module in (
+        owners, tokens, uploads, experts, trunk_contributions, trunks, contributions, rounds, versions, aliases, audit,
+    ):  # fmt: skip
         api.include_router(module.router)
-
-    @api.get("/health", tags=["health"])
-    def health() -> dict[str, str]:
-        """Answers when the coordinator serves. No token needed."""
-        return {"status": "ok", "version": __version__}
-
     app.include_router(api)
+    app.include_router(operation.router)
     return app
+
+
+def _answers(engine: Engine) -> None:
+    with engine.connect() as connection:
+        connection.execute(text("SELECT 1"))
 
 
 def dbos_config(settings: Settings) -> DBOSConfig:

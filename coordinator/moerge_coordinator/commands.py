@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-import uvicorn
 
+from moerge_coordinator import log, server
 from moerge_coordinator.bootstrap import initialise, make_app, only_one
 from moerge_coordinator.settings import read_settings
 
@@ -34,12 +34,8 @@ def serve(
 
     Example: moerge coordinator serve /srv/moerge --port 8080
     """
-    settings = read_settings(home)
+    given = {"host": host, "port": port}
+    settings = read_settings(home).model_copy(update={key: value for key, value in given.items() if value is not None})
+    log.configure()
     with only_one(home):
-        uvicorn.run(
-            make_app(settings),
-            host=host or settings.host,
-            port=settings.port if port is None else port,
-            ssl_certfile=settings.tls_certificate,
-            ssl_keyfile=settings.tls_key,
-        )
+        server.serve(make_app(settings), settings)

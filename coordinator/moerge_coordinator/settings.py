@@ -21,6 +21,7 @@ class Settings(BaseModel):
         tls_certificate: PEM file; with `tls_key` it makes the coordinator speak HTTPS.
         tls_key: PEM file.
         vocabulary: `same` refuses experts with other vocabularies; `pad` takes those that only add tokens at the end.
+        grace_seconds: how long calls that run may take to end after SIGTERM.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -31,6 +32,7 @@ class Settings(BaseModel):
     tls_certificate: Path | None = None
     tls_key: Path | None = None
     vocabulary: Vocabulary = "same"
+    grace_seconds: int = Field(default=20, ge=0, le=3600)
 
     @property
     def database(self) -> Path:

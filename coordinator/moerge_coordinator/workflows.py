@@ -5,9 +5,10 @@ Every step can be repeated: files are named by content, rows are added once.
 
 import shutil
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import cache, wraps
+from functools import cache, partial, wraps
 from pathlib import Path
 from typing import Any, ParamSpec
 
@@ -24,7 +25,6 @@ from moerge.checkpoint.writer import TensorPlan, write_safetensors
 from moerge.errors import MoergeError
 from moerge.experts import require_finite
 from moerge.files import sync_folder
-from moerge.progress import progress
 from moerge.publish.card import card_file
 from moerge.publish.version import (
     FilePlan,
@@ -44,6 +44,8 @@ from moerge.trunk.regmean import ModuleGrams, regmean
 from moerge_coordinator import views
 from moerge_coordinator.database import transaction
 from moerge_coordinator.lifecycle import remerge, require_told, require_usable
+from moerge_coordinator.log import progress
+from moerge_coordinator.metrics import Metrics
 from moerge_coordinator.tables import ArtifactRow, ContributionRow, ExpertRow, TrunkRow, VersionRow
 from moerge_coordinator.uploads import Uploads
 from moerge_proto.digests import canonical_json, digest_of
@@ -85,8 +87,9 @@ def _telling_problems(step: Callable[P, object]) -> Callable[P, Outcome]:
 class Workflows(DBOSConfiguredInstance):
     """The three kinds of long work: take in an expert, merge a trunk, publish a version."""
 
-    def __init__(self, engine: Engine, blobs: LocalBlobs, uploads: Uploads, home: Path) -> None:
+    def __init__(self, engine: Engine, blobs: LocalBlobs, uploads: Uploads, home: Path, metrics: Metrics) -> None:
         self._engine, self._blobs, self._uploads, self._home = engine, blobs, uploads, home
+        self._metrics = metrics
         self._publishing = threading.Lock()
         super().__init__("coordinator")
 
@@ -136,6 +139,12 @@ class Workflows(DBOSConfiguredInstance):
     def find(self, id_: str) -> Workflow | None:
         status = DBOS.get_workflow_status(id_)
         return None if status is None else views.workflow(id_, status.status, status.output, status.error)
+
+    def count(self) -> Counter[tuple[str, str]]:
+        """(kind, state) -> how many workflows there are, ended ones too."""
+        found = DBOS.list_workflows(load_input=False)
+        shown = [(each.name, views.workflow(each.workflow_id, each.status, each.output, each.error)) for each in found]
+        return Counter((name.rpartition(".")[2], workflow.state.value) for name, workflow in shown)
 
     # --- take in an expert
 
@@ -356,7 +365,8 @@ class Workflows(DBOSConfiguredInstance):
             with ExitStack() as stack:
                 paths = map(self._blobs.path, lineage.contributions)
                 files = [stack.enter_context(StatisticsFile(path)) for path in paths]
-                return solve_layers(files, lineage.domains, gains, lineage.options, solved)
+                solve = partial(solve_layers, files, lineage.domains, gains, lineage.options, solved)
+                return self._metrics.timed_solve(solve)
 
         name = digest_of(lineage.model_dump(mode="json"))
         shape = (len(lineage.domains), config.hidden_size)

@@ -2,6 +2,7 @@
 
 import os
 import secrets
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -60,6 +61,16 @@ class LocalBlobs:
         """Digest and size in bytes of every blob."""
         for path in self._folder.glob("??/*"):
             yield path.name, path.stat().st_size
+
+    def probe(self) -> None:
+        """Writes and removes a file.
+
+        Raises:
+            OSError: the folder can't be written.
+        """
+        self._incoming.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=self._incoming) as file:
+            file.write(b"probe")
 
     def sweep(self) -> None:
         """Removes what writers that were killed left behind. Call it before any writer starts."""
