@@ -17,6 +17,7 @@ from moerge.errors import MoergeError
 from moerge.files import atomic_file
 from moerge_coordinator import openapi, refusals
 from moerge_coordinator.calls import Calls
+from moerge_coordinator.check import LOCK
 from moerge_coordinator.database import open_database, transaction
 from moerge_coordinator.metrics import Metrics
 from moerge_coordinator.needed import collect
@@ -42,7 +43,8 @@ from moerge_coordinator.workflows import APPLICATION_VERSION, EXECUTOR_ID, Workf
 from moerge_proto.owners import NewToken, Role, Token
 
 _TEMPLATE = """\
-# The coordinator's settings; `moerge coordinator serve` reads them once.
+# The coordinator's settings; `moerge coordinator serve` reads them once, `check` tells what is wrong.
+# Variables such as MOERGE_COORDINATOR_PORT go before what stands here.
 host = "127.0.0.1"
 port = 8080
 # tls_certificate = "/path/to/certificate.pem"
@@ -82,7 +84,7 @@ def only_one(home: Path) -> Iterator[None]:
         MoergeError: another process holds it.
     """
     try:
-        with FileLock(home / "coordinator.lock", blocking=False):
+        with FileLock(home / LOCK, blocking=False):
             yield
     except Timeout as error:
         todo = "stop it first, or use another home"

@@ -6,6 +6,8 @@ from pathlib import Path
 
 from alembic import command
 from alembic.config import Config
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.orm import Session
@@ -43,12 +45,31 @@ def _engine(path: Path, *pragmas: str) -> Engine:
     return engine
 
 
-def migrate(connection: Connection) -> None:
-    """Brings the schema behind `connection` to the newest revision."""
+def _alembic() -> Config:
     config = Config()
     config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
+    return config
+
+
+def migrate(connection: Connection) -> None:
+    """Brings the schema behind `connection` to the newest revision.
+
+    Raises:
+        MoergeError: it is newer than this build.
+    """
+    if (revision := unknown_revision(connection)) is not None:
+        todo = "install the moerge that last ran here, or a newer one"
+        raise MoergeError(f"its schema {revision} is newer than this build", where="database", todo=todo)
+    config = _alembic()
     config.attributes["connection"] = connection
     command.upgrade(config, "head")
+
+
+def unknown_revision(connection: Connection) -> str | None:
+    """The revision of the schema behind `connection`, if a newer build made it."""
+    revision = MigrationContext.configure(connection).get_current_revision()
+    known = {script.revision for script in ScriptDirectory.from_config(_alembic()).walk_revisions()}
+    return revision if revision is not None and revision not in known else None
 
 
 @contextmanager

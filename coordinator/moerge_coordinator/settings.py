@@ -1,14 +1,19 @@
-"""The coordinator's settings: one TOML file in its home folder, read once."""
+"""The coordinator's settings: one TOML file in its home folder and the environment, read once."""
 
+import os
 import tomllib
+from collections.abc import Mapping
+from difflib import get_close_matches
 from pathlib import Path
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from moerge.architectures.config import Vocabulary
 from moerge.errors import MoergeError
 
 FILE = "coordinator.toml"
+PREFIX = "MOERGE_COORDINATOR_"
 
 
 class Settings(BaseModel):
@@ -24,7 +29,7 @@ class Settings(BaseModel):
         grace_seconds: how long calls that run may take to end after SIGTERM.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
     home: Path
     host: str = "127.0.0.1"
@@ -42,19 +47,67 @@ class Settings(BaseModel):
     def workflow_database(self) -> Path:
         return self.home / "workflows.sqlite"
 
+    @model_validator(mode="after")
+    def _both_or_none(self) -> "Settings":
+        if (self.tls_certificate is None) != (self.tls_key is None):
+            raise ValueError("tls_certificate and tls_key: give both, or none for plain HTTP")
+        return self
 
-def read_settings(home: Path) -> Settings:
-    """The settings in `home`.
+
+def read_settings(home: Path, environment: Mapping[str, str] = os.environ) -> Settings:
+    """The settings in `home`; MOERGE_COORDINATOR_PORT and its like go before the file's, `__` names a key of a table.
 
     Raises:
         MoergeError: there are none, or a key or value is wrong.
     """
+    settings, problems = load(home, environment)
+    if settings is None:
+        raise problems[0]
+    return settings
+
+
+def load(home: Path, environment: Mapping[str, str]) -> tuple[Settings | None, list[MoergeError]]:
+    """The settings, or all that is wrong with them."""
     path = home / FILE
     if not path.is_file():
-        raise MoergeError("not found", where=str(path), todo=f"run: moerge coordinator init {home}")
+        return None, [MoergeError("not found", where=str(path), todo=f"run: moerge coordinator init {home}")]
     try:
-        return Settings(home=home, **tomllib.loads(path.read_text(encoding="utf-8")))
-    except tomllib.TOMLDecodeError as error:
-        raise MoergeError(f"not TOML: {error}", where=str(path)) from error
-    except (ValidationError, TypeError) as error:
-        raise MoergeError(f"a key or value is wrong: {error}", where=str(path)) from error
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        return None, [MoergeError(f"not TOML: {error}", where=str(path), todo="mend the file")]
+    places: dict[tuple[str, ...], str] = {(key,): str(path) for key in values}
+    for name, value in environment.items():
+        if name.startswith(PREFIX):
+            keys = tuple(name.removeprefix(PREFIX).lower().split("__"))
+            _put(values, keys, value)
+            places[keys] = places[keys[:1]] = f"environment variable {name}"
+    fixed = [_unknown("home", places["home",])] if "home" in values else []
+    try:
+        settings = Settings.model_validate({**values, "home": home})
+    except ValidationError as error:
+        return None, fixed + [_problem(each["loc"], each["type"], each["msg"], places, path) for each in error.errors()]
+    return (None, fixed) if fixed else (settings, [])
+
+
+def _put(values: dict[str, Any], keys: tuple[str, ...], value: str) -> None:
+    for key in keys[:-1]:
+        table = values.get(key)
+        values[key] = values = dict(table) if isinstance(table, dict) else {}
+    values[keys[-1]] = value
+
+
+def _problem(
+    loc: tuple[int | str, ...], kind: str, message: str, places: Mapping[tuple[str, ...], str], path: Path
+) -> MoergeError:
+    name = ".".join(map(str, loc))
+    where = places.get(tuple(map(str, loc))) or places.get(tuple(map(str, loc[:1]))) or str(path)
+    if kind == "extra_forbidden":
+        return _unknown(name, where)
+    return MoergeError(f"{name}: {message}" if name else message, where=where, todo="correct the value")
+
+
+def _unknown(name: str, where: str) -> MoergeError:
+    known = [key for key in Settings.model_fields if key != "home"]
+    nearest = get_close_matches(name, known, 1)
+    todo = f"did you mean {nearest[0]}?" if nearest else f"the keys are: {', '.join(known)}"
+    return MoergeError(f"unknown key {name!r}", where=where, todo=todo)
