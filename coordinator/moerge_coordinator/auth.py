@@ -1,57 +1,57 @@
-"""Bearer tokens: made here, kept as hashes, turned into an identity for each request."""
+"""Who calls: a bearer token turned into an identity, and the roles that each route lets pass."""
 
-import secrets
-from collections.abc import Callable
-from typing import Annotated
+from typing import Annotated, Protocol, cast
 
 from fastapi import Depends, Request
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
-from sqlalchemy import Engine, select
+from sqlalchemy import select
 
-from moerge_coordinator.database import reading, transaction
+from moerge_coordinator import tables
+from moerge_coordinator.database import reading
 from moerge_coordinator.refusals import RefusedError
-from moerge_coordinator.tables import DomainRow, OwnerRow, TokenRow
+from moerge_coordinator.tables import DomainRow, TokenRow
+from moerge_coordinator.tokens import ended
 from moerge_proto.digests import sha256_hex
-from moerge_proto.owners import Identity, NewToken, Role, Token
+from moerge_proto.owners import Identity, Role
 from moerge_proto.problems import ProblemType
 
 _bearer = HTTPBearer(auto_error=False, description="The token that `moerge coordinator init` or an operator gave out.")
 
 
-def make_token(engine: Engine, asked: NewToken) -> Token:
-    """A fresh token; the database keeps only its SHA-256, which is enough because the secret has 256 random bits.
+class _Roles(Protocol):
+    """A dependency that lets some roles pass."""
+
+    roles: tuple[Role, ...]
+
+    def __call__(self, request: Request, credentials: HTTPAuthorizationCredentials | None) -> Identity: ...
+
+
+def _authenticate(request: Request, secret: str) -> Identity:
+    """Whose token this is; the request's log line and audit row name it.
 
     Raises:
-        RefusedError: the role owner needs a known owner's name, and no other role takes one.
+        RefusedError: it is unknown, expired or revoked.
     """
-    if (asked.role is Role.OWNER) != (asked.owner is not None):
-        raise RefusedError(
-            ProblemType.INVALID_REQUEST, "the role owner, and no other, takes an owner's name", where="owner"
-        )
-    secret = f"moerge_{secrets.token_urlsafe(32)}"
-    with transaction(engine) as session:
-        if asked.owner is not None and not session.scalar(select(OwnerRow).where(OwnerRow.name == asked.owner)):
-            raise RefusedError(
-                ProblemType.NOT_FOUND, f"no owner {asked.owner!r}", where="owner", todo="add the owner first"
-            )
-        row = TokenRow(hash=sha256_hex(secret.encode()), role=asked.role.value, owner=asked.owner)
-        session.add(row)
-        session.flush()
-        return Token(id=row.id, role=asked.role, owner=asked.owner, secret=secret)
-
-
-def identify(engine: Engine, secret: str) -> Identity | None:
-    """Whose token this is."""
-    with reading(engine) as session:
+    with reading(request.app.state.engine) as session:
         row = session.scalar(select(TokenRow).where(TokenRow.hash == sha256_hex(secret.encode())))
         if row is None:
-            return None
+            raise _unauthenticated("no valid token")
         domains = session.scalars(select(DomainRow.name).where(DomainRow.owner == row.owner).order_by(DomainRow.name))
-        return Identity(role=Role(row.role), owner=row.owner, domains=list(domains))
+        identity = Identity(role=Role(row.role), owner=row.owner, domains=list(domains))
+    request.state.token, request.state.identity = row.id, identity
+    if (how := ended(row, tables.now())) is not None:
+        raise _unauthenticated(how, "ask an operator for a new one")
+    return identity
 
 
-def allow(*roles: Role) -> Callable[..., Identity]:
-    """A dependency that gives the caller's identity, if its role is one of `roles`.
+def _unauthenticated(
+    what: str, todo: str = "send the header 'Authorization: Bearer TOKEN' with a token of this coordinator"
+) -> RefusedError:
+    return RefusedError(ProblemType.UNAUTHENTICATED, what, where="Authorization", todo=todo)
+
+
+def allow(*roles: Role) -> _Roles:
+    """A dependency that gives the caller's identity, if its role is one of `roles`. The OpenAPI document tells them.
 
     Raises:
         RefusedError: there is no valid token, or its role is another.
@@ -60,10 +60,9 @@ def allow(*roles: Role) -> Callable[..., Identity]:
     def check(
         request: Request, credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]
     ) -> Identity:
-        identity = identify(request.app.state.engine, credentials.credentials) if credentials else None
-        if identity is None:
-            todo = "send the header 'Authorization: Bearer TOKEN' with a token of this coordinator"
-            raise RefusedError(ProblemType.UNAUTHENTICATED, "no valid token", where="Authorization", todo=todo)
+        if credentials is None:
+            raise _unauthenticated("no valid token")
+        identity = _authenticate(request, credentials.credentials)
         if identity.role not in roles:
             wanted = " or ".join(role.value for role in roles)
             raise RefusedError(
@@ -71,7 +70,9 @@ def allow(*roles: Role) -> Callable[..., Identity]:
             )
         return identity
 
-    return check
+    dependency = cast(_Roles, check)
+    dependency.roles = roles
+    return dependency
 
 
 Anyone = Annotated[Identity, Depends(allow(*Role))]

@@ -4,12 +4,13 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from pathlib import Path
 
 from dbos import DBOS, DBOSClient, DBOSConfig, DBOSPortableJSONSerializer
 from fastapi import APIRouter, FastAPI
 from filelock import FileLock, Timeout
-from sqlalchemy import Engine, select
+from sqlalchemy import Engine, select, text
 
 from moerge import __version__
 from moerge.blobs.local import LocalBlobs, LocalChunks
@@ -17,17 +18,22 @@ from moerge.blobs.s3 import S3Blobs, S3Chunks
 from moerge.blobs.store import Blobs, Chunks
 from moerge.errors import MoergeError
 from moerge.files import atomic_file
-from moerge_coordinator import refusals
-from moerge_coordinator.auth import make_token
+from moerge_coordinator import openapi, refusals
+from moerge_coordinator.calls import Calls
+from moerge_coordinator.check import LOCK
 from moerge_coordinator.database import open_database, transaction
 from moerge_coordinator.leader import Leader, beside_others
+from moerge_coordinator.metrics import Metrics
 from moerge_coordinator.needed import collect
 from moerge_coordinator.routes import (
     aliases,
+    audit,
     contributions,
     experts,
+    operation,
     owners,
     rounds,
+    tokens,
     trunk_contributions,
     trunks,
     uploads,
@@ -35,6 +41,7 @@ from moerge_coordinator.routes import (
 )
 from moerge_coordinator.settings import FILE, Settings, read_settings
 from moerge_coordinator.tables import TokenRow
+from moerge_coordinator.tokens import make_token
 from moerge_coordinator.uploads import Uploads
 from moerge_coordinator.workflows import APPLICATION_VERSION, EXECUTOR_ID, QUEUE, Workflows
 from moerge_proto.owners import NewToken, Role, Token
@@ -45,7 +52,8 @@ _QUEUE_SECONDS = 0.25
 _PRUNE_SECONDS = 600
 _CONNECTIONS = 8  # to DBOS's database; PostgreSQL's own bound is 100 for all replicas
 _TEMPLATE = """\
-# The coordinator's settings; `moerge coordinator serve` reads them once.
+# The coordinator's settings; `moerge coordinator serve` reads them once, `check` tells what is wrong.
+# Variables such as MOERGE_COORDINATOR_PORT go before what stands here.
 host = "127.0.0.1"
 port = 8080
 # tls_certificate = "/path/to/certificate.pem"
@@ -95,7 +103,7 @@ def only_one(settings: Settings) -> Iterator[None]:
         MoergeError: another process holds it.
     """
     try:
-        with FileLock(settings.home / "coordinator.lock", blocking=False):
+        with FileLock(settings.home / LOCK, blocking=False):
             if isinstance(settings.database, str):
                 with beside_others(settings.database, shared=settings.s3 is not None):
                     yield
@@ -176,7 +184,10 @@ def make_app(settings: Settings) -> FastAPI:
         app.state.engine = engine
         app.state.blobs = blobs
         app.state.uploads = Uploads(engine, blobs, chunks)
-        app.state.workflows = Workflows(engine, blobs, app.state.uploads, settings.home, client)
+        metrics: Metrics = app.state.metrics
+        app.state.workflows = Workflows(engine, blobs, app.state.uploads, settings.home, metrics, client)
+        metrics.add_workflows(app.state.workflows.count)
+        app.state.checks = {"database": partial(_answers, engine), "blob store": blobs.probe}
         for place in (blobs, app.state.uploads, app.state.workflows):
             place.sweep()
         pruning = asyncio.create_task(_prune(blobs))
@@ -195,18 +206,25 @@ def make_app(settings: Settings) -> FastAPI:
         summary="Adds, solves, publishes and serves Mixture-of-Experts versions.",
         lifespan=lifespan,
     )
+    app.state.metrics = Metrics()
+    app.state.running = 0  # calls
+    app.state.stopping = False
+    app.add_middleware(Calls, owner=app)
     refusals.install(app)
+    openapi.describe(app)
     api = APIRouter(prefix="/v1")
-    for module in (owners, uploads, experts, trunk_contributions, trunks, contributions, rounds, versions, aliases):
+    for module in (
+        owners, tokens, uploads, experts, trunk_contributions, trunks, contributions, rounds, versions, aliases, audit,
+    ):  # fmt: skip
         api.include_router(module.router)
-
-    @api.get("/health", tags=["health"])
-    def health() -> dict[str, str]:
-        """Answers when the coordinator serves. No token needed."""
-        return {"status": "ok", "version": __version__}
-
     app.include_router(api)
+    app.include_router(operation.router)
     return app
+
+
+def _answers(engine: Engine) -> None:
+    with engine.connect() as connection:
+        connection.execute(text("SELECT 1"))
 
 
 def dbos_config(settings: Settings) -> DBOSConfig:

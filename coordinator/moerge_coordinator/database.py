@@ -10,6 +10,8 @@ from pathlib import Path
 
 from alembic import command
 from alembic.config import Config
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, Engine, create_engine, event, make_url
 from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import OperationalError
@@ -95,12 +97,31 @@ def _reads(connection: Connection) -> bool:
     return bool(connection.get_execution_options().get("reads"))
 
 
-def migrate(connection: Connection, revision: str = "head") -> None:
-    """Brings the schema behind `connection` up to a revision."""
+def _alembic() -> Config:
     config = Config()
     config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
+    return config
+
+
+def migrate(connection: Connection, target: str = "head") -> None:
+    """Brings the schema behind `connection` up to a revision.
+
+    Raises:
+        MoergeError: it is newer than this build.
+    """
+    if (revision := unknown_revision(connection)) is not None:
+        todo = "install the moerge that last ran here, or a newer one"
+        raise MoergeError(f"its schema {revision} is newer than this build", where="database", todo=todo)
+    config = _alembic()
     config.attributes["connection"] = connection
-    command.upgrade(config, revision)
+    command.upgrade(config, target)
+
+
+def unknown_revision(connection: Connection) -> str | None:
+    """The revision of the schema behind `connection`, if a newer build made it."""
+    revision = MigrationContext.configure(connection).get_current_revision()
+    known = {script.revision for script in ScriptDirectory.from_config(_alembic()).walk_revisions()}
+    return revision if revision is not None and revision not in known else None
 
 
 @contextmanager

@@ -1,5 +1,7 @@
 """Refusals, and every error as problem+json."""
 
+from collections.abc import Mapping
+
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
@@ -16,15 +18,17 @@ class RefusedError(MoergeError):
         self.kind = kind
 
 
-def _respond(problem: Problem) -> Response:
-    headers = {"WWW-Authenticate": "Bearer"} if problem.status == 401 else None
-    return Response(problem.model_dump_json(), problem.status, headers, MEDIA_TYPE)
+def respond(request: Request, problem: Problem, headers: Mapping[str, str] | None = None) -> Response:
+    """The problem as an answer; the request's audit row names its type."""
+    request.state.problem = problem.type
+    more = {"WWW-Authenticate": "Bearer"} if problem.status == 401 else {}
+    return Response(problem.model_dump_json(), problem.status, {**(headers or {}), **more}, MEDIA_TYPE)
 
 
 async def _moerge(request: Request, error: Exception) -> Response:
     if not isinstance(error, MoergeError):
         raise error
-    return _respond(error.problem())
+    return respond(request, error.problem())
 
 
 async def _validation(request: Request, error: Exception) -> Response:
@@ -32,21 +36,21 @@ async def _validation(request: Request, error: Exception) -> Response:
         raise error
     first = error.errors()[0]
     field = ".".join(str(part) for part in first["loc"] if part != "body")
-    return _respond(Problem.of(ProblemType.INVALID_REQUEST, first["msg"], field=field))
+    return respond(request, Problem.of(ProblemType.INVALID_REQUEST, first["msg"], field=field))
 
 
 async def _http(request: Request, error: Exception) -> Response:
     if not isinstance(error, HTTPException):
         raise error
     kind = ProblemType.NOT_FOUND if error.status_code == 404 else ProblemType.INVALID_REQUEST
-    return _respond(Problem.of(kind, str(error.detail)).model_copy(update={"status": error.status_code}))
+    problem = Problem.of(kind, str(error.detail)).model_copy(update={"status": error.status_code})
+    return respond(request, problem, error.headers)
 
 
 async def _unexpected(request: Request, error: Exception) -> Response:
-    detail = f"the coordinator failed: {type(error).__name__}"
-    return _respond(
-        Problem.of(ProblemType.INTERNAL, detail, todo="the coordinator's log has the trace; tell its operator")
-    )
+    detail, todo = f"the coordinator failed: {type(error).__name__}", "tell its operator the X-Request-Id"
+    problem = Problem.of(ProblemType.INTERNAL, detail, todo=todo)
+    return respond(request, problem, {"X-Request-Id": request.state.request_id})  # beyond what adds it elsewhere
 
 
 def install(app: FastAPI) -> None:

@@ -1,15 +1,20 @@
-"""The coordinator's settings: one TOML file in its home folder, read once."""
+"""The coordinator's settings: one TOML file in its home folder and the environment, read once."""
 
+import os
 import tomllib
+from collections.abc import Mapping
+from difflib import get_close_matches
 from pathlib import Path
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from moerge.architectures.config import Vocabulary
 from moerge.blobs.s3 import S3
 from moerge.errors import MoergeError
 
 FILE = "coordinator.toml"
+PREFIX = "MOERGE_COORDINATOR_"
 
 
 class Settings(BaseModel):
@@ -27,6 +32,7 @@ class Settings(BaseModel):
             at once on one PostgreSQL database and one such store, each with a home of its own.
         cache_bytes: bound of the cache that `home` keeps of that store.
         vocabulary: `same` refuses experts with other vocabularies; `pad` takes those that only add tokens at the end.
+        grace_seconds: how long calls that run may take to end after SIGTERM.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
@@ -40,6 +46,7 @@ class Settings(BaseModel):
     s3: S3 | None = None
     cache_bytes: int = Field(default=200 * 2**30, ge=0)
     vocabulary: Vocabulary = "same"
+    grace_seconds: int = Field(default=20, ge=0, le=3600)
 
     @field_validator("database", mode="before")
     @classmethod
@@ -53,19 +60,67 @@ class Settings(BaseModel):
         """Address of DBOS's database."""
         return self.database if isinstance(self.database, str) else f"sqlite:///{self.home / 'workflows.sqlite'}"
 
+    @model_validator(mode="after")
+    def _both_or_none(self) -> "Settings":
+        if (self.tls_certificate is None) != (self.tls_key is None):
+            raise ValueError("tls_certificate and tls_key: give both, or none for plain HTTP")
+        return self
 
-def read_settings(home: Path) -> Settings:
-    """The settings in `home`.
+
+def read_settings(home: Path, environment: Mapping[str, str] = os.environ) -> Settings:
+    """The settings in `home`; MOERGE_COORDINATOR_PORT and its like go before the file's, `__` names a key of a table.
 
     Raises:
         MoergeError: there are none, or a key or value is wrong.
     """
+    settings, problems = load(home, environment)
+    if settings is None:
+        raise problems[0]
+    return settings
+
+
+def load(home: Path, environment: Mapping[str, str]) -> tuple[Settings | None, list[MoergeError]]:
+    """The settings, or all that is wrong with them."""
     path = home / FILE
     if not path.is_file():
-        raise MoergeError("not found", where=str(path), todo=f"run: moerge coordinator init {home}")
+        return None, [MoergeError("not found", where=str(path), todo=f"run: moerge coordinator init {home}")]
     try:
-        return Settings(home=home, **tomllib.loads(path.read_text(encoding="utf-8")))
-    except tomllib.TOMLDecodeError as error:
-        raise MoergeError(f"not TOML: {error}", where=str(path)) from error
-    except (ValidationError, TypeError) as error:
-        raise MoergeError(f"a key or value is wrong: {error}", where=str(path)) from error
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        return None, [MoergeError(f"not TOML: {error}", where=str(path), todo="mend the file")]
+    places: dict[tuple[str, ...], str] = {(key,): str(path) for key in values}
+    for name, value in environment.items():
+        if name.startswith(PREFIX):
+            keys = tuple(name.removeprefix(PREFIX).lower().split("__"))
+            _put(values, keys, value)
+            places[keys] = places[keys[:1]] = f"environment variable {name}"
+    fixed = [_unknown("home", places["home",])] if "home" in values else []
+    try:
+        settings = Settings.model_validate({**values, "home": home})
+    except ValidationError as error:
+        return None, fixed + [_problem(each["loc"], each["type"], each["msg"], places, path) for each in error.errors()]
+    return (None, fixed) if fixed else (settings, [])
+
+
+def _put(values: dict[str, Any], keys: tuple[str, ...], value: str) -> None:
+    for key in keys[:-1]:
+        table = values.get(key)
+        values[key] = values = dict(table) if isinstance(table, dict) else {}
+    values[keys[-1]] = value
+
+
+def _problem(
+    loc: tuple[int | str, ...], kind: str, message: str, places: Mapping[tuple[str, ...], str], path: Path
+) -> MoergeError:
+    name = ".".join(map(str, loc))
+    where = places.get(tuple(map(str, loc))) or places.get(tuple(map(str, loc[:1]))) or str(path)
+    if kind == "extra_forbidden":
+        return _unknown(name, where)
+    return MoergeError(f"{name}: {message}" if name else message, where=where, todo="correct the value")
+
+
+def _unknown(name: str, where: str) -> MoergeError:
+    known = [key for key in Settings.model_fields if key != "home"]
+    nearest = get_close_matches(name, known, 1)
+    todo = f"did you mean {nearest[0]}?" if nearest else f"the keys are: {', '.join(known)}"
+    return MoergeError(f"unknown key {name!r}", where=where, todo=todo)

@@ -5,9 +5,10 @@ Every step can be repeated: files are named by content, rows are added once.
 
 import shutil
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import cache, wraps
+from functools import cache, partial, wraps
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec
 
@@ -23,7 +24,6 @@ from moerge.checkpoint.reader import Checkpoint
 from moerge.checkpoint.writer import TensorPlan, write_safetensors
 from moerge.errors import MoergeError
 from moerge.experts import require_finite
-from moerge.progress import progress
 from moerge.publish.card import card_file
 from moerge.publish.version import (
     FilePlan,
@@ -43,6 +43,8 @@ from moerge.trunk.regmean import ModuleGrams, regmean
 from moerge_coordinator import views
 from moerge_coordinator.database import reading, transaction
 from moerge_coordinator.lifecycle import remerge, require_told, require_usable
+from moerge_coordinator.log import progress
+from moerge_coordinator.metrics import Metrics
 from moerge_coordinator.tables import ArtifactRow, ContributionRow, ExpertRow, TrunkRow, VersionRow
 from moerge_coordinator.uploads import Uploads
 from moerge_proto.digests import canonical_json, digest_of
@@ -94,10 +96,16 @@ class Workflows(DBOSConfiguredInstance):
     """
 
     def __init__(
-        self, engine: Engine, blobs: Blobs, uploads: Uploads, home: Path, client: DBOSClient | None = None
+        self,
+        engine: Engine,
+        blobs: Blobs,
+        uploads: Uploads,
+        home: Path,
+        metrics: Metrics,
+        client: DBOSClient | None = None,
     ) -> None:
         self._engine, self._blobs, self._uploads, self._home = engine, blobs, uploads, home
-        self._client = client
+        self._metrics, self._client = metrics, client
         self._publishing = threading.Lock()
         super().__init__(INSTANCE)
 
@@ -184,6 +192,13 @@ class Workflows(DBOSConfiguredInstance):
         else:
             status = next(iter(self._client.list_workflows(workflow_ids=[id_])), None)
         return None if status is None else views.workflow(id_, status.status, status.output, status.error)
+
+    def count(self) -> Counter[tuple[str, str]]:
+        """(kind, state) -> how many workflows there are, ended ones too."""
+        listed = DBOS.list_workflows if self._client is None else self._client.list_workflows
+        found = listed(load_input=False)
+        shown = [(each.name, views.workflow(each.workflow_id, each.status, each.output, each.error)) for each in found]
+        return Counter((name.rpartition(".")[2], workflow.state.value) for name, workflow in shown)
 
     # --- take in an expert
 
@@ -400,7 +415,8 @@ class Workflows(DBOSConfiguredInstance):
             with ExitStack() as stack:
                 paths = map(self._blobs.local, lineage.contributions)
                 files = [stack.enter_context(StatisticsFile(path)) for path in paths]
-                return solve_layers(files, lineage.domains, gains, lineage.options, solved)
+                solve = partial(solve_layers, files, lineage.domains, gains, lineage.options, solved)
+                return self._metrics.timed_solve(solve)
 
         name = digest_of(lineage.model_dump(mode="json"))
         shape = (len(lineage.domains), config.hidden_size)

@@ -1,10 +1,22 @@
 """What every message shares: frozen, and unknown fields are refused by name."""
 
-from typing import Generic, TypeVar
+from datetime import UTC, datetime
+from typing import Annotated, Generic, TypeVar
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict
 
 T = TypeVar("T")
+
+
+def _in_utc(value: datetime) -> datetime:
+    try:
+        return value.astimezone(UTC)
+    except OverflowError as error:
+        raise ValueError("the year is out of range") from error
+
+
+Moment = Annotated[AwareDatetime, AfterValidator(_in_utc)]
+"""A time that names its zone, as UTC."""
 
 
 class Message(BaseModel):

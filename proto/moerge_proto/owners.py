@@ -2,11 +2,15 @@
 
 from datetime import datetime
 from enum import StrEnum
+from typing import Annotated
 
-from pydantic import Field
+from pydantic import Field, StringConstraints
 
 from moerge_proto.digests import Name
-from moerge_proto.messages import Message
+from moerge_proto.messages import Message, Moment
+
+MONTH_SECONDS = 30 * 24 * 3600
+Note = Annotated[str, StringConstraints(max_length=200, pattern=r"^[^\x00-\x1f\x7f]*$")]
 
 
 class Role(StrEnum):
@@ -31,18 +35,35 @@ class Owner(Message):
 
 
 class NewToken(Message):
-    """Asks for a token. `owner` names whose it is, for the role owner only."""
+    """Asks for a token. `owner` names whose it is, for the role owner only. `expires`: None means never."""
 
     role: Role
     owner: Name | None = None
+    note: Note = ""
+    expires: Moment | None = None
 
 
-class Token(Message):
-    """A fresh token. `secret` is shown this once; the coordinator keeps its hash."""
+class RotateToken(Message):
+    """Asks for a new secret. The old one is valid for another `overlap_seconds`."""
+
+    overlap_seconds: int = Field(default=0, ge=0, le=MONTH_SECONDS)
+
+
+class TokenEntry(Message):
+    """A token as it is listed: never its secret. It is valid until it `expires` or is `revoked`."""
 
     id: int
     role: Role
     owner: str | None
+    note: str
+    created: datetime
+    expires: datetime | None
+    revoked: datetime | None
+
+
+class Token(TokenEntry):
+    """A fresh token. `secret` is shown this once; the coordinator keeps its hash."""
+
     secret: str
 
 

@@ -23,6 +23,7 @@ class ProblemType(StrEnum):
     DUPLICATE_SHARD = "duplicate-shard"
     NOT_READY = "not-ready"
     GONE = "gone"
+    UNAVAILABLE = "unavailable"
     INTERNAL = "internal"
 
     @property
@@ -44,6 +45,7 @@ STATUS: dict[ProblemType, int] = {
     ProblemType.DUPLICATE_SHARD: 409,
     ProblemType.NOT_READY: 409,
     ProblemType.GONE: 410,
+    ProblemType.UNAVAILABLE: 503,
     ProblemType.INTERNAL: 500,
 }
 

@@ -4,10 +4,10 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Literal
 
-from pydantic import AwareDatetime, Field, model_validator
+from pydantic import Field, model_validator
 
 from moerge_proto.digests import Digest, Name
-from moerge_proto.messages import Message
+from moerge_proto.messages import Message, Moment
 
 
 class RoundState(StrEnum):
@@ -29,7 +29,7 @@ class NewRound(Message):
     kind: Literal["router", "trunk"] = "router"
     domains: list[Name] = Field(min_length=1, max_length=1000)
     minimum: int = Field(ge=1)
-    deadline: AwareDatetime
+    deadline: Moment
 
     @model_validator(mode="after")
     def _possible(self) -> "NewRound":
@@ -44,7 +44,7 @@ class RoundChange(Message):
     """Another deadline or minimum; what is None stays as it is."""
 
     minimum: int | None = Field(default=None, ge=1)
-    deadline: AwareDatetime | None = None
+    deadline: Moment | None = None
 
 
 class Round(Message):

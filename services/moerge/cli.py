@@ -13,7 +13,7 @@ from rich.filesize import decimal
 
 from moerge import __version__
 from moerge.client import Client
-from moerge.commands import contributions, experts, pull, rounds, versions
+from moerge.commands import audit, contributions, experts, pull, rounds, tokens, versions
 from moerge.commands.common import Coordinator, Secret, digest_of_domain, numbers, show, wait
 from moerge.errors import MoergeError
 from moerge_proto.experts import ExpertState
@@ -37,13 +37,13 @@ app = typer.Typer(
     help="Turn dense expert LLMs of different owners into one Mixture-of-Experts checkpoint, without training.",
 )
 owner = typer.Typer(no_args_is_help=True, help="Domain owners (operator).")
-token = typer.Typer(no_args_is_help=True, help="Bearer tokens (operator).")
 trunk = typer.Typer(no_args_is_help=True, help="Trunks (operator).")
 version = typer.Typer(no_args_is_help=True, help="Router versions.")
 versions.add_to(version)
 for name, group in (
     ("owner", owner),
-    ("token", token),
+    ("token", tokens.app),
+    ("audit", audit.app),
     ("expert", experts.app),
     ("contribution", contributions.app),
     ("round", rounds.app),
@@ -79,20 +79,6 @@ def list_owners(coordinator: Coordinator, secret: Secret) -> None:
     """
     with Client(coordinator, secret) as client:
         show("Owners", ["name", "domains"], [[row.name, ", ".join(row.domains)] for row in client.owners()])
-
-
-@token.command("add")
-def add_token(
-    role: Annotated[Role, typer.Argument(help="operator, or reader, who may pull versions.")],
-    coordinator: Coordinator,
-    secret: Secret,
-) -> None:
-    """Prints a new token for an operator or a reader.
-
-    Example: moerge token add reader
-    """
-    with Client(coordinator, secret) as client:
-        typer.echo(client.add_token(NewToken(role=role)).secret)
 
 
 @trunk.command("merge")

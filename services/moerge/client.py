@@ -17,11 +17,12 @@ from pydantic import BaseModel, ValidationError
 from moerge.errors import CoordinatorError, MoergeError
 from moerge.files import file_sha256, sync_folder
 from moerge.progress import Progress
+from moerge_proto.audit import AuditEntry
 from moerge_proto.contributions import Contribution, NewContribution, TrunkContribution
 from moerge_proto.digests import content_digest, sha256_hex
 from moerge_proto.experts import Expert, NewExpert, Purge, Purged, Withdraw, Withdrawal
 from moerge_proto.messages import FileEntry, Page
-from moerge_proto.owners import Identity, NewOwner, NewToken, Owner, Token
+from moerge_proto.owners import Identity, NewOwner, NewToken, Owner, RotateToken, Token, TokenEntry
 from moerge_proto.problems import Problem, ProblemType
 from moerge_proto.rounds import NewRound, Round, RoundChange
 from moerge_proto.trunks import NewTrunk, Trunk
@@ -139,14 +140,14 @@ class Client:
         headers = {"Content-Type": "application/json"}
         return kind.model_validate_json(self._send(method, path, content=content, headers=headers).content)
 
-    def _pages(self, kind: type[M], path: str) -> Iterator[M]:
-        after: int | None = 0
-        while after is not None:
+    def _pages(self, kind: type[M], path: str, after: int = 0) -> Iterator[M]:
+        following: int | None = after
+        while following is not None:
             page = Page[kind].model_validate_json(  # type: ignore[valid-type]  # a generic built at run time
-                self._send("GET", path, params={"after": after}).content
+                self._send("GET", path, params={"after": following}).content
             )
             yield from page.items
-            after = page.next
+            following = page.next
 
     # --- what the coordinator keeps
 
@@ -161,6 +162,19 @@ class Client:
 
     def add_token(self, token: NewToken) -> Token:
         return self._post(Token, "/v1/tokens", token)
+
+    def tokens(self) -> Iterator[TokenEntry]:
+        return self._pages(TokenEntry, "/v1/tokens")
+
+    def revoke_token(self, id_: int) -> TokenEntry:
+        return self._message(TokenEntry, "DELETE", f"/v1/tokens/{id_}")
+
+    def rotate_token(self, id_: int, overlap_seconds: int = 0) -> Token:
+        return self._post(Token, f"/v1/tokens/{id_}/rotate", RotateToken(overlap_seconds=overlap_seconds))
+
+    def audit(self, after: int = 0) -> Iterator[AuditEntry]:
+        """The calls after that number, oldest first."""
+        return self._pages(AuditEntry, "/v1/audit", after)
 
     def register_expert(self, expert: NewExpert) -> Expert:
         return self._post(Expert, "/v1/experts", expert)

@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
@@ -64,19 +64,26 @@ class TerminalProgress:
             yield Advance()
 
 
+def _print(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
 class LogProgress:
-    """A line on standard error every few seconds, and one at the end."""
+    """A line every few seconds, and one at the end; on standard error, if `say` doesn't send it elsewhere."""
+
+    def __init__(self, say: Callable[[str], None] = _print) -> None:
+        self._say = say
 
     @contextmanager
     def track(self, title: str, total: int, unit: str) -> Iterator[Tracker]:
-        line = _Line(title, total, unit)
+        line = _Line(title, total, unit, self._say)
         yield line
         line.say()
 
 
 class _Line:
-    def __init__(self, title: str, total: int, unit: str) -> None:
-        self._title, self._total, self._unit = title, total, unit
+    def __init__(self, title: str, total: int, unit: str, say: Callable[[str], None]) -> None:
+        self._title, self._total, self._unit, self._say = title, total, unit, say
         self._done = 0
         self._start = self._said = time.monotonic()
 
@@ -92,7 +99,7 @@ class _Line:
         left = (self._total - self._done) / rate if rate else float("inf")
         share = 100 * self._done / self._total if self._total else 100
         end = f"{seconds:.0f} s" if self._done >= self._total else f"{left:.0f} s left"
-        print(f"{self._title}: {share:.0f} %, {_amount(rate, self._unit)}/s, {end}", file=sys.stderr, flush=True)
+        self._say(f"{self._title}: {share:.0f} %, {_amount(rate, self._unit)}/s, {end}")
 
 
 def progress() -> Progress:

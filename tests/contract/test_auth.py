@@ -1,6 +1,8 @@
 """Every route asks who is there: no token, a wrong role, another owner's things."""
 
+import time
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,11 @@ ROLES: dict[tuple[str, str], set[Role]] = {
     ("post", "/v1/owners"): {Role.OPERATOR},
     ("get", "/v1/owners"): {Role.OPERATOR},
     ("post", "/v1/tokens"): {Role.OPERATOR},
+    ("get", "/v1/tokens"): {Role.OPERATOR},
+    ("delete", "/v1/tokens/{id}"): {Role.OPERATOR},
+    ("post", "/v1/tokens/{id}/rotate"): {Role.OPERATOR},
+    ("get", "/v1/audit"): {Role.OPERATOR},
+    ("get", "/metrics"): {Role.OPERATOR, Role.READER},
     ("post", "/v1/uploads"): {Role.OWNER},
     ("put", "/v1/uploads/{upload}/chunks/{sha256}"): {Role.OWNER},
     ("post", "/v1/uploads/{upload}/commit"): {Role.OWNER},
@@ -55,7 +62,16 @@ ROLES: dict[tuple[str, str], set[Role]] = {
     ("post", "/v1/aliases/{name}/rollback"): {Role.OPERATOR},
     ("get", "/v1/aliases/{name}/history"): {Role.OPERATOR},
 }
-EXAMPLES = {"upload": "1", "sha256": "0" * 64, "digest": "0" * 64, "number": "1", "other": "1", "name": "x", "id": "x"}
+OPEN = {("get", "/healthz"), ("get", "/readyz")}
+EXAMPLES = {
+    "upload": "1",
+    "sha256": "0" * 64,
+    "digest": "0" * 64,
+    "number": "1",
+    "other": "1",
+    "name": "x",
+    "id": "1000000",
+}
 
 
 @pytest.fixture(scope="module")
@@ -86,10 +102,36 @@ def call(server: Coordinator, method: str, path: str, token: str | None) -> http
     return httpx.request(method, url, headers=headers, json=None if method == "get" else {})
 
 
-def test_the_table_above_names_every_route(server: Coordinator) -> None:
+def require_closed(response: httpx.Response, detail: str) -> None:
+    assert (response.status_code, response.json()["type"]) == (401, "urn:moerge:problem:unauthenticated")
+    assert detail in response.json()["detail"]
+    assert response.headers["Content-Type"] == "application/problem+json"
+    assert response.headers["WWW-Authenticate"] == "Bearer"
+
+
+@pytest.fixture(scope="module")
+def revoked(server: Coordinator) -> str:
+    with server.client() as operator:
+        token = operator.add_token(NewToken(role=Role.OPERATOR))
+        operator.revoke_token(token.id)
+    return token.secret
+
+
+@pytest.fixture(scope="module")
+def expired(server: Coordinator) -> str:
+    with server.client() as operator:
+        token = operator.add_token(NewToken(role=Role.OPERATOR, expires=datetime.now(UTC) + timedelta(seconds=0.5)))
+    time.sleep(0.6)
+    return token.secret
+
+
+def test_the_openapi_document_tells_the_roles_of_the_table_above(server: Coordinator) -> None:
     paths: dict[str, Any] = httpx.get(f"{server.url}/openapi.json").json()["paths"]
-    routes = {(method, path) for path, methods in paths.items() for method in methods}
-    assert routes == {*ROLES, ("get", "/v1/health")}
+    operations = {(method, path): each for path, methods in paths.items() for method, each in methods.items()}
+    assert operations.keys() == {*ROLES, *OPEN}
+    for route, operation in operations.items():
+        assert {Role(role) for role in operation.get("x-roles", [])} == ROLES.get(route, set())
+        assert ("security" in operation) == (route in ROLES)
 
 
 @pytest.mark.parametrize(("method", "path"), ROLES)
@@ -97,10 +139,15 @@ def test_the_table_above_names_every_route(server: Coordinator) -> None:
 def test_without_a_valid_token_every_route_is_closed(
     server: Coordinator, method: str, path: str, token: str | None
 ) -> None:
-    response = call(server, method, path, token)
-    assert (response.status_code, response.json()["type"]) == (401, "urn:moerge:problem:unauthenticated")
-    assert response.headers["Content-Type"] == "application/problem+json"
-    assert response.headers["WWW-Authenticate"] == "Bearer"
+    require_closed(call(server, method, path, token), "no valid token")
+
+
+@pytest.mark.parametrize(("method", "path"), ROLES)
+def test_to_expired_and_revoked_tokens_every_route_is_closed_and_says_why(
+    server: Coordinator, expired: str, revoked: str, method: str, path: str
+) -> None:
+    require_closed(call(server, method, path, expired), "the token expired on")
+    require_closed(call(server, method, path, revoked), "the token was revoked on")
 
 
 @pytest.mark.parametrize(("method", "path"), ROLES)

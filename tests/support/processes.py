@@ -65,7 +65,7 @@ class Coordinator:
         log.close()
         for _ in range(600):
             try:
-                httpx.get(f"{self.url}/v1/health").raise_for_status()
+                httpx.get(f"{self.url}/healthz").raise_for_status()
                 return
             except httpx.TransportError:
                 assert self.process.poll() is None, (self.home / "log").read_text()

@@ -42,20 +42,22 @@ def promote(request: Request, caller: Operator, name: AliasName, move: Move) -> 
         require_served(version)
         row = session.scalar(select(AliasRow).where(AliasRow.name == name))
         if row is None or row.version != version.number:
-            row = _point(session, row, name, version.number, "promote", caller, move.note)
+            row = _point(session, row, name, version.number, "promote", _who(request, caller), move.note)
         return views.alias(row)
 
 
-def _point(
-    session: Session, row: AliasRow | None, name: str, version: int, kind: str, caller: Identity, note: str
-) -> AliasRow:
+def _who(request: Request, caller: Identity) -> str:
+    return f"{caller.who}, token {request.state.token}"
+
+
+def _point(session: Session, row: AliasRow | None, name: str, version: int, kind: str, who: str, note: str) -> AliasRow:
     when, previous = tables.now(), None if row is None else row.version
     if row is None:
         row = AliasRow(name=name)
         session.add(row)
     row.version, row.moved = version, when
     session.add(
-        AliasMoveRow(alias=name, version=version, previous=previous, kind=kind, who=caller.who, note=note, created=when)
+        AliasMoveRow(alias=name, version=version, previous=previous, kind=kind, who=who, note=note, created=when)
     )
     session.flush()
     return row
@@ -78,7 +80,7 @@ def roll_back(request: Request, caller: Operator, name: AliasName, back: Rollbac
         for number in reversed(_promoted(moves)[:-1]):
             version = find_version(session, number)
             if version.retired is None and version.withheld is None:
-                return views.alias(_point(session, row, name, number, "rollback", caller, back.note))
+                return views.alias(_point(session, row, name, number, "rollback", _who(request, caller), back.note))
         found = f"the alias {name!r} has no earlier version that is still served"
         raise RefusedError(ProblemType.CONFLICT, found, where="name", todo="promote another version")
 
@@ -104,7 +106,9 @@ def remove_alias(request: Request, caller: Operator, name: AliasName) -> None:
         row = session.scalar(select(AliasRow).where(AliasRow.name == name))
         if row is not None:
             session.add(
-                AliasMoveRow(alias=name, version=None, previous=row.version, kind="remove", who=caller.who, note="")
+                AliasMoveRow(
+                    alias=name, version=None, previous=row.version, kind="remove", who=_who(request, caller), note=""
+                )
             )
             session.delete(row)
 

@@ -1,17 +1,17 @@
-"""Owners, tokens, and who a token is."""
+"""Owners, and who a token is."""
 
 from fastapi import APIRouter, Request
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from moerge_coordinator import views
-from moerge_coordinator.auth import Anyone, Operator, make_token
+from moerge_coordinator.auth import Anyone, Operator
 from moerge_coordinator.database import reading, transaction
 from moerge_coordinator.refusals import RefusedError
 from moerge_coordinator.routes.pages import After, page
 from moerge_coordinator.tables import DomainRow, OwnerRow
 from moerge_proto.messages import Page
-from moerge_proto.owners import Identity, NewOwner, NewToken, Owner, Token
+from moerge_proto.owners import Identity, NewOwner, Owner
 from moerge_proto.problems import ProblemType
 
 router = APIRouter(tags=["owners"])
@@ -61,9 +61,3 @@ def list_owners(request: Request, caller: Operator, after: After = 0) -> Page[Ow
         return page(
             session, select(OwnerRow), OwnerRow.number, after, lambda row: views.owner(row, _domains(session, row.name))
         )
-
-
-@router.post("/tokens", status_code=201)
-def add_token(request: Request, caller: Operator, new: NewToken) -> Token:
-    """Makes a token; its secret is in this answer and nowhere else. Role: operator."""
-    return make_token(request.app.state.engine, new)

@@ -5,7 +5,7 @@ from typing import Annotated, Any, TypeVar
 
 from fastapi import Path, Query
 from sqlalchemy import Select
-from sqlalchemy.orm import Mapped, Session
+from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from moerge_proto.messages import Message, Page
 
@@ -17,8 +17,10 @@ Number = Annotated[int, Path(ge=1, le=LARGEST)]
 M = TypeVar("M", bound=Message)
 
 
-def page(session: Session, query: Select[Any], number: Mapped[int], after: int, view: Callable[[Any], M]) -> Page[M]:
+def page(
+    session: Session, query: Select[Any], number: InstrumentedAttribute[int], after: int, view: Callable[[Any], M]
+) -> Page[M]:
     """The rows of `query` whose `number` comes after `after`, at most PAGE of them."""
     rows = list(session.scalars(query.where(number > after).order_by(number).limit(PAGE + 1)))
-    following = rows[PAGE - 1].number if len(rows) > PAGE else None
+    following = getattr(rows[PAGE - 1], number.key) if len(rows) > PAGE else None
     return Page(items=[view(row) for row in rows[:PAGE]], next=following)

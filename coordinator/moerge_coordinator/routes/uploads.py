@@ -36,4 +36,5 @@ async def put_chunk(request: Request, caller: DomainOwner, upload: Number, sha25
 @router.post("/{upload}/commit")
 async def commit(request: Request, caller: DomainOwner, upload: Number) -> Stored:
     """Puts the chunks together and checks the whole. The same again changes nothing. Role: owner."""
-    return await run_in_threadpool(_uploads(request).commit, own_name(caller), upload)
+    with request.app.state.metrics.committing():
+        return await run_in_threadpool(_uploads(request).commit, own_name(caller), upload)

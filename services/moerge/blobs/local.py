@@ -3,6 +3,7 @@
 import os
 import secrets
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -72,6 +73,11 @@ class LocalBlobs:
 
     def holding(self) -> AbstractContextManager[None]:
         return nullcontext()
+
+    def probe(self) -> None:
+        self._incoming.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=self._incoming) as file:
+            file.write(b"probe")
 
     def sweep(self) -> None:
         for leftover in self._incoming.glob("*"):

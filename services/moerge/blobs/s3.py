@@ -94,6 +94,10 @@ class _Keys:
             for piece in obstore.get(self._store, self.key(name)).stream(_PART):
                 yield bytes(piece)
 
+    def overwrite(self, name: str, data: bytes) -> None:
+        with self._told():
+            obstore.put(self._store, self.key(name), data)
+
     def delete(self, *names: str) -> None:
         with self._told(), suppress(FileNotFoundError):
             obstore.delete(self._store, [self.key(name) for name in names])
@@ -120,11 +124,14 @@ class S3Blobs:
     lasting = False
 
     def __init__(self, place: S3, cache: Path, cache_bytes: int, clock: Callable[[], float] = time.time) -> None:
-        self._keys = _Keys(place, "blobs")
+        self._keys, self._probe = _Keys(place, "blobs"), _Keys(place, "probe")
         self._folder, self._cache, self._cache_bytes = cache, LocalBlobs(cache), cache_bytes
         self._clock = clock
         self._holdings: list[float] = []
         self._lock = threading.Lock()
+
+    def probe(self) -> None:
+        self._probe.overwrite("written", b"")
 
     def has(self, digest: str) -> bool:
         return self.size(digest) is not None

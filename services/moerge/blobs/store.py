@@ -68,6 +68,14 @@ class Blobs(Protocol):
         """While it is open, every file that `local` gives stays."""
         ...
 
+    def probe(self) -> None:
+        """Raises unless blobs can be written now.
+
+        Raises:
+            OSError, MoergeError: the store can't be reached or written.
+        """
+        ...
+
     def sweep(self) -> None:
         """Removes what writers that were killed left behind. Call it before any writer starts."""
         ...

@@ -84,7 +84,7 @@ class Demo:
         process = processes.start(["coordinator", "serve", self._coordinator, "--port", self._port], {}, log=log)
         while process.poll() is None:
             try:
-                httpx.get(f"{self._url}/v1/health").raise_for_status()
+                httpx.get(f"{self._url}/healthz").raise_for_status()
                 return
             except httpx.TransportError:
                 time.sleep(0.1)

@@ -1,0 +1,104 @@
+"""Figures for Prometheus, in a registry of the app's own."""
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TypeVar
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from moerge_proto.versions import SolveReport
+
+MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_REQUEST_SECONDS = (0.005, 0.02, 0.1, 0.5, 2, 10, 60, 600)
+_SOLVE_SECONDS = (0.1, 1, 10, 60, 300, 1800, 7200, 36000)
+_CONDITIONS = tuple(10.0**power for power in range(1, 17))
+T = TypeVar("T")
+Counts = Mapping[tuple[str, str], int]
+"""(name, state) -> how many."""
+
+
+class Metrics:
+    """What is counted while the coordinator runs.
+
+    Labels are route templates, never paths as they came, so their number is bounded.
+    """
+
+    def __init__(self) -> None:
+        self._registry = kept = CollectorRegistry()
+        where = ("method", "route")
+        self._requests = Counter("moerge_requests", "Answered requests.", (*where, "status"), registry=kept)
+        self._seconds = Histogram(
+            "moerge_request_seconds",
+            "Seconds until all was answered.",
+            where,
+            buckets=_REQUEST_SECONDS,
+            registry=kept,
+        )
+        self._received = Counter("moerge_received_bytes", "Bytes of request bodies.", where, registry=kept)
+        self._sent = Counter("moerge_sent_bytes", "Bytes of answers.", where, registry=kept)
+        self._uploads = Counter(
+            "moerge_uploads", "Commits of uploads: stored, or refused.", ("outcome",), registry=kept
+        )
+        self._solve_seconds = Histogram(
+            "moerge_solve_seconds",
+            "Seconds of solving the routers of a version.",
+            buckets=_SOLVE_SECONDS,
+            registry=kept,
+        )
+        self._condition = Histogram(
+            "moerge_solve_condition",
+            "Condition of A + lambda I, of each layer.",
+            buckets=_CONDITIONS,
+            registry=kept,
+        )
+
+    def count_request(self, method: str, route: str, status: int, seconds: float, received: int, sent: int) -> None:
+        """Counts one answered request; sizes in bytes."""
+        self._requests.labels(method, route, status).inc()
+        self._seconds.labels(method, route).observe(seconds)
+        self._received.labels(method, route).inc(received)
+        self._sent.labels(method, route).inc(sent)
+
+    @contextmanager
+    def committing(self) -> Iterator[None]:
+        """Counts the commit of an upload; an error counts as a refusal."""
+        outcome = "refused"
+        try:
+            yield
+            outcome = "stored"
+        finally:
+            self._uploads.labels(outcome).inc()
+
+    def timed_solve(self, solve: Callable[[], tuple[T, SolveReport]]) -> tuple[T, SolveReport]:
+        """What the solve returns; its time and each layer's condition are counted."""
+        start = time.perf_counter()
+        routers, report = solve()
+        self._solve_seconds.observe(time.perf_counter() - start)
+        for layer in report.layers:
+            self._condition.observe(layer.condition)
+        return routers, report
+
+    def add_workflows(self, count: Callable[[], Counts]) -> None:
+        """Has the workflows counted whenever the figures are asked for."""
+        self._registry.register(_Workflows(count))
+
+    def text(self) -> bytes:
+        """All figures in Prometheus' text format."""
+        return generate_latest(self._registry)
+
+
+class _Workflows(Collector):
+    def __init__(self, count: Callable[[], Counts]) -> None:
+        self._count = count
+
+    def collect(self) -> Iterable[Metric]:
+        family = GaugeMetricFamily("moerge_workflows", "Workflows by kind and state.", labels=("kind", "state"))
+        for (kind, state), number in sorted(self._count().items()):
+            family.add_metric((kind, state), number)
+        yield family
+
+    def describe(self) -> Iterable[Metric]:
+        return []

@@ -1,0 +1,73 @@
+"""What the OpenAPI document says beyond FastAPI's own: each route's roles, and its errors as problem documents.
+
+Both come from the route's dependencies, parameters and method; a status of a route's own is named in its `responses`.
+"""
+
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.responses import FileResponse
+from fastapi.routing import RouteContext, iter_route_contexts
+
+from moerge_proto.problems import MEDIA_TYPE, STATUS, Problem, ProblemType
+
+_BODY_ERRORS = (ProblemType.NOT_FOUND, ProblemType.CONFLICT, ProblemType.GONE, ProblemType.INVALID_REQUEST)
+_REFERENCE = {"$ref": "#/components/schemas/Problem"}
+_TEXT = {"content": {"text/plain": {"schema": {"type": "string"}}}}
+
+
+def describe(app: FastAPI) -> None:
+    """Makes `app.openapi()` tell roles and errors."""
+    plain = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            document = plain()
+            for route in iter_route_contexts(app.routes):
+                for method in route.methods or ():
+                    if (operation := document["paths"].get(route.path_format, {}).get(method.lower())) is not None:
+                        _complete(operation, route, method)
+            _add_problem(document)
+            app.openapi_schema = document
+        return app.openapi_schema
+
+    app.openapi = openapi  # type: ignore[method-assign]  # the way that FastAPI's documentation names
+
+
+def _complete(operation: dict[str, Any], route: RouteContext, method: str) -> None:
+    roles = next((each.call.roles for each in route.dependant.dependencies if hasattr(each.call, "roles")), ())
+    if not roles:
+        return
+    operation["x-roles"] = [role.value for role in roles]
+    kinds = {ProblemType.UNAUTHENTICATED, ProblemType.FORBIDDEN, ProblemType.UNAVAILABLE}
+    if method != "GET":
+        kinds |= {ProblemType.CONFLICT}
+    if "requestBody" in operation:
+        kinds |= set(_BODY_ERRORS)
+    if operation.get("parameters"):
+        kinds |= {ProblemType.INVALID_REQUEST}
+    if any(each["in"] == "path" for each in operation.get("parameters", ())):
+        kinds |= {ProblemType.NOT_FOUND, ProblemType.GONE}
+    answers = operation["responses"]
+    for status in {str(STATUS[kind]) for kind in kinds}:
+        answers.setdefault(status, {})
+    for status in sorted(answers):
+        answer = answers.pop(status)
+        if status[0] in "45":
+            names = ", ".join(kind.value for kind, number in STATUS.items() if str(number) == status)
+            answer = {
+                "description": answer.get("description") or names,
+                "content": {MEDIA_TYPE: {"schema": _REFERENCE}},
+            }
+        answers[status] = answer
+    if isinstance(route.response_class, type) and issubclass(route.response_class, FileResponse):
+        answers["206"] = {"description": "The range that was asked for"}
+        answers["400"] = {"description": "The range can't be read", **_TEXT}
+        answers["416"] = {"description": "The range is beyond the file", **_TEXT}
+
+
+def _add_problem(document: dict[str, Any]) -> None:
+    schemas = document["components"]["schemas"]
+    schemas["Problem"] = Problem.model_json_schema(mode="serialization")
+    for unused in ("HTTPValidationError", "ValidationError"):
+        schemas.pop(unused, None)

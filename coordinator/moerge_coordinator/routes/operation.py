@@ -1,0 +1,50 @@
+"""For whoever runs the coordinator: does it live, can it work, what are its figures."""
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import PlainTextResponse
+from sqlalchemy.exc import SQLAlchemyError
+
+from moerge import __version__
+from moerge.errors import MoergeError
+from moerge_coordinator import metrics
+from moerge_coordinator.auth import OperatorOrReader
+from moerge_coordinator.refusals import RefusedError
+from moerge_proto.messages import Message
+from moerge_proto.problems import ProblemType
+
+router = APIRouter(tags=["operation"])
+
+
+class Health(Message):
+    status: str = "ok"
+    version: str = __version__
+
+
+@router.get("/healthz")
+async def healthz() -> Health:
+    """Answers while the process lives. No token needed."""
+    return Health()
+
+
+@router.get("/readyz", responses={503: {}})
+def readyz(request: Request) -> Health:
+    """Answers while calls are taken: database and blob store work, workflows run. No token needed."""
+    if request.app.state.stopping:
+        raise RefusedError(ProblemType.UNAVAILABLE, "the coordinator stops", where="process")
+    for name, check in request.app.state.checks.items():
+        try:
+            check()
+        except (MoergeError, OSError, SQLAlchemyError) as error:
+            todo = "the coordinator's log has more"
+            raise RefusedError(ProblemType.UNAVAILABLE, f"{type(error).__name__}", where=name, todo=todo) from error
+    return Health()
+
+
+@router.get("/metrics", response_class=PlainTextResponse)
+def show_metrics(request: Request, caller: OperatorOrReader) -> Response:
+    """Figures for Prometheus. Role: operator or reader.
+
+    A scraper needs a token like anyone else, and a reader's is enough. Calls from this machine are no exception,
+    because behind a proxy every call is one.
+    """
+    return Response(request.app.state.metrics.text(), media_type=metrics.MEDIA_TYPE)

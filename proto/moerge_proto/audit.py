@@ -1,0 +1,24 @@
+"""The audit log: every call that may change something, allowed or refused."""
+
+from datetime import datetime
+
+from moerge_proto.messages import Message
+from moerge_proto.owners import Role
+
+
+class AuditEntry(Message):
+    """One call. `request` is the id in its X-Request-Id header; `token` whose call it was, None without a known token.
+
+    `problem` is the type of the problem document that was answered, if it was one.
+    """
+
+    number: int
+    request: str
+    token: int | None
+    role: Role | None
+    owner: str | None
+    method: str
+    path: str
+    status: int
+    problem: str | None
+    created: datetime

@@ -1,0 +1,278 @@
+"""Running a coordinator: readiness, figures, logs, the audit log, and stopping."""
+
+import http.client
+import json
+import signal
+import sqlite3
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from sqlalchemy import create_engine, text
+from sqlalchemy.exc import IntegrityError
+
+from moerge_proto.audit import AuditEntry
+from moerge_proto.digests import content_digest, sha256_hex
+from moerge_proto.owners import NewOwner, NewToken, Role
+from moerge_proto.trunks import NewTrunk, TrunkOptions
+from moerge_proto.uploads import Chunk, NewUpload
+from moerge_proto.versions import NewVersion
+from moerge_proto.workflows import WorkflowState
+from support.fleet import honest, join, joined, merge, send
+from support.processes import Coordinator, coordinator, moerge
+from support.statistics import written
+
+LARGE: dict[str, Any] = {"hidden_size": 384, "vocab_size": 24000}  # so that ties takes seconds
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Coordinator]:
+    with coordinator(tmp_path_factory.mktemp("operation") / "home") as running:
+        yield running
+
+
+def bearer(server: Coordinator, token: str | None = None) -> dict[str, str]:
+    return {"Authorization": f"Bearer {token or server.operator_token}"}
+
+
+def log_lines(server: Coordinator) -> list[dict[str, Any]]:
+    """The server's log; every line of it must be a JSON object."""
+    return [json.loads(line) for line in (server.home / "log").read_text().splitlines()]
+
+
+def figures(server: Coordinator) -> dict[tuple[str, ...], float]:
+    """(name, label values in the order of their names) -> value."""
+    response = httpx.get(f"{server.url}/metrics", headers=bearer(server))
+    samples = [each for family in text_string_to_metric_families(response.text) for each in family.samples]
+    return {(each.name, *(each.labels[name] for name in sorted(each.labels))): each.value for each in samples}
+
+
+def small_upload(data: bytes) -> NewUpload:
+    return NewUpload(sha256=sha256_hex(data), size=len(data), chunks=[Chunk(sha256=sha256_hex(data), size=len(data))])
+
+
+# --- health
+
+
+def test_it_is_not_ready_while_the_blob_store_can_t_be_written_but_lives(server: Coordinator) -> None:
+    incoming = server.home / "blobs" / "incoming"
+    assert httpx.get(f"{server.url}/readyz").status_code == 200
+    incoming.rmdir()
+    incoming.write_bytes(b"in the way")
+    try:
+        response = httpx.get(f"{server.url}/readyz")
+        assert (response.status_code, response.json()["field"]) == (503, "blob store")
+        assert httpx.get(f"{server.url}/healthz").status_code == 200
+    finally:
+        incoming.unlink()
+    assert httpx.get(f"{server.url}/readyz").json()["status"] == "ok"
+
+
+# --- request ids, log
+
+
+def test_an_answer_carries_the_request_id_that_was_sent_if_it_is_a_sane_one(server: Coordinator) -> None:
+    for sent, kept in (("abc-1.2_3", True), ("a b", False), ("x" * 65, False), ("", False)):
+        response = httpx.get(f"{server.url}/healthz", headers={"X-Request-Id": sent})
+        assert (response.headers["X-Request-Id"] == sent) == kept
+        assert 0 < len(response.headers["X-Request-Id"]) <= 64
+
+
+def test_every_line_of_the_log_is_json_and_names_its_request(server: Coordinator) -> None:
+    httpx.get(f"{server.url}/v1/owners", headers={**bearer(server), "X-Request-Id": "look-for-me"})
+    [line] = [each for each in log_lines(server) if each.get("request") == "look-for-me"]
+    assert (line["method"], line["path"], line["status"], line["token"]) == ("GET", "/v1/owners", 200, 1)
+
+
+def test_neither_tokens_nor_bodies_nor_queries_are_logged(server: Coordinator) -> None:
+    httpx.post(f"{server.url}/v1/owners?what=needle-1", headers=bearer(server), json={"name": "needle-2"})
+    httpx.get(f"{server.url}/v1/owners", headers=bearer(server, "moerge_needle-3"))
+    with server.client() as operator:
+        made = operator.add_token(NewToken(role=Role.READER, note="needle-4")).secret
+    log = (server.home / "log").read_text()
+    for secret in ("needle", made, server.operator_token):
+        assert secret not in log
+
+
+# --- metrics
+
+
+def test_figures_count_requests_by_route_and_what_uploads_bring(server: Coordinator) -> None:
+    member = join(server, "figures", Path("nowhere"))
+    member.client.close()
+    data = b"some bytes" * 100
+    before = figures(server)
+    opened = httpx.post(
+        f"{server.url}/v1/uploads", headers=bearer(server, member.token), json=small_upload(data).model_dump()
+    ).json()
+    digest = sha256_hex(data)
+    place = f"{server.url}/v1/uploads/{opened['id']}"
+    headers = {**bearer(server, member.token), "Content-Digest": content_digest(digest)}
+    assert httpx.put(f"{place}/chunks/{digest}", headers=headers, content=data).status_code == 204
+    assert httpx.post(f"{place}/commit", headers=headers).status_code == 200
+    assert httpx.get(f"{server.url}/v1/experts/{digest}", headers=headers).status_code == 404
+    assert httpx.get(f"{server.url}/no/such/place", headers=headers).status_code == 404
+    after = figures(server)
+
+    def grown(*key: str) -> float:
+        return after.get(key, 0) - before.get(key, 0)
+
+    chunks = "/v1/uploads/{upload}/chunks/{sha256}"
+    assert grown("moerge_uploads_total", "stored") == 1
+    assert grown("moerge_received_bytes_total", "PUT", chunks) == len(data)
+    assert grown("moerge_requests_total", "PUT", chunks, "204") == 1
+    assert grown("moerge_request_seconds_count", "PUT", chunks) == 1
+    assert grown("moerge_requests_total", "GET", "/v1/experts/{digest}", "404") == 1
+    assert grown("moerge_requests_total", "GET", "none", "404") == 1
+    assert not any(digest in part for key in after for part in key)
+
+
+def test_figures_tell_workflows_and_solves_and_the_log_names_the_workflow(tmp_path: Path) -> None:
+    with coordinator(tmp_path / "home") as server:
+        member = joined(server, "law", tmp_path, 1)
+        trunk = merge(server)
+        send(member, written(tmp_path / "contribution", *honest(server, member, trunk)))
+        member.client.close()
+        with server.client() as operator:
+            workflow = operator.solve_version(NewVersion())
+            while operator.workflow(workflow.id).state is WorkflowState.RUNNING:
+                time.sleep(0.05)
+        found = figures(server)
+        assert found["moerge_workflows", "take_in_expert", "done"] == 1
+        assert found["moerge_workflows", "merge_trunk", "done"] == 1
+        assert found["moerge_workflows", "publish_version", "done"] == 1
+        assert found["moerge_solve_seconds_count",] == 1
+        assert found["moerge_solve_condition_count",] == trunk.layers
+        assert found["moerge_solve_condition_sum",] > 0
+        named = {line["event"].partition(":")[0]: line["workflow"] for line in log_lines(server) if "workflow" in line}
+        assert named["solving routers of law"] == workflow.id
+
+
+# --- audit
+
+
+def exported(server: Coordinator) -> list[AuditEntry]:
+    lines = moerge("audit", "export", **server.environment()).splitlines()
+    return [AuditEntry.model_validate_json(line) for line in lines]
+
+
+def test_each_mutating_call_is_in_the_audit_log_allowed_or_refused_and_reading_is_not(server: Coordinator) -> None:
+    headers = bearer(server)
+    body = {"name": "audited", "domains": ["audited"]}
+    for id_, given, sent in (
+        ("audit-good", headers, body),
+        ("audit-wrong", headers, {}),
+        ("audit-nobody", {}, body),
+        ("audit-reading", headers, None),
+    ):
+        method = "GET" if sent is None else "POST"
+        httpx.request(method, f"{server.url}/v1/owners", headers={**given, "X-Request-Id": id_}, json=sent)
+    rows = {row.request: row for row in exported(server) if row.request.startswith("audit-")}
+    assert rows.keys() == {"audit-good", "audit-wrong", "audit-nobody"}
+    good, wrong, nobody = rows["audit-good"], rows["audit-wrong"], rows["audit-nobody"]
+    assert (good.token, good.role, good.owner, good.status, good.problem) == (1, Role.OPERATOR, None, 201, None)
+    assert (good.method, good.path) == ("POST", "/v1/owners")
+    assert (wrong.token, wrong.status, wrong.problem) == (1, 422, "urn:moerge:problem:invalid-request")
+    assert (nobody.token, nobody.role, nobody.status) == (None, None, 401)
+
+
+def test_the_audit_log_names_owners_and_leaves_single_chunks_out(server: Coordinator) -> None:
+    member = join(server, "audit-owner", Path("nowhere"))
+    member.client.close()
+    digest, data = sha256_hex(b"chunk"), b"chunk"
+    headers = bearer(server, member.token)
+    new = small_upload(data).model_dump()
+    opened = httpx.post(f"{server.url}/v1/uploads", headers=headers, json=new).json()
+    put = {**headers, "Content-Digest": content_digest(digest)}
+    httpx.put(f"{server.url}/v1/uploads/{opened['id']}/chunks/{digest}", headers=put, content=data)
+    httpx.post(f"{server.url}/v1/uploads/{opened['id']}/commit", headers=headers)
+    own = [row for row in exported(server) if row.owner == member.name]
+    assert [(row.method, row.path) for row in own] == [
+        ("POST", "/v1/uploads"),
+        ("POST", f"/v1/uploads/{opened['id']}/commit"),
+    ]
+
+
+def test_the_audit_log_goes_on_over_pages(server: Coordinator) -> None:
+    for _ in range(120):
+        httpx.post(f"{server.url}/v1/owners")
+    numbers = [row.number for row in exported(server)]
+    assert len(numbers) > 120
+    assert numbers == sorted(set(numbers))
+    after = numbers[10]
+    later = moerge("audit", "export", "--after", after, **server.environment()).splitlines()
+    assert [json.loads(line)["number"] for line in later][: len(numbers) - 11] == numbers[11:]
+
+
+@pytest.mark.parametrize("statement", ["UPDATE audit SET status = 200", "DELETE FROM audit"])
+def test_the_database_refuses_to_change_the_audit_log(server: Coordinator, statement: str) -> None:
+    httpx.post(f"{server.url}/v1/owners")
+    engine = create_engine(f"sqlite:///{server.home / 'coordinator.sqlite'}")
+    with pytest.raises(IntegrityError, match="append-only"), engine.begin() as connection:
+        connection.execute(text(statement))
+    engine.dispose()
+
+
+# --- stopping
+
+
+def test_a_call_that_runs_at_sigterm_ends_well_while_new_ones_are_sent_away(tmp_path: Path) -> None:
+    server = Coordinator(tmp_path / "home")
+    server.start()
+    assert server.process is not None
+    with server.client() as operator:
+        operator.add_owner(NewOwner(name="slow", domains=["slow"]))
+        token = operator.add_token(NewToken(role=Role.OWNER, owner="slow")).secret
+    data = b"0123456789"
+    digest = sha256_hex(data)
+    headers = {**bearer(server, token), "Content-Digest": content_digest(digest), "Content-Length": "10"}
+    opened = httpx.post(f"{server.url}/v1/uploads", headers=bearer(server, token), json=small_upload(data).model_dump())
+    slow = http.client.HTTPConnection("127.0.0.1", server.port)
+    slow.putrequest("PUT", f"/v1/uploads/{opened.json()['id']}/chunks/{digest}")
+    for name, value in headers.items():
+        slow.putheader(name, value)
+    slow.endheaders(data[:5])
+    time.sleep(0.5)
+    server.process.send_signal(signal.SIGTERM)
+    for _ in range(100):
+        response = httpx.get(f"{server.url}/readyz")
+        if response.status_code == 503:
+            break
+        time.sleep(0.05)
+    assert (response.status_code, response.json()["field"]) == (503, "process")
+    refused = httpx.get(f"{server.url}/v1/identity", headers=bearer(server))
+    assert (refused.status_code, refused.json()["type"]) == (503, "urn:moerge:problem:unavailable")
+    slow.send(data[5:])
+    assert slow.getresponse().status == 204
+    slow.close()
+    assert server.process.wait(30) == 0
+
+
+def test_work_that_runs_at_sigterm_is_cut_and_done_after_the_next_start(tmp_path: Path) -> None:
+    server = Coordinator(tmp_path / "home")
+    server.start()
+    assert server.process is not None
+    try:
+        for seed, domain in enumerate(("law", "art"), start=1):
+            joined(server, domain, tmp_path, seed, **LARGE).client.close()
+        with server.client() as operator:
+            options = TrunkOptions(base=next(operator.experts()).digest)
+            id_ = operator.merge_trunk(NewTrunk(method="ties", options=options)).id
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(30) == 0
+        with closing(sqlite3.connect(server.home / "workflows.sqlite")) as database:
+            query = "SELECT status FROM workflow_status WHERE workflow_uuid = ?"
+            assert database.execute(query, (id_,)).fetchone() == ("PENDING",), "it was done before it could be cut"
+        server.start()
+        with server.client() as operator:
+            while (workflow := operator.workflow(id_)).state is WorkflowState.RUNNING:
+                time.sleep(0.05)
+            assert workflow.state is WorkflowState.DONE
+            assert operator.trunk("current").digest == workflow.result
+    finally:
+        server.stop()
