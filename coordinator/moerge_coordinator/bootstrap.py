@@ -1,7 +1,8 @@
 """Wires one coordinator process: settings in, FastAPI app out."""
 
+import asyncio
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from dbos import DBOS, DBOSConfig, DBOSPortableJSONSerializer
 from fastapi import APIRouter, FastAPI
 from filelock import FileLock, Timeout
 from sqlalchemy import select
+from starlette.concurrency import run_in_threadpool
 
 from moerge import __version__
 from moerge.blobs.local import LocalBlobs
@@ -17,6 +19,7 @@ from moerge.files import atomic_file
 from moerge_coordinator import refusals
 from moerge_coordinator.auth import make_token
 from moerge_coordinator.database import open_database, transaction
+from moerge_coordinator.limits import BodyLimit
 from moerge_coordinator.routes import contributions, experts, owners, trunk_contributions, trunks, uploads, versions
 from moerge_coordinator.settings import FILE, Settings
 from moerge_coordinator.tables import TokenRow
@@ -72,6 +75,12 @@ def only_one(home: Path) -> Iterator[None]:
         raise MoergeError("another coordinator runs on this home", where=str(home), todo=todo) from error
 
 
+async def _hourly(work: Callable[[], None]) -> None:
+    while True:
+        await run_in_threadpool(work)
+        await asyncio.sleep(3600)
+
+
 def make_app(settings: Settings) -> FastAPI:
     """The coordinator as an ASGI app. Its lifespan runs the durable workflows, so only one may run on a home."""
 
@@ -82,16 +91,18 @@ def make_app(settings: Settings) -> FastAPI:
         app.state.settings = settings
         app.state.engine = engine
         app.state.blobs = blobs
-        app.state.uploads = Uploads(engine, blobs, settings.home / "uploads")
+        app.state.uploads = Uploads(engine, blobs, settings.home / "uploads", settings)
         app.state.registering = threading.Lock()
         app.state.workflows = Workflows(engine, blobs, app.state.uploads, settings.home)
         for place in (blobs, app.state.uploads, app.state.workflows):
             place.sweep()
         DBOS(config=dbos_config(settings))
         DBOS.launch()
+        hourly = asyncio.create_task(_hourly(app.state.uploads.sweep_abandoned))
         try:
             yield
         finally:
+            hourly.cancel()
             DBOS.destroy()
             engine.dispose()
 
@@ -102,6 +113,7 @@ def make_app(settings: Settings) -> FastAPI:
         lifespan=lifespan,
     )
     refusals.install(app)
+    app.add_middleware(BodyLimit)
     api = APIRouter(prefix="/v1")
     for module in (owners, uploads, experts, trunk_contributions, trunks, contributions, versions):
         api.include_router(module.router)

@@ -7,24 +7,31 @@ from starlette.exceptions import HTTPException
 from moerge.errors import MoergeError
 from moerge_proto.problems import MEDIA_TYPE, Problem, ProblemType
 
+_KINDS = {404: ProblemType.NOT_FOUND, 413: ProblemType.TOO_LARGE}
+
 
 class RefusedError(MoergeError):
     """The coordinator won't do what was asked."""
 
-    def __init__(self, kind: ProblemType, what: str, *, where: str = "", todo: str = "") -> None:
+    def __init__(
+        self, kind: ProblemType, what: str, *, where: str = "", todo: str = "", retry_after: int | None = None
+    ) -> None:
         super().__init__(what, where=where, todo=todo)
         self.kind = kind
+        self.retry_after = retry_after  # seconds
 
 
-def _respond(problem: Problem) -> Response:
-    headers = {"WWW-Authenticate": "Bearer"} if problem.status == 401 else None
+def _respond(problem: Problem, retry_after: int | None = None) -> Response:
+    headers = {"WWW-Authenticate": "Bearer"} if problem.status == 401 else {}
+    if retry_after is not None:
+        headers["Retry-After"] = str(retry_after)
     return Response(problem.model_dump_json(), problem.status, headers, MEDIA_TYPE)
 
 
 async def _moerge(request: Request, error: Exception) -> Response:
     if not isinstance(error, MoergeError):
         raise error
-    return _respond(error.problem())
+    return _respond(error.problem(), getattr(error, "retry_after", None))
 
 
 async def _validation(request: Request, error: Exception) -> Response:
@@ -38,7 +45,7 @@ async def _validation(request: Request, error: Exception) -> Response:
 async def _http(request: Request, error: Exception) -> Response:
     if not isinstance(error, HTTPException):
         raise error
-    kind = ProblemType.NOT_FOUND if error.status_code == 404 else ProblemType.INVALID_REQUEST
+    kind = _KINDS.get(error.status_code, ProblemType.INVALID_REQUEST)
     return _respond(Problem.of(kind, str(error.detail)).model_copy(update={"status": error.status_code}))
 
 

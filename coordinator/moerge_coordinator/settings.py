@@ -20,6 +20,11 @@ class Settings(BaseModel):
         port: TCP port; 0 takes a free one.
         tls_certificate: PEM file; with `tls_key` it makes the coordinator speak HTTPS.
         tls_key: PEM file.
+        owner_bytes: what an owner may hold: complete files, each content once, and the announced sizes of open uploads.
+        owner_uploads: how many uploads an owner may have open at once.
+        owner_bytes_per_second: how fast an owner may send chunks, at each process that serves; None: as fast as it can.
+        abandoned_after_hours: after this long, an open upload that no request touched is removed, and a complete file
+            that nothing refers to.
         vocabulary: `same` refuses experts with other vocabularies; `pad` takes those that only add tokens at the end.
     """
 
@@ -30,6 +35,10 @@ class Settings(BaseModel):
     port: int = Field(default=8080, ge=0, le=65535)
     tls_certificate: Path | None = None
     tls_key: Path | None = None
+    owner_bytes: int = Field(default=10**12, gt=0)
+    owner_uploads: int = Field(default=64, gt=0)
+    owner_bytes_per_second: int | None = Field(default=None, gt=0)
+    abandoned_after_hours: float = Field(default=72, gt=0, le=10**6)
     vocabulary: Vocabulary = "same"
 
     @property

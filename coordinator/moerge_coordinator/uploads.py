@@ -3,23 +3,29 @@
 import hashlib
 import shutil
 from collections.abc import AsyncIterator, Iterator
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
 import zstandard
-from sqlalchemy import Engine, select
+from sqlalchemy import Engine, delete, func, select
 from sqlalchemy.orm import Session
+from starlette.concurrency import run_in_threadpool
 
 from moerge.blobs.local import LocalBlobs
 from moerge.files import atomic_file
+from moerge_coordinator import tables
 from moerge_coordinator.database import transaction
+from moerge_coordinator.limits import Pace
 from moerge_coordinator.refusals import RefusedError
+from moerge_coordinator.settings import Settings
 from moerge_coordinator.tables import (
     ArtifactRow,
     ContributionRow,
     ExpertRow,
     HoldingRow,
+    OwnerRow,
     TrunkContributionRow,
     TrunkRow,
     UploadRow,
@@ -27,34 +33,63 @@ from moerge_coordinator.tables import (
 from moerge_proto.digests import digest_of
 from moerge_proto.experts import ExpertState
 from moerge_proto.problems import ProblemType
-from moerge_proto.uploads import NewUpload, Stored, Upload
+from moerge_proto.uploads import CHUNK_BYTES, NewUpload, Stored, Upload
 
 _PIECE = 2**20
-_MAX_WINDOW = 2**27
+_STALE = timedelta(minutes=1)  # a row is not written for every chunk
+_NAMED = UploadRow.request["sha256"].as_string()
+_MAX_WINDOW = CHUNK_BYTES  # no frame of a chunk needs more
 
 
 class Uploads:
     """The open uploads, and what each owner holds."""
 
-    def __init__(self, engine: Engine, blobs: LocalBlobs, folder: Path) -> None:
-        self._engine, self._blobs, self._folder = engine, blobs, folder
+    def __init__(self, engine: Engine, blobs: LocalBlobs, folder: Path, settings: Settings) -> None:
+        self._engine, self._blobs, self._folder, self._settings = engine, blobs, folder, settings
+        self._pace = Pace(settings.owner_bytes_per_second)
 
     def sweep(self) -> None:
         """Removes the half-written chunks of a process that was killed. Call it before any chunk comes."""
         for leftover in self._folder.glob("*/.*"):
             leftover.unlink()
 
+    def sweep_abandoned(self) -> None:
+        """Removes the uploads that nobody has touched for long, and what owners hold but nothing refers to."""
+        before = tables.now() - timedelta(hours=self._settings.abandoned_after_hours)
+        with transaction(self._engine) as session:
+            left = session.scalars(select(UploadRow.id).where(UploadRow.touched < before)).all()
+            session.execute(delete(UploadRow).where(UploadRow.touched < before))
+            touched = {tuple(row) for row in session.execute(select(UploadRow.owner, _NAMED))}
+            referred, loose = needed(session, holdings=False), set()
+            for row in session.scalars(select(HoldingRow)):
+                if row.sha256 not in referred and (row.owner, row.sha256) not in touched:
+                    session.delete(row)
+                    loose.add(row.sha256)
+            session.flush()
+            for digest in loose - needed(session):
+                self._blobs.path(digest).unlink(missing_ok=True)
+            for upload in left:  # before the rows are gone, so that a cut leaves no chunks without a row
+                shutil.rmtree(self._folder / str(upload), ignore_errors=True)
+
     def open(self, owner: str, request: NewUpload) -> Upload:
-        """Opens an upload, or finds the same one open; tells which chunks are missing."""
+        """Opens an upload, or finds the same one open; tells which chunks are missing.
+
+        Raises:
+            RefusedError: the owner has too many uploads open, or no room for this one.
+        """
         content = request.model_dump(mode="json")
         manifest = digest_of(content)
         with transaction(self._engine) as session:
             row = session.scalar(select(UploadRow).where(UploadRow.owner == owner, UploadRow.manifest == manifest))
             if row is None:
-                row = UploadRow(owner=owner, manifest=manifest, request=content)
+                row = UploadRow(owner=owner, manifest=manifest, request=content, size=0)
                 session.add(row)
                 session.flush()
+                shutil.rmtree(self._folder / str(row.id), ignore_errors=True)  # of an upload that had this id before
             held = session.get(HoldingRow, (owner, request.sha256)) is not None
+            if not held and not row.size:
+                self._require_room(session, owner, request.size)
+            row.size, row.touched = 0 if held else request.size, tables.now()
         wanted = [] if held else list(dict.fromkeys(chunk.sha256 for chunk in request.chunks))
         return Upload(id=row.id, missing=[each for each in wanted if not self._chunk(row.id, each).is_file()])
 
@@ -62,12 +97,15 @@ class Uploads:
         """Writes one chunk to disk as it comes.
 
         Raises:
-            RefusedError: the upload or chunk is unknown, or the bytes are too many, too few or others.
+            RefusedError: the upload or chunk is unknown, the bytes are too many, too few or others, or come too fast.
         """
-        request = self._request(owner, upload)
+        request, complete = await run_in_threadpool(self._request, owner, upload)
         size = next((chunk.size for chunk in request.chunks if chunk.sha256 == sha256), None)
         if size is None:
             raise RefusedError(ProblemType.NOT_FOUND, "the upload's manifest has no such chunk", where=sha256)
+        if complete:
+            return
+        self._pace.take(owner, size)
         digest, come = hashlib.sha256(), 0
         with atomic_file(self._chunk(upload, sha256)) as out:
             async for piece in body:
@@ -96,7 +134,7 @@ class Uploads:
         Raises:
             RefusedError: a chunk is missing, or the whole isn't what its name says; then the upload is forgotten.
         """
-        request = self._request(owner, upload)
+        request, _ = self._request(owner, upload)
         stored = Stored(sha256=request.sha256, size=request.size)
         with transaction(self._engine) as session:
             if session.get(HoldingRow, (owner, request.sha256)) is not None:
@@ -116,6 +154,8 @@ class Uploads:
             return stored
         with transaction(self._engine) as session:
             session.merge(HoldingRow(owner=owner, sha256=request.sha256, size=request.size))
+            if (row := session.get(UploadRow, upload)) is not None:
+                row.size = 0  # the row stays for those who commit again, until it is swept
         if not self._blobs.has(request.sha256):  # another owner's refusal removed it just before the row was there
             put()
         shutil.rmtree(self._folder / str(upload), ignore_errors=True)
@@ -129,6 +169,8 @@ class Uploads:
         """
         with transaction(self._engine) as session:
             row = session.get(HoldingRow, (owner, sha256))
+            for upload in session.scalars(select(UploadRow).where(UploadRow.owner == owner, sha256 == _NAMED)):
+                upload.touched = tables.now()  # about to be referred to, so not abandoned
         if row is None:
             raise RefusedError(
                 ProblemType.NOT_READY, f"no complete upload {sha256}", where=where, todo="upload it first"
@@ -143,7 +185,7 @@ class Uploads:
                     session.delete(row)
             session.flush()
             # Within the transaction: who adds a row that needs the blob looks afterwards whether it is still there.
-            for digest in set(digests) - _needed(session, refused):
+            for digest in set(digests) - needed(session, refused):
                 self._blobs.path(digest).unlink(missing_ok=True)
 
     def _assemble(self, upload: int, request: NewUpload, out: BinaryIO) -> str:
@@ -167,30 +209,48 @@ class Uploads:
             )
         return request.sha256
 
-    def _request(self, owner: str, upload: int) -> NewUpload:
+    def _request(self, owner: str, upload: int) -> tuple[NewUpload, bool]:
+        """What was announced, and whether it has been committed."""
         with transaction(self._engine) as session:
             row = session.get(UploadRow, upload)
-        if row is None or row.owner != owner:
-            raise RefusedError(ProblemType.NOT_FOUND, f"no upload {upload}", todo="open it again")
-        return NewUpload.model_validate(row.request)
+            if row is None or row.owner != owner:
+                raise RefusedError(ProblemType.NOT_FOUND, f"no upload {upload}", todo="open it again")
+            if tables.now() - row.touched > _STALE:
+                row.touched = tables.now()
+        return NewUpload.model_validate(row.request), not row.size
+
+    def _require_room(self, session: Session, owner: str, size: int) -> None:
+        session.scalar(select(OwnerRow).where(OwnerRow.name == owner).with_for_update())  # one request at a time
+        total = select(func.count(), func.coalesce(func.sum(UploadRow.size), 0))
+        count, announced = session.execute(total.where(UploadRow.owner == owner, UploadRow.size > 0)).one()
+        held = session.scalar(select(func.coalesce(func.sum(HoldingRow.size), 0)).where(HoldingRow.owner == owner))
+        if count >= (most := self._settings.owner_uploads):
+            todo = "commit one first; those that nobody goes on with are removed in time"
+            raise RefusedError(ProblemType.OVER_QUOTA, f"{count} uploads are open, of at most {most}", todo=todo)
+        left = self._settings.owner_bytes - int(announced) - int(held or 0)
+        if size > left:
+            found = f"{size} bytes, but only {max(left, 0)} of {self._settings.owner_bytes} are left to owner {owner!r}"
+            raise RefusedError(
+                ProblemType.OVER_QUOTA, found, where="size", todo="ask the coordinator's operator for more"
+            )
 
     def _forget(self, upload: int) -> None:
-        with transaction(self._engine) as session:
-            session.delete(session.get_one(UploadRow, upload))
         shutil.rmtree(self._folder / str(upload), ignore_errors=True)
+        with transaction(self._engine) as session:
+            session.execute(delete(UploadRow).where(UploadRow.id == upload))
 
     def _chunk(self, upload: int, sha256: str) -> Path:
         return self._folder / str(upload) / sha256
 
 
-def _needed(session: Session, refused: str) -> set[str]:
+def needed(session: Session, refused: str = "", *, holdings: bool = True) -> set[str]:
     """Every blob that an owner holds, or that another expert, a trunk, a contribution or a version is made of."""
     query = select(ExpertRow).where(ExpertRow.state != ExpertState.REFUSED.value, ExpertRow.digest != refused)
     experts = session.scalars(query)
     rows = [*experts, *session.scalars(select(TrunkRow))]
     return {
         *(file["sha256"] for row in rows for file in row.files),
-        *session.scalars(select(HoldingRow.sha256)),
+        *(session.scalars(select(HoldingRow.sha256)) if holdings else ()),
         *session.scalars(select(ContributionRow.digest)),
         *session.scalars(select(TrunkContributionRow.digest)),
         *session.scalars(select(ArtifactRow.sha256)),

@@ -22,6 +22,9 @@ class ProblemType(StrEnum):
     WRONG_TRUNK = "wrong-trunk"
     DUPLICATE_SHARD = "duplicate-shard"
     NOT_READY = "not-ready"
+    TOO_LARGE = "too-large"
+    OVER_QUOTA = "over-quota"
+    TOO_FAST = "too-fast"
     INTERNAL = "internal"
 
     @property
@@ -42,6 +45,9 @@ STATUS: dict[ProblemType, int] = {
     ProblemType.WRONG_TRUNK: 409,
     ProblemType.DUPLICATE_SHARD: 409,
     ProblemType.NOT_READY: 409,
+    ProblemType.TOO_LARGE: 413,
+    ProblemType.OVER_QUOTA: 409,
+    ProblemType.TOO_FAST: 429,
     ProblemType.INTERNAL: 500,
 }
 

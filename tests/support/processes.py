@@ -87,6 +87,14 @@ class Coordinator:
         return {"MOERGE_COORDINATOR": self.url, "MOERGE_TOKEN": token or self.operator_token}
 
 
+def peak_bytes(server: Coordinator) -> int:
+    """The most memory that the coordinator's process has had so far."""
+    assert server.process is not None
+    status = Path(f"/proc/{server.process.pid}/status").read_text()
+    [line] = [line for line in status.splitlines() if line.startswith("VmHWM")]
+    return 1024 * int(line.split()[1])
+
+
 @contextmanager
 def coordinator(home: Path) -> Iterator[Coordinator]:
     """A running coordinator with a fresh home."""
