@@ -93,7 +93,7 @@ def make_app(settings: Settings) -> FastAPI:
         app.state.blobs = blobs
         app.state.uploads = Uploads(engine, blobs, settings.home / "uploads", settings)
         app.state.registering = threading.Lock()
-        app.state.workflows = Workflows(engine, blobs, app.state.uploads, settings.home)
+        app.state.workflows = Workflows(engine, blobs, app.state.uploads, settings, app.state.registering)
         for place in (blobs, app.state.uploads, app.state.workflows):
             place.sweep()
         DBOS(config=dbos_config(settings))

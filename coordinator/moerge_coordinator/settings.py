@@ -2,11 +2,13 @@
 
 import tomllib
 from pathlib import Path
+from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from moerge.architectures.config import Vocabulary
 from moerge.errors import MoergeError
+from moerge_coordinator.sources import require_address
 
 FILE = "coordinator.toml"
 
@@ -25,6 +27,7 @@ class Settings(BaseModel):
         owner_bytes_per_second: how fast an owner may send chunks, at each process that serves; None: as fast as it can.
         abandoned_after_hours: after this long, an open upload that no request touched is removed, and a complete file
             that nothing refers to.
+        sources: addresses below which experts may be fetched, such as https://models.example.org/public; else none.
         vocabulary: `same` refuses experts with other vocabularies; `pad` takes those that only add tokens at the end.
     """
 
@@ -39,6 +42,7 @@ class Settings(BaseModel):
     owner_uploads: int = Field(default=64, gt=0)
     owner_bytes_per_second: int | None = Field(default=None, gt=0)
     abandoned_after_hours: float = Field(default=72, gt=0, le=10**6)
+    sources: list[Annotated[str, AfterValidator(require_address)]] = Field(default_factory=list)
     vocabulary: Vocabulary = "same"
 
     @property

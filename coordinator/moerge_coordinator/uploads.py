@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 from starlette.concurrency import run_in_threadpool
 
 from moerge.blobs.local import LocalBlobs
-from moerge.files import atomic_file
+from moerge.files import atomic_file, file_sha256
 from moerge_coordinator import tables
 from moerge_coordinator.database import transaction
 from moerge_coordinator.limits import Pace
@@ -32,6 +32,7 @@ from moerge_coordinator.tables import (
 )
 from moerge_proto.digests import digest_of
 from moerge_proto.experts import ExpertState
+from moerge_proto.messages import FileEntry
 from moerge_proto.problems import ProblemType
 from moerge_proto.uploads import CHUNK_BYTES, NewUpload, Stored, Upload
 
@@ -177,6 +178,45 @@ class Uploads:
             )
         return row.size
 
+    def keep(self, owner: str, file: FileEntry, part: Path, address: str) -> None:
+        """Keeps a file that was fetched from `address` as if the owner had uploaded it.
+
+        Raises:
+            RefusedError: its content is another, or the owner has no room for it.
+        """
+
+        def copied(out: BinaryIO) -> str:
+            with part.open("rb") as source:
+                while piece := source.read(_PIECE):
+                    out.write(piece)
+            return file.sha256
+
+        if (found := file_sha256(part)) != file.sha256:
+            part.unlink()  # the next try begins anew
+            what = f"{address} has the SHA-256 {found}, not {file.sha256}"
+            raise RefusedError(ProblemType.WRONG_DIGEST, what, where=f"files.{file.name}")
+        self._blobs.put(file.sha256, copied)
+        with transaction(self._engine) as session:
+            left = self._left(session, owner)
+            if session.get(HoldingRow, (owner, file.sha256)) is None and file.size > left:
+                found = f"{address} has {file.size} bytes, but only {left} are left to owner {owner!r}"
+                raise RefusedError(ProblemType.OVER_QUOTA, found, where="source")
+            session.merge(HoldingRow(owner=owner, sha256=file.sha256, size=file.size))
+        if not self._blobs.has(file.sha256):  # as in `commit`
+            self._blobs.put(file.sha256, copied)
+        part.unlink()
+
+    def room(self, owner: str) -> int:
+        """Bytes that the owner may still bring."""
+        with transaction(self._engine) as session:
+            return self._left(session, owner)
+
+    def held_size(self, owner: str, sha256: str) -> int | None:
+        """The size of a file that the owner holds, or None."""
+        with transaction(self._engine) as session:
+            row = session.get(HoldingRow, (owner, sha256))
+        return None if row is None or not self._blobs.has(sha256) else row.size
+
     def discard(self, owner: str, digests: list[str], refused: str = "") -> None:
         """Forgets that the owner sent refused files; removes each blob that nothing but the `refused` expert needs."""
         with transaction(self._engine) as session:
@@ -221,18 +261,22 @@ class Uploads:
 
     def _require_room(self, session: Session, owner: str, size: int) -> None:
         session.scalar(select(OwnerRow).where(OwnerRow.name == owner).with_for_update())  # one request at a time
-        total = select(func.count(), func.coalesce(func.sum(UploadRow.size), 0))
-        count, announced = session.execute(total.where(UploadRow.owner == owner, UploadRow.size > 0)).one()
-        held = session.scalar(select(func.coalesce(func.sum(HoldingRow.size), 0)).where(HoldingRow.owner == owner))
+        query = select(func.count()).select_from(UploadRow)
+        count = session.scalar(query.where(UploadRow.owner == owner, UploadRow.size > 0)) or 0
         if count >= (most := self._settings.owner_uploads):
             todo = "commit one first; those that nobody goes on with are removed in time"
             raise RefusedError(ProblemType.OVER_QUOTA, f"{count} uploads are open, of at most {most}", todo=todo)
-        left = self._settings.owner_bytes - int(announced) - int(held or 0)
+        left = self._left(session, owner)
         if size > left:
-            found = f"{size} bytes, but only {max(left, 0)} of {self._settings.owner_bytes} are left to owner {owner!r}"
+            found = f"{size} bytes, but only {left} of {self._settings.owner_bytes} are left to owner {owner!r}"
             raise RefusedError(
                 ProblemType.OVER_QUOTA, found, where="size", todo="ask the coordinator's operator for more"
             )
+
+    def _left(self, session: Session, owner: str) -> int:
+        announced = session.scalar(select(func.sum(UploadRow.size)).where(UploadRow.owner == owner))
+        held = session.scalar(select(func.sum(HoldingRow.size)).where(HoldingRow.owner == owner))
+        return max(self._settings.owner_bytes - int(announced or 0) - int(held or 0), 0)
 
     def _forget(self, upload: int) -> None:
         shutil.rmtree(self._folder / str(upload), ignore_errors=True)

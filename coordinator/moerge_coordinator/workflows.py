@@ -43,10 +43,14 @@ from moerge.trunk.merge import elementwise_method, merge_plan, trunk_digest
 from moerge.trunk.regmean import ModuleGrams, regmean
 from moerge_coordinator import views
 from moerge_coordinator.database import transaction
+from moerge_coordinator.intake import show_folder
+from moerge_coordinator.settings import Settings
+from moerge_coordinator.sources import fetch
 from moerge_coordinator.tables import ArtifactRow, ContributionRow, ExpertRow, TrunkRow, VersionRow
 from moerge_coordinator.uploads import Uploads
 from moerge_proto.digests import canonical_json, digest_of
 from moerge_proto.experts import ExpertState
+from moerge_proto.messages import FileEntry
 from moerge_proto.statistics_file import StatisticsFile
 from moerge_proto.trunks import TrunkLineage
 from moerge_proto.versions import Lineage, SolveReport, VersionFile
@@ -60,7 +64,7 @@ _TRUNK_FIELDS = (
     "digest", "method", "options", "experts", "contributions", "family", "hidden_size", "layers", "exponents",
     "bounds", "tensors", "files",
 )  # fmt: skip
-APPLICATION_VERSION = "2"  # raise only when a workflow's steps change, and let running ones finish first
+APPLICATION_VERSION = "3"  # raise only when a workflow's steps change, and let running ones finish first
 
 
 def _telling_problems(step: Callable[P, object]) -> Callable[P, Outcome]:
@@ -83,8 +87,11 @@ def _telling_problems(step: Callable[P, object]) -> Callable[P, Outcome]:
 class Workflows(DBOSConfiguredInstance):
     """The three kinds of long work: take in an expert, merge a trunk, publish a version."""
 
-    def __init__(self, engine: Engine, blobs: LocalBlobs, uploads: Uploads, home: Path) -> None:
-        self._engine, self._blobs, self._uploads, self._home = engine, blobs, uploads, home
+    def __init__(
+        self, engine: Engine, blobs: LocalBlobs, uploads: Uploads, settings: Settings, registering: threading.Lock
+    ) -> None:
+        self._engine, self._blobs, self._uploads, self._home = engine, blobs, uploads, settings.home
+        self._settings, self._registering = settings, registering
         self._publishing = threading.Lock()
         super().__init__("coordinator")
 
@@ -133,10 +140,40 @@ class Workflows(DBOSConfiguredInstance):
 
     @DBOS.workflow()
     def take_in_expert(self, digest: str) -> Outcome:
-        outcome = self._check_weights(digest)
-        if "problem" in outcome:
-            self._refuse(digest, outcome["problem"])
+        outcome: Outcome = {}
+        for step in (self._fetch, self._check_weights):
+            if "problem" in (outcome := step(digest)):
+                self._refuse(digest, outcome["problem"])
+                break
         return outcome
+
+    @DBOS.step()
+    @_telling_problems
+    def _fetch(self, digest: str) -> None:
+        """Fetches the files of an expert with a source, and checks them as those that are uploaded are checked."""
+        with transaction(self._engine) as session:
+            row = session.scalars(select(ExpertRow).where(ExpertRow.digest == digest)).one()
+        if row.source is None or row.family:
+            return
+        entries = [self._fetched(row, file["name"], file["sha256"]) for file in row.files]
+        shutil.rmtree(self._home / "fetching" / digest, ignore_errors=True)
+        with self._registering:
+            who, target = f"expert of {row.domain!r}", self.expert_folder(digest)
+            family = show_folder(self._engine, self._blobs, target, entries, who, self._settings.vocabulary)
+            with transaction(self._engine) as session:
+                row = session.scalars(select(ExpertRow).where(ExpertRow.digest == digest)).one()
+                row.family, row.files = family, [entry.model_dump() for entry in entries]
+
+    def _fetched(self, row: ExpertRow, name: str, sha256: str) -> FileEntry:
+        size = self._uploads.held_size(row.owner, sha256)
+        if size is None:
+            part, address = self._home / "fetching" / row.digest / name, f"{row.source}".rstrip("/") + f"/{name}"
+            most = self._uploads.room(row.owner)
+            with progress().track(f"fetching {name}", 0, "B") as tracker:
+                fetch(address, part, most, self._settings.sources, tracker.advance)
+            size = part.stat().st_size
+            self._uploads.keep(row.owner, FileEntry(name=name, sha256=sha256, size=size), part, address)
+        return FileEntry(name=name, sha256=sha256, size=size)
 
     @DBOS.step()
     @_telling_problems
@@ -153,7 +190,8 @@ class Workflows(DBOSConfiguredInstance):
     def _refuse(self, digest: str, problem: dict[str, Any]) -> None:
         with transaction(self._engine) as session:
             row = session.scalars(select(ExpertRow).where(ExpertRow.digest == digest)).one()
-        shutil.rmtree(self.expert_folder(digest), ignore_errors=True)
+        for folder in (self.expert_folder(digest), self._home / "fetching" / digest):
+            shutil.rmtree(folder, ignore_errors=True)
         self._uploads.discard(row.owner, [file["sha256"] for file in row.files], refused=digest)
         with transaction(self._engine) as session:
             row = session.scalars(select(ExpertRow).where(ExpertRow.digest == digest)).one()

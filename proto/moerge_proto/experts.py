@@ -19,16 +19,24 @@ class ExpertState(StrEnum):
 
 
 class NewExpert(Message):
-    """Registers uploaded files as the expert of `domain`. `files` maps names in the folder to digests."""
+    """Registers files as the expert of `domain`. `files` maps names in the folder to digests.
+
+    They are uploaded before, or the coordinator fetches them: each lies below the address `source`, which must be one
+    of those that the operator allows.
+    """
 
     domain: Name
-    files: dict[str, Digest] = Field(min_length=1)
+    files: dict[str, Digest] = Field(min_length=1, max_length=1000)
+    source: str | None = Field(default=None, max_length=1000)
     license: str = Field(default="unknown", pattern=r"^[A-Za-z0-9.+-]{1,64}$")
     """An SPDX identifier, such as Apache-2.0."""
 
 
 class Expert(Message):
-    """An expert. `digest` names its files; `number` gives the order in which experts came."""
+    """An expert. `digest` names its files; `number` gives the order in which experts came.
+
+    While its files are still to be fetched from `source`, their sizes are 0 and the family is empty.
+    """
 
     number: int
     digest: Digest
@@ -39,4 +47,5 @@ class Expert(Message):
     state: ExpertState
     problem: Problem | None
     files: list[FileEntry]
+    source: str | None
     created: datetime

@@ -4,6 +4,7 @@ from enum import StrEnum
 
 from pydantic import BaseModel, ConfigDict, Field
 
+_LONGEST = 2000  # a hostile name must not come back as it is
 MEDIA_TYPE = "application/problem+json"
 
 
@@ -25,6 +26,7 @@ class ProblemType(StrEnum):
     TOO_LARGE = "too-large"
     OVER_QUOTA = "over-quota"
     TOO_FAST = "too-fast"
+    SOURCE_FAILED = "source-failed"
     INTERNAL = "internal"
 
     @property
@@ -48,6 +50,7 @@ STATUS: dict[ProblemType, int] = {
     ProblemType.TOO_LARGE: 413,
     ProblemType.OVER_QUOTA: 409,
     ProblemType.TOO_FAST: 429,
+    ProblemType.SOURCE_FAILED: 422,
     ProblemType.INTERNAL: 500,
 }
 
@@ -67,5 +70,9 @@ class Problem(BaseModel):
     @classmethod
     def of(cls, kind: ProblemType, detail: str, *, field: str = "", todo: str = "") -> "Problem":
         """The problem of `kind` with its fixed status and title."""
+        if len(detail) > _LONGEST:
+            detail = f"{detail[:_LONGEST]} …"
+        if len(field) > _LONGEST:
+            field = f"{field[:_LONGEST]} …"
         title = kind.value.replace("-", " ")
         return cls(type=kind.urn, title=title, status=STATUS[kind], detail=detail, field=field, todo=todo)
