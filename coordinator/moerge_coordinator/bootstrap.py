@@ -1,6 +1,7 @@
 """Wires one coordinator process: settings in, FastAPI app out."""
 
 import asyncio
+import logging
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -10,6 +11,7 @@ from dbos import DBOS, DBOSConfig, DBOSPortableJSONSerializer
 from fastapi import APIRouter, FastAPI
 from filelock import FileLock, Timeout
 from sqlalchemy import select
+from sqlalchemy.exc import SQLAlchemyError
 from starlette.concurrency import run_in_threadpool
 
 from moerge import __version__
@@ -33,6 +35,10 @@ host = "127.0.0.1"
 port = 8080
 # tls_certificate = "/path/to/certificate.pem"
 # tls_key = "/path/to/key.pem"
+# owner_bytes = 1_000_000_000_000  # what an owner may hold
+# owner_bytes_per_second = 50_000_000
+# abandoned_after_hours = 72
+# sources = ["https://models.example.org/public"]  # experts may be fetched from below these
 # vocabulary = "pad"  # take experts whose tokenizers only add tokens behind a common vocabulary
 """
 
@@ -77,7 +83,10 @@ def only_one(home: Path) -> Iterator[None]:
 
 async def _hourly(work: Callable[[], None]) -> None:
     while True:
-        await run_in_threadpool(work)
+        try:
+            await run_in_threadpool(work)
+        except (SQLAlchemyError, OSError):
+            logging.getLogger("moerge").exception("hourly work failed; it is tried again in an hour")
         await asyncio.sleep(3600)
 
 

@@ -39,7 +39,14 @@ def test_a_home_is_made_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "named"), [("prot = 1", "prot"), ("port = 70000", "port"), ("port =", "TOML"), ('home = "/x"', "home")]
+    ("text", "named"),
+    [
+        ("prot = 1", "prot"),
+        ("port = 70000", "port"),
+        ("port =", "TOML"),
+        ("sources = ['ftp://x']", "sources"),
+        ('home = "/x"', "home"),
+    ],
 )
 def test_wrong_settings_are_named(tmp_path: Path, text: str, named: str) -> None:
     (tmp_path / "coordinator.toml").write_text(text)

@@ -87,11 +87,13 @@ class Coordinator:
         return {"MOERGE_COORDINATOR": self.url, "MOERGE_TOKEN": token or self.operator_token}
 
 
-def peak_bytes(server: Coordinator) -> int:
-    """The most memory that the coordinator's process has had so far."""
+def peak_bytes(server: Coordinator, *, anew: bool = False) -> int:
+    """The most memory that the coordinator's process has had since this was last called with `anew`."""
     assert server.process is not None
-    status = Path(f"/proc/{server.process.pid}/status").read_text()
-    [line] = [line for line in status.splitlines() if line.startswith("VmHWM")]
+    process = Path(f"/proc/{server.process.pid}")
+    if anew:
+        (process / "clear_refs").write_text("5")
+    [line] = [line for line in (process / "status").read_text().splitlines() if line.startswith("VmHWM")]
     return 1024 * int(line.split()[1])
 
 
