@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from pathlib import Path
@@ -11,6 +11,7 @@ from dbos import DBOS, DBOSClient, DBOSConfig, DBOSPortableJSONSerializer
 from fastapi import APIRouter, FastAPI
 from filelock import FileLock, Timeout
 from sqlalchemy import Engine, select, text
+from sqlalchemy.exc import SQLAlchemyError
 
 from moerge import __version__
 from moerge.blobs.local import LocalBlobs, LocalChunks
@@ -23,6 +24,7 @@ from moerge_coordinator.calls import Calls
 from moerge_coordinator.check import LOCK
 from moerge_coordinator.database import open_database, transaction
 from moerge_coordinator.leader import Leader, beside_others
+from moerge_coordinator.limits import BodyLimit
 from moerge_coordinator.metrics import Metrics
 from moerge_coordinator.needed import collect
 from moerge_coordinator.routes import (
@@ -49,7 +51,7 @@ from moerge_proto.owners import NewToken, Role, Token
 APPLICATION = "moerge-coordinator"
 _log = logging.getLogger("moerge.coordinator")
 _QUEUE_SECONDS = 0.25
-_PRUNE_SECONDS = 600
+_PRUNE_SECONDS, _SWEEP_SECONDS = 600, 3600
 _CONNECTIONS = 8  # to DBOS's database; PostgreSQL's own bound is 100 for all replicas
 _TEMPLATE = """\
 # The coordinator's settings; `moerge coordinator serve` reads them once, `check` tells what is wrong.
@@ -59,6 +61,10 @@ port = 8080
 # tls_certificate = "/path/to/certificate.pem"
 # tls_key = "/path/to/key.pem"
 # database = "postgresql://USER:PASSWORD@HOST/NAME"  # instead of a SQLite file in this folder
+# owner_bytes = 1_000_000_000_000  # what an owner may hold
+# owner_bytes_per_second = 50_000_000
+# abandoned_after_hours = 72
+# sources = ["https://models.example.org/public"]  # experts may be fetched from below these
 # vocabulary = "pad"  # take experts whose tokenizers only add tokens behind a common vocabulary
 
 # [s3]  # instead of a folder here; credentials come from AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY
@@ -162,14 +168,14 @@ def workflow_client(settings: Settings) -> DBOSClient:
     return client
 
 
-async def _prune(blobs: Blobs) -> None:
-    """Forgets, from time to time, what another coordinator has deleted from the store."""
+async def _every(seconds: float, work: Callable[[], None]) -> None:
+    """Does it now and again, in a thread, as long as the coordinator serves."""
     while True:
-        await asyncio.sleep(_PRUNE_SECONDS)
         try:
-            await asyncio.to_thread(blobs.prune)
-        except MoergeError as error:
-            _log.warning("the cache was not pruned: %s", error)
+            await asyncio.to_thread(work)
+        except (MoergeError, SQLAlchemyError, OSError):
+            _log.exception("failed; it is tried again in %d s", seconds)
+        await asyncio.sleep(seconds)
 
 
 def make_app(settings: Settings) -> FastAPI:
@@ -183,19 +189,23 @@ def make_app(settings: Settings) -> FastAPI:
         app.state.settings = settings
         app.state.engine = engine
         app.state.blobs = blobs
-        app.state.uploads = Uploads(engine, blobs, chunks)
+        app.state.uploads = Uploads(engine, blobs, chunks, settings)
         metrics: Metrics = app.state.metrics
-        app.state.workflows = Workflows(engine, blobs, app.state.uploads, settings.home, metrics, client)
+        app.state.workflows = Workflows(engine, blobs, app.state.uploads, settings, metrics, client)
         metrics.add_workflows(app.state.workflows.count)
         app.state.checks = {"database": partial(_answers, engine), "blob store": blobs.probe}
         for place in (blobs, app.state.uploads, app.state.workflows):
             place.sweep()
-        pruning = asyncio.create_task(_prune(blobs))
+        tasks = [
+            asyncio.create_task(_every(_PRUNE_SECONDS, blobs.prune)),
+            asyncio.create_task(_every(_SWEEP_SECONDS, app.state.uploads.sweep_abandoned)),
+        ]
         try:
             with workflows_run(settings, engine, app.state.workflows):
                 yield
         finally:
-            pruning.cancel()
+            for task in tasks:
+                task.cancel()
             if client is not None:
                 client.destroy()
             engine.dispose()
@@ -212,6 +222,7 @@ def make_app(settings: Settings) -> FastAPI:
     app.add_middleware(Calls, owner=app)
     refusals.install(app)
     openapi.describe(app)
+    app.add_middleware(BodyLimit)
     api = APIRouter(prefix="/v1")
     for module in (
         owners, tokens, uploads, experts, trunk_contributions, trunks, contributions, rounds, versions, aliases, audit,

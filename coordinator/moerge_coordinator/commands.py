@@ -5,12 +5,22 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
+from rich.table import Table
 
+from moerge.progress import progress
 from moerge_coordinator import log, server
-from moerge_coordinator.bootstrap import initialise, make_app, only_one
+from moerge_coordinator.backups import back_up
+from moerge_coordinator.backups import restore as restore_home
+from moerge_coordinator.bootstrap import initialise, make_app, only_one, stores
 from moerge_coordinator.check import problems
+from moerge_coordinator.database import open_database
 from moerge_coordinator.settings import Settings, read_settings
+from moerge_coordinator.upkeep import Finding
+from moerge_coordinator.upkeep import verify as verify_home
 
+_SHOWN = 4
+_WIDE = 500  # in a log, a path stays in one piece
 app = typer.Typer(no_args_is_help=True, help="Run a coordinator.")
 Host = Annotated[str | None, typer.Option(help="Address to listen on, instead of the settings'.")]
 Port = Annotated[int | None, typer.Option(help="TCP port, instead of the settings'; 0 takes a free one.")]
@@ -59,3 +69,66 @@ def check(home: Home, host: Host = None, port: Port = None) -> None:
 def _overridden(settings: Settings, host: str | None, port: int | None) -> Settings:
     given = {"host": host, "port": port}
     return settings.model_copy(update={key: value for key, value in given.items() if value is not None})
+
+
+@app.command()
+def backup(
+    home: Home,
+    target: Annotated[
+        Path, typer.Argument(help="A folder, to which each further backup adds only new blobs, or one file: NAME.tar.")
+    ],
+) -> None:
+    """Backs the home up, whole or not at all, while the coordinator serves. Uploads that are still open are left out.
+
+    Example: moerge coordinator backup /srv/moerge /mnt/backup/moerge
+    """
+    made = back_up(read_settings(home), target, progress())
+    typer.echo(f"{target}: {len(made.databases)} databases and settings, {len(made.blobs)} blobs")
+
+
+@app.command()
+def restore(
+    source: Annotated[Path, typer.Argument(help="What `moerge coordinator backup` wrote.")],
+    home: Annotated[Path, typer.Argument(help="The new home: a folder that is empty or does not exist.")],
+) -> None:
+    """Makes a home from a backup, and verifies every blob, folder and row before the home appears.
+
+    Example: moerge coordinator restore /mnt/backup/moerge /srv/moerge
+    """
+    made = restore_home(source, home, progress())
+    typer.echo(f"{home}: as it was on {made.made:%Y-%m-%d %H:%M} UTC. Next: moerge coordinator serve {home}")
+
+
+@app.command()
+def verify(home: Home) -> None:
+    """Reads every blob, folder and row and tells what is missing or altered, and who needs it.
+
+    It may run while the coordinator serves. The exit status is 1 if anything is damaged; litter harms nothing.
+
+    Example: moerge coordinator verify /srv/moerge
+    """
+    settings = read_settings(home)
+    engine = open_database(settings.database)
+    try:
+        found = verify_home(engine, stores(settings)[0], home, progress())
+    finally:
+        engine.dispose()
+    if found:
+        _show(found)
+    damaged = sum(each.damage for each in found)
+    typer.echo(f"{home}: {damaged} damaged, {len(found) - damaged} litter")
+    if damaged:
+        raise typer.Exit(1)
+
+
+def _show(findings: list[Finding]) -> None:
+    table = Table(title="Findings")
+    for column in ("", "file", "digest", "needed by", "what to do"):
+        table.add_column(column, overflow="fold")
+    for each in findings:
+        users = list(each.needed_by[:_SHOWN])
+        if (more := len(each.needed_by) - _SHOWN) > 0:
+            users.append(f"and {more} more")
+        table.add_row(each.what, each.file, each.digest[:12], "\n".join(users), each.todo)
+    console = Console()
+    (console if console.is_terminal else Console(width=_WIDE)).print(table)

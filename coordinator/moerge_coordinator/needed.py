@@ -23,15 +23,18 @@ from moerge_coordinator.tables import (
 from moerge_proto.experts import ExpertState
 
 
-def needed(session: Session) -> set[str]:
-    """The digest of every blob that an owner holds, or that something not purged, refused or retired is made of."""
+def needed(session: Session, *, holdings: bool = True) -> set[str]:
+    """The digest of every blob that an owner holds, or that something not purged, refused or retired is made of.
+
+    Without `holdings`, what owners only hold does not count.
+    """
     experts = select(ExpertRow).where(ExpertRow.state != ExpertState.REFUSED.value, ExpertRow.purged.is_(None))
     trunks = select(TrunkRow).where(TrunkRow.retired.is_(None) | TrunkRow.current)
     versions = select(VersionRow).where(VersionRow.retired.is_(None))
     rows = [*session.scalars(experts), *session.scalars(trunks), *session.scalars(versions)]
     return {
         *(file["sha256"] for row in rows for file in row.files),
-        *session.scalars(select(HoldingRow.sha256)),
+        *(session.scalars(select(HoldingRow.sha256)) if holdings else ()),
         *session.scalars(select(ContributionRow.digest).where(ContributionRow.purged.is_(None))),
         *session.scalars(select(TrunkContributionRow.digest).where(TrunkContributionRow.purged.is_(None))),
         *session.scalars(select(ArtifactRow.sha256)),

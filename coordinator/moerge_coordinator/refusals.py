@@ -9,13 +9,18 @@ from starlette.exceptions import HTTPException
 from moerge.errors import MoergeError
 from moerge_proto.problems import MEDIA_TYPE, Problem, ProblemType
 
+_KINDS = {404: ProblemType.NOT_FOUND, 413: ProblemType.TOO_LARGE}
+
 
 class RefusedError(MoergeError):
     """The coordinator won't do what was asked."""
 
-    def __init__(self, kind: ProblemType, what: str, *, where: str = "", todo: str = "") -> None:
+    def __init__(
+        self, kind: ProblemType, what: str, *, where: str = "", todo: str = "", retry_after: int | None = None
+    ) -> None:
         super().__init__(what, where=where, todo=todo)
         self.kind = kind
+        self.retry_after = retry_after  # seconds
 
 
 def respond(request: Request, problem: Problem, headers: Mapping[str, str] | None = None) -> Response:
@@ -28,7 +33,8 @@ def respond(request: Request, problem: Problem, headers: Mapping[str, str] | Non
 async def _moerge(request: Request, error: Exception) -> Response:
     if not isinstance(error, MoergeError):
         raise error
-    return respond(request, error.problem())
+    seconds = getattr(error, "retry_after", None)
+    return respond(request, error.problem(), None if seconds is None else {"Retry-After": str(seconds)})
 
 
 async def _validation(request: Request, error: Exception) -> Response:
@@ -42,7 +48,7 @@ async def _validation(request: Request, error: Exception) -> Response:
 async def _http(request: Request, error: Exception) -> Response:
     if not isinstance(error, HTTPException):
         raise error
-    kind = ProblemType.NOT_FOUND if error.status_code == 404 else ProblemType.INVALID_REQUEST
+    kind = _KINDS.get(error.status_code, ProblemType.INVALID_REQUEST)
     problem = Problem.of(kind, str(error.detail)).model_copy(update={"status": error.status_code})
     return respond(request, problem, error.headers)
 

@@ -5,13 +5,14 @@ import tomllib
 from collections.abc import Mapping
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from moerge.architectures.config import Vocabulary
 from moerge.blobs.s3 import S3
 from moerge.errors import MoergeError
+from moerge_coordinator.sources import require_address
 
 FILE = "coordinator.toml"
 PREFIX = "MOERGE_COORDINATOR_"
@@ -31,6 +32,12 @@ class Settings(BaseModel):
         s3: the S3-compatible store of blobs and chunks, instead of folders in `home`. Several coordinators may serve
             at once on one PostgreSQL database and one such store, each with a home of its own.
         cache_bytes: bound of the cache that `home` keeps of that store.
+        owner_bytes: what an owner may hold: complete files, each content once, and the announced sizes of open uploads.
+        owner_uploads: how many uploads an owner may have open at once.
+        owner_bytes_per_second: how fast an owner may send chunks, at each process that serves; None: as fast as it can.
+        abandoned_after_hours: after this long, an open upload that no request touched is removed, and a complete file
+            that nothing refers to.
+        sources: addresses below which experts may be fetched, such as https://models.example.org/public; else none.
         vocabulary: `same` refuses experts with other vocabularies; `pad` takes those that only add tokens at the end.
         grace_seconds: how long calls that run may take to end after SIGTERM.
     """
@@ -45,6 +52,11 @@ class Settings(BaseModel):
     database: Path | str = Field(default_factory=lambda known: known["home"] / "coordinator.sqlite", repr=False)
     s3: S3 | None = None
     cache_bytes: int = Field(default=200 * 2**30, ge=0)
+    owner_bytes: int = Field(default=10**12, gt=0)
+    owner_uploads: int = Field(default=64, gt=0)
+    owner_bytes_per_second: int | None = Field(default=None, gt=0)
+    abandoned_after_hours: float = Field(default=72, gt=0, le=10**6)
+    sources: list[Annotated[str, AfterValidator(require_address)]] = Field(default_factory=list)
     vocabulary: Vocabulary = "same"
     grace_seconds: int = Field(default=20, ge=0, le=3600)
 

@@ -42,9 +42,12 @@ from moerge.trunk.merge import elementwise_method, merge_plan, trunk_digest
 from moerge.trunk.regmean import ModuleGrams, regmean
 from moerge_coordinator import views
 from moerge_coordinator.database import reading, transaction
+from moerge_coordinator.intake import checked_family, others, require_held
 from moerge_coordinator.lifecycle import remerge, require_told, require_usable
 from moerge_coordinator.log import progress
 from moerge_coordinator.metrics import Metrics
+from moerge_coordinator.settings import Settings
+from moerge_coordinator.sources import fetch
 from moerge_coordinator.tables import ArtifactRow, ContributionRow, ExpertRow, TrunkRow, VersionRow
 from moerge_coordinator.uploads import Uploads
 from moerge_proto.digests import canonical_json, digest_of
@@ -100,11 +103,12 @@ class Workflows(DBOSConfiguredInstance):
         engine: Engine,
         blobs: Blobs,
         uploads: Uploads,
-        home: Path,
+        settings: Settings,
         metrics: Metrics,
         client: DBOSClient | None = None,
     ) -> None:
-        self._engine, self._blobs, self._uploads, self._home = engine, blobs, uploads, home
+        self._engine, self._blobs, self._uploads, self._home = engine, blobs, uploads, settings.home
+        self._settings = settings
         self._metrics, self._client = metrics, client
         self._publishing = threading.Lock()
         super().__init__(INSTANCE)
@@ -133,6 +137,11 @@ class Workflows(DBOSConfiguredInstance):
         folder = self._home / "experts" / digest
         show(self._blobs, map(FileEntry.model_validate, files), folder)
         return folder
+
+    def reference_folder(self, others: Sequence[str]) -> Path | None:
+        """The folder of the expert that all others must be like: the oldest of those with the longest vocabulary."""
+        folders = map(self.expert_folder, others)
+        return max(folders, key=lambda folder: read_config(folder).vocab_size, default=None)
 
     def forget_expert_folder(self, digest: str) -> None:
         """Removes the folder of links; the files stay."""
@@ -204,12 +213,50 @@ class Workflows(DBOSConfiguredInstance):
 
     @DBOS.workflow()
     def take_in_expert(self, digest: str, trunk: str) -> Outcome:
-        outcome = self._check_weights(digest)
-        if "problem" in outcome:
-            self._refuse(digest, outcome["problem"])
-        elif trunk == "remerge" and (lineage := self._with_newcomer(digest)) is not None:
+        outcome: Outcome = {}
+        for step in (self._fetch, self._check_weights):
+            if "problem" in (outcome := step(digest)):
+                self._refuse(digest, outcome["problem"])
+                return outcome
+        if trunk == "remerge" and (lineage := self._with_newcomer(digest)) is not None:
             self.merge_trunk(lineage)
         return outcome
+
+    @DBOS.step()
+    @_telling_problems
+    def _fetch(self, digest: str) -> None:
+        """Fetches the files of an expert with a source, and checks them as those that are uploaded are checked."""
+        with reading(self._engine) as session:
+            row = session.scalars(select(ExpertRow).where(ExpertRow.digest == digest)).one()
+        if row.source is None or row.family:
+            return
+        entries = [self._fetched(row, file["name"], file["sha256"]) for file in row.files]
+        shutil.rmtree(self._home / "fetching" / digest, ignore_errors=True)
+        who, vocabulary = f"expert of {row.domain!r}", self._settings.vocabulary
+        while True:
+            with reading(self._engine) as session:
+                before = others(session)
+            family = checked_family(
+                self._blobs, self._home / "experts", entries, self.reference_folder(before), who, vocabulary
+            )
+            with transaction(self._engine) as session:
+                if others(session) != before:
+                    continue
+                require_held(session, row.owner, entries)
+                row = session.scalars(select(ExpertRow).where(ExpertRow.digest == digest)).one()
+                row.family, row.files = family, [entry.model_dump() for entry in entries]
+                return
+
+    def _fetched(self, row: ExpertRow, name: str, sha256: str) -> FileEntry:
+        size = self._uploads.held_size(row.owner, sha256)
+        if size is None:
+            part, address = self._home / "fetching" / row.digest / name, f"{row.source}".rstrip("/") + f"/{name}"
+            most = self._uploads.room(row.owner)
+            with progress().track(f"fetching {name}", 0, "B") as tracker:
+                fetch(address, part, most, self._settings.sources, tracker.advance)
+            size = part.stat().st_size
+            self._uploads.keep(row.owner, FileEntry(name=name, sha256=sha256, size=size), part, address)
+        return FileEntry(name=name, sha256=sha256, size=size)
 
     @DBOS.step()
     @_telling_problems
@@ -233,9 +280,12 @@ class Workflows(DBOSConfiguredInstance):
     @DBOS.step()
     def _refuse(self, digest: str, problem: dict[str, Any]) -> None:
         with transaction(self._engine) as session:
-            row = session.scalars(select(ExpertRow).where(ExpertRow.digest == digest)).one()
+            row = session.scalar(select(ExpertRow).where(ExpertRow.digest == digest))
+            if row is None:  # cut after this step's work, it is done again; meanwhile another expert took the place
+                return
             row.state, row.problem = ExpertState.REFUSED.value, problem
         self.forget_expert_folder(digest)
+        shutil.rmtree(self._home / "fetching" / digest, ignore_errors=True)
         self._uploads.discard(row.owner, [file["sha256"] for file in row.files])
 
     # --- merge a trunk

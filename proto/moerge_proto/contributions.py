@@ -1,12 +1,14 @@
 """Router and trunk contributions as the coordinator records them; their content is the statistics file."""
 
 from datetime import datetime
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, StringConstraints
 
 from moerge_proto.digests import Digest
 from moerge_proto.messages import Message
+
+Short = Annotated[str, StringConstraints(max_length=200)]
 
 
 class NewContribution(Message):
@@ -18,7 +20,7 @@ class NewContribution(Message):
 
     sha256: Digest
     supersedes: Digest | None = None
-    software: dict[str, str] = Field(default_factory=dict)
+    software: dict[Short, Short] = Field(default_factory=dict, max_length=100)
 
 
 class Contribution(Message):

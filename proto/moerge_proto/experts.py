@@ -22,21 +22,28 @@ class ExpertState(StrEnum):
 
 
 class NewExpert(Message):
-    """Registers uploaded files as the expert of `domain`. `files` maps names in the folder to digests.
+    """Registers files as the expert of `domain`. `files` maps names in the folder to digests.
+
+    They are uploaded before, or the coordinator fetches them: each lies below the address `source`, which must be one
+    of those that the operator allows.
 
     With `trunk="keep"` the trunk stays, and the newcomer's owner alone contributes under it. With `remerge` the current
     trunk is merged anew, the same way, with this expert too, as soon as it is ready; then every owner is asked again.
     """
 
     domain: Name
-    files: dict[str, Digest] = Field(min_length=1)
+    files: dict[str, Digest] = Field(min_length=1, max_length=1000)
+    source: str | None = Field(default=None, max_length=1000)
     license: str = Field(default="unknown", pattern=r"^[A-Za-z0-9.+-]{1,64}$")
     """An SPDX identifier, such as Apache-2.0."""
     trunk: Literal["keep", "remerge"] = "keep"
 
 
 class Expert(Message):
-    """An expert. `digest` names its files; `number` gives the order in which experts came."""
+    """An expert. `digest` names its files; `number` gives the order in which experts came.
+
+    While its files are still to be fetched from `source`, their sizes are 0 and the family is empty.
+    """
 
     number: int
     digest: Digest
@@ -47,6 +54,7 @@ class Expert(Message):
     state: ExpertState
     problem: Problem | None
     files: list[FileEntry]
+    source: str | None
     created: datetime
     withdrawn: datetime | None
     purged: datetime | None

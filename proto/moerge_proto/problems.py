@@ -4,6 +4,7 @@ from enum import StrEnum
 
 from pydantic import BaseModel, ConfigDict, Field
 
+_LONGEST = 2000  # a hostile name must not come back as it is
 MEDIA_TYPE = "application/problem+json"
 
 
@@ -24,6 +25,10 @@ class ProblemType(StrEnum):
     NOT_READY = "not-ready"
     GONE = "gone"
     UNAVAILABLE = "unavailable"
+    TOO_LARGE = "too-large"
+    OVER_QUOTA = "over-quota"
+    TOO_FAST = "too-fast"
+    SOURCE_FAILED = "source-failed"
     INTERNAL = "internal"
 
     @property
@@ -46,6 +51,10 @@ STATUS: dict[ProblemType, int] = {
     ProblemType.NOT_READY: 409,
     ProblemType.GONE: 410,
     ProblemType.UNAVAILABLE: 503,
+    ProblemType.TOO_LARGE: 413,
+    ProblemType.OVER_QUOTA: 409,
+    ProblemType.TOO_FAST: 429,
+    ProblemType.SOURCE_FAILED: 422,
     ProblemType.INTERNAL: 500,
 }
 
@@ -65,5 +74,9 @@ class Problem(BaseModel):
     @classmethod
     def of(cls, kind: ProblemType, detail: str, *, field: str = "", todo: str = "") -> "Problem":
         """The problem of `kind` with its fixed status and title."""
+        if len(detail) > _LONGEST:
+            detail = f"{detail[:_LONGEST]} …"
+        if len(field) > _LONGEST:
+            field = f"{field[:_LONGEST]} …"
         title = kind.value.replace("-", " ")
         return cls(type=kind.urn, title=title, status=STATUS[kind], detail=detail, field=field, todo=todo)

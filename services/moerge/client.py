@@ -3,6 +3,7 @@
 import hashlib
 import ipaddress
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -65,6 +66,14 @@ class _UnavailableError(Exception):
     """The coordinator can't answer now; try again."""
 
 
+class _TooFastError(Exception):
+    """The coordinator asks to wait for `seconds`."""
+
+    def __init__(self, seconds: int) -> None:
+        super().__init__(seconds)
+        self.seconds = seconds
+
+
 class Client:
     """Speaks to one coordinator with one bearer token. Requests that fail on the way are repeated for `patience` s.
 
@@ -98,7 +107,14 @@ class Client:
     # --- plain requests
 
     def _patiently(self, call: Callable[[], T]) -> T:
-        """What `call` returns, repeated while the coordinator can't be reached."""
+        """What `call` returns, repeated while the coordinator can't be reached or asks to wait."""
+        while True:
+            try:
+                return self._repeated(call)
+            except _TooFastError as error:
+                time.sleep(error.seconds)
+
+    def _repeated(self, call: Callable[[], T]) -> T:
         try:
             for attempt in stamina.retry_context(
                 on=(httpx.TransportError, _UnavailableError), attempts=None, timeout=self._patience, wait_max=5.0
@@ -413,7 +429,9 @@ def _compress(data: bytes) -> bytes:
 
 
 def _raise_for_problem(response: httpx.Response) -> None:
-    if response.status_code in (502, 503, 504):
+    if response.status_code == 429 and (seconds := response.headers.get("Retry-After", "")).isdecimal():
+        raise _TooFastError(int(seconds))
+    if response.status_code in (429, 502, 503, 504):
         raise _UnavailableError(f"status {response.status_code}")
     if not response.is_success:
         try:

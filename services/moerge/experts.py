@@ -6,14 +6,22 @@ from pathlib import Path
 import torch
 from transformers import PretrainedConfig
 
-from moerge.architectures.config import Vocabulary, read_config, require_same_config, require_same_tokenizer
+from moerge.architectures.config import (
+    Vocabulary,
+    read_config,
+    require_plain_config,
+    require_same_config,
+    require_same_tokenizer,
+)
 from moerge.architectures.families import Family, family_of
 from moerge.checkpoint.reader import INDEX, SINGLE, Checkpoint, require_tensors
 from moerge.errors import CheckpointError
+from moerge.files import require_small
 from moerge.progress import Tracker
 from moerge.publish.version import TOKENIZER_FILES
 from moerge_proto.digests import digest_of
 
+_MAX_TEXT_BYTES = 2**26
 _OTHER_FILES = ("config.json", "generation_config.json", INDEX, *TOKENIZER_FILES)
 
 
@@ -32,6 +40,11 @@ def expert_files(folder: Path) -> dict[str, Path]:
     return {path.name: path for path in sorted(weights | others)}
 
 
+def counts(name: str) -> bool:
+    """Whether a file of that name is one that an expert has."""
+    return name in _OTHER_FILES or name.endswith(".safetensors")
+
+
 def expert_digest(files: Mapping[str, str]) -> str:
     """The expert's name: a digest of its files' names and digests."""
     return digest_of({"expert": dict(files)})
@@ -48,6 +61,10 @@ def check_expert(
     Raises:
         CheckpointError, IncompatibleExpertError: name the field, file or tensor.
     """
+    require_plain_config(folder)
+    for name in (*TOKENIZER_FILES, "generation_config.json"):  # all are read as a whole at some time
+        if (folder / name).is_file():
+            require_small(folder / name, _MAX_TEXT_BYTES)
     config = read_config(folder)
     family = family_of(config)
     if reference is not None:

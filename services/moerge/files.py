@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
+from moerge.errors import CheckpointError
+
 
 @contextmanager
 def atomic_file(path: Path) -> Iterator[BinaryIO]:
@@ -32,6 +34,16 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def require_small(path: Path, most: int) -> None:
+    """Requires that a file that is read as a whole has at most `most` bytes.
+
+    Raises:
+        CheckpointError: it has more.
+    """
+    if (size := path.stat().st_size) > most:
+        raise CheckpointError(f"{size} bytes; at most {most}", where=str(path))
 
 
 def file_sha256(path: Path) -> str:

@@ -27,7 +27,7 @@ ROLES: dict[tuple[str, str], set[Role]] = {
     ("post", "/v1/uploads"): {Role.OWNER},
     ("put", "/v1/uploads/{upload}/chunks/{sha256}"): {Role.OWNER},
     ("post", "/v1/uploads/{upload}/commit"): {Role.OWNER},
-    ("post", "/v1/experts"): {Role.OWNER},
+    ("post", "/v1/experts"): {Role.OPERATOR, Role.OWNER},
     ("get", "/v1/experts"): {Role.OPERATOR, Role.OWNER},
     ("get", "/v1/experts/{digest}"): {Role.OPERATOR, Role.OWNER},
     ("post", "/v1/trunks"): {Role.OPERATOR},

@@ -45,6 +45,7 @@ def test_a_home_is_made_once(tmp_path: Path) -> None:
         ('database = "other.sqlite"', "database"),
         ('[s3]\nbuket = "bucket"', "s3.buket"),
         ('[s3]\nbucket = "bucket"\nprefix = "/a/"', "s3.prefix"),
+        ("sources = ['ftp://x']", "sources"),
     ],
 )
 def test_wrong_settings_are_named(tmp_path: Path, text: str, named: str) -> None:

@@ -90,6 +90,16 @@ class Coordinator:
         return {"MOERGE_COORDINATOR": self.url, "MOERGE_TOKEN": token or self.operator_token}
 
 
+def peak_bytes(server: Coordinator, *, anew: bool = False) -> int:
+    """The most memory that the coordinator's process has had since this was last called with `anew`."""
+    assert server.process is not None
+    process = Path(f"/proc/{server.process.pid}")
+    if anew:
+        (process / "clear_refs").write_text("5")
+    [line] = [line for line in (process / "status").read_text().splitlines() if line.startswith("VmHWM")]
+    return 1024 * int(line.split()[1])
+
+
 @contextmanager
 def coordinator(home: Path, operator_token: str | None = None, settings: str = "") -> Iterator[Coordinator]:
     """A running coordinator with a fresh home."""

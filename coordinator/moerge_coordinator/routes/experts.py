@@ -1,25 +1,23 @@
 """Experts."""
 
 import re
-import shutil
-import tempfile
-from pathlib import Path
 
 from fastapi import APIRouter, Request
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from moerge.architectures.config import read_config
 from moerge.errors import MoergeError
-from moerge.experts import check_expert, expert_digest
+from moerge.experts import counts, expert_digest
 from moerge_coordinator import views
-from moerge_coordinator.auth import DomainOwner, OperatorOrOwner, own_name, require_own_domain
+from moerge_coordinator.auth import OperatorOrOwner, own_name, require_own_domain
 from moerge_coordinator.database import reading, transaction
+from moerge_coordinator.intake import checked_family, others, require_held
 from moerge_coordinator.lifecycle import containing, purge_expert, remerge, retire_versions, withdraw_expert
 from moerge_coordinator.needed import collect
 from moerge_coordinator.refusals import RefusedError
 from moerge_coordinator.routes.pages import After, page
-from moerge_coordinator.tables import ExpertRow, HoldingRow
+from moerge_coordinator.sources import require_allowed
+from moerge_coordinator.tables import DomainRow, ExpertRow
 from moerge_proto.digests import Digest
 from moerge_proto.experts import Expert, ExpertState, NewExpert, Purge, Purged, Withdraw, Withdrawal
 from moerge_proto.messages import FileEntry, Page
@@ -31,59 +29,74 @@ _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 
 
 @router.post("", status_code=202)
-def register(request: Request, caller: DomainOwner, new: NewExpert) -> Expert:
-    """Registers uploaded files as the expert of a domain.
+def register(request: Request, caller: OperatorOrOwner, new: NewExpert) -> Expert:
+    """Registers uploaded files as the expert of a domain, or fetches them from a source that the operator allows.
 
-    Config, tokenizer and tensor headers are checked before this answers; the weights afterwards. The same again
-    changes nothing. Role: owner.
+    Config, tokenizer and tensor headers of uploaded files are checked before this answers; everything else afterwards.
+    The same again changes nothing. Role: owner; with a source also operator.
     """
     state = request.app.state
-    owner = own_name(caller)
-    require_own_domain(caller, new.domain)
+    owner = _owner(request, caller, new)
     digest = expert_digest(new.files)
     for name in new.files:
-        if not _FILE_NAME.fullmatch(name):
-            raise RefusedError(ProblemType.INVALID_REQUEST, f"{name!r} is not a plain file name", where="files")
+        if not _FILE_NAME.fullmatch(name) or not counts(name):
+            found = f"{name!r} is no name of a config, a tokenizer's file or safetensors weights"
+            raise RefusedError(ProblemType.INVALID_REQUEST, found, where="files", todo="leave it out")
     try:
         expert = None
         while expert is None:
             expert = _take(request, owner, new, digest)
     except MoergeError:
-        state.uploads.discard(owner, list(new.files.values()))
+        if new.source is None:
+            state.uploads.discard(owner, list(new.files.values()))
         raise
     if expert.state is ExpertState.RECEIVED:
         state.workflows.start_expert(digest, new.trunk)
     return expert
 
 
+def _owner(request: Request, caller: Identity, new: NewExpert) -> str:
+    """Whose expert it is: the caller's, or the domain's owner's if an operator has it fetched."""
+    if new.source is not None:
+        require_allowed(new.source, request.app.state.settings.sources, "source")
+        if caller.role is Role.OPERATOR:
+            with reading(request.app.state.engine) as session:
+                row = session.get(DomainRow, new.domain)
+            if row is None:
+                raise RefusedError(ProblemType.NOT_FOUND, f"no domain {new.domain!r}", where="domain")
+            return row.owner
+    owner = own_name(caller)
+    require_own_domain(caller, new.domain)
+    return owner
+
+
 def _take(request: Request, owner: str, new: NewExpert, digest: str) -> Expert | None:
-    """Checks the files and adds the row, or finds it; None if other experts came or went meanwhile: check again."""
+    """Checks the files and adds the row, or finds it; None if other experts came or went meanwhile: check again.
+
+    Files of a source are only noted; they are checked when they are fetched.
+    """
     state = request.app.state
     with transaction(state.engine) as session:
         if (known := _known(session, new.domain, digest)) is not None:
             return known
-        others = _others(session)
+        if new.source is not None:
+            noted = [FileEntry(name=name, sha256=sha256, size=0) for name, sha256 in sorted(new.files.items())]
+            return _add(session, owner, new, digest, "", noted)
+        before = others(session)
     entries = [
         FileEntry(name=name, sha256=sha256, size=state.uploads.held(owner, sha256, f"files.{name}"))
         for name, sha256 in sorted(new.files.items())
     ]
-    place: Path = state.settings.home / "experts"
-    place.mkdir(exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix=".", dir=place))
-    try:
-        for entry in entries:
-            state.blobs.link(entry.sha256, folder / entry.name)
-        who, vocabulary = f"expert of {new.domain!r}", state.settings.vocabulary
-        family, _ = check_expert(folder, _reference(request, others), who, vocabulary)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    who, vocabulary = f"expert of {new.domain!r}", state.settings.vocabulary
+    place, reference = state.settings.home / "experts", state.workflows.reference_folder(before)
+    family = checked_family(state.blobs, place, entries, reference, who, vocabulary)
     with transaction(state.engine) as session:
         if (known := _known(session, new.domain, digest)) is not None:
             return known
-        if _others(session) != others:  # two at once could each be the first, and unlike each other
+        if others(session) != before:  # two at once could each be the first, and unlike each other
             return None
-        _require_held(session, owner, entries)
-        return _add(session, owner, new, digest, family.model_type, entries)
+        require_held(session, owner, entries)
+        return _add(session, owner, new, digest, family, entries)
 
 
 def _known(session: Session, domain: str, digest: str) -> Expert | None:
@@ -95,9 +108,10 @@ def _known(session: Session, domain: str, digest: str) -> Expert | None:
     query = select(ExpertRow).where((ExpertRow.domain == domain) | (ExpertRow.digest == digest))
     rows = session.scalars(query.where(ExpertRow.withdrawn.is_(None)))
     for row in rows.all():
-        if row.domain == domain and row.digest == digest:
+        same = row.domain == domain and row.digest == digest
+        if same and (row.source is None or row.state != ExpertState.REFUSED.value):
             return views.expert(row)
-        if row.state == ExpertState.REFUSED.value:
+        if row.state == ExpertState.REFUSED.value:  # a source may have been mended
             session.delete(row)
             session.flush()
         elif row.domain == domain:
@@ -110,34 +124,13 @@ def _known(session: Session, domain: str, digest: str) -> Expert | None:
     return None
 
 
-def _others(session: Session) -> list[str]:
-    """The experts that a new one must be like, oldest first."""
-    alive = (ExpertState.RECEIVED.value, ExpertState.READY.value)
-    query = select(ExpertRow.digest).where(ExpertRow.state.in_(alive))
-    return list(session.scalars(query.order_by(ExpertRow.number)))
-
-
-def _reference(request: Request, others: list[str]) -> Path | None:
-    """The folder of the expert that all others must be like: the oldest of those with the longest vocabulary."""
-    folders: list[Path] = [request.app.state.workflows.expert_folder(digest) for digest in others]
-    return max(folders, key=lambda folder: read_config(folder).vocab_size, default=None)
-
-
-def _require_held(session: Session, owner: str, entries: list[FileEntry]) -> None:
-    """Requires that no refusal of another expert has taken a shared file away meanwhile."""
-    for entry in entries:
-        if session.get(HoldingRow, (owner, entry.sha256)) is None:
-            where = f"files.{entry.name}"
-            raise RefusedError(ProblemType.NOT_READY, "it was discarded meanwhile", where=where, todo="upload it again")
-
-
 def _add(session: Session, owner: str, new: NewExpert, digest: str, family: str, entries: list[FileEntry]) -> Expert:
     row = session.scalar(select(ExpertRow).where(ExpertRow.digest == digest))
     if row is None:  # else it was withdrawn and comes again
         row = ExpertRow(digest=digest)
         session.add(row)
     row.domain, row.owner, row.license, row.family = new.domain, owner, new.license, family
-    row.state, row.withdrawn, row.purged = ExpertState.RECEIVED.value, None, None
+    row.state, row.withdrawn, row.purged, row.source = ExpertState.RECEIVED.value, None, None, new.source
     row.files = [entry.model_dump() for entry in entries]
     session.flush()
     return views.expert(row)

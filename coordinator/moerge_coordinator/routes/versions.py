@@ -1,6 +1,9 @@
 """Versions and the workflows that make them."""
 
+from typing import Annotated
+
 from fastapi import APIRouter, Request
+from fastapi import Path as PathParameter
 from fastapi.responses import FileResponse, PlainTextResponse, Response
 from sqlalchemy import select
 from sqlalchemy.orm import Session
@@ -202,7 +205,9 @@ def version_content(request: Request, caller: OperatorOrReader, number: Number, 
 
 
 @router.get("/workflows/{id}")
-def show_workflow(request: Request, caller: Operator, id: str) -> Workflow:  # the path's own word
+def show_workflow(
+    request: Request, caller: Operator, id: Annotated[str, PathParameter(pattern="^[a-z0-9-]{1,200}$")]
+) -> Workflow:
     """How a workflow goes. Role: operator."""
     workflow: Workflow | None = request.app.state.workflows.find(id)
     if workflow is None:

@@ -8,8 +8,20 @@ from typing import Any, Literal
 from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, PretrainedConfig
 
-from moerge.architectures.families import Family, head_dim
+from moerge.architectures.families import Family, head_dim, require_family
 from moerge.errors import CheckpointError, IncompatibleExpertError
+from moerge.files import require_small
+
+_MAX_CONFIG_BYTES = 2**20
+_MAX_TOKENIZER_BYTES = 2**26
+_MOST = {
+    "num_hidden_layers": 2**12,
+    "num_labels": 2**16,
+    **dict.fromkeys(("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads"), 2**20),
+    **dict.fromkeys(("head_dim", "vocab_size"), 2**30),
+    "max_position_embeddings": 2**40,
+}
+"""As in statistics files, or far beyond any model."""
 
 Vocabulary = Literal["same", "pad"]
 """Whether experts must have the same vocabulary, or one may add tokens behind the other's."""
@@ -55,6 +67,36 @@ def read_config(folder: Path) -> PretrainedConfig:
         return config
     except _SENSELESS as error:
         raise CheckpointError(f"can't be read as a model config: {error}", where=str(path)) from error
+
+
+def require_plain_config(folder: Path) -> None:
+    """Requires that config.json is one that a library may make a config object from.
+
+    Libraries make lists as long as the settings say, and read other families' settings by other code.
+
+    Raises:
+        CheckpointError: it is no JSON object of finite numbers, or a count is too large; names the field.
+        IncompatibleExpertError: it is of no known family.
+    """
+    path = folder / "config.json"
+    if not path.is_file():
+        raise CheckpointError("not found", where=str(path), todo="name the folder that save_pretrained wrote")
+    require_small(path, _MAX_CONFIG_BYTES)
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"), parse_constant=_no_number)
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"can't be read as a model config: {error}", where=str(path)) from error
+    if not isinstance(content, Mapping):
+        raise CheckpointError("can't be read as a model config: no JSON object", where=str(path))
+    require_family(str(content.get("model_type")))
+    for field, most in _MOST.items():
+        value = content.get(field)
+        if isinstance(value, int | float) and abs(value) > most:
+            raise CheckpointError(f"{value}; at most {most}", where=f"config.json: {field}")
+
+
+def _no_number(text: str) -> float:
+    raise ValueError(f"{text} is no number")
 
 
 def require_same_config(first: PretrainedConfig, other: PretrainedConfig, who: str, vocabulary: Vocabulary) -> None:
@@ -114,9 +156,16 @@ def _ids(part: str, tokenizer: Mapping[str, Any]) -> dict[str, int]:
     """Token -> id of one part of a tokenizer."""
     tokens = tokenizer.get(part) or {}
     if isinstance(tokens, Mapping):
+        if not all(isinstance(each, int) for each in tokens.values()):
+            raise CheckpointError("an id is not a whole number", where=f"tokenizer: {part}")
         return dict(tokens)
-    pairs = [(each["content"], each["id"]) if "content" in each else (each[0], n) for n, each in enumerate(tokens)]
-    return dict(pairs)
+    try:
+        return {
+            str(each["content"] if "content" in each else each[0]): int(each["id"] if "content" in each else number)
+            for number, each in enumerate(tokens)
+        }
+    except (TypeError, ValueError, KeyError, IndexError) as error:
+        raise CheckpointError(f"can't be read as a list of tokens: {error}", where=f"tokenizer: {part}") from error
 
 
 def _extends(one: Mapping[str, int], other: Mapping[str, int]) -> bool:
@@ -129,13 +178,15 @@ def _extends(one: Mapping[str, int], other: Mapping[str, int]) -> bool:
 def _tokenizer(folder: Path) -> Mapping[str, Any]:
     path = folder / "tokenizer.json"
     if path.is_file():
+        require_small(path, _MAX_TOKENIZER_BYTES)
         try:
             content = dict(json.loads(path.read_text(encoding="utf-8")))
             model = content.pop("model")
             return {**content, **{f"model.{key}": value for key, value in model.items()}}
-        except (ValueError, KeyError, AttributeError, TypeError) as error:
+        except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
             raise CheckpointError(f"can't be read as a tokenizer: {error}", where=str(path)) from error
     if (path := folder / "tokenizer.model").is_file():
+        require_small(path, _MAX_TOKENIZER_BYTES)
         return {"tokenizer.model": path.read_bytes()}
     raise CheckpointError("neither tokenizer.json nor tokenizer.model found", where=str(folder))
 

@@ -255,18 +255,28 @@ REFUSED = {
 """Dense families that no stock MoE class computes, and what stands in the way."""
 
 
+def require_family(model_type: str) -> Family:
+    """The family of that model_type.
+
+    Raises:
+        IncompatibleExpertError: there is none.
+    """
+    family = FAMILIES.get(model_type)
+    if family is None:
+        why = REFUSED.get(model_type)
+        found = f"model_type {model_type!r} has no stock MoE class" + (f": {why}" if why else " here")
+        known = f"the families are {', '.join(sorted(FAMILIES))}"
+        raise IncompatibleExpertError(found, where="config.json: model_type", todo=known)
+    return family
+
+
 def family_of(config: PretrainedConfig) -> Family:
     """The family of a dense config.
 
     Raises:
         IncompatibleExpertError: no stock MoE class computes exactly what this model does.
     """
-    family = FAMILIES.get(config.model_type)
-    if family is None:
-        why = REFUSED.get(config.model_type)
-        found = f"model_type {config.model_type!r} has no stock MoE class" + (f": {why}" if why else " here")
-        known = f"the families are {', '.join(sorted(FAMILIES))}"
-        raise IncompatibleExpertError(found, where="config.json: model_type", todo=known)
+    family = require_family(config.model_type)
     for demand in family.demands:
         if (value := demand.found(config)) is not None:
             expected = " or ".join(map(repr, demand.allowed))

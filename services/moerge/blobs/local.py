@@ -13,6 +13,8 @@ from moerge.direct import direct_file
 from moerge.files import sync_folder
 from moerge_proto.messages import FileEntry
 
+_PIECE = 2**22
+
 
 class LocalBlobs:
     """A folder of blobs. Everything that is written gets its name from its content."""
@@ -55,6 +57,11 @@ class LocalBlobs:
         if not path.is_file():
             raise FileNotFoundError(path)
         return path
+
+    def content(self, digest: str) -> Iterator[bytes]:
+        with self.path(digest).open("rb") as file:
+            while piece := file.read(_PIECE):
+                yield piece
 
     def link(self, digest: str, target: Path) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -130,6 +130,9 @@ class S3Blobs:
         self._holdings: list[float] = []
         self._lock = threading.Lock()
 
+    def content(self, digest: str) -> Iterator[bytes]:
+        return self._keys.read(digest)
+
     def probe(self) -> None:
         self._probe.overwrite("written", b"")
 

@@ -44,6 +44,14 @@ class Blobs(Protocol):
         """
         ...
 
+    def content(self, digest: str) -> Iterator[bytes]:
+        """The blob's bytes, as the store itself has them.
+
+        Raises:
+            FileNotFoundError: the blob is absent.
+        """
+        ...
+
     def link(self, digest: str, target: Path) -> None:
         """Makes `target` a link to the blob's local file; a `target` that is there already stays.
 

@@ -10,9 +10,12 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
 from moerge.errors import CheckpointError
+from moerge.files import require_small
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
+_MAX_HEADER_BYTES = 2**24  # of all files; a tensor needs about 120
+_MAX_INDEX_BYTES = 2**24
 _DTYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 
 
@@ -41,11 +44,15 @@ class Checkpoint:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.specs: dict[str, TensorSpec] = {}
+        self._header_bytes = 0
         for file in [path] if path.is_file() else _weight_files(path):
             self._read_header(file)
 
     def _read_header(self, file: Path) -> None:
         try:
+            self._header_bytes += _require_plain_header(file)
+            if self._header_bytes > _MAX_HEADER_BYTES:
+                raise CheckpointError(f"headers of more than {_MAX_HEADER_BYTES} bytes", where=str(file))
             with safe_open(file, framework="pt") as opened:
                 for name in opened.keys():  # noqa: SIM118  # safe_open is not iterable
                     piece = opened.get_slice(name)
@@ -55,6 +62,9 @@ class Checkpoint:
                         raise CheckpointError(
                             f"dtype {found}; expected one of {', '.join(_DTYPES)}", where=f"{file}: {name}"
                         )
+                    if name in self.specs:
+                        found = f"also in {self.specs[name].file.name}"
+                        raise CheckpointError(found, where=f"{file}: {name}", todo="keep each tensor in one file")
                     self.specs[name] = TensorSpec(file, tuple(piece.get_shape()), dtype)
         except SafetensorError as error:
             raise CheckpointError(f"not a valid safetensors file: {error}", where=str(file)) from error
@@ -73,13 +83,35 @@ class Checkpoint:
             return tensor
 
 
+def _require_plain_header(file: Path) -> int:
+    """The header's length, once it is sure that no key stands twice: readers differ in which one they take."""
+
+    def distinct(pairs: list[tuple[str, object]]) -> dict[str, object]:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            twice = next(key for n, (key, _) in enumerate(pairs) if key in dict(pairs[:n]))
+            raise CheckpointError("stands twice in the header", where=f"{file}: {twice}")
+        return found
+
+    with file.open("rb") as opened:
+        length = int.from_bytes(opened.read(8), "little")
+        if length > _MAX_HEADER_BYTES:
+            raise CheckpointError(f"a header of {length} bytes; at most {_MAX_HEADER_BYTES}", where=str(file))
+        try:
+            json.loads(opened.read(length), object_pairs_hook=distinct)
+        except (ValueError, RecursionError) as error:
+            raise CheckpointError(f"its header is not JSON: {error}", where=str(file)) from error
+    return length
+
+
 def _weight_files(folder: Path) -> list[Path]:
     if (folder / SINGLE).is_file():  # a stale index beside it doesn't count, as for transformers
         return [folder / SINGLE]
     if (folder / INDEX).is_file():
+        require_small(folder / INDEX, _MAX_INDEX_BYTES)
         try:
             names = {str(name) for name in json.loads((folder / INDEX).read_text("utf-8"))["weight_map"].values()}
-        except (ValueError, KeyError, AttributeError, TypeError) as error:
+        except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
             raise CheckpointError("no weight_map that names files", where=str(folder / INDEX)) from error
         for name in names:
             if Path(name).name != name:
@@ -119,6 +151,9 @@ def require_tensors(checkpoint: Checkpoint, config: PretrainedConfig) -> None:
     Raises:
         CheckpointError: names the first tensor that is missing, superfluous or of another shape.
     """
+    if config.num_hidden_layers > len(checkpoint.specs):  # before a model of so many layers is made
+        found = f"num_hidden_layers is {config.num_hidden_layers}, but there are {len(checkpoint.specs)} tensors"
+        raise CheckpointError(found, where="config.json: num_hidden_layers")
     expected = model_shapes(config)
     if config.tie_word_embeddings:
         expected.pop("lm_head.weight", None)

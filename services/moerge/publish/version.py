@@ -156,8 +156,9 @@ def report_file(report: Callable[[], SolveReport], lineage: str) -> FilePlan:
 
 
 def dense_config_file(expert: Path, trunk: Checkpoint) -> FilePlan:
-    """A dense expert's config.json, with the trunk's vocabulary and head."""
+    """A dense expert's config.json, with the trunk's vocabulary and head, and without what names code."""
     config = json.loads((expert / "config.json").read_text(encoding="utf-8"))
+    config.pop("auto_map", None)
     config |= {"vocab_size": trunk.specs[EMBEDDING].shape[0], "tie_word_embeddings": HEAD not in trunk.specs}
     return text_file("config.json", json.dumps(config, indent=2, sort_keys=True) + "\n")
 

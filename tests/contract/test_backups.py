@@ -1,0 +1,299 @@
+"""Backups while the coordinator serves, restored homes, and findings of damage."""
+
+import os
+import shutil
+import sqlite3
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from moerge.blobs.local import LocalBlobs
+from moerge.commands.common import wait
+from moerge.errors import MoergeError
+from moerge_coordinator.backups import back_up, restore
+from moerge_coordinator.database import open_database
+from moerge_coordinator.settings import Settings, read_settings
+from moerge_coordinator.upkeep import Finding, verify
+from moerge_proto.versions import NewVersion, SolveOptions
+from support.fleet import SILENT, honest, joined, merge, send
+from support.processes import MOERGE, Coordinator, coordinator, moerge
+from support.statistics import written
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Coordinator]:
+    """A running coordinator with two experts, a trunk, two contributions and a version."""
+    folder = tmp_path_factory.mktemp("served")
+    with coordinator(folder / "home") as server:
+        members = [joined(server, domain, folder, seed) for seed, domain in enumerate(("law", "art"), 1)]
+        trunk = merge(server)
+        for member in members:
+            send(member, written(folder / "contribution", *honest(server, member, trunk)))
+            member.client.close()
+        with server.client() as operator:
+            wait(operator, operator.solve_version(NewVersion()))
+        yield server
+
+
+def content(home: Path) -> dict[str, bytes]:
+    places = ("blobs", "experts", "versions")
+    files = [path for place in places for path in (home / place).rglob("*") if path.is_file()]
+    return {str(path.relative_to(home)): path.read_bytes() for path in files}
+
+
+def failed(*arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [*MOERGE, "coordinator", *map(str, arguments)]
+    done = subprocess.run(  # noqa: S603  # our own command
+        command, capture_output=True, text=True, check=False, timeout=120, env={**os.environ, "COLUMNS": "400"}
+    )
+    assert done.returncode == 1, done
+    assert "Traceback" not in done.stderr
+    return done
+
+
+@pytest.mark.parametrize("name", ["backup", "backup.tar"])
+def test_a_home_restored_from_a_backup_taken_while_it_served_serves_the_same(
+    served: Coordinator, tmp_path: Path, name: str
+) -> None:
+    target = tmp_path / name
+    moerge("coordinator", "backup", served.home, target)
+    assert target.stat().st_mode & 0o077 == 0
+    home = tmp_path / "again"
+    moerge("coordinator", "restore", target, home)
+    assert content(home) == content(served.home)
+    assert home.stat().st_mode & 0o777 == 0o700
+    assert "0 damaged, 0 litter" in moerge("coordinator", "verify", home)
+    again = Coordinator(home, served.operator_token)
+    again.start()
+    try:
+        with again.client() as restored, served.client() as operator:
+            assert list(restored.versions()) == list(operator.versions())
+            assert list(restored.contributions()) == list(operator.contributions())
+            new = NewVersion(options=SolveOptions(top_k=2))
+            one, other = (wait(client, client.solve_version(new)) for client in (restored, operator))
+            assert restored.version(int(one)).lineage == operator.version(int(other)).lineage
+    finally:
+        again.stop()
+    assert list(tmp_path.glob(".*")) == []
+
+
+def test_a_second_backup_into_a_folder_adds_only_what_is_new_and_drops_what_is_not_needed(
+    served: Coordinator, tmp_path: Path
+) -> None:
+    target = tmp_path / "backup"
+    moerge("coordinator", "backup", served.home, target)
+    before = {path: path.stat().st_ino for path in target.glob("blobs/??/*")}
+    (target / "blobs" / "00" / ("0" * 64)).parent.mkdir(exist_ok=True)
+    (target / "blobs" / "00" / ("0" * 64)).write_bytes(b"of an earlier time")
+    with served.client() as operator:
+        wait(operator, operator.solve_version(NewVersion(options=SolveOptions(ridge_lambda=0.5))))
+    moerge("coordinator", "backup", served.home, target)
+    after = {path: path.stat().st_ino for path in target.glob("blobs/??/*")}
+    assert before.items() < after.items()
+    assert target / "blobs" / "00" / ("0" * 64) not in after
+    assert len(list(target.glob("databases-*"))) == 1
+
+
+def test_backups_taken_while_versions_are_solved_are_whole(served: Coordinator, tmp_path: Path) -> None:
+    done = threading.Event()
+
+    def busy() -> None:
+        for number in range(20):
+            if done.is_set():
+                return
+            with served.client() as operator:
+                wait(operator, operator.solve_version(NewVersion(options=SolveOptions(ridge_lambda=2 + number))))
+
+    worker = threading.Thread(target=busy)
+    worker.start()
+    try:
+        for turn in range(3):
+            moerge("coordinator", "backup", served.home, tmp_path / "backup")
+            moerge("coordinator", "restore", tmp_path / "backup", tmp_path / f"home-{turn}")
+    finally:
+        done.set()
+        worker.join()
+
+
+@pytest.fixture
+def home(served: Coordinator, tmp_path: Path) -> Path:
+    """A home of one's own to damage: its files are copies, for the backup's are the served home's."""
+    back_up(read_settings(served.home), tmp_path / "backup.tar", SILENT)
+    restore(tmp_path / "backup.tar", tmp_path / "home", SILENT)
+    return tmp_path / "home"
+
+
+def findings(home: Path) -> list[Finding]:
+    engine = open_database(read_settings(home).database)
+    try:
+        return verify(engine, LocalBlobs(home / "blobs"), home, SILENT)
+    finally:
+        engine.dispose()
+
+
+def expert_blob(home: Path) -> Path:
+    with closing(sqlite3.connect(home / "coordinator.sqlite")) as database:
+        [[digest]] = database.execute("SELECT digest FROM experts WHERE domain = 'law'").fetchall()
+    found = home / "experts" / digest / "model.safetensors"
+    return next(path for path in (home / "blobs").glob("??/*") if path.samefile(found))
+
+
+def alter(path: Path) -> None:
+    path.chmod(0o644)
+    with path.open("r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        last = file.read(1)
+        file.seek(-1, os.SEEK_END)
+        file.write(bytes([last[0] ^ 1]))
+
+
+def test_an_altered_blob_is_named_with_all_that_need_it(home: Path) -> None:
+    blob = expert_blob(home)
+    alter(blob)
+    said = failed("verify", home).stdout
+    assert "altered" in said
+    assert f"blobs/{blob.parent.name}/{blob.name}" in said
+    for user in ("expert", "of law", "owner law-owner", "from a backup"):
+        assert user in said
+    assert "1 damaged, 0 litter" in said
+
+
+def test_a_missing_blob_and_its_missing_view_are_named(home: Path) -> None:
+    view = next((home / "versions" / "1").glob("model-router.safetensors"))
+    blob = next(path for path in (home / "blobs").glob("??/*") if path.samefile(view))
+    blob.unlink()
+    view.unlink()
+    found = findings(home)
+    assert [each.what for each in found] == ["missing", "missing"]
+    assert "version 1 as model-router.safetensors" in found[0].needed_by
+    assert found[1].file == "versions/1/model-router.safetensors"
+
+
+def replaced_view(home: Path) -> str:
+    path = next((home / "versions" / "1").glob("config.json"))
+    path.unlink()
+    path.write_text("{}")
+    return "versions/1/config.json"
+
+
+def linked_view(home: Path) -> str:
+    path = next((home / "versions" / "1").glob("config.json"))
+    path.unlink()
+    path.symlink_to("/etc/hostname")
+    return "versions/1/config.json"
+
+
+def added_to_a_view(home: Path) -> str:
+    (home / "versions" / "1" / "remote_code.py").write_text("print()")
+    return "versions/1/remote_code.py"
+
+
+def changed_lineage(home: Path) -> str:
+    _execute(home, "UPDATE versions SET lineage = replace(lineage, '0.01', '0.02') WHERE number = 1")
+    return "version 1"
+
+
+def changed_expert(home: Path) -> str:
+    _execute(home, "UPDATE experts SET files = replace(files, 'config.json', 'konfig.json') WHERE domain = 'law'")
+    return next(each for each in _names(home) if each.endswith("of law"))
+
+
+def changed_trunk(home: Path) -> str:
+    _execute(home, "UPDATE trunks SET method = 'weighted'")
+    return next(each for each in _names(home) if each.startswith("trunk"))
+
+
+def _names(home: Path) -> list[str]:
+    with closing(sqlite3.connect(home / "coordinator.sqlite")) as database:
+        experts = database.execute("SELECT digest, domain FROM experts").fetchall()
+        trunks = database.execute("SELECT digest FROM trunks").fetchall()
+    return [*(f"expert {row[0][:12]} of {row[1]}" for row in experts), *(f"trunk {row[0][:12]}" for row in trunks)]
+
+
+def _execute(home: Path, statement: str) -> None:
+    with sqlite3.connect(home / "coordinator.sqlite") as database:
+        assert database.execute(statement).rowcount
+    database.close()
+
+
+@pytest.mark.parametrize(
+    "damage", [replaced_view, linked_view, added_to_a_view, changed_lineage, changed_expert, changed_trunk]
+)
+def test_views_and_rows_that_were_changed_are_named(home: Path, damage: Callable[[Path], str]) -> None:
+    named = damage(home)
+    found = findings(home)
+    assert all(each.damage for each in found)
+    assert any(named in (each.file, *each.needed_by) for each in found)
+
+
+def test_litter_is_told_and_is_no_damage(home: Path) -> None:
+    places = [f"blobs/aa/{'a' * 64}", "experts/unknown/config.json", "versions/7777/config.json", "uploads/88/chunk"]
+    for place in places:
+        (home / place).parent.mkdir(parents=True, exist_ok=True)
+        (home / place).write_bytes(b"litter")
+    found = findings(home)
+    expected = [places[0], "experts/unknown", "uploads/88", "versions/7777"]
+    assert [(each.file, each.damage) for each in found] == [(place, False) for place in expected]
+    assert "0 damaged, 4 litter" in moerge("coordinator", "verify", home)
+
+
+def test_a_damaged_or_unfinished_backup_makes_no_home(served: Coordinator, tmp_path: Path) -> None:
+    back_up(read_settings(served.home), tmp_path / "good.tar", SILENT)
+    target = tmp_path / "backup"
+    for number, spoil in enumerate((altered_blob, missing_blob, altered_database, no_contents, truncated_tar)):
+        shutil.unpack_archive(tmp_path / "good.tar", target, filter="data")
+        source = spoil(tmp_path / "good.tar", target)
+        home = tmp_path / f"home-{number}"
+        with pytest.raises(MoergeError):
+            restore(source, home, SILENT)
+        assert not home.exists()
+        assert list(tmp_path.glob(".*")) == []
+        shutil.rmtree(target)
+
+
+def altered_blob(tar: Path, folder: Path) -> Path:
+    alter(max(folder.glob("blobs/??/*"), key=lambda path: path.stat().st_size))
+    return folder
+
+
+def missing_blob(tar: Path, folder: Path) -> Path:
+    next(folder.glob("blobs/??/*")).unlink()
+    return folder
+
+
+def altered_database(tar: Path, folder: Path) -> Path:
+    alter(next(folder.glob("databases-*/coordinator.sqlite")))
+    return folder
+
+
+def no_contents(tar: Path, folder: Path) -> Path:
+    (folder / "backup.json").unlink()
+    return folder
+
+
+def truncated_tar(tar: Path, folder: Path) -> Path:
+    cut = tar.with_name("cut.tar")
+    cut.write_bytes(tar.read_bytes()[: tar.stat().st_size // 2])
+    return cut
+
+
+def test_nothing_is_overwritten(served: Coordinator, tmp_path: Path) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "thesis.txt").write_text("mine")
+    assert "no backup" in failed("backup", served.home, tmp_path / "full").stderr
+    moerge("coordinator", "backup", served.home, tmp_path / "backup")
+    assert "is not empty" in failed("restore", tmp_path / "backup", tmp_path / "full").stderr
+    assert [path.name for path in (tmp_path / "full").iterdir()] == ["thesis.txt"]
+
+
+def test_a_postgresql_database_is_left_to_its_own_tools(tmp_path: Path) -> None:
+    settings = Settings(home=tmp_path, database="postgresql://moerge:secret@db/moerge")
+    with pytest.raises(MoergeError) as caught:
+        back_up(settings, tmp_path / "backup", SILENT)
+    assert "pg_dump --format=custom --file=moerge.dump" in caught.value.todo
+    assert "secret" not in str(caught.value)
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,258 @@
+"""Experts that the coordinator fetches: from the sources that the operator allows, and from nowhere else."""
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import httpx
+import pytest
+
+from moerge.client import Client
+from moerge.errors import CoordinatorError
+from moerge.experts import expert_files
+from moerge.files import file_sha256
+from moerge_coordinator.refusals import RefusedError
+from moerge_coordinator.sources import fetch, require_allowed
+from moerge_proto.experts import Expert, ExpertState, NewExpert
+from support.fleet import Member, files_below, join
+from support.models import expert
+from support.processes import Coordinator
+
+
+class Source(ThreadingHTTPServer):
+    """Serves a folder below /models/; what `behaves` names for a path happens instead. Counts what is asked."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.folder = folder
+        self.behaves: dict[str, str] = {}
+        self.asked: list[tuple[str, str | None]] = []
+        self.url = f"http://127.0.0.1:{self.server_address[1]}"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: Source
+
+    def do_GET(self) -> None:  # http.server's own name
+        self.server.asked.append((self.path, self.headers.get("Range")))
+        how = self.server.behaves.get(self.path, "")
+        if how.startswith(("http", "file", "/", "ftp", "//")):
+            self.send_response(302)
+            self.send_header("Location", how)
+            self.end_headers()
+            return
+        path = self.server.folder / self.path.partition("?")[0].rpartition("/")[2]
+        if how == "status 500" or not path.is_file():
+            self.send_error(500 if how else 404)
+            return
+        data = path.read_bytes()
+        start = int((self.headers.get("Range") or "bytes=0-")[6:-1])
+        self.send_response(206 if start else 200)
+        if start:
+            self.send_header("Content-Range", f"bytes {start}-{len(data) - 1}/{len(data)}")
+        self.send_header("Content-Length", str(len(data) - start))
+        self.end_headers()
+        if how == "breaks off":
+            del self.server.behaves[self.path]
+            data = data[: start + (len(data) - start) // 2]
+        self.wfile.write(data[start:])
+
+    def log_message(self, format: str, *args: object) -> None:  # http.server's own name
+        pass
+
+
+@contextmanager
+def serving(folder: Path) -> Iterator[Source]:
+    with Source(folder) as source:
+        thread = threading.Thread(target=source.serve_forever)
+        thread.start()
+        try:
+            yield source
+        finally:
+            source.shutdown()
+            thread.join()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return expert(tmp_path_factory.mktemp("source") / "law", seed=1)
+
+
+@pytest.fixture
+def source(folder: Path) -> Iterator[Source]:
+    with serving(folder) as made:
+        yield made
+
+
+@pytest.fixture
+def member(source: Source, folder: Path, tmp_path: Path) -> Iterator[Member]:
+    """An owner of `law` at a coordinator that allows the source below /models only; each owner may hold 2 MB."""
+    server = Coordinator(tmp_path / "home")
+    with (server.home / "coordinator.toml").open("a") as file:
+        file.write(f'sources = ["{source.url}/models"]\nowner_bytes = 2000000\n')
+    server.start()
+    made = join(server, "law", folder)
+    made.client.server = server  # type: ignore[attr-defined]
+    yield made
+    made.client.close()
+    server.stop()
+
+
+def server_of(member: Member) -> Coordinator:
+    server: Coordinator = member.client.server  # type: ignore[attr-defined]
+    return server
+
+
+def digests(folder: Path) -> dict[str, str]:
+    return {name: file_sha256(path) for name, path in expert_files(folder).items()}
+
+
+def registered(client: Client, url: str, files: dict[str, str]) -> Expert:
+    found = client.register_expert(NewExpert(domain="law", files=files, source=url))
+    for _ in range(400):
+        if found.state is not ExpertState.RECEIVED:
+            return found
+        time.sleep(0.05)
+        found = client.expert(found.digest)
+    raise AssertionError("still not fetched")
+
+
+def refused(member: Member, url: str, files: dict[str, str] | None = None) -> str:
+    """The reason; nothing of the expert is kept."""
+    before = files_below(server_of(member))
+    found = registered(member.client, url, digests(member.folder) if files is None else files)
+    assert found.state is ExpertState.REFUSED
+    assert found.problem is not None
+    assert files_below(server_of(member)) == before
+    assert not list((server_of(member).home / "fetching").glob("*"))
+    return f"{found.problem.field}: {found.problem.detail}"
+
+
+def test_an_expert_is_fetched_checked_and_kept_like_an_uploaded_one(member: Member, source: Source) -> None:
+    found = registered(member.client, f"{source.url}/models/law", digests(member.folder))
+    assert (found.state, found.family, found.problem) == (ExpertState.READY, "llama", None)
+    assert {file.name: file.size for file in found.files} == {
+        name: path.stat().st_size for name, path in expert_files(member.folder).items()
+    }
+    assert found == member.client.register_expert(NewExpert(domain="law", files=digests(member.folder)))
+    stored = {path.read_bytes() for path in (server_of(member).home / "experts" / found.digest).iterdir()}
+    assert stored == {path.read_bytes() for path in expert_files(member.folder).values()}
+
+
+def test_an_operator_may_have_it_fetched_for_the_domain_s_owner(member: Member, source: Source) -> None:
+    with server_of(member).client() as operator:
+        found = registered(operator, f"{source.url}/models/law", digests(member.folder))
+        assert (found.state, found.owner) == (ExpertState.READY, "law-owner")
+        with pytest.raises(CoordinatorError) as caught:
+            operator.register_expert(NewExpert(domain="law", files=digests(member.folder)))
+        assert caught.value.type == "urn:moerge:problem:forbidden"
+
+
+def test_a_fetch_that_breaks_off_goes_on_where_it_was(member: Member, source: Source) -> None:
+    path = "/models/law/model.safetensors"
+    source.behaves[path] = "breaks off"
+    assert registered(member.client, f"{source.url}/models/law", digests(member.folder)).state is ExpertState.READY
+    first, second = [asked for at, asked in source.asked if at == path]
+    assert first is None
+    half = (member.folder / "model.safetensors").stat().st_size // 2
+    assert second == f"bytes={half}-"
+
+
+def test_a_fetch_goes_on_after_the_coordinator_was_killed(member: Member, source: Source) -> None:
+    path = "/models/law/tokenizer.json"
+    source.behaves[path] = "status 500"
+    server = server_of(member)
+    found = member.client.register_expert(
+        NewExpert(domain="law", files=digests(member.folder), source=f"{source.url}/models/law")
+    )
+    while not any(at == path for at, _ in source.asked):
+        time.sleep(0.02)
+    server.kill()
+    del source.behaves[path]
+    server.start()
+    while found.state is ExpertState.RECEIVED:
+        time.sleep(0.05)
+        found = member.client.expert(found.digest)
+    assert found.state is ExpertState.READY
+
+
+def test_redirects_are_followed_below_allowed_sources_only_and_not_for_ever(member: Member, source: Source) -> None:
+    path, host = "/models/law/config.json", source.url
+    elsewhere = ["/private/config.json", "http://127.0.0.1:1/models/config.json", "file:///etc/passwd", "ftp://x/y",
+                 "//127.0.0.1/models/x", f"{host}/models/../private", f"{host}/models/%2e%2e/private",
+                 f"http://user@{host[7:]}/models/x", path]  # fmt: skip
+    for target in elsewhere:
+        source.behaves[path] = target
+        source.asked.clear()
+        reason = refused(member, f"{host}/models/law")
+        assert f"source: {host}{path} can't be fetched" in reason
+        assert ("more than 5 redirects" if target == path else "it redirects to") in reason
+        assert {at for at, _ in source.asked} == {path}
+        assert len(source.asked) == (6 if target == path else 1)
+    source.behaves[path] = f"{host}/models/cache/config.json?signature=a%2Fb"
+    assert registered(member.client, f"{host}/models/law", digests(member.folder)).state is ExpertState.READY
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://models.example.org/models", "http://127.0.0.1:PORT/other", "http://127.0.0.1:PORT/modelsX",
+        "http://127.0.0.1:PORT/models/../other", "http://127.0.0.1:PORT/models/%2e%2e/other",
+        "http://127.0.0.1:PORT/models/%2E%2E%2Fother", "http://127.0.0.1:PORT/models/..%5cother",
+        "http://127.0.0.1:PORT/models\\..\\other", "http://127.0.0.1:PORT/models//x", "http://127.0.0.1:PORT/models/./x",
+        "http://127.0.0.1:PORT@evil.example/models", "http://user:word@127.0.0.1:PORT/models",
+        "http://127.0.0.1:PORT/models?x", "http://127.0.0.1:PORT/models#x", "file:///etc/passwd", "ftp://127.0.0.1/models",
+        "//127.0.0.1:PORT/models", "models/law", "", "HTTP://127.0.0.1:PORT/models", "http://127.1:PORT/models",
+        "http://localhost:PORT/models", "http://[::1]:PORT/models", "http://127.0.0.1:PORT/models/\n", "gopher://x/",
+        "http://127.0.0.1:PORT/models/\u2025/x", "data:text/plain,x", "http://127.0.0.1:PORT/models/x y",
+    ],
+)  # fmt: skip
+def test_no_other_address_is_asked_for_anything(url: str) -> None:
+    with pytest.raises(RefusedError) as caught:
+        require_allowed(url.replace("PORT", "8000"), ["http://127.0.0.1:8000/models"], "source")
+    assert caught.value.where == "source"
+
+
+def test_an_address_that_is_not_allowed_is_refused_at_once(member: Member, source: Source) -> None:
+    for url in (f"{source.url}/private", f"{source.url}/models/../private", "file:///etc", "https://example.org"):
+        with pytest.raises(CoordinatorError) as caught:
+            member.client.register_expert(NewExpert(domain="law", files=digests(member.folder), source=url))
+        assert caught.value.where == "source"
+    assert source.asked == []
+    assert list(member.client.experts()) == []
+
+
+def test_what_can_t_be_had_is_refused_by_address_and_reason_and_may_be_tried_again(
+    member: Member, source: Source, folder: Path, tmp_path: Path
+) -> None:
+    url, files = f"{source.url}/models/law", digests(folder)
+    assert "status 404" in refused(member, url, {**files, "vocab.json": "0" * 64})
+    assert "has the SHA-256" in refused(member, url, {**files, "config.json": "0" * 64})
+    (tmp_path / "large").mkdir()
+    source.folder = tmp_path / "large"
+    for path in folder.iterdir():
+        (source.folder / path.name).symlink_to(path)
+    (source.folder / "config.json").unlink()
+    (source.folder / "config.json").write_bytes(b"x" * 3_000_000)
+    assert "has more than the 2000000 bytes that are left" in refused(member, url)
+    (source.folder / "config.json").unlink()
+    (source.folder / "config.json").write_text(json.dumps({"model_type": "gpt_neox"}))
+    changed = {**files, "config.json": file_sha256(source.folder / "config.json")}
+    assert "config.json" in refused(member, url, changed)
+    source.folder = folder
+    assert registered(member.client, url, files).state is ExpertState.READY
+
+
+def test_proxies_of_the_environment_are_not_asked(
+    source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
+    monkeypatch.setenv("ALL_PROXY", "http://127.0.0.1:1")
+    with pytest.raises(httpx.TransportError):
+        httpx.get(f"{source.url}/models/config.json")
+    fetch(f"{source.url}/models/config.json", tmp_path / "part", 10**6, [f"{source.url}/models"], lambda n: None)
+    assert (tmp_path / "part").read_bytes() == (source.folder / "config.json").read_bytes()

@@ -1,0 +1,392 @@
+"""What comes from outside may be made to do harm: it is refused by name, leaves nothing, and takes little memory."""
+
+import http.client
+import json
+import struct
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import torch
+import zstandard
+from safetensors.torch import load_file, save_file
+
+from moerge.errors import CoordinatorError
+from moerge_proto.contributions import NewContribution
+from moerge_proto.digests import content_digest, sha256_hex
+from moerge_proto.experts import ExpertState, NewExpert
+from moerge_proto.trunks import Trunk
+from moerge_proto.uploads import Chunk, NewUpload, Upload
+from support.fleet import SILENT, Member, files_below, honest, join, joined, merge
+from support.models import expert
+from support.processes import Coordinator, coordinator, peak_bytes
+from support.statistics import written
+
+MEBIBYTE = 2**20
+HEX = "0" * 64
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Coordinator]:
+    with coordinator(tmp_path_factory.mktemp("hostile") / "home") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def first(server: Coordinator, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Member]:
+    made = joined(server, "first", tmp_path_factory.mktemp("first"), seed=1)
+    yield made
+    made.client.close()
+
+
+@pytest.fixture(scope="module")
+def trunk(server: Coordinator, first: Member) -> Trunk:
+    return merge(server)
+
+
+@pytest.fixture
+def member(server: Coordinator, first: Member, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Member]:
+    number = zlib.crc32(request.node.nodeid.encode())
+    made = join(server, f"domain-{number}", expert(tmp_path / "expert", seed=number))
+    yield made
+    made.client.close()
+
+
+def uploaded(member: Member) -> dict[str, str]:
+    """As the client does, but without reading the config, which could be the end of this process."""
+    return {path.name: member.client.upload(path, SILENT, title="").sha256 for path in member.folder.iterdir()}
+
+
+def refused(server: Coordinator, member: Member, mebibytes: int = 200) -> str:
+    """Where the problem lies; nothing is left, and the coordinator's memory has not grown by more."""
+    before, files, memory = files_below(server), uploaded(member), peak_bytes(server, anew=True)
+    with pytest.raises(CoordinatorError) as caught:
+        member.client.register_expert(NewExpert(domain=member.domain, files=files))
+    problem = caught.value.problem()
+    assert (problem.status, problem.type) == (422, "urn:moerge:problem:incompatible-expert")
+    assert len(problem.model_dump_json()) < 10_000
+    assert files_below(server) == before
+    assert list(member.client.experts()) == []
+    assert peak_bytes(server) - memory < mebibytes * MEBIBYTE
+    return problem.field
+
+
+def change(path: Path, **fields: object) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("num_hidden_layers", 10**9),
+        ("num_hidden_layers", 4000),
+        ("num_hidden_layers", 1e300),
+        ("num_labels", 10**9),
+        ("vocab_size", 10**12),
+        ("hidden_size", 2**62),
+        ("head_dim", -(2**40)),
+        ("model_type", "mamba"),
+        ("model_type", "../../etc"),
+        ("rms_norm_eps", float("nan")),
+    ],
+)
+def test_an_absurd_config_is_refused_by_field_and_nothing_is_allocated(
+    server: Coordinator, member: Member, field: str, value: object
+) -> None:
+    change(member.folder / "config.json", **{field: value})
+    assert "config.json" in refused(server, member)
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json"])
+@pytest.mark.parametrize("content", ["[" * 200_000, '{"a":' * 200_000, "", "\0" * 1000, "\ud800"])
+def test_small_files_that_are_no_json_are_refused_by_name(
+    server: Coordinator, member: Member, name: str, content: str
+) -> None:
+    (member.folder / name).write_bytes(content.encode(errors="surrogatepass") or b" ")
+    assert name in refused(server, member)
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "vocab.json", "generation_config.json"])
+def test_a_bomb_among_the_small_files_is_refused_by_size(server: Coordinator, member: Member, name: str) -> None:
+    with (member.folder / name).open("wb") as file:
+        file.write(b'{"model": {"vocab": ["')
+        file.truncate(65 * MEBIBYTE)
+    assert name in refused(server, member)
+
+
+def test_code_and_pickles_are_no_files_of_an_expert(server: Coordinator, member: Member) -> None:
+    files = member.upload_files()
+    for name in ("modeling_evil.py", "pytorch_model.bin", "weights.pt", "a.pkl", "config.json.safetensors.bin"):
+        with pytest.raises(CoordinatorError) as caught:
+            member.client.register_expert(NewExpert(domain=member.domain, files={**files, name: files["config.json"]}))
+        assert caught.value.where == "files"
+
+
+def test_a_config_that_names_code_runs_none_and_hands_none_on(
+    server: Coordinator, member: Member, first: Member
+) -> None:
+    """Old fine-tunes of Phi-3 name code that stock transformers doesn't need."""
+    change(member.folder / "config.json", auto_map={"AutoConfig": "evil--evil.Config"}, model_type="evil")
+    assert refused(server, member) == "config.json: model_type"
+    change(member.folder / "config.json", model_type="llama", auto_map={"AutoConfig": "configuration_evil.Config"})
+    found = refused(server, member)  # it differs from the first expert
+    assert "auto_map" in found
+
+
+def header(tensors: object, body: bytes = b"0" * 8, length: int | None = None) -> bytes:
+    text = tensors if isinstance(tensors, bytes) else json.dumps(tensors).encode()
+    return struct.pack("<Q", len(text) if length is None else length) + text + body
+
+
+def tensor(**fields: object) -> dict[str, object]:
+    return {"dtype": "F32", "shape": [2], "data_offsets": [0, 8], **fields}
+
+
+ONE = b'{"dtype":"F32","shape":[2],"data_offsets":[0,8]}'
+
+
+@pytest.mark.parametrize(
+    ("content", "named"),
+    [
+        pytest.param(b"\1", "", id="too short"),
+        pytest.param(header(b"{}", length=2**63), "", id="header of 8 EiB"),
+        pytest.param(header(b"{}", length=90_000_000), "", id="header of 90 MB"),
+        pytest.param(header(b"{}" + b" " * 2**24), "", id="header of 16 MiB"),
+        pytest.param(header(b"[" * 100_000), "", id="deep lists"),
+        pytest.param(header(b'{"a":' * 100_000), "", id="deep objects"),
+        pytest.param(header({"a": tensor(data_offsets=[0, 800])}), "", id="size"),
+        pytest.param(header({"a": tensor(data_offsets=[100, 108])}), "", id="offset behind the end"),
+        pytest.param(header({"a": tensor(data_offsets=[-8, 0])}), "", id="negative offset"),
+        pytest.param(header({"a": tensor(), "b": tensor()}), "", id="overlap"),
+        pytest.param(header({"a": tensor(), "b": tensor(data_offsets=[16, 24])}, b"0" * 24), "", id="hole"),
+        pytest.param(header({"a": tensor(dtype="OBJECT")}), "", id="unknown dtype"),
+        pytest.param(header({"evil.weight": tensor(dtype="I64", shape=[1])}), "evil.weight", id="integers"),
+        pytest.param(header({"a": tensor(shape=[2**40, 2**40])}), "", id="shape overflow"),
+        pytest.param(header({"evil": tensor(shape=[0, 2**60], data_offsets=[0, 0])}, b""), "", id="empty and huge"),
+        pytest.param(header(b'{"evil":' + ONE + b',"evil":' + ONE + b"}"), "evil", id="same key twice"),
+        pytest.param(header(b'{"__metadata__":{"x":NaN},"a":' + ONE + b"}"), "", id="NaN in metadata"),
+        pytest.param(header({"a": tensor()}, b"0" * 80), "", id="bytes that belong to nothing"),
+        pytest.param(header({"x" * 10**6: tensor()}), "", id="long name"),
+    ],
+)
+def test_a_safetensors_header_that_lies_is_refused_by_file_or_tensor(
+    server: Coordinator, member: Member, content: bytes, named: str
+) -> None:
+    (member.folder / "model.safetensors").write_bytes(content)
+    assert named in refused(server, member)
+
+
+def test_a_tensor_in_two_shards_is_refused_by_name(server: Coordinator, member: Member) -> None:
+    tensors = load_file(member.folder / "model.safetensors")
+    (member.folder / "model.safetensors").unlink()
+    name = "model.norm.weight"
+    save_file(tensors, member.folder / "model-0.safetensors")
+    save_file({name: torch.zeros(32)}, member.folder / "model-1.safetensors")
+    where = dict.fromkeys(tensors, "model-0.safetensors") | {name: "model-1.safetensors"}
+    index = member.folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {**where, "x": "model-0.safetensors"}}))
+    assert name in refused(server, member)
+
+
+# --- uploads
+
+
+def request(server: Coordinator, token: str, method: str, path: str, **kwargs: Any) -> httpx.Response:
+    headers = {"Authorization": f"Bearer {token}", **kwargs.pop("headers", {})}
+    return httpx.request(method, f"{server.url}/v1{path}", headers=headers, timeout=60, **kwargs)
+
+
+def window_bomb() -> bytes:
+    """A frame that asks for a window of 2 GiB, for one byte."""
+    parameters = zstandard.ZstdCompressionParameters.from_level(1, window_log=31)
+    compressor = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
+    return compressor.compress(b"x") + compressor.flush()
+
+
+def gigabytes() -> bytes:
+    """4 GiB of zeros in some 130 KB."""
+    compressor = zstandard.ZstdCompressor(level=19).compressobj()
+    zeros = bytes(2**24)
+    return b"".join([*(compressor.compress(zeros) for _ in range(256)), compressor.flush()])
+
+
+@pytest.mark.parametrize("bomb", [window_bomb, gigabytes])
+def test_a_bomb_is_stopped_at_the_announced_size_in_bounded_memory_and_disk(
+    server: Coordinator, member: Member, bomb: Callable[[], bytes]
+) -> None:
+    body, files, memory = bomb(), files_below(server), peak_bytes(server, anew=True)
+    new = NewUpload(
+        sha256=HEX, size=3 * MEBIBYTE, encoding="zstd", chunks=[Chunk(sha256=sha256_hex(body), size=len(body))]
+    )
+    opened = request(server, member.token, "POST", "/uploads", json=new.model_dump())
+    upload = Upload.model_validate_json(opened.raise_for_status().content)
+    headers = {"Content-Digest": content_digest(sha256_hex(body))}
+    path = f"/uploads/{upload.id}/chunks/{sha256_hex(body)}"
+    request(server, member.token, "PUT", path, content=body, headers=headers).raise_for_status()
+    response = request(server, member.token, "POST", f"/uploads/{upload.id}/commit")
+    assert (response.status_code, response.json()["type"]) == (422, "urn:moerge:problem:wrong-digest")
+    assert files_below(server) == files
+    assert peak_bytes(server) - memory < 100 * MEBIBYTE
+
+
+# --- statistics
+
+
+def with_manifest(data: bytes, change: Callable[[dict[str, Any]], object]) -> bytes:
+    end = 8 + int.from_bytes(data[:8], "little")
+    content = json.loads(data[8:end])
+    content["__metadata__"]["manifest"] = json.dumps(change(json.loads(content["__metadata__"]["manifest"])))
+    return header(content, data[end:])
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("tokens", -5),
+        ("tokens", 2**60),
+        ("tokens", 10**400),
+        ("documents", 0),
+        ("documents", -1),
+        ("layers", 10**9),
+        ("hidden_size", 2**40),
+        ("hidden_size", -1),
+        ("exponents", [10**6] * 3),
+        ("exponents", []),
+        ("shards", ["1" * 64, "1" * 64]),
+        ("shards", ["../../x"]),
+        ("shards", []),
+        ("domain", "../law"),
+        ("owner", "x" * 10**6),
+        ("split", "held-out"),
+        ("settings", {"context": 10**30}),
+        ("further", 1),
+    ],
+)
+def test_a_manifest_that_can_t_be_is_refused_by_field(
+    server: Coordinator, first: Member, trunk: Trunk, tmp_path: Path, field: str, value: object
+) -> None:
+    good = written(tmp_path / "good", *honest(server, first, trunk)).read_bytes()
+    files, memory = files_below(server), peak_bytes(server, anew=True)
+    path = tmp_path / "bad"
+    path.write_bytes(with_manifest(good, lambda manifest: {**manifest, field: value}))
+    stored = first.client.upload(path, SILENT, title="bad", compress=True)
+    with pytest.raises(CoordinatorError) as caught:
+        first.client.contribute(NewContribution(sha256=stored.sha256))
+    problem = caught.value.problem()
+    assert (problem.status, problem.type) == (422, "urn:moerge:problem:invalid-contribution")
+    assert problem.field.startswith("manifest")
+    assert len(problem.model_dump_json()) < 10_000
+    assert files_below(server) == files
+    assert peak_bytes(server) - memory < 100 * MEBIBYTE
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        pytest.param(header(b"{}", length=2**63), id="header of 8 EiB"),
+        pytest.param(header(b"{}", length=60_000_000), id="header longer than the file"),
+        pytest.param(header(b"[" * 100_000), id="deep lists"),
+        pytest.param(header({"__metadata__": {"manifest": "[" * 100_000}}), id="deep manifest"),
+        pytest.param(header(b'{"__metadata__":{"manifest":NaN}}'), id="NaN"),
+        pytest.param(header({"__metadata__": {}, "layers.0.gram": tensor()}), id="no manifest"),
+    ],
+)
+@pytest.mark.parametrize("place", ["contributions", "trunk-contributions"])
+def test_a_statistics_header_that_lies_is_refused(
+    server: Coordinator, first: Member, tmp_path: Path, content: bytes, place: str
+) -> None:
+    files, memory = files_below(server), peak_bytes(server, anew=True)
+    (tmp_path / "bad").write_bytes(content)
+    stored = first.client.upload(tmp_path / "bad", SILENT, title="bad")
+    response = request(server, first.token, "POST", f"/{place}", json={"sha256": stored.sha256})
+    assert (response.status_code, response.json()["type"]) == (422, "urn:moerge:problem:invalid-contribution")
+    assert response.json()["field"].startswith(("header", "manifest"))
+    assert files_below(server) == files
+    assert peak_bytes(server) - memory < 100 * MEBIBYTE
+
+
+# --- names, ids and bodies
+
+TRAVERSALS = [
+    "..%2f..%2f..%2fetc%2fpasswd", "%2e%2e%2f%2e%2e%2fetc%2fpasswd", "..%5c..%5cetc%5cpasswd", "%2fetc%2fpasswd", "..",
+    "%00", "x%00.safetensors", "%ff%fe", "coordinator.sqlite", "..%252f..%252fetc%252fpasswd", "x" * 5000, "-1",
+    "99999999999999999999", "1e3", "%F0%9F%92%A5", "'%20OR%201=1--",
+]  # fmt: skip
+PLACES = [
+    ("GET", "/experts/{}"), ("GET", "/trunks/{}"), ("GET", "/trunks/{}/files/config.json"),
+    ("GET", f"/trunks/{HEX}/files/{{}}"), ("GET", "/trunks/CURRENT/files/{}"), ("GET", "/versions/{}"),
+    ("GET", "/versions/{}/files/config.json"), ("GET", "/versions/1/files/{}"), ("GET", "/workflows/{}"),
+    ("PUT", f"/uploads/{{}}/chunks/{HEX}"), ("PUT", "/uploads/1/chunks/{}"), ("POST", "/uploads/{}/commit"),
+    ("GET", "/experts?after={}"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("method", "place"), PLACES)
+def test_no_name_or_id_in_a_path_leads_elsewhere(
+    server: Coordinator, first: Member, trunk: Trunk, method: str, place: str
+) -> None:
+    files = files_below(server)
+    host = server.url.removeprefix("http://")
+    for token in (server.operator_token, first.token):
+        for name in TRAVERSALS:
+            connection = http.client.HTTPConnection(host)  # which changes no path
+            path = "/v1" + place.replace("CURRENT", trunk.digest).format(name)
+            connection.request(method, path, headers={"Authorization": f"Bearer {token}"})
+            answer = connection.getresponse()
+            body = answer.read()
+            connection.close()
+            assert 400 <= answer.status < 500, path
+            assert answer.headers["Content-Type"] == "application/problem+json", path
+            assert b"root:" not in body
+            assert len(body) < 20_000
+    assert files_below(server) == files
+
+
+BODIES: list[bytes] = [
+    b"[" * 100_000, b'{"a":' * 100_000, b"NaN", b"null", b"3", b'"x"', b"", b"{", b"\xff\xfe",
+    b'{"\\ud800": "\\udfff"}',
+    b'{"sha256": 1e999}', b'{"sha256": "' + b"0" * 10**6 + b'"}', b'{"domain": "../x", "files": {"../x": "../y"}}',
+    b'{"name": "../../x", "domains": ["../y"]}', b'{"role": "operator", "owner": "\\u0000"}',
+    b'{"experts": ["../../x"], "method": "average"}', b'{"options": {"top_k": -1}}', b'{"trunk": "../../x"}',
+    b'{"sha256": "0", "size": -1, "chunks": []}', b'{"size": 1' + b"0" * 400 + b"}",
+    b'{"options": {"ridge_lambda": NaN}}', b'{"options": {"ridge_lambda": -Infinity}}',
+    b'{"options": {"domain_weights": {"../x": 1e308}}}', b'{"options": {"temperature": 0}}',
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "place",
+    ["/owners", "/tokens", "/uploads", "/experts", "/trunks", "/contributions", "/trunk-contributions", "/versions"],
+)
+def test_no_body_is_more_than_refused(server: Coordinator, first: Member, place: str) -> None:
+    files, memory = files_below(server), peak_bytes(server, anew=True)
+    for token in (server.operator_token, first.token):
+        for body in BODIES:
+            headers = {"Content-Type": "application/json"}
+            response = request(server, token, "POST", place, content=body, headers=headers)
+            assert 400 <= response.status_code < 500, body[:80]
+            assert response.headers["Content-Type"] == "application/problem+json"
+            assert len(response.content) < 10_000
+    assert files_below(server) == files
+    assert peak_bytes(server) - memory < 100 * MEBIBYTE
+
+
+def test_a_link_in_the_home_leads_no_reader_elsewhere(server: Coordinator, first: Member, trunk: Trunk) -> None:
+    """Who can write into the home can do all; but names of files are looked up in rows, never on the disk."""
+    link = server.home / "versions" / "passwd"
+    link.parent.mkdir(exist_ok=True)
+    link.symlink_to("/etc/passwd")
+    try:
+        for path in ("/versions/passwd", "/versions/1/files/passwd", f"/trunks/{trunk.digest}/files/passwd"):
+            response = request(server, server.operator_token, "GET", path)
+            assert 400 <= response.status_code < 500
+    finally:
+        link.unlink()
+
+
+def test_the_hostile_have_not_harmed_the_honest(server: Coordinator, first: Member, member: Member) -> None:
+    assert member.register().state is ExpertState.READY
+    assert [each.state for each in first.client.experts()] == [ExpertState.READY]

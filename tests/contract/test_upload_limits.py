@@ -1,0 +1,211 @@
+"""What an owner may hold, open and send; and that what it leaves behind goes away."""
+
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import httpx
+import pytest
+
+from moerge_coordinator import tables
+from moerge_coordinator.limits import Pace
+from moerge_coordinator.refusals import RefusedError
+from moerge_proto.digests import content_digest, sha256_hex
+from moerge_proto.uploads import Chunk, NewUpload, Upload
+from support.fleet import SILENT, Member, files_below, join, joined
+from support.processes import Coordinator, peak_bytes
+
+
+def announced(data: bytes, *pieces: bytes) -> NewUpload:
+    chunks = [Chunk(sha256=sha256_hex(piece), size=len(piece)) for piece in pieces or (data,)]
+    return NewUpload(sha256=sha256_hex(data), size=len(data), chunks=chunks)
+
+
+def request(server: Coordinator, member: Member, method: str, path: str, **kwargs: object) -> httpx.Response:
+    headers = {"Authorization": f"Bearer {member.token}", **kwargs.pop("headers", {})}  # type: ignore[dict-item]
+    return httpx.request(method, f"{server.url}/v1{path}", headers=headers, timeout=60, **kwargs)  # type: ignore[arg-type]
+
+
+def opening(server: Coordinator, member: Member, new: NewUpload) -> httpx.Response:
+    return request(server, member, "POST", "/uploads", json=new.model_dump())
+
+
+def opened(server: Coordinator, member: Member, new: NewUpload) -> Upload:
+    return Upload.model_validate_json(opening(server, member, new).raise_for_status().content)
+
+
+def put(server: Coordinator, member: Member, upload: Upload, body: bytes) -> httpx.Response:
+    name = sha256_hex(body)
+    headers = {"Content-Digest": content_digest(name)}
+    return request(server, member, "PUT", f"/uploads/{upload.id}/chunks/{name}", content=body, headers=headers)
+
+
+def sent(server: Coordinator, member: Member, data: bytes) -> Upload:
+    upload = opened(server, member, announced(data))
+    assert put(server, member, upload, data).status_code == 204
+    assert request(server, member, "POST", f"/uploads/{upload.id}/commit").status_code == 200
+    return upload
+
+
+def problem(response: httpx.Response) -> tuple[int, str]:
+    return response.status_code, response.json()["type"].removeprefix("urn:moerge:problem:")
+
+
+@contextmanager
+def limited(home: Path, settings: str) -> Iterator[tuple[Coordinator, Member]]:
+    """A coordinator with these settings, and an owner without an expert."""
+    server = Coordinator(home)
+    with (home / "coordinator.toml").open("a") as file:
+        file.write(settings)
+    server.start()
+    member = join(server, "law", home)
+    try:
+        yield server, member
+    finally:
+        member.client.close()
+        server.stop()
+
+
+def test_an_owner_holds_no_more_bytes_than_it_may_and_the_same_content_counts_once(tmp_path: Path) -> None:
+    with limited(tmp_path / "home", "owner_bytes = 1000\n") as (server, member):
+        other = join(server, "art", tmp_path)
+        sent(server, member, b"a" * 400)
+        sent(server, member, b"a" * 400)
+        assert opening(server, member, announced(b"a" * 400, b"a" * 200, b"a" * 200)).json()["missing"] == []
+        sent(server, member, b"b" * 400)
+        refused = opening(server, member, announced(b"c" * 201))
+        assert problem(refused) == (409, "over-quota")
+        assert "200 of 1000" in refused.json()["detail"]
+        opened(server, member, announced(b"c" * 200))
+        assert problem(opening(server, member, announced(b"d"))) == (409, "over-quota")
+        assert opening(server, member, announced(b"c" * 200)).status_code == 201  # the same again
+        opened(server, other, announced(b"c" * 1000))
+        other.client.close()
+
+
+def test_an_owner_has_no_more_uploads_open_than_it_may(tmp_path: Path) -> None:
+    with limited(tmp_path / "home", "owner_uploads = 2\n") as (server, member):
+        first = opened(server, member, announced(b"1"))
+        opened(server, member, announced(b"2"))
+        assert problem(opening(server, member, announced(b"3"))) == (409, "over-quota")
+        put(server, member, first, b"1")
+        for _ in range(2):
+            assert request(server, member, "POST", f"/uploads/{first.id}/commit").json()["size"] == 1
+        opened(server, member, announced(b"3"))
+        assert problem(opening(server, member, announced(b"4"))) == (409, "over-quota")
+
+
+def test_a_committed_upload_takes_no_more_chunks_to_disk(tmp_path: Path) -> None:
+    with limited(tmp_path / "home", "") as (server, member):
+        upload = sent(server, member, b"once")
+        before = files_below(server)
+        assert put(server, member, upload, b"once").status_code == 204
+        assert files_below(server) == before
+
+
+def test_who_sends_too_fast_is_told_when_to_come_again_and_the_client_obeys(tmp_path: Path) -> None:
+    with limited(tmp_path / "home", "owner_bytes_per_second = 1000\n") as (server, member):
+        upload = opened(server, member, announced(b"ab", b"a", b"b"))
+        big = opened(server, member, announced(b"x" * 1500))
+        assert put(server, member, big, b"x" * 1500).status_code == 204
+        refused = put(server, member, upload, b"a")
+        assert problem(refused) == (429, "too-fast")
+        assert refused.headers["Retry-After"] == "1"
+        assert opened(server, member, announced(b"ab", b"a", b"b")).missing == upload.missing
+        path = tmp_path / "file"
+        path.write_bytes(b"file")
+        assert member.client.upload(path, SILENT, title="file").size == 4
+
+
+def test_the_pace_is_the_settings_whatever_the_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [datetime(2030, 1, 1, tzinfo=UTC)]
+    monkeypatch.setattr(tables, "now", lambda: clock[0])
+    pace, come, waited = Pace(100), 0, 0
+    for size in (1, 250, 70, 1000, 30, 99) * 20:
+        while True:
+            try:
+                pace.take("law", size)
+                break
+            except RefusedError as refused:
+                seconds = refused.retry_after or 0
+                clock[0] += timedelta(seconds=seconds)
+                waited += seconds
+        come += size
+        pace.take(f"other than law {come}", size)
+    assert come / 100 - 15 < waited < 1.15 * come / 100
+
+
+def age(home: Path, hours: float) -> None:
+    """Lets the uploads be older by so much."""
+    with sqlite3.connect(home / "coordinator.sqlite") as database:
+        for id_, touched in database.execute("SELECT id, touched FROM uploads").fetchall():
+            older = datetime.fromisoformat(touched) - timedelta(hours=hours)
+            database.execute("UPDATE uploads SET touched = ? WHERE id = ?", (older.isoformat(" "), id_))
+    database.close()
+
+
+def eventually(holds: Callable[[], bool]) -> None:
+    for _ in range(100):
+        if holds():
+            return
+        time.sleep(0.05)
+    raise AssertionError("it never came to be")
+
+
+def test_what_is_left_for_long_is_swept_at_the_start_and_what_is_used_or_fresh_stays(tmp_path: Path) -> None:
+    with limited(tmp_path / "home", "abandoned_after_hours = 10\n") as (server, member):
+        ready = joined(server, "art", tmp_path, seed=1)
+        kept = files_below(server)
+        half = opened(server, member, announced(b"halved", b"hal", b"ved"))
+        put(server, member, half, b"hal")
+        loose = sent(server, member, b"referred to by nothing")
+        server.stop()
+        age(server.home, 11)
+        server.start()
+        eventually(lambda: files_below(server) == kept)
+        for upload in (half, loose):
+            assert request(server, member, "POST", f"/uploads/{upload.id}/commit").status_code == 404
+        assert opened(server, member, announced(b"referred to by nothing")).missing
+        half = opened(server, member, announced(b"halved", b"hal", b"ved"))
+        put(server, member, half, b"hal")
+        sent(server, member, b"fresh")
+        before = files_below(server)
+        server.stop()
+        age(server.home, 9)
+        server.start()
+        time.sleep(1)
+        assert files_below(server) == before
+        assert opened(server, member, announced(b"halved", b"hal", b"ved")).missing == [sha256_hex(b"ved")]
+        assert [each.state for each in ready.client.experts()] == ["ready"]
+        ready.client.close()
+
+
+@pytest.mark.parametrize(("size", "pieces"), [(10**6, 10**6 // 8000), (17, 17), (2**20, 18)])
+def test_a_manifest_of_tiny_chunks_is_refused(size: int, pieces: int) -> None:
+    chunks = [{"sha256": sha256_hex(bytes([n % 256])), "size": 1} for n in range(pieces)]
+    with pytest.raises(ValueError, match="too many"):
+        NewUpload.model_validate({"sha256": "0" * 64, "size": size, "chunks": chunks})
+
+
+def test_many_uploads_at_once_take_no_more_memory(tmp_path: Path) -> None:
+    """32 chunks of 8 MiB at once would be 256 MiB, if they were held."""
+    with limited(tmp_path / "home", "") as (server, member):
+        bodies = [bytes([n]) * 2**23 for n in range(32)]
+        sent(server, member, b"first" * 10**6)
+        before = peak_bytes(server, anew=True)
+        with ThreadPoolExecutor(len(bodies)) as pool:
+            list(pool.map(lambda body: sent(server, member, body), bodies))
+        assert peak_bytes(server) - before < 2**27
+
+
+def test_a_body_larger_than_a_chunk_is_refused_before_it_is_in_memory(tmp_path: Path) -> None:
+    with limited(tmp_path / "home", "") as (server, member):
+        body = iter([b'{"domain": "'] + [b"x" * 2**20] * 200)
+        before = peak_bytes(server, anew=True)
+        response = request(server, member, "POST", "/experts", content=body)
+        assert problem(response) == (413, "too-large")
+        assert peak_bytes(server) - before < 2**26
