@@ -137,7 +137,6 @@ def workflows_run(settings: Settings, engine: Engine, workflows: Workflows) -> I
         collect(engine, workflows.blobs)
         DBOS(config=dbos_config(settings))
         DBOS.launch()
-        workflows.start_remerge()
 
     if not isinstance(settings.database, str):
         launch()
@@ -146,7 +145,12 @@ def workflows_run(settings: Settings, engine: Engine, workflows: Workflows) -> I
         finally:
             DBOS.destroy()
     else:
-        leader = Leader(settings.database, launch)
+
+        def lead() -> None:
+            launch()
+            workflows.start_remerge()
+
+        leader = Leader(settings.database, lead)
         leader.start()
         try:
             yield
@@ -202,6 +206,8 @@ def make_app(settings: Settings) -> FastAPI:
         ]
         try:
             with workflows_run(settings, engine, app.state.workflows):
+                if client is None:
+                    await asyncio.to_thread(app.state.workflows.start_remerge)
                 yield
         finally:
             for task in tasks:

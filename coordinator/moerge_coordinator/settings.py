@@ -110,7 +110,9 @@ def load(home: Path, environment: Mapping[str, str]) -> tuple[Settings | None, l
     try:
         settings = Settings.model_validate({**values, "home": home})
     except ValidationError as error:
-        return None, fixed + [_problem(each["loc"], each["type"], each["msg"], places, path) for each in error.errors()]
+        told = [each for each in error.errors() if each["type"] != "default_factory_not_called"]  # for the others
+        told.sort(key=lambda each: each["type"] != "extra_forbidden")  # a misspelt key is a missing one's cause
+        return None, fixed + [_problem(each["loc"], each["type"], each["msg"], places, path) for each in told]
     return (None, fixed) if fixed else (settings, [])
 
 

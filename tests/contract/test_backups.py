@@ -1,5 +1,6 @@
 """Backups while the coordinator serves, restored homes, and findings of damage."""
 
+import json
 import os
 import shutil
 import sqlite3
@@ -40,7 +41,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Coordinator]:
 
 
 def content(home: Path) -> dict[str, bytes]:
-    places = ("blobs", "experts", "versions")
+    places = ("blobs", "versions")
     files = [path for place in places for path in (home / place).rglob("*") if path.is_file()]
     return {str(path.relative_to(home)): path.read_bytes() for path in files}
 
@@ -137,9 +138,9 @@ def findings(home: Path) -> list[Finding]:
 
 def expert_blob(home: Path) -> Path:
     with closing(sqlite3.connect(home / "coordinator.sqlite")) as database:
-        [[digest]] = database.execute("SELECT digest FROM experts WHERE domain = 'law'").fetchall()
-    found = home / "experts" / digest / "model.safetensors"
-    return next(path for path in (home / "blobs").glob("??/*") if path.samefile(found))
+        [[files]] = database.execute("SELECT files FROM experts WHERE domain = 'law'").fetchall()
+    digest = {file["name"]: file["sha256"] for file in json.loads(files)}["model.safetensors"]
+    return home / "blobs" / digest[:2] / digest
 
 
 def alter(path: Path) -> None:
@@ -231,14 +232,14 @@ def test_views_and_rows_that_were_changed_are_named(home: Path, damage: Callable
 
 
 def test_litter_is_told_and_is_no_damage(home: Path) -> None:
-    places = [f"blobs/aa/{'a' * 64}", "experts/unknown/config.json", "versions/7777/config.json", "uploads/88/chunk"]
+    places = [f"blobs/aa/{'a' * 64}", "versions/7777/config.json", "uploads/88/chunk"]
     for place in places:
         (home / place).parent.mkdir(parents=True, exist_ok=True)
         (home / place).write_bytes(b"litter")
     found = findings(home)
-    expected = [places[0], "experts/unknown", "uploads/88", "versions/7777"]
+    expected = [places[0], "uploads/88", "versions/7777"]
     assert [(each.file, each.damage) for each in found] == [(place, False) for place in expected]
-    assert "0 damaged, 4 litter" in moerge("coordinator", "verify", home)
+    assert "0 damaged, 3 litter" in moerge("coordinator", "verify", home)
 
 
 def test_a_damaged_or_unfinished_backup_makes_no_home(served: Coordinator, tmp_path: Path) -> None:

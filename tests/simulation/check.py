@@ -122,7 +122,8 @@ def _require_disk(run: Run) -> None:
     for name, path in found.items():
         assert file_sha256(path) == name, "an altered blob"
     assert list((home / "blobs" / "incoming").glob("*")) == []
-    assert {int(path.name) for path in (home / "uploads").glob("*")} <= uploads
+    assert list((home / "uploads" / "incoming").glob("*")) == []
+    assert {path.name for path in (home / "uploads").glob("*")} - {"incoming"} <= set(map(str, uploads))
     assert not [path for path in home.rglob(".*") if path.name != ".lock"]
     live = {str(number) for number, made in enumerate(run.model.versions, start=1) if not made.retired}
     assert {path.name for path in (home / "versions").glob("*")} == live

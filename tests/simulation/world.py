@@ -77,6 +77,7 @@ class InProcess(World):
         self._ahead = 0.0
         self._server: uvicorn.Server | None = None
         self._thread: threading.Thread | None = None
+        self.jump(0)
 
     @staticmethod
     def template(folder: Path) -> str:
@@ -87,7 +88,7 @@ class InProcess(World):
         registry = _dbos._get_or_create_dbos_registry()
         registry.instance_info_map.clear()
         registry.dbos = None
-        config = uvicorn.Config(make_app(read_settings(self.home)), port=self._port, log_level="critical")
+        config = uvicorn.Config(make_app(read_settings(self.home)), port=self._port, log_level="error")
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._server.run, daemon=True)
         self._thread.start()

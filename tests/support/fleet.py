@@ -151,8 +151,8 @@ def send(member: Member, path: Path, supersedes: str | None = None) -> Contribut
 
 
 def files_below(server: Coordinator) -> dict[str, int]:
-    """Everything that the coordinator keeps besides its databases, logs and version views: path -> size."""
-    places = [server.home / name for name in ("blobs", "uploads", "experts")]
+    """Everything that the coordinator keeps besides its databases, logs and views of links: path -> size."""
+    places = [server.home / name for name in ("blobs", "uploads")]
     return {
         str(path.relative_to(server.home)): path.stat().st_size
         for place in places
