@@ -105,7 +105,11 @@ def make_app(settings: Settings) -> FastAPI:
         app.state.registering = threading.Lock()
         app.state.workflows = Workflows(engine, blobs, app.state.uploads, settings.home, app.state.metrics)
         app.state.metrics.add_workflows(app.state.workflows.count)
-        app.state.checks = {"database": partial(_answers, engine), "blob store": blobs.probe}
+        app.state.checks = {
+            "database": partial(_answers, engine),
+            "blob store": blobs.probe,
+            "workflows": partial(app.state.workflows.find, "-"),
+        }
         for place in (blobs, app.state.uploads, app.state.workflows):
             place.sweep()
         collect(engine, blobs)

@@ -43,7 +43,9 @@ async def _http(request: Request, error: Exception) -> Response:
     if not isinstance(error, HTTPException):
         raise error
     kind = ProblemType.NOT_FOUND if error.status_code == 404 else ProblemType.INVALID_REQUEST
-    problem = Problem.of(kind, str(error.detail)).model_copy(update={"status": error.status_code})
+    problem = Problem.of(kind, str(error.detail))
+    if error.status_code != 400:  # a body that isn't even text is as invalid as one that isn't JSON
+        problem = problem.model_copy(update={"status": error.status_code})
     return respond(request, problem, error.headers)
 
 
