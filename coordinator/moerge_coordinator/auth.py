@@ -54,7 +54,7 @@ def allow(*roles: Role) -> _Roles:
     """A dependency that gives the caller's identity, if its role is one of `roles`. The OpenAPI document tells them.
 
     Raises:
-        RefusedError: there is no valid token, or its role is another.
+        RefusedError: there is no valid token, or its role is another, or a query parameter is unknown.
     """
 
     def check(
@@ -68,11 +68,22 @@ def allow(*roles: Role) -> _Roles:
             raise RefusedError(
                 ProblemType.FORBIDDEN, f"this needs the role {wanted}, the token has {identity.role.value}"
             )
+        _require_known_parameters(request)
         return identity
 
     dependency = cast(_Roles, check)
     dependency.roles = roles
     return dependency
+
+
+def _require_known_parameters(request: Request) -> None:
+    known = {field.alias for field in request.scope["route"].dependant.query_params}
+    if unknown := sorted(request.query_params.keys() - known):
+        todo = f"use one of: {', '.join(sorted(known))}" if known else "leave it out"
+        raise RefusedError(ProblemType.INVALID_REQUEST, "unknown query parameter", where=unknown[0], todo=todo)
+    for name in request.query_params:
+        if len(request.query_params.getlist(name)) > 1:
+            raise RefusedError(ProblemType.INVALID_REQUEST, "given more than once", where=name, todo="give it once")
 
 
 Anyone = Annotated[Identity, Depends(allow(*Role))]

@@ -197,7 +197,11 @@ def make_app(settings: Settings) -> FastAPI:
         metrics: Metrics = app.state.metrics
         app.state.workflows = Workflows(engine, blobs, app.state.uploads, settings, metrics, client)
         metrics.add_workflows(app.state.workflows.count)
-        app.state.checks = {"database": partial(_answers, engine), "blob store": blobs.probe}
+        app.state.checks = {
+            "database": partial(_answers, engine),
+            "blob store": blobs.probe,
+            "workflows": partial(app.state.workflows.find, "-"),
+        }
         for place in (blobs, app.state.uploads, app.state.workflows):
             place.sweep()
         tasks = [
@@ -225,10 +229,10 @@ def make_app(settings: Settings) -> FastAPI:
     app.state.metrics = Metrics()
     app.state.running = 0  # calls
     app.state.stopping = False
-    app.add_middleware(Calls, owner=app)
+    app.add_middleware(BodyLimit)
+    app.add_middleware(Calls, owner=app)  # the outermost: it sees every answer
     refusals.install(app)
     openapi.describe(app)
-    app.add_middleware(BodyLimit)
     api = APIRouter(prefix="/v1")
     for module in (
         owners, tokens, uploads, experts, trunk_contributions, trunks, contributions, rounds, versions, aliases, audit,

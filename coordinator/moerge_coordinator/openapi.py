@@ -11,7 +11,7 @@ from fastapi.routing import RouteContext, iter_route_contexts
 
 from moerge_proto.problems import MEDIA_TYPE, STATUS, Problem, ProblemType
 
-_BODY_ERRORS = (ProblemType.NOT_FOUND, ProblemType.CONFLICT, ProblemType.GONE, ProblemType.INVALID_REQUEST)
+_BODY_ERRORS = (ProblemType.NOT_FOUND, ProblemType.CONFLICT, ProblemType.GONE)
 _REFERENCE = {"$ref": "#/components/schemas/Problem"}
 _TEXT = {"content": {"text/plain": {"schema": {"type": "string"}}}}
 
@@ -39,13 +39,13 @@ def _complete(operation: dict[str, Any], route: RouteContext, method: str) -> No
     if not roles:
         return
     operation["x-roles"] = [role.value for role in roles]
-    kinds = {ProblemType.UNAUTHENTICATED, ProblemType.FORBIDDEN, ProblemType.UNAVAILABLE}
+    kinds = {
+        ProblemType.UNAUTHENTICATED, ProblemType.FORBIDDEN, ProblemType.INVALID_REQUEST, ProblemType.UNAVAILABLE,
+    }  # fmt: skip
     if method != "GET":
-        kinds |= {ProblemType.CONFLICT}
+        kinds |= {ProblemType.CONFLICT, ProblemType.TOO_LARGE}
     if "requestBody" in operation:
         kinds |= set(_BODY_ERRORS)
-    if operation.get("parameters"):
-        kinds |= {ProblemType.INVALID_REQUEST}
     if any(each["in"] == "path" for each in operation.get("parameters", ())):
         kinds |= {ProblemType.NOT_FOUND, ProblemType.GONE}
     answers = operation["responses"]
@@ -61,6 +61,7 @@ def _complete(operation: dict[str, Any], route: RouteContext, method: str) -> No
             }
         answers[status] = answer
     if isinstance(route.response_class, type) and issubclass(route.response_class, FileResponse):
+        answers["307"] = {"description": "Where the store itself serves the file"}
         answers["206"] = {"description": "The range that was asked for"}
         answers["400"] = {"description": "The range can't be read", **_TEXT}
         answers["416"] = {"description": "The range is beyond the file", **_TEXT}

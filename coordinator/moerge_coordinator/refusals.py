@@ -49,7 +49,9 @@ async def _http(request: Request, error: Exception) -> Response:
     if not isinstance(error, HTTPException):
         raise error
     kind = _KINDS.get(error.status_code, ProblemType.INVALID_REQUEST)
-    problem = Problem.of(kind, str(error.detail)).model_copy(update={"status": error.status_code})
+    problem = Problem.of(kind, str(error.detail))
+    if error.status_code != 400:  # a body that isn't even text is as invalid as one that isn't JSON
+        problem = problem.model_copy(update={"status": error.status_code})
     return respond(request, problem, error.headers)
 
 

@@ -9,9 +9,12 @@ from typing import Any
 import httpx
 import pytest
 
+from moerge_proto.digests import content_digest
 from moerge_proto.owners import NewToken, Role
-from support.fleet import Member, joined
+from moerge_proto.uploads import Chunk, NewUpload, Upload
+from support.fleet import Member, honest, honest_trunk, joined, merge, send, send_trunk
 from support.processes import Coordinator, coordinator
+from support.statistics import written
 
 # Who may call what; every route of the OpenAPI document must stand here.
 ROLES: dict[tuple[str, str], set[Role]] = {
@@ -158,6 +161,47 @@ def test_only_the_roles_of_the_table_may_call(
     response = call(server, method, path, tokens[role])
     assert (response.status_code == 403) == (role not in ROLES[method, path])
     assert response.status_code < 500
+
+
+def test_on_another_owner_s_thing_every_route_of_owners_answers_as_if_it_were_not_there(
+    server: Coordinator, members: list[Member], tmp_path: Path
+) -> None:
+    law, art = members
+    trunk = merge(server)
+    sent = send(law, written(tmp_path / "contribution", *honest(server, law, trunk)))
+    asked = send_trunk(law, written(tmp_path / "trunk-contribution", *honest_trunk(law)))
+    new = NewUpload(sha256=sent.digest, size=1, chunks=[Chunk(sha256=sent.digest, size=1)])
+    upload = law.client._post(Upload, "/v1/uploads", new).id
+    things: dict[str, dict[str, Any]] = {
+        "/v1/experts/{digest}": {"digest": sent.expert},
+        "/v1/experts/{digest}/withdraw": {"digest": sent.expert},
+        "/v1/experts/{digest}/purge": {"digest": sent.expert},
+        "/v1/contributions/{digest}/withdraw": {"digest": sent.digest},
+        "/v1/trunk-contributions/{digest}/withdraw": {"digest": asked.digest},
+        "/v1/uploads/{upload}/chunks/{sha256}": {"upload": upload, "sha256": sent.digest},
+        "/v1/uploads/{upload}/commit": {"upload": upload},
+    }
+    shared = {"/v1/trunks/{digest}", "/v1/trunks/{digest}/files/{name}", "/v1/versions/{number}"}
+    shared |= {"/v1/versions/{number}/card", "/v1/versions/{number}/compare/{other}", "/v1/aliases/{name}"}
+    named = {path for (_, path), roles in ROLES.items() if Role.OWNER in roles and "{" in path}
+    assert named - shared == things.keys()
+    for (method, path), roles in ROLES.items():
+        if path in things and Role.OWNER in roles:
+            headers = {"Authorization": f"Bearer {art.token}", "Content-Digest": content_digest(sent.digest)}
+            url = server.url + path.format(**things[path])
+            response = httpx.request(method, url, headers=headers, json=None if method == "get" else {})
+            assert (response.status_code, response.json()["type"]) == (404, "urn:moerge:problem:not-found"), path
+    assert {each.digest for each in law.client.contributions() if each.active} == {sent.digest}
+
+
+def test_an_unknown_query_parameter_is_refused_by_name(server: Coordinator) -> None:
+    headers = {"Authorization": f"Bearer {server.operator_token}"}
+    response = httpx.get(f"{server.url}/v1/owners?afer=1", headers=headers)
+    assert (response.status_code, response.json()["field"], response.json()["todo"]) == (
+        422,
+        "afer",
+        "use one of: after",
+    )
 
 
 def test_an_owner_sees_only_its_own(server: Coordinator, members: list[Member]) -> None:

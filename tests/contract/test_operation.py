@@ -1,5 +1,6 @@
 """Running a coordinator: readiness, figures, logs, the audit log, and stopping."""
 
+import asyncio
 import http.client
 import json
 import signal
@@ -13,9 +14,13 @@ from typing import Any
 import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from sqlalchemy import create_engine, text
+from sqlalchemy import create_engine, select, text
 from sqlalchemy.exc import IntegrityError
 
+from moerge_coordinator.bootstrap import make_app
+from moerge_coordinator.database import open_database, transaction
+from moerge_coordinator.settings import Settings
+from moerge_coordinator.tables import AuditRow
 from moerge_proto.audit import AuditEntry
 from moerge_proto.digests import content_digest, sha256_hex
 from moerge_proto.owners import NewOwner, NewToken, Role
@@ -216,6 +221,28 @@ def test_the_database_refuses_to_change_the_audit_log(server: Coordinator, state
     with pytest.raises(IntegrityError, match="append-only"), engine.begin() as connection:
         connection.execute(text(statement))
     engine.dispose()
+
+
+def test_a_failure_of_the_coordinator_s_own_is_a_problem_document_and_in_the_audit_log(tmp_path: Path) -> None:
+    app = make_app(Settings(home=tmp_path))
+    app.state.engine = open_database(tmp_path / "coordinator.sqlite")
+
+    @app.post("/broken")
+    def broken() -> None:
+        raise KeyError("inner")
+
+    async def call() -> httpx.Response:
+        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://coordinator") as client:
+            return await client.post("/broken", headers={"X-Request-Id": "broken-1"})
+
+    response = asyncio.run(call())
+    assert (response.status_code, response.headers["X-Request-Id"]) == (500, "broken-1")
+    assert (response.json()["type"], "inner" in response.text) == ("urn:moerge:problem:internal", False)
+    with transaction(app.state.engine) as session:
+        [row] = session.scalars(select(AuditRow))
+    app.state.engine.dispose()
+    assert (row.request, row.status, row.problem) == ("broken-1", 500, "urn:moerge:problem:internal")
 
 
 # --- stopping

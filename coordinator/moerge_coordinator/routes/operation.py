@@ -1,5 +1,6 @@
 """For whoever runs the coordinator: does it live, can it work, what are its figures."""
 
+from dbos._error import DBOSException
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import PlainTextResponse
 from sqlalchemy.exc import SQLAlchemyError
@@ -34,7 +35,7 @@ def readyz(request: Request) -> Health:
     for name, check in request.app.state.checks.items():
         try:
             check()
-        except (MoergeError, OSError, SQLAlchemyError) as error:
+        except (MoergeError, OSError, SQLAlchemyError, DBOSException) as error:
             todo = "the coordinator's log has more"
             raise RefusedError(ProblemType.UNAVAILABLE, f"{type(error).__name__}", where=name, todo=todo) from error
     return Health()

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Annotated, Any, TypeVar
 
 from fastapi import Path, Query
+from pydantic import BeforeValidator
 from sqlalchemy import Select
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
@@ -11,7 +12,19 @@ from moerge_proto.messages import Message, Page
 
 PAGE = 100
 LARGEST = 2**31 - 1
-After = Annotated[int, Query(ge=0, le=LARGEST, description="The `next` of the page before; 0 for the first page.")]
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, str) and not (value.isascii() and value.isdigit()):
+        raise ValueError("expected digits only")
+    return value
+
+
+After = Annotated[
+    int,
+    BeforeValidator(_plain),
+    Query(ge=0, le=LARGEST, description="The `next` of the page before; 0 for the first page."),
+]
 Number = Annotated[int, Path(ge=1, le=LARGEST)]
 
 M = TypeVar("M", bound=Message)

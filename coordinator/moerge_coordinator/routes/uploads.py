@@ -1,6 +1,8 @@
 """Uploads in chunks (DESIGN: manifest, missing chunks, commit)."""
 
-from fastapi import APIRouter, Request
+from typing import Annotated
+
+from fastapi import APIRouter, Header, Request
 from starlette.concurrency import run_in_threadpool
 
 from moerge_coordinator.auth import DomainOwner, own_name
@@ -12,6 +14,7 @@ from moerge_proto.problems import ProblemType
 from moerge_proto.uploads import NewUpload, Stored, Upload
 
 router = APIRouter(prefix="/uploads", tags=["uploads"])
+_BYTES = {"requestBody": {"required": True, "content": {"application/octet-stream": {"schema": {"type": "string"}}}}}
 
 
 def _uploads(request: Request) -> Uploads:
@@ -25,10 +28,16 @@ def open_upload(request: Request, caller: DomainOwner, new: NewUpload) -> Upload
     return _uploads(request).open(own_name(caller), new)
 
 
-@router.put("/{upload}/chunks/{sha256}", status_code=204)
-async def put_chunk(request: Request, caller: DomainOwner, upload: Number, sha256: Digest) -> None:
+@router.put("/{upload}/chunks/{sha256}", status_code=204, openapi_extra=_BYTES)
+async def put_chunk(
+    request: Request,
+    caller: DomainOwner,
+    upload: Number,
+    sha256: Digest,
+    digest: Annotated[str | None, Header(alias="Content-Digest")] = None,
+) -> None:
     """Takes one chunk. The header Content-Digest (RFC 9530) must name the same SHA-256. Role: owner."""
-    if request.headers.get("Content-Digest") != (expected := content_digest(sha256)):
+    if digest != (expected := content_digest(sha256)):
         raise RefusedError(ProblemType.WRONG_DIGEST, f"expected Content-Digest {expected}", where="Content-Digest")
     await _uploads(request).receive(own_name(caller), upload, sha256, request.stream())
 

@@ -29,6 +29,10 @@ from moerge_proto.workflows import Workflow
 router = APIRouter(tags=["versions"])
 
 
+class Markdown(PlainTextResponse):
+    media_type = "text/markdown"
+
+
 @router.post("/versions", status_code=202)
 def solve(request: Request, caller: Operator, new: NewVersion) -> Workflow:
     """Sums, solves and publishes; the workflow's result is the version's number.
@@ -168,8 +172,8 @@ def retire_version(request: Request, caller: Operator, number: Number) -> Versio
     return view
 
 
-@router.get("/versions/{number}/card", response_class=PlainTextResponse)
-def show_card(request: Request, caller: Anyone, number: Number) -> PlainTextResponse:
+@router.get("/versions/{number}/card", response_class=Markdown)
+def show_card(request: Request, caller: Anyone, number: Number) -> Markdown:
     """The version's model card, with what is to be said of it by now on top. Role: any."""
     with reading(request.app.state.engine) as session:
         row = find_version(session, number)
@@ -181,7 +185,7 @@ def show_card(request: Request, caller: Anyone, number: Number) -> PlainTextResp
     if gone:
         names = ", ".join(f"{domains[digest]} (`{digest}`)" for digest in gone)
         text = f"> This version still contains parameters of experts that were withdrawn: {names}.\n\n{text}"
-    return PlainTextResponse(text, media_type="text/markdown")
+    return Markdown(text)
 
 
 @router.get("/versions/{number}/compare/{other}")

@@ -1,0 +1,95 @@
+"""Requests made up from the OpenAPI document: no status that it doesn't name, no 5xx, nothing that it forbids."""
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, given, settings
+from hypothesis.strategies import one_of
+from schemathesis import GenerationMode
+from schemathesis.core.result import Ok
+
+from moerge.commands.common import wait
+from moerge_coordinator.bootstrap import make_app
+from moerge_coordinator.database import open_database, transaction
+from moerge_coordinator.settings import Settings
+from moerge_coordinator.tables import TokenRow
+from moerge_proto.digests import sha256_hex
+from moerge_proto.owners import Role
+from moerge_proto.rounds import NewRound
+from moerge_proto.versions import NewVersion
+from support.fleet import honest, honest_trunk, joined, merge, send, send_trunk
+from support.processes import Coordinator, coordinator
+from support.statistics import written
+
+OUT_OF_REACH = 2**40
+"""An id that no made-up request hits, so that none revokes the token that it is sent with."""
+FEW, MANY = 8, 200
+_REFUSALS = [401, 403, 404, 409, 410, 422]
+"""What a request may get that fits the document: fields have to fit each other, too, and what the coordinator has."""
+_CONFIG = schemathesis.Config.from_dict(
+    {"checks": {"positive_data_acceptance": {"expected-statuses": ["2xx", *_REFUSALS]}}}
+)
+_SCHEMA = schemathesis.openapi.from_dict(make_app(Settings(home=Path("unused"))).openapi(), config=_CONFIG)
+OPERATIONS = {each.ok().label: each.ok() for each in _SCHEMA.get_all_operations() if isinstance(each, Ok)}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Coordinator]:
+    folder = tmp_path_factory.mktemp("schemathesis")
+    with coordinator(folder / "home") as running:
+        furnish(running, folder)
+        engine = open_database(running.home / "coordinator.sqlite")
+        with transaction(engine) as session:
+            for number, role in enumerate(Role):
+                owner = "law-owner" if role is Role.OWNER else None
+                hashed = sha256_hex(secret(role).encode())
+                session.add(TokenRow(id=OUT_OF_REACH + number, hash=hashed, role=role.value, owner=owner))
+        engine.dispose()
+        yield running
+
+
+def furnish(server: Coordinator, folder: Path) -> None:
+    """One of everything, so that answers have content."""
+    member = joined(server, "law", folder, 1)
+    trunk = merge(server)
+    send(member, written(folder / "contribution", *honest(server, member, trunk)))
+    send_trunk(member, written(folder / "trunk-contribution", *honest_trunk(member)))
+    member.client.close()
+    with server.client() as operator:
+        number = int(wait(operator, operator.solve_version(NewVersion())))
+        operator.promote("champion", number)
+        deadline = datetime.now(UTC) + timedelta(days=1)
+        operator.open_round(NewRound(name="spring", domains=["law"], minimum=1, deadline=deadline))
+
+
+def secret(role: Role) -> str:
+    return f"moerge_{role.value}"
+
+
+def explore(server: Coordinator, label: str, examples: int) -> None:
+    """Sends requests that fit the document, and requests that don't, as operator and as owner; checks the answers."""
+    operation = OPERATIONS[label]
+    modes = [operation.as_strategy(generation_mode=mode) for mode in GenerationMode]
+
+    @given(case=one_of(modes))
+    @settings(max_examples=examples, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+    def run(case: schemathesis.Case[Any]) -> None:
+        for role in (Role.OPERATOR, Role.OWNER):
+            case.call_and_validate(base_url=server.url, headers={"Authorization": f"Bearer {secret(role)}"})
+
+    run()
+
+
+@pytest.mark.parametrize("label", OPERATIONS)
+def test_answers_are_those_of_the_document(server: Coordinator, label: str) -> None:
+    explore(server, label, FEW)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("label", OPERATIONS)
+def test_answers_are_those_of_the_document_at_length(server: Coordinator, label: str) -> None:
+    explore(server, label, MANY)
