@@ -139,7 +139,7 @@ def findings(home: Path) -> list[Finding]:
 def expert_blob(home: Path) -> Path:
     with closing(sqlite3.connect(home / "coordinator.sqlite")) as database:
         [[files]] = database.execute("SELECT files FROM experts WHERE domain = 'law'").fetchall()
-    digest = {file["name"]: file["sha256"] for file in json.loads(files)}["model.safetensors"]
+    digest: str = {file["name"]: file["sha256"] for file in json.loads(files)}["model.safetensors"]
     return home / "blobs" / digest[:2] / digest
 
 

@@ -28,7 +28,7 @@ def open_upload(request: Request, caller: DomainOwner, new: NewUpload) -> Upload
     return _uploads(request).open(own_name(caller), new)
 
 
-@router.put("/{upload}/chunks/{sha256}", status_code=204, openapi_extra=_BYTES)
+@router.put("/{upload}/chunks/{sha256}", status_code=204, openapi_extra=_BYTES, responses={429: {}})
 async def put_chunk(
     request: Request,
     caller: DomainOwner,
