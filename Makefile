@@ -10,7 +10,7 @@ demo: $(VENV)/.demo
 	$(BIN)/moerge demo --home build/demo
 
 test: lint
-	$(BIN)/pytest -m "not slow"
+	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 2 --dist loadfile -m "not slow"
 
 test-slow: $(VENV)/.test
 	$(BIN)/pytest -m slow

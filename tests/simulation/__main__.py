@@ -1,13 +1,15 @@
 """`python -m simulation [--runs N] [--seed N] [--processes]`: random schedules, until one fails."""
 
 import argparse
+import json
+import logging
 import shutil
-import sys
 import tempfile
 import time
 from pathlib import Path
 
 import stamina
+import structlog
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
 from moerge.progress import LogProgress
@@ -37,6 +39,7 @@ def simulate(runs: int, number: int, *, processes: bool) -> dict[str, int]:
     counted = {"schedules": 0, "operations": 0, "faults": 0}
     place = Path(tempfile.mkdtemp(prefix="moerge-simulation-"))
     faulty = Faults()
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     stamina.instrumentation.set_on_retry_hooks([])
     stamina.set_testing(not processes, attempts=10_000)
     token = InProcess.template(place / "template")
@@ -81,5 +84,4 @@ if __name__ == "__main__":
     chosen = parser.parse_args()
     begin = time.monotonic()
     result = simulate(chosen.runs, chosen.seed, processes=chosen.processes)
-    print(*(f"{count} {name}" for name, count in result.items()), f"{time.monotonic() - begin:.0f} s", sep=", ")
-    sys.exit(0)
+    print(json.dumps({**result, "seconds": round(time.monotonic() - begin)}))

@@ -66,9 +66,8 @@ def schedules(fault: st.SearchStrategy[Fault | None]) -> st.SearchStrategy[list[
     parts = [st.builds(Operation, kind=st.just("contribute"), which=st.just(n), fault=fault) for n in range(2)]
     solve = st.builds(Operation, kind=st.just("solve"), fault=fault)
     opening = st.tuples(*joins, merge, *parts, solve).map(list)
-    return st.tuples(st.just([]) | opening, st.lists(anything, min_size=1, max_size=24)).map(
-        lambda two: two[0] + two[1]
-    )
+    rest = st.sampled_from([1, 4, 10]).flatmap(lambda least: st.lists(anything, min_size=least, max_size=24))
+    return st.tuples(st.just([]) | opening, rest).map(lambda two: two[0] + two[1])
 
 
 @cache

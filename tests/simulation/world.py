@@ -88,7 +88,7 @@ class InProcess(World):
         registry = _dbos._get_or_create_dbos_registry()
         registry.instance_info_map.clear()
         registry.dbos = None
-        config = uvicorn.Config(make_app(read_settings(self.home)), port=self._port, log_level="error")
+        config = uvicorn.Config(make_app(read_settings(self.home)), port=self._port, log_level="critical")
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._server.run, daemon=True)
         self._thread.start()

@@ -13,6 +13,7 @@ import httpx
 
 from moerge.client import Client
 from moerge.demo.processes import free_port
+from moerge_coordinator.bootstrap import initialise
 
 _ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 MOERGE = [sys.executable, "-m", "moerge.cli"]
@@ -53,7 +54,7 @@ class Coordinator:
         if settings:
             home.mkdir()
             (home / "coordinator.toml").write_text(settings)
-        self.operator_token = operator_token or moerge("coordinator", "init", home)
+        self.operator_token = operator_token or initialise(home).secret or ""
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.process: subprocess.Popen[bytes] | None = None

@@ -25,6 +25,7 @@ from moerge_proto.problems import ProblemType
 from moerge_proto.statistics_file import Manifest, RouterManifest, StatisticsFile, StatisticsFileError
 
 router = APIRouter(prefix="/contributions", tags=["contributions"])
+_AT_ONCE = 500  # parameters of one query
 
 
 @router.post("", status_code=201)
@@ -181,9 +182,9 @@ def _supersede(session: Session, digest: str, manifest: RouterManifest) -> None:
 
 def _claim_shards(session: Session, digest: str, manifest: RouterManifest) -> None:
     query = select(ShardRow).where(ShardRow.trunk == manifest.trunk, ShardRow.domain == manifest.domain)
-    wanted = set(manifest.shards)
-    for taken in session.scalars(query):
-        if taken.shard in wanted:
+    for start in range(0, len(manifest.shards), _AT_ONCE):
+        some = manifest.shards[start : start + _AT_ONCE]
+        for taken in session.scalars(query.where(ShardRow.shard.in_(some)).limit(1)):
             raise RefusedError(
                 ProblemType.DUPLICATE_SHARD,
                 f"shard {taken.shard} counts already, in contribution {taken.contribution}",

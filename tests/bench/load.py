@@ -1,0 +1,97 @@
+"""A coordinator under load, on loopback: many uploads at once, many contributions in a row."""
+
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
+
+from bench.measure import say
+from bench.registry import Pair, benchmark
+from moerge_proto.digests import sha256_hex
+from moerge_proto.uploads import CHUNK_BYTES
+from support.fleet import SILENT, honest, join, joined, merge, send
+from support.processes import coordinator, peak_bytes
+from support.statistics import written
+
+WORKERS, CHUNKS = 100, 2
+CONTRIBUTIONS, SOME = 10_000, 1_000
+SMALL = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+
+
+@benchmark(
+    "load-uploads",
+    f"memory that {WORKERS} workers cost who upload at once",
+    "a chunk of 8 MiB for each",
+    "<=",
+    0.5,
+    f"{WORKERS} workers, {CHUNKS} chunks of 8 MiB each, loopback, SQLite",
+)
+def load_uploads() -> list[Pair]:
+    with tempfile.TemporaryDirectory() as place, coordinator(Path(place) / "home") as server:
+        member = join(server, "law", Path(place))
+        settled = peak_bytes(server, anew=True)
+        failures: list[BaseException] = []
+
+        def upload(number: int) -> None:
+            path = Path(place) / str(number)
+            path.write_bytes(number.to_bytes(4) * (CHUNKS * CHUNK_BYTES // 4))
+            try:
+                with server.client(member.token) as client:
+                    client.upload(path, SILENT, title=str(number))
+            except BaseException as error:  # noqa: BLE001  # told below
+                failures.append(error)
+            path.unlink()
+
+        with ThreadPoolExecutor(WORKERS) as pool:
+            list(pool.map(upload, range(WORKERS)))
+        member.client.close()
+        if failures:
+            raise failures[0]
+        return [(peak_bytes(server) - settled, WORKERS * CHUNK_BYTES)]
+
+
+@cache
+def in_a_row() -> tuple[list[float], list[int]]:
+    """Seconds of every contribution; the coordinator's memory after the first SOME and after all."""
+    seconds, memory = [], []
+    with tempfile.TemporaryDirectory() as place, coordinator(Path(place) / "home") as server:
+        member = joined(server, "law", Path(place), 1, **SMALL)
+        manifest, sums = honest(server, member, merge(server))
+        for number in range(CONTRIBUTIONS):
+            own = manifest.model_copy(update={"shards": [sha256_hex(number.to_bytes(8))]})
+            path = written(Path(place) / "contribution", own, sums)
+            begin = time.perf_counter()
+            send(member, path)
+            seconds.append(time.perf_counter() - begin)
+            if number + 1 in (SOME, CONTRIBUTIONS):
+                memory.append(peak_bytes(server))
+            if (number + 1) % SOME == 0:
+                say(f"  {number + 1} of {CONTRIBUTIONS} contributions, {sum(seconds[-SOME:]) / SOME * 1e3:.1f} ms each")
+        member.client.close()
+    return seconds, memory
+
+
+SHAPES = f"{CONTRIBUTIONS} contributions of H 16, L 1, one after the other, loopback, SQLite"
+
+
+@benchmark(
+    "load-time", f"the last {SOME} contributions, s", f"the first {SOME}", "<=", 1.5, SHAPES, process="load-in-a-row"
+)
+def load_time() -> list[Pair]:
+    seconds, _ = in_a_row()
+    return [(sum(seconds[-SOME:]), sum(seconds[:SOME]))]
+
+
+@benchmark(
+    "load-memory",
+    "the coordinator's memory after all of them",
+    f"after the first {SOME}",
+    "<=",
+    1.5,
+    SHAPES,
+    process="load-in-a-row",
+)
+def load_memory() -> list[Pair]:
+    _, (first, last) = in_a_row()
+    return [(float(last), float(first))]

@@ -1,0 +1,27 @@
+"""A fixed set of schedules; `python -m simulation` plays as many others as one likes."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parents[1]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("options", "runs"), [(["--seed", "1"], 20), (["--seed", "1", "--processes"], 2)])
+def test_the_coordinator_is_as_if_each_operation_had_been_applied_once(options: list[str], runs: int) -> None:
+    """In a process of its own: hooks that crash a coordinator stay for a process's life."""
+    command = [sys.executable, "-m", "simulation", "--runs", str(runs), *options]
+    path = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(  # noqa: S603  # our own module
+        command, capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": path}
+    )
+    assert done.returncode == 0, done.stderr[-20000:]
+    counted = json.loads(done.stdout)
+    assert counted["schedules"] >= runs
+    assert counted["faults"] >= runs
