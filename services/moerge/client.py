@@ -381,12 +381,14 @@ class Client:
         part = _part(target)
         part.parent.mkdir(parents=True, exist_ok=True)
         digest = hashlib.sha256()
-        with part.open("a+b") as out:
+        with ExitStack() as stack:
+            out = stack.enter_context(part.open("a+b"))
             out.seek(0)
             while piece := out.read(_READ_BYTES):
                 digest.update(piece)
             if out.tell() < file.size:
                 headers = {"Range": f"bytes={out.tell()}-"} if out.tell() else {}
+                stack.callback(lambda: None if out.tell() else part.unlink())  # nothing came, so nothing is left
                 with self._content(path, headers) as response:
                     if headers and response.status_code != httpx.codes.PARTIAL_CONTENT:
                         out.truncate(0)
@@ -398,7 +400,7 @@ class Client:
             out.flush()
             os.fsync(out.fileno())
         if digest.hexdigest() != file.sha256:
-            part.unlink()
+            part.unlink(missing_ok=True)
             raise MoergeError(
                 f"expected SHA-256 {file.sha256}, received {digest.hexdigest()}",
                 where=file.name,

@@ -80,6 +80,8 @@ def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         "-s3",
         f"-s3.port={port}",
         f"-s3.config={folder / 's3.json'}",
+        "-s3.port.lance=0",
+        "-s3.port.iceberg=0",
         *(f"-{name}.localSocket={folder / name}.sock" for name in ("s3", "filer")),
         *(f"-{name}.port={number}" for name, number in places.items()),
         *(f"-{name}.port.grpc={number}" for name, number in grpc.items()),

@@ -30,7 +30,7 @@ def require_command(arguments: list[str]) -> None:
     """Requires that the command exists and knows each of the options; its own help is what is asked."""
     words = [word for word in arguments if not word.startswith("-")]
     options = [word.partition("=")[0] for word in arguments if word.startswith("--")]
-    depth = 1 if words[0] in ("demo", "table") else 2
+    depth = 1 if words[0] in ("demo", "table", "pull") else 2
     done = subprocess.run(  # noqa: S603  # our own command
         [sys.executable, "-m", "moerge.cli", *words[:depth], "--help"],
         capture_output=True,
