@@ -85,7 +85,7 @@ def test_law_3_replicas_that_take_turns_make_the_version_of_one_alone(replicas: 
     assert many == expected
     for server in turns:
         folder = tmp_path / f"pulled-{server.home.name}"
-        moerge("version", "pull", 1, folder, **server.environment())
+        moerge("pull", 1, folder, **server.environment())
         assert {path.name: sha256_hex(path.read_bytes()) for path in folder.iterdir()} == expected
         with server.client() as operator:
             assert operator.version_report(1)
