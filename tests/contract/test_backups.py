@@ -99,6 +99,7 @@ def test_a_second_backup_into_a_folder_adds_only_what_is_new_and_drops_what_is_n
     assert len(list(target.glob("databases-*"))) == 1
 
 
+@pytest.mark.slow
 def test_backups_taken_while_versions_are_solved_are_whole(served: Coordinator, tmp_path: Path) -> None:
     done = threading.Event()
 

@@ -127,6 +127,7 @@ def test_a_token_for_another_domain_is_told_so(house: House) -> None:
     assert "Traceback" not in log
 
 
+@pytest.mark.slow
 def test_a_trunk_that_is_replaced_while_a_worker_computes_costs_one_more_pass(tmp_path: Path) -> None:
     with coordinator(tmp_path / "home") as server:
         house = House(server, tmp_path)

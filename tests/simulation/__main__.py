@@ -67,7 +67,7 @@ def simulate(runs: int, number: int, *, processes: bool) -> dict[str, int]:
             play(world, folder, schedule)
             counted["schedules"] += 1
             counted["operations"] += len(schedule)
-            counted["faults"] += sum(o.fault is not None for o in schedule) if processes else faulty.hits - before
+            counted["faults"] += world.kills if isinstance(world, OfProcesses) else faulty.hits - before
             shutil.rmtree(folder)
             tracker.advance(1)
 

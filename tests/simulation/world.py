@@ -140,6 +140,7 @@ class OfProcesses(World):
 
     def __init__(self, home: Path) -> None:
         self._coordinator = Coordinator(home)
+        self.kills = 0
         self.home, self.url = home, self._coordinator.url
         self.operator_token = self._coordinator.operator_token
 
@@ -156,6 +157,7 @@ class OfProcesses(World):
         if fault is not None and fault.kind == "crash":
             waiting.join(fault.at * 0.007)
             self._coordinator.kill()
+            self.kills += 1
             self._coordinator.start()
         waiting.join()
         return waiting.outcome()
