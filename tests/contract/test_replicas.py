@@ -26,7 +26,7 @@ from moerge_proto.versions import NewVersion
 from moerge_proto.workflows import Workflow, WorkflowState
 from support.fleet import SILENT, Member, honest, join, joined, merge, send
 from support.models import expert
-from support.processes import MOERGE, Coordinator, coordinator, moerge
+from support.processes import MOERGE, Coordinator, coordinator, moerge, peak_bytes
 from support.servers import BUCKET, Postgres, settings
 from support.statistics import written
 
@@ -245,11 +245,6 @@ def test_law_8_any_number_of_uploads_at_once_take_constant_memory(replicas: Repl
     """As many again take hardly more, though they are as large as all that the first ones took."""
     size, count = 24 * 2**20, 12
     member = join(replicas.one, f"many-{secrets.token_hex(4)}", tmp_path)
-    assert replicas.one.process is not None
-    memory = Path(f"/proc/{replicas.one.process.pid}/status")
-
-    def peak() -> int:
-        return int(memory.read_text().partition("VmHWM:")[2].split()[0]) * 1024
 
     def upload(number: int) -> None:
         path = tmp_path / str(number)
@@ -260,7 +255,7 @@ def test_law_8_any_number_of_uploads_at_once_take_constant_memory(replicas: Repl
 
     with ThreadPoolExecutor(count) as pool:
         list(pool.map(upload, range(count)))
-        first = peak()
+        first = peak_bytes(replicas.one)
         list(pool.map(upload, range(count, 3 * count)))
     member.client.close()
-    assert peak() - first < size * count / 2
+    assert peak_bytes(replicas.one) - first < size * count / 2
