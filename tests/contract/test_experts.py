@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from moerge.errors import CoordinatorError
 from moerge_proto.experts import ExpertState, NewExpert
 from moerge_proto.owners import NewOwner, NewToken, Role
-from support.fleet import Member, files_below, join, joined
+from support.fleet import Member, eventually, files_below, join, joined
 from support.models import expert
 from support.processes import Coordinator, coordinator
 
@@ -95,7 +95,7 @@ def test_weights_that_are_not_finite_are_refused_and_not_kept(server: Coordinato
     assert refused.state is ExpertState.REFUSED
     assert refused.problem is not None
     assert refused.problem.field == "model.safetensors: model.layers.2.mlp.down_proj.weight"
-    assert files_below(server) == before
+    eventually(lambda: files_below(server) == before)
     path.write_bytes(whole)
     assert member.register().state is ExpertState.READY
 

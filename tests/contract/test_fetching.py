@@ -18,7 +18,7 @@ from moerge.files import file_sha256
 from moerge_coordinator.refusals import RefusedError
 from moerge_coordinator.sources import fetch, require_allowed
 from moerge_proto.experts import Expert, ExpertState, NewExpert
-from support.fleet import Member, files_below, join
+from support.fleet import Member, eventually, files_below, join
 from support.models import expert
 from support.processes import Coordinator
 
@@ -127,7 +127,7 @@ def refused(member: Member, url: str, files: dict[str, str] | None = None) -> st
     found = registered(member.client, url, digests(member.folder) if files is None else files)
     assert found.state is ExpertState.REFUSED
     assert found.problem is not None
-    assert files_below(server_of(member)) == before
+    eventually(lambda: files_below(server_of(member)) == before)
     assert not list((server_of(member).home / "fetching").glob("*"))
     return f"{found.problem.field}: {found.problem.detail}"
 

@@ -2,7 +2,7 @@
 
 import sqlite3
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -16,7 +16,7 @@ from moerge_coordinator.limits import Pace
 from moerge_coordinator.refusals import RefusedError
 from moerge_proto.digests import content_digest, sha256_hex
 from moerge_proto.uploads import Chunk, NewUpload, Upload
-from support.fleet import SILENT, Member, files_below, join, joined
+from support.fleet import SILENT, Member, eventually, files_below, join, joined
 from support.processes import Coordinator, peak_bytes
 
 
@@ -146,14 +146,6 @@ def age(home: Path, hours: float) -> None:
             older = datetime.fromisoformat(touched) - timedelta(hours=hours)
             database.execute("UPDATE uploads SET touched = ? WHERE id = ?", (older.isoformat(" "), id_))
     database.close()
-
-
-def eventually(holds: Callable[[], bool]) -> None:
-    for _ in range(100):
-        if holds():
-            return
-        time.sleep(0.05)
-    raise AssertionError("it never came to be")
 
 
 def test_what_is_left_for_long_is_swept_at_the_start_and_what_is_used_or_fresh_stays(tmp_path: Path) -> None:

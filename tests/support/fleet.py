@@ -1,6 +1,7 @@
 """Owners with registered experts on a running coordinator, and their honest contributions, without Ray."""
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -159,3 +160,12 @@ def files_below(server: Coordinator) -> dict[str, int]:
         for path in place.rglob("*")
         if path.is_file()
     }
+
+
+def eventually(holds: Callable[[], bool]) -> None:
+    """For what a coordinator does in the background, such as removing the files of what it has refused."""
+    for _ in range(200):
+        if holds():
+            return
+        time.sleep(0.05)
+    raise AssertionError("it never came to be")
