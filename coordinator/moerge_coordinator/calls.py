@@ -13,7 +13,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from moerge_coordinator import audit
-from moerge_coordinator.refusals import respond
+from moerge_coordinator.refusals import respond, respond_failure
 from moerge_proto.problems import Problem, ProblemType
 
 HEADER = "X-Request-Id"
@@ -50,13 +50,13 @@ class Calls:
         request.state.request_id = _request_id(request.headers.get(HEADER))
         structlog.contextvars.bind_contextvars(request=request.state.request_id)
         path, start = quote(scope["path"]), time.perf_counter()
-        status, received, sent, recorded = 500, 0, 0, False
+        status, received, sent, recorded, answered = 500, 0, 0, False, False
 
         async def record() -> None:
             nonlocal recorded
             if not recorded and audit.is_audited(request.method, self._route(scope)):
-                recorded = True
                 await run_in_threadpool(audit.record, state.engine, request, path, status)
+                recorded = True
 
         async def counted_receive() -> Message:
             nonlocal received
@@ -65,11 +65,17 @@ class Calls:
             return message
 
         async def counted_send(message: Message) -> None:
-            nonlocal status, sent
+            nonlocal status, sent, answered
             if message["type"] == "http.response.start":
                 status = message["status"]
                 MutableHeaders(scope=message)[HEADER] = request.state.request_id
-                await record()
+                try:
+                    await record()
+                except Exception:
+                    if status < 400:  # no success without its row: the caller is told to repeat the call
+                        raise
+                    _log.exception("no row in the audit log", path=path, status=status)
+                answered = True
             sent += len(message.get("body", b""))
             await send(message)
 
@@ -80,10 +86,12 @@ class Calls:
                 await respond(request, problem, {"Retry-After": "10"})(scope, counted_receive, counted_send)
             else:
                 await self._app(scope, counted_receive, counted_send)
-        except Exception:
-            status, request.state.problem = 500, ProblemType.INTERNAL.urn
-            await record()
-            raise
+        except Exception as error:
+            _log.exception("failed", path=path)
+            if answered:
+                request.state.problem = ProblemType.INTERNAL.urn
+                raise
+            await respond_failure(request, error)(scope, counted_receive, counted_send)
         finally:
             state.running -= 1
             route, seconds = self._route(scope) or "none", time.perf_counter() - start

@@ -1,7 +1,9 @@
 """Refusals, and every error as problem+json."""
 
+import errno
 from collections.abc import Mapping
 
+import psycopg
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
@@ -55,15 +57,32 @@ async def _http(request: Request, error: Exception) -> Response:
     return respond(request, problem, error.headers)
 
 
-async def _unexpected(request: Request, error: Exception) -> Response:
+def failure(error: Exception) -> Problem:
+    """What a caller is told of an error that is the coordinator's own: storage full, no database, or unexpected."""
+    if _is_full(error):
+        todo = "tell its operator; once there is room, the same call may be made again"
+        return Problem.of(ProblemType.STORAGE_FULL, "the coordinator's storage is full", todo=todo)
+    if isinstance(getattr(error, "orig", None), psycopg.OperationalError):
+        return Problem.of(ProblemType.UNAVAILABLE, "the database doesn't answer", todo="try again in a minute")
     detail, todo = f"the coordinator failed: {type(error).__name__}", "tell its operator the X-Request-Id"
-    problem = Problem.of(ProblemType.INTERNAL, detail, todo=todo)
-    return respond(request, problem, {"X-Request-Id": request.state.request_id})  # beyond what adds it elsewhere
+    return Problem.of(ProblemType.INTERNAL, detail, todo=todo)
+
+
+def _is_full(error: Exception) -> bool:
+    if isinstance(error, OSError):
+        return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    cause = getattr(error, "orig", None)
+    return isinstance(cause, psycopg.errors.DiskFull) or getattr(cause, "sqlite_errorname", "") == "SQLITE_FULL"
+
+
+def respond_failure(request: Request, error: Exception) -> Response:
+    """The failure as an answer."""
+    problem = failure(error)
+    return respond(request, problem, {"Retry-After": "5"} if problem.status == 503 else None)
 
 
 def install(app: FastAPI) -> None:
-    """Makes `app` answer every error with a problem document."""
+    """Makes `app` answer every refusal with a problem document; for failures, `Calls` does."""
     app.add_exception_handler(MoergeError, _moerge)
     app.add_exception_handler(RequestValidationError, _validation)
     app.add_exception_handler(HTTPException, _http)
-    app.add_exception_handler(Exception, _unexpected)

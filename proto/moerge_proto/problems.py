@@ -29,6 +29,7 @@ class ProblemType(StrEnum):
     OVER_QUOTA = "over-quota"
     TOO_FAST = "too-fast"
     SOURCE_FAILED = "source-failed"
+    STORAGE_FULL = "storage-full"
     INTERNAL = "internal"
 
     @property
@@ -55,6 +56,7 @@ STATUS: dict[ProblemType, int] = {
     ProblemType.OVER_QUOTA: 409,
     ProblemType.TOO_FAST: 429,
     ProblemType.SOURCE_FAILED: 422,
+    ProblemType.STORAGE_FULL: 507,
     ProblemType.INTERNAL: 500,
 }
 

@@ -3,6 +3,8 @@
 import asyncio
 import http.client
 import json
+import os
+import resource
 import signal
 import sqlite3
 import time
@@ -15,10 +17,12 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from sqlalchemy import create_engine, select, text
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy.exc import IntegrityError, OperationalError
 
+from moerge.errors import CoordinatorError
 from moerge_coordinator.bootstrap import make_app
 from moerge_coordinator.database import open_database, transaction
+from moerge_coordinator.refusals import failure
 from moerge_coordinator.settings import Settings
 from moerge_coordinator.tables import AuditRow
 from moerge_proto.audit import AuditEntry
@@ -28,7 +32,7 @@ from moerge_proto.trunks import NewTrunk, TrunkOptions
 from moerge_proto.uploads import Chunk, NewUpload
 from moerge_proto.versions import NewVersion
 from moerge_proto.workflows import WorkflowState
-from support.fleet import honest, join, joined, merge, send
+from support.fleet import SILENT, files_below, honest, join, joined, merge, send
 from support.processes import Coordinator, coordinator, moerge
 from support.statistics import written
 
@@ -243,6 +247,51 @@ def test_a_failure_of_the_coordinator_s_own_is_a_problem_document_and_in_the_aud
         [row] = session.scalars(select(AuditRow))
     app.state.engine.dispose()
     assert (row.request, row.status, row.problem) == ("broken-1", 500, "urn:moerge:problem:internal")
+
+
+def test_a_full_storage_is_said_so_and_the_same_call_goes_well_once_there_is_room(tmp_path: Path) -> None:
+    """The limit on a file's size is what a process can be given of a full disk."""
+    with coordinator(tmp_path / "home") as server:
+        member = join(server, "law", tmp_path)
+        assert server.process is not None
+        limits = resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE)
+        path = tmp_path / "file"
+        path.write_bytes(os.urandom(3_000_000))
+        before = files_below(server)
+        resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE, (2_000_000, limits[1]))
+        with pytest.raises(CoordinatorError) as caught:
+            member.client.upload(path, SILENT, title="file")
+        assert (caught.value.problem().status, caught.value.type) == (507, "urn:moerge:problem:storage-full")
+        assert files_below(server) == before
+        resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE, limits)
+        assert member.client.upload(path, SILENT, title="file").size == 3_000_000
+        member.client.close()
+
+
+def test_a_full_database_is_a_full_storage(tmp_path: Path) -> None:
+    engine = create_engine(f"sqlite:///{tmp_path / 'small.sqlite'}")
+    with engine.begin() as connection:
+        connection.execute(text("PRAGMA max_page_count = 4"))
+        with pytest.raises(OperationalError) as caught:
+            connection.execute(text("CREATE TABLE large AS SELECT zeroblob(1000000)"))
+    engine.dispose()
+    assert failure(caught.value).type == "urn:moerge:problem:storage-full"
+
+
+def test_a_success_that_can_t_be_recorded_is_told_as_a_failure_and_the_call_may_be_repeated(
+    server: Coordinator,
+) -> None:
+    def add() -> int:
+        return httpx.post(f"{server.url}/v1/owners", headers=bearer(server), json=owner).status_code
+
+    owner = NewOwner(name="unrecorded", domains=["unrecorded"]).model_dump()
+    with closing(sqlite3.connect(server.home / "coordinator.sqlite")) as database:
+        database.execute("CREATE TRIGGER no_row BEFORE INSERT ON audit BEGIN SELECT RAISE(ABORT, 'no row'); END")
+        database.commit()
+        assert add() == 500
+        database.execute("DROP TRIGGER no_row")
+        database.commit()
+    assert add() == 201
 
 
 # --- stopping

@@ -24,7 +24,7 @@ from moerge_proto.experts import ExpertState, NewExpert
 from moerge_proto.uploads import Chunk, NewUpload, Upload
 from moerge_proto.versions import NewVersion
 from moerge_proto.workflows import Workflow, WorkflowState
-from support.fleet import SILENT, Member, honest, join, joined, merge, send
+from support.fleet import SILENT, Member, eventually, honest, join, joined, merge, send
 from support.models import expert
 from support.processes import MOERGE, Coordinator, coordinator, moerge, peak_bytes
 from support.servers import BUCKET, Postgres, settings
@@ -227,6 +227,27 @@ def test_who_leads_ends_at_once_when_its_lock_is_lost_and_another_leads(
         with two.client() as operator:
             assert [each.state for each in operator.experts()] == [ExpertState.READY]
         member.client.close()
+
+
+def test_while_the_database_is_away_calls_are_told_to_come_again(postgres: Postgres, s3: S3, tmp_path: Path) -> None:
+    database = postgres.database()
+    name = database.partition("?")[0].rpartition("/")[2]
+    with ExitStack() as stack:
+        one = stack.enter_context(coordinator(tmp_path / "one", settings=settings(database, s3)))
+        two = stack.enter_context(coordinator(tmp_path / "two", one.operator_token, settings(database, s3)))
+        token = {"Authorization": f"Bearer {one.operator_token}"}
+        connection = stack.enter_context(psycopg.connect(postgres.url, autocommit=True))
+        connection.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS false")
+        connection.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", (name,))
+        assert one.process is not None
+        assert one.process.wait(10) != 0  # it led
+        for method, path in (("GET", "/readyz"), ("GET", "/v1/experts"), ("POST", "/v1/rounds")):
+            answer = httpx.request(method, f"{two.url}{path}", headers=token, json={}, timeout=60)
+            assert (answer.status_code, answer.json()["type"]) == (503, "urn:moerge:problem:unavailable"), path
+        connection.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS true")
+        eventually(lambda: httpx.get(f"{two.url}/readyz").status_code == 200)
+        with two.client() as operator:
+            assert list(operator.experts()) == []
 
 
 def locked_by(database: str) -> int:

@@ -116,9 +116,9 @@ class Run:
                     return error.type.removeprefix("urn:moerge:problem:")
 
         answer: str = self.world.apply(operation.fault, attempt)
-        if answer == "internal":
+        if answer == "storage-full":
             assert operation.fault is not None
-            assert operation.fault.kind == "full", f"{operation}: the coordinator failed"
+            assert operation.fault.kind == "full", f"{operation}: its disk is not full"
             answer = self.world.apply(None, attempt)
         return answer
 
@@ -289,8 +289,8 @@ class Run:
                 thread.start()
             for thread in threads:
                 thread.join()
-            if "internal" in answers.values():
-                return "internal"
+            if "storage-full" in answers.values():
+                return "storage-full"
             return " ".join(answers[part.domain] for part in found)
 
         expected = " ".join(self.model.contribute(part) for part in found)
