@@ -8,9 +8,10 @@ import httpx
 import pytest
 
 from moerge.commands.common import wait
-from moerge.errors import CoordinatorError
+from moerge.errors import CoordinatorError, MoergeError
+from moerge.register import register
 from moerge_proto.contributions import NewContribution
-from moerge_proto.experts import ExpertState, NewExpert
+from moerge_proto.experts import ExpertState
 from moerge_proto.trunks import Trunk
 from moerge_proto.versions import NewVersion, SolveOptions, Version
 from support.fleet import SILENT, Member, files_below, honest, honest_trunk, join, joined, merge, send, send_trunk
@@ -228,11 +229,25 @@ def test_a_newcomer_can_ask_for_a_remerge_in_the_same_call(fleets: Callable[...,
     fleet = fleets("law")
     old = merge(fleet.server)
     art = join(fleet.server, "art", expert(fleet.folder / "art", 2))
-    art.client.register_expert(NewExpert(domain="art", files=art.upload_files(), trunk="remerge"))
+    command = ["expert", "add", art.folder, "--domain", "art", "--trunk", "remerge"]
+    digest = moerge(*command, **fleet.server.environment(art.token))
     fleet.members["art"] = art
+    assert digest == fleet.expert("art")
     while fleet.current().digest == old.digest:
         assert art.client.expert(fleet.expert("art")).state is not ExpertState.REFUSED
     assert fleet.current().experts == [fleet.expert("law"), fleet.expert("art")]
+
+
+def test_what_was_withdrawn_joins_again_only_when_that_is_asked(fleets: Callable[..., Fleet]) -> None:
+    fleet = fleets("law")
+    law = fleet.members["law"]
+    digest = fleet.expert("law")
+    law.client.withdraw_expert(digest)
+    with pytest.raises(MoergeError, match="was withdrawn") as caught:  # a worker that starts again
+        register(law.client, law.folder, SILENT, domain="law")
+    assert "moerge expert add" in caught.value.todo
+    assert moerge("expert", "add", law.folder, "--domain", "law", **fleet.server.environment(law.token)) == digest
+    assert register(law.client, law.folder, SILENT, domain="law").state is ExpertState.READY
 
 
 def test_withdrawing_a_trunk_contribution_retires_the_trunk_that_was_solved_from_it(

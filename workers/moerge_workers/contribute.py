@@ -21,16 +21,17 @@ from moerge.checkpoint.reader import Checkpoint
 from moerge.client import Client
 from moerge.documents import data_files, documents
 from moerge.errors import CoordinatorError, MoergeError
-from moerge.experts import check_expert, expert_digest, expert_files
-from moerge.files import atomic_file, file_sha256
+from moerge.experts import check_expert
+from moerge.files import atomic_file
 from moerge.progress import Progress
+from moerge.register import register
 from moerge.statistics.bounds import attention_size, input_exponents
 from moerge.statistics.inspect import summary
 from moerge.statistics.passes import RouterPass, TrunkPass
 from moerge.trunk.domain_model import require_near
 from moerge_proto.contributions import Contribution, NewContribution, TrunkContribution
 from moerge_proto.digests import digest_of
-from moerge_proto.experts import Expert, ExpertState, NewExpert
+from moerge_proto.experts import Expert
 from moerge_proto.problems import ProblemType
 from moerge_proto.statistics_file import Int64, Manifest, RouterManifest, StatisticsFile, TrunkManifest, write
 from moerge_proto.trunks import Trunk
@@ -74,7 +75,7 @@ def run(settings: Settings, progress: Progress) -> None:
         check_expert(settings.expert, None, str(settings.expert))
         for data in filter(None, (settings.data, settings.tuning_data)):
             data_files(data)
-        expert = _registered(client, settings, progress)
+        expert = register(client, settings.expert, progress, domain=settings.domain, license=settings.license)
         statistics = None
         if settings.trunk_contribution:
             sent, statistics = _contribute_trunk(client, settings, owner, expert, progress)
@@ -107,33 +108,6 @@ def _own_name(client: Client, domain: str) -> str:
             todo="use the token that the operator made for this domain's owner",
         )
     return identity.owner
-
-
-def _registered(client: Client, settings: Settings, progress: Progress) -> Expert:
-    """The expert, uploaded and registered if need be, once the coordinator has found it in order."""
-    paths = expert_files(settings.expert)
-    files = {name: file_sha256(path) for name, path in paths.items()}
-    digest = expert_digest(files)
-    expert = _find_expert(client, digest)
-    if expert is None:
-        for name, path in paths.items():
-            client.upload(path, progress, title=f"uploading {name}")
-        expert = client.register_expert(NewExpert(domain=settings.domain, files=files, license=settings.license))
-    while expert.state is ExpertState.RECEIVED:
-        time.sleep(POLL_SECONDS / 10)
-        expert = client.expert(digest)
-    if expert.problem is not None:
-        raise CoordinatorError(expert.problem)
-    return expert
-
-
-def _find_expert(client: Client, digest: str) -> Expert | None:
-    try:
-        return client.expert(digest)
-    except CoordinatorError as error:
-        if error.type == ProblemType.NOT_FOUND.urn:
-            return None
-        raise
 
 
 def _next_trunk(client: Client, last: str | None) -> Trunk:

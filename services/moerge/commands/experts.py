@@ -1,13 +1,16 @@
 """`moerge expert …`"""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from rich.filesize import decimal
 
+from moerge.checkpoint.sources import checkpoint_folder
 from moerge.client import Client
 from moerge.commands.common import Coordinator, Secret, show, wait
 from moerge.errors import MoergeError
+from moerge.progress import progress
+from moerge.register import register
 from moerge_proto.experts import Expert, ExpertState
 
 app = typer.Typer(no_args_is_help=True, help="Experts (operator; an owner its own).")
@@ -21,6 +24,30 @@ def _find(client: Client, name: str) -> Expert:
         raise MoergeError(f"no expert of {name!r}", where="domain", todo="see: moerge expert list")
     alive = [row for row in found if row.state is not ExpertState.WITHDRAWN]
     return (alive or found)[-1]
+
+
+@app.command("add")
+def add(
+    expert: Annotated[str, typer.Argument(help="A dense checkpoint: a folder, or a hub id (name/model).")],
+    domain: Annotated[str, typer.Option(help="The domain that it speaks for.")],
+    coordinator: Coordinator,
+    secret: Secret,
+    license: Annotated[str, typer.Option(help="SPDX identifier of its licence, for the card.")] = "unknown",
+    trunk: Annotated[
+        Literal["keep", "remerge"], typer.Option(help="What becomes of the current trunk: it stays, or is merged anew.")
+    ] = "keep",
+    source: Annotated[
+        str | None, typer.Option(help="An allowed address that the coordinator fetches the same files from instead.")
+    ] = None,
+) -> None:
+    """Adds an expert, as a worker does before it contributes; prints its digest once its weights are checked.
+
+    Example: moerge expert add expert/ --domain law --trunk remerge
+    """
+    folder = checkpoint_folder(expert)
+    with Client(coordinator, secret) as client:
+        how = {"domain": domain, "license": license, "trunk": trunk, "source": source}
+        typer.echo(register(client, folder, progress(), again=True, **how).digest)
 
 
 @app.command("list")
