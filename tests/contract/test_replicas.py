@@ -4,7 +4,6 @@ import os
 import secrets
 import subprocess
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -18,7 +17,6 @@ import pytest
 from moerge.blobs.s3 import S3
 from moerge.commands.common import wait
 from moerge.errors import CoordinatorError
-from moerge_coordinator.database import LEADING
 from moerge_proto.digests import content_digest, sha256_hex
 from moerge_proto.experts import ExpertState, NewExpert
 from moerge_proto.uploads import Chunk, NewUpload, Upload
@@ -27,7 +25,7 @@ from moerge_proto.workflows import Workflow, WorkflowState
 from support.fleet import SILENT, Member, eventually, honest, join, joined, merge, send
 from support.models import expert
 from support.processes import MOERGE, Coordinator, coordinator, moerge, peak_bytes
-from support.servers import BUCKET, Postgres, settings
+from support.servers import BUCKET, Postgres, leader, settings
 from support.statistics import written
 
 
@@ -215,14 +213,14 @@ def test_who_leads_ends_at_once_when_its_lock_is_lost_and_another_leads(
     database = postgres.database()
     with ExitStack() as stack:
         one = stack.enter_context(coordinator(tmp_path / "one", settings=settings(database, s3)))
-        leader = locked_by(database)
+        process = locked_by(database)
         two = stack.enter_context(coordinator(tmp_path / "two", one.operator_token, settings(database, s3)))
         with psycopg.connect(database, autocommit=True) as connection:
-            connection.execute("SELECT pg_terminate_backend(%s)", (leader,))
+            connection.execute("SELECT pg_terminate_backend(%s)", (process,))
         assert one.process is not None
         assert one.process.wait(10) != 0
         assert "can't run the workflows any more" in (one.home / "log").read_text()
-        assert locked_by(database) != leader
+        assert locked_by(database) != process
         member = joined(two, "law", tmp_path, 1)
         with two.client() as operator:
             assert [each.state for each in operator.experts()] == [ExpertState.READY]
@@ -252,14 +250,10 @@ def test_while_the_database_is_away_calls_are_told_to_come_again(postgres: Postg
 
 def locked_by(database: str) -> int:
     """The server's process that holds the leader's lock, once there is one."""
-    query = "SELECT pid FROM pg_locks JOIN pg_stat_activity USING (pid) WHERE locktype = 'advisory' AND granted"
-    query += " AND datname = current_database() AND mode = 'ExclusiveLock' AND objid = %s"
-    with psycopg.connect(database, autocommit=True) as connection:
-        for _ in range(200):
-            if (row := connection.execute(query, (LEADING & 0xFFFFFFFF,)).fetchone()) is not None:
-                return int(row[0])
-            time.sleep(0.05)
-    raise AssertionError("nobody leads")
+    eventually(lambda: leader(database) is not None)
+    found = leader(database)
+    assert found is not None
+    return found[0]
 
 
 def test_law_8_any_number_of_uploads_at_once_take_constant_memory(replicas: Replicas, tmp_path: Path) -> None:

@@ -8,20 +8,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psycopg
 import pytest
 
 from moerge.blobs.local import LocalBlobs
 from moerge.blobs.s3 import S3, S3Blobs
 from moerge.client import Client
 from moerge.errors import CoordinatorError
-from moerge_coordinator.database import LEADING
 from moerge_proto.trunks import NewTrunk, Trunk
 from moerge_proto.versions import NewVersion
 from moerge_proto.workflows import Workflow, WorkflowState
 from support.fleet import Member, honest, joined, merge, send
 from support.processes import Coordinator, coordinator
-from support.servers import BUCKET, Postgres, settings
+from support.servers import BUCKET, Postgres, leader, settings
 from support.statistics import written
 
 pytestmark = pytest.mark.slow
@@ -29,10 +27,6 @@ pytestmark = pytest.mark.slow
 LARGE: dict[str, Any] = {"hidden_size": 384, "intermediate_size": 1536, "num_hidden_layers": 8, "vocab_size": 8000}
 KILLS = 3
 TAKEOVER_SECONDS = 10.0  # a promise of the system's, with room for a busy machine
-_LEADER = """
-SELECT application_name FROM pg_locks JOIN pg_stat_activity USING (pid)
-WHERE locktype = 'advisory' AND granted AND datname = current_database() AND objid = %s AND mode = 'ExclusiveLock'
-"""
 
 
 @dataclass
@@ -45,9 +39,8 @@ class House:
 
     def leader(self) -> Coordinator | None:
         """Who holds the lock now; replicas say their home in the connection's name."""
-        with psycopg.connect(self.database, autocommit=True) as connection:
-            row = connection.execute(_LEADER, (LEADING & 0xFFFFFFFF,)).fetchone()
-        return next((each for each in self.replicas if row is not None and row[0] == each.home.name), None)
+        found = leader(self.database)
+        return next((each for each in self.replicas if found is not None and found[1] == each.home.name), None)
 
     def led(self, *others: Coordinator) -> Coordinator:
         """Who leads once it is none of `others`."""

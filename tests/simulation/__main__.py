@@ -1,4 +1,4 @@
-"""`python -m simulation [--runs N] [--seed N] [--processes]`: random schedules, until one fails."""
+"""`python -m simulation [--runs N] [--seed N] [--of process|processes|replicas]`: schedules, until one fails."""
 
 import argparse
 import json
@@ -6,6 +6,8 @@ import logging
 import shutil
 import tempfile
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import stamina
@@ -16,10 +18,27 @@ from moerge.progress import LogProgress
 from simulation.check import require_all
 from simulation.faults import Faults
 from simulation.operations import Operation, Run, faults, schedules
-from simulation.world import InProcess, OfProcesses, World
+from simulation.world import InProcess, OfProcesses, OfReplicas, World
+from support.servers import postgres_server, store_server
 
-IN_PROCESS = faults(("crash", "crash", "full", "before", "after"), 60)
-OF_PROCESSES = faults(("crash",), 60)
+KINDS = {"process": ("crash", "crash", "full", "before", "after"), "processes": ("crash",), "replicas": ("crash",)}
+LATEST = 60
+
+
+@contextmanager
+def worlds(kind: str, place: Path) -> Iterator[Callable[[Path], World]]:
+    """What makes a world of that kind in an empty folder."""
+    if kind == "process":
+        structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+        stamina.set_testing(True, attempts=10_000)
+        faulty, template = Faults(), place / "template"
+        token = InProcess.template(template)
+        yield lambda folder: InProcess(folder / "home", template, token, faulty)
+    elif kind == "processes":
+        yield lambda folder: OfProcesses(folder / "home")
+    else:
+        with postgres_server() as postgres, store_server(place) as store:
+            yield lambda folder: OfReplicas(folder, postgres, store)
 
 
 def play(world: World, folder: Path, schedule: list[Operation]) -> None:
@@ -34,18 +53,13 @@ def play(world: World, folder: Path, schedule: list[Operation]) -> None:
         world.stop()
 
 
-def simulate(runs: int, number: int, *, processes: bool) -> dict[str, int]:
+def simulate(runs: int, number: int, kind: str) -> dict[str, int]:
     """Plays that many schedules; a failure is shrunk to a small one and raised. Returns what was counted."""
     counted = {"schedules": 0, "operations": 0, "faults": 0}
     place = Path(tempfile.mkdtemp(prefix="moerge-simulation-"))
-    faulty = Faults()
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     stamina.instrumentation.set_on_retry_hooks([])
-    stamina.set_testing(not processes, attempts=10_000)
-    token = InProcess.template(place / "template")
-    fault = OF_PROCESSES if processes else IN_PROCESS
 
-    with LogProgress().track("simulating", runs, "schedules") as tracker:
+    with worlds(kind, place) as make, LogProgress().track("simulating", runs, "schedules") as tracker:
 
         @seed(number)
         @settings(
@@ -55,19 +69,14 @@ def simulate(runs: int, number: int, *, processes: bool) -> dict[str, int]:
             suppress_health_check=list(HealthCheck),
             phases=(Phase.generate, Phase.shrink),
         )
-        @given(schedules(fault))
+        @given(schedules(faults(KINDS[kind], LATEST)))
         def one(schedule: list[Operation]) -> None:
             folder = Path(tempfile.mkdtemp(dir=place))
-            world = (
-                OfProcesses(folder / "home")
-                if processes
-                else InProcess(folder / "home", place / "template", token, faulty)
-            )
-            before = faulty.hits
+            world = make(folder)
             play(world, folder, schedule)
             counted["schedules"] += 1
             counted["operations"] += len(schedule)
-            counted["faults"] += world.kills if isinstance(world, OfProcesses) else faulty.hits - before
+            counted["faults"] += world.struck
             shutil.rmtree(folder)
             tracker.advance(1)
 
@@ -80,8 +89,8 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m simulation")
     parser.add_argument("--runs", type=int, default=500, help="schedules")
     parser.add_argument("--seed", type=int, default=0, help="which")
-    parser.add_argument("--processes", action="store_true", help="real processes and SIGKILL")
+    parser.add_argument("--of", choices=list(KINDS), default="process", help="this process, real ones, or two replicas")
     chosen = parser.parse_args()
     begin = time.monotonic()
-    result = simulate(chosen.runs, chosen.seed, processes=chosen.processes)
+    result = simulate(chosen.runs, chosen.seed, chosen.of)
     print(json.dumps({**result, "seconds": round(time.monotonic() - begin)}))

@@ -116,26 +116,32 @@ def _require_disk(run: Run) -> None:
             shards = {(row.trunk, row.domain, row.shard): row.contribution for row in session.scalars(select(ShardRow))}
     finally:
         engine.dispose()
-    found = {path.name: path for path in (home / "blobs").glob("??/*")}
-    assert not wanted - found.keys(), f"missing blobs: {wanted - found.keys()}"
-    assert not found.keys() - wanted, f"orphans: {found.keys() - wanted}"
-    for name, path in found.items():
-        assert file_sha256(path) == name, "an altered blob"
-    assert list((home / "blobs" / "incoming").glob("*")) == []
-    assert list((home / "uploads" / "incoming").glob("*")) == []
-    assert {path.name for path in (home / "uploads").glob("*")} - {"incoming"} <= set(map(str, uploads))
-    assert not [path for path in home.rglob(".*") if path.name != ".lock"]
-    live = {str(number) for number, made in enumerate(run.model.versions, start=1) if not made.retired}
-    assert {path.name for path in (home / "versions").glob("*")} == live
-    for number in live:
-        for path in (home / "versions" / number).iterdir():
-            assert path.stat().st_ino == found[file_sha256(path)].stat().st_ino
+    kept = run.world.kept()
+    assert not wanted - kept.keys(), f"missing blobs: {wanted - kept.keys()}"
+    assert not kept.keys() - wanted, f"orphans: {kept.keys() - wanted}"
+    assert all(name == content for name, content in kept.items()), "an altered blob"
     active = {part for part, state in run.model.parts.items() if state == "active"}
     assert len(shards) == sum(len(SHARDS[part.variant]) for part in active)
     for part in active:
         assert sum(each == run.part_digests[part] for each in shards.values()) == len(SHARDS[part.variant])
+    _require_folders(run, home, set(map(str, uploads)))
+
+
+def _require_folders(run: Run, home: Path, uploads: set[str]) -> None:
+    assert not [path for path in home.rglob(".*") if path.name != ".lock"]
     kept = {path.name for path in (home / "experts").glob("*")}
     purged = {run.digests[domain] for domain in run.model.purged if domain not in run.model.ready}
     assert not kept & purged
     assert all(path.name in expert_files(experts()[d]) for d, e in run.digests.items() if e in kept
                for path in (home / "experts" / e).iterdir())  # fmt: skip
+    if not (home / "blobs").is_dir():  # it is a store's cache then, and versions are pulled
+        return
+    assert list((home / "blobs" / "incoming").glob("*")) == []
+    assert list((home / "uploads" / "incoming").glob("*")) == []
+    assert {path.name for path in (home / "uploads").glob("*")} - {"incoming"} <= uploads
+    blobs = {path.name: path for path in (home / "blobs").glob("??/*")}
+    live = {str(number) for number, made in enumerate(run.model.versions, start=1) if not made.retired}
+    assert {path.name for path in (home / "versions").glob("*")} == live
+    for number in live:
+        for path in (home / "versions" / number).iterdir():
+            assert path.stat().st_ino == blobs[file_sha256(path)].stat().st_ino

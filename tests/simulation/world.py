@@ -1,10 +1,12 @@
-"""Coordinators that operations are applied to: one in this process, that faults crash, and one that SIGKILL does."""
+"""Coordinators that operations are applied to: in this process, of one process, and of two on PostgreSQL and S3."""
 
 import shutil
+import tempfile
 import threading
 import time
 from abc import ABC, abstractmethod
 from datetime import UTC, datetime, timedelta
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +14,16 @@ import httpx
 import uvicorn
 from dbos import _dbos
 
+from moerge.blobs.s3 import S3, S3Blobs
 from moerge.client import Client
 from moerge.demo.processes import free_port
+from moerge.files import file_sha256
 from moerge_coordinator import tables
 from moerge_coordinator.bootstrap import initialise, make_app
 from moerge_coordinator.settings import read_settings
 from simulation.faults import Fault, Faults, LossyTransport
 from support.processes import Coordinator
+from support.servers import BUCKET, Postgres, leader, settings
 
 
 class World(ABC):
@@ -27,6 +32,8 @@ class World(ABC):
     home: Path
     url: str
     operator_token: str
+    struck = 0
+    """How many faults did."""
 
     @abstractmethod
     def start(self) -> None: ...
@@ -40,6 +47,10 @@ class World(ABC):
 
     def client(self, token: str) -> Client:
         return Client(self.url, token, patience=60)
+
+    def kept(self) -> dict[str, str]:
+        """The name of every blob -> the digest of its content."""
+        return {path.name: file_sha256(path) for path in (self.home / "blobs").glob("??/*")}
 
     def jump(self, hours: float) -> None:  # noqa: B027  # a clock of its own is not every world's
         """Sets the coordinator's clock forward or back."""
@@ -119,7 +130,7 @@ class InProcess(World):
         return client
 
     def apply(self, fault: Fault | None, call: Any) -> Any:
-        waiting = Waiting(call)
+        waiting, before = Waiting(call), self._faults.hits
         with self._faults.during(fault, self.home):
             waiting.start()
             while waiting.is_alive():
@@ -127,6 +138,7 @@ class InProcess(World):
                     self._revive()
         if self._faults.crashed.is_set():
             self._revive()
+        self.struck += self._faults.hits - before
         return waiting.outcome()
 
     def jump(self, hours: float) -> None:
@@ -140,7 +152,6 @@ class OfProcesses(World):
 
     def __init__(self, home: Path) -> None:
         self._coordinator = Coordinator(home)
-        self.kills = 0
         self.home, self.url = home, self._coordinator.url
         self.operator_token = self._coordinator.operator_token
 
@@ -157,7 +168,59 @@ class OfProcesses(World):
         if fault is not None and fault.kind == "crash":
             waiting.join(fault.at * 0.007)
             self._coordinator.kill()
-            self.kills += 1
+            self.struck += 1
             self._coordinator.start()
         waiting.join()
         return waiting.outcome()
+
+
+class OfReplicas(World):
+    """Two coordinators on one PostgreSQL database and S3 store, which calls go to in turn."""
+
+    def __init__(self, folder: Path, postgres: Postgres, store: str) -> None:
+        self._database = postgres.database()
+        self._place = S3(bucket=BUCKET, endpoint=store, prefix=folder.name.replace("_", "-"))
+        self._replicas: list[Coordinator] = []
+        for name in ("one", "two"):
+            text = settings(f"{self._database}&application_name={name}", self._place)
+            token = self._replicas[0].operator_token if self._replicas else None
+            self._replicas.append(Coordinator(folder / name, token, text))
+        self.home, self.operator_token = folder / "one", self._replicas[0].operator_token
+        self._turns = cycle(self._replicas)
+
+    def start(self) -> None:
+        for each in self._replicas:
+            each.start()
+
+    def stop(self) -> None:
+        for each in self._replicas:
+            each.stop()
+
+    def client(self, token: str) -> Client:
+        self.url = next(self._turns).url
+        return super().client(token)
+
+    def apply(self, fault: Fault | None, call: Any) -> Any:
+        """The only fault: whoever leads `at` x 7 ms after the operation began is killed, and comes back as another."""
+        waiting = Waiting(call)
+        waiting.start()
+        if fault is not None:
+            waiting.join(fault.at * 0.007)
+            killed = self._led_by("one", "two")
+            killed.kill()
+            self.struck += 1
+            self._led_by(*{"one", "two"} - {killed.home.name})
+            killed.start()
+        waiting.join()
+        return waiting.outcome()
+
+    def _led_by(self, *names: str) -> Coordinator:
+        """Who leads, once it is one of these."""
+        while (found := leader(self._database)) is None or found[1] not in names:
+            time.sleep(0.02)
+        return next(each for each in self._replicas if each.home.name == found[1])
+
+    def kept(self) -> dict[str, str]:
+        with tempfile.TemporaryDirectory() as cache:
+            blobs = S3Blobs(self._place, Path(cache), 2**40)
+            return {name: file_sha256(blobs.local(name)) for name, _ in blobs.digests()}

@@ -8,6 +8,7 @@ import sysconfig
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from obstore.store import S3Store
 
 from moerge.blobs.s3 import S3
 from moerge.demo.processes import free_port
+from moerge_coordinator.database import LEADING
 
 CREDENTIALS = {"AWS_ACCESS_KEY_ID": "moerge", "AWS_SECRET_ACCESS_KEY": "moerge-test"}
 BUCKET = "moerge"
@@ -37,8 +39,8 @@ class Postgres:
         return self.url.replace("/postgres?", f"/{name}?")
 
 
-@pytest.fixture(scope="session")
-def postgres() -> Iterator[Postgres]:
+@contextmanager
+def postgres_server() -> Iterator[Postgres]:
     """Outside pytest's folders: they are for this user alone, and started by root the server is another's."""
     with (
         tempfile.TemporaryDirectory(prefix="moerge-postgres-", ignore_cleanup_errors=True) as runtime,
@@ -54,9 +56,14 @@ def postgres() -> Iterator[Postgres]:
 
 
 @pytest.fixture(scope="session")
-def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def postgres() -> Iterator[Postgres]:
+    with postgres_server() as server:
+        yield server
+
+
+@contextmanager
+def store_server(folder: Path) -> Iterator[str]:
     """The server's URL. Its credentials are in the environment, as they are for whoever uses the store."""
-    folder = tmp_path_factory.mktemp("s3")
     key, secret = CREDENTIALS.values()
     identity = {
         "name": "moerge",
@@ -98,6 +105,20 @@ def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         process.wait()
         for name, number in grpc.items():
             Path(f"/tmp/seaweedfs-{name}-grpc-{number}.sock").unlink(missing_ok=True)  # noqa: S108  # its own choice
+
+
+@pytest.fixture(scope="session")
+def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with store_server(tmp_path_factory.mktemp("s3")) as url:
+        yield url
+
+
+def leader(database: str) -> tuple[int, str] | None:
+    """Who holds the lock of the coordinator that leads: its process at the server, and its connection's name."""
+    query = "SELECT pid, application_name FROM pg_locks JOIN pg_stat_activity USING (pid) WHERE granted"
+    query += " AND locktype = 'advisory' AND datname = current_database() AND mode = 'ExclusiveLock' AND objid = %s"
+    with psycopg.connect(database, autocommit=True) as connection:
+        return connection.execute(query, (LEADING & 0xFFFFFFFF,)).fetchone()
 
 
 def _wait(url: str, process: "subprocess.Popen[bytes]", log: Path) -> None:
