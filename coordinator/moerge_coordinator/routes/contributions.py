@@ -14,13 +14,13 @@ from moerge_coordinator.auth import DomainOwner, OperatorOrOwner, own_name, requ
 from moerge_coordinator.database import reading, transaction
 from moerge_coordinator.lifecycle import require_usable, withdraw_contribution
 from moerge_coordinator.refusals import RefusedError
-from moerge_coordinator.routes.pages import After, page
+from moerge_coordinator.routes.pages import After, visible_page, visible_row
 from moerge_coordinator.tables import ContributionRow, ExpertRow, ShardRow, TrunkRow
 from moerge_proto.contributions import Contribution, NewContribution
 from moerge_proto.digests import Digest
 from moerge_proto.experts import ExpertState
 from moerge_proto.messages import Page
-from moerge_proto.owners import Identity, Role
+from moerge_proto.owners import Identity
 from moerge_proto.problems import ProblemType
 from moerge_proto.statistics_file import Manifest, RouterManifest, StatisticsFile, StatisticsFileError
 
@@ -196,11 +196,7 @@ def _claim_shards(session: Session, digest: str, manifest: RouterManifest) -> No
 @router.get("")
 def list_contributions(request: Request, caller: OperatorOrOwner, after: After = 0) -> Page[Contribution]:
     """Lists contributions; an owner sees its own. Role: operator or owner."""
-    query = select(ContributionRow)
-    if caller.role is Role.OWNER:
-        query = query.where(ContributionRow.owner == caller.owner)
-    with reading(request.app.state.engine) as session:
-        return page(session, query, ContributionRow.number, after, views.contribution)
+    return visible_page(request, caller, ContributionRow, after, views.contribution)
 
 
 @router.post("/{digest}/withdraw")
@@ -210,8 +206,6 @@ def withdraw(request: Request, caller: OperatorOrOwner, digest: Digest) -> Contr
     Role: operator or owner.
     """
     with transaction(request.app.state.engine) as session:
-        row = session.scalar(select(ContributionRow).where(ContributionRow.digest == digest))
-        if row is None or (caller.role is Role.OWNER and row.owner != caller.owner):
-            raise RefusedError(ProblemType.NOT_FOUND, f"no contribution {digest}", todo="see GET /v1/contributions")
+        row = visible_row(session, caller, ContributionRow, digest)
         withdraw_contribution(session, row)
         return views.contribution(row)

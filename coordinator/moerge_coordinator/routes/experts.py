@@ -15,7 +15,7 @@ from moerge_coordinator.intake import checked_family, others, require_held
 from moerge_coordinator.lifecycle import containing, purge_expert, remerge, retire_versions, withdraw_expert
 from moerge_coordinator.needed import collect
 from moerge_coordinator.refusals import RefusedError
-from moerge_coordinator.routes.pages import After, page
+from moerge_coordinator.routes.pages import After, visible_page, visible_row
 from moerge_coordinator.sources import require_allowed
 from moerge_coordinator.tables import DomainRow, ExpertRow
 from moerge_proto.digests import Digest
@@ -139,25 +139,14 @@ def _add(session: Session, owner: str, new: NewExpert, digest: str, family: str,
 @router.get("")
 def list_experts(request: Request, caller: OperatorOrOwner, after: After = 0) -> Page[Expert]:
     """Lists experts; an owner sees its own. Role: operator or owner."""
-    query = select(ExpertRow)
-    if caller.role is Role.OWNER:
-        query = query.where(ExpertRow.owner == caller.owner)
-    with reading(request.app.state.engine) as session:
-        return page(session, query, ExpertRow.number, after, views.expert)
+    return visible_page(request, caller, ExpertRow, after, views.expert)
 
 
 @router.get("/{digest}")
 def show_expert(request: Request, caller: OperatorOrOwner, digest: Digest) -> Expert:
     """One expert; an owner sees its own. Role: operator or owner."""
     with reading(request.app.state.engine) as session:
-        return views.expert(_visible(session, caller, digest))
-
-
-def _visible(session: Session, caller: Identity, digest: str) -> ExpertRow:
-    row = session.scalar(select(ExpertRow).where(ExpertRow.digest == digest))
-    if row is None or (caller.role is Role.OWNER and row.owner != caller.owner):
-        raise RefusedError(ProblemType.NOT_FOUND, f"no expert {digest}", todo="see GET /v1/experts")
-    return row
+        return views.expert(visible_row(session, caller, ExpertRow, digest))
 
 
 @router.post("/{digest}/withdraw")
@@ -168,7 +157,7 @@ def withdraw(request: Request, caller: OperatorOrOwner, digest: Digest, how: Wit
     """
     state = request.app.state
     with transaction(state.engine) as session:
-        row = _visible(session, caller, digest)
+        row = visible_row(session, caller, ExpertRow, digest)
         if row.state == ExpertState.REFUSED.value:
             raise RefusedError(ProblemType.CONFLICT, "a refused expert is nowhere to be withdrawn from", where="digest")
         trunks, versions = withdraw_expert(session, row, serve=how.serve)
@@ -188,7 +177,7 @@ def purge(request: Request, caller: OperatorOrOwner, digest: Digest, how: Purge)
     if how.retire and caller.role is not Role.OPERATOR:
         raise RefusedError(ProblemType.FORBIDDEN, "an operator retires versions", where="retire")
     with transaction(state.engine) as session:
-        row = _visible(session, caller, digest)
+        row = visible_row(session, caller, ExpertRow, digest)
         if row.state != ExpertState.WITHDRAWN.value:
             found = f"the expert is {row.state}"
             raise RefusedError(ProblemType.CONFLICT, found, where="digest", todo="withdraw it first")

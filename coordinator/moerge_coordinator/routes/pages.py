@@ -1,14 +1,19 @@
-"""Paged lists."""
+"""Paged lists, and what of them a caller sees."""
 
 from collections.abc import Callable
 from typing import Annotated, Any, TypeVar
 
-from fastapi import Path, Query
+from fastapi import Path, Query, Request
 from pydantic import BeforeValidator
-from sqlalchemy import Select
+from sqlalchemy import Select, select
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
+from moerge_coordinator.database import reading
+from moerge_coordinator.refusals import RefusedError
+from moerge_coordinator.tables import ContributionRow, ExpertRow, TrunkContributionRow
 from moerge_proto.messages import Message, Page
+from moerge_proto.owners import Identity, Role
+from moerge_proto.problems import ProblemType
 
 PAGE = 100
 LARGEST = 2**31 - 1
@@ -28,6 +33,7 @@ After = Annotated[
 Number = Annotated[int, Path(ge=1, le=LARGEST)]
 
 M = TypeVar("M", bound=Message)
+Owned = TypeVar("Owned", ExpertRow, ContributionRow, TrunkContributionRow)
 
 
 def page(
@@ -37,3 +43,28 @@ def page(
     rows = list(session.scalars(query.where(number > after).order_by(number).limit(PAGE + 1)))
     following = getattr(rows[PAGE - 1], number.key) if len(rows) > PAGE else None
     return Page(items=[view(row) for row in rows[:PAGE]], next=following)
+
+
+def visible_page(
+    request: Request, caller: Identity, kind: type[Owned], after: int, view: Callable[[Owned], M]
+) -> Page[M]:
+    """The rows of `kind` that come after `after`; an owner sees its own."""
+    query = select(kind)
+    if caller.role is Role.OWNER:
+        query = query.where(kind.owner == caller.owner)
+    with reading(request.app.state.engine) as session:
+        return page(session, query, kind.number, after, view)
+
+
+def visible_row(session: Session, caller: Identity, kind: type[Owned], digest: str) -> Owned:
+    """The row of that digest; an owner sees its own.
+
+    Raises:
+        RefusedError: there is none.
+    """
+    row = session.scalar(select(kind).where(kind.digest == digest))
+    if row is None or (caller.role is Role.OWNER and row.owner != caller.owner):
+        words = kind.__tablename__.split("_")
+        found, todo = f"no {' '.join(words)[:-1]} {digest}", f"see GET /v1/{'-'.join(words)}"
+        raise RefusedError(ProblemType.NOT_FOUND, found, todo=todo)
+    return row

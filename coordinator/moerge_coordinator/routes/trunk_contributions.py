@@ -15,12 +15,12 @@ from moerge_coordinator.database import reading, transaction
 from moerge_coordinator.lifecycle import withdraw_trunk_contribution
 from moerge_coordinator.refusals import RefusedError
 from moerge_coordinator.routes.contributions import opened, ready_expert, require_sizes, require_there
-from moerge_coordinator.routes.pages import After, page
+from moerge_coordinator.routes.pages import After, visible_page, visible_row
 from moerge_coordinator.tables import TrunkContributionRow
 from moerge_proto.contributions import NewContribution, TrunkContribution
 from moerge_proto.digests import Digest
 from moerge_proto.messages import Page
-from moerge_proto.owners import Identity, Role
+from moerge_proto.owners import Identity
 from moerge_proto.problems import ProblemType
 from moerge_proto.statistics_file import StatisticsFile, TrunkManifest
 
@@ -99,11 +99,7 @@ def _record(request: Request, new: NewContribution, manifest: TrunkManifest, siz
 @router.get("")
 def list_trunk_contributions(request: Request, caller: OperatorOrOwner, after: After = 0) -> Page[TrunkContribution]:
     """Lists trunk contributions; an owner sees its own. Role: operator or owner."""
-    query = select(TrunkContributionRow)
-    if caller.role is Role.OWNER:
-        query = query.where(TrunkContributionRow.owner == caller.owner)
-    with reading(request.app.state.engine) as session:
-        return page(session, query, TrunkContributionRow.number, after, views.trunk_contribution)
+    return visible_page(request, caller, TrunkContributionRow, after, views.trunk_contribution)
 
 
 @router.post("/{digest}/withdraw")
@@ -114,10 +110,7 @@ def withdraw(request: Request, caller: OperatorOrOwner, digest: Digest) -> Trunk
     """
     state = request.app.state
     with transaction(state.engine) as session:
-        row = session.scalar(select(TrunkContributionRow).where(TrunkContributionRow.digest == digest))
-        if row is None or (caller.role is Role.OWNER and row.owner != caller.owner):
-            found = f"no trunk contribution {digest}"
-            raise RefusedError(ProblemType.NOT_FOUND, found, todo="see GET /v1/trunk-contributions")
+        row = visible_row(session, caller, TrunkContributionRow, digest)
         withdraw_trunk_contribution(session, row)
         view = views.trunk_contribution(row)
     state.workflows.start_remerge()
