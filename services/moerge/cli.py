@@ -10,6 +10,7 @@ import typer
 from pydantic import ValidationError
 from rich.console import Console
 from rich.filesize import decimal
+from rich.markup import escape
 
 from moerge import __version__
 from moerge.client import Client
@@ -207,10 +208,19 @@ def list_versions(coordinator: Coordinator, secret: Secret) -> None:
     """
     with Client(coordinator, secret) as client:
         rows = [
-            [str(row.number), ", ".join(row.lineage.domains), decimal(row.bytes_total), decimal(row.bytes_written)]
+            [
+                str(row.number),
+                ", ".join(row.lineage.domains),
+                decimal(row.bytes_total),
+                decimal(row.bytes_written),
+                f"{row.created:%Y-%m-%d %H:%M}",
+                ", ".join([*row.aliases, *row.tags]),
+                "retired" if row.retired else "withheld" if row.withheld else "",
+            ]
             for row in client.versions()
         ]
-    show("Versions", ["number", "domains", "size", "written"], rows)
+    columns = ["number", "domains", "size", "written", "made, UTC", "aliases and tags", ""]
+    show("Versions", columns, rows)
 
 
 @version.command("show")
@@ -232,7 +242,7 @@ def show_files(row: Version) -> None:
     """Prints a version's lineage and files."""
     made, options = row.lineage, row.lineage.options
     for line in _notices(row):
-        Console().print(line, highlight=False)
+        Console().print(line, highlight=False, markup=False)
     chosen = options.model_dump(exclude_defaults=True, exclude={"top_k", "ridge_lambda"})
     more = "".join(f", {name.replace('_', ' ')} {value}" for name, value in chosen.items())
     Console().print(
@@ -253,10 +263,12 @@ def show_files(row: Version) -> None:
 
 def _notices(row: Version) -> list[str]:
     lines = [f"Aliases: {', '.join(row.aliases)}"] if row.aliases else []
-    if row.tags or row.note:
-        lines.append(f"[{', '.join(row.tags)}] {row.note}")
+    lines += [f"Tags: {', '.join(row.tags)}"] if row.tags else []
+    lines += [f"Note: {row.note}"] if row.note else []
     if row.contains_withdrawn:
-        lines.append(f"Contains withdrawn experts: {', '.join(each[:12] for each in row.contains_withdrawn)}")
+        domains = dict(zip(row.lineage.experts, row.lineage.domains, strict=True))
+        withdrawn = [domains.get(each, f"{each[:12]}, in its trunk") for each in row.contains_withdrawn]
+        lines.append(f"Contains what is withdrawn: {'; '.join(withdrawn)}")
     if row.retired or row.withheld:
         lines.append(f"{'Retired' if row.retired else 'Withheld'} {row.retired or row.withheld:%Y-%m-%d %H:%M} UTC")
     return lines
@@ -320,7 +332,7 @@ def main() -> None:
         _attach(sys.argv[1] if len(sys.argv) > 1 else None)
         app()
     except MoergeError as error:
-        Console(stderr=True, soft_wrap=True).print(f"[bold red]error:[/] {error}", highlight=False)
+        Console(stderr=True, soft_wrap=True).print(f"[bold red]error:[/] {escape(str(error))}", highlight=False)
         sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)

@@ -155,7 +155,7 @@ def test_law_5_until_the_trunk_is_merged_anew_every_card_says_what_it_still_cont
     told = f"The trunk still contains parameters of experts that were withdrawn: law (`{law}`)"
     assert told in fleet.get(f"/versions/{version.number}/files/README.md").text
     assert f"law (`{law}`)" in fleet.get("/versions/1/card").text
-    assert "Contains withdrawn experts" in fleet.operator("version", "show", "1")
+    assert "Contains what is withdrawn: law" in fleet.operator("version", "show", "1")
 
 
 def test_an_operator_can_withhold_the_versions_that_contain_a_withdrawn_expert(fleets: Callable[..., Fleet]) -> None:

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from moerge.client import Client
@@ -19,7 +20,7 @@ Secret = Annotated[str, typer.Option("--token", envvar="MOERGE_TOKEN", help="Bea
 def show(title: str, columns: list[str], rows: list[list[str]]) -> None:
     table = Table(*columns, title=title)
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(escape, row))
     Console().print(table)
 
 

@@ -94,7 +94,7 @@ def note(
     """
     with Client(coordinator, secret) as client:
         row = client.change_version(number, VersionChange(note=text, tags=tag))
-    typer.echo(f"version {number}: {row.note} [{', '.join(row.tags)}]")
+    typer.echo(f"version {number}: tags {', '.join(row.tags) or 'none'}; note: {row.note or 'none'}")
 
 
 def compare(

@@ -1,6 +1,7 @@
 """`moerge inspect` tells what a contribution contains and reveals, and names what it can't read."""
 
 import io
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from moerge.statistics.passes import TrunkPass
 from moerge_proto.statistics_file import StatisticsSettings, TrunkManifest
 from moerge_workers.shards import batches
 from support.models import expert
-from support.processes import moerge
+from support.processes import MOERGE, moerge
 from support.statistics import honest_sums, manifest_of, written
 
 
@@ -69,3 +70,9 @@ def test_another_file_is_refused_by_its_part(tmp_path: Path) -> None:
         told(tmp_path / "file")
     assert "header" in caught.value.where
     assert "worker" in caught.value.todo
+
+
+def test_an_error_names_a_path_with_brackets_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "[law] sums[/old].safetensors"
+    done = subprocess.run([*MOERGE, "inspect", str(path)], capture_output=True, text=True, check=False)  # noqa: S603
+    assert (done.returncode, str(path) in done.stderr) == (1, True)
