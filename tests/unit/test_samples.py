@@ -3,6 +3,8 @@
 import importlib
 import re
 import shlex
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -61,6 +63,11 @@ def written_commands() -> list[list[str]]:
 @pytest.mark.parametrize("arguments", written_commands(), ids=" ".join)
 def test_every_command_that_is_written_down_exists(arguments: list[str]) -> None:
     require_command(arguments)
+
+
+def test_commands_that_only_speak_rest_don_t_wait_for_torch() -> None:
+    code = "import sys, moerge.cli; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0  # noqa: S603
 
 
 def test_the_readme_s_paths_and_make_targets_exist() -> None:

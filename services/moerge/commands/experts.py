@@ -1,16 +1,15 @@
 """`moerge expert …`"""
 
+import importlib
 from typing import Annotated, Literal
 
 import typer
 from rich.filesize import decimal
 
-from moerge.checkpoint.sources import checkpoint_folder
 from moerge.client import Client
 from moerge.commands.common import Coordinator, Secret, show, wait
 from moerge.errors import MoergeError
 from moerge.progress import progress
-from moerge.register import register
 from moerge_proto.experts import Expert, ExpertState
 
 app = typer.Typer(no_args_is_help=True, help="Experts (operator; an owner its own).")
@@ -44,7 +43,8 @@ def add(
 
     Example: moerge expert add expert/ --domain law --trunk remerge
     """
-    folder = checkpoint_folder(expert)
+    folder = importlib.import_module("moerge.checkpoint.sources").checkpoint_folder(expert)  # needs seconds to load
+    register = importlib.import_module("moerge.register").register
     with Client(coordinator, secret) as client:
         how = {"domain": domain, "license": license, "trunk": trunk, "source": source}
         typer.echo(register(client, folder, progress(), again=True, **how).digest)
