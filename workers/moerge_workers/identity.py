@@ -68,10 +68,22 @@ def _next_file(path: Path) -> Path:
 
 @contextmanager
 def _alone(path: Path) -> Iterator[None]:
-    """While it is open, no other process makes or rotates this key."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(path.with_name(f"{path.name}.lock")):
+    """While it is open, no other process makes or rotates this key.
+
+    Raises:
+        MoergeError: its folder can't be written.
+    """
+    lock = FileLock(path.with_name(f"{path.name}.lock"))
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock.acquire()
+    except OSError as error:
+        todo = "name a folder that you may write: --home"
+        raise MoergeError(f"no key can be kept there: {error.strerror}", where=str(path.parent), todo=todo) from error
+    try:
         yield
+    finally:
+        lock.release()
 
 
 def _made(path: Path) -> Ed25519PrivateKey:

@@ -80,3 +80,10 @@ def test_a_new_key_drops_the_rotation_of_one_that_is_gone(tmp_path: Path) -> Non
     pending.write_bytes(b"left by a rotation that was cut")
     join_request(path, "firm", ["law"])
     assert pending.exists(), "it is finished by the next start"
+
+
+def test_a_folder_that_can_t_be_written_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(MoergeError, match="no key can be kept there") as caught:
+        join_request(tmp_path / "file" / "firm.pem", "firm", ["law"])
+    assert (caught.value.where, "--home" in caught.value.todo) == (str(tmp_path / "file"), True)
