@@ -41,6 +41,7 @@ def _authenticate(request: Request, secret: str) -> Identity:
     request.state.token, request.state.identity = row.id, identity
     if (how := ended(row, tables.now())) is not None:
         raise _unauthenticated(how, "ask an operator for a new one")
+    request.app.state.last_uses.note(row.id)
     return identity
 
 

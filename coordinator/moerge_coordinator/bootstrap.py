@@ -43,7 +43,7 @@ from moerge_coordinator.routes import (
 )
 from moerge_coordinator.settings import FILE, Settings, read_settings
 from moerge_coordinator.tables import TokenRow
-from moerge_coordinator.tokens import make_token
+from moerge_coordinator.tokens import LastUses, make_token
 from moerge_coordinator.uploads import Uploads
 from moerge_coordinator.workflows import APPLICATION_VERSION, EXECUTOR_ID, QUEUE, Workflows
 from moerge_proto.owners import NewToken, Role, Token
@@ -51,7 +51,7 @@ from moerge_proto.owners import NewToken, Role, Token
 APPLICATION = "moerge-coordinator"
 _log = logging.getLogger("moerge.coordinator")
 _QUEUE_SECONDS = 0.25
-_PRUNE_SECONDS, _SWEEP_SECONDS = 600, 3600
+_PRUNE_SECONDS, _SWEEP_SECONDS, _USES_SECONDS = 600, 3600, 60
 _CONNECTIONS = 8  # to DBOS's database; PostgreSQL's own bound is 100 for all replicas
 _TEMPLATE = """\
 # The coordinator's settings; `moerge coordinator serve` reads them once, `check` tells what is wrong.
@@ -192,6 +192,7 @@ def make_app(settings: Settings) -> FastAPI:
         client = workflow_client(settings) if isinstance(settings.database, str) else None
         app.state.settings = settings
         app.state.engine = engine
+        app.state.last_uses = LastUses(engine)
         app.state.blobs = blobs
         app.state.uploads = Uploads(engine, blobs, chunks, settings)
         metrics: Metrics = app.state.metrics
@@ -207,6 +208,7 @@ def make_app(settings: Settings) -> FastAPI:
         tasks = [
             asyncio.create_task(_every(_PRUNE_SECONDS, blobs.prune)),
             asyncio.create_task(_every(_SWEEP_SECONDS, app.state.uploads.sweep_abandoned)),
+            asyncio.create_task(_every(_USES_SECONDS, app.state.last_uses.save)),
         ]
         try:
             with workflows_run(settings, engine, app.state.workflows):

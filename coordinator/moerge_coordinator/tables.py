@@ -36,6 +36,27 @@ class OwnerRow(Base):
     created: Mapped[datetime] = mapped_column(default=now)
 
 
+class KeyRow(Base):
+    """An owner's Ed25519 key; of each owner at most one is not revoked. A key that was revoked never comes back."""
+
+    __tablename__ = "owner_keys"
+    __table_args__ = (
+        Index(
+            "one_key_of_an_owner",
+            "owner",
+            unique=True,
+            sqlite_where=text("revoked IS NULL"),
+            postgresql_where=text("revoked IS NULL"),
+        ),
+    )
+    number: Mapped[int] = mapped_column(primary_key=True)
+    owner: Mapped[str] = mapped_column(ForeignKey("owners.name"))
+    public_key: Mapped[str] = mapped_column(String(64), unique=True)
+    fingerprint: Mapped[str] = mapped_column(String(64), unique=True)
+    created: Mapped[datetime] = mapped_column(default=now)
+    revoked: Mapped[datetime | None]
+
+
 class DomainRow(Base):
     __tablename__ = "domains"
     name: Mapped[str] = mapped_column(String(63), primary_key=True)
@@ -52,6 +73,7 @@ class TokenRow(Base):
     created: Mapped[datetime] = mapped_column(default=now)
     expires: Mapped[datetime | None]
     revoked: Mapped[datetime | None]
+    used: Mapped[datetime | None]  # last, to a minute
 
 
 class UploadRow(Base):
@@ -139,6 +161,8 @@ class ContributionRow(Base):
     active: Mapped[bool]
     warnings: Mapped[list[Any]]
     software: Mapped[dict[str, Any]]
+    signature: Mapped[str | None] = mapped_column(String(128))
+    fingerprint: Mapped[str | None] = mapped_column(String(64))
     created: Mapped[datetime] = mapped_column(default=now)
     withdrawn: Mapped[datetime | None]
     purged: Mapped[datetime | None]
@@ -158,6 +182,8 @@ class TrunkContributionRow(Base):
     size: Mapped[int] = mapped_column(BigInteger)
     active: Mapped[bool]
     software: Mapped[dict[str, Any]]
+    signature: Mapped[str | None] = mapped_column(String(128))
+    fingerprint: Mapped[str | None] = mapped_column(String(64))
     created: Mapped[datetime] = mapped_column(default=now)
     withdrawn: Mapped[datetime | None]
     purged: Mapped[datetime | None]

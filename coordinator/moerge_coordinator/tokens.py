@@ -3,7 +3,7 @@
 import secrets
 from datetime import datetime, timedelta
 
-from sqlalchemy import Engine, or_, select
+from sqlalchemy import Engine, or_, select, update
 from sqlalchemy.orm import Session
 
 from moerge_coordinator import tables
@@ -16,7 +16,7 @@ from moerge_proto.problems import ProblemType
 
 
 def make_token(engine: Engine, asked: NewToken) -> Token:
-    """A fresh token; the database keeps only its SHA-256, which is enough because the secret has 256 random bits.
+    """A fresh token.
 
     Raises:
         RefusedError: the role owner needs a known owner's name, and no other role takes one; or it would end before
@@ -36,10 +36,11 @@ def make_token(engine: Engine, asked: NewToken) -> Token:
                 ProblemType.NOT_FOUND, f"no owner {asked.owner!r}", where="owner", todo="add the owner first"
             )
         row = TokenRow(role=asked.role.value, owner=asked.owner, note=asked.note, created=now, expires=asked.expires)
-        return _added(session, row)
+        return added(session, row)
 
 
-def _added(session: Session, row: TokenRow) -> Token:
+def added(session: Session, row: TokenRow) -> Token:
+    """A new row's token. The database keeps only its SHA-256, enough because the secret has 256 random bits."""
     secret = f"moerge_{secrets.token_urlsafe(32)}"
     row.hash = sha256_hex(secret.encode())
     session.add(row)
@@ -58,6 +59,27 @@ def ended(row: TokenRow, now: datetime) -> str | None:
     if row.expires is not None and row.expires <= now:
         return f"the token expired on {row.expires:%Y-%m-%d %H:%M} UTC"
     return None
+
+
+class LastUses:
+    """When tokens were last used. Calls note it in memory; `save` writes it, so that no call waits for the database."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._uses: dict[int, datetime] = {}
+
+    def note(self, token: int) -> None:
+        self._uses[token] = tables.now()
+
+    def save(self) -> None:
+        """Writes what was noted since the last time."""
+        uses, self._uses = self._uses, {}
+        if not uses:
+            return
+        with transaction(self._engine) as session:
+            for token, when in list(uses.items()):
+                later = or_(TokenRow.used.is_(None), TokenRow.used < when)  # another replica may have seen it since
+                session.execute(update(TokenRow).where(TokenRow.id == token, later).values(used=when))
 
 
 def revoke_token(engine: Engine, id_: int) -> TokenEntry:
@@ -93,7 +115,7 @@ def rotate_token(engine: Engine, id_: int, asked: RotateToken) -> Token:
             old.expires = end if old.expires is None else min(end, old.expires)
         else:
             old.revoked = now
-        return _added(session, row)
+        return added(session, row)
 
 
 def _find(session: Session, id_: int) -> TokenRow:

@@ -3,15 +3,18 @@
 from collections.abc import Callable
 from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
+from moerge_coordinator import keys
 from moerge_coordinator.tables import (
     AliasMoveRow,
     AliasRow,
     ContributionRow,
+    DomainRow,
     ExpertRow,
     OwnerRow,
+    TokenRow,
     TrunkContributionRow,
     TrunkRow,
     VersionRow,
@@ -29,8 +32,11 @@ def _fields(row: object, *names: str) -> dict[str, Any]:
     return {name: getattr(row, name) for name in names}
 
 
-def owner(row: OwnerRow, domains: list[str]) -> Owner:
-    return Owner(name=row.name, domains=domains, created=row.created)
+def owner(session: Session, row: OwnerRow) -> Owner:
+    domains = session.scalars(select(DomainRow.name).where(DomainRow.owner == row.name).order_by(DomainRow.name))
+    seen = session.scalar(select(func.max(TokenRow.used)).where(TokenRow.owner == row.name))
+    known = [keys.entry(key) for key in keys.keys_of(session, row.name)]
+    return Owner(name=row.name, domains=list(domains), keys=known, created=row.created, seen=seen)
 
 
 def expert(row: ExpertRow) -> Expert:

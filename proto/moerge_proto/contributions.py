@@ -7,6 +7,7 @@ from pydantic import Field, StringConstraints
 
 from moerge_proto.digests import Digest
 from moerge_proto.messages import Message
+from moerge_proto.signatures import PublicKey, Signature, contribution_message, is_signed
 
 Short = Annotated[str, StringConstraints(max_length=200)]
 
@@ -15,16 +16,21 @@ class NewContribution(Message):
     """Registers an uploaded statistics file. `software` says which builds made it; it is kept in the lineage.
 
     `supersedes` names the one earlier contribution whose place this one takes, and whose shards it may claim again;
-    the swap is atomic.
+    the swap is atomic. `signature`: the owner's, over the digest (`contribution_message`); None from an owner without
+    a key.
     """
 
     sha256: Digest
     supersedes: Digest | None = None
+    signature: Signature | None = None
     software: dict[Short, Short] = Field(default_factory=dict, max_length=100)
 
 
 class Contribution(Message):
-    """An accepted router contribution. `active` is false once another one superseded it, or it was withdrawn."""
+    """An accepted router contribution. `active` is false once another one superseded it, or it was withdrawn.
+
+    `fingerprint`: of the key that `signature` is by; both are None if its owner had no key.
+    """
 
     number: int
     digest: Digest
@@ -40,6 +46,8 @@ class Contribution(Message):
     active: bool
     warnings: list[str]
     software: dict[str, str]
+    signature: Signature | None
+    fingerprint: Digest | None
     created: datetime
     withdrawn: datetime | None
 
@@ -57,5 +65,28 @@ class TrunkContribution(Message):
     size: int
     active: bool
     software: dict[str, str]
+    signature: Signature | None
+    fingerprint: Digest | None
     created: datetime
     withdrawn: datetime | None
+
+
+class ContributionSignature(Message):
+    """Who vouches for a contribution in a version's lineage, for anyone to check.
+
+    That `public_key` is the owner's, only the owner can say: compare fingerprints. Key and signature are None if the
+    owner had no key.
+    """
+
+    kind: Literal["router", "trunk"]
+    digest: Digest
+    owner: str
+    domain: str
+    public_key: PublicKey | None
+    signature: Signature | None
+
+    def is_genuine(self) -> bool:
+        """Whether the signature is by `public_key`, over this owner and digest."""
+        if self.public_key is None or self.signature is None:
+            return False
+        return is_signed(self.public_key, contribution_message(self.owner, self.digest), self.signature)

@@ -6,8 +6,9 @@ from typing import Annotated
 
 from pydantic import Field, StringConstraints
 
-from moerge_proto.digests import Name
+from moerge_proto.digests import Digest, Name
 from moerge_proto.messages import Message, Moment
+from moerge_proto.signatures import JoinRequest, PublicKey
 
 MONTH_SECONDS = 30 * 24 * 3600
 Note = Annotated[str, StringConstraints(max_length=200, pattern=r"^[^\x00-\x1f\x7f]*$")]
@@ -28,10 +29,30 @@ class NewOwner(Message):
     domains: list[Name] = Field(min_length=1)
 
 
+class OwnerKey(Message):
+    """A key that an owner's contributions are signed with, from `created` until it is `revoked` or rotated out."""
+
+    public_key: PublicKey
+    fingerprint: Digest
+    created: datetime
+    revoked: datetime | None
+
+
 class Owner(Message):
+    """`keys`: oldest first; without any, it contributes unsigned. `seen`: its last call, to a minute."""
+
     name: str
     domains: list[str]
+    keys: list[OwnerKey]
     created: datetime
+    seen: datetime | None
+
+
+class Approval(Message):
+    """Takes in the owner who made the request. One who is there already gets its key only with `replace`."""
+
+    request: JoinRequest
+    replace: bool = False
 
 
 class NewToken(Message):
@@ -67,12 +88,20 @@ class Token(TokenEntry):
     secret: str
 
 
+class Approved(Message):
+    """The owner as it is now, and a fresh token for its worker."""
+
+    owner: Owner
+    token: Token
+
+
 class Identity(Message):
-    """Who the presented token belongs to."""
+    """Who the presented token belongs to. `key`: the owner's newest, revoked or not; None if it never had one."""
 
     role: Role
     owner: str | None
     domains: list[str]
+    key: OwnerKey | None = None
 
     @property
     def who(self) -> str:

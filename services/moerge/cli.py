@@ -3,6 +3,7 @@
 import importlib
 import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -14,11 +15,13 @@ from rich.markup import escape
 
 from moerge import __version__
 from moerge.client import Client
-from moerge.commands import audit, contributions, experts, pull, rounds, tokens, versions
+from moerge.commands import audit, contributions, experts, owners, pull, rounds, tokens, versions
 from moerge.commands.common import Coordinator, Secret, digest_of_domain, numbers, show, wait
 from moerge.errors import MoergeError
+from moerge_proto.contributions import ContributionSignature
 from moerge_proto.experts import ExpertState
-from moerge_proto.owners import NewOwner, NewToken, Role
+from moerge_proto.owners import Role
+from moerge_proto.signatures import fingerprint, in_groups
 from moerge_proto.trunks import NewTrunk, TrunkMethod
 from moerge_proto.versions import LambdaScale, NewVersion, SolveOptions, SolveReport, Version
 
@@ -37,12 +40,11 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Turn dense expert LLMs of different owners into one Mixture-of-Experts checkpoint, without training.",
 )
-owner = typer.Typer(no_args_is_help=True, help="Domain owners (operator).")
 trunk = typer.Typer(no_args_is_help=True, help="Trunks (operator).")
 version = typer.Typer(no_args_is_help=True, help="Router versions.")
 versions.add_to(version)
 for name, group in (
-    ("owner", owner),
+    ("owner", owners.app),
     ("token", tokens.app),
     ("audit", audit.app),
     ("expert", experts.app),
@@ -53,33 +55,6 @@ for name, group in (
 ):
     app.add_typer(group, name=name)
 app.command()(pull.pull)
-
-
-@owner.command("add")
-def add_owner(
-    name: Annotated[str, typer.Argument(help="The owner's name: a-z, 0-9, - and _.")],
-    domain: Annotated[list[str], typer.Option(help="A domain that the owner speaks for; repeat for more.")],
-    coordinator: Coordinator,
-    secret: Secret,
-) -> None:
-    """Adds an owner and prints a token for its worker. Again: another token.
-
-    Example: moerge owner add hospital --domain medicine
-    """
-    with Client(coordinator, secret) as client:
-        client.add_owner(NewOwner(name=name, domains=domain))
-        typer.echo(client.add_token(NewToken(role=Role.OWNER, owner=name)).secret)
-    typer.echo("This token is shown once. Hand it to the owner over a safe channel.", err=True)
-
-
-@owner.command("list")
-def list_owners(coordinator: Coordinator, secret: Secret) -> None:
-    """Lists owners and their domains.
-
-    Example: moerge owner list
-    """
-    with Client(coordinator, secret) as client:
-        show("Owners", ["name", "domains"], [[row.name, ", ".join(row.domains)] for row in client.owners()])
 
 
 @trunk.command("merge")
@@ -227,13 +202,14 @@ def list_versions(coordinator: Coordinator, secret: Secret) -> None:
 def show_version(
     number: Annotated[int, typer.Argument(help="The version's number.")], coordinator: Coordinator, secret: Secret
 ) -> None:
-    """Shows a version's lineage and files, which of the files are new, and how well each layer's router was determined.
+    """Shows a version's lineage, files and signatures, and how well each layer's router was determined.
 
     Example: moerge version show 1
     """
     with Client(coordinator, secret) as client:
         row = client.version(number)
         show_files(row)
+        show_signatures(client.version_signatures(number))
         if client.identity().role is not Role.OWNER and any(file.name == REPORT_FILE for file in row.files):
             show_routers(client.version_report(number))
 
@@ -259,6 +235,20 @@ def show_files(row: Version) -> None:
             for f in row.files
         ],
     )
+
+
+def show_signatures(rows: Sequence[ContributionSignature]) -> None:
+    """Prints who vouches for what a version was made of; each signature is checked here."""
+    title = "Contributions; a key is the owner's if its fingerprint is the one that the owner tells"
+    lines = [[row.kind, row.domain, row.owner, row.digest[:12], _signed(row)] for row in rows]
+    show(title, ["", "domain", "owner", "digest", "signature"], lines)
+
+
+def _signed(row: ContributionSignature) -> str:
+    if row.public_key is None:
+        return "unsigned"
+    key = in_groups(fingerprint(row.public_key)[:16])
+    return f"by key {key}" if row.is_genuine() else f"NOT by key {key}"
 
 
 def _notices(row: Version) -> list[str]:

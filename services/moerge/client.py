@@ -13,19 +13,30 @@ from typing import TypeVar
 import httpx
 import stamina
 import zstandard
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from moerge.errors import CoordinatorError, MoergeError
 from moerge.files import file_sha256, sync_folder
 from moerge.progress import Progress
 from moerge_proto.audit import AuditEntry
-from moerge_proto.contributions import Contribution, NewContribution, TrunkContribution
+from moerge_proto.contributions import Contribution, ContributionSignature, NewContribution, TrunkContribution
 from moerge_proto.digests import content_digest, sha256_hex
 from moerge_proto.experts import Expert, NewExpert, Purge, Purged, Withdraw, Withdrawal
 from moerge_proto.messages import FileEntry, Page
-from moerge_proto.owners import Identity, NewOwner, NewToken, Owner, RotateToken, Token, TokenEntry
+from moerge_proto.owners import (
+    Approval,
+    Approved,
+    Identity,
+    NewOwner,
+    NewToken,
+    Owner,
+    RotateToken,
+    Token,
+    TokenEntry,
+)
 from moerge_proto.problems import Problem, ProblemType
 from moerge_proto.rounds import NewRound, Round, RoundChange
+from moerge_proto.signatures import JoinRequest, Rotation
 from moerge_proto.trunks import NewTrunk, Trunk
 from moerge_proto.uploads import CHUNK_BYTES, Chunk, NewUpload, Stored, Upload
 from moerge_proto.versions import (
@@ -176,6 +187,15 @@ class Client:
     def owners(self) -> Iterator[Owner]:
         return self._pages(Owner, "/v1/owners")
 
+    def approve(self, request: JoinRequest, *, replace: bool = False) -> Approved:
+        return self._post(Approved, f"/v1/owners/{request.owner}/approve", Approval(request=request, replace=replace))
+
+    def revoke_owner(self, name: str) -> Owner:
+        return self._post(Owner, f"/v1/owners/{name}/revoke")
+
+    def rotate_key(self, rotation: Rotation) -> Owner:
+        return self._post(Owner, "/v1/identity/rotate", rotation)
+
     def add_token(self, token: NewToken) -> Token:
         return self._post(Token, "/v1/tokens", token)
 
@@ -260,6 +280,11 @@ class Client:
 
     def version(self, number: int) -> Version:
         return self._get(Version, f"/v1/versions/{number}")
+
+    def version_signatures(self, number: int) -> list[ContributionSignature]:
+        """Who vouches for what it was made of; `is_genuine` checks each without trusting the coordinator."""
+        content = self._send("GET", f"/v1/versions/{number}/signatures").content
+        return TypeAdapter(list[ContributionSignature]).validate_json(content)
 
     def version_report(self, number: int) -> SolveReport:
         """What solving its routers showed; operators and readers may see it."""

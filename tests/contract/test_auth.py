@@ -19,8 +19,11 @@ from support.statistics import written
 # Who may call what; every route of the OpenAPI document must stand here.
 ROLES: dict[tuple[str, str], set[Role]] = {
     ("get", "/v1/identity"): set(Role),
+    ("post", "/v1/identity/rotate"): {Role.OWNER},
     ("post", "/v1/owners"): {Role.OPERATOR},
     ("get", "/v1/owners"): {Role.OPERATOR},
+    ("post", "/v1/owners/{name}/approve"): {Role.OPERATOR},
+    ("post", "/v1/owners/{name}/revoke"): {Role.OPERATOR},
     ("post", "/v1/tokens"): {Role.OPERATOR},
     ("get", "/v1/tokens"): {Role.OPERATOR},
     ("delete", "/v1/tokens/{id}"): {Role.OPERATOR},
@@ -57,6 +60,7 @@ ROLES: dict[tuple[str, str], set[Role]] = {
     ("patch", "/v1/versions/{number}"): {Role.OPERATOR},
     ("delete", "/v1/versions/{number}"): {Role.OPERATOR},
     ("get", "/v1/versions/{number}/card"): set(Role),
+    ("get", "/v1/versions/{number}/signatures"): set(Role),
     ("get", "/v1/versions/{number}/compare/{other}"): set(Role),
     ("get", "/v1/aliases"): set(Role),
     ("get", "/v1/aliases/{name}"): set(Role),
@@ -183,6 +187,7 @@ def test_on_another_owner_s_thing_every_route_of_owners_answers_as_if_it_were_no
     }
     shared = {"/v1/trunks/{digest}", "/v1/trunks/{digest}/files/{name}", "/v1/versions/{number}"}
     shared |= {"/v1/versions/{number}/card", "/v1/versions/{number}/compare/{other}", "/v1/aliases/{name}"}
+    shared.add("/v1/versions/{number}/signatures")
     named = {path for (_, path), roles in ROLES.items() if Role.OWNER in roles and "{" in path}
     assert named - shared == things.keys()
     for (method, path), roles in ROLES.items():

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from safetensors import safe_open
 
+from moerge_proto.signatures import public_key_of
+from moerge_workers.identity import read_owner_key
 from support.models import expert, texts
 from support.processes import Coordinator, coordinator, moerge, start_worker, worker_command
 
@@ -35,7 +37,9 @@ class House:
     def add_owner(self, domain: str, seed: int) -> None:
         expert(self.folder / domain / "expert", seed)
         texts(self.folder / domain / "texts.jsonl", seed, documents=150)
-        self.tokens[domain] = self.operator("owner", "add", f"{domain}-owner", "--domain", domain)
+        key = self.folder / domain / "worker"
+        request = moerge("worker", "init", "--owner", f"{domain}-owner", "--domain", domain, "--home", key)
+        self.tokens[domain] = self.operator("owner", "approve", request)
 
     def operator(self, *arguments: object) -> str:
         return moerge(*arguments, **self.server.environment())
@@ -99,7 +103,19 @@ def test_law_1_the_worker_shows_what_leaves_and_sends_nothing_else(house: House)
     assert "sums over" in house.log("law")
     held = [path for path in (house.server.home / "blobs").rglob("*") if path.is_file()]
     text = json.loads((house.folder / "law" / "texts.jsonl").read_text().splitlines()[0])["text"]
-    assert not any(text.encode() in path.read_bytes() for path in held)
+    key = read_owner_key(house.folder / "law" / "worker" / "law-owner.pem").private_bytes_raw()
+    assert not any(secret in path.read_bytes() for path in held for secret in (text.encode(), key))
+
+
+def test_every_contribution_is_signed_by_its_owner_and_anyone_can_check_it(house: House) -> None:
+    with house.server.client() as operator:
+        signed = operator.version_signatures(2)
+        assert all(row.fingerprint for row in operator.contributions())
+    assert {row.owner: row.public_key for row in signed} == {
+        f"{domain}-owner": public_key_of(read_owner_key(house.folder / domain / "worker" / f"{domain}-owner.pem"))
+        for domain in ("law", "art", "code")
+    }
+    assert all(row.is_genuine() for row in signed)
 
 
 def test_a_worker_never_receives_another_owner_s_mlps(house: House) -> None:

@@ -6,9 +6,12 @@ from typing import Annotated, Literal
 import typer
 
 from moerge.checkpoint.sources import checkpoint_folder
+from moerge.client import Client
+from moerge.errors import MoergeError
 from moerge.progress import progress
+from moerge_proto.signatures import fingerprint, in_groups
 from moerge_proto.statistics_file import StatisticsSettings
-from moerge_workers import contribute
+from moerge_workers import identity
 from moerge_workers.settings import Settings
 
 app = typer.Typer(no_args_is_help=True, help="Run a domain owner's worker.")
@@ -19,10 +22,59 @@ def _group() -> None:
     """Run a domain owner's worker."""
 
 
+Coordinator = Annotated[str, typer.Option(envvar="MOERGE_COORDINATOR", help="Address of the coordinator.")]
+Token = Annotated[str, typer.Option(envvar="MOERGE_TOKEN", help="The owner's token; better in the environment.")]
+KeyHome = Annotated[Path | None, typer.Option("--home", help="Folder of the owner's key; default ~/.moerge.")]
+
+
+@app.command()
+def init(
+    owner: Annotated[str, typer.Option(help="Your name as an owner: a-z, 0-9, - and _.")],
+    domain: Annotated[list[str], typer.Option(help="A domain that you speak for; repeat for more.")],
+    home: KeyHome = None,
+) -> None:
+    """Makes your key, which never leaves this machine, and prints the request to send to the operator.
+
+    A key that is there already stays, and the request is made with it. Nobody is spoken to.
+
+    Example: moerge worker init --owner hospital --domain medicine
+    """
+    path = (home or identity.default_home()) / f"{owner}.pem"
+    request = identity.join_request(path, owner, domain)
+    typer.echo(request.line())
+    typer.echo(
+        f"Your key is {path}; keep a copy where only you can read it.\n"
+        f"Its fingerprint: {in_groups(fingerprint(request.public_key))}\n"
+        "Send the line above to the operator by any way, and tell the fingerprint by another one, such as a call.\n"
+        "The operator approves it and sends you a token; then start: moerge worker run",
+        err=True,
+    )
+
+
+@app.command()
+def rotate(
+    coordinator: Coordinator,
+    token: Token,
+    home: KeyHome = None,
+) -> None:
+    """Puts a new key in the place of yours, here and at the coordinator. Killed at any moment, run it again.
+
+    What was signed before stays signed. Workers that run take the new key by themselves.
+
+    Example: moerge worker rotate
+    """
+    with Client(coordinator, token) as client:
+        owner = client.identity().owner
+        if owner is None:
+            raise MoergeError("the token is not an owner's", where="--token", todo="use your worker's token")
+        made = identity.rotate(client, owner, identity.key_file(home or identity.default_home(), owner))
+    typer.echo(f"Your key's fingerprint is now: {in_groups(made)}")
+
+
 @app.command()
 def run(
-    coordinator: Annotated[str, typer.Option(envvar="MOERGE_COORDINATOR", help="Address of the coordinator.")],
-    token: Annotated[str, typer.Option(envvar="MOERGE_TOKEN", help="The owner's token; better in the environment.")],
+    coordinator: Coordinator,
+    token: Token,
     domain: Annotated[str, typer.Option(help="The domain to contribute for.")],
     expert: Annotated[str, typer.Option(help="The domain's dense checkpoint: a folder, or a hub id (name/model).")],
     data: Annotated[str, typer.Option(help="Quoted glob of JSON Lines files with the field 'text'.")],
@@ -48,6 +100,8 @@ def run(
 
     Example: moerge worker run --coordinator https://example.org --domain law --expert expert/ --data 'text/*.jsonl'
     """
+    from moerge_workers import contribute  # it brings torch and Ray, which the other commands need not wait for
+
     settings = Settings(
         coordinator=coordinator,
         token=token,

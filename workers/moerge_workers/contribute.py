@@ -36,7 +36,7 @@ from moerge_proto.problems import ProblemType
 from moerge_proto.statistics_file import Int64, Manifest, RouterManifest, StatisticsFile, TrunkManifest, write
 from moerge_proto.trunks import Trunk
 from moerge_workers import actors
-from moerge_workers.identity import read_key
+from moerge_workers.identity import read_key, require_approved, signature
 from moerge_workers.journal import Journal
 from moerge_workers.settings import Settings
 from moerge_workers.shards import Shard, plan
@@ -72,6 +72,8 @@ def run(settings: Settings, progress: Progress) -> None:
         raise MoergeError("another worker uses this folder", where=str(settings.home), todo=todo) from error
     with lock, Client(settings.coordinator, settings.token) as client:
         owner = _own_name(client, settings.domain)
+        if not require_approved(client, settings.home):
+            say("contributions go unsigned: you have no key (moerge worker init makes one)")
         check_expert(settings.expert, None, str(settings.expert))
         for data in filter(None, (settings.data, settings.tuning_data)):
             data_files(data)
@@ -152,7 +154,8 @@ def _contribute_trunk(
     stored = client.upload(path, progress, title="uploading the trunk contribution", compress=True)
     active = [row.digest for row in client.trunk_contributions() if row.active and row.expert == expert.digest]
     supersedes = active[0] if active and active[0] != stored.sha256 else None
-    new = NewContribution(sha256=stored.sha256, supersedes=supersedes, software=SOFTWARE)
+    signed = signature(settings.home, owner, stored.sha256)
+    new = NewContribution(sha256=stored.sha256, supersedes=supersedes, signature=signed, software=SOFTWARE)
     return client.contribute_trunk(new), path
 
 
@@ -203,7 +206,8 @@ def _contribute(
         _compute(settings, data, work, trunk.hidden_size, journal, progress)
         _show(journal.save(), journal.path)
         stored = client.upload(journal.path, progress, title="uploading the contribution", compress=True)
-        sent.append(client.contribute(NewContribution(sha256=stored.sha256, software=SOFTWARE)))
+        signed = signature(settings.home, owner, stored.sha256)
+        sent.append(client.contribute(NewContribution(sha256=stored.sha256, signature=signed, software=SOFTWARE)))
     return sent
 
 

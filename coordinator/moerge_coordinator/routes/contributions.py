@@ -12,6 +12,7 @@ from moerge.statistics.validate import validate
 from moerge_coordinator import views
 from moerge_coordinator.auth import DomainOwner, OperatorOrOwner, own_name, require_own_domain
 from moerge_coordinator.database import reading, transaction
+from moerge_coordinator.keys import require_signed
 from moerge_coordinator.lifecycle import require_usable, withdraw_contribution
 from moerge_coordinator.refusals import RefusedError
 from moerge_coordinator.routes.pages import After, visible_page, visible_row
@@ -37,6 +38,7 @@ def contribute(request: Request, caller: DomainOwner, new: NewContribution) -> C
         row = session.scalar(select(ContributionRow).where(ContributionRow.digest == new.sha256))
         if row is not None and row.owner == owner and row.withdrawn is None:
             return views.contribution(row)
+        require_signed(session, owner, new)
     size = state.uploads.held(owner, new.sha256, "sha256")
     try:
         with opened(request, new.sha256) as file:
@@ -143,6 +145,7 @@ def _record(
         if new.supersedes is not None:
             _supersede(session, new.supersedes, manifest)
         _claim_shards(session, new.sha256, manifest)
+        signer = require_signed(session, manifest.owner, new)
         row = known
         if row is None:
             row = ContributionRow(
@@ -161,6 +164,7 @@ def _record(
             )
             session.add(row)
         row.active, row.withdrawn, row.purged = True, None, None
+        row.signature, row.fingerprint = new.signature, signer
         session.flush()
         session.add_all(
             ShardRow(trunk=manifest.trunk, domain=manifest.domain, shard=shard, contribution=new.sha256)

@@ -12,6 +12,7 @@ from moerge.statistics.validate import validate_trunk
 from moerge_coordinator import views
 from moerge_coordinator.auth import DomainOwner, OperatorOrOwner, own_name
 from moerge_coordinator.database import reading, transaction
+from moerge_coordinator.keys import require_signed
 from moerge_coordinator.lifecycle import withdraw_trunk_contribution
 from moerge_coordinator.refusals import RefusedError
 from moerge_coordinator.routes.contributions import opened, ready_expert, require_sizes, require_there
@@ -39,6 +40,7 @@ def contribute(request: Request, caller: DomainOwner, new: NewContribution) -> T
         row = session.scalar(select(TrunkContributionRow).where(TrunkContributionRow.digest == new.sha256))
         if row is not None and row.owner == owner and row.withdrawn is None:
             return views.trunk_contribution(row)
+        require_signed(session, owner, new)
     size = state.uploads.held(owner, new.sha256, "sha256")
     try:
         with opened(request, new.sha256) as file:
@@ -76,6 +78,7 @@ def _record(request: Request, new: NewContribution, manifest: TrunkManifest, siz
             found = f"the expert's active trunk contribution is {active.digest if active else 'none'}"
             todo = "name it in supersedes, if this one is to take its place"
             raise RefusedError(ProblemType.CONFLICT, found, where="supersedes", todo=todo)
+        signer = require_signed(session, manifest.owner, new)
         if active is not None:
             active.active = False
         row = session.scalar(select(TrunkContributionRow).where(TrunkContributionRow.digest == new.sha256))
@@ -92,6 +95,7 @@ def _record(request: Request, new: NewContribution, manifest: TrunkManifest, siz
             )
             session.add(row)
         row.active, row.withdrawn, row.purged = True, None, None
+        row.signature, row.fingerprint = new.signature, signer
         session.flush()
         return views.trunk_contribution(row)
 

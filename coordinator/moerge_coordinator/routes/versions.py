@@ -13,6 +13,7 @@ from moerge.routers.ridge import SOLVER
 from moerge_coordinator import views
 from moerge_coordinator.auth import Anyone, Operator, OperatorOrReader
 from moerge_coordinator.database import reading, transaction
+from moerge_coordinator.keys import signatures
 from moerge_coordinator.lifecycle import retire_versions, withdrawn_in
 from moerge_coordinator.needed import collect
 from moerge_coordinator.refusals import RefusedError
@@ -20,7 +21,8 @@ from moerge_coordinator.routes.content import content
 from moerge_coordinator.routes.pages import After, Number, page
 from moerge_coordinator.routes.rounds import ended_round
 from moerge_coordinator.routes.trunks import find_trunk
-from moerge_coordinator.tables import ContributionRow, ExpertRow, VersionRow
+from moerge_coordinator.tables import ContributionRow, ExpertRow, TrunkRow, VersionRow
+from moerge_proto.contributions import ContributionSignature
 from moerge_proto.messages import Page
 from moerge_proto.problems import ProblemType
 from moerge_proto.versions import Comparison, Lineage, NewVersion, SolveOptions, Version, VersionChange
@@ -194,6 +196,15 @@ def compare_versions(request: Request, caller: Anyone, number: Number, other: Nu
     with reading(request.app.state.engine) as session:
         view = views.versions(session)
         return compare(view(find_version(session, number)), view(find_version(session, other, "other")))
+
+
+@router.get("/versions/{number}/signatures")
+def list_signatures(request: Request, caller: Anyone, number: Number) -> list[ContributionSignature]:
+    """Who vouches for each contribution that the version, or its trunk, was made of. Role: any."""
+    with reading(request.app.state.engine) as session:
+        made = Lineage.model_validate(find_version(session, number).lineage)
+        merged = session.scalars(select(TrunkRow.contributions).where(TrunkRow.digest == made.trunk)).one()
+        return [*signatures(session, "router", made.contributions), *signatures(session, "trunk", merged)]
 
 
 @router.get("/versions/{number}/files/{name}", response_class=FileResponse)

@@ -9,6 +9,7 @@ from moerge.client import Client
 from moerge.commands.common import Coordinator, Secret, show
 from moerge.errors import MoergeError
 from moerge_proto.contributions import Contribution, TrunkContribution
+from moerge_proto.signatures import in_groups
 
 app = typer.Typer(no_args_is_help=True, help="Contributions (operator; an owner its own).")
 
@@ -17,22 +18,35 @@ def _state(row: Contribution | TrunkContribution) -> str:
     return "counts" if row.active else "withdrawn" if row.withdrawn else "superseded"
 
 
+def _key(row: Contribution | TrunkContribution) -> str:
+    return "unsigned" if row.fingerprint is None else in_groups(row.fingerprint[:8])
+
+
 @app.command("list")
 def list_contributions(coordinator: Coordinator, secret: Secret) -> None:
-    """Lists router contributions, then trunk contributions.
+    """Lists router contributions, then trunk contributions, each with the first digits of the key that signed it.
 
     Example: moerge contribution list
     """
     with Client(coordinator, secret) as client:
         rows = [
-            [row.domain, row.split, row.trunk[:12], f"{row.tokens:,}", decimal(row.size), _state(row), row.digest]
+            [
+                row.domain,
+                row.split,
+                row.trunk[:12],
+                f"{row.tokens:,}",
+                decimal(row.size),
+                _state(row),
+                _key(row),
+                row.digest,
+            ]
             for row in client.contributions()
         ]
         own = [
-            [row.domain, "", "", f"{row.tokens:,}", decimal(row.size), _state(row), row.digest]
+            [row.domain, "", "", f"{row.tokens:,}", decimal(row.size), _state(row), _key(row), row.digest]
             for row in client.trunk_contributions()
         ]
-    columns = ["domain", "split", "trunk", "tokens", "size", "state", "digest"]
+    columns = ["domain", "split", "trunk", "tokens", "size", "state", "key", "digest"]
     show("Router contributions", columns, rows)
     if own:
         show("Trunk contributions", columns, own)

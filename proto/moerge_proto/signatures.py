@@ -1,0 +1,144 @@
+"""Owners' Ed25519 keys (RFC 8032): the bytes that are signed, and how anyone with a public key checks them.
+
+Signed is the canonical JSON (RFC 8785) of one object, whose purpose keeps a signature from standing for another one:
+
+    contribution  {"digest": …, "owner": …, "purpose": "moerge contribution", "version": 1}
+    join request  {"created": …, "domains": […], "owner": …, "public_key": …, "purpose": "moerge join", "version": 1}
+    rotation      {"new_key": …, "old_key": …, "owner": …, "purpose": "moerge rotation", "version": 1}
+
+Keys are 32, signatures 64 bytes, in lower-case hex. A fingerprint is the SHA-256 of a public key's bytes.
+"""
+
+import base64
+from datetime import datetime
+from typing import Annotated, Self
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from pydantic import Field, JsonValue, StringConstraints
+
+from moerge_proto.digests import Digest, Name, canonical_json, sha256_hex
+from moerge_proto.messages import Message, Moment
+
+PublicKey = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+Signature = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{128}$")]
+_PREFIX = "moerge-join-1."
+_FORMAT = 1
+_GROUP = 4
+
+
+def public_key_of(key: Ed25519PrivateKey) -> PublicKey:
+    return key.public_key().public_bytes_raw().hex()
+
+
+def fingerprint(public_key: PublicKey) -> Digest:
+    """What two people compare to know that they mean the same key."""
+    return sha256_hex(bytes.fromhex(public_key))
+
+
+def in_groups(digits: str) -> str:
+    """A fingerprint for human eyes: four digits, a space, and so on."""
+    return " ".join(digits[start : start + _GROUP] for start in range(0, len(digits), _GROUP))
+
+
+def is_signed(public_key: PublicKey, message: bytes, signature: Signature) -> bool:
+    """Whether the owner of `public_key` signed `message`."""
+    try:
+        Ed25519PublicKey.from_public_bytes(bytes.fromhex(public_key)).verify(bytes.fromhex(signature), message)
+    except InvalidSignature:
+        return False
+    return True
+
+
+def contribution_message(owner: str, digest: Digest) -> bytes:
+    """What an owner signs who contributes the statistics file of this digest; it says of whom and for which trunk."""
+    return _message("contribution", {"owner": owner, "digest": digest})
+
+
+def sign_contribution(key: Ed25519PrivateKey, owner: str, digest: Digest) -> Signature:
+    return key.sign(contribution_message(owner, digest)).hex()
+
+
+def _message(purpose: str, fields: dict[str, JsonValue]) -> bytes:
+    return canonical_json({"purpose": f"moerge {purpose}", "version": _FORMAT, **fields})
+
+
+class JoinRequest(Message):
+    """Asks an operator to take an owner in who speaks for `domains` with this key. It holds nothing secret.
+
+    `signature` is by that key, so whoever sent the request has it.
+    """
+
+    owner: Name
+    domains: list[Name] = Field(min_length=1, max_length=1000)
+    public_key: PublicKey
+    created: Moment
+    signature: Signature
+
+    @classmethod
+    def make(cls, key: Ed25519PrivateKey, owner: str, domains: list[str], created: datetime) -> Self:
+        """The request of the owner of `key`.
+
+        Raises:
+            ValidationError: a name isn't one.
+        """
+        given = {"owner": owner, "domains": domains, "public_key": public_key_of(key), "created": created}
+        blank = cls.model_validate({**given, "signature": "0" * 128})
+        return blank.model_copy(update={"signature": key.sign(blank.message()).hex()})
+
+    def message(self) -> bytes:
+        """What is signed: every field but the signature."""
+        return _message("join", self.model_dump(mode="json", exclude={"signature"}))
+
+    def is_genuine(self) -> bool:
+        """Whether its signature is by its own key."""
+        return is_signed(self.public_key, self.message(), self.signature)
+
+    def line(self) -> str:
+        """As one line of text, for a mail or a chat: `moerge-join-1.` and base64url of canonical JSON."""
+        content = canonical_json(self.model_dump(mode="json"))
+        return _PREFIX + base64.urlsafe_b64encode(content).decode().rstrip("=")
+
+    @classmethod
+    def of_line(cls, text: str) -> Self:
+        """Reads what `line` wrote.
+
+        Raises:
+            ValueError: it is something else, or was changed on the way.
+        """
+        line = "".join(text.split())  # a mail may have broken it
+        if not line.startswith(_PREFIX):
+            raise ValueError(f"expected a line that begins with {_PREFIX!r}, found {text[:40]!r}")
+        coded = line.removeprefix(_PREFIX)
+        try:
+            request = cls.model_validate_json(base64.urlsafe_b64decode(coded + "=" * (-len(coded) % 4)))
+        except ValueError as error:
+            raise ValueError("the request is damaged: it was cut or changed on the way") from error
+        if request.line() != line or not request.is_genuine():
+            raise ValueError("the request is not as its key signed it: it was changed on the way")
+        return request
+
+
+class Rotation(Message):
+    """Asks to put `new_key` in the place of the owner's `old_key`; both sign it."""
+
+    owner: Name
+    old_key: PublicKey
+    new_key: PublicKey
+    old_signature: Signature
+    new_signature: Signature
+
+    @classmethod
+    def make(cls, old: Ed25519PrivateKey, new: Ed25519PrivateKey, owner: str) -> Self:
+        keys = {"old_key": public_key_of(old), "new_key": public_key_of(new)}
+        message = _message("rotation", {"owner": owner, **keys})
+        signatures = {"old_signature": old.sign(message).hex(), "new_signature": new.sign(message).hex()}
+        return cls(owner=owner, **keys, **signatures)
+
+    def forged(self) -> str | None:
+        """The name of a signature that is not by its key, or None."""
+        message = _message("rotation", {"owner": self.owner, "old_key": self.old_key, "new_key": self.new_key})
+        for name in ("old", "new"):
+            if not is_signed(getattr(self, f"{name}_key"), message, getattr(self, f"{name}_signature")):
+                return f"{name}_signature"
+        return None
