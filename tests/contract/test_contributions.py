@@ -158,10 +158,10 @@ def test_law_4_a_contribution_sent_twice_counts_once_and_a_shard_too(fleet: Flee
     assert (caught.value.type, caught.value.where) == ("urn:moerge:problem:duplicate-shard", "manifest.shards")
     assert accepted.digest in caught.value.what
     with pytest.raises(CoordinatorError) as caught:
-        send(fleet.art, again, supersedes="0" * 64)
+        send(fleet.art, again, "0" * 64)
     assert caught.value.where == "supersedes"
 
-    replaced = send(fleet.art, again, supersedes=accepted.digest)
+    replaced = send(fleet.art, again, accepted.digest)
     active = {each.digest: each.active for each in fleet.art.client.contributions()}
     assert active == {accepted.digest: False, replaced.digest: True}
 
@@ -170,7 +170,7 @@ def test_law_4_another_owner_can_supersede_nothing_of_others(fleet: Fleet, tmp_p
     mine = send(fleet.law, written(tmp_path / "mine", *honest(fleet.server, fleet.law, fleet.trunk, first=50)))
     theirs = written(tmp_path / "theirs", *honest(fleet.server, fleet.art, fleet.trunk, first=60))
     with pytest.raises(CoordinatorError) as caught:
-        send(fleet.art, theirs, supersedes=mine.digest)
+        send(fleet.art, theirs, mine.digest)
     assert caught.value.where == "supersedes"
     assert {each.digest: each.active for each in fleet.law.client.contributions()}[mine.digest]
 
