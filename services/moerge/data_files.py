@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import PurePosixPath
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import fsspec  # type: ignore[import-untyped]
 
@@ -114,12 +114,13 @@ def _files(source: str, say: Callable[[str], None]) -> list[DataFile]:
                 DataFile(name if local else place.unstrip_protocol(name), each["size"] or 0) for name, each in files
             ]
 
-        if place.isdir(path):
-            files = _of_folder(place, path, named, say)
-        elif place.exists(path):
-            files = named({path: place.info(path)})
+        try:
+            entry = place.info(path)
+        except FileNotFoundError:
+            files = named(place.glob(path, detail=True))
         else:
-            files = named(cast(dict[str, Any], place.glob(path, detail=True)))
+            folder = entry["type"] == "directory"
+            files = _of_folder(place, path, named, say) if folder else named({path: entry})
     except ImportError as error:
         raise MoergeError(str(error), where=where, todo="install what it names beside moerge") from error
     except (OSError, ValueError) as error:

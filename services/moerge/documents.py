@@ -15,6 +15,7 @@ T = TypeVar("T")
 _ROWS = 64  # of a Parquet or Arrow file in memory at a time
 _PATIENCE = 1000  # the share of bad lines is looked at from the start as if at least so many had been read
 _SHOWN = 5
+_DAMAGED = OSError, EOFError, ValueError, NotImplementedError, lzma.LZMAError, zlib.error  # pyarrow's are among these
 _EVERY = 256  # records between two looks at how far a file is read
 
 
@@ -127,18 +128,11 @@ def _values(file: DataFile, field: str, tracker: Tracker | None) -> Iterator[tup
     try:
         with file.open() as (plain, stored):
             for number, value in enumerate(read(plain, field), start=1):
-                yield f"{file.url}{word} {number}".removesuffix(" 1" if not word else ""), value
+                yield f"{file.url}{word} {number}" if word else file.url, value
                 if tracker is not None and number % _EVERY == 0 and told < (here := min(stored.tell(), file.size)):
                     tracker.advance(here - told)
                     told = here
-    except (
-        OSError,
-        EOFError,
-        ValueError,
-        NotImplementedError,
-        lzma.LZMAError,
-        zlib.error,
-    ) as error:  # pyarrow's are among these
+    except _DAMAGED as error:
         where = f"{file.url}, after{word.replace(',', '')} {number}" if number else file.url
         raise MoergeError(f"can't be read: {error}", where=where, todo="mend the file, or take it away") from error
     if tracker is not None:

@@ -71,15 +71,22 @@ class Data:
                 yield mac, split_of(mac, settings.tuning_share, settings.held_out_share), document
 
     def shards(
-        self, split: Split, ledger: Ledger, hidden_size: int, *, everything: bool, tracker: Tracker | None = None
+        self,
+        split: Split,
+        ledger: Ledger,
+        hidden_size: int,
+        *,
+        everything: bool,
+        again: bool = False,
+        tracker: Tracker | None = None,
     ) -> Iterator[Shard]:
-        """The shards of a split's documents that the ledger doesn't hold yet, or of all; the ledger sees all."""
+        """The shards of a split's documents that the ledger wants (see its `begin`), which sees all of the split."""
         key = self._key if split == "statistics" else document_mac(self._key, split)
 
         def wanted() -> Iterator[Document]:
-            ledger.begin()
+            ledger.begin(everything=everything, again=again)
             for mac, own, document in self.documents(tracker):
-                if own == split and (ledger.see(mac) or everything):
+                if own == split and ledger.see(mac):
                     yield document
 
         return plan(wanted(), partial(encode, self._tokenizer), self._settings.statistics, hidden_size, key)

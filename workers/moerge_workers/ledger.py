@@ -16,11 +16,10 @@ CREATE TABLE IF NOT EXISTS files (
 PRAGMA temp.cache_size = -32768;
 PRAGMA temp.journal_mode = OFF;
 CREATE TEMP TABLE seen (mac BLOB PRIMARY KEY, copies INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TEMP TABLE again (mac BLOB PRIMARY KEY, copies INTEGER NOT NULL) WITHOUT ROWID;
 """
 _MAC_BYTES = 16
-_SEE = """
-INSERT INTO seen VALUES (?, 1) ON CONFLICT (mac) DO UPDATE SET copies = copies + 1 RETURNING copies
-"""
+_COUNT = "INSERT INTO {} VALUES (?, 1) ON CONFLICT (mac) DO UPDATE SET copies = copies + 1 RETURNING copies"
 _GONE = """
 SELECT COUNT(*) FROM sent LEFT JOIN seen USING (mac) WHERE sent.copies > IFNULL(seen.copies, 0)
 """
@@ -54,7 +53,7 @@ class Ledger:
         self._db = sqlite3.connect(path, isolation_level=None)
         try:
             self._db.executescript(_TABLES)
-            self._any = bool(self._db.execute("SELECT 1 FROM sent LIMIT 1").fetchall())
+            self._db.execute("SELECT 1 FROM sent LIMIT 1")
         except sqlite3.DatabaseError as error:
             self._db.close()
             todo = "restore it from a backup; or remove it, and withdraw what it had sent (moerge contribution list)"
@@ -63,10 +62,18 @@ class Ledger:
     def close(self) -> None:
         self._db.close()
 
-    def begin(self) -> None:
-        """Begins a reading of all documents."""
+    def begin(self, *, everything: bool = False, again: bool = False) -> None:
+        """Begins a reading of all documents.
+
+        Args:
+            everything: what was sent is wanted too.
+            again: what the reading before didn't come to is not wanted, and not noted.
+        """
         self._end()
-        self._db.execute("DELETE FROM seen")
+        self._table = "again" if again else "seen"
+        self._count = _COUNT.format(self._table)
+        self._db.execute(f"DELETE FROM {self._table}")  # noqa: S608  # one of the two
+        self._all = everything or not self._db.execute("SELECT 1 FROM sent LIMIT 1").fetchall()
         self._db.execute("BEGIN")  # one transaction for all of the reading, which writes nothing of the ledger
 
     def _end(self) -> None:
@@ -74,13 +81,16 @@ class Ledger:
             self._db.execute("COMMIT")
 
     def see(self, mac: bytes) -> bool:
-        """Notes a document that the reading came to; whether it is one more than was sent."""
+        """Notes a document that the reading came to; whether it is wanted, as one more copy than was sent."""
         mac = mac[:_MAC_BYTES]
-        [copies] = self._db.execute(_SEE, (mac,)).fetchone()
-        if not self._any:
-            return True
-        sent = self._db.execute("SELECT copies FROM sent WHERE mac = ?", (mac,)).fetchone()
-        return sent is None or copies > sent[0]
+        [copies] = self._db.execute(self._count, (mac,)).fetchone()
+        if self._table == "again" and copies > self._copies("seen", mac):
+            return False
+        return self._all or copies > self._copies("sent", mac)
+
+    def _copies(self, table: str, mac: bytes) -> int:
+        row = self._db.execute(f"SELECT copies FROM {table} WHERE mac = ?", (mac,)).fetchone()  # noqa: S608  # ours
+        return 0 if row is None else int(row[0])
 
     def gone(self) -> int:
         """How many documents were sent that the reading did not come to."""
@@ -100,7 +110,8 @@ class Ledger:
         return not self._db.execute("SELECT 1 FROM files WHERE NOT replaced AND how != ?", (how,)).fetchall()
 
     def send(self, file: Sent, how: str, *, replace: bool) -> None:
-        """Notes a file that is to be sent, and that it and those before it hold what the last reading came to.
+        """Notes a file that is to be sent, and that it and those before it hold what the last reading came to that
+        wasn't one again.
 
         With `replace` it takes the place of all files before it.
         """
@@ -113,7 +124,6 @@ class Ledger:
             self._db.execute("INSERT INTO files VALUES (?, ?, ?, ?, ?)", row)
             self._db.execute("DELETE FROM sent")
             self._db.execute("INSERT INTO sent SELECT mac, copies FROM seen")
-        self._any = True
 
     def forget(self) -> None:
         """Notes that no file counts any more, and that no document was sent."""
@@ -122,4 +132,3 @@ class Ledger:
             self._db.execute("BEGIN IMMEDIATE")
             self._db.execute("UPDATE files SET replaced = 1")
             self._db.execute("DELETE FROM sent")
-        self._any = False

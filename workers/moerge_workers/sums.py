@@ -71,7 +71,7 @@ class Sums:
             journal = self._journal(plan)
             if self._compute(plan, journal):
                 break
-            self.say("the data has changed meanwhile; planning the rest anew")
+            self.say("documents have gone meanwhile; planning anew")
         journal.save()
         sent = Sent(journal.path.name, file_sha256(journal.path))
         return lambda: self.ledger.send(sent, self._how, replace=plan.replaces)
@@ -152,7 +152,8 @@ class Sums:
                 return True
             with actors.cluster(self.settings.ray_address, self.settings.slots):
                 hidden, slots = self.blank.hidden_size, self.settings.slots
-                shards = each_once(self.data.shards(self.split, self.ledger, hidden, everything=plan.replaces))
+                again = self.data.shards(self.split, self.ledger, hidden, everything=plan.replaces, again=True)
+                shards = each_once(again)
                 for shard, sums in actors.compute(shards, slots, self.work, self.settings.statistics.batch_tokens):
                     journal.add(shard.name, sums)
                     tracker.advance(shard.tokens)

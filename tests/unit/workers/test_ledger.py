@@ -42,6 +42,27 @@ def test_law_4_each_copy_of_a_document_is_new_once_until_one_is_gone(
         ledger.close()
 
 
+@settings(max_examples=30, deadline=None)
+@given(DOCUMENTS, DOCUMENTS, DOCUMENTS, st.booleans())
+def test_what_comes_between_a_reading_and_the_next_is_not_wanted_yet(
+    tmp_path_factory: pytest.TempPathFactory,
+    sent: list[bytes],
+    planned: list[bytes],
+    later: list[bytes],
+    everything: bool,
+) -> None:
+    ledger = Ledger(tmp_path_factory.mktemp("ledger") / "a.sqlite")
+    new(ledger, sent)
+    ledger.send(file(1), "how", replace=False)
+    ledger.begin(everything=everything)
+    wanted = Counter(mac for mac in planned if ledger.see(mac))
+    ledger.begin(everything=everything, again=True)
+    assert Counter(mac for mac in [*planned, *later] if ledger.see(mac)) == wanted
+    ledger.send(file(2), "how", replace=everything)
+    assert new(ledger, [*planned, *later]) == Counter(later)
+    ledger.close()
+
+
 def test_a_reading_that_ends_before_its_file_is_sent_changes_nothing(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path / "a.sqlite")
     assert new(ledger, [b"a", b"b"]).total() == 2
