@@ -231,8 +231,6 @@ def _contribute(
             _delivered(client, sums, blank, progress)
             if (note := sums.complete()) is not None:
                 note()
-            for file in map(sums.path, ledger.files()):
-                _show(file)
             sent += _delivered(client, sums, blank, progress)
     return sent
 
@@ -268,6 +266,7 @@ def _delivered(client: Client, sums: Sums, blank: RouterManifest, progress: Prog
         return []
     for file in files:
         if file.digest not in counts:
+            _show(sums.path(file))
             client.upload(sums.path(file), progress, title="uploading the contribution", compress=True)
             new = NewContribution(sha256=file.digest, supersedes=supersedes, software=SOFTWARE)
             counts[file.digest], supersedes = client.contribute(new), []
