@@ -15,13 +15,13 @@ Short = Annotated[str, StringConstraints(max_length=200)]
 class NewContribution(Message):
     """Registers an uploaded statistics file. `software` says which builds made it; it is kept in the lineage.
 
-    `supersedes` names the one earlier contribution whose place this one takes, and whose shards it may claim again;
-    the swap is atomic. `signature`: the owner's, over the digest (`contribution_message`); None from an owner without
-    a key.
+    `supersedes` names the earlier contributions whose place this one takes, and whose shards it may claim again; the
+    swap is atomic. `signature`: the owner's, over the digest (`contribution_message`); None from an owner without a
+    key.
     """
 
     sha256: Digest
-    supersedes: Digest | None = None
+    supersedes: list[Digest] = Field(default_factory=list, max_length=10_000)
     signature: Signature | None = None
     software: dict[Short, Short] = Field(default_factory=dict, max_length=100)
 

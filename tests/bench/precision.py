@@ -14,7 +14,7 @@ from bench.registry import HOME, Pair, benchmark
 from moerge.demo import corpora
 from moerge.demo.commands import cache as cache_folder
 from moerge.demo.train import train
-from moerge.documents import documents
+from moerge.documents import texts_of
 from moerge.evaluate.perplexity import score, windows
 from moerge.evaluate.routing import routers
 from moerge.progress import progress
@@ -30,7 +30,7 @@ SHAPES = f"the demo's four experts, {DOCUMENTS} documents a domain to solve and 
 
 def rows(tokenizer: PreTrainedTokenizerBase, text: Path) -> list[list[int]]:
     """Token ids of a file's first documents, at most CONTEXT a row."""
-    ids = [tokenizer(each)["input_ids"] for each in islice(documents([text]), DOCUMENTS)]
+    ids = [tokenizer(each)["input_ids"] for each in islice(texts_of([text]), DOCUMENTS)]
     return [each[start : start + CONTEXT] for each in ids for start in range(0, len(each), CONTEXT)]
 
 

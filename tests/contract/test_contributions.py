@@ -158,19 +158,37 @@ def test_law_4_a_contribution_sent_twice_counts_once_and_a_shard_too(fleet: Flee
     assert (caught.value.type, caught.value.where) == ("urn:moerge:problem:duplicate-shard", "manifest.shards")
     assert accepted.digest in caught.value.what
     with pytest.raises(CoordinatorError) as caught:
-        send(fleet.art, again, supersedes="0" * 64)
+        send(fleet.art, again, "0" * 64)
     assert caught.value.where == "supersedes"
 
-    replaced = send(fleet.art, again, supersedes=accepted.digest)
+    replaced = send(fleet.art, again, accepted.digest)
     active = {each.digest: each.active for each in fleet.art.client.contributions()}
     assert active == {accepted.digest: False, replaced.digest: True}
+
+
+def test_law_4_one_contribution_takes_the_place_of_several_or_of_none(fleet: Fleet, tmp_path: Path) -> None:
+    files = [written(tmp_path / str(n), *honest(fleet.server, fleet.art, fleet.trunk, first=500 + n)) for n in range(2)]
+    old = [send(fleet.art, file).digest for file in files]
+    whole = written(tmp_path / "whole", *honest(fleet.server, fleet.art, fleet.trunk, shards=3, first=500))
+
+    def active() -> set[str]:
+        return {each.digest for each in fleet.art.client.contributions() if each.active}
+
+    before = active()
+    with pytest.raises(CoordinatorError) as caught:
+        send(fleet.art, whole, *old, "0" * 64)
+    assert caught.value.where == "supersedes"
+    assert active() == before
+    new = send(fleet.art, whole, *old, *old)
+    assert send(fleet.art, whole, *old) == new  # the answer was lost, and it is sent again
+    assert active() == before - set(old) | {new.digest}
 
 
 def test_law_4_another_owner_can_supersede_nothing_of_others(fleet: Fleet, tmp_path: Path) -> None:
     mine = send(fleet.law, written(tmp_path / "mine", *honest(fleet.server, fleet.law, fleet.trunk, first=50)))
     theirs = written(tmp_path / "theirs", *honest(fleet.server, fleet.art, fleet.trunk, first=60))
     with pytest.raises(CoordinatorError) as caught:
-        send(fleet.art, theirs, supersedes=mine.digest)
+        send(fleet.art, theirs, mine.digest)
     assert caught.value.where == "supersedes"
     assert {each.digest: each.active for each in fleet.law.client.contributions()}[mine.digest]
 

@@ -185,7 +185,7 @@ def test_law_4_an_expert_has_one_trunk_contribution_and_another_must_supersede_i
     other = written(fleet.folder / "other", *honest_trunk(member, [[1, 2, 3]]))
     with pytest.raises(CoordinatorError, match="active trunk contribution is"):
         send_trunk(member, other)
-    second = send_trunk(member, other, supersedes=first.digest)
+    second = send_trunk(member, other, first.digest)
     assert [row.active for row in member.client.trunk_contributions()] == [False, True]
     assert second.tokens == 3
 

@@ -14,7 +14,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from moerge.client import Client
-from moerge.documents import documents
+from moerge.documents import texts_of
 from moerge.errors import CoordinatorError
 from moerge.statistics.accumulate import shard_sums
 from moerge.trunk.domain_model import domain_model
@@ -38,7 +38,7 @@ from moerge.progress import LogProgress
 from moerge_workers.contribute import run
 from moerge_workers.settings import Settings
 coordinator, token, domain, expert, data, home = sys.argv[1:]
-run(Settings(coordinator=coordinator, token=token, domain=domain, expert=expert, data=data, home=home,
+run(Settings(coordinator=coordinator, token=token, domain=domain, expert=expert, data=[data], home=home,
              once=True, journal_seconds=0), LogProgress())
 """
 DOCUMENTS = 6000
@@ -109,7 +109,7 @@ def undisturbed(house: House, home: Path, folder: Path) -> tuple[bytes, int]:
         return ids
 
     journal = Journal(folder / "undisturbed", manifest, 1e9)
-    for shard in plan(documents([house.data]), encode, manifest.settings, manifest.hidden_size, read_key(home)):
+    for shard in plan(texts_of([house.data]), encode, manifest.settings, manifest.hidden_size, read_key(home)):
         rows = batches(shard.rows, manifest.settings.batch_tokens)
         journal.add(shard.name, shard_sums(model, gains, manifest.exponents, rows, shard.documents))
     journal.save()

@@ -240,7 +240,7 @@ class Run:
 
         def send(client: Client) -> str:
             stored = client.upload(path, SILENT, title="contribution", compress=True)
-            named = None if old is None else self.part_digests[old]
+            named = [] if old is None else [self.part_digests[old]]
             made = client.contribute(NewContribution(sha256=stored.sha256, supersedes=named))
             return "active" if made.active else "superseded"
 

@@ -141,14 +141,14 @@ def honest_trunk(member: Member, rows: list[list[int]] = ROWS) -> tuple[TrunkMan
     return manifest, sums
 
 
-def send_trunk(member: Member, path: Path, supersedes: str | None = None) -> TrunkContribution:
+def send_trunk(member: Member, path: Path, *supersedes: str) -> TrunkContribution:
     stored = member.client.upload(path, SILENT, title="trunk contribution", compress=True)
-    return member.client.contribute_trunk(NewContribution(sha256=stored.sha256, supersedes=supersedes))
+    return member.client.contribute_trunk(NewContribution(sha256=stored.sha256, supersedes=list(supersedes)))
 
 
-def send(member: Member, path: Path, supersedes: str | None = None) -> Contribution:
+def send(member: Member, path: Path, *supersedes: str) -> Contribution:
     stored = member.client.upload(path, SILENT, title="contribution", compress=True)
-    return member.client.contribute(NewContribution(sha256=stored.sha256, supersedes=supersedes))
+    return member.client.contribute(NewContribution(sha256=stored.sha256, supersedes=list(supersedes)))
 
 
 def files_below(server: Coordinator) -> dict[str, int]:

@@ -77,8 +77,21 @@ def run(
     token: Token,
     domain: Annotated[str, typer.Option(help="The domain to contribute for.")],
     expert: Annotated[str, typer.Option(help="The domain's dense checkpoint: a folder, or a hub id (name/model).")],
-    data: Annotated[str, typer.Option(help="Quoted glob of JSON Lines files with the field 'text'.")],
-    tuning_data: Annotated[str | None, typer.Option(help="Further documents, to choose lambda with.")] = None,
+    data: Annotated[list[str], typer.Option(help="File, quoted glob, folder or fsspec URL of documents; repeatable.")],
+    text_field: Annotated[str, typer.Option(help="Field or column with a document's text.")] = "text",
+    chat: Annotated[str | None, typer.Option(help="Read messages in this field instead, as the model's chat.")] = None,
+    chat_turns: Annotated[
+        Literal["all", "assistant"], typer.Option(help="Whose tokens count, in a chat; the model reads all.")
+    ] = "all",
+    bad_share: Annotated[
+        float, typer.Option(min=0, max=0.99, help="Skip unreadable documents up to this share of all; then stop.")
+    ] = 0.01,
+    tuning_share: Annotated[
+        float, typer.Option(min=0, max=0.99, help="Share of the documents to choose lambda with; sent apart.")
+    ] = 0.0,
+    held_out_share: Annotated[
+        float, typer.Option(min=0, max=0.99, help="Share of the documents that nothing is sent of.")
+    ] = 0.0,
     trunk_contribution: Annotated[
         bool, typer.Option("--trunk-contribution", help="Send grams and token counts for a regmean trunk too.")
     ] = False,
@@ -96,19 +109,28 @@ def run(
 ) -> None:
     """Registers the expert, then contributes ridge statistics under every trunk that the operator merges.
 
-    Killed at any moment and started again, it goes on where it was.
+    Killed at any moment and started again, it goes on where it was. Documents that came since it last ran are sent as a
+    further contribution; if some are gone, one takes the place of all before it.
 
     Example: moerge worker run --coordinator https://example.org --domain law --expert expert/ --data 'text/*.jsonl'
     """
     from moerge_workers import contribute  # it brings torch and Ray, which the other commands need not wait for
 
+    if tuning_share + held_out_share >= 1:
+        found = "together they leave no documents for the statistics"
+        raise MoergeError(found, where="--tuning-share, --held-out-share", todo="give shares below 1 in sum")
     settings = Settings(
         coordinator=coordinator,
         token=token,
         domain=domain,
         expert=checkpoint_folder(expert),
         data=data,
-        tuning_data=tuning_data,
+        text_field=text_field,
+        chat=chat,
+        chat_turns=chat_turns,
+        bad_share=bad_share,
+        tuning_share=tuning_share,
+        held_out_share=held_out_share,
         trunk_contribution=trunk_contribution,
         rare_below=rare_below,
         home=home or Path.home() / ".moerge" / f"worker-{domain}",

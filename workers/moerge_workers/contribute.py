@@ -4,6 +4,7 @@ import platform
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +13,12 @@ import torch
 import transformers
 from filelock import FileLock, Timeout
 from rich.filesize import decimal
-from transformers import AutoTokenizer
 
 from moerge import __version__
 from moerge.architectures.config import read_config
 from moerge.architectures.families import family_of
 from moerge.checkpoint.reader import Checkpoint
 from moerge.client import Client
-from moerge.documents import data_files, documents
 from moerge.errors import CoordinatorError, MoergeError
 from moerge.experts import check_expert
 from moerge.files import atomic_file
@@ -35,11 +34,11 @@ from moerge_proto.experts import Expert
 from moerge_proto.problems import ProblemType
 from moerge_proto.statistics_file import Int64, Manifest, RouterManifest, StatisticsFile, TrunkManifest, write
 from moerge_proto.trunks import Trunk
-from moerge_workers import actors
-from moerge_workers.identity import read_key, require_approved, signature
-from moerge_workers.journal import Journal
+from moerge_workers.data import Data
+from moerge_workers.identity import require_approved, signature
+from moerge_workers.ledger import Ledger
 from moerge_workers.settings import Settings
-from moerge_workers.shards import Shard, plan
+from moerge_workers.sums import Sums
 
 POLL_SECONDS = 1.0
 TRUNK_FILE = "trunk.safetensors"
@@ -75,12 +74,11 @@ def run(settings: Settings, progress: Progress) -> None:
         if not require_approved(client, settings.home):
             say("contributions go unsigned: you have no key (moerge worker init makes one)")
         check_expert(settings.expert, None, str(settings.expert))
-        for data in filter(None, (settings.data, settings.tuning_data)):
-            data_files(data)
+        data = Data(settings, say)
         expert = register(client, settings.expert, progress, domain=settings.domain, license=settings.license)
         statistics = None
         if settings.trunk_contribution:
-            sent, statistics = _contribute_trunk(client, settings, owner, expert, progress)
+            sent, statistics = _contribute_trunk(client, settings, data, owner, expert, progress)
             say(f"contributed {sent.digest[:12]} for trunks")
         for asked in client.rounds():
             if settings.domain in asked.missing:
@@ -90,7 +88,7 @@ def run(settings: Settings, progress: Progress) -> None:
             trunk = _next_trunk(client, last)
             last = trunk.digest
             try:
-                for contribution in _contribute(client, settings, owner, expert, trunk, statistics, progress):
+                for contribution in _contribute(client, settings, data, owner, expert, trunk, statistics, progress):
                     say(f"contributed {contribution.digest[:12]} under trunk {trunk.digest[:12]}")
             except CoordinatorError as error:
                 if error.type != ProblemType.WRONG_TRUNK.urn:
@@ -123,7 +121,7 @@ def _next_trunk(client: Client, last: str | None) -> Trunk:
 
 
 def _contribute_trunk(
-    client: Client, settings: Settings, owner: str, expert: Expert, progress: Progress
+    client: Client, settings: Settings, data: Data, owner: str, expert: Expert, progress: Progress
 ) -> tuple[TrunkContribution, Path]:
     """Sends the expert's trunk contribution, and tells where it lies; rare tokens' counts stay in the journal."""
     folder = settings.expert
@@ -142,18 +140,20 @@ def _contribute_trunk(
         rare_below=0,
         **_NOTHING_YET,
     )
-    journal = _journal(settings, blank)
     work = TrunkPass(folder, exponents, settings.statistics.precision, settings.device)
-    _compute(settings, settings.data, work, config.hidden_size, journal, progress)
-    complete = journal.save()
-    path = journal.path.with_name(f"{journal.path.stem}-sent.safetensors")
-    manifest = complete.model_copy(update={"rare_below": settings.rare_below})
-    with StatisticsFile(journal.path) as file, atomic_file(path) as out:
+    with closing(Ledger(_ledger(settings, blank))) as ledger:
+        sums = _sums(settings, data, ledger, blank, work, progress)
+        if (note := sums.complete()) is not None:
+            note()
+        whole = sums.path(ledger.files()[-1])
+    path = whole.with_name(f"{whole.stem}-sent.safetensors")
+    with StatisticsFile(whole) as file, atomic_file(path) as out:
+        manifest = file.manifest.model_copy(update={"rare_below": settings.rare_below})
         write(out, manifest, _without_rare(file, settings.rare_below))
-    _show(manifest, path)
+    _show(path)
     stored = client.upload(path, progress, title="uploading the trunk contribution", compress=True)
     active = [row.digest for row in client.trunk_contributions() if row.active and row.expert == expert.digest]
-    supersedes = active[0] if active and active[0] != stored.sha256 else None
+    supersedes = [digest for digest in active if digest != stored.sha256]
     signed = signature(settings.home, owner, stored.sha256)
     new = NewContribution(sha256=stored.sha256, supersedes=supersedes, signature=signed, software=SOFTWARE)
     return client.contribute_trunk(new), path
@@ -168,13 +168,14 @@ def _without_rare(file: StatisticsFile, rare_below: int) -> Iterator[Int64]:
 def _contribute(
     client: Client,
     settings: Settings,
+    data: Data,
     owner: str,
     expert: Expert,
     trunk: Trunk,
     statistics: Path | None,
     progress: Progress,
 ) -> list[Contribution]:
-    """Sends the router contribution under a trunk, and that of the tuning split if there is one.
+    """Sends what isn't sent yet under a trunk, of the statistics and of the tuning split.
 
     `statistics` is the expert's own trunk contribution, with which the trunk is compared.
     """
@@ -184,10 +185,8 @@ def _contribute(
     stray = require_near(settings.expert, weights, settings.max_stray, statistics)
     say(f"the trunk strays from the expert by at most {stray:.3f} of a tensor's norm (limit {settings.max_stray:g})")
     work = RouterPass(settings.expert, weights, trunk.exponents, settings.statistics.precision, settings.device)
-    sent = []
-    for split, data in (("statistics", settings.data), ("tuning", settings.tuning_data)):
-        if data is None:
-            continue
+    sent: list[Contribution] = []
+    for split in ("statistics", "tuning"):
         blank = RouterManifest.model_validate(
             {
                 "owner": owner,
@@ -202,66 +201,63 @@ def _contribute(
                 **_NOTHING_YET,
             }
         )
-        journal = _journal(settings, blank)
-        _compute(settings, data, work, trunk.hidden_size, journal, progress)
-        _show(journal.save(), journal.path)
-        stored = client.upload(journal.path, progress, title="uploading the contribution", compress=True)
-        signed = signature(settings.home, owner, stored.sha256)
-        sent.append(client.contribute(NewContribution(sha256=stored.sha256, signature=signed, software=SOFTWARE)))
+        path = _ledger(settings, blank)
+        if split == "tuning" and not settings.tuning_share and not path.exists():
+            continue
+        with closing(Ledger(path)) as ledger:
+            sums = _sums(settings, data, ledger, blank, work, progress)
+            _delivered(client, settings, sums, blank, progress)
+            if (note := sums.complete()) is not None:
+                note()
+            sent += _delivered(client, settings, sums, blank, progress)
     return sent
 
 
-def _journal(settings: Settings, blank: Manifest) -> Journal:
-    name = digest_of(blank.model_dump(mode="json"))
-    return Journal(settings.home / "contributions" / f"{name}.safetensors", blank, settings.journal_seconds)
-
-
-def _compute(
+def _sums(
     settings: Settings,
-    data: str,
+    data: Data,
+    ledger: Ledger,
+    blank: Manifest,
     work: RouterPass | TrunkPass,
-    hidden_size: int,
-    journal: Journal,
     progress: Progress,
-) -> None:
-    """Computes every planned shard that is not in the journal, each once."""
-    tokenizer = AutoTokenizer.from_pretrained(settings.expert, local_files_only=True)
-    key = read_key(settings.home)
-
-    def encode(text: str) -> list[int]:
-        ids: list[int] = tokenizer(text, verbose=False)["input_ids"]
-        return ids
-
-    def planned() -> Iterator[Shard]:
-        return plan(documents(data_files(data)), encode, settings.statistics, hidden_size, key)
-
-    sizes = {shard.name: shard.tokens for shard in planned()}
-    left = {name for name in sizes if name not in journal.shards}
-    if stale := journal.shards - sizes.keys():
-        raise MoergeError(
-            f"the journal holds {len(stale)} shards that the data no longer gives",
-            where=data,
-            todo=f"restore the data, or remove {settings.home / 'contributions'} to begin anew",
-        )
-    kind = "trunk statistics" if isinstance(work, TrunkPass) else "statistics"
-    with progress.track(f"{kind} of {settings.domain}", sum(sizes.values()), "tokens") as tracker:
-        tracker.advance(sum(size for name, size in sizes.items() if name not in left))
-        if not left:
-            return
-        with actors.cluster(settings.ray_address, settings.slots):
-            shards = _each_once(planned(), left)
-            for shard, sums in actors.compute(shards, settings.slots, work, settings.statistics.batch_tokens):
-                journal.add(shard.name, sums)
-                tracker.advance(shard.tokens)
+) -> Sums:
+    folder = settings.home / "contributions"
+    return Sums(settings, data, blank.split, blank, work, ledger, folder, progress, say)
 
 
-def _each_once(shards: Iterator[Shard], wanted: set[str]) -> Iterator[Shard]:
-    todo = set(wanted)
-    for shard in shards:
-        if shard.name in todo:
-            todo.remove(shard.name)
-            yield shard
+def _ledger(settings: Settings, blank: Manifest) -> Path:
+    """The ledger's place: one for all that counts together, however it is computed."""
+    fields = blank.model_dump(include={"kind", "owner", "expert", "domain", "trunk", "split"})
+    return settings.home / "contributions" / f"{digest_of(fields)}.sqlite"
 
 
-def _show(manifest: Manifest, path: Path) -> None:
+def _delivered(
+    client: Client, settings: Settings, sums: Sums, blank: RouterManifest, progress: Progress
+) -> list[Contribution]:
+    """The contributions of the ledger's files; sends what doesn't count yet, in the place of what was replaced."""
+    place = blank.trunk, blank.domain, blank.split
+    counts = {row.digest: row for row in client.contributions() if row.active}
+    counts = {digest: row for digest, row in counts.items() if (row.trunk, row.domain, row.split) == place}
+    files = sums.ledger.files()
+    supersedes = [old.digest for old in sums.ledger.files(replaced=True) if old.digest in counts]
+    if any(file.digest not in counts and not sums.path(file).is_file() for file in files):
+        say("a file that was sent neither counts nor is kept here; its documents are sent anew")
+        sums.ledger.forget()
+        return []
+    for file in files:
+        if file.digest not in counts:
+            _show(sums.path(file))
+            client.upload(sums.path(file), progress, title="uploading the contribution", compress=True)
+            signed = signature(settings.home, blank.owner, file.digest)
+            new = NewContribution(sha256=file.digest, supersedes=supersedes, signature=signed, software=SOFTWARE)
+            counts[file.digest], supersedes = client.contribute(new), []
+    if not files:
+        for digest in supersedes:
+            say(f"withdrawn {client.withdraw_contribution(digest).digest[:12]}: no document of {blank.split} is left")
+    return [counts[file.digest] for file in files]
+
+
+def _show(path: Path) -> None:
+    with StatisticsFile(path) as file:
+        manifest = file.manifest
     say(f"leaving this machine: {summary(manifest)}, {decimal(path.stat().st_size)}; kept at {path}")

@@ -39,7 +39,7 @@ def shard_name(key: bytes, rows: list[list[int]]) -> str:
     mac = hmac.new(key, digestmod="sha256")
     for row in rows:
         mac.update(len(row).to_bytes(8, "little"))
-        mac.update(b"".join(token.to_bytes(4, "little") for token in row))
+        mac.update(b"".join(token.to_bytes(4, "little", signed=True) for token in row))
     return mac.hexdigest()
 
 

@@ -1,9 +1,9 @@
 """A worker's settings."""
 
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from moerge_proto.digests import Name
 from moerge_proto.statistics_file import StatisticsSettings
@@ -17,8 +17,13 @@ class Settings(BaseModel):
         token: the owner's bearer token; never printed.
         domain: the domain to contribute for.
         expert: folder of the domain's dense checkpoint.
-        data: glob of JSON Lines files with the field `text`.
-        tuning_data: likewise, of documents that aren't in `data`; None sends no statistics of the tuning split.
+        data: paths, globs, folders and fsspec URLs of documents.
+        text_field: field or column with a document's text.
+        chat: field or column with a document's messages, read through the tokenizer's chat template; None reads texts.
+        chat_turns: whose tokens count, in a conversation.
+        bad_share: of all documents, that may be unreadable; they are skipped.
+        tuning_share: of all documents, that choose lambda; with 0 there are none, and nothing is sent of them.
+        held_out_share: of all documents, that nothing is sent of.
         trunk_contribution: whether grams and token counts of the expert itself may leave, for better trunks.
         rare_below: counts of tokens that stood fewer times are withheld from a trunk contribution.
         home: folder of the worker's key, journals and downloads.
@@ -37,8 +42,13 @@ class Settings(BaseModel):
     token: str = Field(repr=False)
     domain: Name
     expert: Path
-    data: str
-    tuning_data: str | None = None
+    data: list[str] = Field(min_length=1)
+    text_field: str = "text"
+    chat: str | None = None
+    chat_turns: Literal["all", "assistant"] = "all"
+    bad_share: float = Field(default=0.01, ge=0, lt=1)
+    tuning_share: float = Field(default=0.0, ge=0, lt=1)
+    held_out_share: float = Field(default=0.0, ge=0, lt=1)
     trunk_contribution: bool = False
     rare_below: int = Field(default=10, ge=0)
     home: Path
@@ -50,3 +60,9 @@ class Settings(BaseModel):
     once: bool = False
     journal_seconds: float = Field(default=5.0, ge=0)
     statistics: StatisticsSettings = StatisticsSettings()
+
+    @model_validator(mode="after")
+    def _leaves_statistics(self) -> Self:
+        if self.tuning_share + self.held_out_share >= 1:
+            raise ValueError("tuning_share and held_out_share must leave documents for the statistics")
+        return self

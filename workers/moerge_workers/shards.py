@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 
@@ -10,6 +11,7 @@ from moerge.statistics.batch import Batch
 from moerge_proto.statistics_file import StatisticsSettings
 from moerge_workers.identity import shard_name
 
+T = TypeVar("T")
 TOKENS_PER_HIDDEN = 64
 """A shard holds at least 64 H tokens, so that its sums are smaller than what they sum."""
 
@@ -20,7 +22,8 @@ class Shard:
 
     Attributes:
         name: HMAC of its tokens.
-        rows: token ids, at most `context` a row; a longer document takes several.
+        rows: token ids, at most `context` a row; a longer document takes several. One that the model reads, but that
+            doesn't count, is ~id, so negative; every row has one that counts.
         documents: how many documents the rows are.
     """
 
@@ -30,36 +33,56 @@ class Shard:
 
     @property
     def tokens(self) -> int:
-        return sum(map(len, self.rows))
+        """How many tokens count."""
+        return sum(map(_counted, self.rows))
+
+
+def _counted(ids: list[int]) -> int:
+    return sum(id_ >= 0 for id_ in ids)
+
+
+def enough(hidden_size: int) -> int:
+    """Tokens that a shard holds, unless it is all there is."""
+    return TOKENS_PER_HIDDEN * hidden_size
 
 
 def plan(
-    texts: Iterable[str],
-    encode: Callable[[str], list[int]],
+    documents: Iterable[T],
+    encode: Callable[[T], list[int]],
     settings: StatisticsSettings,
     hidden_size: int,
     key: bytes,
 ) -> Iterator[Shard]:
     """Cuts documents into shards, in the order given, with at most one shard more than asked for in memory.
 
-    What is left at the end is its own shard only if it is large enough, or all there is.
+    `encode` gives a document's ids, as in a shard's rows. What is left at the end is its own shard only if it is large
+    enough, or all there is.
     """
-    enough = TOKENS_PER_HIDDEN * hidden_size
     done: list[list[list[int]]] = []
     current: list[list[list[int]]] = []
     size = 0
-    for text in texts:
-        ids = encode(text)[: settings.tokens_per_document]
-        if not ids:
+    for document in documents:
+        ids = _first(encode(document), settings.tokens_per_document)
+        rows = [ids[start : start + settings.context] for start in range(0, len(ids), settings.context)]
+        rows = [row for row in rows if _counted(row)]
+        if not rows:
             continue
-        current.append([ids[start : start + settings.context] for start in range(0, len(ids), settings.context)])
-        size += len(ids)
-        if size >= enough:
+        current.append(rows)
+        size += sum(map(_counted, rows))
+        if size >= enough(hidden_size):
             if done:
                 yield _shard(done, key)
             done, current, size = current, [], 0
     if done or current:
         yield _shard(done + current, key)
+
+
+def _first(ids: list[int], most: int | None) -> list[int]:
+    """The ids up to the last of the first `most` that count."""
+    if most is None or len(ids) <= most:
+        return ids
+    places = [place for place, id_ in enumerate(ids) if id_ >= 0]
+    return ids if len(places) <= most else ids[: places[most - 1] + 1]
 
 
 def _shard(documents: list[list[list[int]]], key: bytes) -> Shard:
@@ -70,4 +93,5 @@ def _shard(documents: list[list[list[int]]], key: bytes) -> Shard:
 def batches(rows: list[list[int]], batch_tokens: int) -> Iterator[Batch]:
     """The micro-batches of a shard's rows, by length; a pure function of both."""
     for batch in bucket(rows, len, batch_tokens):
-        yield Batch(pad(batch), torch.tensor([len(row) for row in batch]))
+        ids = pad(batch)
+        yield Batch(torch.where(ids < 0, ~ids, ids), torch.tensor([len(row) for row in batch]), ids >= 0)

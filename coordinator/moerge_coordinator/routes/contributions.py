@@ -142,8 +142,8 @@ def _record(
             return views.contribution(known)
         _require_current(session, manifest)
         require_there(request, session, new.sha256, manifest.expert)
-        if new.supersedes is not None:
-            _supersede(session, new.supersedes, manifest)
+        for digest in dict.fromkeys(new.supersedes):
+            _supersede(session, digest, manifest)
         _claim_shards(session, new.sha256, manifest)
         signer = require_signed(session, manifest.owner, new)
         row = known
@@ -193,7 +193,7 @@ def _claim_shards(session: Session, digest: str, manifest: RouterManifest) -> No
                 ProblemType.DUPLICATE_SHARD,
                 f"shard {taken.shard} counts already, in contribution {taken.contribution}",
                 where="manifest.shards",
-                todo="send only new shards, or name the contribution that this one supersedes",
+                todo="send only new shards, or name the contributions that this one supersedes",
             )
 
 

@@ -74,7 +74,7 @@ def _record(request: Request, new: NewContribution, manifest: TrunkManifest, siz
         if active is not None and active.digest == new.sha256:  # the same request, sent twice at once
             return views.trunk_contribution(active)
         require_there(request, session, new.sha256, manifest.expert)
-        if new.supersedes != (active and active.digest):
+        if new.supersedes != ([active.digest] if active else []):
             found = f"the expert's active trunk contribution is {active.digest if active else 'none'}"
             todo = "name it in supersedes, if this one is to take its place"
             raise RefusedError(ProblemType.CONFLICT, found, where="supersedes", todo=todo)

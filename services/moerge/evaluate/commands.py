@@ -10,7 +10,7 @@ from transformers import AutoTokenizer
 from transformers.utils import logging
 
 from moerge.checkpoint.sources import checkpoint_folder
-from moerge.documents import documents
+from moerge.documents import texts_of
 from moerge.errors import MoergeError
 from moerge.evaluate.perplexity import Window, windows
 from moerge.evaluate.table import measure
@@ -53,7 +53,7 @@ def _in_slot_order(version: Path, experts: dict[str, Path]) -> dict[str, Path]:
 def _cut(tokenizer_folder: Path, text: Path, context: int, stride: int, tokens: int) -> list[Window]:
     tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder, local_files_only=True)
     cut, scored = [], 0
-    for window in windows([tokenizer(each)["input_ids"] for each in documents([text])], context, stride):
+    for window in windows([tokenizer(each)["input_ids"] for each in texts_of([text])], context, stride):
         if scored >= tokens:
             break
         cut.append(window)

@@ -72,7 +72,7 @@ def _require_all(tuning: Sequence[StatisticsFile], domains: Sequence[str]) -> No
     if missing := set(domains) - {file.manifest.domain for file in tuning}:
         raise SolveError(
             f"lambda = auto needs every domain's tuning split; missing: {', '.join(sorted(missing))}",
-            todo="their owners run the worker with --tuning-data, or choose lambda yourself",
+            todo="their owners run the worker with --tuning-share, or choose lambda yourself",
         )
 
 

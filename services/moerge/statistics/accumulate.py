@@ -22,7 +22,7 @@ class ShardSums:
 
     Attributes:
         arrays: the statistics file's tensors by name, in its order, int64.
-        tokens: real tokens seen.
+        tokens: tokens that count.
         documents: documents seen.
     """
 
@@ -86,7 +86,7 @@ def _inverse(gains: Tensor) -> Tensor:
 def shard_sums(
     model: PreTrainedModel, gains: Tensor, exponents: Sequence[int], batches: Iterable[Batch], documents: int
 ) -> ShardSums:
-    """Sums u^T u and u over every real token of `batches`, where u = x / gain, and 0 where the gain is 0.
+    """Sums u^T u and u over every token that counts of `batches`, where u = x / gain, and 0 where the gain is 0.
 
     Products are float32, sums over micro-batches float64, and each sum is rounded once, here, to an integer.
 
@@ -102,7 +102,7 @@ def shard_sums(
     tokens = 0
     for batch in batches:
         visit_features(model, batch, lambda layer, x: sums[layer].add(x))
-        tokens += int(batch.lengths.sum())
+        tokens += int(batch.counted.sum())
     arrays: dict[str, Int64] = {}
     for layer, each in enumerate(sums):
         arrays[f"layers.{layer}.gram"] = each.gram(exponents[layer], gains[layer])
@@ -139,6 +139,6 @@ def trunk_shard_sums(
 
     for batch in batches:
         visit_trunk_inputs(model, family, batch, visit)
-        counts += torch.bincount(batch.input_ids[batch.real], minlength=len(counts))
+        counts += torch.bincount(batch.input_ids[batch.counted], minlength=len(counts))
     arrays = {name: sums[index].gram(exponents[index], gains[index]) for index, name in enumerate(names)}
     return ShardSums({**arrays, "token_counts": counts.numpy()}, int(counts.sum()), documents)

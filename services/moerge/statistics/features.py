@@ -1,4 +1,4 @@
-"""Features, the inputs of every layer's MLP, and the inputs of the trunk's linear modules, for real tokens only."""
+"""Features, the inputs of every layer's MLP, and the inputs of the trunk's linear modules, for tokens that count."""
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -20,7 +20,7 @@ class _AllSeen(Exception):  # noqa: N818  # not an error: it ends the pass
 
 
 def visit_features(model: PreTrainedModel, batch: Batch, visit: Visit) -> None:
-    """Runs the decoder over `batch` and calls visit(layer, x) with x [n, H], one row per real token, layer by layer.
+    """Runs the decoder over `batch` and calls visit(layer, x), x [n, H], a row per token that counts, layer by layer.
 
     `model` is a dense causal language model with a causal mask, so padding on the right changes no real token.
     Neither the LM head nor the last MLP is computed.
@@ -46,21 +46,21 @@ def visit_trunk_inputs(model: PreTrainedModel, family: Family, batch: Batch, vis
 
 @torch.inference_mode()
 def _run(model: PreTrainedModel, batch: Batch, modules: Sequence[nn.Module], visit: Visit) -> Tensor:
-    """The decoder's last hidden states [n, H] of real tokens; visit(i, x) sees those that the i-th module reads."""
+    """The decoder's last hidden states [n, H] of tokens that count; visit(i, x) sees what the i-th module reads."""
     packed = model.config._attn_implementation == PACKED
     inputs = packed_inputs(batch) if packed else {"input_ids": batch.input_ids}
 
-    def real(states: Tensor) -> Tensor:
-        return states[0] if packed else _real_rows(states, batch)
+    def rows(states: Tensor) -> Tensor:
+        return _packed_rows(states[0], batch) if packed else _rows(states, batch)
 
     def hook(index: int) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
-        return lambda module, inputs: visit(index, real(inputs[0]))
+        return lambda module, inputs: visit(index, rows(inputs[0]))
 
     handles = [module.register_forward_pre_hook(hook(index)) for index, module in enumerate(modules)]
     try:
         placed = {name: _placed(value, model.device) for name, value in inputs.items()}
         states: Tensor = model.model(**placed, use_cache=False).last_hidden_state
-        return real(states)
+        return rows(states)
     finally:
         for handle in handles:
             handle.remove()
@@ -73,8 +73,17 @@ def _placed(value: Any, device: torch.device) -> Any:
     return value.pin_memory().to(device, non_blocking=True)
 
 
-def _real_rows(states: Tensor, batch: Batch) -> Tensor:
-    """[B, T, H] -> [n, H], without the padding."""
-    if bool((batch.lengths == states.shape[1]).all()):
+def _rows(states: Tensor, batch: Batch) -> Tensor:
+    """[B, T, H] -> [n, H], of what counts."""
+    counted = batch.counted
+    if bool(counted.all()):
         return states.flatten(0, 1)
-    return states[batch.real.to(states.device, non_blocking=True)]
+    return states[counted.to(states.device, non_blocking=True)]
+
+
+def _packed_rows(states: Tensor, batch: Batch) -> Tensor:
+    """[real tokens, H] -> [n, H], of what counts."""
+    counted = batch.counted[batch.real]
+    if bool(counted.all()):
+        return states
+    return states[counted.to(states.device, non_blocking=True)]

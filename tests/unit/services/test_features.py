@@ -8,9 +8,11 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from moerge.documents import documents
+from moerge.documents import texts_of
 from moerge.statistics.accumulate import ShardSums, shard_sums
 from moerge.statistics.fixed_point import to_floats, unpack
+from moerge.statistics.packed import PACKED
+from moerge.statistics.passes import TrunkPass
 from moerge.trunk.domain_model import domain_model
 from moerge_proto.statistics_file import StatisticsSettings
 from moerge_workers.shards import batches, plan
@@ -20,7 +22,7 @@ from support.models import expert, texts, tokenizer
 def rows_of(folder: Path, settings: StatisticsSettings, hidden_size: int) -> tuple[list[list[int]], int]:
     encode = tokenizer()
     path = texts(folder / "texts.jsonl", seed=3, documents=40)
-    shards = list(plan(documents([path]), lambda text: encode(text)["input_ids"], settings, hidden_size, b"key"))
+    shards = list(plan(texts_of([path]), lambda text: encode(text)["input_ids"], settings, hidden_size, b"key"))
     return [row for shard in shards for row in shard.rows], sum(shard.documents for shard in shards)
 
 
@@ -35,7 +37,7 @@ def textbook(model: PreTrainedModel, gains: Tensor, rows: list[list[int]]) -> tu
     grams = [torch.zeros(hidden, hidden, dtype=torch.float64) for _ in range(layers)]
     crosses = [torch.zeros(hidden, dtype=torch.float64) for _ in range(layers)]
     for row in rows:
-        ids = torch.tensor([row])
+        ids = torch.tensor([[id_ if id_ >= 0 else ~id_ for id_ in row]])
         states = model.model(ids, output_hidden_states=True, use_cache=False).hidden_states
         positions = torch.arange(len(row))[None]
         for number, layer in enumerate(model.model.layers):
@@ -48,7 +50,7 @@ def textbook(model: PreTrainedModel, gains: Tensor, rows: list[list[int]]) -> tu
             )
             residual = (states[number] + attended)[0].double()
             u = residual / (residual.pow(2).mean(dim=1, keepdim=True) + model.config.rms_norm_eps).sqrt()
-            u = torch.where(gains[number] == 0, 0.0, u)
+            u = torch.where(gains[number] == 0, 0.0, u)[torch.tensor(row) >= 0]
             grams[number] += u.T @ u
             crosses[number] += u.sum(dim=0)
     return grams, crosses
@@ -70,6 +72,22 @@ def test_statistics_equal_the_textbook(
     if tokens_per_document is not None:
         assert sums.tokens == 40 * tokens_per_document
     require_equal(sums, *textbook(model, gains, rows))
+
+
+@pytest.mark.parametrize("attention", ["sdpa", PACKED])
+def test_what_is_read_but_does_not_count_is_in_no_sum(tmp_path: Path, attention: str) -> None:
+    """In a conversation of which the assistant's turns count; padded, and end to end as on a GPU."""
+    folder = expert(tmp_path / "expert", seed=1)
+    model, gains = domain_model(folder, folder / "model.safetensors")
+    generator = torch.Generator().manual_seed(3)
+    rows = [torch.randint(-256, 256, (length,), generator=generator).tolist() for length in (3, 40, 17, 25)]
+    expected = textbook(model, gains, rows)
+    model.set_attn_implementation(attention)
+    sums = shard_sums(model, gains, [16] * len(gains), batches(rows, 90), len(rows))
+    assert sums.tokens == sum(id_ >= 0 for row in rows for id_ in row)
+    require_equal(sums, *expected)
+    counts = TrunkPass(folder, [16] * 7).load()(batches(rows, 90), len(rows)).arrays["token_counts"]
+    assert counts.tolist() == [sum(row.count(id_) for row in rows) for id_ in range(len(counts))]
 
 
 def require_equal(sums: ShardSums, grams: list[Tensor], crosses: list[Tensor]) -> None:

@@ -1,13 +1,8 @@
 """The shard plan is a pure function of documents, settings and key."""
 
-from pathlib import Path
-
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moerge.documents import data_files, documents
-from moerge.errors import MoergeError
 from moerge_proto.statistics_file import StatisticsSettings
 from moerge_workers.shards import Shard, batches, plan
 
@@ -51,20 +46,3 @@ def test_batches_hold_every_row_once_within_their_bound(lengths: list[int], batc
         for ids, real in zip(batch.input_ids, batch.real, strict=True):
             seen.append(ids[real].tolist())
     assert sorted(seen) == sorted(rows)
-
-
-@pytest.mark.parametrize("line", ['{"txt": "a"}', "text", "[1]", "3"])
-def test_a_line_without_a_text_is_named_by_file_and_number(tmp_path: Path, line: str) -> None:
-    path = tmp_path / "a.jsonl"
-    path.write_text('{"text": "fine"}\n{"text": ""}\n' + line + "\n")
-    with pytest.raises(MoergeError) as caught:
-        list(documents([path]))
-    assert caught.value.where == f"{path}, line 3"
-
-
-def test_files_come_in_a_fixed_order_and_an_empty_glob_is_an_error(tmp_path: Path) -> None:
-    for name in ("b.jsonl", "a.jsonl"):
-        (tmp_path / name).write_text('{"text": "' + name + '"}\n')
-    assert list(documents(data_files(f"{tmp_path}/*.jsonl"))) == ["a.jsonl", "b.jsonl"]
-    with pytest.raises(MoergeError, match="no file matches"):
-        data_files(f"{tmp_path}/*.parquet")
