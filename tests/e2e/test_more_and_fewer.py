@@ -16,6 +16,8 @@ from support.fleet import Member, joined, merge
 from support.models import SMALL
 from support.processes import Coordinator, coordinator
 
+pytestmark = pytest.mark.slow
+
 WORKER = """
 import sys
 from moerge.errors import MoergeError
@@ -124,7 +126,6 @@ def test_law_4_more_documents_are_a_further_contribution_and_fewer_take_the_plac
     assert states == {first.digest: False, second.digest: False, whole.digest: True}
 
 
-@pytest.mark.slow
 def test_shares_move_documents_between_splits_and_no_document_is_in_two(house: House) -> None:
     house.write("a.jsonl", 0, 300)
     assert house.run() == "ran"
