@@ -1,10 +1,12 @@
 """Documents come and go between runs of a worker: what counts at the coordinator is what the data holds, once."""
 
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from moerge_workers.history import History
 from moerge_workers.shards import enough
 from support.fleet import joined, merge
 from support.house import House, house_of
@@ -59,6 +61,14 @@ def test_law_4_more_documents_are_a_further_contribution_and_fewer_take_the_plac
     assert whole.documents == 250
     states = {row.digest: row.active for row in house.member.client.contributions()}
     assert states == {first.digest: False, second.digest: False, whole.digest: True}
+    with closing(History(house.home)) as history:
+        left = [(each.item.digest, each.became) for each in history.sendings()]
+    assert left == [
+        (first.digest, "withdrawn"),
+        (first.digest, "superseded"),
+        (second.digest, "superseded"),
+        (whole.digest, "arrived"),
+    ]
 
 
 @pytest.mark.slow

@@ -112,7 +112,9 @@ class _Worker:
         data = Data(settings, self.say)
         try:
             how: dict[str, Any] = {"domain": settings.domain, "license": settings.license}
-            expert = register(client, settings.expert, self.progress, leaving=self._expert_leaving, **how).digest
+            registered = register(client, settings.expert, self.progress, leaving=self._expert_leaving, **how)
+            self._outbox.settle([registered])
+            expert = registered.digest
         except _KeptError as kept:
             if not settings.dry_run:
                 return
@@ -226,7 +228,9 @@ class _Work:
                 manifest = file.manifest.model_copy(update={"rare_below": settings.rare_below})
                 write(out, manifest, _without_rare(file, settings.rare_below))
             item = self.outbox.contribution(path, file_sha256(path))
-            counts = {row.digest: row for row in self.worker.client.trunk_contributions() if row.active}
+            rows = list(self.worker.client.trunk_contributions())
+            self.outbox.settle(rows)
+            counts = {row.digest: row for row in rows if row.active}
             if item.digest not in counts and not self.outbox.may_leave(item):
                 return None, path
             if made is not None:
@@ -309,7 +313,9 @@ class _Work:
         None: the owner doesn't let one leave that was to be sent earlier, or this is a dry run.
         """
         place = blank.trunk, blank.domain, blank.split
-        counts = {row.digest: row for row in self.worker.client.contributions() if row.active}
+        rows = list(self.worker.client.contributions())
+        self.outbox.settle(rows)
+        counts = {row.digest: row for row in rows if row.active}
         counts = {digest: row for digest, row in counts.items() if (row.trunk, row.domain, row.split) == place}
         files = sums.ledger.files()
         supersedes = [old.digest for old in sums.ledger.files(replaced=True) if old.digest in counts]

@@ -113,6 +113,10 @@ class History:
         """What was last asked or decided about an item."""
         return self._last(item.digest, item.coordinator, _DECISIONS)
 
+    def movement(self, item: Item) -> str | None:
+        """What last became of an item; None if it never left."""
+        return self._last(item.digest, item.coordinator, _MOVEMENTS)
+
     def item(self, digest: str, coordinator: str) -> Item | None:
         row = self._db.execute("SELECT * FROM items WHERE digest = ? AND coordinator = ?", (digest, coordinator))
         return next((Item(*each) for each in row), None)

@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +17,8 @@ from rich.table import Table
 from moerge.errors import MoergeError
 from moerge.files import file_sha256
 from moerge.statistics.inspect import describe, summary
+from moerge_proto.contributions import Contribution, TrunkContribution
+from moerge_proto.experts import Expert
 from moerge_proto.statistics_file import RouterManifest, StatisticsFile
 from moerge_workers.history import History, Item
 from moerge_workers.settings import Settings
@@ -63,9 +65,10 @@ class Outbox:
         return self._asked(item, outdated)
 
     def _asked(self, item: Item, outdated: Callable[[], bool]) -> bool:
-        self._show(item, "may this leave?")
         self.outdate(lambda other: other.place == item.place and other.digest != item.digest)
-        self.history.note(item, "asked")
+        if self.history.decision(item) != "asked":
+            self.history.note(item, "asked")  # before it is shown, which takes long, so that no answer is overwritten
+        self._show(item, "may this leave?")
         if sys.stdin.isatty():
             if self.history.decision(item) == "asked":
                 sent = Confirm.ask(f"Send {item.about} to {item.coordinator}?", console=Console(stderr=True))
@@ -105,6 +108,17 @@ class Outbox:
         self.history.note(item, "arrived")
         for digest in replaced:
             self._ended(digest, "superseded")
+
+    def settle(self, rows: Iterable[Contribution | TrunkContribution | Expert]) -> None:
+        """Writes down what became of items, as the coordinator tells it, where this machine missed that."""
+        for row in rows:
+            item = self.history.item(row.digest, self.settings.coordinator)
+            last = self.history.movement(item) if item is not None else None
+            alive = row.withdrawn is None if isinstance(row, Expert) else row.active
+            if item is not None and last == "leaves" and alive:
+                self.history.note(item, "arrived")
+            if item is not None and last == "arrived" and not alive:
+                self.history.note(item, "superseded" if row.withdrawn is None else "withdrawn")
 
     def withdrawn(self, digest: str) -> None:
         """Writes down that a contribution was withdrawn."""
