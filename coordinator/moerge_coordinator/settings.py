@@ -1,17 +1,16 @@
 """The coordinator's settings: one TOML file in its home folder and the environment, read once."""
 
 import os
-import tomllib
 from collections.abc import Mapping
-from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from moerge.architectures.config import Vocabulary
 from moerge.blobs.s3 import S3
 from moerge.errors import MoergeError
+from moerge.settings import built, put, read_toml, unknown
 from moerge_coordinator.sources import require_address
 
 FILE = "coordinator.toml"
@@ -97,44 +96,15 @@ def load(home: Path, environment: Mapping[str, str]) -> tuple[Settings | None, l
     if not path.is_file():
         return None, [MoergeError("not found", where=str(path), todo=f"run: moerge coordinator init {home}")]
     try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        return None, [MoergeError(f"not TOML: {error}", where=str(path), todo="mend the file")]
+        values = read_toml(path)
+    except MoergeError as error:
+        return None, [error]
     places: dict[tuple[str, ...], str] = {(key,): str(path) for key in values}
     for name, value in environment.items():
         if name.startswith(PREFIX):
             keys = tuple(name.removeprefix(PREFIX).lower().split("__"))
-            _put(values, keys, value)
+            put(values, keys, value)
             places[keys] = places[keys[:1]] = f"environment variable {name}"
-    fixed = [_unknown("home", places["home",])] if "home" in values else []
-    try:
-        settings = Settings.model_validate({**values, "home": home})
-    except ValidationError as error:
-        told = [each for each in error.errors() if each["type"] != "default_factory_not_called"]  # for the others
-        told.sort(key=lambda each: each["type"] != "extra_forbidden")  # a misspelt key is a missing one's cause
-        return None, fixed + [_problem(each["loc"], each["type"], each["msg"], places, path) for each in told]
-    return (None, fixed) if fixed else (settings, [])
-
-
-def _put(values: dict[str, Any], keys: tuple[str, ...], value: str) -> None:
-    for key in keys[:-1]:
-        table = values.get(key)
-        values[key] = values = dict(table) if isinstance(table, dict) else {}
-    values[keys[-1]] = value
-
-
-def _problem(
-    loc: tuple[int | str, ...], kind: str, message: str, places: Mapping[tuple[str, ...], str], path: Path
-) -> MoergeError:
-    name = ".".join(map(str, loc))
-    where = places.get(tuple(map(str, loc))) or places.get(tuple(map(str, loc[:1]))) or str(path)
-    if kind == "extra_forbidden":
-        return _unknown(name, where)
-    return MoergeError(f"{name}: {message}" if name else message, where=where, todo="correct the value")
-
-
-def _unknown(name: str, where: str) -> MoergeError:
-    known = [key for key in Settings.model_fields if key != "home"]
-    nearest = get_close_matches(name, known, 1)
-    todo = f"did you mean {nearest[0]}?" if nearest else f"the keys are: {', '.join(known)}"
-    return MoergeError(f"unknown key {name!r}", where=where, todo=todo)
+    fixed = [unknown(Settings, ("home",), places["home",], ["home"])] if "home" in values else []
+    settings, found = built(Settings, {**values, "home": home}, places, str(path), ["home"])
+    return (None, fixed + found) if fixed or found else (settings, [])

@@ -1,6 +1,8 @@
 """A dense checkpoint registered as an expert."""
 
 import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +17,27 @@ from moerge_proto.problems import ProblemType
 _LONGEST_PAUSE = 2.0
 
 
-def register(client: Client, folder: Path, progress: Progress, *, again: bool = False, **how: Any) -> Expert:
+Leaving = Callable[[str, dict[str, Path]], AbstractContextManager[None]]
+
+
+def _freely(digest: str, paths: dict[str, Path]) -> AbstractContextManager[None]:
+    return nullcontext()
+
+
+def register(
+    client: Client,
+    folder: Path,
+    progress: Progress,
+    *,
+    again: bool = False,
+    leaving: Leaving = _freely,
+    **how: Any,
+) -> Expert:
     """The expert of the folder's files, once the coordinator has found it in order; `how` are fields of `NewExpert`.
 
     Its files are uploaded, or with a `source` fetched by the coordinator, which then compares them with the folder's.
-    An expert that is known stays as it is; `again` says that one which was withdrawn joins again.
+    An expert that is known stays as it is; `again` says that one which was withdrawn joins again. Anything leaves only
+    within `leaving(digest, paths)`, which may raise.
 
     Raises:
         CheckpointError: the folder is no dense checkpoint.
@@ -28,15 +46,17 @@ def register(client: Client, folder: Path, progress: Progress, *, again: bool = 
     """
     paths = expert_files(folder)
     new = NewExpert.model_validate({"files": {name: file_sha256(path) for name, path in paths.items()}, **how})
-    expert = _known(client, expert_digest(new.files))
+    digest = expert_digest(new.files)
+    expert = _known(client, digest)
     if expert is not None and expert.state is ExpertState.WITHDRAWN and not again:
         todo = f"if it shall join again: moerge expert add {folder} --domain {new.domain}"
         raise MoergeError(f"the expert was withdrawn {expert.withdrawn:%Y-%m-%d}", where=str(folder), todo=todo)
     if expert is None or expert.state in (ExpertState.REFUSED, ExpertState.WITHDRAWN):
-        if new.source is None:
-            for name, path in paths.items():
-                client.upload(path, progress, title=f"uploading {name}")
-        expert = client.register_expert(new)
+        with leaving(digest, paths):
+            if new.source is None:
+                for name, path in paths.items():
+                    client.upload(path, progress, title=f"uploading {name}")
+            expert = client.register_expert(new)
     pause = 0.05
     while expert.state is ExpertState.RECEIVED:
         time.sleep(pause)

@@ -1,12 +1,22 @@
 """Law 1: what leaves is a closed list; no text, token id or hidden state is on it."""
 
 import json
+from contextlib import closing
 from pathlib import Path
+from typing import get_args
 
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from moerge.errors import MoergeError
 from moerge_proto.statistics_file import RouterManifest, StatisticsSettings, TrunkManifest
+from moerge_workers.history import Decision, History
 from moerge_workers.identity import read_key, shard_name
+from moerge_workers.policy import Kind
 from moerge_workers.shards import plan
-from support.models import tokenizer
+from support.models import expert, tokenizer
+from support.outbox import item_of, outbox_of
 
 
 def test_law_1_a_manifest_has_these_fields_and_no_others() -> None:
@@ -35,7 +45,41 @@ def test_law_1_equal_tokens_in_other_rows_have_another_name() -> None:
 def test_law_1_nothing_of_a_text_stands_in_the_plan_s_names() -> None:
     encode = tokenizer()
     text = "the patient has a fever"
-    settings = StatisticsSettings()
-    [shard] = plan([text], lambda each: encode(each)["input_ids"], settings, 1, b"key")
+    [shard] = plan([text], lambda each: encode(each)["input_ids"], StatisticsSettings(), 1, b"key")
     assert len(shard.name) == 64
     assert text not in json.dumps(shard.name)
+
+
+@pytest.fixture(scope="module")
+def law(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return expert(tmp_path_factory.mktemp("law"), seed=1)
+
+
+@given(
+    kind=st.sampled_from(get_args(Kind)),
+    off=st.sets(st.sampled_from(["expert_weights", "trunk_contributions", "router_contributions"])),
+    dry_run=st.booleans(),
+    decision=st.sampled_from([None, "approved", "refused"]),
+)
+@settings(max_examples=60, deadline=None)
+def test_law_1_every_kind_that_leaves_has_a_switch_and_none_leaves_when_it_is_off_refused_or_tried_dry(
+    tmp_path_factory: pytest.TempPathFactory,
+    law: Path,
+    kind: Kind,
+    off: set[str],
+    dry_run: bool,
+    decision: Decision | None,
+) -> None:
+    switch = {"expert": "expert_weights", "trunk": "trunk_contributions", "router": "router_contributions"}[kind]
+    with closing(History(tmp_path_factory.mktemp("home"))) as history:
+        outbox = outbox_of(history, law, dry_run=dry_run, **dict.fromkeys(off, False))
+        item = item_of("expert" if dry_run else kind, law)
+        switch = "expert_weights" if dry_run else switch
+        if decision is not None:
+            history.note(item, decision)
+        may = switch not in off and not dry_run and decision != "refused"
+        assert outbox.may_leave(item) is may
+        if switch in off or dry_run:
+            with pytest.raises(MoergeError), outbox.sending(item):
+                raise AssertionError("it left")
+            assert not history.sendings()

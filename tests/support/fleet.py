@@ -162,9 +162,10 @@ def files_below(server: Coordinator) -> dict[str, int]:
     }
 
 
-def eventually(holds: Callable[[], bool]) -> None:
-    """For what a coordinator does in the background, such as removing the files of what it has refused."""
-    for _ in range(200):
+def eventually(holds: Callable[[], bool], seconds: float = 10) -> None:
+    """For what others do in the background, such as removing the files of what the coordinator has refused."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
         if holds():
             return
         time.sleep(0.05)

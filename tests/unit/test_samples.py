@@ -16,6 +16,8 @@ from typer.main import get_command
 
 from moerge import cli
 from moerge_coordinator.settings import read_settings
+from moerge_workers import settings as worker
+from moerge_workers.policy import Policy
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
@@ -127,3 +129,25 @@ def test_the_sample_settings_are_read(tmp_path: Path) -> None:
     mounts = {volume.split(":")[1] for volume in SERVICES["coordinator"]["volumes"]}
     assert settings.tls_certificate is not None
     assert str(settings.tls_certificate.parent) in mounts
+
+
+@pytest.mark.parametrize("service", [name for name in SERVICES if name.startswith("worker")])
+def test_the_workers_sample_settings_are_read(service: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker, "checkpoint_folder", Path)  # it is mounted where the container runs
+    given = dict(argument[2:].split("=") for argument in SERVICES[service]["command"] if argument.startswith("--"))
+    given |= {"coordinator": "https://coordinator:8080", "token": "x"}
+    settings = worker.read_settings(given, DEPLOY / "worker.toml")
+    places = [volume.split(":")[1] for volume in SERVICES[service]["volumes"]]
+    assert f"{settings.home}/{worker.FILE}" in places
+    for path in (str(settings.expert), *settings.data):
+        assert any(path.startswith(place) for place in places), path
+
+
+def test_the_documented_settings_are_those_that_exist() -> None:
+    [sample] = re.findall(r"```toml\n(.*?)```", (ROOT / "docs" / "worker.md").read_text(), re.DOTALL)
+    values = tomllib.loads(sample)
+    assert worker.Settings.model_validate({**values, "token": "x", "home": "x"}).policy.mode == "ask"
+    text = (ROOT / "docs" / "worker.md").read_text()
+    for name, field in Policy.model_fields.items():
+        [row] = [line for line in text.splitlines() if line.startswith(f"| `{name}`")]
+        assert field.default is None or f" {str(field.default).lower()} " in row.replace("`", " ")

@@ -1,18 +1,21 @@
 """`moerge worker …`"""
 
+import importlib
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
+from rich.filesize import decimal
 
-from moerge.checkpoint.sources import checkpoint_folder
 from moerge.client import Client
 from moerge.errors import MoergeError
 from moerge.progress import progress
 from moerge_proto.signatures import fingerprint, in_groups
-from moerge_proto.statistics_file import StatisticsSettings
 from moerge_workers import identity
-from moerge_workers.settings import Settings
+from moerge_workers.history import History
+from moerge_workers.settings import read_settings
+from moerge_workers.status import is_running, read_state
 
 app = typer.Typer(no_args_is_help=True, help="Run a domain owner's worker.")
 
@@ -73,73 +76,178 @@ def rotate(
 
 @app.command()
 def run(
-    coordinator: Coordinator,
-    token: Token,
-    domain: Annotated[str, typer.Option(help="The domain to contribute for.")],
-    expert: Annotated[str, typer.Option(help="The domain's dense checkpoint: a folder, or a hub id (name/model).")],
-    data: Annotated[list[str], typer.Option(help="File, quoted glob, folder or fsspec URL of documents; repeatable.")],
-    text_field: Annotated[str, typer.Option(help="Field or column with a document's text.")] = "text",
+    context: typer.Context,
+    config: Annotated[Path | None, typer.Option(help="Settings; default worker.toml in the home.")] = None,
+    coordinator: Annotated[
+        str | None, typer.Option(envvar="MOERGE_COORDINATOR", help="Address of the coordinator.")
+    ] = None,
+    token: Annotated[
+        str | None, typer.Option(envvar="MOERGE_TOKEN", help="The owner's token; better in the environment or a file.")
+    ] = None,
+    domain: Annotated[str | None, typer.Option(help="The domain to contribute for.")] = None,
+    expert: Annotated[
+        str | None, typer.Option(help="The domain's dense checkpoint: a folder, or a hub id (name/model).")
+    ] = None,
+    data: Annotated[
+        list[str] | None, typer.Option(help="File, quoted glob, folder or fsspec URL of documents; repeatable.")
+    ] = None,
+    text_field: Annotated[
+        str | None, typer.Option(help="Field or column with a document's text.", show_default="text")
+    ] = None,
     chat: Annotated[str | None, typer.Option(help="Read messages in this field instead, as the model's chat.")] = None,
     chat_turns: Annotated[
-        Literal["all", "assistant"], typer.Option(help="Whose tokens count, in a chat; the model reads all.")
-    ] = "all",
+        Literal["all", "assistant"] | None,
+        typer.Option(help="Whose tokens count, in a chat; the model reads all.", show_default="all"),
+    ] = None,
     bad_share: Annotated[
-        float, typer.Option(min=0, max=0.99, help="Skip unreadable documents up to this share of all; then stop.")
-    ] = 0.01,
+        float | None,
+        typer.Option(help="Skip unreadable documents up to this share of all; then stop.", show_default="0.01"),
+    ] = None,
     tuning_share: Annotated[
-        float, typer.Option(min=0, max=0.99, help="Share of the documents to choose lambda with; sent apart.")
-    ] = 0.0,
+        float | None, typer.Option(help="Share of the documents to choose lambda with; sent apart.", show_default="0")
+    ] = None,
     held_out_share: Annotated[
-        float, typer.Option(min=0, max=0.99, help="Share of the documents that nothing is sent of.")
-    ] = 0.0,
+        float | None, typer.Option(help="Share of the documents that nothing is sent of.", show_default="0")
+    ] = None,
     trunk_contribution: Annotated[
-        bool, typer.Option("--trunk-contribution", help="Send grams and token counts for a regmean trunk too.")
-    ] = False,
-    rare_below: Annotated[int, typer.Option(help="Withhold counts of tokens that stand fewer times.")] = 10,
+        bool | None, typer.Option("--trunk-contribution", help="Send grams and token counts for a regmean trunk too.")
+    ] = None,
+    rare_below: Annotated[
+        int | None, typer.Option(help="Withhold counts of tokens that stand fewer times.", show_default="10")
+    ] = None,
     home: Annotated[Path | None, typer.Option(help="Key, journal, downloads; default ~/.moerge/worker-DOMAIN.")] = None,
-    license: Annotated[str, typer.Option(help="SPDX identifier of the expert's licence, for the card.")] = "unknown",
-    tokens_per_document: Annotated[int | None, typer.Option(help="Use each document's first tokens only.")] = None,
-    context: Annotated[int, typer.Option(help="Tokens that the model sees at once.")] = 512,
-    precision: Annotated[Literal["float32", "bfloat16"], typer.Option(help="What the model computes in.")] = "float32",
-    slots: Annotated[int, typer.Option(help="Ray actors: one CPU thread each, or one GPU.")] = 1,
-    device: Annotated[Literal["cpu", "cuda"], typer.Option(help="Where the model runs.")] = "cpu",
+    license: Annotated[
+        str | None, typer.Option(help="SPDX identifier of the expert's licence, for the card.", show_default="unknown")
+    ] = None,
+    tokens_per_document: Annotated[
+        int | None, typer.Option(help="Use each document's first tokens only; the policy's bound holds too.")
+    ] = None,
+    model_context: Annotated[
+        int | None, typer.Option("--context", help="Tokens that the model sees at once.", show_default="512")
+    ] = None,
+    precision: Annotated[
+        Literal["float32", "bfloat16"] | None,
+        typer.Option(help="What the model computes in.", show_default="float32"),
+    ] = None,
+    slots: Annotated[
+        int | None, typer.Option(help="Ray actors: one CPU thread each, or one GPU.", show_default="1")
+    ] = None,
+    device: Annotated[
+        Literal["cpu", "cuda"] | None, typer.Option(help="Where the model runs.", show_default="cpu")
+    ] = None,
     ray_address: Annotated[str | None, typer.Option(help="Your own Ray cluster; by default one starts.")] = None,
-    max_stray: Annotated[float, typer.Option(help="Refuse a trunk further than this from your expert.")] = 1.0,
-    once: Annotated[bool, typer.Option("--once", help="Stop after one contribution.")] = False,
+    once: Annotated[bool | None, typer.Option("--once", help="Stop after one contribution.")] = None,
+    dry_run: Annotated[
+        bool | None, typer.Option("--dry-run", help="Compute and show what would be sent, send nothing, stop.")
+    ] = None,
 ) -> None:
     """Registers the expert, then contributes ridge statistics under every trunk that the operator merges.
 
     Killed at any moment and started again, it goes on where it was. Documents that came since it last ran are sent as a
-    further contribution; if some are gone, one takes the place of all before it.
+    further contribution; if some are gone, one takes the place of all before it. What stands in worker.toml need not be
+    given; its policy says what may leave, and no option widens that.
 
     Example: moerge worker run --coordinator https://example.org --domain law --expert expert/ --data 'text/*.jsonl'
     """
+    given = {name: value for name, value in context.params.items() if value not in (None, [], ()) and name != "config"}
+    if "model_context" in given:
+        given["context"] = given.pop("model_context")
+    settings = read_settings(given, config)
+
     from moerge_workers import contribute  # it brings torch and Ray, which the other commands need not wait for
 
-    if tuning_share + held_out_share >= 1:
-        found = "together they leave no documents for the statistics"
-        raise MoergeError(found, where="--tuning-share, --held-out-share", todo="give shares below 1 in sum")
-    settings = Settings(
-        coordinator=coordinator,
-        token=token,
-        domain=domain,
-        expert=checkpoint_folder(expert),
-        data=data,
-        text_field=text_field,
-        chat=chat,
-        chat_turns=chat_turns,
-        bad_share=bad_share,
-        tuning_share=tuning_share,
-        held_out_share=held_out_share,
-        trunk_contribution=trunk_contribution,
-        rare_below=rare_below,
-        home=home or Path.home() / ".moerge" / f"worker-{domain}",
-        license=license,
-        slots=slots,
-        device=device,
-        ray_address=ray_address,
-        max_stray=max_stray,
-        once=once,
-        statistics=StatisticsSettings(tokens_per_document=tokens_per_document, context=context, precision=precision),
-    )
     contribute.run(settings, progress())
+
+
+Home = Annotated[Path | None, typer.Option(help="The worker's folder; default the only ~/.moerge/worker-DOMAIN.")]
+Which = Annotated[str, typer.Argument(help="First digits of the digest; needed if several wait.", show_default=False)]
+
+
+def _home(given: Path | None) -> Path:
+    """The worker's home that is meant.
+
+    Raises:
+        MoergeError: there is none, or not just one.
+    """
+    homes = [given] if given else sorted(path for path in identity.default_home().glob("worker-*") if path.is_dir())
+    if len(homes) == 1 and homes[0].is_dir():
+        return homes[0]
+    found = ", ".join(map(str, homes)) or "none"
+    raise MoergeError(f"no one worker's folder; found: {found}", where="--home", todo="name the folder")
+
+
+@app.command()
+def approve(which: Which = "", home: Home = None) -> None:
+    """Lets leave what the worker asks about, in mode ask; the worker that runs, or the next one, sends it.
+
+    Also takes a refusal back.
+
+    Example: moerge worker approve 3f9a0c21
+    """
+    _decide(_home(home), which, "approved")
+
+
+@app.command()
+def refuse(which: Which = "", home: Home = None) -> None:
+    """Keeps here what the worker asks about, in mode ask; it isn't asked about again.
+
+    Example: moerge worker refuse 3f9a0c21
+    """
+    _decide(_home(home), which, "refused")
+
+
+def _decide(home: Path, which: str, decision: Literal["approved", "refused"]) -> None:
+    with closing(History(home)) as history:
+        found = [item for item in history.asked() if item.digest.startswith(which)]
+        if not found and which:
+            found = [item for item in history.items() if item.digest.startswith(which) and history.decision(item)]
+        if len(found) != 1:
+            waiting = "; ".join(f"{item.digest[:12]} {item.about}" for item in history.asked()) or "nothing"
+            what = f"{which or 'one item'} is meant, {len(found)} are found"
+            raise MoergeError(what, where="digest", todo=f"name one digest; waiting: {waiting}")
+        if decision == "approved":
+            importlib.import_module("moerge_workers.outbox").require_unchanged(found[0])
+        history.note(found[0], decision)
+    typer.echo(f"{decision}: {found[0].about}, {decimal(found[0].bytes)}, {found[0].digest}")
+
+
+@app.command("history")
+def show_history(home: Home = None) -> None:
+    """Prints everything that was ever sent from a worker's home, oldest first.
+
+    Example: moerge worker history --home ~/.moerge/worker-law
+    """
+    with closing(History(_home(home))) as history:
+        for sending in history.sendings():
+            item = sending.item
+            became = (
+                f"{sending.became} {sending.since:%Y-%m-%d %H:%M}" if sending.since else "not known to have arrived"
+            )
+            typer.echo(f"{sending.at:%Y-%m-%d %H:%M} UTC  {item.about}, {decimal(item.bytes)}")
+            typer.echo(f"  digest {item.digest}")
+            under = f", under trunk {item.trunk}" if item.trunk else ""
+            typer.echo(f"  to {item.coordinator}{under}: {became}")
+
+
+@app.command()
+def status(home: Home = None) -> None:
+    """Tells what a worker does now, or did last, and what waits for your answer.
+
+    Example: moerge worker status --home ~/.moerge/worker-law
+    """
+    folder = _home(home)
+    state = read_state(folder)
+    with closing(History(folder)) as history:
+        waiting = history.asked()
+    lines = {"running": "yes" if is_running(folder) else "no"}
+    if state is not None:
+        lines |= {
+            "domain": f"{state.domain}, at {state.coordinator}",
+            "trunk": state.trunk or "none yet",
+            "shards": f"{state.shards_done} of {state.shards_total}",
+            "said last": f"{state.said} ({state.at:%Y-%m-%d %H:%M:%S} UTC)",
+            "error": state.error or "none",
+        }
+    lines["waits for your answer"] = "; ".join(f"{item.digest[:12]} {item.about}" for item in waiting) or "nothing"
+    for name, text in lines.items():
+        typer.echo(f"{name}: {text}")

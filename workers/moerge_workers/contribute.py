@@ -1,10 +1,11 @@
-"""The worker's loop: register the expert, wait for a trunk, compute, show what leaves, send."""
+"""The worker's loop: register the expert, wait for a trunk, compute, and send what the owner lets leave."""
 
 import platform
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import closing
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,6 @@ import numpy as np
 import torch
 import transformers
 from filelock import FileLock, Timeout
-from rich.filesize import decimal
 
 from moerge import __version__
 from moerge.architectures.config import read_config
@@ -21,26 +21,26 @@ from moerge.checkpoint.reader import Checkpoint
 from moerge.client import Client
 from moerge.errors import CoordinatorError, MoergeError
 from moerge.experts import check_expert
-from moerge.files import atomic_file
+from moerge.files import atomic_file, file_sha256
 from moerge.progress import Progress
 from moerge.register import register
 from moerge.statistics.bounds import attention_size, input_exponents
-from moerge.statistics.inspect import summary
 from moerge.statistics.passes import RouterPass, TrunkPass
 from moerge.trunk.domain_model import require_near
 from moerge_proto.contributions import Contribution, NewContribution, TrunkContribution
 from moerge_proto.digests import digest_of
-from moerge_proto.experts import Expert
 from moerge_proto.problems import ProblemType
 from moerge_proto.statistics_file import Int64, Manifest, RouterManifest, StatisticsFile, TrunkManifest, write
 from moerge_proto.trunks import Trunk
 from moerge_workers.data import Data
+from moerge_workers.history import History
 from moerge_workers.identity import require_approved, signature
 from moerge_workers.ledger import Ledger
+from moerge_workers.outbox import POLL_SECONDS, Outbox
 from moerge_workers.settings import Settings
+from moerge_workers.status import LOCK, Status
 from moerge_workers.sums import Sums
 
-POLL_SECONDS = 1.0
 TRUNK_FILE = "trunk.safetensors"
 _NOTHING_YET: dict[str, Any] = {"tokens": 1, "documents": 1, "shards": ["0" * 64]}
 SOFTWARE = {
@@ -51,52 +51,126 @@ SOFTWARE = {
 }
 
 
-def say(text: str) -> None:
-    """One line of what happens, on standard error."""
-    print(text, file=sys.stderr, flush=True)
+class _KeptError(Exception):
+    """The expert may not leave, at least not yet."""
+
+    def __init__(self, digest: str) -> None:
+        super().__init__(digest)
+        self.digest = digest
 
 
 def run(settings: Settings, progress: Progress) -> None:
     """Contributes under the current trunk, and under every later one unless `once` is set.
 
+    With `dry_run` it computes and shows what would be sent under the current trunk, and sends nothing.
+
     Raises:
         MoergeError: the expert, the data, the trunk or the coordinator's answer is not what it should be.
     """
     settings.home.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(settings.home / "lock")
     try:
-        lock.acquire(blocking=False)
+        lock = FileLock(settings.home / LOCK).acquire(blocking=False)
     except Timeout as error:
         todo = "stop it first, or give each worker a --home of its own"
         raise MoergeError("another worker uses this folder", where=str(settings.home), todo=todo) from error
-    with lock, Client(settings.coordinator, settings.token) as client:
+    status = Status(settings.home, settings.domain, settings.coordinator)
+    with (
+        lock,
+        closing(History(settings.home)) as history,
+        Client(settings.coordinator, settings.token) as client,
+    ):
+        try:
+            _Worker(settings, client, history, status, progress).run()
+        except MoergeError as error:
+            status.update(error=str(error))
+            raise
+
+
+@dataclass(frozen=True)
+class _Worker:
+    settings: Settings
+    client: Client
+    history: History
+    status: Status
+    progress: Progress
+
+    def say(self, text: str) -> None:
+        """One line of what happens, on standard error and in the status."""
+        print(text, file=sys.stderr, flush=True)
+        self.status.update(said=text)
+
+    @property
+    def _outbox(self) -> Outbox:
+        return Outbox(self.settings, self.history, self.say)
+
+    def run(self) -> None:
+        client, settings = self.client, self.settings
         owner = _own_name(client, settings.domain)
-        if not require_approved(client, settings.home):
-            say("contributions go unsigned: you have no key (moerge worker init makes one)")
+        if not settings.dry_run and not require_approved(client, settings.home):
+            self.say("contributions go unsigned: you have no key (moerge worker init makes one)")
         check_expert(settings.expert, None, str(settings.expert))
-        data = Data(settings, say)
-        expert = register(client, settings.expert, progress, domain=settings.domain, license=settings.license)
+        data = Data(settings, self.say)
+        try:
+            how: dict[str, Any] = {"domain": settings.domain, "license": settings.license}
+            registered = register(client, settings.expert, self.progress, leaving=self._expert_leaving, **how)
+            self._outbox.settle([registered])
+            expert = registered.digest
+        except _KeptError as kept:
+            if not settings.dry_run:
+                return
+            expert = kept.digest
+        work = _Work(self, self._outbox, data, owner, expert)
         statistics = None
         if settings.trunk_contribution:
-            sent, statistics = _contribute_trunk(client, settings, data, owner, expert, progress)
-            say(f"contributed {sent.digest[:12]} for trunks")
+            sent, statistics = work.contribute_trunk()
+            if sent is not None:
+                self.say(f"contributed {sent.digest[:12]} for trunks")
+        if not settings.policy.router_contributions:
+            self.say("the policy keeps router contributions here; there is nothing more to do")
+            return
         for asked in client.rounds():
             if settings.domain in asked.missing:
-                say(f"asked for {asked.kind} contributions by {asked.deadline:%Y-%m-%d %H:%M} UTC: round {asked.name}")
+                by = f"{asked.deadline:%Y-%m-%d %H:%M} UTC"
+                self.say(f"asked for {asked.kind} contributions by {by}: round {asked.name}")
         last = None
-        while True:
-            trunk = _next_trunk(client, last)
+        while (trunk := self._next_trunk(last)) is not None:
             last = trunk.digest
+            self.status.update(trunk=trunk.digest)
             try:
-                for contribution in _contribute(client, settings, data, owner, expert, trunk, statistics, progress):
-                    say(f"contributed {contribution.digest[:12]} under trunk {trunk.digest[:12]}")
+                for contribution in work.contribute(trunk, statistics):
+                    self.say(f"contributed {contribution.digest[:12]} under trunk {trunk.digest[:12]}")
             except CoordinatorError as error:
                 if error.type != ProblemType.WRONG_TRUNK.urn:
                     raise
-                say(f"trunk {trunk.digest[:12]} was replaced meanwhile")
+                self.say(f"trunk {trunk.digest[:12]} was replaced meanwhile")
                 continue
-            if settings.once:
+            if settings.once or settings.dry_run:
                 return
+
+    @contextmanager
+    def _expert_leaving(self, digest: str, paths: Mapping[str, Path]) -> Iterator[None]:
+        if not self.settings.policy.expert_weights:
+            todo = "let the coordinator have it another way (moerge expert add --source), or set expert_weights = true"
+            found = "the coordinator doesn't have this expert, and the policy keeps expert weights here"
+            raise MoergeError(found, where=str(self.settings.expert), todo=todo)
+        item = self._outbox.expert(digest, paths)
+        if not self._outbox.may_leave(item):
+            raise _KeptError(digest)
+        with self._outbox.sending(item):
+            yield
+
+    def _next_trunk(self, last: str | None) -> Trunk | None:
+        """The current trunk, once it isn't the last one any more; a dry run doesn't wait for one."""
+        said = False
+        while (trunk := self.client.current_trunk()) is None or trunk.digest == last or trunk.retired is not None:
+            if self.settings.dry_run:
+                self.say("there is no trunk, so router contributions can't be computed; the operator merges one")
+                return None
+            if not said:
+                self.say("waiting for the operator to merge a trunk")
+                said = True
+            time.sleep(POLL_SECONDS)
+        return trunk
 
 
 def _own_name(client: Client, domain: str) -> str:
@@ -110,154 +184,168 @@ def _own_name(client: Client, domain: str) -> str:
     return identity.owner
 
 
-def _next_trunk(client: Client, last: str | None) -> Trunk:
-    said = False
-    while (trunk := client.current_trunk()) is None or trunk.digest == last or trunk.retired is not None:
-        if not said:
-            say("waiting for the operator to merge a trunk")
-            said = True
-        time.sleep(POLL_SECONDS)
-    return trunk
+@dataclass(frozen=True)
+class _Work:
+    """What one worker contributes of one expert; `expert` is its digest."""
 
+    worker: _Worker
+    outbox: Outbox
+    data: Data
+    owner: str
+    expert: str
 
-def _contribute_trunk(
-    client: Client, settings: Settings, data: Data, owner: str, expert: Expert, progress: Progress
-) -> tuple[TrunkContribution, Path]:
-    """Sends the expert's trunk contribution, and tells where it lies; rare tokens' counts stay in the journal."""
-    folder = settings.expert
-    config, checkpoint = read_config(folder), Checkpoint(folder)
-    exponents = input_exponents(checkpoint, family_of(config), config)
-    blank = TrunkManifest(
-        owner=owner,
-        expert=expert.digest,
-        domain=settings.domain,
-        settings=settings.statistics,
-        hidden_size=config.hidden_size,
-        layers=config.num_hidden_layers,
-        attention_size=attention_size(config),
-        vocab_size=config.vocab_size,
-        exponents=exponents,
-        rare_below=0,
-        **_NOTHING_YET,
-    )
-    work = TrunkPass(folder, exponents, settings.statistics.precision, settings.device)
-    with closing(Ledger(_ledger(settings, blank))) as ledger:
-        sums = _sums(settings, data, ledger, blank, work, progress)
-        if (note := sums.complete()) is not None:
-            note()
-        whole = sums.path(ledger.files()[-1])
-    path = whole.with_name(f"{whole.stem}-sent.safetensors")
-    with StatisticsFile(whole) as file, atomic_file(path) as out:
-        manifest = file.manifest.model_copy(update={"rare_below": settings.rare_below})
-        write(out, manifest, _without_rare(file, settings.rare_below))
-    _show(path)
-    stored = client.upload(path, progress, title="uploading the trunk contribution", compress=True)
-    active = [row.digest for row in client.trunk_contributions() if row.active and row.expert == expert.digest]
-    supersedes = [digest for digest in active if digest != stored.sha256]
-    signed = signature(settings.home, owner, stored.sha256)
-    new = NewContribution(sha256=stored.sha256, supersedes=supersedes, signature=signed, software=SOFTWARE)
-    return client.contribute_trunk(new), path
+    @property
+    def _settings(self) -> Settings:
+        return self.worker.settings
+
+    def contribute_trunk(self) -> tuple[TrunkContribution | None, Path | None]:
+        """Sends the expert's trunk contribution, and tells where it lies; rare tokens' counts stay in the journal."""
+        settings, folder = self._settings, self._settings.expert
+        config, checkpoint = read_config(folder), Checkpoint(folder)
+        exponents = input_exponents(checkpoint, family_of(config), config)
+        blank = TrunkManifest(
+            owner=self.owner,
+            expert=self.expert,
+            domain=settings.domain,
+            settings=settings.statistics,
+            hidden_size=config.hidden_size,
+            layers=config.num_hidden_layers,
+            attention_size=attention_size(config),
+            vocab_size=config.vocab_size,
+            exponents=exponents,
+            rare_below=0,
+            **_NOTHING_YET,
+        )
+        work = TrunkPass(folder, exponents, settings.statistics.precision, settings.device)
+        with closing(Ledger(self._ledger(blank))) as ledger:
+            sums = self._sums(ledger, blank, work)
+            made = sums.complete()
+            whole = sums.path(ledger.files()[-1] if made is None else made.file)
+            if not whole.is_file():
+                return None, None
+            path = whole.with_name(f"{whole.stem}-sent.safetensors")
+            with StatisticsFile(whole) as file, atomic_file(path) as out:
+                manifest = file.manifest.model_copy(update={"rare_below": settings.rare_below})
+                write(out, manifest, _without_rare(file, settings.rare_below))
+            item = self.outbox.contribution(path, file_sha256(path))
+            rows = list(self.worker.client.trunk_contributions())
+            self.outbox.settle(rows)
+            counts = {row.digest: row for row in rows if row.active}
+            if item.digest not in counts and not self.outbox.may_leave(item):
+                return None, path
+            if made is not None:
+                made.note()
+        if item.digest not in counts:
+            supersedes = [row.digest for row in counts.values() if row.expert == self.expert]
+            with self.outbox.sending(item, supersedes):
+                new = self._uploaded(path, item.digest, supersedes, "uploading the trunk contribution")
+                counts[item.digest] = self.worker.client.contribute_trunk(new)
+        return counts[item.digest], path
+
+    def _uploaded(self, path: Path, digest: str, supersedes: list[str], title: str) -> NewContribution:
+        self.worker.client.upload(path, self.worker.progress, title=title, compress=True)
+        signed = signature(self._settings.home, self.owner, digest)
+        return NewContribution(sha256=digest, supersedes=supersedes, signature=signed, software=SOFTWARE)
+
+    def contribute(self, trunk: Trunk, statistics: Path | None) -> list[Contribution]:
+        """Sends what isn't sent yet under a trunk, of the statistics and of the tuning split.
+
+        `statistics` is the expert's own trunk contribution, with which the trunk is compared.
+        """
+        settings, client, progress = self._settings, self.worker.client, self.worker.progress
+        self.outbox.outdate(lambda item: item.kind == "router" and item.trunk != trunk.digest)
+        folder = settings.home / "trunks" / trunk.digest
+        place = f"/v1/trunks/{trunk.digest}/files"
+        client.download(place, trunk.files, folder, progress, title="downloading the trunk")
+        weights, limit = folder / TRUNK_FILE, settings.policy.max_stray
+        stray = require_near(settings.expert, weights, limit, statistics)
+        self.worker.say(f"the trunk strays from the expert by at most {stray:.3f} of a tensor's norm (limit {limit:g})")
+        work = RouterPass(settings.expert, weights, trunk.exponents, settings.statistics.precision, settings.device)
+        sent: list[Contribution] = []
+        for split in ("statistics", "tuning"):
+            blank = RouterManifest.model_validate(
+                {
+                    "owner": self.owner,
+                    "expert": self.expert,
+                    "domain": settings.domain,
+                    "trunk": trunk.digest,
+                    "split": split,
+                    "settings": settings.statistics,
+                    "hidden_size": trunk.hidden_size,
+                    "layers": trunk.layers,
+                    "exponents": trunk.exponents,
+                    **_NOTHING_YET,
+                }
+            )
+            path = self._ledger(blank)
+            if split == "tuning" and not settings.tuning_share and not path.exists():
+                continue
+            with closing(Ledger(path)) as ledger:
+                sent += self._contribute_split(self._sums(ledger, blank, work), blank)
+        return sent
+
+    def _contribute_split(self, sums: Sums, blank: RouterManifest) -> list[Contribution]:
+        if self._delivered(sums, blank) is None:
+            return []
+        if (made := sums.complete()) is not None:
+            item = self.outbox.contribution(sums.path(made.file), made.file.digest)
+            if self.outbox.may_leave(item, lambda: self._is_replaced(blank.trunk)):
+                made.note()  # the ledger holds what the owner let leave, and nothing else
+        return self._delivered(sums, blank) or []
+
+    def _is_replaced(self, trunk: str) -> bool:
+        current = self.worker.client.current_trunk()
+        return current is None or current.digest != trunk
+
+    def _sums(self, ledger: Ledger, blank: Manifest, work: RouterPass | TrunkPass) -> Sums:
+        worker, folder = self.worker, self._settings.home / "contributions"
+        told = worker.progress, worker.say, worker.status.shards
+        return Sums(self._settings, self.data, blank.split, blank, work, ledger, folder, *told)
+
+    def _ledger(self, blank: Manifest) -> Path:
+        """The ledger's place: one for all that counts together, however it is computed."""
+        fields = blank.model_dump(include={"kind", "owner", "expert", "domain", "trunk", "split"})
+        return self._settings.home / "contributions" / f"{digest_of(fields)}.sqlite"
+
+    def _delivered(self, sums: Sums, blank: RouterManifest) -> list[Contribution] | None:
+        """The contributions of the ledger's files; sends what doesn't count yet, in the place of what was replaced.
+
+        None: the owner doesn't let one leave that was to be sent earlier, or this is a dry run.
+        """
+        place = blank.trunk, blank.domain, blank.split
+        rows = list(self.worker.client.contributions())
+        self.outbox.settle(rows)
+        counts = {row.digest: row for row in rows if row.active}
+        counts = {digest: row for digest, row in counts.items() if (row.trunk, row.domain, row.split) == place}
+        files = sums.ledger.files()
+        supersedes = [old.digest for old in sums.ledger.files(replaced=True) if old.digest in counts]
+        if any(file.digest not in counts and not sums.path(file).is_file() for file in files):
+            self.worker.say("a file that was sent neither counts nor is kept here; its documents are sent anew")
+            sums.ledger.forget()
+            return []
+        for file in files:
+            if file.digest in counts:
+                continue
+            item = self.outbox.contribution(sums.path(file), file.digest)
+            if not self.outbox.may_leave(item, lambda: self._is_replaced(blank.trunk)):
+                if self.worker.history.decision(item) == "refused":
+                    sums.ledger.forget()
+                return None
+            with self.outbox.sending(item, supersedes):
+                new = self._uploaded(sums.path(file), file.digest, supersedes, "uploading the contribution")
+                counts[file.digest], supersedes = self.worker.client.contribute(new), []
+        if not files and not self._settings.dry_run:
+            for digest in supersedes:
+                self._withdraw(digest, blank)
+        return [counts[file.digest] for file in files]
+
+    def _withdraw(self, digest: str, blank: RouterManifest) -> None:
+        self.worker.client.withdraw_contribution(digest)
+        self.outbox.withdrawn(digest)
+        self.worker.say(f"withdrawn {digest[:12]}: no document of {blank.split} is left")
 
 
 def _without_rare(file: StatisticsFile, rare_below: int) -> Iterator[Int64]:
     for name, _ in file.manifest.layout():
         array = file.array(name)
         yield np.where(array < rare_below, 0, array) if name == "token_counts" else array
-
-
-def _contribute(
-    client: Client,
-    settings: Settings,
-    data: Data,
-    owner: str,
-    expert: Expert,
-    trunk: Trunk,
-    statistics: Path | None,
-    progress: Progress,
-) -> list[Contribution]:
-    """Sends what isn't sent yet under a trunk, of the statistics and of the tuning split.
-
-    `statistics` is the expert's own trunk contribution, with which the trunk is compared.
-    """
-    folder = settings.home / "trunks" / trunk.digest
-    client.download(f"/v1/trunks/{trunk.digest}/files", trunk.files, folder, progress, title="downloading the trunk")
-    weights = folder / TRUNK_FILE
-    stray = require_near(settings.expert, weights, settings.max_stray, statistics)
-    say(f"the trunk strays from the expert by at most {stray:.3f} of a tensor's norm (limit {settings.max_stray:g})")
-    work = RouterPass(settings.expert, weights, trunk.exponents, settings.statistics.precision, settings.device)
-    sent: list[Contribution] = []
-    for split in ("statistics", "tuning"):
-        blank = RouterManifest.model_validate(
-            {
-                "owner": owner,
-                "expert": expert.digest,
-                "domain": settings.domain,
-                "trunk": trunk.digest,
-                "split": split,
-                "settings": settings.statistics,
-                "hidden_size": trunk.hidden_size,
-                "layers": trunk.layers,
-                "exponents": trunk.exponents,
-                **_NOTHING_YET,
-            }
-        )
-        path = _ledger(settings, blank)
-        if split == "tuning" and not settings.tuning_share and not path.exists():
-            continue
-        with closing(Ledger(path)) as ledger:
-            sums = _sums(settings, data, ledger, blank, work, progress)
-            _delivered(client, settings, sums, blank, progress)
-            if (note := sums.complete()) is not None:
-                note()
-            sent += _delivered(client, settings, sums, blank, progress)
-    return sent
-
-
-def _sums(
-    settings: Settings,
-    data: Data,
-    ledger: Ledger,
-    blank: Manifest,
-    work: RouterPass | TrunkPass,
-    progress: Progress,
-) -> Sums:
-    folder = settings.home / "contributions"
-    return Sums(settings, data, blank.split, blank, work, ledger, folder, progress, say)
-
-
-def _ledger(settings: Settings, blank: Manifest) -> Path:
-    """The ledger's place: one for all that counts together, however it is computed."""
-    fields = blank.model_dump(include={"kind", "owner", "expert", "domain", "trunk", "split"})
-    return settings.home / "contributions" / f"{digest_of(fields)}.sqlite"
-
-
-def _delivered(
-    client: Client, settings: Settings, sums: Sums, blank: RouterManifest, progress: Progress
-) -> list[Contribution]:
-    """The contributions of the ledger's files; sends what doesn't count yet, in the place of what was replaced."""
-    place = blank.trunk, blank.domain, blank.split
-    counts = {row.digest: row for row in client.contributions() if row.active}
-    counts = {digest: row for digest, row in counts.items() if (row.trunk, row.domain, row.split) == place}
-    files = sums.ledger.files()
-    supersedes = [old.digest for old in sums.ledger.files(replaced=True) if old.digest in counts]
-    if any(file.digest not in counts and not sums.path(file).is_file() for file in files):
-        say("a file that was sent neither counts nor is kept here; its documents are sent anew")
-        sums.ledger.forget()
-        return []
-    for file in files:
-        if file.digest not in counts:
-            _show(sums.path(file))
-            client.upload(sums.path(file), progress, title="uploading the contribution", compress=True)
-            signed = signature(settings.home, blank.owner, file.digest)
-            new = NewContribution(sha256=file.digest, supersedes=supersedes, signature=signed, software=SOFTWARE)
-            counts[file.digest], supersedes = client.contribute(new), []
-    if not files:
-        for digest in supersedes:
-            say(f"withdrawn {client.withdraw_contribution(digest).digest[:12]}: no document of {blank.split} is left")
-    return [counts[file.digest] for file in files]
-
-
-def _show(path: Path) -> None:
-    with StatisticsFile(path) as file:
-        manifest = file.manifest
-    say(f"leaving this machine: {summary(manifest)}, {decimal(path.stat().st_size)}; kept at {path}")

@@ -11,7 +11,8 @@ PRAGMA locking_mode = EXCLUSIVE;
 PRAGMA main.cache_size = -32768;
 CREATE TABLE IF NOT EXISTS sent (mac BLOB PRIMARY KEY, copies INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS files (
-    number INTEGER PRIMARY KEY, name TEXT NOT NULL, digest TEXT NOT NULL, how TEXT NOT NULL, replaced INTEGER NOT NULL
+    number INTEGER PRIMARY KEY, name TEXT NOT NULL, digest TEXT NOT NULL, documents INTEGER NOT NULL,
+    tokens INTEGER NOT NULL, how TEXT NOT NULL, replaced INTEGER NOT NULL
 );
 PRAGMA temp.cache_size = -32768;
 PRAGMA temp.journal_mode = OFF;
@@ -20,8 +21,9 @@ CREATE TEMP TABLE again (mac BLOB PRIMARY KEY, copies INTEGER NOT NULL) WITHOUT 
 """
 _MAC_BYTES = 16
 _COUNT = "INSERT INTO {} VALUES (?, 1) ON CONFLICT (mac) DO UPDATE SET copies = copies + 1 RETURNING copies"
-_GONE = """
-SELECT COUNT(*) FROM sent LEFT JOIN seen USING (mac) WHERE sent.copies > IFNULL(seen.copies, 0)
+_MORE = """
+SELECT IFNULL(SUM(a.copies - IFNULL(b.copies, 0)), 0) FROM {} a LEFT JOIN {} b USING (mac)
+WHERE a.copies > IFNULL(b.copies, 0)
 """
 
 
@@ -32,10 +34,14 @@ class Sent:
     Attributes:
         name: of the file, beside the ledger.
         digest: its SHA-256.
+        documents: that its sums are over.
+        tokens: likewise.
     """
 
     name: str
     digest: str
+    documents: int
+    tokens: int
 
 
 class Ledger:
@@ -53,7 +59,7 @@ class Ledger:
         self._db = sqlite3.connect(path, isolation_level=None)
         try:
             self._db.executescript(_TABLES)
-            self._db.execute("SELECT 1 FROM sent LIMIT 1")
+            self._db.execute("SELECT documents FROM files LIMIT 1")
         except sqlite3.DatabaseError as error:
             self._db.close()
             todo = "restore it from a backup; or remove it, and withdraw what it had sent (moerge contribution list)"
@@ -94,11 +100,15 @@ class Ledger:
 
     def gone(self) -> int:
         """How many documents were sent that the reading did not come to."""
-        return int(self._db.execute(_GONE).fetchone()[0])
+        return int(self._db.execute(_MORE.format("sent", "seen")).fetchone()[0])
+
+    def added(self) -> int:
+        """How many documents the reading came to that were not sent."""
+        return int(self._db.execute(_MORE.format("seen", "sent")).fetchone()[0])
 
     def files(self, *, replaced: bool = False) -> list[Sent]:
         """The files that count, or those whose place others took, as they were sent."""
-        query = "SELECT name, digest FROM files WHERE replaced = ? ORDER BY number"
+        query = "SELECT name, digest, documents, tokens FROM files WHERE replaced = ? ORDER BY number"
         return [Sent(*row) for row in self._db.execute(query, (int(replaced),))]
 
     def next(self) -> int:
@@ -120,8 +130,8 @@ class Ledger:
             self._db.execute("BEGIN IMMEDIATE")
             if replace:
                 self._db.execute("UPDATE files SET replaced = 1")
-            row = (self.next(), file.name, file.digest, how, 0)
-            self._db.execute("INSERT INTO files VALUES (?, ?, ?, ?, ?)", row)
+            row = (self.next(), file.name, file.digest, file.documents, file.tokens, how, 0)
+            self._db.execute("INSERT INTO files VALUES (?, ?, ?, ?, ?, ?, ?)", row)
             self._db.execute("DELETE FROM sent")
             self._db.execute("INSERT INTO sent SELECT mac, copies FROM seen")
 

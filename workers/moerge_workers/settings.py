@@ -1,20 +1,29 @@
-"""A worker's settings."""
+"""A worker's settings: one TOML file of the owner's, and the command line, which goes before it."""
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
+from moerge.checkpoint.sources import checkpoint_folder
+from moerge.errors import MoergeError
+from moerge.settings import Keys, built, put, read_toml
 from moerge_proto.digests import Name
 from moerge_proto.statistics_file import StatisticsSettings
+from moerge_workers.policy import Policy
+
+FILE = "worker.toml"
 
 
 class Settings(BaseModel):
-    """Everything that a worker can be told.
+    """Everything that a worker can be told. Unknown keys are refused.
 
     Attributes:
+        policy: what may leave.
         coordinator: its address.
-        token: the owner's bearer token; never printed.
+        token: the owner's bearer token; never printed, and not read from worker.toml.
+        token_file: a file that holds it.
         domain: the domain to contribute for.
         expert: folder of the domain's dense checkpoint.
         data: paths, globs, folders and fsspec URLs of documents.
@@ -24,22 +33,24 @@ class Settings(BaseModel):
         bad_share: of all documents, that may be unreadable; they are skipped.
         tuning_share: of all documents, that choose lambda; with 0 there are none, and nothing is sent of them.
         held_out_share: of all documents, that nothing is sent of.
-        trunk_contribution: whether grams and token counts of the expert itself may leave, for better trunks.
+        trunk_contribution: whether grams and token counts of the expert itself are sent, for better trunks.
         rare_below: counts of tokens that stood fewer times are withheld from a trunk contribution.
-        home: folder of the worker's key, journals and downloads.
+        home: folder of the worker's key, journals, history and downloads.
         license: SPDX identifier of the expert's licence.
         slots: Ray actors, one thread each, and on `device` "cuda" one GPU each.
         device: torch device that the model runs on.
         ray_address: an existing cluster of the owner's; None starts a local one.
-        max_stray: how far a trunk's tensor may be from the expert's own, as a share of its norm.
         once: stop after one contribution instead of waiting for the next trunk.
+        dry_run: compute and show what would be sent, and send nothing.
         journal_seconds: at most every so many seconds the journal is written.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
+    policy: Policy = Policy()
     coordinator: str
     token: str = Field(repr=False)
+    token_file: Path | None = None
     domain: Name
     expert: Path
     data: list[str] = Field(min_length=1)
@@ -56,13 +67,70 @@ class Settings(BaseModel):
     slots: int = Field(default=1, ge=1)
     device: Literal["cpu", "cuda"] = "cpu"
     ray_address: str | None = None
-    max_stray: float = Field(default=1.0, gt=0)
     once: bool = False
+    dry_run: bool = False
     journal_seconds: float = Field(default=5.0, ge=0)
-    statistics: StatisticsSettings = StatisticsSettings()
+    statistics: StatisticsSettings = Field(default=StatisticsSettings(), validate_default=True)
+
+    @field_validator("statistics")
+    @classmethod
+    def _within_the_policy(cls, value: StatisticsSettings, info: ValidationInfo) -> StatisticsSettings:
+        policy: Policy = info.data.get("policy", Policy())
+        bounds = [each for each in (value.tokens_per_document, policy.tokens_per_document) if each is not None]
+        return value.model_copy(update={"tokens_per_document": min(bounds, default=None)})
 
     @model_validator(mode="after")
     def _leaves_statistics(self) -> Self:
         if self.tuning_share + self.held_out_share >= 1:
             raise ValueError("tuning_share and held_out_share must leave documents for the statistics")
+        if self.policy.domains is not None and self.domain not in self.policy.domains:
+            raise ValueError(f"the policy's domains are {', '.join(self.policy.domains) or 'none'}; not {self.domain}")
+        if self.trunk_contribution and not self.policy.trunk_contributions:
+            raise ValueError("trunk_contribution asks for what the policy forbids: trunk_contributions = false")
         return self
+
+
+def home_of(domain: str) -> Path:
+    """Where a domain's worker lives if it isn't told."""
+    return Path.home() / ".moerge" / f"worker-{domain}"
+
+
+def read_settings(given: Mapping[str, Any], config: Path | None = None) -> Settings:
+    """The settings in `config`, by default worker.toml in the home, with what is given on the command line before them.
+
+    The token comes from the environment, or from a file of its own: `token_file`, by default `token` in the home.
+
+    Raises:
+        MoergeError: a key or value is wrong or missing, or a file can't be read.
+    """
+    home = Path(given["home"]) if "home" in given else home_of(given["domain"]) if "domain" in given else None
+    path = config or (home / FILE if home else None)
+    values = read_toml(path) if path is not None and (config is not None or path.is_file()) else {}
+    if "token" in values:
+        todo = "put it into a file that only you can read, and give that file's name as token_file"
+        raise MoergeError("a token doesn't stand here", where=str(path), todo=todo)
+    if config is None and "home" in values:
+        raise MoergeError("home is where this file lies", where=str(path), todo="remove the key")
+    places: dict[Keys, str] = {(key,): str(path) for key in values}
+    for name in ("coordinator", "domain", "expert", "data"):
+        places.setdefault((name,), f"{path or FILE}, or --{name}")
+    for name, value in given.items():
+        keys: Keys = ("statistics", name) if name in StatisticsSettings.model_fields else (name,)
+        put(values, keys, value)
+        places[keys] = f"--{name.replace('_', '-')}"
+    values.setdefault("home", home or home_of(str(values.get("domain"))))
+    if "token" not in values:
+        values["token"] = _token(values, places)
+    settings, problems = built(Settings, values, places, str(path or FILE), ["token"])
+    if settings is None:
+        raise problems[0]
+    return settings.model_copy(update={"expert": checkpoint_folder(str(values["expert"]))})
+
+
+def _token(values: Mapping[str, Any], places: Mapping[Keys, str]) -> str:
+    path = Path(str(values.get("token_file", Path(str(values["home"])) / "token")))
+    if path.is_file():
+        return path.read_text(encoding="utf-8").strip()
+    where = places.get(("token_file",), "MOERGE_TOKEN")
+    todo = f"set MOERGE_TOKEN, or put it into {path}; the operator makes it (moerge owner approve)"
+    raise MoergeError("no token", where=where, todo=todo)

@@ -1,6 +1,6 @@
 """What is still to be sent of a split: sums over the documents that the ledger doesn't hold yet."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,12 +19,34 @@ from moerge_workers.shards import Shard, enough
 
 
 @dataclass(frozen=True)
-class _Plan:
-    """Name -> tokens of every shard to compute, the names of those that were sent, and whether it is all anew."""
+class _Size:
+    documents: int
+    tokens: int
 
-    sizes: dict[str, int]
+
+@dataclass(frozen=True)
+class _Plan:
+    """What to compute.
+
+    Attributes:
+        sizes: name -> size of every shard.
+        sent: names of those that were sent.
+        replaces: whether it takes the place of all that was sent.
+        differs: documents and tokens in which it differs from all that was sent; None: in how all was computed.
+    """
+
+    sizes: dict[str, _Size]
     sent: frozenset[str]
     replaces: bool
+    differs: _Size | None
+
+
+@dataclass(frozen=True)
+class Whole:
+    """A file that holds all that is to be sent; `note` says in the ledger that it is."""
+
+    file: Sent
+    note: Callable[[], None]
 
 
 @dataclass(frozen=True)
@@ -38,6 +60,7 @@ class Sums:
         work: computes them.
         ledger: what was sent, in files of `folder`.
         say: is told what is decided.
+        watch: is told how many shards are done, of how many.
     """
 
     settings: Settings
@@ -49,20 +72,21 @@ class Sums:
     folder: Path
     progress: Progress
     say: Callable[[str], None]
+    watch: Callable[[int, int], None]
 
     @property
     def _how(self) -> str:
         turns = None if self.settings.chat is None else self.settings.chat_turns
         return digest_of({"settings": self.blank.settings.model_dump(), "turns": turns})
 
-    def complete(self) -> Callable[[], None] | None:
+    def complete(self) -> Whole | None:
         """Computes every shard that is still to be sent, each once.
 
         Returns:
-            What notes in the ledger that the journal, now a whole file, is to be sent; None if there is nothing new.
+            The journal, now a whole file; None if there is nothing new, or so little that the policy keeps it.
 
         Raises:
-            MoergeError: no document has a token.
+            MoergeError: no document has a token, or all are fewer than the policy's least.
         """
         while True:
             plan = self._plan()
@@ -72,51 +96,68 @@ class Sums:
             if self._compute(plan, journal):
                 break
             self.say("documents have gone meanwhile; planning anew")
-        journal.save()
-        sent = Sent(journal.path.name, file_sha256(journal.path))
-        return lambda: self.ledger.send(sent, self._how, replace=plan.replaces)
+        manifest = journal.save()
+        sent = Sent(journal.path.name, file_sha256(journal.path), manifest.documents, manifest.tokens)
+        return Whole(sent, lambda: self.ledger.send(sent, self._how, replace=plan.replaces))
 
     def path(self, sent: Sent) -> Path:
         return self.folder / sent.name
 
     def _plan(self) -> _Plan:
-        files = [self.path(each) for each in self.ledger.files()]
-        replaces = not self.ledger.made_as(self._how)
-        if files and self._grows:
-            files = files[-1:]
-            replaces = replaces or not files[0].is_file()
-        sizes = self._sizes(everything=replaces)
-        if files and not replaces and (gone := self.ledger.gone()):
+        counted = self.ledger.files()[-1:] if self._grows else self.ledger.files()
+        files = [self.path(each) for each in counted]
+        if files and (not self.ledger.made_as(self._how) or (self._grows and not files[0].is_file())):
+            sizes = self._sizes(everything=True)
+            documents = self.ledger.added() + self.ledger.gone()  # the tokens that differ may be all
+            return _Plan(
+                sizes, frozenset(), True, _Size(documents, _total(sizes.values()).tokens) if documents else None
+            )
+        sizes = self._sizes(everything=False)
+        if files and (gone := self.ledger.gone()):
             self.say(f"{gone:,} documents that were sent are gone; what is left takes the place of all that was sent")
-            sizes, replaces = self._sizes(everything=True), True
-        if replaces:
-            return _Plan(sizes, frozenset(), replaces)
+            added, before, sizes = _total(sizes.values()), _total(counted), self._sizes(everything=True)
+            left = _total(sizes.values())
+            documents = 2 * added.documents + before.documents - left.documents
+            tokens = 2 * added.tokens + before.tokens - left.tokens
+            return _Plan(sizes, frozenset(), True, _Size(documents, tokens))
         sent = frozenset(name for file in files if file.is_file() for name in _shards(file))
-        return _Plan({name: size for name, size in sizes.items() if name not in sent}, sent, replaces)
+        sizes = {name: size for name, size in sizes.items() if name not in sent}
+        return _Plan(sizes, sent, False, _total(sizes.values()) if files else None)
 
     @property
     def _grows(self) -> bool:
         return isinstance(self.blank, TrunkManifest)
 
-    def _sizes(self, *, everything: bool) -> dict[str, int]:
+    def _sizes(self, *, everything: bool) -> dict[str, _Size]:
         with self.progress.track("reading documents", self.data.size(), "B") as tracker:
             hidden = self.blank.hidden_size
             shards = self.data.shards(self.split, self.ledger, hidden, everything=everything, tracker=tracker)
-            return {shard.name: shard.tokens for shard in shards}
+            return {shard.name: _Size(shard.documents, shard.tokens) for shard in shards}
 
     def _worth_sending(self, plan: _Plan) -> bool:
-        further = bool(self.ledger.files()) and not plan.replaces
-        tokens, least = sum(plan.sizes.values()), enough(self.blank.hidden_size)
-        if further and 0 < tokens < least:
-            self.say(f"{tokens:,} further tokens of {self.split} wait until there are {least:,}, a shard's worth")
-        if further:
-            return tokens >= least
-        if not plan.sizes and self.split == "statistics":
+        if not plan.sizes and self.split == "statistics" and (plan.replaces or plan.differs is None):
             todo = "check what --text-field or --chat names, and the shares"
             raise MoergeError("no document has a token that counts", where="--data", todo=todo)
         if not plan.sizes and plan.replaces:
             self.ledger.forget()
-        return bool(plan.sizes)
+        return bool(plan.sizes) and self._large_enough(plan)
+
+    def _large_enough(self, plan: _Plan) -> bool:
+        policy, least = self.settings.policy, enough(self.blank.hidden_size)
+        if plan.differs is not None:
+            why = policy.too_small(plan.differs.documents, plan.differs.tokens, least)
+            if why is not None and plan.differs.documents:
+                self.say(f"{self.split}: what differs from what was sent is only {why}; it waits until it is more")
+            if why is not None or not plan.replaces:
+                return why is None
+        whole = _total(plan.sizes.values())
+        why = policy.too_small(whole.documents, whole.tokens, least)
+        if why is not None and self.split == "statistics":
+            todo = "add documents; or lower the least in worker.toml, if single ones may show"
+            raise MoergeError(f"all there is to send is {why}", where="--data", todo=todo)
+        if why is not None:
+            self.say(f"{self.split}: all there is to send is {why}; it waits until it is more")
+        return why is None
 
     def _journal(self, plan: _Plan) -> Journal:
         name = digest_of(self.blank.model_dump(mode="json"))
@@ -133,6 +174,7 @@ class Sums:
     def _compute(self, plan: _Plan, journal: Journal) -> bool:
         """Computes every planned shard that is not in the journal; whether the data still gave the plan."""
         left = {name for name in plan.sizes if name not in journal.shards}
+        done = len(plan.sizes) - len(left)
         others = plan.sent | plan.sizes.keys()
         same = True
 
@@ -146,8 +188,9 @@ class Sums:
 
         kind = "trunk statistics" if self._grows else "statistics"
         title = f"{kind} of {self.settings.domain}" + (f", {self.split}" if self.split != "statistics" else "")
-        with self.progress.track(title, sum(plan.sizes.values()), "tokens") as tracker:
-            tracker.advance(sum(size for name, size in plan.sizes.items() if name not in left))
+        with self.progress.track(title, _total(plan.sizes.values()).tokens, "tokens") as tracker:
+            tracker.advance(sum(size.tokens for name, size in plan.sizes.items() if name not in left))
+            self.watch(done, len(plan.sizes))
             if not left:
                 return True
             with actors.cluster(self.settings.ray_address, self.settings.slots):
@@ -157,7 +200,14 @@ class Sums:
                 for shard, sums in actors.compute(shards, slots, self.work, self.settings.statistics.batch_tokens):
                     journal.add(shard.name, sums)
                     tracker.advance(shard.tokens)
+                    done += 1
+                    self.watch(done, len(plan.sizes))
         return same and not left
+
+
+def _total(sizes: Iterable[_Size | Sent]) -> _Size:
+    each = list(sizes)
+    return _Size(sum(size.documents for size in each), sum(size.tokens for size in each))
 
 
 def _shards(file: Path) -> list[str]:

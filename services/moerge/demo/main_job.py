@@ -94,8 +94,11 @@ class Demo:
         name = f"{domain.name}-owner"
         client.add_owner(NewOwner(name=name, domains=[domain.name]))
         token = client.add_token(NewToken(role=Role.OWNER, owner=name)).secret
+        home = self._home / f"worker-{domain.name}"
+        with atomic_file(home / "worker.toml") as out:
+            out.write(b"[policy]\nmin_documents = 50\n")  # public texts, and some have hardly a hundred
         arguments = ["worker", "run", "--domain", domain.name, "--expert", domain.expert]
-        arguments += ["--data", domain.texts["statistics"], "--home", self._home / f"worker-{domain.name}"]
+        arguments += ["--data", domain.texts["statistics"], "--home", home]
         arguments += ["--license", "Apache-2.0", "--context", 256]
         if self._trunk == "regmean":
             arguments.append("--trunk-contribution")

@@ -97,7 +97,7 @@ def _furthest(
                 f"the trunk strays by {distance:.3g} of this tensor's norm; the limit is {limit:g}",
                 where=name,
                 todo="ask the operator which experts the trunk was merged from, and how; with --trunk-contribution"
-                " answers are compared instead of weights; or raise --max-stray",
+                " answers are compared instead of weights; or raise max_stray in worker.toml's [policy]",
             )
         furthest = max(furthest, distance)
     return furthest

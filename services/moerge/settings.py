@@ -1,0 +1,79 @@
+"""Settings from a TOML file, with what goes before it; and all that is wrong with them, each with its place."""
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, TypeVar, get_args
+
+from pydantic import BaseModel, ValidationError
+
+from moerge.errors import MoergeError
+
+M = TypeVar("M", bound=BaseModel)
+Keys = tuple[str, ...]
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """A TOML file's keys.
+
+    Raises:
+        MoergeError: it is no TOML, or can't be read.
+    """
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise MoergeError(f"not TOML: {error}", where=str(path), todo="mend the file") from error
+    except OSError as error:
+        raise MoergeError(f"can't be read: {error.strerror}", where=str(path), todo="check the path") from error
+
+
+def put(values: dict[str, Any], keys: Keys, value: object) -> None:
+    """Sets a key, or a key of a table, whatever was there."""
+    for key in keys[:-1]:
+        table = values.get(key)
+        values[key] = values = dict(table) if isinstance(table, dict) else {}
+    values[keys[-1]] = value
+
+
+def built(
+    model: type[M], values: Mapping[str, Any], places: Mapping[Keys, str], elsewhere: str, apart: Sequence[str] = ()
+) -> tuple[M | None, list[MoergeError]]:
+    """The settings, or all that is wrong with them.
+
+    Args:
+        model: one that refuses unknown keys.
+        values: key -> value.
+        places: keys -> where their value stands.
+        elsewhere: where anything else is to be looked for.
+        apart: keys of the model that can't be set by name.
+    """
+    try:
+        return model.model_validate(values), []
+    except ValidationError as error:
+        told = [each for each in error.errors() if each["type"] != "default_factory_not_called"]  # for the others
+    told.sort(key=lambda each: each["type"] != "extra_forbidden")  # a misspelt key is a missing one's cause
+    found = []
+    for each in told:
+        loc = tuple(map(str, each["loc"]))
+        where = places.get(loc) or places.get(loc[:1]) or elsewhere
+        if each["type"] == "extra_forbidden":
+            found.append(unknown(model, loc, where, apart))
+        elif each["type"] == "missing":
+            found.append(MoergeError(f"{'.'.join(loc)} is missing", where=where, todo="set it there"))
+        else:
+            message = each["msg"].removeprefix("Value error, ")
+            what = f"{'.'.join(loc)}: {message}" if loc else message
+            found.append(MoergeError(what, where=where, todo="correct the value"))
+    return None, found
+
+
+def unknown(model: type[BaseModel], loc: Keys, where: str, apart: Sequence[str] = ()) -> MoergeError:
+    """That there is no such key, and which one may be meant."""
+    for key in loc[:-1]:
+        kinds = [model.model_fields[key].annotation, *get_args(model.model_fields[key].annotation)]
+        model = next(kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel))
+    known = [key for key in model.model_fields if key not in apart]
+    nearest = get_close_matches(loc[-1], known, 1)
+    todo = f"did you mean {nearest[0]}?" if nearest else f"the keys are: {', '.join(known)}"
+    return MoergeError(f"unknown key {'.'.join(loc)!r}", where=where, todo=todo)

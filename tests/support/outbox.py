@@ -1,0 +1,21 @@
+"""An outbox without a worker."""
+
+from pathlib import Path
+from typing import Any
+
+from moerge_workers.history import History, Item
+from moerge_workers.outbox import Outbox
+from moerge_workers.policy import Kind
+from moerge_workers.settings import Settings
+
+COORDINATOR = "https://example.org"
+
+
+def outbox_of(history: History, folder: Path, *, dry_run: bool = False, **policy: Any) -> Outbox:
+    given = {"coordinator": COORDINATOR, "token": "x", "domain": "law", "expert": folder, "data": ["x"]}
+    how = {"home": folder, "once": True, "dry_run": dry_run, "policy": policy}
+    return Outbox(Settings.model_validate({**given, **how}), history, lambda text: None)
+
+
+def item_of(kind: Kind, folder: Path, digest: str = "0" * 64) -> Item:
+    return Item(digest, COORDINATOR, kind, f"law: {kind}", 1, "", str(folder))

@@ -1,0 +1,82 @@
+"""worker.toml: everything that a worker can be told, with the command line before it and the policy above both."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moerge.errors import MoergeError
+from moerge_workers.settings import FILE, Settings, read_settings
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    (tmp_path / "expert").mkdir()
+    (tmp_path / "token").write_text("secret\n")
+    write(tmp_path, "")
+    return tmp_path
+
+
+def write(home: Path, more: str) -> None:
+    keys = f'coordinator = "https://example.org"\ndomain = "law"\nexpert = "{home / "expert"}"\ndata = ["a.jsonl"]\n'
+    (home / FILE).write_text(keys + more)
+
+
+def read(home: Path, **given: Any) -> Settings:
+    return read_settings({"home": home, **given})
+
+
+def test_the_command_line_goes_before_the_file_and_the_token_has_a_file_of_its_own(home: Path) -> None:
+    write(home, "tuning_share = 0.1\nslots = 3\n[statistics]\ncontext = 128\nprecision = 'bfloat16'\n")
+    settings = read(home, slots=2, context=64)
+    assert (settings.tuning_share, settings.slots, settings.home) == (0.1, 2, home)
+    assert (settings.statistics.context, settings.statistics.precision) == (64, "bfloat16")
+    assert (settings.token, read(home, token="other").token) == ("secret", "other")
+    assert "secret" not in repr(settings)
+
+
+def test_a_file_elsewhere_may_name_the_home(home: Path) -> None:
+    config = home / "elsewhere.toml"
+    config.write_text((home / FILE).read_text() + f'home = "{home}"\n')
+    assert read_settings({}, config).home == home
+
+
+@pytest.mark.parametrize(
+    ("more", "given", "where", "told"),
+    [
+        ("tuning_shar = 0.1", {}, FILE, "did you mean tuning_share?"),
+        ("[policy]\nmin_document = 9", {}, FILE, "did you mean min_documents?"),
+        ("[policy]\nmode = 'maybe'", {}, FILE, "policy.mode"),
+        ("token = 'x'", {}, FILE, "token_file"),
+        ("home = 'x'", {}, FILE, "remove the key"),
+        ("token_file = 'nowhere'", {}, FILE, "no token"),
+        ("", {"context": 0}, "--context", "greater than or equal to 1"),
+        ("held_out_share = 0.6", {"tuning_share": 0.4}, FILE, "must leave documents"),
+        ("[policy]\ndomains = ['art']", {}, FILE, "the policy's domains are art; not law"),
+        ("[policy]\ntrunk_contributions = false", {"trunk_contribution": True}, FILE, "what the policy forbids"),
+        ("= 3", {}, FILE, "not TOML"),
+    ],
+)
+def test_what_is_wrong_is_told_with_its_place(
+    home: Path, more: str, given: dict[str, Any], where: str, told: str
+) -> None:
+    write(home, more)
+    with pytest.raises(MoergeError) as caught:
+        read(home, **given)
+    assert caught.value.where.endswith(where)
+    assert told in str(caught.value)
+
+
+def test_what_is_missing_is_told_with_its_option(tmp_path: Path) -> None:
+    with pytest.raises(MoergeError, match="data is missing") as caught:
+        read(tmp_path, token="x", coordinator="https://example.org", domain="law", expert=str(tmp_path))
+    assert caught.value.where == f"{tmp_path / FILE}, or --data"
+
+
+@pytest.mark.parametrize(("asked", "most", "used"), [(None, 50, 50), (80, 50, 50), (20, 50, 20), (20, None, 20)])
+def test_no_option_widens_the_policy_s_tokens_per_document(
+    home: Path, asked: int | None, most: int | None, used: int
+) -> None:
+    write(home, f"[policy]\ntokens_per_document = {most}\n" if most else "")
+    given = {} if asked is None else {"tokens_per_document": asked}
+    assert read(home, **given).statistics.tokens_per_document == used

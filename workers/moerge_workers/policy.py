@@ -1,0 +1,50 @@
+"""The owner's policy: what may leave this machine. No coordinator, and no option of a command, can widen it."""
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from moerge_proto.digests import Name
+
+Kind = Literal["expert", "trunk", "router"]
+"""What can leave: an expert's weights, a trunk contribution, a router contribution."""
+
+
+class Policy(BaseModel):
+    """The table [policy] of worker.toml.
+
+    Attributes:
+        mode: `auto` sends what the policy allows; `ask` shows each file first, and sends it once the owner approves.
+        domains: that may be contributed for; None: the one that the worker is told.
+        max_stray: how far a trunk's tensor may be from the expert's own, as a share of its norm.
+        min_documents: that a contribution is over, and its difference from what was sent before.
+        min_tokens: likewise; None: a shard's worth, 64 H.
+        tokens_per_document: at most so many of each count; None: all.
+        expert_weights: whether they may leave.
+        trunk_contributions: whether they may leave, if they are asked for.
+        router_contributions: whether they may leave.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    mode: Literal["auto", "ask"] = "auto"
+    domains: list[Name] | None = None
+    max_stray: float = Field(default=1.0, gt=0)
+    min_documents: int = Field(default=100, ge=1)
+    min_tokens: int | None = Field(default=None, ge=1)
+    tokens_per_document: int | None = Field(default=None, ge=1)
+    expert_weights: bool = True
+    trunk_contributions: bool = True
+    router_contributions: bool = True
+
+    def allows(self, kind: Kind) -> bool:
+        """Whether anything of that kind may leave."""
+        switches = {"expert": self.expert_weights, "trunk": self.trunk_contributions}
+        return switches.get(kind, self.router_contributions)
+
+    def too_small(self, documents: int, tokens: int, shard_tokens: int) -> str | None:
+        """Why sums over so much may not leave; None if they may. A shard holds `shard_tokens`."""
+        least = shard_tokens if self.min_tokens is None else self.min_tokens
+        if documents < self.min_documents:
+            return f"{documents:,} documents; the policy's min_documents is {self.min_documents:,}"
+        return f"{tokens:,} tokens; the policy's min_tokens is {least:,}" if tokens < least else None
