@@ -1,7 +1,9 @@
 """`moerge worker …`"""
 
+import inspect
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -71,8 +73,7 @@ def rotate(
     typer.echo(f"Your key's fingerprint is now: {in_groups(made)}")
 
 
-@app.command()
-def run(
+def _settings(
     coordinator: Coordinator,
     token: Token,
     domain: Annotated[str, typer.Option(help="The domain to contribute for.")],
@@ -101,25 +102,18 @@ def run(
     tokens_per_document: Annotated[int | None, typer.Option(help="Use each document's first tokens only.")] = None,
     context: Annotated[int, typer.Option(help="Tokens that the model sees at once.")] = 512,
     precision: Annotated[Literal["float32", "bfloat16"], typer.Option(help="What the model computes in.")] = "float32",
+    batch_tokens: Annotated[int, typer.Option(help="Tokens in a micro-batch; fewer need less memory.")] = 2048,
     slots: Annotated[int, typer.Option(help="Ray actors: one CPU thread each, or one GPU.")] = 1,
     device: Annotated[Literal["cpu", "cuda"], typer.Option(help="Where the model runs.")] = "cpu",
     ray_address: Annotated[str | None, typer.Option(help="Your own Ray cluster; by default one starts.")] = None,
     max_stray: Annotated[float, typer.Option(help="Refuse a trunk further than this from your expert.")] = 1.0,
     once: Annotated[bool, typer.Option("--once", help="Stop after one contribution.")] = False,
-) -> None:
-    """Registers the expert, then contributes ridge statistics under every trunk that the operator merges.
-
-    Killed at any moment and started again, it goes on where it was. Documents that came since it last ran are sent as a
-    further contribution; if some are gone, one takes the place of all before it.
-
-    Example: moerge worker run --coordinator https://example.org --domain law --expert expert/ --data 'text/*.jsonl'
-    """
-    from moerge_workers import contribute  # it brings torch and Ray, which the other commands need not wait for
-
+) -> Settings:
+    """A worker's options."""
     if tuning_share + held_out_share >= 1:
         found = "together they leave no documents for the statistics"
         raise MoergeError(found, where="--tuning-share, --held-out-share", todo="give shares below 1 in sum")
-    settings = Settings(
+    return Settings(
         coordinator=coordinator,
         token=token,
         domain=domain,
@@ -140,6 +134,59 @@ def run(
         ray_address=ray_address,
         max_stray=max_stray,
         once=once,
-        statistics=StatisticsSettings(tokens_per_document=tokens_per_document, context=context, precision=precision),
+        statistics=StatisticsSettings(
+            tokens_per_document=tokens_per_document, context=context, batch_tokens=batch_tokens, precision=precision
+        ),
     )
+
+
+def _with_settings(do: Callable[[Settings], None], **defaults: str) -> None:
+    """Adds a command that takes a worker's options; `defaults` are of those that it can do without."""
+
+    def command(**options: Any) -> None:
+        do(_settings(**options))
+
+    given = inspect.signature(_settings)
+    options = [each.replace(default=defaults.get(name, each.default)) for name, each in given.parameters.items()]
+    needed = [each for each in options if each.default is each.empty]
+    options = [*needed, *(each for each in options if each.default is not each.empty)]
+    command.__signature__ = given.replace(parameters=options)  # type: ignore[attr-defined]  # what typer reads
+    command.__annotations__ = {**_settings.__annotations__, "return": None}
+    app.command(do.__name__, help=do.__doc__)(command)
+
+
+def run(settings: Settings) -> None:
+    """Registers the expert, then contributes ridge statistics under every trunk that the operator merges.
+
+    Killed at any moment and started again, it goes on where it was; while the coordinator can't be reached it waits.
+    Documents that came since it last ran are sent as a further contribution; if some are gone, one takes the place of
+    all before it.
+
+    Example: moerge worker run --coordinator https://example.org --domain law --expert expert/ --data 'text/*.jsonl'
+    """
+    from moerge_workers import contribute  # it brings torch and Ray, which the other commands need not wait for
+
     contribute.run(settings, progress())
+
+
+def check(settings: Settings) -> None:
+    """Tells what would keep `moerge worker run`, with the same options, from working; exits with 1 if anything would.
+
+    Looks at the expert, the data (of which it reads the first part), disk, memory, devices and Ray, where it computes
+    one micro-batch; then at the coordinator, its clock, your token and key, and whether the expert is like the trunk.
+    Without --coordinator only this machine is looked at. Nothing is sent but the token.
+
+    Example: moerge worker check --domain law --expert expert/ --data 'text/*.jsonl'
+    """
+    from moerge_workers.check import checks
+
+    failed = 0
+    for line in checks(settings):
+        typer.echo(line)
+        failed += line.problem is not None
+    if failed:
+        raise typer.Exit(1)
+
+
+_with_settings(run)
+_with_settings(check, coordinator="", token="")

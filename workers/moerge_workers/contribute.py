@@ -1,10 +1,12 @@
 """The worker's loop: register the expert, wait for a trunk, compute, show what leaves, send."""
 
+import errno
 import platform
+import sqlite3
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +58,26 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
+@contextmanager
+def full_disk_told(home: Path) -> Iterator[None]:
+    """Makes an error that names the file of a write for which there is no room, within it."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise
+        raise _full(error.filename or home) from error
+    except sqlite3.OperationalError as error:
+        if error.sqlite_errorname != "SQLITE_FULL":
+            raise
+        raise _full(f"{home / 'contributions'}, or SQLite's temporary files ($SQLITE_TMPDIR, /var/tmp)") from error
+
+
+def _full(where: object) -> MoergeError:
+    todo = "make room there, or move --home to a larger disk; then start again: it goes on from the journal"
+    return MoergeError("the disk is full, or the user's share of it", where=str(where), todo=todo)
+
+
 def run(settings: Settings, progress: Progress) -> None:
     """Contributes under the current trunk, and under every later one unless `once` is set.
 
@@ -69,7 +91,11 @@ def run(settings: Settings, progress: Progress) -> None:
     except Timeout as error:
         todo = "stop it first, or give each worker a --home of its own"
         raise MoergeError("another worker uses this folder", where=str(settings.home), todo=todo) from error
-    with lock, Client(settings.coordinator, settings.token) as client:
+    with (
+        lock,
+        full_disk_told(settings.home),
+        Client(settings.coordinator, settings.token, patience=None, say=say) as client,
+    ):
         owner = _own_name(client, settings.domain)
         if not require_approved(client, settings.home):
             say("contributions go unsigned: you have no key (moerge worker init makes one)")
