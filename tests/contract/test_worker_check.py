@@ -92,7 +92,7 @@ def test_what_is_missing_stops_only_what_needs_it(house: House, tmp_path: Path) 
 
 def test_the_command_ends_with_1_if_a_line_says_no(house: House, tmp_path: Path) -> None:
     words = [f"--{name}={value}" for name, value in house.options(expert=tmp_path, coordinator="").items()]
-    with pytest.raises(AssertionError, match="config.json: not found"):
+    with pytest.raises(AssertionError, match=r"config\.json: not found"):
         moerge("worker", "check", *words)
 
 

@@ -148,8 +148,8 @@ def test_a_client_without_end_of_patience_waits_for_room_and_for_answers_but_not
                 Busy.problems[:] = [ProblemType.FORBIDDEN]
                 with pytest.raises(CoordinatorError, match="not now"):
                     client.identity()
+            Busy.problems[:] = [ProblemType.STORAGE_FULL]
             with Client(url, "token") as client, pytest.raises(CoordinatorError, match="not now"):
-                Busy.problems[:] = [ProblemType.STORAGE_FULL]
                 client.identity()
         finally:
             server.shutdown()
