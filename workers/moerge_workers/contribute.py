@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import stamina
 import torch
 import transformers
 from filelock import FileLock, Timeout
@@ -84,6 +85,7 @@ def run(settings: Settings, progress: Progress) -> None:
     Raises:
         MoergeError: the expert, the data, the trunk or the coordinator's answer is not what it should be.
     """
+    stamina.instrumentation.set_on_retry_hooks([])  # the client says what it waits for
     settings.home.mkdir(parents=True, exist_ok=True)
     lock = FileLock(settings.home / "lock")
     try:
