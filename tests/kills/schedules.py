@@ -5,10 +5,10 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from kills.house import House, end, kill, log_of, shards_done
+from kills.house import House, end, kill, log_of, processes, shards_done
 
 VICTIMS = {"worker": "", "actor": "ray::Slot", "raylet": "raylet/raylet"}
-_LONGEST_SECONDS = 12.0  # from a worker's start, or the last kill, to the next kill; about what a run takes
+_LONGEST_SECONDS = {"worker": 20.0, "actor": 8.0, "raylet": 8.0}  # to a kill, once there is something to kill
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,11 @@ def play(place: House, home: Path, seed: int) -> Played:
     worker = place.start(home, slots=drawn.randint(1, 2))
     try:
         for victim in victims:
-            moment = time.monotonic() + drawn.uniform(0, _LONGEST_SECONDS)
-            while time.monotonic() < moment and worker.poll() is None:
+            delay = drawn.uniform(0, _LONGEST_SECONDS[victim])
+            while worker.poll() is None and not processes(home, VICTIMS[victim]):
+                time.sleep(0.05)
+            moment = time.monotonic() + delay
+            while worker.poll() is None and time.monotonic() < moment:
                 time.sleep(0.01)
             if worker.poll() is not None:
                 break

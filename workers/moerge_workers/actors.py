@@ -22,6 +22,7 @@ from moerge_workers.shards import Shard, batches
 _WAITING_PER_SLOT = 2
 _DEATHS = 4  # of an actor and those in its place, in a row, before one finishes a shard
 _LOOK_SECONDS = 2.0
+_STARTS = 3
 _TELL_SECONDS = 60.0
 
 
@@ -105,13 +106,21 @@ def _cluster(address: str | None, slots: int) -> Iterator[None]:
 def _connect(address: str | None, slots: int) -> None:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is reported to anybody
     local: dict[str, Any] = {"num_cpus": slots, "include_dashboard": False} if address is None else {}
-    try:
-        ray.init(address=address or "local", log_to_driver=False, logging_level=logging.ERROR, **local)
-    except (ConnectionError, ValueError, RuntimeError) as error:
-        where, todo = "--ray-address", "start the cluster (ray start --head), or leave the option out for a local one"
-        if address is None:
-            where, todo = "Ray", "see /tmp/ray/session_latest/logs; a full /tmp or too little memory are usual reasons"
-        raise MoergeError(f"Ray doesn't start: {error}", where=where, todo=todo) from error
+    for left in reversed(range(1 if address else _STARTS)):
+        try:
+            ray.init(address=address or "local", log_to_driver=False, logging_level=logging.ERROR, **local)
+            return
+        except Exception as error:  # Ray raises plain ones
+            ray.shutdown()
+            if not left:
+                raise _no_cluster(address, error) from error
+
+
+def _no_cluster(address: str | None, error: Exception) -> MoergeError:
+    where, todo = "--ray-address", "start the cluster (ray start --head), or leave the option out for a local one"
+    if address is None:
+        where, todo = "Ray", "see /tmp/ray/session_latest/logs; a full /tmp or too little memory are usual reasons"
+    return MoergeError(f"Ray doesn't start: {error}", where=where, todo=todo)
 
 
 def _alive() -> bool:
