@@ -6,9 +6,12 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 from types import TracebackType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import httpx
 import stamina
@@ -55,6 +58,8 @@ from moerge_proto.workflows import Workflow
 M = TypeVar("M", bound=BaseModel)
 T = TypeVar("T")
 _READ_BYTES = 2**20
+_FIRST_TOLD_SECONDS, _TOLD_SECONDS = 5.0, 60.0
+_LONGEST_PAUSE = 30.0
 
 
 def _is_loopback(host: str) -> bool:
@@ -85,20 +90,39 @@ class _TooFastError(Exception):
         self.seconds = seconds
 
 
+@dataclass(frozen=True)
+class Greeting:
+    """Who a coordinator claims to be.
+
+    Attributes:
+        version: of moerge that it runs.
+        ahead: seconds that its clock is ahead of this machine's, to one or two.
+        certificate: whom its TLS certificate names, by whom, until when; None on plain HTTP.
+    """
+
+    version: str
+    ahead: float
+    certificate: str | None
+
+
 class Client:
     """Speaks to one coordinator with one bearer token. Requests that fail on the way are repeated for `patience` s.
 
-    Every call is safe to repeat, because the coordinator names what it keeps by content.
+    With `patience` None they are repeated for as long as it takes, also while the coordinator's storage is full, and
+    `say` is told every minute that this waits. Every call is safe to repeat, because the coordinator names what it
+    keeps by content.
 
     Raises:
         MoergeError: the URL is plain HTTP to another machine.
     """
 
-    def __init__(self, url: str, token: str, *, patience: float = 60.0) -> None:
+    def __init__(
+        self, url: str, token: str, *, patience: float | None = 60.0, say: Callable[[str], None] = lambda text: None
+    ) -> None:
         parsed = httpx.URL(url)
         _require_encrypted(parsed, "coordinator")
         timeout = httpx.Timeout(600.0, connect=10.0)
-        self._patience = patience
+        self._patience, self._say = patience, say
         self._http = httpx.Client(base_url=parsed, headers={"Authorization": f"Bearer {token}"}, timeout=timeout)
         self._elsewhere = httpx.Client(timeout=timeout)  # without the token
 
@@ -126,19 +150,38 @@ class Client:
                 time.sleep(error.seconds)
 
     def _repeated(self, call: Callable[[], T]) -> T:
+        begin = time.monotonic()
+        tell = begin + _FIRST_TOLD_SECONDS
+
+        def passes(error: Exception) -> bool:
+            nonlocal tell
+            if not (isinstance(error, httpx.TransportError | _UnavailableError) or self._is_full(error)):
+                return False
+            if self._patience is None and (now := time.monotonic()) >= tell:
+                tell = now + _TOLD_SECONDS
+                reason = str(error) or type(error).__name__
+                self._say(f"no answer from {self._http.base_url} for {now - begin:.0f} s ({reason}); waiting for it")
+            return True
+
+        longest = _LONGEST_PAUSE if self._patience is None else 5.0
         try:
-            for attempt in stamina.retry_context(
-                on=(httpx.TransportError, _UnavailableError), attempts=None, timeout=self._patience, wait_max=5.0
-            ):
+            for attempt in stamina.retry_context(on=passes, attempts=None, timeout=self._patience, wait_max=longest):
                 with attempt:
-                    return call()
+                    answer = call()
+                    if tell > begin + _FIRST_TOLD_SECONDS:
+                        self._say(f"{self._http.base_url} answers again, after {time.monotonic() - begin:.0f} s")
+                    return answer
         except (httpx.TransportError, _UnavailableError) as error:
             raise MoergeError(
-                f"no answer for {self._patience:.0f} s: {error or type(error).__name__}",
+                f"no answer for {time.monotonic() - begin:.0f} s: {error or type(error).__name__}",
                 where=str(self._http.base_url),
                 todo="check that the coordinator runs and that this machine reaches it, then run the command again",
             ) from error
         raise AssertionError("unreachable: the last attempt returns or raises")
+
+    def _is_full(self, error: Exception) -> bool:
+        full = isinstance(error, CoordinatorError) and error.type == ProblemType.STORAGE_FULL.urn
+        return full and self._patience is None
 
     def _send(
         self,
@@ -177,6 +220,20 @@ class Client:
             following = page.next
 
     # --- what the coordinator keeps
+
+    def greeting(self) -> Greeting:
+        """Who answers there; no token is needed, and any HTTPS server's answer but a coordinator's is an error."""
+        begin = datetime.now(UTC)
+        response = self._send("GET", "/healthz")
+        middle = begin + (datetime.now(UTC) - begin) / 2
+        try:
+            version = str(response.json()["version"])
+            there = parsedate_to_datetime(response.headers["Date"])
+        except (ValueError, KeyError, TypeError) as error:
+            found, todo = "what answers there is no coordinator", "correct the address"
+            raise MoergeError(found, where=str(self._http.base_url), todo=todo) from error
+        tls = response.extensions["network_stream"].get_extra_info("ssl_object")
+        return Greeting(version, (there - middle).total_seconds(), None if tls is None else _names(tls.getpeercert()))
 
     def identity(self) -> Identity:
         return self._get(Identity, "/v1/identity")
@@ -433,6 +490,14 @@ class Client:
             )
         part.replace(target)
         sync_folder(target.parent)
+
+
+def _names(certificate: Mapping[str, Any]) -> str:
+    """Whom a certificate names, by whom and until when."""
+    names = [name for _, name in certificate.get("subjectAltName", ())]
+    issuer = {key: value for part in certificate.get("issuer", ()) for key, value in part}
+    by = issuer.get("organizationName") or issuer.get("commonName", "nobody named")
+    return f"{', '.join(names) or 'nobody'}, by {by}, until {certificate.get('notAfter')}"
 
 
 def _part(target: Path) -> Path:

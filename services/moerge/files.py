@@ -13,7 +13,10 @@ from moerge.errors import CheckpointError
 
 @contextmanager
 def atomic_file(path: Path) -> Iterator[BinaryIO]:
-    """Opens a temporary sibling for writing; on success it is fsynced and renamed to `path`, else removed."""
+    """Opens a temporary sibling for writing; on success it is fsynced and renamed to `path`, else removed.
+
+    An OSError of it, such as of a full disk, names `path`.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
@@ -23,6 +26,9 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
             os.fsync(file.fileno())
         temporary.replace(path)
         sync_folder(path.parent)
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
     finally:
         temporary.unlink(missing_ok=True)
 

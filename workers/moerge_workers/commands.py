@@ -1,9 +1,11 @@
 """`moerge worker …`"""
 
 import importlib
+import inspect
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.filesize import decimal
@@ -14,7 +16,7 @@ from moerge.progress import progress
 from moerge_proto.signatures import fingerprint, in_groups
 from moerge_workers import identity
 from moerge_workers.history import History
-from moerge_workers.settings import read_settings
+from moerge_workers.settings import Settings, read_settings
 from moerge_workers.status import is_running, read_state
 
 app = typer.Typer(no_args_is_help=True, help="Run a domain owner's worker.")
@@ -74,9 +76,7 @@ def rotate(
     typer.echo(f"Your key's fingerprint is now: {in_groups(made)}")
 
 
-@app.command()
-def run(
-    context: typer.Context,
+def _options(
     config: Annotated[Path | None, typer.Option(help="Settings; default worker.toml in the home.")] = None,
     coordinator: Annotated[
         str | None, typer.Option(envvar="MOERGE_COORDINATOR", help="Address of the coordinator.")
@@ -122,12 +122,13 @@ def run(
     tokens_per_document: Annotated[
         int | None, typer.Option(help="Use each document's first tokens only; the policy's bound holds too.")
     ] = None,
-    model_context: Annotated[
-        int | None, typer.Option("--context", help="Tokens that the model sees at once.", show_default="512")
-    ] = None,
+    context: Annotated[int | None, typer.Option(help="Tokens that the model sees at once.", show_default="512")] = None,
     precision: Annotated[
         Literal["float32", "bfloat16"] | None,
         typer.Option(help="What the model computes in.", show_default="float32"),
+    ] = None,
+    batch_tokens: Annotated[
+        int | None, typer.Option(help="Tokens in a micro-batch; fewer need less memory.", show_default="2048")
     ] = None,
     slots: Annotated[
         int | None, typer.Option(help="Ray actors: one CPU thread each, or one GPU.", show_default="1")
@@ -141,23 +142,58 @@ def run(
         bool | None, typer.Option("--dry-run", help="Compute and show what would be sent, send nothing, stop.")
     ] = None,
 ) -> None:
+    """A worker's options; what isn't given stands in worker.toml, or has a default."""
+
+
+def _with_options(do: Callable[[Settings], None], *, alone: bool = False) -> None:
+    """Adds a command that takes a worker's options; `alone`: also without a coordinator."""
+
+    def command(**options: Any) -> None:
+        config = options.pop("config")
+        given = {name: value for name, value in options.items() if value not in (None, [], ())}
+        do(read_settings(given, config, alone=alone))
+
+    command.__signature__ = inspect.signature(_options)  # type: ignore[attr-defined]  # what typer reads
+    command.__annotations__ = _options.__annotations__
+    app.command(do.__name__, help=do.__doc__)(command)
+
+
+def run(settings: Settings) -> None:
     """Registers the expert, then contributes ridge statistics under every trunk that the operator merges.
 
-    Killed at any moment and started again, it goes on where it was. Documents that came since it last ran are sent as a
-    further contribution; if some are gone, one takes the place of all before it. What stands in worker.toml need not be
-    given; its policy says what may leave, and no option widens that.
+    Killed at any moment and started again, it goes on where it was; while the coordinator can't be reached it waits.
+    Documents that came since it last ran are sent as a further contribution; if some are gone, one takes the place of
+    all before it. What stands in worker.toml need not be given; its policy says what may leave, and no option widens
+    that.
 
     Example: moerge worker run --coordinator https://example.org --domain law --expert expert/ --data 'text/*.jsonl'
     """
-    given = {name: value for name, value in context.params.items() if value not in (None, [], ()) and name != "config"}
-    if "model_context" in given:
-        given["context"] = given.pop("model_context")
-    settings = read_settings(given, config)
-
     from moerge_workers import contribute  # it brings torch and Ray, which the other commands need not wait for
 
     contribute.run(settings, progress())
 
+
+def check(settings: Settings) -> None:
+    """Tells what would keep `moerge worker run`, with the same options, from working; exits with 1 if anything would.
+
+    Looks at the expert, the data (of which it reads the first part), disk, memory, devices and Ray, where it computes
+    one micro-batch; then at the coordinator, its clock, your token and key, and whether the expert is like the trunk.
+    Without --coordinator only this machine is looked at. Nothing is sent but the token.
+
+    Example: moerge worker check --domain law --expert expert/ --data 'text/*.jsonl'
+    """
+    from moerge_workers.check import checks
+
+    failed = 0
+    for line in checks(settings):
+        typer.echo(line)
+        failed += line.problem is not None
+    if failed:
+        raise typer.Exit(1)
+
+
+_with_options(run)
+_with_options(check, alone=True)
 
 Home = Annotated[Path | None, typer.Option(help="The worker's folder; default the only ~/.moerge/worker-DOMAIN.")]
 Which = Annotated[str, typer.Argument(help="First digits of the digest; needed if several wait.", show_default=False)]

@@ -1,15 +1,18 @@
 """The worker's loop: register the expert, wait for a trunk, compute, and send what the owner lets leave."""
 
+import errno
 import platform
+import sqlite3
 import sys
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import stamina
 import torch
 import transformers
 from filelock import FileLock, Timeout
@@ -59,6 +62,26 @@ class _KeptError(Exception):
         self.digest = digest
 
 
+@contextmanager
+def full_disk_told(home: Path) -> Iterator[None]:
+    """Makes an error that names the file of a write for which there is no room, within it."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise
+        raise _full(error.filename or home) from error
+    except sqlite3.OperationalError as error:
+        if error.sqlite_errorname != "SQLITE_FULL":
+            raise
+        raise _full(f"{home / 'contributions'}, or SQLite's temporary files ($SQLITE_TMPDIR, /var/tmp)") from error
+
+
+def _full(where: object) -> MoergeError:
+    todo = "make room there, or move --home to a larger disk; then start again: it goes on from the journal"
+    return MoergeError("the disk is full, or the user's share of it", where=str(where), todo=todo)
+
+
 def run(settings: Settings, progress: Progress) -> None:
     """Contributes under the current trunk, and under every later one unless `once` is set.
 
@@ -67,6 +90,7 @@ def run(settings: Settings, progress: Progress) -> None:
     Raises:
         MoergeError: the expert, the data, the trunk or the coordinator's answer is not what it should be.
     """
+    stamina.instrumentation.set_on_retry_hooks([])  # the client says what it waits for
     settings.home.mkdir(parents=True, exist_ok=True)
     try:
         lock = FileLock(settings.home / LOCK).acquire(blocking=False)
@@ -74,15 +98,23 @@ def run(settings: Settings, progress: Progress) -> None:
         todo = "stop it first, or give each worker a --home of its own"
         raise MoergeError("another worker uses this folder", where=str(settings.home), todo=todo) from error
     status = Status(settings.home, settings.domain, settings.coordinator)
-    with (
-        lock,
-        closing(History(settings.home)) as history,
-        Client(settings.coordinator, settings.token) as client,
-    ):
+
+    def say(text: str) -> None:
+        """One line of what happens, on standard error and in the status."""
+        print(text, file=sys.stderr, flush=True)
+        status.update(said=text)
+
+    with lock:
         try:
-            _Worker(settings, client, history, status, progress).run()
+            with (
+                full_disk_told(settings.home),
+                closing(History(settings.home)) as history,
+                Client(settings.coordinator, settings.token, patience=None, say=say) as client,
+            ):
+                _Worker(settings, client, history, status, progress, say).run()
         except MoergeError as error:
-            status.update(error=str(error))
+            with suppress(OSError):  # of a disk that is full
+                status.update(error=str(error))
             raise
 
 
@@ -93,11 +125,7 @@ class _Worker:
     history: History
     status: Status
     progress: Progress
-
-    def say(self, text: str) -> None:
-        """One line of what happens, on standard error and in the status."""
-        print(text, file=sys.stderr, flush=True)
-        self.status.update(said=text)
+    say: Callable[[str], None]
 
     @property
     def _outbox(self) -> Outbox:

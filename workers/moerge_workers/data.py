@@ -9,6 +9,7 @@ from transformers import AutoTokenizer
 
 from moerge.data_files import data_files
 from moerge.documents import BadLines, documents
+from moerge.errors import MoergeError
 from moerge.progress import Tracker
 from moerge_workers.chat import Document, conversation, encode, plain, require_template
 from moerge_workers.identity import read_key
@@ -40,12 +41,16 @@ class Data:
     """The documents that the settings name; read anew whenever they are asked for.
 
     Raises:
-        MoergeError: there are no such files, or no chat template where one is needed.
+        MoergeError: there are no such files, no tokenizer, or no chat template where one is needed.
     """
 
     def __init__(self, settings: Settings, say: Callable[[str], None]) -> None:
         self._settings, self._say = settings, say
-        self._tokenizer: Any = AutoTokenizer.from_pretrained(settings.expert, local_files_only=True)
+        try:
+            self._tokenizer: Any = AutoTokenizer.from_pretrained(settings.expert, local_files_only=True)
+        except (OSError, ValueError) as error:
+            todo = "save the expert's tokenizer beside its weights (tokenizer.save_pretrained)"
+            raise MoergeError("no tokenizer can be read", where=str(settings.expert), todo=todo) from error
         self._key = read_key(settings.home)
         if settings.chat is not None:
             require_template(self._tokenizer)
@@ -54,6 +59,10 @@ class Data:
     def size(self) -> int:
         """Bytes of all files, as stored."""
         return sum(file.size for file in data_files(*self._settings.data))
+
+    def encode(self, document: Document) -> list[int]:
+        """A document's token ids; one that doesn't count is ~id."""
+        return encode(self._tokenizer, document)
 
     def documents(self, tracker: Tracker | None = None) -> Iterator[tuple[bytes, Split, Document]]:
         """(mac, split, document) of all that isn't empty, in a fixed order; what can't be read is told once."""
@@ -89,7 +98,7 @@ class Data:
                 if own == split and ledger.see(mac):
                     yield document
 
-        return plan(wanted(), partial(encode, self._tokenizer), self._settings.statistics, hidden_size, key)
+        return plan(wanted(), self.encode, self._settings.statistics, hidden_size, key)
 
 
 def _silent(text: str) -> None:

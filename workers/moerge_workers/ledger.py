@@ -62,6 +62,8 @@ class Ledger:
             self._db.execute("SELECT documents FROM files LIMIT 1")
         except sqlite3.DatabaseError as error:
             self._db.close()
+            if error.sqlite_errorname == "SQLITE_FULL":
+                raise
             todo = "restore it from a backup; or remove it, and withdraw what it had sent (moerge contribution list)"
             raise MoergeError(f"not a ledger: {error}", where=str(path), todo=todo) from error
 

@@ -95,10 +95,11 @@ def home_of(domain: str) -> Path:
     return Path.home() / ".moerge" / f"worker-{domain}"
 
 
-def read_settings(given: Mapping[str, Any], config: Path | None = None) -> Settings:
+def read_settings(given: Mapping[str, Any], config: Path | None = None, *, alone: bool = False) -> Settings:
     """The settings in `config`, by default worker.toml in the home, with what is given on the command line before them.
 
-    The token comes from the environment, or from a file of its own: `token_file`, by default `token` in the home.
+    The token comes from the environment, or from a file of its own: `token_file`, by default `token` in the home. With
+    `alone` the coordinator may be missing, and its token then too.
 
     Raises:
         MoergeError: a key or value is wrong or missing, or a file can't be read.
@@ -119,6 +120,8 @@ def read_settings(given: Mapping[str, Any], config: Path | None = None) -> Setti
         put(values, keys, value)
         places[keys] = f"--{name.replace('_', '-')}"
     values.setdefault("home", home or home_of(str(values.get("domain"))))
+    if alone and "coordinator" not in values:
+        values |= {"coordinator": "", "token": ""}
     if "token" not in values:
         values["token"] = _token(values, places)
     settings, problems = built(Settings, values, places, str(path or FILE), ["token"])

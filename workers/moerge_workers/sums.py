@@ -14,6 +14,7 @@ from moerge_workers import actors
 from moerge_workers.data import Data, Split
 from moerge_workers.journal import Journal
 from moerge_workers.ledger import Ledger, Sent
+from moerge_workers.memory import free_bytes, require_room
 from moerge_workers.settings import Settings
 from moerge_workers.shards import Shard, enough
 
@@ -86,8 +87,10 @@ class Sums:
             The journal, now a whole file; None if there is nothing new, or so little that the policy keeps it.
 
         Raises:
-            MoergeError: no document has a token, or all are fewer than the policy's least.
+            MoergeError: no document has a token, or all are fewer than the policy's least; or the model doesn't fit.
         """
+        if not self.ledger.files():
+            self._require_room()  # before the data is read, if all of it is to be computed
         while True:
             plan = self._plan()
             if not self._worth_sending(plan):
@@ -102,6 +105,11 @@ class Sums:
 
     def path(self, sent: Sent) -> Path:
         return self.folder / sent.name
+
+    def _require_room(self) -> None:
+        if self.settings.ray_address is None:
+            free = free_bytes(self.work.device)
+            require_room(self.work, self.settings.statistics, self.settings.slots, free)
 
     def _plan(self) -> _Plan:
         counted = self.ledger.files()[-1:] if self._grows else self.ledger.files()
@@ -193,15 +201,16 @@ class Sums:
             self.watch(done, len(plan.sizes))
             if not left:
                 return True
-            with actors.cluster(self.settings.ray_address, self.settings.slots):
-                hidden, slots = self.blank.hidden_size, self.settings.slots
-                again = self.data.shards(self.split, self.ledger, hidden, everything=plan.replaces, again=True)
-                shards = each_once(again)
-                for shard, sums in actors.compute(shards, slots, self.work, self.settings.statistics.batch_tokens):
-                    journal.add(shard.name, sums)
-                    tracker.advance(shard.tokens)
-                    done += 1
-                    self.watch(done, len(plan.sizes))
+            self._require_room()
+            hidden = self.blank.hidden_size
+            again = self.data.shards(self.split, self.ledger, hidden, everything=plan.replaces, again=True)
+            settings = self.settings
+            slots = actors.Slots(settings.ray_address, settings.slots, self.work, settings.statistics, self.say)
+            for shard, sums in slots.compute(each_once(again)):
+                journal.add(shard.name, sums)
+                tracker.advance(shard.tokens)
+                done += 1
+                self.watch(done, len(plan.sizes))
         return same and not left
 
 

@@ -9,10 +9,12 @@ from typing import ClassVar
 import pytest
 
 from moerge.client import Client
-from moerge.errors import MoergeError
+from moerge.errors import CoordinatorError, MoergeError
 from moerge.progress import LogProgress
 from moerge_proto.digests import content_digest, sha256_hex
 from moerge_proto.messages import FileEntry
+from moerge_proto.owners import Identity, Role
+from moerge_proto.problems import Problem, ProblemType
 
 
 @pytest.mark.parametrize("url", ["http://example.org", "http://10.0.0.1:8080", "ftp://localhost", "localhost:8080"])
@@ -114,3 +116,53 @@ def test_anything_but_a_download_is_never_sent_elsewhere(elsewhere: tuple[str, t
     with Client(url, "secret") as client, pytest.raises(MoergeError):
         client.identity()
     assert list(handler.seen) == ["/v1/identity"]
+
+
+class Busy(BaseHTTPRequestHandler):
+    """Answers with `problems`, one after the other, and then with an identity."""
+
+    problems: ClassVar[list[ProblemType]] = []
+
+    def do_GET(self) -> None:
+        answer: Problem | Identity = Identity(role=Role.OWNER, owner="law", domains=["law"])
+        if self.problems:
+            answer = Problem.of(self.problems.pop(0), "not now")
+        body = answer.model_dump_json().encode()
+        self.send_response(answer.status if isinstance(answer, Problem) else 200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_a_client_without_end_of_patience_waits_for_room_and_for_answers_but_not_after_a_refusal() -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Busy) as server:
+        threading.Thread(target=server.serve_forever).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        try:
+            with Client(url, "token", patience=None) as client:
+                Busy.problems[:] = [ProblemType.STORAGE_FULL, ProblemType.UNAVAILABLE]
+                assert client.identity().owner == "law"
+                Busy.problems[:] = [ProblemType.FORBIDDEN]
+                with pytest.raises(CoordinatorError, match="not now"):
+                    client.identity()
+            Busy.problems[:] = [ProblemType.STORAGE_FULL]
+            with Client(url, "token") as client, pytest.raises(CoordinatorError, match="not now"):
+                client.identity()
+        finally:
+            server.shutdown()
+
+
+def test_what_is_no_coordinator_does_not_greet_as_one() -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Busy) as server:
+        threading.Thread(target=server.serve_forever).start()
+        try:
+            with (
+                Client(f"http://127.0.0.1:{server.server_port}", "token") as client,
+                pytest.raises(MoergeError, match="no coordinator"),
+            ):
+                client.greeting()
+        finally:
+            server.shutdown()

@@ -1,0 +1,165 @@
+"""A worker's Ray actors against the same pass without Ray, and what a thousand small shards cost besides computing."""
+
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bench.inputs import Shape, experts
+from bench.measure import in_turns, say, seconds
+from bench.registry import Pair, benchmark
+from moerge.progress import LogProgress
+from moerge.statistics.accumulate import ShardSums
+from moerge.statistics.passes import RouterPass
+from moerge_proto.statistics_file import Manifest, RouterManifest, StatisticsSettings
+from moerge_workers import shards as plans
+from moerge_workers import sums
+from moerge_workers.actors import Slots
+from moerge_workers.data import Data
+from moerge_workers.journal import Journal
+from moerge_workers.ledger import Ledger
+from moerge_workers.settings import Settings
+from moerge_workers.shards import Shard, batches, enough
+from support.models import texts
+
+SHAPE, SHARDS, RUNS = Shape(hidden=256, layers=6, intermediate=1024, vocabulary=4000), 4, 3
+SETTINGS = StatisticsSettings()
+ROWS = enough(SHAPE.hidden) // SETTINGS.context
+SHAPES = f"{SHAPE}, {SHARDS} shards of {enough(SHAPE.hidden):,} tokens, one thread each, float32"
+SMALL_TOKENS, DOCUMENTS = 1, 6000  # a shard's tokens, in units of H; documents of 50 tokens
+
+
+def work() -> RouterPass:
+    [folder] = experts(SHAPE, 1)
+    return RouterPass(folder, folder, [16] * SHAPE.layers)
+
+
+def shard(number: int, rows: int = ROWS) -> Shard:
+    generator = torch.Generator().manual_seed(number)
+    ids: list[list[int]] = torch.randint(256, (rows, SETTINGS.context), generator=generator).tolist()
+    return Shard(str(number), ids, rows)
+
+
+def with_ray(slots: int) -> float:
+    """Seconds for the shards, once every actor has its model and has computed a little."""
+    given, begin = [shard(number) for number in range(SHARDS)], 0.0
+
+    def source() -> Iterator[Shard]:
+        nonlocal begin
+        yield from (Shard(f"warm {number}", [[0] * 16], 1) for number in range(4 * slots))
+        begin = time.perf_counter()
+        yield from given
+
+    for _ in Slots(None, slots, work(), SETTINGS, say).compute(source()):
+        pass
+    return time.perf_counter() - begin
+
+
+def against_no_ray(slots: int) -> list[Pair]:
+    torch.set_num_threads(1)
+    compute, given = work().load(), [shard(number) for number in range(SHARDS)]
+
+    def without() -> float:
+        return seconds(lambda: [compute(batches(each.rows, SETTINGS.batch_tokens), each.documents) for each in given])
+
+    return in_turns(lambda: with_ray(slots), without, RUNS)
+
+
+@benchmark("ray-one", "pass of one Ray actor, tokens/s", "the same pass without Ray", ">=", 0.95, SHAPES)
+def ray_one() -> list[Pair]:
+    return against_no_ray(1)
+
+
+@benchmark("ray-two", "pass of two Ray actors, tokens/s", "the same pass without Ray, one thread", ">=", 1.7, SHAPES)
+def ray_two() -> list[Pair]:
+    return against_no_ray(2)
+
+
+class Stopwatch:
+    """Seconds that were spent on what isn't computing; `begin` is when the data was first read, or read again."""
+
+    spent = 0.0
+    begin = 0.0
+
+
+class TimedData(Data):
+    watch: Stopwatch
+
+    def shards(self, *given: Any, **options: Any) -> Iterator[Shard]:
+        found = super().shards(*given, **options)
+        if options.get("again"):
+            self.watch.begin = time.perf_counter() - self.watch.spent  # Ray has started meanwhile
+        while True:
+            start = time.perf_counter()
+            each = next(found, None)
+            self.watch.spent += time.perf_counter() - start
+            if each is None:
+                return
+            yield each
+
+
+class TimedJournal(Journal):
+    watch: Stopwatch
+
+    def __init__(self, path: Path, blank: Manifest, seconds: float, before: Path | None = None) -> None:
+        super().__init__(path, blank, seconds, before)
+        self._adding = False
+
+    def add(self, shard: str, sums: ShardSums) -> None:
+        start, self._adding = time.perf_counter(), True
+        super().add(shard, sums)
+        self._adding = False
+        self.watch.spent += time.perf_counter() - start
+
+    def save(self) -> Manifest:
+        start = time.perf_counter()
+        manifest = super().save()
+        self.watch.spent += 0 if self._adding else time.perf_counter() - start
+        return manifest
+
+
+@benchmark(
+    "small-shards",
+    "planning, journal and summing of 1 000 small shards, s",
+    "all of the time, but for Ray's start",
+    "<=",
+    0.05,
+    f"{SHAPE}, shards of {SMALL_TOKENS * SHAPE.hidden} tokens, one actor, float32",
+)
+def small_shards() -> list[Pair]:
+    plans.TOKENS_PER_HIDDEN = SMALL_TOKENS
+    vars(sums)["Journal"] = TimedJournal
+    watch = TimedData.watch = TimedJournal.watch = Stopwatch()
+    with tempfile.TemporaryDirectory() as place:
+        folder, passed = Path(place), work()
+        settings = Settings(
+            coordinator="",
+            token="",
+            domain="law",
+            expert=passed.expert,
+            data=[str(texts(folder / "texts.jsonl", 1, DOCUMENTS))],
+            home=folder,
+        )
+        blank = RouterManifest(
+            owner="owner",
+            expert="0" * 64,
+            domain="law",
+            settings=SETTINGS,
+            hidden_size=SHAPE.hidden,
+            layers=SHAPE.layers,
+            exponents=list(passed.exponents),
+            tokens=1,
+            documents=1,
+            shards=["0" * 64],
+            trunk="0" * 64,
+        )
+        data, shown = TimedData(settings, say), LogProgress(lambda line: say(f"  {line}"))
+        with closing(Ledger(folder / "ledger")) as ledger:
+            told = shown, say, lambda done, total: None
+            own = sums.Sums(settings, data, "statistics", blank, passed, ledger, folder, *told)
+            own.complete()
+        return [(watch.spent, time.perf_counter() - watch.begin)]

@@ -1,0 +1,104 @@
+"""`moerge worker check`: every line says ok or what to do, and nothing is sent."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from moerge import __version__
+from moerge_workers import identity
+from moerge_workers.check import checks
+from moerge_workers.settings import Settings
+from support.fleet import Member, joined, merge
+from support.models import expert
+from support.processes import Coordinator, coordinator, moerge
+
+
+@dataclass
+class House:
+    server: Coordinator
+    member: Member
+    folder: Path
+
+    def options(self, **options: object) -> dict[str, object]:
+        return {
+            "domain": "law",
+            "expert": self.member.folder,
+            "data": self.folder / "data",
+            "home": self.folder / "worker",
+            "coordinator": self.server.url,
+            "token": self.member.token,
+            **options,
+        }
+
+    def found(self, **options: object) -> dict[str, str]:
+        """The lines by the checks' names, without the probe in Ray: so many slots have no room."""
+        given = self.options(slots=10**6, **options)
+        settings = Settings.model_validate({**given, "data": [str(given["data"])]})
+        return {line.name: str(line) for line in reversed(list(checks(settings)))}
+
+
+@pytest.fixture(scope="module")
+def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+    folder = tmp_path_factory.mktemp("house")
+    (folder / "data").mkdir()
+    text = "".join(json.dumps({"text": f"document {number} of the law"}) + "\n" for number in range(3000))
+    (folder / "data" / "a.jsonl").write_text(text)
+    with coordinator(folder / "home") as server:
+        member = joined(server, "law", folder, seed=1)
+        merge(server)
+        yield House(server, member, folder)
+        member.client.close()
+
+
+def test_a_worker_that_can_start_gets_ok_on_every_line(house: House) -> None:
+    words = [f"--{name.replace('_', '-')}={value}" for name, value in house.options(held_out_share=0.2).items()]
+    lines = moerge("worker", "check", *words).splitlines()
+    said = {line.split()[1]: line for line in lines}
+    assert list(said) == ["expert", "data", "disk", "memory", "Ray", "coordinator", "clock", "token", "key", "fleet"]
+    assert all(line.startswith("ok ") for line in lines)
+    assert "llama, H 32, 3 layers" in said["expert"]
+    for part in ("2,000 documents read", "held-out", "in all about"):
+        assert part in said["data"]
+    assert "plain HTTP on this machine" in said["coordinator"]
+    assert __version__ in said["coordinator"]
+    assert "law-owner's" in said["token"]
+    assert list(house.member.client.contributions()) == []
+
+
+def test_all_that_is_wrong_is_told_at_once(house: House, tmp_path: Path) -> None:
+    (tmp_path / "texts.jsonl").write_text('{"text": "one"}\nno JSON\n')
+    other, home = expert(tmp_path / "other", 2, num_hidden_layers=2), tmp_path / "worker"
+    home.mkdir()
+    identity.join_request(home / "law-owner.pem", "law-owner", ["law"])
+    said = house.found(expert=other, data=tmp_path / "texts.jsonl", home=home)
+    bad = {name for name, line in said.items() if line.startswith("no ")}
+    assert bad == {"data", "memory", "key", "fleet"}
+    assert "texts.jsonl, line 2" in said["data"]
+    assert "--slots 500000" in said["memory"]
+    assert "not approved" in said["key"]
+    assert "num_hidden_layers is 2; the trunk's is 3" in said["fleet"]
+    assert all("what to do:" in said[name] for name in bad)
+
+
+def test_what_is_missing_stops_only_what_needs_it(house: House, tmp_path: Path) -> None:
+    said = house.found(expert=tmp_path, data=tmp_path / "nothing.jsonl", domain="art")
+    found = {name: line[:2] for name, line in said.items()}
+    assert found == {"expert": "no", "data": "no", "coordinator": "ok", "clock": "ok", "token": "no"}
+    assert "not for 'art'" in said["token"]
+
+
+def test_the_command_ends_with_1_if_a_line_says_no(house: House, tmp_path: Path) -> None:
+    words = [f"--{name}={value}" for name, value in house.options(expert=tmp_path, coordinator="").items()]
+    with pytest.raises(AssertionError, match=r"config\.json: not found"):
+        moerge("worker", "check", *words)
+
+
+def test_without_a_coordinator_this_machine_is_checked_and_a_lost_one_is_one_line(house: House) -> None:
+    assert set(house.found(coordinator="", token="")) == {"expert", "data", "disk", "memory"}
+    said = house.found(coordinator="http://127.0.0.1:1")
+    assert "no answer" in said["coordinator"]
+    assert "token" not in said
+    assert "not encrypted" in house.found(coordinator="http://example.org")["coordinator"]

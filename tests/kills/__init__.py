@@ -1,0 +1,1 @@
+"""Workers whose processes are killed, and what they send all the same."""

@@ -1,0 +1,166 @@
+"""An owner's worker as processes that can be killed, and the bytes that it must send."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from transformers import AutoTokenizer
+
+from moerge.documents import texts_of
+from moerge.statistics.accumulate import shard_sums
+from moerge.trunk.domain_model import domain_model
+from moerge_proto.statistics_file import StatisticsFile
+from moerge_proto.trunks import Trunk
+from moerge_workers.identity import read_key
+from moerge_workers.journal import Journal
+from moerge_workers.shards import batches, plan
+from support.fleet import Member, joined, merge, trunk_path
+from support.models import texts
+from support.processes import Coordinator, coordinator, marked
+
+WORKER = """
+import json, sys
+from moerge.errors import MoergeError
+from moerge.progress import LogProgress
+from moerge_workers.contribute import run
+from moerge_workers.settings import Settings
+try:
+    run(Settings(**json.loads(sys.argv[1])), LogProgress())
+except MoergeError as error:
+    sys.exit(str(error))
+"""
+DOCUMENTS = 6000
+
+
+@dataclass
+class House:
+    """One coordinator with a trunk, one owner, and its data."""
+
+    server: Coordinator
+    member: Member
+    trunk: Trunk
+    data: Path
+
+    def start(self, home: Path, **settings: object) -> subprocess.Popen[bytes]:
+        """A worker that journals after every shard, in a process group of its own."""
+        given = {
+            "coordinator": self.server.url,
+            "token": self.member.token,
+            "domain": "law",
+            "expert": self.member.folder,
+            "data": [str(self.data)],
+            "home": home,
+            "once": True,
+            "journal_seconds": 0,
+            **settings,
+        }
+        with log_of(home).open("ab") as log:
+            return subprocess.Popen(  # noqa: S603  # our own script
+                [sys.executable, "-c", WORKER, json.dumps(given, default=str)],
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                env={**os.environ, "OMP_NUM_THREADS": "1", "MOERGE_TEST_MARK": str(home)},
+            )
+
+    def require_undisturbed(self, home: Path) -> int:
+        """Requires that the worker of this home sent what one would that nothing ever happened to; returns its shards.
+
+        That is computed here without Ray, under the worker's key.
+        """
+        path = journal_of(home)
+        assert path is not None
+        with StatisticsFile(path) as file:
+            manifest = file.manifest
+        model, gains = domain_model(self.member.folder, trunk_path(self.server, self.trunk))
+        tokenizer = AutoTokenizer.from_pretrained(self.member.folder)
+
+        def encode(text: str) -> list[int]:
+            ids: list[int] = tokenizer(text)["input_ids"]
+            return ids
+
+        expected = home / "undisturbed"
+        journal = Journal(expected, manifest, 1e9)
+        for shard in plan(texts_of([self.data]), encode, manifest.settings, manifest.hidden_size, read_key(home)):
+            rows = batches(shard.rows, manifest.settings.batch_tokens)
+            journal.add(shard.name, shard_sums(model, gains, manifest.exponents, rows, shard.documents))
+        journal.save()
+        assert path.read_bytes() == expected.read_bytes()
+        digests = [each.digest for each in self.member.client.contributions() if each.shards == len(journal.shards)]
+        kept = [self.server.home / "blobs" / digest[:2] / digest for digest in digests]
+        assert any(blob.read_bytes() == expected.read_bytes() for blob in kept)
+        return len(journal.shards)
+
+
+@contextmanager
+def house(folder: Path, documents: int = DOCUMENTS) -> Iterator[House]:
+    with coordinator(folder / "home") as server:
+        # a shard's sums are too large to be in a Ray message; they go through the node's shared memory
+        member = joined(server, "law", folder, seed=1, num_hidden_layers=6, hidden_size=96)
+        try:
+            yield House(server, member, merge(server), texts(folder / "texts.jsonl", seed=4, documents=documents))
+        finally:
+            member.client.close()
+
+
+def log_of(home: Path) -> Path:
+    return home.with_name(f"{home.name}.log")
+
+
+def journal_of(home: Path) -> Path | None:
+    return next(iter((home / "contributions").glob("*.safetensors")), None)
+
+
+def shards_done(home: Path) -> int:
+    path = journal_of(home)
+    if path is None:
+        return 0
+    with StatisticsFile(path) as file:
+        return len(file.manifest.shards)
+
+
+def wait_for(condition: Callable[[], bool], worker: subprocess.Popen[bytes], seconds: float = 120) -> None:
+    """Waits until it holds, which must be while the worker runs."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert worker.poll() is None, "the worker ended too early"
+        assert time.monotonic() < end, "it takes too long"
+        time.sleep(0.002)
+
+
+def processes(home: Path, name: str) -> list[int]:
+    """Processes that the worker of this home started, by a part of their command."""
+    return [process for process, command in marked(str(home)).items() if name in command]
+
+
+def kill(home: Path, name: str) -> int:
+    """SIGKILL to all of them, and how many there were."""
+    found = processes(home, name)
+    for process in found:
+        _kill(process)
+    return len(found)
+
+
+def _kill(process: int) -> None:
+    try:
+        os.kill(process, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+
+
+def end(worker: subprocess.Popen[bytes], home: Path) -> None:
+    """SIGKILL to the worker and all that it started; none of it is left."""
+    if worker.poll() is None:
+        os.killpg(worker.pid, signal.SIGKILL)
+    worker.wait()
+    deadline = time.monotonic() + 60
+    while kill(home, ""):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)

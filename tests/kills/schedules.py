@@ -1,0 +1,60 @@
+"""Random schedules of SIGKILL: to the worker with all that it started, to an actor, to a raylet."""
+
+import random
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from kills.house import House, end, kill, log_of, processes, shards_done
+
+VICTIMS = {"worker": "", "actor": "ray::Slot", "raylet": "raylet/raylet"}
+_LONGEST_SECONDS = {"worker": 20.0, "actor": 8.0, "raylet": 8.0}  # to a kill, once there is something to kill
+
+
+@dataclass(frozen=True)
+class Played:
+    """What happened: `kills`, by their victims, of which those in `struck` hit a process that ran."""
+
+    kills: list[str]
+    struck: list[str]
+    shards: int
+
+
+def _ended_by_ray(home: Path) -> bool:
+    """Ray ends the process that starts it if the raylet dies before it has come up."""
+    return "Failed to get the system config from raylet" in log_of(home).read_text()
+
+
+def play(place: House, home: Path, seed: int) -> Played:
+    """Kills what the seed says, when it says, and requires that the undisturbed bytes are sent in the end."""
+    drawn = random.Random(seed)  # noqa: S311  # not for secrets
+    victims = drawn.choices(list(VICTIMS), k=drawn.randint(1, 3))
+    struck: list[str] = []
+    worker = place.start(home, slots=drawn.randint(1, 2))
+    try:
+        for victim in victims:
+            delay = drawn.uniform(0, _LONGEST_SECONDS[victim])
+            while worker.poll() is None and not processes(home, VICTIMS[victim]):
+                time.sleep(0.05)
+            moment = time.monotonic() + delay
+            while worker.poll() is None and time.monotonic() < moment:
+                time.sleep(0.01)
+            if worker.poll() is not None:
+                break
+            if victim == "worker":
+                end(worker, home)
+                struck.append(victim)
+                worker = place.start(home)
+            elif kill(home, VICTIMS[victim]):
+                struck.append(victim)
+        status = worker.wait(300)
+        if status and _ended_by_ray(home) and "raylet" in struck:
+            struck[struck.index("raylet")] = "raylet, and with it the worker"
+            worker = place.start(home)
+            status = worker.wait(300)
+        assert status == 0, f"seed {seed}, {victims}: status {status}\n{log_of(home).read_text()[-8000:]}"
+    finally:
+        end(worker, home)
+    shards = place.require_undisturbed(home)
+    assert shards == shards_done(home)
+    return Played(victims, struck, shards)

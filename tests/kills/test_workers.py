@@ -1,0 +1,119 @@
+"""Killed worker, actor, node, lost coordinator, full disk: the worker goes on, and sends the undisturbed bytes."""
+
+import os
+import resource
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from ray.cluster_utils import Cluster
+
+from kills.house import House, house, journal_of, kill, log_of, processes, shards_done, wait_for
+from kills.schedules import play
+
+ACTOR, RAYLET = "ray::Slot", "raylet/raylet"
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+    with house(tmp_path_factory.mktemp("house")) as made:
+        yield made
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    return tmp_path / "worker"
+
+
+@pytest.mark.parametrize("kills", [[1], [2, 10, 25]])
+def test_a_worker_killed_among_its_shards_sends_the_bytes_of_one_never_killed(
+    place: House, home: Path, kills: list[int]
+) -> None:
+    for shards in kills:
+        worker = place.start(home)
+        wait_for(lambda least=shards: shards_done(home) >= least, worker)  # type: ignore[misc]
+        os.killpg(worker.pid, signal.SIGKILL)
+        worker.wait()
+    before = shards_done(home)
+    assert place.start(home).wait(300) == 0
+    assert kills[-1] <= before < place.require_undisturbed(home), "the kill came too late to test anything"
+
+
+@pytest.mark.parametrize("victim", [ACTOR, RAYLET])
+def test_a_killed_actor_or_raylet_changes_no_byte(place: House, home: Path, victim: str) -> None:
+    worker = place.start(home)
+    wait_for(lambda: shards_done(home) >= 3, worker)
+    assert kill(home, victim)
+    before = shards_done(home)
+    assert worker.wait(300) == 0, log_of(home).read_text()
+    assert before < place.require_undisturbed(home), "the kill came too late to test anything"
+    said = "another takes its place" if victim == ACTOR else "it is started again"
+    assert said in log_of(home).read_text()
+
+
+def test_a_lost_coordinator_is_waited_for_and_computing_goes_on(place: House, home: Path) -> None:
+    """It is killed while shards are computed, and answers again only when all are done."""
+    worker = place.start(home)
+    wait_for(lambda: shards_done(home) >= 1, worker)
+    place.server.kill()
+    try:
+        assert shards_done(home) < 25
+        wait_for(lambda: "waiting for it" in log_of(home).read_text(), worker)
+        whole = shards_done(home)
+    finally:
+        place.server.start()
+    assert worker.wait(120) == 0
+    assert whole == place.require_undisturbed(home)
+    assert "answers again" in log_of(home).read_text()
+
+
+def test_a_full_disk_is_told_and_the_next_start_sends_the_same_bytes(place: House, home: Path) -> None:
+    """The limit on a file's size is what a process can be given of a full disk."""
+    worker = place.start(home)
+    wait_for(lambda: shards_done(home) >= 3, worker)
+    resource.prlimit(worker.pid, resource.RLIMIT_FSIZE, (20_000, 20_000))
+    assert worker.wait(60) == 1
+    path = journal_of(home)
+    assert path is not None
+    assert path.stat().st_size > 20_000
+    said = log_of(home).read_text()
+    assert f"{path}: the disk is full" in said
+    assert "what to do: make room there" in said
+    assert [each.name for each in path.parent.glob(".*")] == []
+    before = shards_done(home)
+    assert place.start(home).wait(300) == 0
+    assert 3 <= before < place.require_undisturbed(home)
+
+
+def nodes(home: Path) -> set[int]:
+    """The raylets whose actors compute."""
+    return {_parent(process) for process in processes(home, ACTOR)}
+
+
+def _parent(process: int) -> int:
+    return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def test_two_nodes_compute_the_same_bytes_also_if_one_is_killed(
+    place: House, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MOERGE_TEST_MARK", str(home))
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    try:
+        killed = cluster.add_node(num_cpus=1)
+        worker = place.start(home, ray_address=cluster.address, slots=2)
+        wait_for(lambda: shards_done(home) >= 3 and len(nodes(home)) == 2, worker)
+        before = shards_done(home)
+        killed.kill_raylet()
+        assert worker.wait(300) == 0, log_of(home).read_text()
+    finally:
+        cluster.shutdown()  # type: ignore[no-untyped-call]
+    assert before < place.require_undisturbed(home), "the kill came too late to test anything"
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_random_kills_change_no_byte(place: House, tmp_path: Path, seed: int) -> None:
+    """A fixed set; `python -m kills` plays as many others as one likes."""
+    assert play(place, tmp_path / "worker", seed).struck

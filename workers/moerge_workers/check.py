@@ -1,0 +1,228 @@
+"""What would keep a worker from contributing; told before work starts, each line with ok or what to do."""
+
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import torch
+from rich.filesize import decimal
+
+from moerge.architectures.config import read_config
+from moerge.architectures.families import family_of
+from moerge.checkpoint.reader import Checkpoint
+from moerge.client import Client
+from moerge.errors import IncompatibleExpertError, MoergeError
+from moerge.experts import check_expert
+from moerge.statistics.passes import RouterPass
+from moerge.trunk.merge import trunk_names
+from moerge_proto.owners import Role
+from moerge_workers import actors
+from moerge_workers.data import Data
+from moerge_workers.identity import require_approved
+from moerge_workers.memory import free_bytes, need, require_room
+from moerge_workers.settings import Settings
+from moerge_workers.shards import enough
+
+_SAMPLE_DOCUMENTS = 2000
+_SAMPLE_BYTES = 4 * 10**6
+_FILES = 3  # statistics files that stand in the home at once: the journal, what replaces it, and a trunk contribution
+_MOST_SKEW = 60.0  # seconds
+_PATIENCE = 5.0
+
+
+@dataclass(frozen=True)
+class Line:
+    """What one check found: that it is well, and what was seen, or the problem."""
+
+    name: str
+    text: str
+    problem: MoergeError | None = None
+
+    def __str__(self) -> str:
+        return f"{'ok' if self.problem is None else 'no':3}{self.name:<12} {self.problem or self.text}"
+
+
+def checks(settings: Settings) -> Iterator[Line]:
+    """Every check's line, as soon as it is known. One that fails stops only those that need what it looked for.
+
+    Without a coordinator in the settings, only this machine is looked at.
+    """
+    machine = _Machine(settings)
+    yield (expert := _line("expert", machine.expert))
+    yield _line("data", machine.data)
+    yield from (Line("data", said) for said in machine.said)
+    if expert.problem is None:
+        yield _line("disk", machine.disk)
+        yield (memory := _line("memory", machine.memory))
+        if memory.problem is None:
+            yield _line("Ray", machine.ray)
+    if not settings.coordinator:
+        return
+    try:
+        client = Client(settings.coordinator, settings.token, patience=_PATIENCE)
+    except MoergeError as error:
+        yield Line("coordinator", "", error)
+        return
+    with client:
+        fleet = _Fleet(settings, client)
+        yield (reached := _line("coordinator", fleet.greeting))
+        if reached.problem is not None:
+            return
+        yield _line("clock", fleet.clock)
+        yield (token := _line("token", fleet.token))
+        if token.problem is None:
+            yield _line("key", fleet.key)
+            yield _line("fleet", fleet.architecture)
+
+
+def _line(name: str, look: Callable[[], str]) -> Line:
+    try:
+        return Line(name, look())
+    except MoergeError as error:
+        return Line(name, "", error)
+    except OSError as error:
+        problem = MoergeError(
+            str(error.strerror or error), where=str(error.filename or name), todo="mend it, or its rights"
+        )
+        return Line(name, "", problem)
+
+
+class _Bytes:
+    """How much of the data was read."""
+
+    read = 0
+
+    def advance(self, n: int) -> None:
+        self.read += n
+
+
+@dataclass
+class _Machine:
+    """The checks that need nobody else; `said`: what there is to say of the data besides."""
+
+    settings: Settings
+    said: list[str] = field(default_factory=list)
+
+    @property
+    def _work(self) -> RouterPass:
+        """The pass as it will be, under the expert's own trunk."""
+        settings = self.settings
+        layers = read_config(settings.expert).num_hidden_layers
+        return RouterPass(
+            settings.expert, settings.expert, [0] * layers, settings.statistics.precision, settings.device
+        )
+
+    def expert(self) -> str:
+        family, config = check_expert(self.settings.expert, None, str(self.settings.expert))
+        size = sum(spec.bytes for spec in Checkpoint(self.settings.expert).specs.values())
+        return f"{family.model_type}, H {config.hidden_size}, {config.num_hidden_layers} layers, {decimal(size)}"
+
+    def data(self) -> str:
+        """Reads the first documents only, and estimates the rest by the bytes of the files."""
+        settings = self.settings
+        data, done = Data(settings, self.said.append), _Bytes()
+        splits, tokens, size, every = Counter[str](), 0, 0, True
+        for _, split, document in data.documents(done):
+            if not (every := splits.total() < _SAMPLE_DOCUMENTS and size < _SAMPLE_BYTES):
+                break
+            splits[split] += 1
+            size += len(document.text.encode())
+            counted = sum(id_ >= 0 for id_ in data.encode(document))
+            tokens += min(counted, settings.statistics.tokens_per_document or counted)
+        if not splits["statistics"]:
+            todo = "check what --text-field or --chat names, and the shares"
+            raise MoergeError("no document is there for the statistics", where="--data", todo=todo)
+        if not tokens:
+            raise MoergeError("no token counts", where="--data", todo="check --chat-turns, and the texts")
+        parts = ", ".join(f"{count:,} {split}" for split, count in splits.most_common())
+        share = 1.0 if every else max(size, done.read) / max(data.size(), 1)
+        read = f"{splits.total():,} documents read ({parts}), {tokens:,} tokens"
+        if not every:
+            read += f"; in all about {splits.total() / share:,.0f} documents, {tokens / share:,.0f} tokens"
+        least = enough(read_config(settings.expert).hidden_size)
+        if tokens / share < least:
+            read += f"; that is less than a shard's worth of {least:,} tokens, so it tells more on single documents"
+        return read
+
+    def disk(self) -> str:
+        """The home takes a trunk and a few statistics files."""
+        home = self.settings.home
+        home.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=home):
+            pass
+        config, own = read_config(self.settings.expert), Checkpoint(self.settings.expert)
+        names = trunk_names(own, family_of(config), config.num_hidden_layers)
+        trunk = sum(own.specs[name].bytes for name in names)
+        asked = trunk + _FILES * need(self._work, self.settings.statistics).sums // 2
+        free = shutil.disk_usage(home).free
+        if free < asked:
+            found = f"{decimal(free)} are free; a trunk and the sums take {decimal(asked)}"
+            raise MoergeError(found, where=str(home), todo="make room, or name a --home on a larger disk")
+        return f"{home}: {decimal(free)} free, {decimal(asked)} needed"
+
+    def memory(self) -> str:
+        settings, work = self.settings, self._work
+        if settings.ray_address is not None:
+            return f"each of {settings.slots} slots takes at least {need(work, settings.statistics)}"
+        if settings.device == "cuda" and torch.cuda.device_count() < settings.slots:
+            found = f"torch sees {torch.cuda.device_count()} GPUs; {settings.slots} slots need one each"
+            todo = "install torch with CUDA and its driver, or choose fewer --slots, or --device cpu"
+            raise MoergeError(found, where="--device", todo=todo)
+        free = free_bytes(settings.device)
+        require_room(work, settings.statistics, settings.slots, free)
+        there = "" if free is None else f"; {decimal(free)} are there"
+        return f"each of {settings.slots} slots takes at least {need(work, settings.statistics)}{there}"
+
+    def ray(self) -> str:
+        settings = self.settings
+        said = self.said.append
+        actors.Slots(settings.ray_address, settings.slots, self._work, settings.statistics, said).probe()
+        return f"{settings.slots} actors on {settings.device} computed a micro-batch of the largest shape each"
+
+
+@dataclass
+class _Fleet:
+    """The checks that ask the coordinator."""
+
+    settings: Settings
+    client: Client
+
+    def greeting(self) -> str:
+        self._greeting = self.client.greeting()
+        certificate = self._greeting.certificate
+        way = f"TLS, certificate of {certificate}" if certificate else "plain HTTP on this machine"
+        return f"{self.settings.coordinator}: moerge {self._greeting.version}, {way}"
+
+    def clock(self) -> str:
+        ahead = self._greeting.ahead
+        if abs(ahead) > _MOST_SKEW:
+            found = f"the coordinator's clock is {abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'} this one"
+            raise MoergeError(found, where="clock", todo="let both be set by NTP, or ask the operator which is wrong")
+        return f"within {max(2.0, abs(ahead)):.0f} s of the coordinator's"
+
+    def token(self) -> str:
+        identity, domain = self.client.identity(), self.settings.domain
+        if identity.role is not Role.OWNER or domain not in identity.domains:
+            found = f"it is {identity.who}'s, for {', '.join(identity.domains) or 'no domain'}, not for {domain!r}"
+            raise MoergeError(found, where="--token", todo="use the token that the operator made for this owner")
+        return f"{identity.owner}'s, for {', '.join(identity.domains)}"
+
+    def key(self) -> str:
+        if require_approved(self.client, self.settings.home):
+            return "approved by the operator; contributions are signed"
+        return "none, here or there; contributions go unsigned"
+
+    def architecture(self) -> str:
+        trunk = self.client.current_trunk()
+        if trunk is None:
+            return "no trunk yet; registering the expert tells whether it fits the others"
+        config = read_config(self.settings.expert)
+        own = family_of(config).model_type, config.hidden_size, config.num_hidden_layers
+        theirs = trunk.family, trunk.hidden_size, trunk.layers
+        for what, mine, expected in zip(("family", "hidden_size", "num_hidden_layers"), own, theirs, strict=True):
+            if mine != expected:
+                found, todo = f"{what} is {mine}; the trunk's is {expected}", "train from the fleet's seed model"
+                raise IncompatibleExpertError(found, where=str(self.settings.expert / "config.json"), todo=todo)
+        return f"like the trunk: {theirs[0]}, H {theirs[1]}, {theirs[2]} layers; registering compares the rest"
