@@ -32,7 +32,7 @@ from moerge_proto.trunks import NewTrunk, TrunkOptions
 from moerge_proto.uploads import Chunk, NewUpload
 from moerge_proto.versions import NewVersion
 from moerge_proto.workflows import WorkflowState
-from support.fleet import SILENT, files_below, honest, join, joined, merge, send
+from support.fleet import SILENT, eventually, files_below, honest, join, joined, merge, send
 from support.processes import Coordinator, coordinator, moerge
 from support.statistics import written
 
@@ -50,8 +50,9 @@ def bearer(server: Coordinator, token: str | None = None) -> dict[str, str]:
 
 
 def log_lines(server: Coordinator) -> list[dict[str, Any]]:
-    """The server's log; every line of it must be a JSON object."""
-    return [json.loads(line) for line in (server.home / "log").read_text().splitlines()]
+    """The server's log so far; every whole line of it must be a JSON object."""
+    whole, _, _ = (server.home / "log").read_text().rpartition("\n")
+    return [json.loads(line) for line in whole.splitlines()]
 
 
 def figures(server: Coordinator) -> dict[tuple[str, ...], float]:
@@ -94,7 +95,14 @@ def test_an_answer_carries_the_request_id_that_was_sent_if_it_is_a_sane_one(serv
 
 def test_every_line_of_the_log_is_json_and_names_its_request(server: Coordinator) -> None:
     httpx.get(f"{server.url}/v1/owners", headers={**bearer(server), "X-Request-Id": "look-for-me"})
-    [line] = [each for each in log_lines(server) if each.get("request") == "look-for-me"]
+    found: list[dict[str, Any]] = []
+
+    def is_written() -> bool:  # after the answer has left
+        found[:] = [each for each in log_lines(server) if each.get("request") == "look-for-me"]
+        return bool(found)
+
+    eventually(is_written)
+    [line] = found
     assert (line["method"], line["path"], line["status"], line["token"]) == ("GET", "/v1/owners", 200, 1)
 
 
