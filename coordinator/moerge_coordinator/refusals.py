@@ -1,6 +1,5 @@
 """Refusals, and every error as problem+json."""
 
-import errno
 from collections.abc import Mapping
 
 import psycopg
@@ -9,6 +8,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
 from moerge.errors import MoergeError
+from moerge.files import is_of_full_disk
 from moerge_proto.problems import MEDIA_TYPE, Problem, ProblemType
 
 _KINDS = {404: ProblemType.NOT_FOUND, 413: ProblemType.TOO_LARGE}
@@ -59,20 +59,14 @@ async def _http(request: Request, error: Exception) -> Response:
 
 def failure(error: Exception) -> Problem:
     """What a caller is told of an error that is the coordinator's own: storage full, no database, or unexpected."""
-    if _is_full(error):
+    cause = getattr(error, "orig", error)  # of what SQLAlchemy raises
+    if is_of_full_disk(cause) or isinstance(cause, psycopg.errors.DiskFull):
         todo = "tell its operator; once there is room, the same call may be made again"
         return Problem.of(ProblemType.STORAGE_FULL, "the coordinator's storage is full", todo=todo)
-    if isinstance(getattr(error, "orig", None), psycopg.OperationalError):
+    if isinstance(cause, psycopg.OperationalError):
         return Problem.of(ProblemType.UNAVAILABLE, "the database doesn't answer", todo="try again in a minute")
     detail, todo = f"the coordinator failed: {type(error).__name__}", "tell its operator the X-Request-Id"
     return Problem.of(ProblemType.INTERNAL, detail, todo=todo)
-
-
-def _is_full(error: Exception) -> bool:
-    if isinstance(error, OSError):
-        return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-    cause = getattr(error, "orig", None)
-    return isinstance(cause, psycopg.errors.DiskFull) or getattr(cause, "sqlite_errorname", "") == "SQLITE_FULL"
 
 
 def respond_failure(request: Request, error: Exception) -> Response:

@@ -1,5 +1,6 @@
 """Files that are complete or absent, and their digests."""
 
+import errno
 import hashlib
 import os
 import secrets
@@ -56,3 +57,10 @@ def file_sha256(path: Path) -> str:
     """SHA-256 of a file, read piece by piece."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def is_of_full_disk(error: BaseException | None) -> bool:
+    """Whether an error of the system or of SQLite is of a disk, a quota or a file that is full."""
+    if isinstance(error, OSError):
+        return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    return getattr(error, "sqlite_errorname", "") == "SQLITE_FULL"

@@ -1,6 +1,5 @@
 """The worker's loop: register the expert, wait for a trunk, compute, and send what the owner lets leave."""
 
-import errno
 import platform
 import sqlite3
 import sys
@@ -24,7 +23,7 @@ from moerge.checkpoint.reader import Checkpoint
 from moerge.client import Client
 from moerge.errors import CoordinatorError, MoergeError
 from moerge.experts import check_expert
-from moerge.files import atomic_file, file_sha256
+from moerge.files import atomic_file, file_sha256, is_of_full_disk
 from moerge.progress import Progress
 from moerge.register import register
 from moerge.statistics.bounds import attention_size, input_exponents
@@ -67,19 +66,13 @@ def full_disk_told(home: Path) -> Iterator[None]:
     """Makes an error that names the file of a write for which there is no room, within it."""
     try:
         yield
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+    except (OSError, sqlite3.OperationalError) as error:
+        if not is_of_full_disk(error):
             raise
-        raise _full(error.filename or home) from error
-    except sqlite3.OperationalError as error:
-        if error.sqlite_errorname != "SQLITE_FULL":
-            raise
-        raise _full(f"{home / 'contributions'}, or SQLite's temporary files ($SQLITE_TMPDIR, /var/tmp)") from error
-
-
-def _full(where: object) -> MoergeError:
-    todo = "make room there, or move --home to a larger disk; then start again: it goes on from the journal"
-    return MoergeError("the disk is full, or the user's share of it", where=str(where), todo=todo)
+        sqlite = f"{home / 'contributions'}, or SQLite's temporary files ($SQLITE_TMPDIR, /var/tmp)"
+        where = (error.filename or home) if isinstance(error, OSError) else sqlite
+        todo = "make room there, or move --home to a larger disk; then start again: it goes on from the journal"
+        raise MoergeError("the disk is full, or the user's share of it", where=str(where), todo=todo) from error
 
 
 def run(settings: Settings, progress: Progress) -> None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from moerge.errors import MoergeError
+from moerge.files import is_of_full_disk
 
 _TABLES = """
 PRAGMA locking_mode = EXCLUSIVE;
@@ -62,7 +63,7 @@ class Ledger:
             self._db.execute("SELECT documents FROM files LIMIT 1")
         except sqlite3.DatabaseError as error:
             self._db.close()
-            if error.sqlite_errorname == "SQLITE_FULL":
+            if is_of_full_disk(error):
                 raise
             todo = "restore it from a backup; or remove it, and withdraw what it had sent (moerge contribution list)"
             raise MoergeError(f"not a ledger: {error}", where=str(path), todo=todo) from error
