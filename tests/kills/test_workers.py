@@ -113,7 +113,7 @@ def test_two_nodes_compute_the_same_bytes_also_if_one_is_killed(
     assert before < place.require_undisturbed(home), "the kill came too late to test anything"
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [7, 12])
 def test_random_kills_change_no_byte(place: House, tmp_path: Path, seed: int) -> None:
-    """A fixed set; `python -m kills` plays as many others as one likes."""
+    """A fixed set, of early kills; `python -m kills` plays as many others as one likes."""
     assert play(place, tmp_path / "worker", seed).struck
