@@ -11,6 +11,7 @@ import typer
 from rich.filesize import decimal
 
 from moerge.client import Client
+from moerge.commands.common import Coordinator, Secret
 from moerge.errors import MoergeError
 from moerge.progress import progress
 from moerge_proto.signatures import fingerprint, in_groups
@@ -27,8 +28,6 @@ def _group() -> None:
     """Run a domain owner's worker."""
 
 
-Coordinator = Annotated[str, typer.Option(envvar="MOERGE_COORDINATOR", help="Address of the coordinator.")]
-Token = Annotated[str, typer.Option(envvar="MOERGE_TOKEN", help="The owner's token; better in the environment.")]
 KeyHome = Annotated[Path | None, typer.Option("--home", help="Folder of the owner's key; default ~/.moerge.")]
 
 
@@ -59,7 +58,7 @@ def init(
 @app.command()
 def rotate(
     coordinator: Coordinator,
-    token: Token,
+    secret: Secret,
     home: KeyHome = None,
 ) -> None:
     """Puts a new key in the place of yours, here and at the coordinator. Killed at any moment, run it again.
@@ -68,7 +67,7 @@ def rotate(
 
     Example: moerge worker rotate
     """
-    with Client(coordinator, token) as client:
+    with Client(coordinator, secret) as client:
         owner = client.identity().owner
         if owner is None:
             raise MoergeError("the token is not an owner's", where="--token", todo="use your worker's token")
