@@ -78,11 +78,16 @@ class TokenRow(Base):
 
 class UploadRow(Base):
     __tablename__ = "uploads"
-    __table_args__ = (UniqueConstraint("owner", "manifest"),)
+    __table_args__ = (
+        UniqueConstraint("owner", "manifest"),
+        Index("uploads_of_a_file", "owner", "sha256"),
+        Index("sizes_of_uploads", "owner", "size"),
+    )
     id: Mapped[int] = mapped_column(primary_key=True)
     owner: Mapped[str] = mapped_column(ForeignKey("owners.name"))
     manifest: Mapped[str] = mapped_column(String(64))  # digest of `request`
     request: Mapped[dict[str, Any]]
+    sha256: Mapped[str] = mapped_column(String(64))  # of the whole file
     size: Mapped[int] = mapped_column(BigInteger, default=0)  # of all chunks as sent
     created: Mapped[datetime] = mapped_column(default=now)
     touched: Mapped[datetime] = mapped_column(default=now)
@@ -92,6 +97,7 @@ class HoldingRow(Base):
     """A complete file that an owner has uploaded."""
 
     __tablename__ = "holdings"
+    __table_args__ = (Index("sizes_of_holdings", "owner", "size"),)
     owner: Mapped[str] = mapped_column(ForeignKey("owners.name"), primary_key=True)
     sha256: Mapped[str] = mapped_column(String(64), primary_key=True)
     size: Mapped[int] = mapped_column(BigInteger)

@@ -30,7 +30,6 @@ from moerge_proto.uploads import CHUNK_BYTES, NewUpload, Stored, Upload
 
 _PIECE = 2**20
 _STALE = timedelta(minutes=1)  # a row is not written for every chunk
-_NAMED = UploadRow.request["sha256"].as_string()
 _MAX_WINDOW = CHUNK_BYTES  # no frame of a chunk needs more
 
 
@@ -53,7 +52,7 @@ class Uploads:
             for upload in left:  # before the rows are gone, so that a cut leaves no chunks without a row
                 self._chunks.remove(upload)
             session.execute(delete(UploadRow).where(UploadRow.touched < before))
-            touched = {tuple(row) for row in session.execute(select(UploadRow.owner, _NAMED))}
+            touched = {tuple(row) for row in session.execute(select(UploadRow.owner, UploadRow.sha256))}
             referred, loose = needed(session, holdings=False), set()
             for row in session.scalars(select(HoldingRow)):
                 if row.sha256 not in referred and (row.owner, row.sha256) not in touched:
@@ -72,7 +71,7 @@ class Uploads:
         with transaction(self._engine) as session:
             row = session.scalar(select(UploadRow).where(UploadRow.owner == owner, UploadRow.manifest == manifest))
             if row is None:
-                row = UploadRow(owner=owner, manifest=manifest, request=content, size=0)
+                row = UploadRow(owner=owner, manifest=manifest, request=content, sha256=request.sha256, size=0)
                 session.add(row)
                 session.flush()
                 self._chunks.remove(row.id)  # of an upload that had this id before
@@ -171,7 +170,8 @@ class Uploads:
         """
         with transaction(self._engine) as session:
             row = session.get(HoldingRow, (owner, sha256))
-            for upload in session.scalars(select(UploadRow).where(UploadRow.owner == owner, sha256 == _NAMED)):
+            query = select(UploadRow).where(UploadRow.owner == owner, UploadRow.sha256 == sha256)
+            for upload in session.scalars(query):
                 upload.touched = tables.now()  # about to be referred to, so not abandoned
         if row is None:
             raise RefusedError(
@@ -278,7 +278,7 @@ class Uploads:
             )
 
     def _left(self, session: Session, owner: str) -> int:
-        announced = session.scalar(select(func.sum(UploadRow.size)).where(UploadRow.owner == owner))
+        announced = session.scalar(select(func.sum(UploadRow.size)).where(UploadRow.owner == owner, UploadRow.size > 0))
         held = session.scalar(select(func.sum(HoldingRow.size)).where(HoldingRow.owner == owner))
         return max(self._settings.owner_bytes - int(announced or 0) - int(held or 0), 0)
 

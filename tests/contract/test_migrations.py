@@ -86,8 +86,8 @@ def fill(engine: sa.Engine) -> None:
 
 
 def test_every_revision_is_tried() -> None:
-    assert HEAD == "0004"
-    assert sorted(EARLIER) == ["0001", "0002", "0003"]
+    assert HEAD == "0005"
+    assert sorted(EARLIER) == ["0001", "0002", "0003", "0004"]
 
 
 @pytest.mark.parametrize("revision", EARLIER)
@@ -128,3 +128,13 @@ def test_the_coordinator_writes_beside_rows_of_an_earlier_schema(
     with pytest.raises(sa.exc.DBAPIError), opened.begin() as connection:
         connection.execute(sa.text("DELETE FROM owners WHERE name = 'old'"))
     opened.dispose()
+
+
+def test_open_uploads_of_an_earlier_schema_are_found_by_their_file(engine: sa.Engine, database: Path | str) -> None:
+    with engine.begin() as connection:
+        migrate(connection, "0004")
+    fill(engine)
+    with engine.begin() as connection:
+        connection.execute(sa.text("""UPDATE uploads SET request = '{"sha256": "abc"}' WHERE id = 2"""))
+    open_database(database).dispose()
+    assert {row["id"]: row["sha256"] for row in contents(engine)["uploads"]} == {1: "", 2: "abc", 3: ""}
