@@ -7,6 +7,8 @@ import time
 from collections import Counter
 from pathlib import Path
 
+import torch
+
 from kills.house import house
 from kills.schedules import play
 from moerge.progress import LogProgress
@@ -18,6 +20,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="of the first; each further one has the next")
     parser.add_argument("--seconds", type=float, default=1e9, help="begin no schedule later than this")
     chosen = parser.parse_args()
+    torch.set_num_threads(1)  # as actors have; another number gives other integers
     begin, played, struck = time.monotonic(), 0, Counter[str]()
     with (
         tempfile.TemporaryDirectory(prefix="moerge-kills-") as folder,
