@@ -20,9 +20,12 @@ class Played:
     shards: int
 
 
+_RAYS_LAST_WORDS = ("Failed to get the system config from raylet", "Failed to register worker to Raylet")
+
+
 def _ended_by_ray(home: Path) -> bool:
     """Ray ends the process that starts it if the raylet dies before it has come up."""
-    return "Failed to get the system config from raylet" in log_of(home).read_text()
+    return any(words in log_of(home).read_text() for words in _RAYS_LAST_WORDS)
 
 
 def play(place: House, home: Path, seed: int) -> Played:
