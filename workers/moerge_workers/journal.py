@@ -29,7 +29,8 @@ class Journal:
         self, path: Path, blank: Manifest, seconds: float, before: Path | None = None, layers: range | None = None
     ) -> None:
         self.path, self._blank, self._seconds, self._layers = path, blank, seconds, layers
-        self._manifest: Manifest | None = None  # of what is in the file
+        self._manifest: Manifest | None = None  # of the file, if it holds all that was added
+        # a file whose sums are still to be read
         self._begun = (path, layers) if path.is_file() else (before, None) if before is not None else None
         self._sums: dict[str, Int64] = {}
         self._tokens = self._documents = 0

@@ -110,7 +110,8 @@ def shard_sums(
         visit_features(model, batch, lambda layer, x: sums[layer].add(x), layers)
         tokens += int(batch.counted.sum())
     arrays: dict[str, Int64] = {}
-    for layer, each in sums.items():
+    for layer in [*sums]:
+        each = sums.pop(layer)  # so that not all sums are in memory twice
         arrays[f"layers.{layer}.gram"] = each.gram(exponents[layer], gains[layer])
         arrays[f"layers.{layer}.cross"] = each.cross(exponents[layer], gains[layer])
     return ShardSums(arrays, tokens, documents)
@@ -148,7 +149,7 @@ def trunk_shard_sums(
     for batch in batches:
         visit_trunk_inputs(model, family, batch, visit, layers)
         counts += torch.bincount(batch.input_ids[batch.counted], minlength=len(counts))
-    arrays = {names[index]: each.gram(exponents[index], gains[index]) for index, each in sums.items()}
+    arrays = {names[index]: sums.pop(index).gram(exponents[index], gains[index]) for index in [*sums]}
     if names[-1] in arrays:
         arrays["token_counts"] = counts.numpy()
     return ShardSums(arrays, int(counts.sum()), documents)
