@@ -15,6 +15,8 @@ u is the feature, divided by the gain of the norm that made it if one did. A tru
 Its grams are divided by the gains of their norms likewise, and times 2**exponents[i], in the order of the tensors.
 The one metadata key is `manifest`, canonical JSON. Equal statistics give equal bytes, and a file that differs from what
 this module would write for its manifest is refused, so a header can't lie.
+
+A worker's journal of some layers is the same file with their tensors alone. Only who asks for those layers can open it.
 """
 
 import hashlib
@@ -99,8 +101,15 @@ class _Manifest(Message):
         raise NotImplementedError
 
     def layout(self) -> list[tuple[str, int]]:
-        """Name and length of every tensor, in the file's order."""
+        """Name and length of every tensor, in the file's order: two of each layer, then what belongs to none."""
         raise NotImplementedError
+
+    def part(self, layers: range | None) -> list[tuple[str, int]]:
+        """The layout of consecutive layers alone; with the last comes what belongs to none. None: all of it."""
+        layout = self.layout()
+        if layers is None:
+            return layout
+        return layout[2 * layers.start : None if layers.stop == self.layers else 2 * layers.stop]
 
 
 class RouterManifest(_Manifest):
@@ -164,10 +173,10 @@ def gram_length(hidden_size: int) -> int:
     return hidden_size * (hidden_size + 1) // 2
 
 
-def _header(manifest: Manifest) -> bytes:
+def _header(manifest: Manifest, layers: range | None = None) -> bytes:
     tensors: dict[str, object] = {"__metadata__": {"manifest": canonical_json(manifest.model_dump()).decode()}}
     offset = 0
-    for name, length in manifest.layout():
+    for name, length in manifest.part(layers):
         end = offset + 8 * length
         tensors[name] = {"dtype": "I64", "shape": [length], "data_offsets": [offset, end]}
         offset = end
@@ -176,13 +185,15 @@ def _header(manifest: Manifest) -> bytes:
     return len(body).to_bytes(8, "little") + body
 
 
-def file_size(manifest: Manifest) -> int:
+def file_size(manifest: Manifest, layers: range | None = None) -> int:
     """Bytes of the whole file."""
-    return len(_header(manifest)) + 8 * sum(length for _, length in manifest.layout())
+    return len(_header(manifest, layers)) + 8 * sum(length for _, length in manifest.part(layers))
 
 
-def write(out: BinaryIO, manifest: Manifest, arrays: Iterable[Int64]) -> str:
+def write(out: BinaryIO, manifest: Manifest, arrays: Iterable[Int64], layers: range | None = None) -> str:
     """Writes the file to `out` tensor by tensor and returns its SHA-256. `arrays` yields them in the layout's order.
+
+    With `layers`, a journal of these alone; it is no contribution.
 
     Raises:
         StatisticsFileError: an array's dtype or shape, or the number of arrays, contradicts the manifest.
@@ -193,9 +204,9 @@ def write(out: BinaryIO, manifest: Manifest, arrays: Iterable[Int64]) -> str:
         digest.update(data)
         out.write(data)
 
-    emit(_header(manifest))
+    emit(_header(manifest, layers))
     given = iter(arrays)
-    for name, length in manifest.layout():
+    for name, length in manifest.part(layers):
         array = next(given, None)
         if array is None:
             raise StatisticsFileError(name, "not given")
@@ -207,32 +218,32 @@ def write(out: BinaryIO, manifest: Manifest, arrays: Iterable[Int64]) -> str:
     return digest.hexdigest()
 
 
-def _places(manifest: Manifest, offset: int) -> dict[str, tuple[int, int]]:
+def _places(manifest: Manifest, layers: range | None, offset: int) -> dict[str, tuple[int, int]]:
     """Where each tensor begins in the file, and its length."""
     places = {}
-    for name, length in manifest.layout():
+    for name, length in manifest.part(layers):
         places[name] = offset, length
         offset += 8 * length
     return places
 
 
 class StatisticsFile:
-    """A statistics file opened for reading, one tensor in memory at a time.
+    """A statistics file opened for reading, one tensor in memory at a time; with `layers`, a journal of these alone.
 
     Raises:
         StatisticsFileError: on opening, when header or size are not exactly what the manifest demands.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, layers: range | None = None) -> None:
         self._file = path.open("rb")
         try:
             self.manifest = self._read_manifest()
-            header = _header(self.manifest)
+            header = _header(self.manifest, layers)
             self._file.seek(0)
             if self._file.read(len(header)) != header:
                 raise StatisticsFileError("header", "not in canonical form for its manifest")
-            self._places = _places(self.manifest, len(header))
-            size, expected = os.fstat(self._file.fileno()).st_size, file_size(self.manifest)
+            self._places = _places(self.manifest, layers, len(header))
+            size, expected = os.fstat(self._file.fileno()).st_size, file_size(self.manifest, layers)
             if size != expected:
                 raise StatisticsFileError("body", f"expected {expected} bytes, found {size}")
         except BaseException:

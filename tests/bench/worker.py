@@ -105,8 +105,8 @@ class TimedData(Data):
 class TimedJournal(Journal):
     watch: Stopwatch
 
-    def __init__(self, path: Path, blank: Manifest, seconds: float, before: Path | None = None) -> None:
-        super().__init__(path, blank, seconds, before)
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
         self._adding = False
 
     def add(self, shard: str, sums: ShardSums) -> None:

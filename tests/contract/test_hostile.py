@@ -18,9 +18,10 @@ from moerge.errors import CoordinatorError
 from moerge_proto.contributions import NewContribution
 from moerge_proto.digests import content_digest, sha256_hex
 from moerge_proto.experts import ExpertState, NewExpert
+from moerge_proto.statistics_file import write
 from moerge_proto.trunks import Trunk
 from moerge_proto.uploads import Chunk, NewUpload, Upload
-from support.fleet import SILENT, Member, files_below, honest, join, joined, merge
+from support.fleet import SILENT, Member, files_below, honest, honest_trunk, join, joined, merge, send, send_trunk
 from support.models import expert
 from support.processes import Coordinator, coordinator, peak_bytes
 from support.statistics import written
@@ -306,6 +307,21 @@ def test_a_statistics_header_that_lies_is_refused(
     assert response.json()["field"].startswith(("header", "manifest"))
     assert files_below(server) == files
     assert peak_bytes(server) - memory < 100 * MEBIBYTE
+
+
+@pytest.mark.parametrize("kind", ["router", "trunk"])
+@pytest.mark.parametrize("layers", [range(1), range(1, 3)])
+def test_a_journal_of_some_layers_is_no_contribution(
+    server: Coordinator, first: Member, trunk: Trunk, tmp_path: Path, kind: str, layers: range
+) -> None:
+    manifest, sums = honest(server, first, trunk) if kind == "router" else honest_trunk(first)
+    with (tmp_path / "part").open("wb") as out:
+        write(out, manifest, (sums.arrays[name] for name, _ in manifest.part(layers)), layers)
+    with pytest.raises(CoordinatorError) as caught:
+        (send if kind == "router" else send_trunk)(first, tmp_path / "part")
+    problem = caught.value.problem()
+    assert (problem.status, problem.type) == (422, "urn:moerge:problem:invalid-contribution")
+    assert problem.field == "header"
 
 
 # --- names, ids and bodies

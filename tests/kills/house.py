@@ -126,6 +126,16 @@ def shards_done(home: Path) -> int:
         return len(file.manifest.shards)
 
 
+def groups_done(home: Path) -> list[int]:
+    """How many shards the journal of each of two layer groups holds, if there is one."""
+    done: list[int] = []
+    half = 3
+    for path in sorted((home / "contributions").glob("*.part")):
+        with StatisticsFile(path, range(half * len(done), half * (len(done) + 1))) as file:
+            done.append(len(file.manifest.shards))
+    return done
+
+
 def wait_for(condition: Callable[[], bool], worker: subprocess.Popen[bytes], seconds: float = 120) -> None:
     """Waits until it holds, which must be while the worker runs."""
     end = time.monotonic() + seconds

@@ -33,7 +33,7 @@ def play(place: House, home: Path, seed: int) -> Played:
     drawn = random.Random(seed)  # noqa: S311  # not for secrets
     victims = drawn.choices(list(VICTIMS), k=drawn.randint(1, 3))
     struck: list[str] = []
-    worker = place.start(home, slots=drawn.randint(1, 2))
+    worker = place.start(home, slots=drawn.randint(1, 2), layer_groups=1 + seed % 3)
     try:
         for victim in victims:
             delay = drawn.uniform(0, _LONGEST_SECONDS[victim])

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from ray.cluster_utils import Cluster
 
-from kills.house import House, house, journal_of, kill, log_of, processes, shards_done, wait_for
+from kills.house import House, groups_done, house, journal_of, kill, log_of, processes, shards_done, wait_for
 from kills.schedules import play
 
 ACTOR, RAYLET = "ray::Slot", "raylet/raylet"
@@ -39,6 +39,20 @@ def test_a_worker_killed_among_its_shards_sends_the_bytes_of_one_never_killed(
     before = shards_done(home)
     assert place.start(home).wait(300) == 0
     assert kills[-1] <= before < place.require_undisturbed(home), "the kill came too late to test anything"
+
+
+def test_a_worker_killed_within_and_between_layer_groups_sends_the_same_bytes(place: House, home: Path) -> None:
+    for groups, shards in ((1, 3), (2, 1), (2, 5)):
+        worker = place.start(home, layer_groups=2)
+        wait_for(lambda least=(groups, shards): (len(done := groups_done(home)), *done[-1:]) >= least, worker)  # type: ignore[misc]
+        os.killpg(worker.pid, signal.SIGKILL)
+        worker.wait()
+    first, second = groups_done(home)
+    assert 5 <= second < first
+    assert place.start(home).wait(300) == 0  # without a wish, the groups that were begun go on
+    assert place.require_undisturbed(home) == first
+    assert groups_done(home) == []
+    assert "of other layer groups" not in log_of(home).read_text()
 
 
 @pytest.mark.parametrize("victim", [ACTOR, RAYLET])

@@ -15,13 +15,13 @@ from moerge.checkpoint.reader import Checkpoint
 from moerge.client import Client
 from moerge.errors import IncompatibleExpertError, MoergeError
 from moerge.experts import check_expert
-from moerge.statistics.passes import RouterPass
+from moerge.statistics.passes import RouterPass, TrunkPass
 from moerge.trunk.merge import trunk_names
 from moerge_proto.owners import Role
 from moerge_workers import actors
 from moerge_workers.data import Data
 from moerge_workers.identity import require_approved
-from moerge_workers.memory import free_bytes, need, require_room
+from moerge_workers.memory import described, free_memory, need, that_fit
 from moerge_workers.settings import Settings
 from moerge_workers.shards import enough
 
@@ -163,22 +163,27 @@ class _Machine:
         return f"{home}: {decimal(free)} free, {decimal(asked)} needed"
 
     def memory(self) -> str:
-        settings, work = self.settings, self._work
-        if settings.ray_address is not None:
-            return f"each of {settings.slots} slots takes at least {need(work, settings.statistics)}"
-        if settings.device == "cuda" and torch.cuda.device_count() < settings.slots:
+        settings, free = self.settings, free_memory(self.settings)
+        if settings.ray_address is None and settings.device == "cuda" and torch.cuda.device_count() < settings.slots:
             found = f"torch sees {torch.cuda.device_count()} GPUs; {settings.slots} slots need one each"
             todo = "install torch with CUDA and its driver, or choose fewer --slots, or --device cpu"
             raise MoergeError(found, where="--device", todo=todo)
-        free = free_bytes(settings.device)
-        require_room(work, settings.statistics, settings.slots, free)
-        there = "" if free is None else f"; {decimal(free)} are there"
-        return f"each of {settings.slots} slots takes at least {need(work, settings.statistics)}{there}"
+        self._passes = that_fit(self._work, settings, free)
+        own = need(self._passes[-1], settings.statistics)
+        said = f"{described(self._passes)}; each of {settings.slots} slots takes at least {own}"
+        said += f", the worker itself {decimal(own.journal)}"
+        if settings.trunk_contribution:
+            trunk = TrunkPass(settings.expert, [], settings.statistics.precision, settings.device)
+            said += f"; for trunks {described(that_fit(trunk, settings, free))}"
+        if settings.device == "cuda" and free.slot is not None:
+            said += f"; a GPU has {decimal(free.slot)}"
+        return said if free.host is None else f"{said}; this machine has {decimal(free.host)}"
 
     def ray(self) -> str:
         settings = self.settings
         said = self.said.append
-        actors.Slots(settings.ray_address, settings.slots, self._work, settings.statistics, said).probe()
+        work = self._passes[-1]
+        actors.Slots(settings.ray_address, settings.slots, work, settings.statistics, said).probe()
         return f"{settings.slots} actors on {settings.device} computed a micro-batch of the largest shape each"
 
 

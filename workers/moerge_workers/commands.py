@@ -136,6 +136,10 @@ def _options(
         Literal["cpu", "cuda"] | None, typer.Option(help="Where the model runs.", show_default="cpu")
     ] = None,
     ray_address: Annotated[str | None, typer.Option(help="Your own Ray cluster; by default one starts.")] = None,
+    layer_groups: Annotated[
+        int | None,
+        typer.Option(help="Sum the layers in so many passes, for less memory; default the fewest that fit."),
+    ] = None,
     once: Annotated[bool | None, typer.Option("--once", help="Stop after one contribution.")] = None,
     dry_run: Annotated[
         bool | None, typer.Option("--dry-run", help="Compute and show what would be sent, send nothing, stop.")

@@ -40,6 +40,8 @@ class Settings(BaseModel):
         slots: Ray actors, one thread each, and on `device` "cuda" one GPU each.
         device: torch device that the model runs on.
         ray_address: an existing cluster of the owner's; None starts a local one.
+        layer_groups: groups of layers that are summed one after the other, each in a pass of its own; None: the fewest
+            that fit into memory.
         once: stop after one contribution instead of waiting for the next trunk.
         dry_run: compute and show what would be sent, and send nothing.
         journal_seconds: at most every so many seconds the journal is written.
@@ -67,6 +69,7 @@ class Settings(BaseModel):
     slots: int = Field(default=1, ge=1)
     device: Literal["cpu", "cuda"] = "cpu"
     ray_address: str | None = None
+    layer_groups: int | None = Field(default=None, ge=1)
     once: bool = False
     dry_run: bool = False
     journal_seconds: float = Field(default=5.0, ge=0)

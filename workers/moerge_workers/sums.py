@@ -12,9 +12,9 @@ from moerge_proto.digests import digest_of
 from moerge_proto.statistics_file import Manifest, StatisticsFile, TrunkManifest
 from moerge_workers import actors
 from moerge_workers.data import Data, Split
-from moerge_workers.journal import Journal
+from moerge_workers.journal import Journal, join
 from moerge_workers.ledger import Ledger, Sent
-from moerge_workers.memory import free_bytes, require_room
+from moerge_workers.memory import described, free_memory, named, that_fit
 from moerge_workers.settings import Settings
 from moerge_workers.shards import Shard, enough
 
@@ -81,35 +81,34 @@ class Sums:
         return digest_of({"settings": self.blank.settings.model_dump(), "turns": turns})
 
     def complete(self) -> Whole | None:
-        """Computes every shard that is still to be sent, each once.
+        """Computes every shard that is still to be sent, once in each layer group.
 
         Returns:
-            The journal, now a whole file; None if there is nothing new, or so little that the policy keeps it.
+            The journal, or what those of the groups were joined to; None if there is nothing new, or so little that the
+            policy keeps it.
 
         Raises:
             MoergeError: no document has a token, or all are fewer than the policy's least; or the model doesn't fit.
         """
         if not self.ledger.files():
-            self._require_room()  # before the data is read, if all of it is to be computed
+            that_fit(
+                self.work, self.settings, free_memory(self.settings)
+            )  # before the data is read, if all of it is to be computed
         while True:
             plan = self._plan()
             if not self._worth_sending(plan):
                 return None
-            journal = self._journal(plan)
-            if self._compute(plan, journal):
+            path = self.folder / f"{digest_of(self.blank.model_dump(mode='json'))}-{self.ledger.next()}.safetensors"
+            if (manifest := self._summed(plan, path)) is not None:
                 break
             self.say("documents have gone meanwhile; planning anew")
-        manifest = journal.save()
-        sent = Sent(journal.path.name, file_sha256(journal.path), manifest.documents, manifest.tokens)
+        for part in _parts(path):
+            part.unlink()
+        sent = Sent(path.name, file_sha256(path), manifest.documents, manifest.tokens)
         return Whole(sent, lambda: self.ledger.send(sent, self._how, replace=plan.replaces))
 
     def path(self, sent: Sent) -> Path:
         return self.folder / sent.name
-
-    def _require_room(self) -> None:
-        if self.settings.ray_address is None:
-            free = free_bytes(self.work.device)
-            require_room(self.work, self.settings.statistics, self.settings.slots, free)
 
     def _plan(self) -> _Plan:
         counted = self.ledger.files()[-1:] if self._grows else self.ledger.files()
@@ -167,22 +166,55 @@ class Sums:
             self.say(f"{self.split}: all there is to send is {why}; it waits until it is more")
         return why is None
 
-    def _journal(self, plan: _Plan) -> Journal:
-        name = digest_of(self.blank.model_dump(mode="json"))
-        path = self.folder / f"{name}-{self.ledger.next()}.safetensors"
+    def _summed(self, plan: _Plan, path: Path) -> Manifest | None:
+        """The manifest of the file that holds the plan's sums; None if the data didn't give the plan any more."""
+        whole = self._journal(plan, path, None)
+        if plan.sizes.keys() <= whole.shards:
+            return whole.save()
+        passes = self._passes(path)
+        if len(passes) == 1:
+            return self._compute(plan, whole, self.work)
+        parts = []
+        for number, work in enumerate(passes, 1):
+            part = path.with_suffix(f".{number}-of-{len(passes)}.part")
+            if self._compute(plan, self._journal(plan, part, work.layers), work, number - 1, len(passes)) is None:
+                return None
+            parts.append((part, work.layers))
+        return join(path, parts)
+
+    def _passes(self, path: Path) -> list[RouterPass | TrunkPass]:
+        """The passes over the layer groups; journals of other groups are removed."""
+        begun = _parts(path)
+        groups = max((int(part.stem.rpartition("-")[2]) for part in begun), default=1)
+        passes = that_fit(self.work, self.settings, free_memory(self.settings), groups)
+        others = [part for part in begun if not part.stem.endswith(f"-of-{len(passes)}")]
+        if len(passes) > 1:
+            self.say(f"the sums are computed in {described(passes)}")
+            others += [path] * path.is_file()
+        for other in others:
+            self.say(f"{other.name} is of other layer groups; it is removed, and its sums are computed anew")
+            other.unlink()
+        return passes
+
+    def _journal(self, plan: _Plan, path: Path, layers: range | None) -> Journal:
         kept = plan.sent if self._grows else frozenset()
-        before = self.path(self.ledger.files()[-1]) if kept else None
-        journal = Journal(path, self.blank, self.settings.journal_seconds, before)
+        how = self.blank, self.settings.journal_seconds, self.path(self.ledger.files()[-1]) if kept else None, layers
+        journal = Journal(path, *how)
         if journal.shards - plan.sizes.keys() - kept or kept - journal.shards:
             self.say("the data has changed since the journal was begun; its sums are begun anew")
             path.unlink()
-            journal = Journal(path, self.blank, self.settings.journal_seconds, before)
+            journal = Journal(path, *how)
         return journal
 
-    def _compute(self, plan: _Plan, journal: Journal) -> bool:
-        """Computes every planned shard that is not in the journal; whether the data still gave the plan."""
+    def _compute(
+        self, plan: _Plan, journal: Journal, work: RouterPass | TrunkPass, before: int = 0, groups: int = 1
+    ) -> Manifest | None:
+        """Computes every planned shard that is not in the journal, which is then whole.
+
+        `before` of all layer groups are done. None if the data didn't give the plan any more.
+        """
         left = {name for name in plan.sizes if name not in journal.shards}
-        done = len(plan.sizes) - len(left)
+        done, total = (before + 1) * len(plan.sizes) - len(left), groups * len(plan.sizes)
         others = plan.sent | plan.sizes.keys()
         same = True
 
@@ -196,22 +228,27 @@ class Sums:
 
         kind = "trunk statistics" if self._grows else "statistics"
         title = f"{kind} of {self.settings.domain}" + (f", {self.split}" if self.split != "statistics" else "")
+        title += f", layers {named(work.layers)}" if work.layers is not None else ""
         with self.progress.track(title, _total(plan.sizes.values()).tokens, "tokens") as tracker:
             tracker.advance(sum(size.tokens for name, size in plan.sizes.items() if name not in left))
-            self.watch(done, len(plan.sizes))
+            self.watch(done, total)
             if not left:
-                return True
-            self._require_room()
+                return journal.save()
             hidden = self.blank.hidden_size
             again = self.data.shards(self.split, self.ledger, hidden, everything=plan.replaces, again=True)
             settings = self.settings
-            slots = actors.Slots(settings.ray_address, settings.slots, self.work, settings.statistics, self.say)
+            slots = actors.Slots(settings.ray_address, settings.slots, work, settings.statistics, self.say)
             for shard, sums in slots.compute(each_once(again)):
                 journal.add(shard.name, sums)
                 tracker.advance(shard.tokens)
                 done += 1
-                self.watch(done, len(plan.sizes))
-        return same and not left
+                self.watch(done, total)
+        return journal.save() if same and not left else None
+
+
+def _parts(path: Path) -> list[Path]:
+    """The journals of layer groups of a contribution."""
+    return sorted(path.parent.glob(f"{path.stem}.*-of-*.part"))
 
 
 def _total(sizes: Iterable[_Size | Sent]) -> _Size:

@@ -18,10 +18,10 @@ _BLOCK = 128  # rows of a gram that are multiplied at a time; only what is right
 
 @dataclass(frozen=True)
 class ShardSums:
-    """What one shard adds to a contribution.
+    """What one shard adds to a contribution, or to some layers of it.
 
     Attributes:
-        arrays: the statistics file's tensors by name, in its order, int64.
+        arrays: the statistics file's tensors of these layers by name, in its order, int64.
         tokens: tokens that count.
         documents: documents seen.
     """
@@ -84,7 +84,12 @@ def _inverse(gains: Tensor) -> Tensor:
 
 
 def shard_sums(
-    model: PreTrainedModel, gains: Tensor, exponents: Sequence[int], batches: Iterable[Batch], documents: int
+    model: PreTrainedModel,
+    gains: Tensor,
+    exponents: Sequence[int],
+    batches: Iterable[Batch],
+    documents: int,
+    layers: range | None = None,
 ) -> ShardSums:
     """Sums u^T u and u over every token that counts of `batches`, where u = x / gain, and 0 where the gain is 0.
 
@@ -96,15 +101,17 @@ def shard_sums(
         exponents: fractional bits per layer.
         batches: the shard's micro-batches, as its plan has them; other batches give other integers.
         documents: how many documents the batches hold.
+        layers: what is summed, consecutive; by default all.
     """
-    layers, hidden = gains.shape
-    sums = [_Sum(hidden, model.device) for _ in range(layers)]
+    every, hidden = gains.shape
+    sums = {layer: _Sum(hidden, model.device) for layer in (range(every) if layers is None else layers)}
     tokens = 0
     for batch in batches:
-        visit_features(model, batch, lambda layer, x: sums[layer].add(x))
+        visit_features(model, batch, lambda layer, x: sums[layer].add(x), layers)
         tokens += int(batch.counted.sum())
     arrays: dict[str, Int64] = {}
-    for layer, each in enumerate(sums):
+    for layer in [*sums]:
+        each = sums.pop(layer)  # so that not all sums are in memory twice
         arrays[f"layers.{layer}.gram"] = each.gram(exponents[layer], gains[layer])
         arrays[f"layers.{layer}.cross"] = each.cross(exponents[layer], gains[layer])
     return ShardSums(arrays, tokens, documents)
@@ -117,6 +124,7 @@ def trunk_shard_sums(
     exponents: Sequence[int],
     batches: Iterable[Batch],
     documents: int,
+    layers: range | None = None,
 ) -> ShardSums:
     """Sums x^T x over what the expert's attention and head read, and counts tokens; rounded as in `shard_sums`.
 
@@ -127,6 +135,7 @@ def trunk_shard_sums(
         exponents: fractional bits per gram.
         batches: the shard's micro-batches.
         documents: how many documents they hold.
+        layers: what is summed, consecutive; by default all. What the head reads, and counts, come with the last.
     """
     names = trunk_gram_names(model.config.num_hidden_layers)
     sums: dict[int, _Sum] = {}
@@ -138,7 +147,9 @@ def trunk_shard_sums(
         sums[index].add(x)
 
     for batch in batches:
-        visit_trunk_inputs(model, family, batch, visit)
+        visit_trunk_inputs(model, family, batch, visit, layers)
         counts += torch.bincount(batch.input_ids[batch.counted], minlength=len(counts))
-    arrays = {name: sums[index].gram(exponents[index], gains[index]) for index, name in enumerate(names)}
-    return ShardSums({**arrays, "token_counts": counts.numpy()}, int(counts.sum()), documents)
+    arrays = {names[index]: sums.pop(index).gram(exponents[index], gains[index]) for index in [*sums]}
+    if names[-1] in arrays:
+        arrays["token_counts"] = counts.numpy()
+    return ShardSums(arrays, int(counts.sum()), documents)

@@ -1,6 +1,6 @@
 """Features, the inputs of every layer's MLP, and the inputs of the trunk's linear modules, for tokens that count."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -16,37 +16,57 @@ Visit = Callable[[int, Tensor], None]
 
 
 class _AllSeen(Exception):  # noqa: N818  # not an error: it ends the pass
-    """Stops the decoder at the last MLP's input; nothing behind it is needed."""
+    """Stops the decoder at the last input that is wanted; nothing behind it is needed."""
 
 
-def visit_features(model: PreTrainedModel, batch: Batch, visit: Visit) -> None:
+def visit_features(model: PreTrainedModel, batch: Batch, visit: Visit, layers: range | None = None) -> None:
     """Runs the decoder over `batch` and calls visit(layer, x), x [n, H], a row per token that counts, layer by layer.
 
     `model` is a dense causal language model with a causal mask, so padding on the right changes no real token.
-    Neither the LM head nor the last MLP is computed.
+    `layers` are the ones that are visited, consecutive, by default all. Neither the LM head nor the last one's MLP, nor
+    what lies behind it, is computed.
     """
-    mlps = [layer.mlp for layer in model.model.layers]
+    layers = range(model.config.num_hidden_layers) if layers is None else layers
+    _run_to_last(model, batch, {layer: model.model.layers[layer].mlp for layer in layers}, visit)
 
-    def seen(layer: int, x: Tensor) -> None:
-        visit(layer, x)
-        if layer == len(mlps) - 1:
+
+def visit_trunk_inputs(
+    model: PreTrainedModel, family: Family, batch: Batch, visit: Visit, layers: range | None = None
+) -> None:
+    """Runs the decoder and calls visit(i, x), x [n, H or A], for the i-th gram of a trunk contribution.
+
+    `layers` are as in `visit_features`; with the last one comes what the head reads.
+    """
+    every = model.config.num_hidden_layers
+    layers = range(every) if layers is None else layers
+    patterns = (family.attention.inputs[0], family.attention.output)
+    modules = {
+        2 * layer + place: model.get_submodule(pattern.format(layer=layer))
+        for layer in layers
+        for place, pattern in enumerate(patterns)
+    }
+    if layers.stop == every:
+        visit(2 * every, _run(model, batch, modules, visit))
+    else:
+        _run_to_last(model, batch, modules, visit)
+
+
+def _run_to_last(model: PreTrainedModel, batch: Batch, modules: Mapping[int, nn.Module], visit: Visit) -> None:
+    """Runs the decoder until the last of the modules has read."""
+    last = max(modules)
+
+    def seen(index: int, x: Tensor) -> None:
+        visit(index, x)
+        if index == last:
             raise _AllSeen
 
     with suppress(_AllSeen):
-        _run(model, batch, mlps, seen)
-
-
-def visit_trunk_inputs(model: PreTrainedModel, family: Family, batch: Batch, visit: Visit) -> None:
-    """Runs the decoder and calls visit(i, x), x [n, H or A], for the i-th gram of a trunk contribution."""
-    layers = range(model.config.num_hidden_layers)
-    patterns = (family.attention.inputs[0], family.attention.output)
-    modules = [model.get_submodule(pattern.format(layer=layer)) for layer in layers for pattern in patterns]
-    visit(len(modules), _run(model, batch, modules, visit))
+        _run(model, batch, modules, seen)
 
 
 @torch.inference_mode()
-def _run(model: PreTrainedModel, batch: Batch, modules: Sequence[nn.Module], visit: Visit) -> Tensor:
-    """The decoder's last hidden states [n, H] of tokens that count; visit(i, x) sees what the i-th module reads."""
+def _run(model: PreTrainedModel, batch: Batch, modules: Mapping[int, nn.Module], visit: Visit) -> Tensor:
+    """The decoder's last hidden states [n, H] of tokens that count; visit(i, x) sees what module i reads."""
     packed = model.config._attn_implementation == PACKED
     inputs = packed_inputs(batch) if packed else {"input_ids": batch.input_ids}
 
@@ -56,7 +76,7 @@ def _run(model: PreTrainedModel, batch: Batch, modules: Sequence[nn.Module], vis
     def hook(index: int) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
         return lambda module, inputs: visit(index, rows(inputs[0]))
 
-    handles = [module.register_forward_pre_hook(hook(index)) for index, module in enumerate(modules)]
+    handles = [module.register_forward_pre_hook(hook(index)) for index, module in modules.items()]
     try:
         placed = {name: _placed(value, model.device) for name, value in inputs.items()}
         states: Tensor = model.model(**placed, use_cache=False).last_hidden_state

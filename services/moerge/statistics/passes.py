@@ -24,7 +24,8 @@ Compute = Callable[[Iterable[Batch], int], ShardSums]
 class RouterPass:
     """Features' grams and sums under a trunk, through the domain's own MLPs.
 
-    `precision` is the dtype that the model computes in; `device` is a torch device.
+    `precision` is the dtype that the model computes in; `device` is a torch device; `layers`, consecutive ones, are
+    what is summed, by default all.
     """
 
     expert: Path
@@ -32,11 +33,12 @@ class RouterPass:
     exponents: Sequence[int]
     precision: str = "float32"
     device: str = "cpu"
+    layers: range | None = None
 
     def load(self) -> Compute:
         model, gains = domain_model(self.expert, self.trunk, getattr(torch, self.precision))
         _place(model, self.device)
-        return lambda batches, documents: shard_sums(model, gains, self.exponents, batches, documents)
+        return lambda batches, documents: shard_sums(model, gains, self.exponents, batches, documents, self.layers)
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,7 @@ class TrunkPass:
     exponents: Sequence[int]
     precision: str = "float32"
     device: str = "cpu"
+    layers: range | None = None
 
     def load(self) -> Compute:
         config, own = read_config(self.expert), Checkpoint(self.expert)
@@ -54,7 +57,8 @@ class TrunkPass:
         gains = [None if name is None else own.tensor(name) for name in input_gain_names(family, config)]
         model = expert_model(self.expert, getattr(torch, self.precision))
         _place(model, self.device)
-        return lambda batches, documents: trunk_shard_sums(model, family, gains, self.exponents, batches, documents)
+        how = model, family, gains, self.exponents
+        return lambda batches, documents: trunk_shard_sums(*how, batches, documents, self.layers)
 
 
 def _place(model: PreTrainedModel, device: str) -> None:

@@ -12,7 +12,7 @@ from moerge.architectures.families import FAMILIES, family_of
 from moerge.checkpoint.reader import Checkpoint
 from moerge.statistics.accumulate import ShardSums
 from moerge.statistics.bounds import feature_bounds, feature_exponents, input_exponents
-from moerge.statistics.features import visit_features
+from moerge.statistics.features import visit_features, visit_trunk_inputs
 from moerge.statistics.fixed_point import to_floats
 from moerge.statistics.packed import PACKED
 from moerge.statistics.passes import RouterPass, TrunkPass
@@ -60,13 +60,15 @@ def require_alike(found: ShardSums, expected: ShardSums, exponents: list[int], t
         assert np.linalg.norm(left - right) < tolerance * np.linalg.norm(right), name
 
 
-def both_passes(folder: Path, precision: str, device: str) -> list[tuple[ShardSums, list[int]]]:
+def both_passes(
+    folder: Path, precision: str, device: str, layers: range | None = None
+) -> list[tuple[ShardSums, list[int]]]:
     config, checkpoint = read_config(folder), Checkpoint(folder)
     family, weights = family_of(config), folder / "model.safetensors"
     router, trunk = feature_exponents(checkpoint, family, config), input_exponents(checkpoint, family, config)
     computes = (
-        RouterPass(folder, weights, router, precision, device).load(),
-        TrunkPass(folder, trunk, precision, device).load(),
+        RouterPass(folder, weights, router, precision, device, layers).load(),
+        TrunkPass(folder, trunk, precision, device, layers).load(),
     )
     return [
         (compute(batches(ROWS, 150), len(ROWS)), exponents)
@@ -90,6 +92,42 @@ def test_sums_agree_with_float32_on_the_processor(
     pairs = zip(both_passes(folder, precision, device), both_passes(folder, "float32", "cpu"), strict=True)
     for (found, exponents), (expected, _) in pairs:
         require_alike(found, expected, exponents, tolerance)
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+@pytest.mark.parametrize(
+    ("precision", "device"),
+    [
+        ("float32", "cpu"),
+        pytest.param("float32", "cuda", marks=needs_gpu),
+        pytest.param("bfloat16", "cuda", marks=needs_gpu),
+    ],
+)
+def test_layers_that_are_summed_alone_have_the_integers_that_they_have_among_all(
+    tmp_path: Path, family: str, precision: str, device: str
+) -> None:
+    folder = expert(tmp_path / "expert", 1, family, num_hidden_layers=LAYERS, head_dim=16)
+    alone = [both_passes(folder, precision, device, range(layer, layer + 1)) for layer in range(LAYERS)]
+    for place, (sums, _) in enumerate(both_passes(folder, precision, device)):
+        found = {name: array for each in alone for name, array in each[place][0].arrays.items()}
+        assert list(found) == list(sums.arrays)
+        for name, array in sums.arrays.items():
+            np.testing.assert_array_equal(found[name], array, err_msg=name)
+        assert {(each[place][0].tokens, each[place][0].documents) for each in alone} == {(sums.tokens, sums.documents)}
+
+
+def test_nothing_behind_the_last_layer_that_is_summed_is_computed(tmp_path: Path) -> None:
+    model, computed = expert_model(expert(tmp_path / "expert", 1)), list[str]()
+    for layer, module in enumerate(model.model.layers):
+        for part in ("self_attn.o_proj", "mlp"):
+            name = f"{layer}.{part}"
+            module.get_submodule(part).register_forward_hook(lambda *_, name=name: computed.append(name))
+    [batch] = batches(ROWS[:1], 150)
+    visit_features(model, batch, lambda layer, x: None, range(1, 2))
+    assert computed == ["0.self_attn.o_proj", "0.mlp", "1.self_attn.o_proj"]
+    computed.clear()
+    visit_trunk_inputs(model, FAMILIES["llama"], batch, lambda layer, x: None, range(1, 2))
+    assert computed == ["0.self_attn.o_proj", "0.mlp"]
 
 
 def test_bfloat16_sums_pass_the_coordinator_s_checks(tmp_path: Path) -> None:

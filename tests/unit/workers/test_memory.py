@@ -3,6 +3,7 @@
 import os
 import resource
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ from moerge.errors import MoergeError
 from moerge.statistics.passes import Compute, RouterPass, TrunkPass
 from moerge_proto.statistics_file import StatisticsSettings
 from moerge_workers.actors import Slots
-from moerge_workers.memory import free_bytes, need, require_room
+from moerge_workers.memory import Free, described, free_bytes, free_memory, need, that_fit, too_large
+from moerge_workers.settings import Settings
 from support.models import expert
 
 
@@ -34,19 +36,69 @@ def test_an_8b_model_needs_its_weights_and_layers_times_hidden_squared_float64(t
     assert need(TrunkPass(tmp_path, [0] * 65), settings).sums == 8 * 65 * (4096 * 4096 + 4096)
 
 
+def settings_of(work: RouterPass | TrunkPass, **given: Any) -> Settings:
+    return Settings(coordinator="", token="", domain="law", expert=work.expert, data=["a"], home=work.expert, **given)
+
+
 def test_what_can_t_fit_is_refused_with_the_settings_to_change(tmp_path: Path) -> None:
-    work, settings = large(tmp_path), StatisticsSettings()
-    one = need(work, settings).total
-    require_room(work, settings, 2, 2 * one)
-    require_room(work, settings, 2, None)
+    work = large(tmp_path)
+    settings = settings_of(work, slots=2, layer_groups=1)
+    own = need(work, settings.statistics)
+    asked = 2 * own.total + own.journal
+    assert that_fit(work, settings, Free(asked, asked)) == [work]
+    assert that_fit(work, settings, Free(None, None)) == [work]
     with pytest.raises(MoergeError, match=r"each of 2 slots takes at least .* this machine has") as caught:
-        require_room(work, settings, 2, 2 * one - 1)
-    for way in ("--slots 1", "--precision bfloat16", "--batch-tokens 512", "--context", "--device cuda"):
+        that_fit(work, settings, Free(asked - 1, asked - 1))
+    ways = "--layer-groups 2", "--slots 1", "--precision bfloat16", "--batch-tokens 512", "--context", "--device cuda"
+    for way in ways:
         assert way in caught.value.todo
+    coarse = StatisticsSettings(precision="bfloat16")
     with pytest.raises(MoergeError) as caught:
-        require_room(work, settings.model_copy(update={"precision": "bfloat16"}), 1, 1)
-    assert "--precision" not in caught.value.todo
-    assert "--slots" not in caught.value.todo
+        that_fit(work, settings_of(work, statistics=coarse), Free(1, 1))
+    for way in ("--precision", "--slots", "--layer-groups"):  # nothing is left to win with them
+        assert way not in caught.value.todo
+    with pytest.raises(MoergeError, match="has 32 layers") as caught:
+        that_fit(work, settings_of(work, layer_groups=33), Free(None, None))
+    assert caught.value.where == "--layer-groups"
+    assert "--layer-groups 16" in too_large("", replace(work, layers=range(28, 32)), coarse, 1).todo
+
+
+@pytest.mark.parametrize(("slots", "device"), [(3, "cpu"), (4, "cuda")])
+@pytest.mark.parametrize("kind", [RouterPass, TrunkPass])
+def test_the_fewest_layer_groups_that_fit_are_chosen_and_the_journal_counts(
+    tmp_path: Path, kind: type, slots: int, device: str
+) -> None:
+    router = replace(large(tmp_path), device=device)
+    work = router if kind is RouterPass else TrunkPass(tmp_path, [0] * 65, device=device)
+    settings, gram = settings_of(work, slots=slots, device=device), 8 * (4096 * 4096 + 4096)
+    own = need(work, settings.statistics)
+    rest = own.total - own.sums
+    for groups, most in ((1, 32), (3, 11), (32, 1)):
+        sums = (most if kind is RouterPass else 2 * most + 1) * gram
+        host = (slots * (rest + sums) if device == "cpu" else 0) + sums
+        passes = that_fit(work, settings, Free(host, rest + sums))
+        assert len(passes) == groups
+        assert [layer for each in passes for layer in each.layers or range(32)] == list(range(32))
+        assert max(need(each, settings.statistics).sums for each in passes[-2:]) == sums
+        if groups < 32:
+            assert len(that_fit(work, settings, Free(host - 1, rest + sums))) > groups
+            if device == "cuda":
+                assert len(that_fit(work, settings, Free(host, rest + sums - 1))) > groups
+
+
+def test_groups_are_named_by_their_layers(tmp_path: Path) -> None:
+    work = large(tmp_path)
+    for groups, said in ((1, "1 layer group"), (2, "2 layer groups: 0-15, 16-31")):
+        assert described(that_fit(work, settings_of(work, layer_groups=groups), Free(None, None))) == said
+
+
+def test_of_a_cluster_only_the_worker_s_own_memory_is_known(tmp_path: Path) -> None:
+    work = large(tmp_path)
+    settings = settings_of(work, ray_address="10.0.0.1:6379")
+    journal = need(work, settings.statistics).journal
+    assert free_memory(settings).slot is None
+    assert that_fit(work, settings, Free(journal, None)) == [work]
+    assert len(that_fit(work, settings, Free(journal - 1, None))) == 2
 
 
 def test_this_machine_tells_its_memory() -> None:
