@@ -9,6 +9,7 @@ from pathlib import Path
 
 from dbos import DBOS, DBOSClient, DBOSConfig, DBOSPortableJSONSerializer
 from fastapi import APIRouter, FastAPI
+from fastapi.responses import RedirectResponse
 from filelock import FileLock, Timeout
 from sqlalchemy import Engine, select, text
 from sqlalchemy.exc import SQLAlchemyError
@@ -22,6 +23,8 @@ from moerge.files import atomic_file
 from moerge_coordinator import openapi, refusals
 from moerge_coordinator.calls import Calls
 from moerge_coordinator.check import LOCK
+from moerge_coordinator.dashboard.app import make_dashboard
+from moerge_coordinator.dashboard.visit import HOME
 from moerge_coordinator.database import open_database, transaction
 from moerge_coordinator.leader import Leader, beside_others
 from moerge_coordinator.limits import BodyLimit
@@ -40,6 +43,7 @@ from moerge_coordinator.routes import (
     trunks,
     uploads,
     versions,
+    workflows,
 )
 from moerge_coordinator.settings import FILE, Settings, read_settings
 from moerge_coordinator.tables import TokenRow
@@ -237,11 +241,14 @@ def make_app(settings: Settings) -> FastAPI:
     openapi.describe(app)
     api = APIRouter(prefix="/v1")
     for module in (
-        owners, tokens, uploads, experts, trunk_contributions, trunks, contributions, rounds, versions, aliases, audit,
+        owners, tokens, uploads, experts, trunk_contributions, trunks, contributions, rounds, versions, aliases,
+        workflows, audit,
     ):  # fmt: skip
         api.include_router(module.router)
     app.include_router(api)
     app.include_router(operation.router)
+    app.mount(HOME, make_dashboard(app))
+    app.add_route("/", lambda request: RedirectResponse(HOME), include_in_schema=False)
     return app
 
 

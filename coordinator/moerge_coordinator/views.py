@@ -1,8 +1,10 @@
 """Rows as messages."""
 
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Any
 
+from dbos import WorkflowStatus
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
@@ -25,7 +27,7 @@ from moerge_proto.owners import Owner
 from moerge_proto.problems import Problem, ProblemType
 from moerge_proto.trunks import Trunk, TrunkLineage
 from moerge_proto.versions import Alias, AliasMove, Version
-from moerge_proto.workflows import Workflow, WorkflowState
+from moerge_proto.workflows import Workflow, WorkflowEntry, WorkflowState
 
 
 def _fields(row: object, *names: str) -> dict[str, Any]:
@@ -97,3 +99,16 @@ def workflow(id_: str, status: str, output: Any, error: Exception | None) -> Wor
     todo = "mend the cause, which the coordinator's log has, and ask again"
     problem = Problem.of(ProblemType.INTERNAL, f"the work broke off: {error or status}", todo=todo)
     return Workflow(id=id_, state=WorkflowState.FAILED, problem=problem)
+
+
+_KINDS = {"take_in_expert": "expert", "merge_trunk": "trunk", "publish_version": "version"}
+
+
+def workflow_entry(status: WorkflowStatus) -> WorkflowEntry:
+    """DBOS's status as a line of a list."""
+    shown = workflow(status.workflow_id, status.status, status.output, status.error)
+    created, updated = (
+        datetime.fromtimestamp((stamp or 0) / 1000, UTC) for stamp in (status.created_at, status.updated_at)
+    )
+    kind = _KINDS[status.name.rpartition(".")[2]]
+    return WorkflowEntry.model_validate({**shown.model_dump(), "kind": kind, "created": created, "updated": updated})

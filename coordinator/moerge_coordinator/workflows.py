@@ -56,7 +56,7 @@ from moerge_proto.messages import FileEntry
 from moerge_proto.statistics_file import StatisticsFile
 from moerge_proto.trunks import TrunkLineage
 from moerge_proto.versions import Lineage, SolveReport, VersionFile
-from moerge_proto.workflows import Workflow, WorkflowState
+from moerge_proto.workflows import Workflow, WorkflowEntry, WorkflowState
 
 P = ParamSpec("P")
 Outcome = dict[str, Any]
@@ -201,6 +201,25 @@ class Workflows(DBOSConfiguredInstance):
         else:
             status = next(iter(self._client.list_workflows(workflow_ids=[id_])), None)
         return None if status is None else views.workflow(id_, status.status, status.output, status.error)
+
+    def entries(self, after: int, most: int) -> list[WorkflowEntry]:
+        """The `most` newest workflows but for the `after` newest, newest first."""
+        listed = DBOS.list_workflows if self._client is None else self._client.list_workflows
+        return [views.workflow_entry(each) for each in listed(limit=most, offset=after, sort_desc=True)]
+
+    def retry(self, id_: str) -> Workflow | None:
+        """Starts one that failed anew, with what it was given; None if there is none, or it didn't fail."""
+        listed = DBOS.list_workflows if self._client is None else self._client.list_workflows
+        found = next(iter(listed(workflow_ids=[id_])), None)
+        if found is None or found.input is None or views.workflow_entry(found).state is not WorkflowState.FAILED:
+            return None
+        given = found.input["args"]
+        kind = views.workflow_entry(found).kind
+        if kind == "expert":
+            return self.start_expert(*given)
+        if kind == "trunk":
+            return self.start_trunk(TrunkLineage.model_validate(*given))
+        return self.start_version(Lineage.model_validate(*given))
 
     def count(self) -> Counter[tuple[str, str]]:
         """(kind, state) -> how many workflows there are, ended ones too."""

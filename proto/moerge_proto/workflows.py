@@ -1,6 +1,8 @@
 """Long work at the coordinator, by the id of its durable workflow."""
 
+from datetime import datetime
 from enum import StrEnum
+from typing import Literal
 
 from moerge_proto.messages import Message
 from moerge_proto.problems import Problem
@@ -19,3 +21,11 @@ class Workflow(Message):
     state: WorkflowState
     result: str | None = None
     problem: Problem | None = None
+
+
+class WorkflowEntry(Workflow):
+    """A workflow as it is listed: what it makes, since when, and when it last changed."""
+
+    kind: Literal["expert", "trunk", "version"]
+    created: datetime
+    updated: datetime

@@ -15,7 +15,7 @@ from rich.markup import escape
 
 from moerge import __version__
 from moerge.client import Client
-from moerge.commands import audit, contributions, experts, owners, pull, rounds, tokens, versions
+from moerge.commands import audit, contributions, experts, owners, pull, rounds, tokens, versions, workflows
 from moerge.commands.common import Coordinator, Secret, digest_of_domain, numbers, show, wait
 from moerge.errors import MoergeError
 from moerge_proto.contributions import ContributionSignature
@@ -50,6 +50,7 @@ for name, group in (
     ("expert", experts.app),
     ("contribution", contributions.app),
     ("round", rounds.app),
+    ("workflow", workflows.app),
     ("trunk", trunk),
     ("version", version),
 ):

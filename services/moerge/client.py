@@ -53,7 +53,7 @@ from moerge_proto.versions import (
     Version,
     VersionChange,
 )
-from moerge_proto.workflows import Workflow
+from moerge_proto.workflows import Workflow, WorkflowEntry
 
 M = TypeVar("M", bound=BaseModel)
 T = TypeVar("T")
@@ -385,6 +385,13 @@ class Client:
 
     def workflow(self, id_: str) -> Workflow:
         return self._get(Workflow, f"/v1/workflows/{id_}")
+
+    def workflows(self) -> Iterator[WorkflowEntry]:
+        """Newest first."""
+        return self._pages(WorkflowEntry, "/v1/workflows")
+
+    def retry_workflow(self, id_: str) -> Workflow:
+        return self._post(Workflow, f"/v1/workflows/{id_}/retry")
 
     # --- uploads and downloads
 

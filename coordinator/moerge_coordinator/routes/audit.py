@@ -1,12 +1,14 @@
 """The audit log."""
 
-from fastapi import APIRouter, Request
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request
 from sqlalchemy import select
 
 from moerge_coordinator import audit
 from moerge_coordinator.auth import Operator
-from moerge_coordinator.database import transaction
-from moerge_coordinator.routes.pages import After, page
+from moerge_coordinator.database import reading
+from moerge_coordinator.routes.pages import After, Newest, page
 from moerge_coordinator.tables import AuditRow
 from moerge_proto.audit import AuditEntry
 from moerge_proto.messages import Page
@@ -15,7 +17,22 @@ router = APIRouter(prefix="/audit", tags=["operation"])
 
 
 @router.get("")
-def list_audit(request: Request, caller: Operator, after: After = 0) -> Page[AuditEntry]:
+def list_audit(
+    request: Request,
+    caller: Operator,
+    after: After = 0,
+    newest: Newest = False,
+    owner: Annotated[str | None, Query(description="Only this owner's calls.", max_length=63)] = None,
+    path: Annotated[str | None, Query(description="Only paths that begin so.", max_length=200)] = None,
+    failed: Annotated[bool, Query(description="Only what was refused or failed.")] = False,
+) -> Page[AuditEntry]:
     """Lists every call that might have changed something, allowed or refused; single chunks apart. Role: operator."""
-    with transaction(request.app.state.engine) as session:
-        return page(session, select(AuditRow), AuditRow.number, after, audit.entry)
+    query = select(AuditRow)
+    if owner is not None:
+        query = query.where(AuditRow.owner == owner)
+    if path is not None:
+        query = query.where(AuditRow.path.startswith(path, autoescape=True))
+    if failed:
+        query = query.where(AuditRow.status >= 400)
+    with reading(request.app.state.engine) as session:
+        return page(session, query, AuditRow.number, after, audit.entry, newest=newest)

@@ -15,7 +15,7 @@ from moerge_coordinator.database import reading, transaction
 from moerge_coordinator.keys import require_signed
 from moerge_coordinator.lifecycle import require_usable, withdraw_contribution
 from moerge_coordinator.refusals import RefusedError
-from moerge_coordinator.routes.pages import After, visible_page, visible_row
+from moerge_coordinator.routes.pages import After, Newest, visible_page, visible_row
 from moerge_coordinator.tables import ContributionRow, ExpertRow, ShardRow, TrunkRow
 from moerge_proto.contributions import Contribution, NewContribution
 from moerge_proto.digests import Digest
@@ -198,9 +198,11 @@ def _claim_shards(session: Session, digest: str, manifest: RouterManifest) -> No
 
 
 @router.get("")
-def list_contributions(request: Request, caller: OperatorOrOwner, after: After = 0) -> Page[Contribution]:
+def list_contributions(
+    request: Request, caller: OperatorOrOwner, after: After = 0, newest: Newest = False
+) -> Page[Contribution]:
     """Lists contributions; an owner sees its own. Role: operator or owner."""
-    return visible_page(request, caller, ContributionRow, after, views.contribution)
+    return visible_page(request, caller, ContributionRow, after, views.contribution, newest=newest)
 
 
 @router.post("/{digest}/withdraw")

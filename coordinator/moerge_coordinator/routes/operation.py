@@ -3,12 +3,14 @@
 from dbos._error import DBOSException
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import PlainTextResponse
+from pydantic import JsonValue
+from sqlalchemy import make_url
 from sqlalchemy.exc import SQLAlchemyError
 
 from moerge import __version__
 from moerge.errors import MoergeError
 from moerge_coordinator import metrics
-from moerge_coordinator.auth import OperatorOrReader
+from moerge_coordinator.auth import Operator, OperatorOrReader
 from moerge_coordinator.refusals import RefusedError
 from moerge_proto.messages import Message
 from moerge_proto.problems import ProblemType
@@ -49,3 +51,12 @@ def show_metrics(request: Request, caller: OperatorOrReader) -> Response:
     because behind a proxy every call is one.
     """
     return Response(request.app.state.metrics.text(), media_type=metrics.MEDIA_TYPE)
+
+
+@router.get("/v1/settings")
+def show_settings(request: Request, caller: Operator) -> dict[str, JsonValue]:
+    """The settings that it runs with; passwords are left out. Role: operator."""
+    shown: dict[str, JsonValue] = request.app.state.settings.model_dump(mode="json")
+    if "://" in (address := str(shown["database"])):
+        shown["database"] = make_url(address).render_as_string(hide_password=True)
+    return shown

@@ -30,6 +30,10 @@ After = Annotated[
     BeforeValidator(_plain),
     Query(ge=0, le=LARGEST, description="The `next` of the page before; 0 for the first page."),
 ]
+Newest = Annotated[
+    bool,
+    Query(description="Newest first; `after` then counts down, and `next` goes on towards older ones."),
+]
 Number = Annotated[int, Path(ge=1, le=LARGEST)]
 
 M = TypeVar("M", bound=Message)
@@ -37,23 +41,39 @@ Owned = TypeVar("Owned", ExpertRow, ContributionRow, TrunkContributionRow)
 
 
 def page(
-    session: Session, query: Select[Any], number: InstrumentedAttribute[int], after: int, view: Callable[[Any], M]
+    session: Session,
+    query: Select[Any],
+    number: InstrumentedAttribute[int],
+    after: int,
+    view: Callable[[Any], M],
+    *,
+    newest: bool = False,
 ) -> Page[M]:
-    """The rows of `query` whose `number` comes after `after`, at most PAGE of them."""
-    rows = list(session.scalars(query.where(number > after).order_by(number).limit(PAGE + 1)))
+    """The rows of `query` whose `number` comes after `after`, at most PAGE of them; with `newest`, counted down."""
+    if not newest:
+        query = query.where(number > after).order_by(number)
+    else:
+        query = (query.where(number < after) if after else query).order_by(number.desc())
+    rows = list(session.scalars(query.limit(PAGE + 1)))
     following = getattr(rows[PAGE - 1], number.key) if len(rows) > PAGE else None
     return Page(items=[view(row) for row in rows[:PAGE]], next=following)
 
 
 def visible_page(
-    request: Request, caller: Identity, kind: type[Owned], after: int, view: Callable[[Owned], M]
+    request: Request,
+    caller: Identity,
+    kind: type[Owned],
+    after: int,
+    view: Callable[[Owned], M],
+    *,
+    newest: bool = False,
 ) -> Page[M]:
     """The rows of `kind` that come after `after`; an owner sees its own."""
     query = select(kind)
     if caller.role is Role.OWNER:
         query = query.where(kind.owner == caller.owner)
     with reading(request.app.state.engine) as session:
-        return page(session, query, kind.number, after, view)
+        return page(session, query, kind.number, after, view, newest=newest)
 
 
 def visible_row(session: Session, caller: Identity, kind: type[Owned], digest: str) -> Owned:

@@ -13,7 +13,7 @@ from moerge_coordinator.auth import Operator, OperatorOrOwner
 from moerge_coordinator.database import reading
 from moerge_coordinator.refusals import RefusedError
 from moerge_coordinator.routes.content import content
-from moerge_coordinator.routes.pages import After, page
+from moerge_coordinator.routes.pages import After, Newest, page
 from moerge_coordinator.routes.rounds import ended_round
 from moerge_coordinator.tables import ExpertRow, TrunkContributionRow, TrunkRow
 from moerge_proto.digests import Digest
@@ -83,10 +83,10 @@ def _require_weights(options: TrunkOptions, domains: list[str]) -> None:
 
 
 @router.get("")
-def list_trunks(request: Request, caller: OperatorOrOwner, after: After = 0) -> Page[Trunk]:
+def list_trunks(request: Request, caller: OperatorOrOwner, after: After = 0, newest: Newest = False) -> Page[Trunk]:
     """Lists trunks. Role: operator or owner."""
     with reading(request.app.state.engine) as session:
-        return page(session, select(TrunkRow), TrunkRow.number, after, views.trunk)
+        return page(session, select(TrunkRow), TrunkRow.number, after, views.trunk, newest=newest)
 
 
 def find_trunk(engine: Engine, digest: str | None) -> TrunkRow:

@@ -1,9 +1,6 @@
 """Versions and the workflows that make them."""
 
-from typing import Annotated
-
 from fastapi import APIRouter, Request
-from fastapi import Path as PathParameter
 from fastapi.responses import FileResponse, PlainTextResponse, Response
 from sqlalchemy import select
 from sqlalchemy.orm import Session
@@ -18,7 +15,7 @@ from moerge_coordinator.lifecycle import retire_versions, withdrawn_in
 from moerge_coordinator.needed import collect
 from moerge_coordinator.refusals import RefusedError
 from moerge_coordinator.routes.content import content
-from moerge_coordinator.routes.pages import After, Number, page
+from moerge_coordinator.routes.pages import After, Newest, Number, page
 from moerge_coordinator.routes.rounds import ended_round
 from moerge_coordinator.routes.trunks import find_trunk
 from moerge_coordinator.tables import ContributionRow, ExpertRow, TrunkRow, VersionRow
@@ -107,10 +104,10 @@ def _require_known(options: SolveOptions, domains: list[str]) -> None:
 
 
 @router.get("/versions")
-def list_versions(request: Request, caller: Anyone, after: After = 0) -> Page[Version]:
+def list_versions(request: Request, caller: Anyone, after: After = 0, newest: Newest = False) -> Page[Version]:
     """Lists versions. Role: any."""
     with reading(request.app.state.engine) as session:
-        return page(session, select(VersionRow), VersionRow.number, after, views.versions(session))
+        return page(session, select(VersionRow), VersionRow.number, after, views.versions(session), newest=newest)
 
 
 def find_version(session: Session, number: int, where: str = "number") -> VersionRow:
@@ -217,14 +214,3 @@ def version_content(request: Request, caller: OperatorOrReader, number: Number, 
     if sha256 is None:
         raise RefusedError(ProblemType.NOT_FOUND, f"version {number} has no file {name!r}")
     return content(request, sha256, name)
-
-
-@router.get("/workflows/{id}")
-def show_workflow(
-    request: Request, caller: Operator, id: Annotated[str, PathParameter(pattern="^[a-z0-9-]{1,200}$")]
-) -> Workflow:
-    """How a workflow goes. Role: operator."""
-    workflow: Workflow | None = request.app.state.workflows.find(id)
-    if workflow is None:
-        raise RefusedError(ProblemType.NOT_FOUND, f"no workflow {id!r}")
-    return workflow

@@ -1,0 +1,129 @@
+"""The dashboard as an ASGI app, mounted below /dashboard of the coordinator."""
+
+from urllib.parse import urlsplit
+
+from fastapi import FastAPI
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, RedirectResponse, Response
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+
+from moerge_coordinator.dashboard import pages, show
+from moerge_coordinator.dashboard.actions import ACTIONS
+from moerge_coordinator.dashboard.rest import RestError, calls
+from moerge_coordinator.dashboard.session import (
+    ForeignFormError,
+    Guarded,
+    form,
+    sign_in,
+    sign_out,
+    token_of,
+    visitor_guard,
+)
+from moerge_coordinator.dashboard.visit import HOME, House
+from moerge_proto.owners import Identity
+from moerge_proto.problems import Problem, ProblemType
+
+_PAGES = {
+    "/": pages.home,
+    "/versions": pages.versions,
+    "/versions/{number:int}": pages.version,
+    "/compare": pages.compare,
+    "/aliases/{name}": pages.alias,
+    "/experts": pages.experts,
+    "/owners": pages.owners,
+    "/contributions": pages.contributions,
+    "/trunks": pages.trunks,
+    "/workflows": pages.workflows,
+    "/audit": pages.audit,
+    "/settings": pages.settings,
+}
+_YEAR = 365 * 24 * 3600
+
+
+class _Static(StaticFiles):
+    """Files whose addresses name their content, so browsers keep them."""
+
+    def file_response(self, *given: object, **more: object) -> Response:
+        response = super().file_response(*given, **more)  # type: ignore[arg-type]  # handed through
+        response.headers["Cache-Control"] = f"public, max-age={_YEAR}, immutable"
+        return response
+
+
+def make_dashboard(app: FastAPI) -> Starlette:
+    """The dashboard of a coordinator; whatever it shows or does is a REST call to `app`."""
+    templates = show.environment()
+    house = House(app, templates)
+
+    def asked(request: Request, problem: Problem | None, status: int = 200) -> Response:
+        response = HTMLResponse(status_code=status)
+        given = {
+            "guard": visitor_guard(request, response),
+            "next": _own_place(request.query_params.get("next", "")),
+            "ended": "ended" in request.query_params,
+            "problem": problem,
+        }
+        response.body = templates.get_template("sign_in.html").render(given).encode()
+        response.headers["Content-Length"] = str(len(response.body))
+        return response
+
+    async def show_sign_in(request: Request) -> Response:
+        return asked(request, None)
+
+    async def do_sign_in(request: Request) -> Response:
+        if token_of(request) is not None:
+            return _leave(HOME)
+        try:
+            fields = await form(request)
+        except ForeignFormError:
+            return asked(request, Problem.of(ProblemType.FORBIDDEN, "the form was too old; send it again"), 403)
+        token = fields.get("token", "").strip()
+        async with calls(app, token, request.state.request_id) as rest:
+            try:
+                await rest.get(Identity, "/v1/identity")
+            except RestError as error:
+                return asked(request, error.problem, error.problem.status)
+        response = RedirectResponse(_own_place(fields.get("next", "")), 303)
+        sign_in(request, response, token)
+        return response
+
+    async def do_sign_out(request: Request) -> Response:
+        try:
+            await form(request)
+        except ForeignFormError:
+            return RedirectResponse(HOME, 303)
+        return _leave(f"{HOME}/sign-in")
+
+    async def not_there(request: Request, error: Exception) -> Response:
+        status = error.status_code if isinstance(error, HTTPException) else 500
+        problem = Problem.of(ProblemType.NOT_FOUND, f"there is no page {request.url.path}", todo="start from Versions")
+        return house.problem(problem.model_copy(update={"status": status}))
+
+    return Starlette(
+        routes=[
+            Mount("/static", _Static(directory=show.STATIC)),
+            Route("/sign-in", show_sign_in, methods=["GET"]),
+            Route("/sign-in", do_sign_in, methods=["POST"]),
+            Route("/sign-out", do_sign_out, methods=["POST"]),
+            *(house.action(path, action) for path, action in ACTIONS.items()),
+            *(house.page(path, page) for path, page in _PAGES.items()),
+        ],
+        middleware=[Middleware(Guarded)],
+        exception_handlers={HTTPException: not_there},
+    )
+
+
+def _leave(place: str) -> Response:
+    response = RedirectResponse(place, 303)
+    sign_out(response)
+    return response
+
+
+def _own_place(place: str) -> str:
+    """A place of the dashboard, whatever somebody wrote into an address."""
+    parts = urlsplit(place)
+    own = not parts.scheme and not parts.netloc and (parts.path == HOME or parts.path.startswith(f"{HOME}/"))
+    return place if own and "\\" not in place else HOME

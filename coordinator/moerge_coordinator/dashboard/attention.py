@@ -1,0 +1,70 @@
+"""What needs an operator's hand, from what REST says of now."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from moerge_proto.experts import Expert, ExpertState
+from moerge_proto.rounds import Round, RoundState
+from moerge_proto.trunks import Trunk
+from moerge_proto.versions import Version
+from moerge_proto.workflows import WorkflowEntry, WorkflowState
+
+
+@dataclass(frozen=True)
+class Need:
+    """What is the matter, what to do, and where."""
+
+    what: str
+    todo: str
+    place: str
+
+
+def needs(
+    champion: Version | None,
+    newest: Version | None,
+    trunk: Trunk | None,
+    experts: Sequence[Expert],
+    rounds: Sequence[Round],
+    workflows: Sequence[WorkflowEntry],
+) -> list[Need]:
+    """The most urgent first. `workflows` are the newest ones; one that failed but was started again needs nothing."""
+    found: list[Need] = []
+    domains = {expert.digest: expert.domain for expert in experts}
+    if champion is not None and champion.contains_withdrawn:
+        gone = ", ".join(domains.get(digest, digest[:10]) for digest in champion.contains_withdrawn)
+        found.append(
+            Need(f"The champion still contains what was withdrawn: {gone}", "promote a newer one", "/versions")
+        )
+    if trunk is not None and trunk.retired is not None:
+        found.append(Need("The current trunk is retired", "merge a new one", "/trunks"))
+    for workflow in _failed(workflows):
+        why = workflow.problem.detail if workflow.problem else "it broke off"
+        found.append(Need(f"Work on {_article(workflow.kind)} failed: {why}", "see why, and retry", "/workflows"))
+    for asked in rounds:
+        if asked.state is RoundState.SHORT:
+            what = f"Round {asked.name} ended short: {', '.join(asked.missing)} did not contribute"
+            found.append(Need(what, "move the deadline, or lower the minimum", "/owners"))
+    ready = [expert for expert in experts if expert.state is ExpertState.READY]
+    if newest is None:
+        if trunk is None and ready:
+            found.append(Need("There are experts, but no trunk", "merge one", "/trunks/new"))
+        elif trunk is not None:
+            found.append(Need("There is a trunk, but no version", "solve one once owners have contributed", "/solve"))
+    elif champion is None:
+        found.append(Need("No version is the champion", "promote one", f"/versions/{newest.number}/promote"))
+    if newest is not None and (late := [each for each in ready if each.digest not in newest.lineage.experts]):
+        names = ", ".join(each.domain for each in late)
+        found.append(Need(f"Not in the newest version: {names}", "solve again once they have contributed", "/solve"))
+    return found
+
+
+def _failed(workflows: Sequence[WorkflowEntry]) -> list[WorkflowEntry]:
+    """The failed ones; of those with one name, which differ in their last number, only the newest counts."""
+    newest: dict[str, WorkflowEntry] = {}
+    for workflow in workflows:
+        newest.setdefault(workflow.id.rpartition("-")[0], workflow)
+    return [each for each in newest.values() if each.state is WorkflowState.FAILED]
+
+
+def _article(kind: str) -> str:
+    return f"an {kind}" if kind == "expert" else f"a {kind}"

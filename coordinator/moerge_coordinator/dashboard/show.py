@@ -1,0 +1,79 @@
+"""How things are shown: numbers with units, times, digests, Markdown."""
+
+from datetime import UTC, datetime
+from hashlib import sha256
+from pathlib import Path
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markdown_it import MarkdownIt
+from markupsafe import Markup, escape
+from rich.filesize import decimal
+
+STATIC = Path(__file__).parent / "static"
+STEPS = 10  # of a colour map
+_SPANS = ((60.0, "min"), (3600.0, "h"), (86400.0, "d"))
+_markdown = MarkdownIt("js-default")  # HTML in it stays text, and so do links of odd schemes
+
+
+def ago(when: datetime | None, now: datetime | None = None) -> Markup:
+    """A time relative to now, with the absolute one on hover."""
+    if when is None:
+        return Markup('<span class="none">never</span>')
+    seconds = ((now or datetime.now(UTC)) - when).total_seconds()
+    return Markup('<time datetime="{0}" title="{1:%Y-%m-%d %H:%M:%S} UTC">{2}</time>').format(
+        when.isoformat(), when, _words(seconds)
+    )
+
+
+def _words(seconds: float) -> str:
+    if abs(seconds) < _SPANS[0][0]:
+        return "just now" if seconds >= 0 else "in a moment"
+    size, unit = next(span for span in reversed(_SPANS) if abs(seconds) >= span[0])
+    text = f"{abs(seconds) / size:.0f} {unit}"
+    return f"{text} ago" if seconds >= 0 else f"in {text}"
+
+
+def digest(value: str | None) -> Markup:
+    """The first characters of a digest, whole on hover."""
+    return Markup('<code class="digest" title="{0}">{1}</code>').format(value, value[:10]) if value else Markup("")
+
+
+def number(value: float | None, digits: int = 0) -> str:
+    return "-" if value is None else f"{value:,.{digits}f}"
+
+
+def step(value: float, low: float, high: float) -> str:
+    """The class of a colour map's step, q0 to q9."""
+    share = (value - low) / (high - low) if high > low else 1.0
+    return f"q{min(max(int(share * STEPS), 0), STEPS - 1)}"
+
+
+def markdown(text: str) -> Markup:
+    """Markdown as HTML; a leading block of YAML between `---` lines is left out."""
+    if text.startswith("---\n"):
+        text = text.partition("\n---\n")[2]
+    return Markup(_markdown.render(text))  # noqa: S704  # rendered with HTML disabled
+
+
+def lines(text: str) -> Markup:
+    """Text of several lines."""
+    return Markup("<br>").join(escape(line) for line in text.splitlines())
+
+
+def _stamp() -> str:
+    """Names the static files' content, so that browsers may keep them."""
+    return sha256(b"".join(path.read_bytes() for path in sorted(STATIC.iterdir()) if path.is_file())).hexdigest()[:12]
+
+
+def environment() -> Environment:
+    made = Environment(
+        loader=PackageLoader("moerge_coordinator.dashboard"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.filters |= {"ago": ago, "digest": digest, "number": number, "bytes": decimal, "markdown": markdown}
+    made.filters |= {"lines": lines}
+    made.globals |= {"step": step, "stamp": _stamp()}
+    return made

@@ -1,0 +1,330 @@
+"""The dashboard over plain HTTP, as a browser without JavaScript has it: signing in, pages, forms, roles."""
+
+import html
+import re
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import httpx
+import pytest
+
+from moerge.commands.common import wait
+from moerge_coordinator.dashboard.actions import ACTIONS
+from moerge_proto.owners import NewOwner, NewToken, Role
+from moerge_proto.versions import NewVersion, VersionChange
+from support.fleet import Member, eventually, honest, joined, merge, send
+from support.processes import Coordinator, coordinator
+from support.statistics import written
+
+HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(1)>"
+PAGES = {
+    "/versions": set(Role),
+    "/versions/1": set(Role),
+    "/compare": set(Role),
+    "/compare?before=1&version=2": set(Role),
+    "/experts": {Role.OPERATOR, Role.OWNER},
+    "/contributions": {Role.OPERATOR, Role.OWNER},
+    "/trunks": {Role.OPERATOR, Role.OWNER},
+    "/owners": {Role.OPERATOR},
+    "/workflows": {Role.OPERATOR},
+    "/audit": {Role.OPERATOR},
+    "/settings": {Role.OPERATOR},
+    "/aliases/champion": {Role.OPERATOR},
+}
+
+
+@dataclass
+class House:
+    server: Coordinator
+    members: list[Member]
+    tokens: dict[Role, str]
+
+    def visitor(self) -> httpx.Client:
+        """A browser that isn't signed in."""
+        return httpx.Client(base_url=f"{self.server.url}/dashboard")
+
+    @contextmanager
+    def visit(self, role: Role = Role.OPERATOR, token: str | None = None) -> Iterator[httpx.Client]:
+        """A browser that is."""
+        with self.visitor() as browser:
+            fields = {"csrf": guard(browser.get("/sign-in")), "token": token or self.tokens[role]}
+            answer = browser.post("/sign-in", data=fields)
+            assert answer.status_code == 303, answer.text
+            yield browser
+
+
+@pytest.fixture(scope="module")
+def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+    """Two owners have contributed; two versions are solved, and the first is the champion."""
+    folder = tmp_path_factory.mktemp("house")
+    with coordinator(folder / "home") as server:
+        members = [joined(server, domain, folder, seed) for seed, domain in enumerate(("law", "art"), 1)]
+        trunk = merge(server)
+        for member in members:
+            send(member, written(folder / "contribution", *honest(server, member, trunk)))
+        with server.client() as operator:
+            reader = operator.add_token(NewToken(role=Role.READER)).secret
+            experts = [expert.digest for expert in operator.experts()]
+            for asked in (NewVersion(experts=experts[:1]), NewVersion(experts=experts)):
+                wait(operator, operator.solve_version(asked))
+            operator.promote("champion", 1)
+        tokens = {Role.OPERATOR: server.operator_token, Role.OWNER: members[0].token, Role.READER: reader}
+        yield House(server, members, tokens)
+        for member in members:
+            member.client.close()
+
+
+def place_of(answer: httpx.Response) -> str:
+    """Where a redirection leads, below /dashboard."""
+    return answer.headers["Location"].removeprefix("/dashboard")
+
+
+def guard(page: httpx.Response) -> str:
+    found = re.search(r'name="csrf" value="([0-9a-f]+)"', page.text)
+    assert found is not None, page.text
+    return found[1]
+
+
+def act(browser: httpx.Client, path: str, **fields: str) -> httpx.Response:
+    """Fills in the form at `path` and sends it."""
+    page = browser.get(path)
+    assert page.status_code == 200, page.text
+    hidden = dict(re.findall(r'<input type="hidden" name="(\w+)" value="([^"]*)"', page.text))
+    return browser.post(path, data=hidden | {"csrf": guard(page)} | fields)
+
+
+@pytest.mark.parametrize("path", [*PAGES, *(re.sub(r"{.*?}", "1", path) for path in ACTIONS)])
+def test_whoever_is_not_signed_in_is_asked_to_and_then_gets_there(house: House, path: str) -> None:
+    with house.visitor() as browser:
+        answer = browser.get(path)
+        assert answer.status_code == 303
+        page = browser.get(place_of(answer))
+        fields = {name: html.unescape(value) for name, value in re.findall(r'name="(next)" value="([^"]*)"', page.text)}
+        answer = browser.post("/sign-in", data={**fields, "csrf": guard(page), "token": house.tokens[Role.OPERATOR]})
+        assert answer.headers["Location"] == f"/dashboard{path}"
+        cookie = answer.headers["Set-Cookie"]
+        assert all(word in cookie for word in ("HttpOnly", "SameSite=strict", "Path=/dashboard", "Max-Age=43200"))
+
+
+@pytest.mark.parametrize(
+    "place", ["https://example.org/", "//example.org", "/v1/versions", "/dashboard\\@example.org", ""]
+)
+def test_signing_in_leads_to_no_other_place(house: House, place: str) -> None:
+    with house.visitor() as browser:
+        csrf = guard(browser.get("/sign-in"))
+        answer = browser.post("/sign-in", data={"csrf": csrf, "token": house.tokens[Role.OPERATOR], "next": place})
+        assert answer.headers["Location"] == "/dashboard"
+
+
+def test_a_wrong_token_signs_nobody_in(house: House) -> None:
+    with house.visitor() as browser:
+        answer = browser.post("/sign-in", data={"csrf": guard(browser.get("/sign-in")), "token": "moerge_wrong"})
+        assert answer.status_code == 401
+        assert "no valid token" in answer.text
+        assert "moerge_session" not in browser.cookies
+
+
+def test_a_form_of_another_site_signs_nobody_in(house: House) -> None:
+    with house.visitor() as browser:
+        answer = browser.post("/sign-in", data={"csrf": "0" * 32, "token": house.tokens[Role.OPERATOR]})
+        assert answer.status_code == 403
+        assert "moerge_session" not in browser.cookies
+
+
+def test_the_session_ends_with_its_token(house: House) -> None:
+    with house.server.client() as operator:
+        token = operator.add_token(NewToken(role=Role.READER, expires=datetime.now(UTC) + timedelta(days=1)))
+        with house.visit(token=token.secret) as browser:
+            assert browser.get("/versions").status_code == 200
+            operator.revoke_token(token.id)
+            answer = browser.get("/versions/1")
+            assert answer.status_code == 303
+            page = browser.get(place_of(answer))
+            assert "Your session has ended" in page.text
+            assert "moerge_session" not in browser.cookies
+
+
+def test_signing_out_ends_the_session(house: House) -> None:
+    with house.visit() as browser:
+        answer = browser.post("/sign-out", data={"csrf": guard(browser.get("/versions"))})
+        assert answer.headers["Location"] == "/dashboard/sign-in"
+        assert browser.get("/versions").status_code == 303
+
+
+@pytest.mark.parametrize("path", PAGES)
+@pytest.mark.parametrize("role", Role)
+def test_each_role_sees_its_pages_and_what_they_link_to(house: House, role: Role, path: str) -> None:
+    with house.visit(role) as browser:
+        page = browser.get(path)
+        assert (page.status_code == 200) == (role in PAGES[path]), page.text
+        assert page.status_code in (200, 403)
+        policy = page.headers["Content-Security-Policy"]
+        assert "default-src 'none'; script-src 'self'; style-src 'self'" in policy
+        assert "unsafe" not in policy
+        assert page.headers["Cache-Control"] == "no-store"
+        assert not re.search(r"<style|\sstyle=|\son\w+=|<script>", page.text), (
+            "the policy forbids what stands in the page"
+        )
+        if page.status_code == 200:
+            assert len(page.content) < 200_000
+            for place in set(re.findall(r'href="(/dashboard[^"]*)"', page.text)):
+                linked = browser.get(html.unescape(place.removeprefix("/dashboard")))
+                assert linked.status_code == 200, (place, linked.text)
+
+
+def test_an_owner_sees_its_own_things_only(house: House) -> None:
+    with house.visit(Role.OWNER) as browser:
+        for path in ("/experts", "/contributions"):
+            text = browser.get(path).text
+            assert "law-owner" in text
+            assert "art-owner" not in text
+        assert browser.get("/versions/1/promote").status_code == 200  # a form; what it asks for is refused
+        assert act(browser, "/versions/1/promote", alias="champion").status_code == 403
+
+
+def test_promoting_and_rolling_back_are_the_signed_in_one_s_calls(house: House) -> None:
+    with house.visit() as browser, house.server.client() as operator:
+        answer = act(browser, "/versions/2/promote", alias="champion", note="better")
+        assert answer.headers["Location"] == "/dashboard/versions/2?said=promoted"
+        assert "The alias has been moved" in browser.get("/versions/2?said=promoted").text
+        assert operator.alias("champion").version == 2
+        move = list(operator.alias_history("champion"))[-1]
+        assert (move.who, move.note) == ("operator, token 1", "better")
+        assert "better" in browser.get("/aliases/champion").text
+        act(browser, "/aliases/champion/rollback")
+        assert operator.alias("champion").version == 1
+        assert act(browser, "/versions/2/promote", alias="No Name").status_code == 422
+        act(browser, "/versions/2/promote", alias="spare")
+        act(browser, "/aliases/spare/remove")
+        assert [alias.name for alias in operator.aliases()] == ["champion"]
+        calls = [entry for entry in operator.audit() if entry.path.startswith("/v1/aliases/champion")]
+        assert [(each.method, each.status) for each in calls][-2:] == [("PUT", 200), ("POST", 200)]
+
+
+def test_a_form_without_the_session_s_guard_does_nothing(house: House) -> None:
+    with house.visit() as browser, house.server.client() as operator:
+        for fields in ({"alias": "champion"}, {"alias": "champion", "csrf": "0" * 64}):
+            assert browser.post("/versions/2/promote", data=fields).status_code == 403
+        assert browser.post("/versions/2/promote", content=b"x" * (2**20 + 1)).status_code == 403
+        assert operator.alias("champion").version == 1
+
+
+def test_what_others_wrote_is_text_and_nothing_else(house: House) -> None:
+    with house.visit() as browser, house.server.client() as operator:
+        act(browser, "/versions/2/describe", note=HOSTILE, tags="a b")
+        assert operator.version(2).note == HOSTILE
+        act(browser, "/versions/2/promote", alias="hostile", note=HOSTILE)
+        act(browser, "/aliases/hostile/remove")
+        for path in ("/versions", "/versions/2", "/versions/2/describe", "/aliases/hostile", f"/audit?path={HOSTILE}"):
+            text = browser.get(path).text
+            assert html.escape("<script>") in text
+            assert "<script>" not in text
+            assert "<img src=x" not in text
+        assert act(browser, "/versions/2/describe", note="", tags="Not A Tag").status_code == 422
+        operator.change_version(2, VersionChange(note="", tags=[]))
+
+
+def test_a_version_is_retired_only_when_no_alias_points_to_it(house: House) -> None:
+    with house.visit() as browser:
+        answer = act(browser, "/versions/1/retire")
+        assert answer.status_code == 409
+        assert "champion" in answer.text
+
+
+def test_solving_and_merging_start_workflows(house: House) -> None:
+    with house.visit() as browser, house.server.client() as operator:
+        assert act(browser, "/solve", ridge_lambda="0.5", top_k="1").headers["Location"].endswith("said=started")
+        eventually(lambda: len(list(operator.versions())) == 3)
+        assert "lambda 0.01 → 0.5" in browser.get("/versions").text
+        assert act(browser, "/solve", ridge_lambda="none", top_k="1").status_code == 422
+        assert act(browser, "/solve", ridge_lambda="0", top_k="1").status_code == 422
+        assert act(browser, "/versions/3/retire").headers["Location"].endswith("said=retired")
+        assert "version 3" in browser.get("/workflows").text
+        assert act(browser, "/workflows/version-none-1/retry").status_code == 404
+
+
+def test_a_round_is_opened_and_changed(house: House) -> None:
+    with house.visit() as browser, house.server.client() as operator:
+        fields = {"name": "w47", "kind": "trunk", "domains": "law art", "minimum": "1", "deadline": "2030-01-01T10:00"}
+        act(browser, "/rounds/new", **fields)
+        assert "0 of 2" in browser.get("/owners").text
+        act(browser, "/rounds/w47/change", minimum="2", deadline="2020-01-01T10:00")
+        assert operator.round("w47").minimum == 2
+        assert "Round w47 ended short" in browser.get("/versions").text
+        assert act(browser, "/rounds/new", **(fields | {"minimum": "9"})).status_code == 422
+        assert act(browser, "/rounds/new", **(fields | {"deadline": "soon"})).status_code == 422
+
+
+def test_the_audit_log_can_be_filtered(house: House) -> None:
+    with house.visit() as browser:
+        assert "/v1/aliases/champion" in browser.get("/audit?path=/v1/aliases").text
+        assert "/v1/uploads" not in browser.get("/audit?path=/v1/aliases").text
+        assert "art-owner" not in browser.get("/audit?owner=law-owner").text
+        assert not re.search(r">20[01]<", browser.get("/audit?failed=true").text)
+
+
+def test_what_is_not_there_says_so(house: House) -> None:
+    with house.visit() as browser:
+        assert browser.get("/versions/99").status_code == 404
+        assert browser.get("/compare?before=1&version=99").status_code == 404
+        assert browser.get("/nothing").status_code == 404
+        assert browser.get("/static/nothing.css").status_code == 404
+        assert browser.get("/static/../../settings.py").status_code == 404
+    assert httpx.get(f"{house.server.url}/").headers["Location"] == "/dashboard"
+
+
+def test_static_files_are_kept_by_browsers(house: House) -> None:
+    with house.visitor() as browser:
+        page = browser.get("/sign-in")
+        [sheet] = re.findall(r'href="/dashboard(/static/style.css\?[0-9a-f]+)"', page.text)
+        answer = browser.get(sheet)
+        assert answer.status_code == 200
+        assert "immutable" in answer.headers["Cache-Control"]
+
+
+def test_with_many_versions_and_owners_pages_are_small_and_paged(house: House, tmp_path: Path) -> None:
+    """A coordinator of 1 000 versions and 200 owners: rows as they would be, written where they would stand."""
+    with coordinator(tmp_path / "home") as server:
+        with server.client() as operator:
+            for number in range(200):
+                operator.add_owner(NewOwner(name=f"owner-{number:03}", domains=[f"domain-{number:03}"]))
+            for member in house.members:
+                operator.add_owner(NewOwner(name=member.name, domains=[member.domain]))
+        server.stop()
+        source = sqlite3.connect(house.server.home / "coordinator.sqlite")
+        target = sqlite3.connect(server.home / "coordinator.sqlite")
+        for table in ("experts", "trunks", "versions"):
+            columns = [row[1] for row in source.execute(f"PRAGMA table_info({table})")]
+            rows = source.execute(f"SELECT {', '.join(columns)} FROM {table}").fetchall()  # noqa: S608  # our names
+            marks = ", ".join("?" * len(columns))
+            if table == "versions":
+                given = [dict(zip(columns, rows[1], strict=True), number=number) for number in range(1, 1001)]
+                for row in given:  # lambda differs
+                    row["lineage"] = row["lineage"].replace("0.01", str(row["number"]))
+                    row["lineage_digest"] = f"{row['number']:064}"
+                rows = [tuple(row[name] for name in columns) for row in given]
+            target.executemany(f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({marks})", rows)  # noqa: S608
+        target.commit()
+        source.close()
+        target.close()
+        server.start()
+        many = House(server, [], {Role.OPERATOR: server.operator_token})
+        with many.visit() as browser:
+            seen: list[str] = []
+            path = "/versions"
+            for _ in range(3):
+                page = browser.get(path)
+                assert page.status_code == 200
+                assert len(page.content) < 200_000
+                seen += re.findall(r'class="strong" href="/dashboard/versions/(\d+)"', page.text)
+                [following] = re.findall(r'href="(\?after=\d+)">Older', page.text)
+                path = f"/versions{following}"
+            assert seen == [str(number) for number in range(1000, 1000 - len(seen), -1)]
+            page = browser.get("/owners")
+            assert len(page.content) < 200_000
+            assert page.text.count("owner-") >= 100
+            assert "?after=" in page.text
