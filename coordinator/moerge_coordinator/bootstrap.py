@@ -34,6 +34,7 @@ from moerge_coordinator.routes import (
     experts,
     operation,
     owners,
+    progress,
     rounds,
     tokens,
     trunk_contributions,
@@ -238,6 +239,7 @@ def make_app(settings: Settings) -> FastAPI:
     api = APIRouter(prefix="/v1")
     for module in (
         owners, tokens, uploads, experts, trunk_contributions, trunks, contributions, rounds, versions, aliases, audit,
+        progress,
     ):  # fmt: skip
         api.include_router(module.router)
     app.include_router(api)

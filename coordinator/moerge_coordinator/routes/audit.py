@@ -16,6 +16,9 @@ router = APIRouter(prefix="/audit", tags=["operation"])
 
 @router.get("")
 def list_audit(request: Request, caller: Operator, after: After = 0) -> Page[AuditEntry]:
-    """Lists every call that might have changed something, allowed or refused; single chunks apart. Role: operator."""
+    """Lists every call that might have changed something, allowed or refused. Role: operator.
+
+    Single chunks of uploads, and progress, are not in it.
+    """
     with transaction(request.app.state.engine) as session:
         return page(session, select(AuditRow), AuditRow.number, after, audit.entry)
