@@ -42,6 +42,8 @@ class Settings(BaseModel):
         ray_address: an existing cluster of the owner's; None starts a local one.
         once: stop after one contribution instead of waiting for the next trunk.
         dry_run: compute and show what would be sent, and send nothing.
+        log_format: of what is written on standard error: text, or a JSON object a line.
+        metrics_port: on 127.0.0.1, where Prometheus may read the figures; None: they aren't served.
         journal_seconds: at most every so many seconds the journal is written.
     """
 
@@ -69,6 +71,8 @@ class Settings(BaseModel):
     ray_address: str | None = None
     once: bool = False
     dry_run: bool = False
+    log_format: Literal["text", "json"] = "text"
+    metrics_port: int | None = Field(default=None, ge=1, le=65535)
     journal_seconds: float = Field(default=5.0, ge=0)
     statistics: StatisticsSettings = Field(default=StatisticsSettings(), validate_default=True)
 
