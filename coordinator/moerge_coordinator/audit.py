@@ -10,12 +10,15 @@ from moerge_proto.audit import AuditEntry
 from moerge_proto.owners import Identity
 
 _MUTATING = {"POST", "PUT", "PATCH", "DELETE"}
-_UNCOUNTED = {("PUT", "/v1/uploads/{upload}/chunks/{sha256}")}  # thousands for one file; its commit is in the log
+_UNCOUNTED = {
+    ("PUT", "/v1/uploads/{upload}/chunks/{sha256}"),  # thousands for one file; its commit is in the log
+    ("PUT", "/v1/progress"),  # every ten seconds, and only the last counts
+}
 _LONGEST = 2000
 
 
 def is_audited(method: str, route: str | None) -> bool:
-    """Whether a call belongs into the log: it may change something, and isn't one chunk of many.
+    """Whether a call belongs into the log: it may change something, and isn't one chunk of many, or progress.
 
     A path that is no route can't change anything, so scanners don't fill the log.
     """

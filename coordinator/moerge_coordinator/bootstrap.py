@@ -37,6 +37,7 @@ from moerge_coordinator.routes import (
     experts,
     operation,
     owners,
+    progress,
     rounds,
     tokens,
     trunk_contributions,
@@ -242,7 +243,7 @@ def make_app(settings: Settings) -> FastAPI:
     api = APIRouter(prefix="/v1")
     for module in (
         owners, tokens, uploads, experts, trunk_contributions, trunks, contributions, rounds, versions, aliases,
-        workflows, audit,
+        workflows, progress, audit,
     ):  # fmt: skip
         api.include_router(module.router)
     app.include_router(api)

@@ -256,6 +256,21 @@ class RoundRow(Base):
     created: Mapped[datetime] = mapped_column(default=now)
 
 
+class ProgressRow(Base):
+    """What a domain's worker last told of how far it is."""
+
+    __tablename__ = "progress"
+    number: Mapped[int] = mapped_column(primary_key=True)
+    domain: Mapped[str] = mapped_column(ForeignKey("domains.name"), unique=True)
+    owner: Mapped[str] = mapped_column(ForeignKey("owners.name"))
+    stage: Mapped[str] = mapped_column(String(16))
+    shards_done: Mapped[int] = mapped_column(BigInteger)
+    shards_total: Mapped[int] = mapped_column(BigInteger)
+    tokens_per_second: Mapped[int] = mapped_column(BigInteger)
+    seconds_left: Mapped[int | None] = mapped_column(BigInteger)
+    heard: Mapped[datetime]
+
+
 class AuditRow(Base):
     """One mutating call; the database refuses to change or remove it."""
 

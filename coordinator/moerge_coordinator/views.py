@@ -16,6 +16,7 @@ from moerge_coordinator.tables import (
     DomainRow,
     ExpertRow,
     OwnerRow,
+    ProgressRow,
     TokenRow,
     TrunkContributionRow,
     TrunkRow,
@@ -25,6 +26,7 @@ from moerge_proto.contributions import Contribution, TrunkContribution
 from moerge_proto.experts import Expert
 from moerge_proto.owners import Owner
 from moerge_proto.problems import Problem, ProblemType
+from moerge_proto.progress import DomainProgress
 from moerge_proto.trunks import Trunk, TrunkLineage
 from moerge_proto.versions import Alias, AliasMove, Version
 from moerge_proto.workflows import Workflow, WorkflowEntry, WorkflowState
@@ -78,6 +80,10 @@ def versions(session: Session) -> Callable[[VersionRow], Version]:
         return Version.model_validate({**_fields(row, *own), **derived})
 
     return view
+
+
+def progress(row: ProgressRow) -> DomainProgress:
+    return DomainProgress.model_validate(_fields(row, *DomainProgress.model_fields))
 
 
 def alias(row: AliasRow) -> Alias:

@@ -15,7 +15,7 @@ from rich.markup import escape
 
 from moerge import __version__
 from moerge.client import Client
-from moerge.commands import audit, contributions, experts, owners, pull, rounds, tokens, versions, workflows
+from moerge.commands import audit, contributions, experts, owners, progress, pull, rounds, tokens, versions, workflows
 from moerge.commands.common import Coordinator, Secret, digest_of_domain, numbers, show, wait
 from moerge.errors import MoergeError
 from moerge_proto.contributions import ContributionSignature
@@ -56,6 +56,7 @@ for name, group in (
 ):
     app.add_typer(group, name=name)
 app.command()(pull.pull)
+app.command("progress")(progress.show_progress)
 
 
 @trunk.command("merge")

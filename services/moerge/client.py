@@ -38,6 +38,8 @@ from moerge_proto.owners import (
     TokenEntry,
 )
 from moerge_proto.problems import Problem, ProblemType
+from moerge_proto.progress import DomainProgress
+from moerge_proto.progress import Progress as ProgressMessage
 from moerge_proto.rounds import NewRound, Round, RoundChange
 from moerge_proto.signatures import JoinRequest, Rotation
 from moerge_proto.trunks import NewTrunk, Trunk
@@ -109,22 +111,30 @@ class Client:
     """Speaks to one coordinator with one bearer token. Requests that fail on the way are repeated for `patience` s.
 
     With `patience` None they are repeated for as long as it takes, also while the coordinator's storage is full, and
-    `say` is told every minute that this waits. Every call is safe to repeat, because the coordinator names what it
-    keeps by content.
+    `say` is told every minute that this waits. An answer may take `timeout` s; `heard` is called at each. Every call
+    is safe to repeat, because the coordinator names what it keeps by content.
 
     Raises:
         MoergeError: the URL is plain HTTP to another machine.
     """
 
     def __init__(
-        self, url: str, token: str, *, patience: float | None = 60.0, say: Callable[[str], None] = lambda text: None
+        self,
+        url: str,
+        token: str,
+        *,
+        patience: float | None = 60.0,
+        timeout: float = 600.0,
+        say: Callable[[str], None] = lambda text: None,
+        heard: Callable[[], None] = lambda: None,
     ) -> None:
         parsed = httpx.URL(url)
         _require_encrypted(parsed, "coordinator")
-        timeout = httpx.Timeout(600.0, connect=10.0)
+        limits = httpx.Timeout(timeout, connect=min(timeout, 10.0))
         self._patience, self._say = patience, say
-        self._http = httpx.Client(base_url=parsed, headers={"Authorization": f"Bearer {token}"}, timeout=timeout)
-        self._elsewhere = httpx.Client(timeout=timeout)  # without the token
+        headers, hooks = {"Authorization": f"Bearer {token}"}, {"response": [lambda response: heard()]}
+        self._http = httpx.Client(base_url=parsed, headers=headers, timeout=limits, event_hooks=hooks)
+        self._elsewhere = httpx.Client(timeout=limits)  # without the token
 
     def __enter__(self) -> "Client":
         return self
@@ -331,6 +341,12 @@ class Client:
 
     def rounds(self) -> Iterator[Round]:
         return self._pages(Round, "/v1/rounds")
+
+    def tell_progress(self, progress: ProgressMessage) -> DomainProgress:
+        return self._message(DomainProgress, "PUT", "/v1/progress", progress)
+
+    def progress(self) -> Iterator[DomainProgress]:
+        return self._pages(DomainProgress, "/v1/progress")
 
     def solve_version(self, version: NewVersion) -> Workflow:
         return self._post(Workflow, "/v1/versions", version)

@@ -29,8 +29,8 @@ FORMS: dict[str, Form] = {
 _DATASET, _DATASETS = "state.json", "dataset_dict.json"  # what `save_to_disk` writes beside a dataset's files
 
 
-def _silent(text: str) -> None:
-    pass
+def silent(text: str) -> None:
+    """Says nothing."""
 
 
 @dataclass(frozen=True, order=True)
@@ -90,7 +90,7 @@ _UNPACK: dict[str, Callable[[Any], Any]] = {
 _READABLE = f"{', '.join(FORMS)}; JSON Lines and text also with {', '.join(_UNPACK)}"
 
 
-def data_files(*sources: str, say: Callable[[str], None] = _silent) -> list[DataFile]:
+def data_files(*sources: str, say: Callable[[str], None] = silent) -> list[DataFile]:
     """The files of paths, globs, folders and URLs, sorted, none twice; of a folder, all below it of a known form.
 
     A dataset that `save_to_disk` wrote is the files that its state names. `say` is told what is left out of folders.

@@ -3,7 +3,7 @@
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
 
 from rich.console import Console
@@ -21,12 +21,12 @@ class Tracker(Protocol):
 
 
 class Progress(Protocol):
-    @contextmanager
-    def track(self, title: str, total: int, unit: str) -> Iterator[Tracker]:
+    def track(self, title: str, total: int, unit: str) -> AbstractContextManager[Tracker]:
         """Shows work of `total` units while the context is open. Unit "B" is shown as bytes."""
 
 
-def _amount(value: float, unit: str) -> str:
+def amount(value: float, unit: str) -> str:
+    """So much, with its unit."""
     if unit == "B":
         return decimal(int(value))
     return f"{value:,.0f} {unit}" if value >= 10 else f"{value:.1f} {unit}"
@@ -36,7 +36,7 @@ class _Rate(ProgressColumn):
     def render(self, task: Task) -> Text:
         unit = str(task.fields["unit"])
         speed = task.finished_speed or task.speed
-        return Text(f"{_amount(speed, unit)}/s" if speed else "", style="cyan")
+        return Text(f"{amount(speed, unit)}/s" if speed else "", style="cyan")
 
 
 class TerminalProgress:
@@ -99,7 +99,7 @@ class _Line:
         left = (self._total - self._done) / rate if rate else float("inf")
         share = 100 * self._done / self._total if self._total else 100
         end = f"{seconds:.0f} s" if self._done >= self._total else f"{left:.0f} s left"
-        self._say(f"{self._title}: {share:.0f} %, {_amount(rate, self._unit)}/s, {end}")
+        self._say(f"{self._title}: {share:.0f} %, {amount(rate, self._unit)}/s, {end}")
 
 
 def progress() -> Progress:

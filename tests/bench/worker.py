@@ -12,7 +12,6 @@ import torch
 from bench.inputs import Shape, experts
 from bench.measure import in_turns, say, seconds
 from bench.registry import Pair, benchmark
-from moerge.progress import LogProgress
 from moerge.statistics.accumulate import ShardSums
 from moerge.statistics.passes import RouterPass
 from moerge_proto.statistics_file import Manifest, RouterManifest, StatisticsSettings
@@ -24,6 +23,9 @@ from moerge_workers.journal import Journal
 from moerge_workers.ledger import Ledger
 from moerge_workers.settings import Settings
 from moerge_workers.shards import Shard, batches, enough
+from moerge_workers.status import Status
+from moerge_workers.view import Lines
+from moerge_workers.watch import Watch
 from support.models import texts
 
 SHAPE, SHARDS, RUNS = Shape(hidden=256, layers=6, intermediate=1024, vocabulary=4000), 4, 3
@@ -157,9 +159,8 @@ def small_shards() -> list[Pair]:
             shards=["0" * 64],
             trunk="0" * 64,
         )
-        data, shown = TimedData(settings, say), LogProgress(lambda line: say(f"  {line}"))
+        data, seen = TimedData(settings, say), Watch(Status(folder, "law", ""), Lines())
         with closing(Ledger(folder / "ledger")) as ledger:
-            told = shown, say, lambda done, total: None
-            own = sums.Sums(settings, data, "statistics", blank, passed, ledger, folder, *told)
+            own = sums.Sums(settings, data, "statistics", blank, passed, ledger, folder, seen)
             own.complete()
         return [(watch.spent, time.perf_counter() - watch.begin)]

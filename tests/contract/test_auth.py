@@ -29,6 +29,8 @@ ROLES: dict[tuple[str, str], set[Role]] = {
     ("delete", "/v1/tokens/{id}"): {Role.OPERATOR},
     ("post", "/v1/tokens/{id}/rotate"): {Role.OPERATOR},
     ("get", "/v1/audit"): {Role.OPERATOR},
+    ("put", "/v1/progress"): {Role.OWNER},
+    ("get", "/v1/progress"): {Role.OPERATOR, Role.OWNER},
     ("get", "/metrics"): {Role.OPERATOR, Role.READER},
     ("post", "/v1/uploads"): {Role.OWNER},
     ("put", "/v1/uploads/{upload}/chunks/{sha256}"): {Role.OWNER},

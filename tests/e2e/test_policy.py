@@ -25,11 +25,10 @@ ASK = {"mode": "ask"}
 KILLED = """
 import os, signal, sys
 from moerge.client import Client
-from moerge.progress import LogProgress
 from moerge_workers.contribute import run
 from moerge_workers.settings import Settings
 Client.upload = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
-run(Settings.model_validate_json(sys.argv[1]), LogProgress())
+run(Settings.model_validate_json(sys.argv[1]))
 """
 
 

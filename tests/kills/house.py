@@ -28,11 +28,10 @@ from support.processes import Coordinator, coordinator, marked
 WORKER = """
 import json, sys
 from moerge.errors import MoergeError
-from moerge.progress import LogProgress
 from moerge_workers.contribute import run
 from moerge_workers.settings import Settings
 try:
-    run(Settings(**json.loads(sys.argv[1])), LogProgress())
+    run(Settings(**json.loads(sys.argv[1])))
 except MoergeError as error:
     sys.exit(str(error))
 """

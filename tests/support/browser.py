@@ -38,9 +38,10 @@ def visit(
     chromium: Browser, server: Coordinator, token: str, *, width: int = 1280, dark: bool = False, scripts: bool = True
 ) -> Iterator[Page]:
     """A page of somebody who has signed in."""
-    scheme = "dark" if dark else "light"
     context = chromium.new_context(
-        viewport={"width": width, "height": 900}, color_scheme=scheme, java_script_enabled=scripts
+        viewport={"width": width, "height": 900},
+        color_scheme="dark" if dark else "light",
+        java_script_enabled=scripts,
     )
     try:
         page = context.new_page()

@@ -16,12 +16,11 @@ from support.processes import Coordinator
 WORKER = """
 import sys
 from moerge.errors import MoergeError
-from moerge.progress import LogProgress
 from moerge_workers.contribute import run
 from moerge_workers.settings import Settings
 for line in sys.stdin:
     try:
-        run(Settings.model_validate_json(line), LogProgress())
+        run(Settings.model_validate_json(line))
         print("ran", flush=True)
     except MoergeError as error:
         print(str(error).replace("\\n", " "), flush=True)

@@ -7,6 +7,9 @@ from moerge_workers.history import History, Item
 from moerge_workers.outbox import Outbox
 from moerge_workers.policy import Kind
 from moerge_workers.settings import Settings
+from moerge_workers.status import Status
+from moerge_workers.view import Lines
+from moerge_workers.watch import Watch
 
 COORDINATOR = "https://example.org"
 
@@ -14,7 +17,9 @@ COORDINATOR = "https://example.org"
 def outbox_of(history: History, folder: Path, *, dry_run: bool = False, **policy: Any) -> Outbox:
     given = {"coordinator": COORDINATOR, "token": "x", "domain": "law", "expert": folder, "data": ["x"]}
     how = {"home": folder, "once": True, "dry_run": dry_run, "policy": policy}
-    return Outbox(Settings.model_validate({**given, **how}), history, lambda text: None)
+    return Outbox(
+        Settings.model_validate({**given, **how}), history, Watch(Status(folder, "law", COORDINATOR), Lines())
+    )
 
 
 def item_of(kind: Kind, folder: Path, digest: str = "0" * 64) -> Item:

@@ -2,12 +2,14 @@
 
 import logging
 import os
+import signal
+import socket
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import ray
 from ray.exceptions import RayError, RayTaskError
@@ -34,9 +36,31 @@ class Slot:
 
         torch.set_num_threads(1)  # another number gives other integers
         self._compute, self._batch_tokens = work.load(), batch_tokens
+        self._device = work.device
+
+    def place(self) -> tuple[str, str]:
+        """(device, host) that it computes on."""
+        gpus = ray.get_gpu_ids() if self._device == "cuda" else []
+        return ":".join([self._device, *map(str, gpus)]), socket.gethostname()
 
     def sums(self, shard: Shard) -> ShardSums:
         return self._compute(batches(shard.rows, self._batch_tokens), shard.documents)
+
+
+class Watcher(Protocol):
+    """Is told of the actors, by the number of their slot."""
+
+    def ready(self, slot: int, device: str) -> None: ...
+    def finished(self, slot: int, tokens: int) -> None: ...
+    def lost(self, slot: int) -> None: ...
+
+
+class _Nobody:
+    """Watches nothing."""
+
+    def ready(self, slot: int, device: str) -> None: ...
+    def finished(self, slot: int, tokens: int) -> None: ...
+    def lost(self, slot: int) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -49,6 +73,7 @@ class Slots:
         work: what they compute.
         statistics: in which batches.
         say: is told of what is lost, and what it waits for.
+        watch: is told of the actors.
     """
 
     address: str | None
@@ -56,6 +81,7 @@ class Slots:
     work: RouterPass | TrunkPass
     statistics: StatisticsSettings
     say: Callable[[str], None]
+    watch: Watcher = field(default_factory=_Nobody)
 
     def compute(self, shards: Iterable[Shard]) -> Iterator[tuple[Shard, ShardSums]]:
         """Every shard with its sums, in whatever order they come; a few per slot are in memory at a time.
@@ -96,11 +122,14 @@ class Slots:
 @contextmanager
 def _cluster(address: str | None, slots: int) -> Iterator[None]:
     """A Ray cluster: the owner's existing one, or a local one of `slots` CPUs that ends with the context."""
-    _connect(address, slots)
+    ours = signal.getsignal(signal.SIGTERM)  # Ray puts another in its place, which cleans nothing up
     try:
+        _connect(address, slots)
+        signal.signal(signal.SIGTERM, ours)
         yield
     finally:
         ray.shutdown()
+        signal.signal(signal.SIGTERM, ours)
 
 
 def _connect(address: str | None, slots: int) -> None:
@@ -129,10 +158,10 @@ def _alive() -> bool:
 
 
 class _Actor:
-    """An actor; `deaths`: of those whose place it took, since a shard was finished there."""
+    """An actor in a slot; `deaths`: of those whose place it took, since a shard was finished there."""
 
-    def __init__(self, handle: Any, deaths: int) -> None:
-        self.handle, self.deaths = handle, deaths
+    def __init__(self, handle: Any, slot: int, deaths: int) -> None:
+        self.handle, self.slot, self.deaths = handle, slot, deaths
 
 
 class _Pool:
@@ -154,14 +183,14 @@ class _Pool:
         self.free: deque[_Actor] = deque()
         self.starting: dict[Any, _Actor] = {}
         self._living: set[_Actor] = set()
-        for _ in range(self._how.slots):
-            self._start(0)
+        for slot in range(self._how.slots):
+            self._start(slot, 0)
 
-    def _start(self, deaths: int) -> None:
+    def _start(self, slot: int, deaths: int) -> None:
         how = self._how
         gpus = 1 if how.work.device == "cuda" else 0
         kind: Any = ray.remote(num_cpus=1, num_gpus=gpus, max_restarts=0, max_task_retries=0)(Slot)
-        actor = _Actor(kind.remote(how.work, how.statistics.batch_tokens), deaths)
+        actor = _Actor(kind.remote(how.work, how.statistics.batch_tokens), slot, deaths)
         self._living.add(actor)
         self.starting[actor.handle.sums.remote(_largest(how.statistics))] = actor
 
@@ -179,6 +208,8 @@ class _Pool:
         actor, shard = (started, None) if started is not None else self.running.pop(done[0])
         try:
             sums: ShardSums = ray.get(done[0])
+            if shard is None:
+                self._ready(actor)
         except RayTaskError as error:
             raise self._failure(error) from error
         except RayError as error:
@@ -192,7 +223,13 @@ class _Pool:
         if shard is None:
             return None
         actor.deaths = self._restarts = 0
+        if actor in self._living:
+            self._how.watch.finished(actor.slot, shard.tokens)
         return shard, sums
+
+    def _ready(self, actor: _Actor) -> None:
+        device, host = ray.get(actor.handle.place.remote())
+        self._how.watch.ready(actor.slot, device if self._how.address is None else f"{device} of {host}")
 
     def _failure(self, error: RayTaskError) -> Exception:
         cause = error.cause
@@ -211,6 +248,7 @@ class _Pool:
             raise self._too_large(str(cause)) from error
         self._living.remove(actor)
         self.free = deque(each for each in self.free if each is not actor)
+        self._how.watch.lost(actor.slot)
         ray.kill(actor.handle)
         if not _alive():
             self._restart()
@@ -218,7 +256,7 @@ class _Pool:
         if actor.deaths + 1 >= _DEATHS:
             raise self._too_large(f"{_DEATHS} Ray actors in a row were killed before one finished a shard") from error
         self._how.say("a Ray actor is gone; another takes its place, and its shards are computed again")
-        self._start(actor.deaths + 1)
+        self._start(actor.slot, actor.deaths + 1)
 
     def _look(self) -> None:
         if not _alive():
@@ -233,6 +271,8 @@ class _Pool:
         if self._restarts >= _DEATHS:
             raise self._too_large(f"Ray died {_DEATHS} times in a row before a shard was finished")
         self._how.say("Ray is gone; it is started again, and the shards that were not finished are computed again")
+        for actor in self._living:
+            self._how.watch.lost(actor.slot)
         self._again.extend(shard for _, shard in self.running.values())
         self.running.clear()
         ray.shutdown()

@@ -17,10 +17,9 @@ from moerge.errors import IncompatibleExpertError, MoergeError
 from moerge.experts import check_expert
 from moerge.statistics.passes import RouterPass, TrunkPass
 from moerge.trunk.merge import trunk_names
-from moerge_proto.owners import Role
 from moerge_workers import actors
 from moerge_workers.data import Data
-from moerge_workers.identity import require_approved
+from moerge_workers.identity import own_identity, require_approved
 from moerge_workers.memory import described, free_memory, need, that_fit
 from moerge_workers.settings import Settings
 from moerge_workers.shards import enough
@@ -208,10 +207,7 @@ class _Fleet:
         return f"within {max(2.0, abs(ahead)):.0f} s of the coordinator's"
 
     def token(self) -> str:
-        identity, domain = self.client.identity(), self.settings.domain
-        if identity.role is not Role.OWNER or domain not in identity.domains:
-            found = f"it is {identity.who}'s, for {', '.join(identity.domains) or 'no domain'}, not for {domain!r}"
-            raise MoergeError(found, where="--token", todo="use the token that the operator made for this owner")
+        identity = own_identity(self.client, self.settings.domain)
         return f"{identity.owner}'s, for {', '.join(identity.domains)}"
 
     def key(self) -> str:

@@ -4,6 +4,7 @@ import importlib
 import inspect
 from collections.abc import Callable
 from contextlib import closing
+from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -13,7 +14,6 @@ from rich.filesize import decimal
 from moerge.client import Client
 from moerge.commands.common import Coordinator, Secret
 from moerge.errors import MoergeError
-from moerge.progress import progress
 from moerge_proto.signatures import fingerprint, in_groups
 from moerge_workers import identity
 from moerge_workers.history import History
@@ -140,6 +140,13 @@ def _options(
         int | None,
         typer.Option(help="Sum the layers in so many passes, for less memory; default the fewest that fit."),
     ] = None,
+    log_format: Annotated[
+        Literal["text", "json"] | None,
+        typer.Option(help="What goes to standard error: text, or a JSON object a line.", show_default="text"),
+    ] = None,
+    metrics_port: Annotated[
+        int | None, typer.Option(help="Serve figures for Prometheus on this port of 127.0.0.1; by default none.")
+    ] = None,
     once: Annotated[bool | None, typer.Option("--once", help="Stop after one contribution.")] = None,
     dry_run: Annotated[
         bool | None, typer.Option("--dry-run", help="Compute and show what would be sent, send nothing, stop.")
@@ -154,7 +161,17 @@ def _with_options(do: Callable[[Settings], None], *, alone: bool = False) -> Non
     def command(**options: Any) -> None:
         config = options.pop("config")
         given = {name: value for name, value in options.items() if value not in (None, [], ())}
-        do(read_settings(given, config, alone=alone))
+        if given.get("log_format") != "json":
+            settings = read_settings(given, config, alone=alone)
+            if settings.log_format == "text":
+                do(settings)
+                return
+        log = importlib.import_module("moerge_workers.log")
+        log.configure(given.get("data", []))
+        with log.errors_told():
+            settings = read_settings(given, config, alone=alone)
+            log.configure(settings.data)
+            do(settings)
 
     command.__signature__ = inspect.signature(_options)  # type: ignore[attr-defined]  # what typer reads
     command.__annotations__ = _options.__annotations__
@@ -173,7 +190,7 @@ def run(settings: Settings) -> None:
     """
     from moerge_workers import contribute  # it brings torch and Ray, which the other commands need not wait for
 
-    contribute.run(settings, progress())
+    contribute.run(settings)
 
 
 def check(settings: Settings) -> None:
@@ -277,16 +294,22 @@ def status(home: Home = None) -> None:
     folder = _home(home)
     state = read_state(folder)
     with closing(History(folder)) as history:
-        waiting = history.asked()
-    lines = {"running": "yes" if is_running(folder) else "no"}
+        waiting, sent = history.asked(), history.sent()
+    running = is_running(folder)
+    lines = {"running": "yes" if running else "no"}
     if state is not None:
+        rate, left = (state.tokens_per_second, state.seconds_left) if running else (0.0, None)
         lines |= {
             "domain": f"{state.domain}, at {state.coordinator}",
             "trunk": state.trunk or "none yet",
+            "stage": state.stage.value if running else "ended",
             "shards": f"{state.shards_done} of {state.shards_total}",
+            "rate": f"{rate:,.0f} tokens/s" if rate else "none now",
+            "time left": "unknown" if left is None else str(timedelta(seconds=left)),
             "said last": f"{state.said} ({state.at:%Y-%m-%d %H:%M:%S} UTC)",
             "error": state.error or "none",
         }
+    lines["sent"] = ", ".join(f"{kind} {decimal(size)}" for kind, size in sorted(sent.items())) or "nothing"
     lines["waits for your answer"] = "; ".join(f"{item.digest[:12]} {item.about}" for item in waiting) or "nothing"
     for name, text in lines.items():
         typer.echo(f"{name}: {text}")

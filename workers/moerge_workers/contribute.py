@@ -2,7 +2,6 @@
 
 import platform
 import sqlite3
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
@@ -24,7 +23,6 @@ from moerge.client import Client
 from moerge.errors import CoordinatorError, MoergeError
 from moerge.experts import check_expert
 from moerge.files import atomic_file, file_sha256, is_of_full_disk
-from moerge.progress import Progress
 from moerge.register import register
 from moerge.statistics.bounds import attention_size, input_exponents
 from moerge.statistics.passes import RouterPass, TrunkPass
@@ -32,16 +30,21 @@ from moerge.trunk.domain_model import require_near
 from moerge_proto.contributions import Contribution, NewContribution, TrunkContribution
 from moerge_proto.digests import digest_of
 from moerge_proto.problems import ProblemType
+from moerge_proto.progress import Stage
 from moerge_proto.statistics_file import Int64, Manifest, RouterManifest, StatisticsFile, TrunkManifest, write
 from moerge_proto.trunks import Trunk
 from moerge_workers.data import Data
 from moerge_workers.history import History
-from moerge_workers.identity import require_approved, signature
+from moerge_workers.identity import own_identity, require_approved, signature
 from moerge_workers.ledger import Ledger
+from moerge_workers.metrics import served
 from moerge_workers.outbox import POLL_SECONDS, Outbox
+from moerge_workers.reporter import reporting
 from moerge_workers.settings import Settings
 from moerge_workers.status import LOCK, Status
 from moerge_workers.sums import Sums
+from moerge_workers.view import view
+from moerge_workers.watch import Watch
 
 TRUNK_FILE = "trunk.safetensors"
 _NOTHING_YET: dict[str, Any] = {"tokens": 1, "documents": 1, "shards": ["0" * 64]}
@@ -75,7 +78,7 @@ def full_disk_told(home: Path) -> Iterator[None]:
         raise MoergeError("the disk is full, or the user's share of it", where=str(where), todo=todo) from error
 
 
-def run(settings: Settings, progress: Progress) -> None:
+def run(settings: Settings) -> None:
     """Contributes under the current trunk, and under every later one unless `once` is set.
 
     With `dry_run` it computes and shows what would be sent under the current trunk, and sends nothing.
@@ -91,20 +94,20 @@ def run(settings: Settings, progress: Progress) -> None:
         todo = "stop it first, or give each worker a --home of its own"
         raise MoergeError("another worker uses this folder", where=str(settings.home), todo=todo) from error
     status = Status(settings.home, settings.domain, settings.coordinator)
-
-    def say(text: str) -> None:
-        """One line of what happens, on standard error and in the status."""
-        print(text, file=sys.stderr, flush=True)
-        status.update(said=text)
-
     with lock:
         try:
             with (
                 full_disk_told(settings.home),
                 closing(History(settings.home)) as history,
-                Client(settings.coordinator, settings.token, patience=None, say=say) as client,
+                served(settings.metrics_port, status),
+                reporting(settings, status),
+                view(settings.log_format, status) as shown,
             ):
-                _Worker(settings, client, history, status, progress, say).run()
+                watch = Watch(status, shown)
+                watch.sent(history.sent())
+                told: dict[str, Any] = {"patience": None, "say": watch.say, "heard": status.heard}
+                with Client(settings.coordinator, settings.token, **told) as client:
+                    _Worker(settings, client, history, watch).run()
         except MoergeError as error:
             with suppress(OSError):  # of a disk that is full
                 status.update(error=str(error))
@@ -116,24 +119,26 @@ class _Worker:
     settings: Settings
     client: Client
     history: History
-    status: Status
-    progress: Progress
-    say: Callable[[str], None]
+    watch: Watch
+
+    @property
+    def say(self) -> Callable[[str], None]:
+        return self.watch.say
 
     @property
     def _outbox(self) -> Outbox:
-        return Outbox(self.settings, self.history, self.say)
+        return Outbox(self.settings, self.history, self.watch)
 
     def run(self) -> None:
         client, settings = self.client, self.settings
-        owner = _own_name(client, settings.domain)
+        owner = own_identity(client, settings.domain).owner or ""
         if not settings.dry_run and not require_approved(client, settings.home):
             self.say("contributions go unsigned: you have no key (moerge worker init makes one)")
         check_expert(settings.expert, None, str(settings.expert))
         data = Data(settings, self.say)
         try:
             how: dict[str, Any] = {"domain": settings.domain, "license": settings.license}
-            registered = register(client, settings.expert, self.progress, leaving=self._expert_leaving, **how)
+            registered = register(client, settings.expert, self.watch, leaving=self._expert_leaving, **how)
             self._outbox.settle([registered])
             expert = registered.digest
         except _KeptError as kept:
@@ -156,7 +161,7 @@ class _Worker:
         last = None
         while (trunk := self._next_trunk(last)) is not None:
             last = trunk.digest
-            self.status.update(trunk=trunk.digest)
+            self.watch.status.update(trunk=trunk.digest)
             try:
                 for contribution in work.contribute(trunk, statistics):
                     self.say(f"contributed {contribution.digest[:12]} under trunk {trunk.digest[:12]}")
@@ -188,21 +193,11 @@ class _Worker:
                 self.say("there is no trunk, so router contributions can't be computed; the operator merges one")
                 return None
             if not said:
+                self.watch.enter(Stage.WAITING)
                 self.say("waiting for the operator to merge a trunk")
                 said = True
             time.sleep(POLL_SECONDS)
         return trunk
-
-
-def _own_name(client: Client, domain: str) -> str:
-    identity = client.identity()
-    if identity.owner is None or domain not in identity.domains:
-        raise MoergeError(
-            f"the token is for {', '.join(identity.domains) or 'no domain'}, not {domain!r}",
-            where="--domain",
-            todo="use the token that the operator made for this domain's owner",
-        )
-    return identity.owner
 
 
 @dataclass(frozen=True)
@@ -264,7 +259,7 @@ class _Work:
         return counts[item.digest], path
 
     def _uploaded(self, path: Path, digest: str, supersedes: list[str], title: str) -> NewContribution:
-        self.worker.client.upload(path, self.worker.progress, title=title, compress=True)
+        self.worker.client.upload(path, self.worker.watch, title=title, compress=True)
         signed = signature(self._settings.home, self.owner, digest)
         return NewContribution(sha256=digest, supersedes=supersedes, signature=signed, software=SOFTWARE)
 
@@ -273,11 +268,12 @@ class _Work:
 
         `statistics` is the expert's own trunk contribution, with which the trunk is compared.
         """
-        settings, client, progress = self._settings, self.worker.client, self.worker.progress
+        settings, client, watch = self._settings, self.worker.client, self.worker.watch
         self.outbox.outdate(lambda item: item.kind == "router" and item.trunk != trunk.digest)
         folder = settings.home / "trunks" / trunk.digest
         place = f"/v1/trunks/{trunk.digest}/files"
-        client.download(place, trunk.files, folder, progress, title="downloading the trunk")
+        watch.enter(Stage.DOWNLOADING)
+        client.download(place, trunk.files, folder, watch, title="downloading the trunk")
         weights, limit = folder / TRUNK_FILE, settings.policy.max_stray
         stray = require_near(settings.expert, weights, limit, statistics)
         self.worker.say(f"the trunk strays from the expert by at most {stray:.3f} of a tensor's norm (limit {limit:g})")
@@ -319,9 +315,8 @@ class _Work:
         return current is None or current.digest != trunk
 
     def _sums(self, ledger: Ledger, blank: Manifest, work: RouterPass | TrunkPass) -> Sums:
-        worker, folder = self.worker, self._settings.home / "contributions"
-        told = worker.progress, worker.say, worker.status.shards
-        return Sums(self._settings, self.data, blank.split, blank, work, ledger, folder, *told)
+        folder = self._settings.home / "contributions"
+        return Sums(self._settings, self.data, blank.split, blank, work, ledger, folder, self.worker.watch)
 
     def _ledger(self, blank: Manifest) -> Path:
         """The ledger's place: one for all that counts together, however it is computed."""

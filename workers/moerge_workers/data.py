@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from transformers import AutoTokenizer
 
-from moerge.data_files import data_files
+from moerge.data_files import data_files, silent
 from moerge.documents import BadLines, documents
 from moerge.errors import MoergeError
 from moerge.progress import Tracker
@@ -69,7 +69,7 @@ class Data:
         settings = self._settings
         files = data_files(*settings.data, say=self._say)
         bad = BadLines(settings.bad_share, self._say)
-        self._say = _silent
+        self._say = silent
         read: Callable[[Any], Document] = plain
         if settings.chat is not None:
             read = partial(conversation, tokenizer=self._tokenizer, turns=settings.chat_turns)
@@ -99,7 +99,3 @@ class Data:
                     yield document
 
         return plan(wanted(), self.encode, self._settings.statistics, hidden_size, key)
-
-
-def _silent(text: str) -> None:
-    pass

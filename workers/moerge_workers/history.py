@@ -145,6 +145,13 @@ class History:
                 found[place[key]] = replace(found[place[key]], became=event, since=when)
         return found
 
+    def sent(self) -> dict[str, int]:
+        """Kind -> bytes of everything that left, in full even if it was cut."""
+        sizes: dict[str, int] = {}
+        for sending in self.sendings():
+            sizes[sending.item.kind] = sizes.get(sending.item.kind, 0) + sending.item.bytes
+        return sizes
+
 
 def _sort(event: Decision | Movement) -> tuple[str, ...]:
     return _DECISIONS if event in _DECISIONS else _MOVEMENTS

@@ -20,7 +20,7 @@ from pydantic import ValidationError
 from moerge.client import Client
 from moerge.errors import MoergeError
 from moerge.files import atomic_file, sync_folder
-from moerge_proto.owners import Identity
+from moerge_proto.owners import Identity, Role
 from moerge_proto.signatures import JoinRequest, Rotation, fingerprint, in_groups, public_key_of, sign_contribution
 
 NEW_REQUEST = "make a new request with moerge worker init, and ask the operator to approve it with --replace"
@@ -149,6 +149,20 @@ def _finish(client: Client, owner: str, path: Path) -> None:
     client.rotate_key(Rotation.make(read_owner_key(path), read_owner_key(new), owner))
     new.replace(path)
     sync_folder(path.parent)
+
+
+def own_identity(client: Client, domain: str) -> Identity:
+    """Whose token it is: an owner's, for this domain.
+
+    Raises:
+        MoergeError: it is another's.
+    """
+    identity = client.identity()
+    if identity.role is not Role.OWNER or domain not in identity.domains:
+        found = f"the token is {identity.who}'s, for {', '.join(identity.domains) or 'no domain'}, not for {domain!r}"
+        todo = "use the token that the operator made for this domain's owner"
+        raise MoergeError(found, where="--token", todo=todo)
+    return identity
 
 
 def require_approved(client: Client, home: Path) -> bool:

@@ -1,6 +1,5 @@
-"""The door through which everything leaves: it holds the policy, asks the owner, and writes down what goes."""
+"""The door through which everything but progress leaves: it holds the policy, asks, and writes down what goes."""
 
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -8,10 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
 from rich.filesize import decimal
 from rich.markup import escape
-from rich.prompt import Confirm
 from rich.table import Table
 
 from moerge.errors import MoergeError
@@ -19,9 +17,11 @@ from moerge.files import file_sha256
 from moerge.statistics.inspect import describe, summary
 from moerge_proto.contributions import Contribution, TrunkContribution
 from moerge_proto.experts import Expert
+from moerge_proto.progress import Stage
 from moerge_proto.statistics_file import RouterManifest, StatisticsFile
 from moerge_workers.history import History, Item
 from moerge_workers.settings import Settings
+from moerge_workers.watch import Watch
 
 POLL_SECONDS = 1.0
 EXPERT_REVEALS = (
@@ -33,17 +33,21 @@ EXPERT_REVEALS = (
 
 @dataclass(frozen=True)
 class Outbox:
-    """Everything that leaves goes through `sending`, and only what `may_leave` allowed.
+    """Every item that leaves goes through `sending`, and only what `may_leave` allowed.
 
     Attributes:
         settings: the worker's.
         history: of its home.
-        say: is told what happens.
+        watch: is told what happens, and asks the owner.
     """
 
     settings: Settings
     history: History
-    say: Callable[[str], None]
+    watch: Watch
+
+    @property
+    def say(self) -> Callable[[str], None]:
+        return self.watch.say
 
     def may_leave(self, item: Item, outdated: Callable[[], bool] = lambda: False) -> bool:
         """Whether an item may leave; in mode `ask`, waits for the owner's answer for as long as it isn't `outdated`.
@@ -69,10 +73,12 @@ class Outbox:
         if self.history.decision(item) != "asked":
             self.history.note(item, "asked")  # before it is shown, which takes long, so that no answer is overwritten
         self._show(item, "may this leave?")
-        if sys.stdin.isatty():
-            if self.history.decision(item) == "asked":
-                sent = Confirm.ask(f"Send {item.about} to {item.coordinator}?", console=Console(stderr=True))
+        self.watch.enter(Stage.WAITING)
+        if self.history.decision(item) == "asked":
+            sent = self.watch.view.ask(f"Send {item.about} to {item.coordinator}?")
+            if sent is not None:
                 self.history.note(item, "approved" if sent else "refused")
+        if self.history.decision(item) != "asked":
             return self.history.decision(item) == "approved"
         self.say(f"waits for your answer: {self._command('approve', item)} (or refuse)")
         while (decision := self.history.decision(item)) == "asked" and not self.settings.once:
@@ -92,9 +98,8 @@ class Outbox:
 
     def _show(self, item: Item, title: str) -> None:
         self.say(f"{title}: {item.about}, {decimal(item.bytes)}, to {item.coordinator}; to look at it: {item.place}")
-        console = Console(stderr=True)
         for part in described(item):
-            console.print(part)
+            self.watch.view.show(part)
 
     @contextmanager
     def sending(self, item: Item, supersedes: Sequence[str] = ()) -> Iterator[None]:
@@ -103,6 +108,8 @@ class Outbox:
             raise MoergeError("the policy or the dry run keeps it here", where=item.about)
         self.say(f"leaving this machine: {item.about}, {decimal(item.bytes)}; kept at {item.place}")
         self.history.note(item, "leaves")
+        self.watch.enter(Stage.SENDING)
+        self.watch.sent(self.history.sent())
         replaced = list(supersedes)
         yield
         self.history.note(item, "arrived")

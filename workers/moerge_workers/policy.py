@@ -23,6 +23,7 @@ class Policy(BaseModel):
         expert_weights: whether they may leave.
         trunk_contributions: whether they may leave, if they are asked for.
         router_contributions: whether they may leave.
+        progress: whether the coordinator is told how far the worker is, in mode `ask` too.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -36,6 +37,7 @@ class Policy(BaseModel):
     expert_weights: bool = True
     trunk_contributions: bool = True
     router_contributions: bool = True
+    progress: bool = False
 
     def allows(self, kind: Kind) -> bool:
         """Whether anything of that kind may leave."""

@@ -44,6 +44,8 @@ class Settings(BaseModel):
             that fit into memory.
         once: stop after one contribution instead of waiting for the next trunk.
         dry_run: compute and show what would be sent, and send nothing.
+        log_format: of what is written on standard error: text, or a JSON object a line.
+        metrics_port: on 127.0.0.1, where Prometheus may read the figures; None: they aren't served.
         journal_seconds: at most every so many seconds the journal is written.
     """
 
@@ -72,6 +74,8 @@ class Settings(BaseModel):
     layer_groups: int | None = Field(default=None, ge=1)
     once: bool = False
     dry_run: bool = False
+    log_format: Literal["text", "json"] = "text"
+    metrics_port: int | None = Field(default=None, ge=1, le=65535)
     journal_seconds: float = Field(default=5.0, ge=0)
     statistics: StatisticsSettings = Field(default=StatisticsSettings(), validate_default=True)
 

@@ -1,5 +1,7 @@
-"""What a home's worker does, in a file of that home that is replaced whole."""
+"""What a home's worker does: in memory for all who show it, and in a file of that home that is replaced whole."""
 
+import math
+import threading
 import time
 from datetime import UTC, datetime
 from pathlib import Path
@@ -10,9 +12,17 @@ from pydantic import BaseModel, ValidationError
 
 from moerge.errors import MoergeError
 from moerge.files import atomic_file
+from moerge_proto.progress import LONGEST, Progress, Stage
 
 FILE = "status.json"
 LOCK = "lock"
+
+
+class SlotState(BaseModel):
+    """A Ray actor: its device, and its rate over the last shards that it finished; 0 before the first."""
+
+    device: str
+    tokens_per_second: float = 0.0
 
 
 class State(BaseModel):
@@ -23,9 +33,16 @@ class State(BaseModel):
         domain: that it contributes for.
         coordinator: its address.
         said: its last message.
+        stage: what it does now.
         trunk: digest of the trunk that it contributes under.
         shards_done: of those that it computes now, or computed last.
         shards_total: likewise.
+        tokens_left: in those that are not done.
+        tokens: that it computed since it was started.
+        slots: number -> the actor that computes there now.
+        restarts: Ray actors that were lost, each of which another took the place of.
+        sent: kind -> bytes of all that ever left this home, before they are compressed.
+        heard: when the coordinator last answered.
         error: why it ended, if it failed.
     """
 
@@ -33,30 +50,69 @@ class State(BaseModel):
     domain: str
     coordinator: str
     said: str = ""
+    stage: Stage = Stage.STARTING
     trunk: str | None = None
     shards_done: int = 0
     shards_total: int = 0
+    tokens_left: int = 0
+    tokens: int = 0
+    slots: dict[int, SlotState] = {}
+    restarts: int = 0
+    sent: dict[str, int] = {}
+    heard: datetime | None = None
     error: str | None = None
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Of all slots together."""
+        return sum(slot.tokens_per_second for slot in self.slots.values())
+
+    @property
+    def seconds_left(self) -> int | None:
+        """The estimate for the shards that are not done; None while there is none."""
+        rate = self.tokens_per_second
+        left = self.tokens_left / rate if rate else LONGEST + 1
+        return round(left) if left <= LONGEST else None
+
+    @property
+    def progress(self) -> Progress:
+        """What of it the coordinator may be told."""
+        return Progress(
+            domain=self.domain,
+            stage=self.stage,
+            shards_done=self.shards_done,
+            shards_total=self.shards_total,
+            tokens_per_second=round(self.tokens_per_second),
+            seconds_left=self.seconds_left,
+        )
 
 
 class Status:
-    """Writes a home's state."""
+    """A home's state. Any thread may read and change it."""
 
     def __init__(self, home: Path, domain: str, coordinator: str) -> None:
         self._path = home / FILE
-        self._state = State(at=datetime.now(UTC), domain=domain, coordinator=coordinator)
-        self._shown = 0.0
+        self.state = State(at=datetime.now(UTC), domain=domain, coordinator=coordinator)
+        self._written = 0.0
+        self._lock = threading.RLock()
 
     def update(self, **fields: Any) -> None:
-        self._state = self._state.model_copy(update={**fields, "at": datetime.now(UTC)})
-        with atomic_file(self._path) as out:
-            out.write(self._state.model_dump_json(indent=1).encode())
-        self._shown = time.monotonic()
+        """Changes it, and writes the file."""
+        with self._lock:
+            self.note(seconds=0, **fields)
 
-    def shards(self, done: int, total: int) -> None:
-        """Tells how far it is, at most once a second until it is done."""
-        if done == total or time.monotonic() - self._shown >= 1:
-            self.update(shards_done=done, shards_total=total)
+    def note(self, *, seconds: float = 1.0, **fields: Any) -> None:
+        """Changes it; the file is written at most once in so many seconds."""
+        with self._lock:
+            self.state = self.state.model_copy(update={**fields, "at": datetime.now(UTC)})
+            if time.monotonic() - self._written >= seconds:
+                with atomic_file(self._path) as out:
+                    out.write(self.state.model_dump_json(indent=1).encode())
+                self._written = time.monotonic()
+
+    def heard(self) -> None:
+        """The coordinator answered. The file is left as it is: this may be another thread than the work's."""
+        self.note(seconds=math.inf, heard=datetime.now(UTC))
 
 
 def read_state(home: Path) -> State | None:

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from moerge.errors import MoergeError
 from moerge.files import file_sha256
-from moerge.progress import Progress
 from moerge.statistics.passes import RouterPass, TrunkPass
 from moerge_proto.digests import digest_of
+from moerge_proto.progress import Stage
 from moerge_proto.statistics_file import Manifest, StatisticsFile, TrunkManifest
 from moerge_workers import actors
 from moerge_workers.data import Data, Split
@@ -17,6 +17,7 @@ from moerge_workers.ledger import Ledger, Sent
 from moerge_workers.memory import described, free_memory, named, that_fit
 from moerge_workers.settings import Settings
 from moerge_workers.shards import Shard, enough
+from moerge_workers.watch import Watch
 
 
 @dataclass(frozen=True)
@@ -60,8 +61,7 @@ class Sums:
         blank: the manifest, but for its counts and shards.
         work: computes them.
         ledger: what was sent, in files of `folder`.
-        say: is told what is decided.
-        watch: is told how many shards are done, of how many.
+        watch: is told what is decided, and how far it is.
     """
 
     settings: Settings
@@ -71,9 +71,11 @@ class Sums:
     work: RouterPass | TrunkPass
     ledger: Ledger
     folder: Path
-    progress: Progress
-    say: Callable[[str], None]
-    watch: Callable[[int, int], None]
+    watch: Watch
+
+    @property
+    def say(self) -> Callable[[str], None]:
+        return self.watch.say
 
     @property
     def _how(self) -> str:
@@ -91,9 +93,8 @@ class Sums:
             MoergeError: no document has a token, or all are fewer than the policy's least; or the model doesn't fit.
         """
         if not self.ledger.files():
-            that_fit(
-                self.work, self.settings, free_memory(self.settings)
-            )  # before the data is read, if all of it is to be computed
+            # before the data is read, if all of it is to be computed
+            that_fit(self.work, self.settings, free_memory(self.settings))
         while True:
             plan = self._plan()
             if not self._worth_sending(plan):
@@ -136,7 +137,8 @@ class Sums:
         return isinstance(self.blank, TrunkManifest)
 
     def _sizes(self, *, everything: bool) -> dict[str, _Size]:
-        with self.progress.track("reading documents", self.data.size(), "B") as tracker:
+        self.watch.enter(Stage.READING)
+        with self.watch.track("reading documents", self.data.size(), "B") as tracker:
             hidden = self.blank.hidden_size
             shards = self.data.shards(self.split, self.ledger, hidden, everything=everything, tracker=tracker)
             return {shard.name: _Size(shard.documents, shard.tokens) for shard in shards}
@@ -229,20 +231,24 @@ class Sums:
         kind = "trunk statistics" if self._grows else "statistics"
         title = f"{kind} of {self.settings.domain}" + (f", {self.split}" if self.split != "statistics" else "")
         title += f", layers {named(work.layers)}" if work.layers is not None else ""
-        with self.progress.track(title, _total(plan.sizes.values()).tokens, "tokens") as tracker:
-            tracker.advance(sum(size.tokens for name, size in plan.sizes.items() if name not in left))
-            self.watch(done, total)
+        tokens, tokens_left = _total(plan.sizes.values()).tokens, sum(plan.sizes[name].tokens for name in left)
+        later = (groups - before - 1) * tokens
+        self.watch.enter(Stage.COMPUTING)
+        with self.watch.track(title, tokens, "tokens") as tracker:
+            tracker.advance(tokens - tokens_left)
+            self.watch.shards(done, total, tokens_left + later)
             if not left:
                 return journal.save()
             hidden = self.blank.hidden_size
             again = self.data.shards(self.split, self.ledger, hidden, everything=plan.replaces, again=True)
             settings = self.settings
-            slots = actors.Slots(settings.ray_address, settings.slots, work, settings.statistics, self.say)
+            given = settings.ray_address, settings.slots, work, settings.statistics, self.say, self.watch
+            slots = actors.Slots(*given)
             for shard, sums in slots.compute(each_once(again)):
                 journal.add(shard.name, sums)
                 tracker.advance(shard.tokens)
-                done += 1
-                self.watch(done, total)
+                done, tokens_left = done + 1, tokens_left - shard.tokens
+                self.watch.shards(done, total, tokens_left + later)
         return journal.save() if same and not left else None
 
 

@@ -26,7 +26,10 @@ def list_audit(
     path: Annotated[str | None, Query(description="Only paths that begin so.", max_length=200)] = None,
     failed: Annotated[bool, Query(description="Only what was refused or failed.")] = False,
 ) -> Page[AuditEntry]:
-    """Lists every call that might have changed something, allowed or refused; single chunks apart. Role: operator."""
+    """Lists every call that might have changed something, allowed or refused. Role: operator.
+
+    Single chunks of uploads, and progress, are not in it.
+    """
     query = select(AuditRow)
     if owner is not None:
         query = query.where(AuditRow.owner == owner)

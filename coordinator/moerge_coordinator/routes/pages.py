@@ -10,7 +10,7 @@ from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from moerge_coordinator.database import reading
 from moerge_coordinator.refusals import RefusedError
-from moerge_coordinator.tables import ContributionRow, ExpertRow, TrunkContributionRow
+from moerge_coordinator.tables import ContributionRow, ExpertRow, ProgressRow, TrunkContributionRow
 from moerge_proto.messages import Message, Page
 from moerge_proto.owners import Identity, Role
 from moerge_proto.problems import ProblemType
@@ -37,7 +37,8 @@ Newest = Annotated[
 Number = Annotated[int, Path(ge=1, le=LARGEST)]
 
 M = TypeVar("M", bound=Message)
-Owned = TypeVar("Owned", ExpertRow, ContributionRow, TrunkContributionRow)
+Owned = TypeVar("Owned", ExpertRow, ContributionRow, TrunkContributionRow, ProgressRow)
+Named = TypeVar("Named", ExpertRow, ContributionRow, TrunkContributionRow)
 
 
 def page(
@@ -76,7 +77,7 @@ def visible_page(
         return page(session, query, kind.number, after, view, newest=newest)
 
 
-def visible_row(session: Session, caller: Identity, kind: type[Owned], digest: str) -> Owned:
+def visible_row(session: Session, caller: Identity, kind: type[Named], digest: str) -> Named:
     """The row of that digest; an owner sees its own.
 
     Raises:

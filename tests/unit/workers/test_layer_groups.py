@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
-from moerge.progress import LogProgress
 from moerge.statistics.accumulate import ShardSums
 from moerge.statistics.passes import RouterPass, TrunkPass
 from moerge_proto.statistics_file import RouterManifest, StatisticsFile, StatisticsSettings, TrunkManifest
@@ -19,7 +18,10 @@ from moerge_workers.data import Data
 from moerge_workers.ledger import Ledger
 from moerge_workers.settings import Settings
 from moerge_workers.shards import Shard
+from moerge_workers.status import Status
 from moerge_workers.sums import Sums
+from moerge_workers.view import Lines
+from moerge_workers.watch import Watch
 from support.models import SMALL, VOCAB, expert, texts
 
 LAYERS, HIDDEN, KINDS = SMALL["num_hidden_layers"], SMALL["hidden_size"], ["router", "trunk"]
@@ -40,6 +42,22 @@ TRUNK = TrunkManifest(**BLANK, exponents=[16] * (2 * LAYERS + 1), attention_size
 
 class _Killed(BaseException):
     """Stands for SIGKILL: nothing but files is left."""
+
+
+class Seen(Watch):
+    """Keeps what it is told."""
+
+    def __init__(self, status: Status, view: Lines, owner: "Owner") -> None:
+        super().__init__(status, view)
+        self._owner = owner
+
+    def say(self, text: str) -> None:
+        super().say(text)
+        self._owner.said.append(text)
+
+    def shards(self, done: int, total: int, tokens_left: int) -> None:
+        super().shards(done, total, tokens_left)
+        self._owner.shown.append((done, total))
 
 
 class Owner:
@@ -83,11 +101,11 @@ class Owner:
         trunk, router = TrunkPass(self.expert, TRUNK.exponents), RouterPass(self.expert, self.expert, ROUTER.exponents)
         blank, work = (TRUNK, trunk) if kind == "trunk" else (ROUTER, router)
         data = Data(settings, print)
-        told = LogProgress(self.said.append), self.said.append, lambda *shards: self.shown.append(shards)
+        watch = Seen(Status(home, "law", ""), Lines(), self)
         for self._left in kills:
             try:
                 with closing(Ledger(home / "ledger.sqlite")) as ledger:
-                    whole = Sums(settings, data, "statistics", blank, work, ledger, home, *told).complete()
+                    whole = Sums(settings, data, "statistics", blank, work, ledger, home, watch).complete()
                     assert whole is not None
                     whole.note()
                     return (home / whole.file.name).read_bytes()

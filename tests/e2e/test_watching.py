@@ -1,0 +1,229 @@
+"""What is seen of a worker that runs: on a terminal, in a log, from Prometheus, at the coordinator."""
+
+import fcntl
+import json
+import os
+import pty
+import re
+import struct
+import subprocess
+import termios
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from rich.cells import cell_len
+from typer.testing import CliRunner
+
+from moerge import cli
+from moerge.demo.processes import free_port
+from moerge.errors import MoergeError
+from moerge_proto.progress import Progress, Stage
+from moerge_workers import commands
+from moerge_workers.metrics import served
+from moerge_workers.status import Status
+from support.fleet import Member, join, merge
+from support.models import expert, texts
+from support.processes import MOERGE, Coordinator, coordinator
+
+COLUMNS = 80
+
+
+@dataclass
+class House:
+    server: Coordinator
+    member: Member
+    folder: Path
+
+    def command(self, home: str, policy: str, *options: object) -> list[str]:
+        """A worker's command; its home has a worker.toml with the policy and a token."""
+        place = self.folder / home
+        place.mkdir(exist_ok=True)
+        (place / "worker.toml").write_text(f"[policy]\n{policy}\n")
+        (place / "token").write_text(self.member.token)
+        given = {"coordinator": self.server.url, "domain": "law", "expert": self.member.folder, "home": place}
+        words = [f"--{name}={value}" for name, value in given.items()]
+        return [*MOERGE, "worker", "run", *words, *map(str, options)]
+
+    def data(self, documents: int) -> str:
+        return f"--data={texts(self.folder / 'the texts.jsonl', 1, documents)}"
+
+
+@pytest.fixture(scope="module")
+def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+    folder = tmp_path_factory.mktemp("house")
+    with coordinator(folder / "home") as server:
+        member = join(server, "law", expert(folder / "law", 1))
+        yield House(server, member, folder)
+        member.client.close()
+
+
+class Terminal:
+    """A terminal of 80 columns, and a worker that runs on it."""
+
+    def __init__(self, command: list[str]) -> None:
+        self._keyboard, terminal = pty.openpty()
+        fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, COLUMNS, 0, 0))
+        environment = {**os.environ, "TERM": "xterm", "OMP_NUM_THREADS": "1"}
+        self.worker = subprocess.Popen(  # noqa: S603  # our own command
+            command,
+            stdin=terminal,
+            stdout=terminal,
+            stderr=terminal,
+            env=environment,
+            start_new_session=True,
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # Ctrl-C is for it
+        )
+        os.close(terminal)
+        self._shown = b""
+
+    @property
+    def shown(self) -> str:
+        return self._shown.decode(errors="replace")
+
+    def until(self, holds: Callable[[str], bool]) -> None:
+        """Reads what it shows until that holds, or it ends."""
+        while not holds(self.shown):
+            try:
+                self._shown += os.read(self._keyboard, 65536)
+            except OSError:  # the worker closed it
+                assert holds(self.shown), self.shown
+                return
+
+    def type(self, text: bytes) -> None:
+        os.write(self._keyboard, text)
+
+    def close(self) -> int:
+        """Reads it to its end; the worker's exit status."""
+        try:
+            while data := os.read(self._keyboard, 65536):
+                self._shown += data
+        except OSError:
+            pass
+        os.close(self._keyboard)
+        return self.worker.wait(60)
+
+    def lines(self) -> list[str]:
+        """Every line as it was drawn, without its colours."""
+        return re.split(r"[\r\n]+", re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", self.shown))
+
+
+def test_a_terminal_shows_the_work_asks_and_is_left_clean(house: House) -> None:
+    port = free_port()
+    command = house.command("terminal", "mode = 'ask'\nprogress = true", house.data(600), f"--metrics-port={port}")
+    terminal = Terminal(command)
+    terminal.until(lambda shown: "[y/n]" in shown)
+    assert "\x1b[?25h" in terminal.shown.rpartition("Send law: expert")[0][-400:]  # nothing is drawn over the question
+    terminal.type(b"y\n")
+    terminal.until(lambda shown: "waiting for the operator" in shown)
+    merge(house.server)
+    terminal.until(lambda shown: shown.count("[y/n]") == 2)
+    asked = len(terminal.shown)
+    terminal.type(b"y\n")
+    terminal.until(lambda shown: "waiting for the operator" in shown[asked:])
+    terminal.until(lambda shown: "law: waiting" in shown[shown.rindex("waiting for the operator") :])
+    found = figures(port)
+    terminal.type(b"\x03")  # Ctrl-C
+    assert terminal.close() == 130
+    lines = terminal.lines()
+    assert max(map(cell_len, (line for line in lines if line.startswith(("law:", "statistics of", "left", " "))))) <= 80
+    for pattern in (
+        r"law: computing, trunk [0-9a-f]{12}",
+        r"statistics of law .* 100 % +[\d,]+ tokens/s 0:00:00",
+        r"shards: (\d+) of \1",
+        r"  slot 0, cpu: [\d,]+ tokens/s",
+        r"left this building: expert [\d.]+ kB, router [\d.]+ kB",
+    ):
+        assert any(re.fullmatch(pattern, line.rstrip()) for line in lines), (pattern, lines)
+    assert terminal.shown.rindex("\x1b[?25h") > terminal.shown.rindex("\x1b[?25l")  # the cursor is there again
+    after = terminal.shown[terminal.shown.rindex("left this building") :]
+    assert after.count("\x1b[2K") >= 2  # the view's lines are erased
+
+    assert found["moerge_worker_shards_done"] == found["moerge_worker_shards_planned"] > 1
+    assert found["moerge_worker_tokens_total"] > 2048
+    assert found['moerge_worker_sent_bytes_total{kind="expert"}'] > 1000
+    assert found["moerge_worker_actor_restarts_total"] == 0
+    assert found['moerge_worker_stage{stage="waiting"}'] == 1
+    assert found["moerge_worker_coordinator_answered_timestamp_seconds"] > 1e9
+
+    status = CliRunner().invoke(commands.app, ["status", "--home", str(house.folder / "terminal")]).output
+    assert re.search(r"^sent: expert [\d.]+ kB, router [\d.]+ kB$", status, re.MULTILINE), status
+
+    [told] = house.member.client.progress()
+    assert (told.stage, told.shards_done, told.owner) == (Stage.ENDED, told.shards_total, "law-owner")
+    assert told.shards_total > 1
+
+
+def figures(port: int) -> dict[str, float]:
+    """What Prometheus reads."""
+    text = httpx.get(f"http://127.0.0.1:{port}/metrics").text
+    pairs = [line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#")]
+    return {name: float(value) for name, value in pairs}
+
+
+def objects(text: str) -> list[dict[str, Any]]:
+    """Every line of it, each an object."""
+    return [json.loads(line) for line in text.splitlines()]
+
+
+@pytest.mark.slow
+def test_with_json_every_line_of_a_whole_run_is_an_object_with_the_figures(house: House) -> None:
+    if house.member.client.current_trunk() is None:
+        house.member.register()
+        merge(house.server)
+    before = list(house.member.client.progress())
+    command = house.command("json", "", house.data(300), "--log-format=json", "--once")
+    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603  # our own command
+    assert (done.returncode, done.stdout) == (0, "")
+    lines = objects(done.stderr)
+    assert all({"timestamp", "level", "event"} <= line.keys() for line in lines)
+    [told] = [line for line in lines if line["event"].startswith("statistics of law: 100 %")]
+    assert (told["domain"], told["stage"], told["shards_done"]) == ("law", "computing", told["shards_total"])
+    assert told["tokens_per_second"] > 0
+    assert lines[-1]["sent_bytes"].keys() == {"router"}
+    assert list(house.member.client.progress()) == before  # law 1: its switch is off by default
+
+
+def test_with_json_messages_progress_and_errors_are_objects_without_private_things(house: House) -> None:
+    data = house.data(50)
+    with (house.folder / "the texts.jsonl").open("a") as out:
+        out.write('{"secret": 1}\n')
+    house.member.register()
+    if house.member.client.current_trunk() is None:
+        merge(house.server)
+    command = house.command("json", "", data, "--log-format=json", "--bad-share=0.5")
+    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603  # our own command
+    assert (done.returncode, done.stdout) == (1, "")
+    lines = objects(done.stderr)
+    assert all({"timestamp", "level", "event"} <= line.keys() for line in lines)
+    [bad] = [line for line in lines if line["event"].startswith("skipped: ")]
+    assert bad["event"].startswith("skipped: (a data file), line 51: no document in the field 'text'")
+    assert (bad["domain"], bad["stage"]) == ("law", "reading")
+    assert any(line["event"].startswith("reading documents: 100 %") for line in lines)
+    assert (lines[-1]["level"], lines[-1]["where"]) == ("error", "--data")
+    assert "min_documents" in lines[-1]["event"]
+    assert lines[-1]["todo"]
+    assert house.member.token not in done.stderr
+    assert "the texts" not in done.stderr
+
+
+def test_a_port_that_is_taken_is_an_error_of_its_option(house: House) -> None:
+    with (
+        pytest.raises(MoergeError, match=r"--metrics-port: port \d+ can't be listened on"),
+        served(house.server.port, Status(house.folder, "law", "")),
+    ):
+        raise AssertionError("it listens")
+
+
+def test_the_operator_sees_how_far_everybody_is(house: House) -> None:
+    told = Progress(
+        domain="law", stage=Stage.READING, shards_done=1, shards_total=2000, tokens_per_second=3, seconds_left=61
+    )
+    house.member.client.tell_progress(told)
+    shown = CliRunner().invoke(cli.app, ["progress"], env={**house.server.environment(), "COLUMNS": "120"}).output
+    [row] = [line for line in shown.splitlines() if "law-owner" in line]
+    for part in ("law", "reading", "1 of 2,000", "3", "0:01:01", "UTC"):
+        assert part in row
