@@ -4,18 +4,14 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from support.demo import CACHE, DEMO
 from support.processes import marked
-
-DEMO = [sys.executable, "-m", "moerge.cli", "demo", "--home"]
-CACHE = Path(__file__).parents[2] / "build" / "test-cache"
-"""Trained experts; a run that finds them is a second run."""
 
 
 def start(home: Path, *options: str) -> subprocess.Popen[str]:

@@ -20,6 +20,7 @@ from moerge_proto.contributions import Contribution
 from moerge_proto.evaluations import VersionTable
 from moerge_proto.experts import Expert
 from moerge_proto.owners import Owner, Role
+from moerge_proto.progress import DomainProgress
 from moerge_proto.rounds import Round
 from moerge_proto.trunks import Trunk
 from moerge_proto.versions import Alias, AliasMove, Comparison, SolveReport, Version
@@ -323,14 +324,16 @@ async def experts(visit: Visit) -> Response:
 
 async def owners(visit: Visit) -> Response:
     rest = visit.rest
-    page, rounds, experts = await asyncio.gather(
+    page, rounds, experts, told = await asyncio.gather(
         rest.page(Owner, "/v1/owners", {"after": _after(visit)}),
         rest.all(Round, "/v1/rounds"),
         rest.all(Expert, "/v1/experts"),
+        rest.all(DomainProgress, "/v1/progress"),
     )
     state = {each.domain: each.state.value for each in experts if each.state != "withdrawn"}
     newest = list(reversed(rounds))[:_MOST_ROWS]
-    return visit.show("owners.html", owners=page.items, further=page.next, rounds=newest, state=state)
+    workers = {each.domain: each for each in told}
+    return visit.show("owners.html", owners=page.items, further=page.next, rounds=newest, state=state, workers=workers)
 
 
 async def contributions(visit: Visit) -> Response:

@@ -28,9 +28,16 @@ def ago(when: datetime | None, now: datetime | None = None) -> Markup:
 def _words(seconds: float) -> str:
     if abs(seconds) < _SPANS[0][0]:
         return "just now" if seconds >= 0 else "in a moment"
-    size, unit = next(span for span in reversed(_SPANS) if abs(seconds) >= span[0])
-    text = f"{abs(seconds) / size:.0f} {unit}"
+    text = duration(abs(seconds))
     return f"{text} ago" if seconds >= 0 else f"in {text}"
+
+
+def duration(seconds: float) -> str:
+    """So long, in one unit."""
+    if seconds < _SPANS[0][0]:
+        return f"{seconds:.0f} s"
+    size, unit = next(span for span in reversed(_SPANS) if seconds >= span[0])
+    return f"{seconds / size:.0f} {unit}"
 
 
 def digest(value: str | None) -> Markup:
@@ -74,6 +81,6 @@ def environment() -> Environment:
         lstrip_blocks=True,
     )
     made.filters |= {"ago": ago, "digest": digest, "number": number, "bytes": decimal, "markdown": markdown}
-    made.filters |= {"lines": lines}
+    made.filters |= {"lines": lines, "duration": duration}
     made.globals |= {"step": step, "stamp": _stamp()}
     return made

@@ -28,6 +28,9 @@ def demo(
         Literal["average", "regmean"],
         typer.Option(help="How the trunk is merged; for regmean the owners send grams of their experts too."),
     ] = "average",
+    serve: Annotated[
+        bool, typer.Option("--serve", help="Keep the coordinator and its dashboard open at the end.")
+    ] = False,
 ) -> None:
     """Runs the main job on real text: trains four small experts (once), starts a coordinator and four workers,
     publishes a version of three experts and then one of four, and prints the paper's table for both.
@@ -38,4 +41,4 @@ def demo(
     texts = corpora.write(cache() / "texts")
     experts = train(texts, cache() / "experts", progress())
     domains = [Domain(name, experts[name], texts[name]) for name in corpora.DOMAINS]
-    Demo(home.resolve(), domains, trunk, Console()).run()
+    Demo(home.resolve(), domains, trunk, Console()).run(serve=serve)

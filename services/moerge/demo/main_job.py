@@ -23,8 +23,18 @@ from moerge_proto.owners import NewOwner, NewToken, Role
 from moerge_proto.trunks import NewTrunk, TrunkMethod
 from moerge_proto.versions import NewVersion, Version
 
+CHAMPION = "champion"
 TABLE_TOKENS = 10_000
 """Held-out tokens per domain in the demo's tables."""
+_POLICY = b"""\
+held_out_share = 0.3
+
+[policy]  # of public texts, of which some domains have hardly a hundred
+min_documents = 30
+evaluation_sums = true
+redistribute = true
+progress = true
+"""
 
 
 @dataclass(frozen=True)
@@ -45,12 +55,15 @@ class Demo:
         self._port = free_port()
         self._url = f"http://127.0.0.1:{self._port}"
 
-    def run(self) -> None:
-        """Publishes a version of all domains but the last, prints its table; then the last domain joins."""
+    def run(self, *, serve: bool = False) -> None:
+        """Publishes a version of all domains but the last, prints its table; then the last domain joins.
+
+        With `serve`, the coordinator and its dashboard stay open until Ctrl-C.
+        """
         token = self._operator_token()
         with Processes() as processes, Client(self._url, token) as client:
             self._say("Starting the coordinator")
-            self._serve(processes)
+            coordinator = self._serve(processes)
             early, late = self._domains[:-1], self._domains[-1]
             self._say(f"{len(early)} owners join: {', '.join(domain.name for domain in early)}")
             workers = [(domain, self._start_worker(processes, client, domain)) for domain in early]
@@ -66,7 +79,10 @@ class Demo:
             experts += self._ready_experts(client, [late], workers)
             self._wait_for_contributions(processes, client, trunk, workers)
             numbers.append(self._publish(processes, client, experts, self._domains))
-        self._say_what_next(*numbers)
+            self._say_what_next(*numbers)
+            if serve:
+                self._console.print(f"The dashboard is open at {self._url} until you press Ctrl-C.", highlight=False)
+                processes.finish("coordinator", coordinator)
 
     def _operator_token(self) -> str:
         path = self._home / "operator-token"
@@ -79,26 +95,26 @@ class Demo:
                 out.write(token.encode())
         return path.read_text()
 
-    def _serve(self, processes: Processes) -> None:
+    def _serve(self, processes: Processes) -> subprocess.Popen[str]:
         log = self._home / "coordinator.log"
         process = processes.start(["coordinator", "serve", self._coordinator, "--port", self._port], {}, log=log)
         while process.poll() is None:
             try:
                 httpx.get(f"{self._url}/healthz").raise_for_status()
-                return
+                return process
             except httpx.TransportError:
                 time.sleep(0.1)
         raise MoergeError("the coordinator did not start", where=str(log), todo="see its last lines")
 
-    def _start_worker(self, processes: Processes, client: Client, domain: Domain) -> subprocess.Popen[str]:
+    def _start_worker(self, processes: Processes, client: Client, domain: Domain, *more: str) -> subprocess.Popen[str]:
         name = f"{domain.name}-owner"
         client.add_owner(NewOwner(name=name, domains=[domain.name]))
         token = client.add_token(NewToken(role=Role.OWNER, owner=name)).secret
         home = self._home / f"worker-{domain.name}"
         with atomic_file(home / "worker.toml") as out:
-            out.write(b"[policy]\nmin_documents = 50\n")  # public texts, and some have hardly a hundred
+            out.write(_POLICY)
         arguments = ["worker", "run", "--domain", domain.name, "--expert", domain.expert]
-        arguments += ["--data", domain.texts["statistics"], "--home", home]
+        arguments += ["--data", domain.texts["statistics"], "--data", domain.texts["tuning"], "--home", home, *more]
         arguments += ["--license", "Apache-2.0", "--context", 256]
         if self._trunk == "regmean":
             arguments.append("--trunk-contribution")
@@ -145,6 +161,11 @@ class Demo:
         self._say("Summing, solving, publishing")
         version = client.version(int(wait(client, client.solve_version(NewVersion(experts=experts)))))
         show_files(version)
+        self._say(f"Each owner evaluates version {version.number} on documents that it held out, and reports sums")
+        workers = [(domain, self._start_worker(processes, client, domain, "--once")) for domain in domains]
+        for domain, worker in workers:
+            processes.finish(domain.name, worker)
+        client.promote(CHAMPION, version.number)
         self._say(f"Scoring version {version.number}, loaded by stock transformers in its own process")
         processes.finish("table", processes.start(self._table_command(version, domains), {"OMP_NUM_THREADS": "2"}))
         return version.number
@@ -178,7 +199,9 @@ Three commands to try next:
 
   {python} -c "from transformers import pipeline; print(pipeline('text-generation', '{folder}')('{prompt}'))"
   {moerge} coordinator serve {home} --port 8080
-  MOERGE_COORDINATOR=http://127.0.0.1:8080 MOERGE_TOKEN=$(cat {token}) {moerge} version show {last}
+  MOERGE_COORDINATOR=http://127.0.0.1:8080 MOERGE_TOKEN=$(cat {token}) {moerge} version table {last}
+
+The second serves the dashboard at http://127.0.0.1:8080; sign in with the token in {token}.
 """,
             soft_wrap=True,
             highlight=False,
