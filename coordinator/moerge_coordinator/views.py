@@ -12,6 +12,7 @@ from moerge_coordinator.tables import (
     AliasRow,
     ContributionRow,
     DomainRow,
+    EvaluationRow,
     ExpertRow,
     OwnerRow,
     TokenRow,
@@ -20,6 +21,7 @@ from moerge_coordinator.tables import (
     VersionRow,
 )
 from moerge_proto.contributions import Contribution, TrunkContribution
+from moerge_proto.evaluations import Evaluation, VersionTable
 from moerge_proto.experts import Expert
 from moerge_proto.owners import Owner
 from moerge_proto.problems import Problem, ProblemType
@@ -76,6 +78,16 @@ def versions(session: Session) -> Callable[[VersionRow], Version]:
         return Version.model_validate({**_fields(row, *own), **derived})
 
     return view
+
+
+def evaluation(row: EvaluationRow) -> Evaluation:
+    return Evaluation.model_validate(_fields(row, *Evaluation.model_fields))
+
+
+def table(session: Session, row: VersionRow) -> VersionTable:
+    """The paper's table of a version, from the evaluations that there are."""
+    rows = session.scalars(select(EvaluationRow).where(EvaluationRow.version == row.number, EvaluationRow.active))
+    return VersionTable.of(row.number, row.lineage["domains"], map(evaluation, rows))
 
 
 def alias(row: AliasRow) -> Alias:

@@ -24,6 +24,7 @@ from moerge.progress import Progress
 from moerge_proto.audit import AuditEntry
 from moerge_proto.contributions import Contribution, ContributionSignature, NewContribution, TrunkContribution
 from moerge_proto.digests import content_digest, sha256_hex
+from moerge_proto.evaluations import Evaluation, NewEvaluation, VersionTable
 from moerge_proto.experts import Expert, NewExpert, Purge, Purged, Withdraw, Withdrawal
 from moerge_proto.messages import FileEntry, Page
 from moerge_proto.owners import (
@@ -363,6 +364,15 @@ class Client:
 
     def compare_versions(self, before: int, after: int) -> Comparison:
         return self._get(Comparison, f"/v1/versions/{before}/compare/{after}")
+
+    def evaluate(self, number: int, evaluation: NewEvaluation) -> Evaluation:
+        return self._post(Evaluation, f"/v1/versions/{number}/evaluations", evaluation)
+
+    def evaluations(self, number: int) -> Iterator[Evaluation]:
+        return self._pages(Evaluation, f"/v1/versions/{number}/evaluations")
+
+    def version_table(self, number: int) -> VersionTable:
+        return self._get(VersionTable, f"/v1/versions/{number}/table")
 
     def alias(self, name: str) -> Alias:
         return self._get(Alias, f"/v1/aliases/{name}")

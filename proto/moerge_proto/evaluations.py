@@ -1,0 +1,143 @@
+"""Evaluations: what an owner's held-out documents say of a version, as sums, and the paper's table from them."""
+
+import math
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from typing import Annotated, Self
+
+from pydantic import Field, model_validator
+
+from moerge_proto.contributions import Short
+from moerge_proto.digests import Digest, Name, digest_of
+from moerge_proto.messages import Message
+
+_MOST = 2**53 - 1  # canonical JSON holds no larger integer
+_MOST_NATS = 300  # a token; e^300 and its like's quotients are numbers still
+Count = Annotated[int, Field(ge=0, le=_MOST)]
+Amount = Annotated[int, Field(ge=1, le=_MOST)]
+
+
+class Scored(Message):
+    """Summed negative log-likelihood in nats, over `tokens` predicted tokens."""
+
+    nll: float = Field(ge=0, allow_inf_nan=False)
+    tokens: Amount
+
+    @model_validator(mode="after")
+    def _is_a_perplexity(self) -> Self:
+        if self.nll > _MOST_NATS * self.tokens:
+            raise ValueError(f"nll is more than {_MOST_NATS} nats a token; no model errs like that")
+        return self
+
+    @property
+    def perplexity(self) -> float:
+        return math.exp(self.nll / self.tokens)
+
+
+class NewEvaluation(Message):
+    """What an owner reports of a version: sums over its held-out documents, in windows of `context` tokens that advance
+    by `stride`.
+
+    `expert` is the owner's dense expert of `domain`, which the version has; `dense` and `version` are over the same
+    tokens. `routed`, L x D, counts per layer those that each expert, in slot order, was the first choice for, at the
+    position from which they were predicted: each layer's counts add up to the tokens.
+    """
+
+    domain: Name
+    expert: Digest
+    documents: Amount
+    context: int = Field(ge=2, le=2**31 - 1)
+    stride: int = Field(ge=1)
+    dense: Scored
+    version: Scored
+    routed: list[list[Count]] = Field(min_length=1, max_length=10_000)
+    software: dict[Short, Short] = Field(default_factory=dict, max_length=100)
+
+    @model_validator(mode="after")
+    def _is_consistent(self) -> Self:
+        tokens = self.version.tokens
+        if self.stride >= self.context:
+            raise ValueError(f"stride is {self.stride}; it must be below context, {self.context}")
+        if self.dense.tokens != tokens:
+            raise ValueError(f"dense is over {self.dense.tokens} tokens, version over {tokens}; both read the same")
+        if self.documents > tokens:
+            raise ValueError(f"{self.documents} documents can't have {tokens} predicted tokens")
+        for layer, counts in enumerate(self.routed):
+            if sum(counts) != tokens:
+                raise ValueError(f"routed counts {sum(counts)} tokens in layer {layer}; predicted were {tokens}")
+        return self
+
+    @property
+    def digest(self) -> str:
+        """Its name: SHA-256 of its canonical JSON."""
+        return digest_of(self.model_dump(mode="json"))
+
+
+class Evaluation(Message):
+    """An accepted evaluation of version `version`; `sums` is what was sent, and `digest` names that.
+
+    `active` is false once the owner sent a later one of the same domain and version, which takes its place.
+    """
+
+    number: int
+    digest: Digest
+    version: int
+    owner: str
+    active: bool
+    created: datetime
+    sums: NewEvaluation
+
+
+class DomainScore(Message):
+    """A domain's line of the table: perplexities of its dense expert and of the version, on its held-out documents.
+
+    `normalised` is 100 * dense / version; `shares`, L x D, are of the tokens that each expert was first choice for.
+    """
+
+    domain: str
+    owner: str
+    documents: int
+    tokens: int
+    dense: float
+    version: float
+    normalised: float
+    shares: list[list[float]]
+    created: datetime
+
+
+class VersionTable(Message):
+    """The paper's table of one version (DUME section 3.1), from what owners reported.
+
+    `domains` and each layer's `shares` are in slot order. `average` is over all domains, so None while some are
+    `missing`.
+    """
+
+    version: int
+    domains: list[str]
+    scores: list[DomainScore]
+    average: float | None
+    missing: list[str]
+
+    @classmethod
+    def of(cls, version: int, domains: Sequence[str], evaluations: Iterable[Evaluation]) -> Self:
+        """The table of a version with `domains`; evaluations that are not active don't count."""
+        found = {each.sums.domain: _score(each) for each in evaluations if each.active}
+        scores = [found[domain] for domain in domains if domain in found]
+        missing = [domain for domain in domains if domain not in found]
+        average = None if missing else sum(each.normalised for each in scores) / len(scores)
+        return cls(version=version, domains=list(domains), scores=scores, average=average, missing=missing)
+
+
+def _score(row: Evaluation) -> DomainScore:
+    sums, tokens = row.sums, row.sums.version.tokens
+    return DomainScore(
+        domain=sums.domain,
+        owner=row.owner,
+        documents=sums.documents,
+        tokens=tokens,
+        dense=sums.dense.perplexity,
+        version=sums.version.perplexity,
+        normalised=100 * math.exp((sums.dense.nll - sums.version.nll) / tokens),
+        shares=[[count / tokens for count in layer] for layer in sums.routed],
+        created=row.created,
+    )
