@@ -35,14 +35,15 @@ class Scored(Message):
 
 
 class NewEvaluation(Message):
-    """What an owner reports of a version: sums over its held-out documents, in windows of `context` tokens that advance
-    by `stride`.
+    """What an owner reports of version `number`: sums over its held-out documents, in windows of `context` tokens that
+    advance by `stride`.
 
     `expert` is the owner's dense expert of `domain`, which the version has; `dense` and `version` are over the same
     tokens. `routed`, L x D, counts per layer those that each expert, in slot order, was the first choice for, at the
     position from which they were predicted: each layer's counts add up to the tokens.
     """
 
+    number: int = Field(ge=1, le=2**31 - 1)
     domain: Name
     expert: Digest
     documents: Amount

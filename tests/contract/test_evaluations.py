@@ -39,8 +39,9 @@ class House:
         new = NewVersion(options=SolveOptions(ridge_lambda=ridge_lambda), experts=experts)
         return int(wait(self.operator, self.operator.solve_version(new)))
 
-    def sums(self, domain: str, nll: float = 25.0, **change: Any) -> NewEvaluation:
+    def sums(self, number: int, domain: str, nll: float = 25.0, /, **change: Any) -> NewEvaluation:
         sent = {
+            "number": number,
             "domain": domain,
             "expert": self.experts[domain].digest,
             "documents": 2,
@@ -88,6 +89,7 @@ def refused(caught: pytest.ExceptionInfo[CoordinatorError]) -> tuple[str, str]:
     [
         ("art", "law", {}, "forbidden", "domain"),
         ("code", "code", {}, "invalid-request", "domain"),
+        ("law", "law", {"number": 2}, "invalid-request", "number"),
         ("law", "law", {"expert": "0" * 64}, "invalid-request", "expert"),
         ("law", "law", {"routed": [[9, 1]]}, "invalid-request", "routed"),
         ("law", "law", {"routed": [[9, 1], [5, 5], [5, 5]]}, "invalid-request", "routed"),
@@ -99,34 +101,34 @@ def test_what_can_t_be_of_this_version_is_refused_by_its_field(
     house: House, who: str, domain: str, change: dict[str, Any], kind: str, field: str
 ) -> None:
     with pytest.raises(CoordinatorError) as caught:
-        house.client(who).evaluate(1, house.sums(domain, **change))
+        house.client(who).evaluate(1, house.sums(1, domain, **change))
     assert refused(caught) == (kind, field)
     assert list(house.operator.evaluations(1)) == []
 
 
 def test_an_evaluation_that_does_not_add_up_is_refused_and_so_is_one_of_no_version(house: House) -> None:
-    wrong = house.sums("law").model_copy(update={"routed": [[9, 1], [5, 4]]})
+    wrong = house.sums(1, "law").model_copy(update={"routed": [[9, 1], [5, 4]]})
     with pytest.raises(CoordinatorError, match="routed counts 9 tokens in layer 1"):
         house.client("law").evaluate(1, wrong)
     with pytest.raises(CoordinatorError, match="no version 99"):
-        house.client("law").evaluate(99, house.sums("law"))
+        house.client("law").evaluate(99, house.sums(99, "law"))
     retired = house.solve(77.0)
     house.operator.retire_version(retired)
     with pytest.raises(CoordinatorError, match="is retired"):
-        house.client("law").evaluate(retired, house.sums("law"))
+        house.client("law").evaluate(retired, house.sums(retired, "law"))
 
 
 def test_the_same_again_changes_nothing_and_a_later_one_takes_its_place(house: House) -> None:
     number, law = house.solve(2.0), house.client("law")
-    first = law.evaluate(number, house.sums("law"))
-    assert law.evaluate(number, house.sums("law")) == first
+    first = law.evaluate(number, house.sums(number, "law"))
+    assert law.evaluate(number, house.sums(number, "law")) == first
     assert (first.owner, first.version, first.active) == ("law-owner", number, True)
-    later = law.evaluate(number, house.sums("law", 30.0))
+    later = law.evaluate(number, house.sums(number, "law", 30.0))
     assert later.number > first.number
-    assert law.evaluate(number, house.sums("law")) == first.model_copy(update={"active": False})  # come late
+    assert law.evaluate(number, house.sums(number, "law")) == first.model_copy(update={"active": False})  # come late
     [kept, counts] = law.evaluations(number)
     assert (kept.digest, kept.active, counts) == (first.digest, False, later)
-    art = house.client("art").evaluate(number, house.sums("art", 20.0))
+    art = house.client("art").evaluate(number, house.sums(number, "art", 20.0))
     assert list(house.client("art").evaluations(number)) == [art]  # an owner sees its own
     assert len(list(house.operator.evaluations(number))) == 3
     token = house.operator.add_token(NewToken(role=Role.READER)).secret
@@ -138,7 +140,7 @@ def test_the_same_again_changes_nothing_and_a_later_one_takes_its_place(house: H
 
 def test_the_command_line_shows_the_table_by_number_and_alias(house: House) -> None:
     number = house.solve(3.0)
-    house.client("art").evaluate(number, house.sums("art", 20.0, routed=[[4, 6], [2, 8]]))
+    house.client("art").evaluate(number, house.sums(number, "art", 20.0, routed=[[4, 6], [2, 8]]))
     house.operator.promote("shown", number)
     shown = moerge("version", "table", "shown", **house.server.environment(), COLUMNS="160")
     for text in ("art", "7.389", "100.0", "art-owner", "not evaluated", "70 %"):
@@ -194,26 +196,26 @@ def test_champion_moves_only_where_no_domain_falls_by_more_than_the_policy_allow
 
     operator.promote("candidate", one)  # other aliases move freely
     assert refusal(one) == f"version {one} is not evaluated on law, art"
-    law.evaluate(one, house.sums("law", 20.0))  # normalised 100
+    law.evaluate(one, house.sums(one, "law", 20.0))  # normalised 100
     assert refusal(one) == f"version {one} is not evaluated on art"
-    art.evaluate(one, house.sums("art", 25.0))
+    art.evaluate(one, house.sums(one, "art", 25.0))
     assert operator.promote("champion", one).version == one  # the first needs the evaluations only
     for number, nll in ((fair, 20.2), (worse, 20.3)):  # 98.02, 97.04
-        law.evaluate(number, house.sums("law", nll))
-        art.evaluate(number, house.sums("art", 22.0))
+        law.evaluate(number, house.sums(number, "law", nll))
+        art.evaluate(number, house.sums(number, "art", 22.0))
     assert refusal(worse) == f"from version {one} to {worse} fall by more than 2: law from 100.00 to 97.04"
     assert operator.alias("champion").version == one
     assert operator.promote("champion", fair).version == fair
     assert operator.promote("champion", worse).version == worse  # 98.02 to 97.04
     assert operator.roll_back("champion", worse).version == fair  # not judged
-    law.evaluate(alone, house.sums("law", 20.0))
+    law.evaluate(alone, house.sums(alone, "law", 20.0))
     assert refusal(alone) == f"version {alone} is not evaluated on art"
 
 
 def test_a_withdrawn_expert_s_evaluation_stays_and_its_version_goes_to_no_owner(house: House) -> None:
     number, (law, art) = house.solve(21.0), (house.client("law"), house.client("art"))
     house.allow("art", redistribute=True)
-    art.evaluate(number, house.sums("art"))
+    art.evaluate(number, house.sums(number, "art"))
     art.withdraw_expert(house.experts["art"].digest)
     for client, told in (law, "contains withdrawn experts: art"), (art, "no ready expert of yours is in version"):
         with pytest.raises(CoordinatorError, match=told) as caught:

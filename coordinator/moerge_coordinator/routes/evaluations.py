@@ -57,6 +57,10 @@ def _require_of(session: Session, version: VersionRow, new: NewEvaluation) -> No
     Raises:
         RefusedError: names the field.
     """
+    if new.number != version.number:
+        found = f"made of version {new.number}, sent to version {version.number}"
+        todo = f"send it to /v1/versions/{new.number}/evaluations"
+        raise RefusedError(ProblemType.INVALID_REQUEST, found, where="number", todo=todo)
     made = Lineage.model_validate(version.lineage)
     if new.domain not in made.domains:
         found = f"version {version.number} has the domains {', '.join(made.domains)}; not {new.domain!r}"

@@ -11,6 +11,7 @@ from moerge_proto.digests import canonical_json, sha256_hex
 from moerge_proto.evaluations import Evaluation, NewEvaluation, Scored, VersionTable
 
 SENT: dict[str, Any] = {
+    "number": 3,
     "domain": "law",
     "expert": "1" * 64,
     "documents": 2,

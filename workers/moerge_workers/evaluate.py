@@ -1,0 +1,316 @@
+"""Evaluations: the newest version and the dense expert, scored on the owner's held-out documents."""
+
+import hashlib
+import math
+import shutil
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from rich.filesize import decimal
+from transformers.utils import logging
+
+from moerge.checkpoint.reader import Checkpoint
+from moerge.client import Client
+from moerge.errors import CoordinatorError
+from moerge.evaluate.perplexity import Window, load, score, windows
+from moerge.evaluate.routing import RoutingCounter
+from moerge.files import atomic_file
+from moerge.progress import Progress, Tracker
+from moerge_proto.digests import canonical_json, digest_of
+from moerge_proto.evaluations import NewEvaluation, Scored
+from moerge_proto.problems import ProblemType
+from moerge_proto.versions import Version
+from moerge_workers.data import Data
+from moerge_workers.ledger import Ledger, Sent
+from moerge_workers.memory import free_bytes, is_out_of_memory
+from moerge_workers.outbox import Outbox
+from moerge_workers.settings import Settings
+from moerge_workers.shards import first
+
+_LOOK_SECONDS = 30.0  # between two looks for a newer version
+_AGAIN_SECONDS = 3600.0  # until a version that couldn't be evaluated is tried again
+_BLOCK_TOKENS = 2**17  # in memory at a time
+_REFUSALS = (ProblemType.FORBIDDEN.urn, ProblemType.GONE.urn)
+
+
+class _NotNowError(Exception):
+    """The version can't be evaluated, at least not yet; says why."""
+
+
+@dataclass(frozen=True)
+class _HeldOut:
+    """What is scored.
+
+    Attributes:
+        documents: how many.
+        tokens: that are scored in them.
+        digest: of the documents, in order.
+        earlier: whether those that came since the last evaluation are left out.
+    """
+
+    documents: int
+    tokens: int
+    digest: str
+    earlier: bool
+
+
+@dataclass
+class Evaluations:
+    """One worker's evaluations of versions that have its expert.
+
+    Attributes:
+        settings: the worker's.
+        client: of the coordinator.
+        outbox: through which they leave.
+        data: the owner's.
+        progress: shows scoring.
+        say: is told what happens.
+        software: builds that make them.
+        expert: digest of the dense expert.
+    """
+
+    settings: Settings
+    client: Client
+    outbox: Outbox
+    data: Data
+    progress: Progress
+    say: Callable[[str], None]
+    software: dict[str, str]
+    expert: str
+    _done: set[int] = field(default_factory=set)
+    _again: dict[int, float] = field(default_factory=dict)
+    _dense: dict[str, Scored] = field(default_factory=dict)  # digest of the documents -> the expert's score
+    _looked: float = -math.inf
+
+    def look(self) -> None:
+        """Evaluates the newest version, if the last look is some time ago."""
+        if time.monotonic() - self._looked >= _LOOK_SECONDS:
+            self.newest()
+
+    def newest(self) -> None:
+        """Evaluates the newest served version that has the expert, if that isn't done; why it can't be is said once."""
+        version, now = self._newest(), time.monotonic()
+        try:
+            if version is None:
+                if self.settings.once or self.settings.dry_run:
+                    self.say("no version that is served has this expert, so there is nothing to evaluate")
+            elif version.number not in self._done and now >= self._again.get(version.number, -math.inf):
+                self._try(version)
+        finally:
+            self._looked = time.monotonic()
+
+    def _newest(self) -> Version | None:
+        served = [row for row in self.client.versions() if row.retired is None and row.withheld is None]
+        return next((row for row in reversed(served) if self.expert in row.lineage.experts), None)
+
+    @property
+    def _folder(self) -> Path:
+        return self.settings.home / "evaluations"
+
+    def _try(self, version: Version) -> None:
+        number = version.number
+        try:
+            if self._evaluate(version):
+                self._done.add(number)
+        except _NotNowError as reason:
+            if number not in self._again:
+                self.say(f"version {number} is not evaluated: {reason}")
+            self._again[number] = time.monotonic() + _AGAIN_SECONDS
+        finally:
+            shutil.rmtree(self._folder / "version", ignore_errors=True)
+
+    def _evaluate(self, version: Version) -> bool:
+        """Whether nothing is left to do about a version."""
+        rows = list(self.client.evaluations(version.number))
+        self.outbox.settle(rows)
+        if any(row.active and row.sums.expert == self.expert for row in rows):
+            return True
+        name = digest_of({"expert": self.expert, "domain": self.settings.domain})
+        with closing(Ledger(self._folder / f"{name}.sqlite")) as ledger:
+            held_out = self._held_out(ledger)
+            path = self._folder / f"version-{version.number}-{self._key(version, held_out)[:12]}.json"
+            if not path.is_file():
+                sums = self._scored(version, held_out, ledger)
+                with atomic_file(path) as out:
+                    out.write(canonical_json(sums.model_dump(mode="json")))
+            return self._send(version, path, held_out, ledger)
+
+    def _key(self, version: Version, held_out: _HeldOut) -> str:
+        """Names everything that an evaluation depends on."""
+        return digest_of(
+            {
+                "coordinator": self.settings.coordinator,
+                "lineage": version.lineage.model_dump(mode="json"),
+                "expert": self.expert,
+                "documents": held_out.digest,
+                "settings": self.settings.statistics.model_dump(mode="json"),
+            }
+        )
+
+    def _send(self, version: Version, path: Path, held_out: _HeldOut, ledger: Ledger) -> bool:
+        item = self.outbox.evaluation(path)
+        trunk = self.client.current_trunk()
+
+        def outdated() -> bool:
+            newest = self._newest()
+            return newest is None or newest.number != version.number or self.client.current_trunk() != trunk
+
+        self.outbox.outdate(lambda other: other.kind == "evaluation" and other.digest != item.digest)
+        if not self.outbox.may_leave(item, outdated):
+            return self.outbox.history.decision(item) != "outdated"
+        if not held_out.earlier:
+            sent = Sent(path.name, item.digest, held_out.documents, held_out.tokens)
+            ledger.send(sent, "", replace=True)
+        sums = NewEvaluation.model_validate_json(path.read_bytes())
+        with _refusals_told(), self.outbox.sending(item):
+            self.client.evaluate(version.number, sums)
+        found = f"perplexity {sums.version.perplexity:.3f}, your expert's {sums.dense.perplexity:.3f}"
+        self.say(f"evaluated version {version.number}: {found}")
+        return True
+
+    # --- the documents
+
+    def _documents(
+        self, ledger: Ledger, *, earlier: bool, tracker: Tracker | None = None
+    ) -> Iterator[tuple[bytes, list[int]]]:
+        """(mac, ids) of each held-out document with a token to score; `earlier`: of those that were sent before."""
+        most = self.settings.statistics.tokens_per_document
+        ledger.begin()
+        for mac, split, document in self.data.documents(tracker):
+            if split == "held-out" and not (ledger.see(mac) and earlier):
+                ids = first(self.data.encode(document), most)
+                if any(id_ >= 0 for id_ in ids[1:]):
+                    yield mac, ids
+
+    def _held_out(self, ledger: Ledger) -> _HeldOut:
+        """What may be scored by the policy: enough documents, and none or enough that differ from the last time."""
+        found, least = self._counted(ledger, earlier=False), self.settings.policy.min_documents
+        gone = ledger.gone()
+        changed = gone + ledger.added()
+        if ledger.files() and 0 < changed < least:
+            if gone:
+                raise _NotNowError(
+                    f"{changed:,} held-out documents came or went since the last evaluation, whose difference would "
+                    f"tell on them; the policy's min_documents is {least:,}"
+                )
+            found = self._counted(ledger, earlier=True)
+        if found.documents < least:
+            raise _NotNowError(f"{found.documents:,} held-out documents; the policy's min_documents is {least:,}")
+        return found
+
+    def _counted(self, ledger: Ledger, *, earlier: bool) -> _HeldOut:
+        mark, documents, tokens = hashlib.sha256(), 0, 0
+        with self.progress.track("reading held-out documents", self.data.size(), "B") as tracker:
+            for ids in _marked(self._documents(ledger, earlier=earlier, tracker=tracker), mark.update):
+                documents += 1
+                tokens += sum(id_ >= 0 for id_ in ids[1:])
+        return _HeldOut(documents, tokens, mark.hexdigest(), earlier)
+
+    # --- scoring
+
+    def _scored(self, version: Version, held_out: _HeldOut, ledger: Ledger) -> NewEvaluation:
+        settings, folder = self.settings, self._folder / "version"
+        context = settings.statistics.context
+        self._require_room(version)
+        logging.disable_progress_bar()
+        try:
+            with _refusals_told():
+                place, title = f"/v1/versions/{version.number}/files", f"downloading version {version.number}"
+                self.client.download(place, list(version.files), folder, self.progress, title=title)
+            title = f"scoring version {version.number}"
+            found, routed = self._score(folder, title, held_out, ledger, routed=True)
+            shutil.rmtree(folder)
+            if held_out.digest not in self._dense:
+                dense, _ = self._score(settings.expert, "scoring the expert", held_out, ledger, routed=False)
+                self._dense = {held_out.digest: dense}
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            raise _NotNowError("the memory isn't enough; --precision bfloat16 or a smaller --context help") from error
+        return NewEvaluation(
+            number=version.number,
+            domain=settings.domain,
+            expert=self.expert,
+            documents=held_out.documents,
+            context=context,
+            stride=context // 2,
+            dense=self._dense[held_out.digest],
+            version=found,
+            routed=routed,
+            software=self.software,
+        )
+
+    def _require_room(self, version: Version) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        size, free = version.bytes_total, shutil.disk_usage(self._folder).free
+        if size > free:
+            raise _NotNowError(f"it takes {decimal(size)}, and {decimal(free)} are free at {self._folder}")
+        own = Checkpoint(self.settings.expert).specs.values()
+        stored, elements = sum(spec.bytes for spec in own), sum(torch.Size(spec.shape).numel() for spec in own)
+        weights = size * elements * getattr(torch, self.settings.statistics.precision).itemsize // stored
+        there = free_bytes(self.settings.device)
+        if there is not None and weights > there:
+            raise _NotNowError(f"its weights take {decimal(weights)} of memory, and {decimal(there)} are there")
+
+    def _score(
+        self, folder: Path, title: str, held_out: _HeldOut, ledger: Ledger, *, routed: bool
+    ) -> tuple[Scored, list[list[int]]]:
+        """Summed negative log-likelihood of a model, and the counts [L][D] of its routers' first choices."""
+        settings = self.settings
+        torch.set_num_threads(settings.slots)
+        model = load(folder, getattr(torch, settings.statistics.precision), settings.device)
+        counter = RoutingCounter(model) if routed else None
+        nll, tokens, mark = 0.0, 0, hashlib.sha256()
+        documents = _marked(self._documents(ledger, earlier=held_out.earlier), mark.update)
+        with ExitStack() as stack:
+            tracker = stack.enter_context(self.progress.track(title, held_out.tokens, "tokens"))
+            if counter is not None:
+                stack.enter_context(counter.counting())
+            for block in _blocks(documents, settings.statistics.context):
+                done = score(model, block, tracker, counter.count if counter is not None else _nothing)
+                nll, tokens = nll + done.nll, tokens + done.tokens
+        if mark.hexdigest() != held_out.digest:
+            raise _NotNowError("the data changed while it was read")
+        return Scored(nll=nll, tokens=tokens), [] if counter is None else counter.counts.tolist()
+
+
+def _marked(documents: Iterable[tuple[bytes, list[int]]], note: Callable[[bytes], None]) -> Iterator[list[int]]:
+    """The documents' ids; `note` is told what tells the documents from others."""
+    for mac, ids in documents:
+        note(mac + len(ids).to_bytes(8, "big"))
+        yield ids
+
+
+def _blocks(documents: Iterable[list[int]], context: int) -> Iterator[list[Window]]:
+    """Windows that advance by half a context, of some documents at a time; those without a token to score are left
+    out.
+    """
+    cut: list[Window] = []
+    size = 0
+    for ids in documents:
+        cut += [window for window in windows([ids], context, context // 2) if window.tokens]
+        size += len(ids)
+        if size >= _BLOCK_TOKENS:
+            yield cut
+            cut, size = [], 0
+    if cut:
+        yield cut
+
+
+def _nothing(batch: list[Window]) -> None:
+    pass
+
+
+@contextmanager
+def _refusals_told() -> Iterator[None]:
+    """Makes a version that the coordinator doesn't give, or doesn't serve any more, one that isn't evaluated now."""
+    try:
+        yield
+    except CoordinatorError as error:
+        if error.type not in _REFUSALS:
+            raise
+        raise _NotNowError(f"{error.what}; {error.todo}") from error
