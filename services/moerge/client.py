@@ -345,7 +345,7 @@ class Client:
         return TypeAdapter(list[ContributionSignature]).validate_json(content)
 
     def version_report(self, number: int) -> SolveReport:
-        """What solving its routers showed; operators and readers may see it."""
+        """What solving its routers showed; who may have the version's files may see it."""
 
         def read() -> SolveReport:
             with self._content(f"/v1/versions/{number}/files/moerge-report.json", {}) as response:

@@ -149,6 +149,8 @@ class _Worker:
             if not settings.dry_run:
                 return
             expert = kept.digest
+        if settings.policy.redistribute:
+            self.say("owners of other experts in a version may have it, with this expert's MLPs: redistribute = true")
         work = _Work(self, self._outbox, data, owner, expert)
         statistics = None
         if settings.trunk_contribution:

@@ -113,6 +113,8 @@ class Evaluations:
 
     def _try(self, version: Version) -> None:
         number = version.number
+        for old in set(self._folder.glob("files-*")) - {self._files(version)}:  # of a worker that was killed
+            shutil.rmtree(old)
         try:
             if self._evaluate(version):
                 self._done.add(number)
@@ -121,7 +123,11 @@ class Evaluations:
                 self.say(f"version {number} is not evaluated: {reason}")
             self._again[number] = time.monotonic() + _AGAIN_SECONDS
         finally:
-            shutil.rmtree(self._folder / "version", ignore_errors=True)
+            shutil.rmtree(self._files(version), ignore_errors=True)
+
+    def _files(self, version: Version) -> Path:
+        """Where a version lies until it is scored."""
+        return self._folder / f"files-{version.number}"
 
     def _evaluate(self, version: Version) -> bool:
         """Whether nothing is left to do about a version."""
@@ -213,7 +219,7 @@ class Evaluations:
     # --- scoring
 
     def _scored(self, version: Version, held_out: _HeldOut, ledger: Ledger) -> NewEvaluation:
-        settings, folder = self.settings, self._folder / "version"
+        settings, folder = self.settings, self._files(version)
         context = settings.statistics.context
         self._require_room(version)
         logging.disable_progress_bar()
