@@ -129,7 +129,9 @@ def test_a_version_is_scored_on_held_out_documents_and_only_sums_leave(art: tupl
 def test_documents_that_came_wait_until_they_are_enough_and_a_few_that_went_keep_it_here(
     art: tuple[Member, House],
 ) -> None:
-    _, house = art
+    other, house = art
+    allow(other)
+    run(house)
     [first] = evaluations(house, 1)
     house.write("b.jsonl", 100, 10)
     assert len(held_out(house)) > first.sums.documents
@@ -151,7 +153,8 @@ def test_documents_that_came_wait_until_they_are_enough_and_a_few_that_went_keep
 
 @pytest.mark.slow
 def test_a_worker_that_waits_for_the_next_trunk_evaluates_meanwhile(art: tuple[Member, House]) -> None:
-    _, house = art
+    other, house = art
+    allow(other)
     number = solve(house, 5.0)
     home = house.folder / "waiting"
     home.mkdir()
