@@ -34,6 +34,7 @@ from moerge_coordinator.routes import (
     aliases,
     audit,
     contributions,
+    evaluations,
     experts,
     operation,
     owners,
@@ -71,6 +72,7 @@ port = 8080
 # abandoned_after_hours = 72
 # sources = ["https://models.example.org/public"]  # experts may be fetched from below these
 # vocabulary = "pad"  # take experts whose tokenizers only add tokens behind a common vocabulary
+# promotion_max_fall = 1.0  # champion moves only to versions that owners evaluated, no domain worse by more points
 
 # [s3]  # instead of a folder here; credentials come from AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY
 # bucket = "moerge"
@@ -242,8 +244,8 @@ def make_app(settings: Settings) -> FastAPI:
     openapi.describe(app)
     api = APIRouter(prefix="/v1")
     for module in (
-        owners, tokens, uploads, experts, trunk_contributions, trunks, contributions, rounds, versions, aliases,
-        workflows, progress, audit,
+        owners, tokens, uploads, experts, trunk_contributions, trunks, contributions, rounds, versions, evaluations,
+        aliases, workflows, progress, audit,
     ):  # fmt: skip
         api.include_router(module.router)
     app.include_router(api)

@@ -38,6 +38,8 @@ class Settings(BaseModel):
             that nothing refers to.
         sources: addresses below which experts may be fetched, such as https://models.example.org/public; else none.
         vocabulary: `same` refuses experts with other vocabularies; `pad` takes those that only add tokens at the end.
+        promotion_max_fall: points of normalised perplexity by which a domain may fall when `champion` moves to another
+            version, which must be evaluated on all its domains; None: it moves freely.
         grace_seconds: how long calls that run may take to end after SIGTERM.
     """
 
@@ -57,6 +59,7 @@ class Settings(BaseModel):
     abandoned_after_hours: float = Field(default=72, gt=0, le=10**6)
     sources: list[Annotated[str, AfterValidator(require_address)]] = Field(default_factory=list)
     vocabulary: Vocabulary = "same"
+    promotion_max_fall: float | None = Field(default=None, ge=0, allow_inf_nan=False)
     grace_seconds: int = Field(default=20, ge=0, le=3600)
 
     @field_validator("database", mode="before")

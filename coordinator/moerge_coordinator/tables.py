@@ -121,6 +121,7 @@ class ExpertRow(Base):
     domain: Mapped[str] = mapped_column(ForeignKey("domains.name"))
     owner: Mapped[str] = mapped_column(ForeignKey("owners.name"))
     license: Mapped[str] = mapped_column(String(64))
+    redistribute: Mapped[bool] = mapped_column(default=False)
     family: Mapped[str] = mapped_column(String(32))
     state: Mapped[str] = mapped_column(String(16))
     problem: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
@@ -218,6 +219,21 @@ class VersionRow(Base):
     created: Mapped[datetime] = mapped_column(default=now)
     withheld: Mapped[datetime | None]
     retired: Mapped[datetime | None]
+
+
+class EvaluationRow(Base):
+    """Of each domain and version at most one is active."""
+
+    __tablename__ = "evaluations"
+    __table_args__ = (UniqueConstraint("version", "digest"),)
+    number: Mapped[int] = mapped_column(primary_key=True)
+    digest: Mapped[str] = mapped_column(String(64))
+    version: Mapped[int] = mapped_column(ForeignKey("versions.number"))
+    owner: Mapped[str] = mapped_column(ForeignKey("owners.name"))
+    domain: Mapped[str] = mapped_column(ForeignKey("domains.name"))
+    active: Mapped[bool]
+    sums: Mapped[dict[str, Any]]
+    created: Mapped[datetime] = mapped_column(default=now)
 
 
 class AliasRow(Base):

@@ -14,6 +14,7 @@ from moerge_coordinator.tables import (
     AliasRow,
     ContributionRow,
     DomainRow,
+    EvaluationRow,
     ExpertRow,
     OwnerRow,
     ProgressRow,
@@ -23,6 +24,7 @@ from moerge_coordinator.tables import (
     VersionRow,
 )
 from moerge_proto.contributions import Contribution, TrunkContribution
+from moerge_proto.evaluations import Evaluation, VersionTable
 from moerge_proto.experts import Expert
 from moerge_proto.owners import Owner
 from moerge_proto.problems import Problem, ProblemType
@@ -84,6 +86,16 @@ def versions(session: Session) -> Callable[[VersionRow], Version]:
 
 def progress(row: ProgressRow) -> DomainProgress:
     return DomainProgress.model_validate(_fields(row, *DomainProgress.model_fields))
+
+
+def evaluation(row: EvaluationRow) -> Evaluation:
+    return Evaluation.model_validate(_fields(row, *Evaluation.model_fields))
+
+
+def table(session: Session, row: VersionRow) -> VersionTable:
+    """The paper's table of a version, from the evaluations that there are."""
+    rows = session.scalars(select(EvaluationRow).where(EvaluationRow.version == row.number, EvaluationRow.active))
+    return VersionTable.of(row.number, row.lineage["domains"], map(evaluation, rows))
 
 
 def alias(row: AliasRow) -> Alias:

@@ -35,14 +35,16 @@ class Scored(Message):
 
 
 class NewEvaluation(Message):
-    """What an owner reports of a version: sums over its held-out documents, in windows of `context` tokens that advance
-    by `stride`.
+    """What an owner reports of version `number`: sums over its held-out documents, in windows of `context` tokens that
+    advance by `stride`.
 
-    `expert` is the owner's dense expert of `domain`, which the version has; `dense` and `version` are over the same
-    tokens. `routed`, L x D, counts per layer those that each expert, in slot order, was the first choice for, at the
-    position from which they were predicted: each layer's counts add up to the tokens.
+    `expert` is the owner's dense expert of `domain`, which the version has. `dense`, `version` and `oracle`, which is
+    the version with every token routed to that expert, are over the same tokens. `routed`, L x D, counts per layer
+    those that each expert, in slot order, was the first choice for, at the position that predicted them: each
+    layer's counts add up to the tokens.
     """
 
+    number: int = Field(ge=1, le=2**31 - 1)
     domain: Name
     expert: Digest
     documents: Amount
@@ -50,6 +52,7 @@ class NewEvaluation(Message):
     stride: int = Field(ge=1)
     dense: Scored
     version: Scored
+    oracle: Scored
     routed: list[list[Count]] = Field(min_length=1, max_length=10_000)
     software: dict[Short, Short] = Field(default_factory=dict, max_length=100)
 
@@ -58,8 +61,9 @@ class NewEvaluation(Message):
         tokens = self.version.tokens
         if self.stride >= self.context:
             raise ValueError(f"stride is {self.stride}; it must be below context, {self.context}")
-        if self.dense.tokens != tokens:
-            raise ValueError(f"dense is over {self.dense.tokens} tokens, version over {tokens}; both read the same")
+        for name, other in (("dense", self.dense), ("oracle", self.oracle)):
+            if other.tokens != tokens:
+                raise ValueError(f"{name} is over {other.tokens} tokens, version over {tokens}; all read the same")
         if self.documents > tokens:
             raise ValueError(f"{self.documents} documents can't have {tokens} predicted tokens")
         for layer, counts in enumerate(self.routed):
@@ -89,9 +93,10 @@ class Evaluation(Message):
 
 
 class DomainScore(Message):
-    """A domain's line of the table: perplexities of its dense expert and of the version, on its held-out documents.
+    """A domain's line of the table: perplexities of its dense expert, the version and its oracle, on its held-out text.
 
-    `normalised` is 100 * dense / version; `shares`, L x D, are of the tokens that each expert was first choice for.
+    `normalised` is 100 * dense / version, `normalised_oracle` 100 * dense / oracle. `shares`, L x D, are of the tokens
+    that each expert was first choice for.
     """
 
     domain: str
@@ -100,7 +105,9 @@ class DomainScore(Message):
     tokens: int
     dense: float
     version: float
+    oracle: float
     normalised: float
+    normalised_oracle: float
     shares: list[list[float]]
     created: datetime
 
@@ -109,7 +116,7 @@ class VersionTable(Message):
     """The paper's table of one version (DUME section 3.1), from what owners reported.
 
     `domains` and each layer's `shares` are in slot order. `average` is over all domains, so None while some are
-    `missing`.
+    `missing`. To an owner `scores` tells its own domains' only.
     """
 
     version: int
@@ -137,7 +144,9 @@ def _score(row: Evaluation) -> DomainScore:
         tokens=tokens,
         dense=sums.dense.perplexity,
         version=sums.version.perplexity,
+        oracle=sums.oracle.perplexity,
         normalised=100 * math.exp((sums.dense.nll - sums.version.nll) / tokens),
+        normalised_oracle=100 * math.exp((sums.dense.nll - sums.oracle.nll) / tokens),
         shares=[[count / tokens for count in layer] for layer in sums.routed],
         created=row.created,
     )

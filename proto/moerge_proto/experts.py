@@ -29,6 +29,9 @@ class NewExpert(Message):
 
     With `trunk="keep"` the trunk stays, and the newcomer's owner alone contributes under it. With `remerge` the current
     trunk is merged anew, the same way, with this expert too, as soon as it is ready; then every owner is asked again.
+
+    `redistribute`: whether owners of the other experts in a version may download it, with this expert's MLPs, to
+    evaluate it. Registered again with another value, it changes; an operator can't set it.
     """
 
     domain: Name
@@ -37,6 +40,7 @@ class NewExpert(Message):
     license: str = Field(default="unknown", pattern=r"^[A-Za-z0-9.+-]{1,64}$")
     """An SPDX identifier, such as Apache-2.0."""
     trunk: Literal["keep", "remerge"] = "keep"
+    redistribute: bool = False
 
 
 class Expert(Message):
@@ -50,6 +54,7 @@ class Expert(Message):
     domain: str
     owner: str
     license: str
+    redistribute: bool
     family: str
     state: ExpertState
     problem: Problem | None

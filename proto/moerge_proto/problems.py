@@ -23,6 +23,7 @@ class ProblemType(StrEnum):
     WRONG_TRUNK = "wrong-trunk"
     DUPLICATE_SHARD = "duplicate-shard"
     NOT_READY = "not-ready"
+    NOT_PROMOTABLE = "not-promotable"
     GONE = "gone"
     UNAVAILABLE = "unavailable"
     TOO_LARGE = "too-large"
@@ -50,6 +51,7 @@ STATUS: dict[ProblemType, int] = {
     ProblemType.WRONG_TRUNK: 409,
     ProblemType.DUPLICATE_SHARD: 409,
     ProblemType.NOT_READY: 409,
+    ProblemType.NOT_PROMOTABLE: 409,
     ProblemType.GONE: 410,
     ProblemType.UNAVAILABLE: 503,
     ProblemType.TOO_LARGE: 413,

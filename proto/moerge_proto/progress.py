@@ -22,6 +22,7 @@ class Stage(StrEnum):
     READING = "reading"
     COMPUTING = "computing"
     SENDING = "sending"
+    EVALUATING = "evaluating"
     WAITING = "waiting"
     ENDED = "ended"
 

@@ -24,6 +24,7 @@ from moerge.progress import Progress
 from moerge_proto.audit import AuditEntry
 from moerge_proto.contributions import Contribution, ContributionSignature, NewContribution, TrunkContribution
 from moerge_proto.digests import content_digest, sha256_hex
+from moerge_proto.evaluations import Evaluation, NewEvaluation, VersionTable
 from moerge_proto.experts import Expert, NewExpert, Purge, Purged, Withdraw, Withdrawal
 from moerge_proto.messages import FileEntry, Page
 from moerge_proto.owners import (
@@ -360,7 +361,7 @@ class Client:
         return TypeAdapter(list[ContributionSignature]).validate_json(content)
 
     def version_report(self, number: int) -> SolveReport:
-        """What solving its routers showed; operators and readers may see it."""
+        """What solving its routers showed; who may have the version's files may see it."""
 
         def read() -> SolveReport:
             with self._content(f"/v1/versions/{number}/files/moerge-report.json", {}) as response:
@@ -379,6 +380,15 @@ class Client:
 
     def compare_versions(self, before: int, after: int) -> Comparison:
         return self._get(Comparison, f"/v1/versions/{before}/compare/{after}")
+
+    def evaluate(self, number: int, evaluation: NewEvaluation) -> Evaluation:
+        return self._post(Evaluation, f"/v1/versions/{number}/evaluations", evaluation)
+
+    def evaluations(self, number: int) -> Iterator[Evaluation]:
+        return self._pages(Evaluation, f"/v1/versions/{number}/evaluations")
+
+    def version_table(self, number: int) -> VersionTable:
+        return self._get(VersionTable, f"/v1/versions/{number}/table")
 
     def alias(self, name: str) -> Alias:
         return self._get(Alias, f"/v1/aliases/{name}")

@@ -30,14 +30,15 @@ def register(
     progress: Progress,
     *,
     again: bool = False,
+    change: bool = True,
     leaving: Leaving = _freely,
     **how: Any,
 ) -> Expert:
     """The expert of the folder's files, once the coordinator has found it in order; `how` are fields of `NewExpert`.
 
     Its files are uploaded, or with a `source` fetched by the coordinator, which then compares them with the folder's.
-    An expert that is known stays as it is; `again` says that one which was withdrawn joins again. Anything leaves only
-    within `leaving(digest, paths)`, which may raise.
+    An expert that is known stays as it is, but for `redistribute` if `change` is set; `again` says that one which was
+    withdrawn joins again. Files leave only within `leaving(digest, paths)`, which may raise.
 
     Raises:
         CheckpointError: the folder is no dense checkpoint.
@@ -57,6 +58,8 @@ def register(
                 for name, path in paths.items():
                     client.upload(path, progress, title=f"uploading {name}")
             expert = client.register_expert(new)
+    elif change and expert.redistribute != new.redistribute:
+        expert = client.register_expert(new)
     pause = 0.05
     while expert.state is ExpertState.RECEIVED:
         time.sleep(pause)

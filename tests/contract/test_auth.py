@@ -49,7 +49,10 @@ ROLES: dict[tuple[str, str], set[Role]] = {
     ("post", "/v1/versions"): {Role.OPERATOR},
     ("get", "/v1/versions"): set(Role),
     ("get", "/v1/versions/{number}"): set(Role),
-    ("get", "/v1/versions/{number}/files/{name}"): {Role.OPERATOR, Role.READER},
+    ("get", "/v1/versions/{number}/files/{name}"): set(Role),
+    ("post", "/v1/versions/{number}/evaluations"): {Role.OWNER},
+    ("get", "/v1/versions/{number}/evaluations"): {Role.OPERATOR, Role.OWNER},
+    ("get", "/v1/versions/{number}/table"): set(Role),
     ("get", "/v1/workflows"): {Role.OPERATOR},
     ("get", "/v1/workflows/{id}"): {Role.OPERATOR},
     ("post", "/v1/workflows/{id}/retry"): {Role.OPERATOR},
@@ -192,7 +195,7 @@ def test_on_another_owner_s_thing_every_route_of_owners_answers_as_if_it_were_no
     }
     shared = {"/v1/trunks/{digest}", "/v1/trunks/{digest}/files/{name}", "/v1/versions/{number}"}
     shared |= {"/v1/versions/{number}/card", "/v1/versions/{number}/compare/{other}", "/v1/aliases/{name}"}
-    shared.add("/v1/versions/{number}/signatures")
+    shared |= {f"/v1/versions/{{number}}/{what}" for what in ("signatures", "files/{name}", "evaluations", "table")}
     named = {path for (_, path), roles in ROLES.items() if Role.OWNER in roles and "{" in path}
     assert named - shared == things.keys()
     for (method, path), roles in ROLES.items():

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moerge.errors import MoergeError
+from moerge_proto.evaluations import NewEvaluation, Scored
 from moerge_proto.statistics_file import RouterManifest, StatisticsSettings, TrunkManifest
 from moerge_workers.history import Decision, History
 from moerge_workers.identity import read_key, shard_name
@@ -18,8 +19,15 @@ from moerge_workers.shards import plan
 from support.models import expert, tokenizer
 from support.outbox import item_of, outbox_of
 
+SWITCHES: dict[Kind, str] = {
+    "expert": "expert_weights",
+    "trunk": "trunk_contributions",
+    "router": "router_contributions",
+    "evaluation": "evaluation_sums",
+}
 
-def test_law_1_a_manifest_has_these_fields_and_no_others() -> None:
+
+def test_law_1_manifests_and_evaluations_have_these_fields_and_no_others() -> None:
     """A new field is a new thing that leaves: it needs the README's table and the owner's switch first."""
     assert set(RouterManifest.model_fields) == {
         "format", "kind", "owner", "expert", "domain", "trunk", "split", "settings", "hidden_size", "layers",
@@ -27,6 +35,11 @@ def test_law_1_a_manifest_has_these_fields_and_no_others() -> None:
     }  # fmt: skip
     both = {"trunk"} ^ set(RouterManifest.model_fields)
     assert set(TrunkManifest.model_fields) == both | {"attention_size", "vocab_size", "rare_below"}
+    assert set(NewEvaluation.model_fields) == {
+        "number", "domain", "expert", "documents", "context", "stride", "dense", "version", "oracle", "routed",
+        "software",
+    }  # fmt: skip
+    assert set(Scored.model_fields) == {"nll", "tokens"}
     assert set(StatisticsSettings.model_fields) == {"tokens_per_document", "context", "batch_tokens", "precision"}
 
 
@@ -57,7 +70,7 @@ def law(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @given(
     kind=st.sampled_from(get_args(Kind)),
-    off=st.sets(st.sampled_from(["expert_weights", "trunk_contributions", "router_contributions"])),
+    off=st.sets(st.sampled_from(list(SWITCHES.values()))),
     dry_run=st.booleans(),
     decision=st.sampled_from([None, "approved", "refused"]),
 )
@@ -70,9 +83,10 @@ def test_law_1_every_kind_that_leaves_has_a_switch_and_none_leaves_when_it_is_of
     dry_run: bool,
     decision: Decision | None,
 ) -> None:
-    switch = {"expert": "expert_weights", "trunk": "trunk_contributions", "router": "router_contributions"}[kind]
+    switch = SWITCHES[kind]
     with closing(History(tmp_path_factory.mktemp("home"))) as history:
-        outbox = outbox_of(history, law, dry_run=dry_run, **dict.fromkeys(off, False))
+        policy = {each: each not in off for each in SWITCHES.values()}
+        outbox = outbox_of(history, law, dry_run=dry_run, **policy)
         item = item_of("expert" if dry_run else kind, law)
         switch = "expert_weights" if dry_run else switch
         if decision is not None:

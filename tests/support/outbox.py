@@ -16,7 +16,7 @@ COORDINATOR = "https://example.org"
 
 def outbox_of(history: History, folder: Path, *, dry_run: bool = False, **policy: Any) -> Outbox:
     given = {"coordinator": COORDINATOR, "token": "x", "domain": "law", "expert": folder, "data": ["x"]}
-    how = {"home": folder, "once": True, "dry_run": dry_run, "policy": policy}
+    how = {"home": folder, "once": True, "held_out_share": 0.5, "dry_run": dry_run, "policy": policy}
     return Outbox(
         Settings.model_validate({**given, **how}), history, Watch(Status(folder, "law", COORDINATOR), Lines())
     )

@@ -34,6 +34,7 @@ from moerge_proto.progress import Stage
 from moerge_proto.statistics_file import Int64, Manifest, RouterManifest, StatisticsFile, TrunkManifest, write
 from moerge_proto.trunks import Trunk
 from moerge_workers.data import Data
+from moerge_workers.evaluate import Evaluations
 from moerge_workers.history import History
 from moerge_workers.identity import own_identity, require_approved, signature
 from moerge_workers.ledger import Ledger
@@ -138,28 +139,55 @@ class _Worker:
         data = Data(settings, self.say)
         try:
             how: dict[str, Any] = {"domain": settings.domain, "license": settings.license}
-            registered = register(client, settings.expert, self.watch, leaving=self._expert_leaving, **how)
+            how["redistribute"] = settings.policy.redistribute
+            registered = register(
+                client,
+                settings.expert,
+                self.watch,
+                change=not settings.dry_run,
+                leaving=self._expert_leaving,
+                **how,
+            )
             self._outbox.settle([registered])
             expert = registered.digest
         except _KeptError as kept:
             if not settings.dry_run:
                 return
             expert = kept.digest
+        if settings.policy.redistribute:
+            self.say("owners of other experts in a version may have it, with this expert's MLPs: redistribute = true")
         work = _Work(self, self._outbox, data, owner, expert)
         statistics = None
         if settings.trunk_contribution:
             sent, statistics = work.contribute_trunk()
             if sent is not None:
                 self.say(f"contributed {sent.digest[:12]} for trunks")
+        told = self._outbox, data, self.watch, SOFTWARE, expert
+        evaluations = Evaluations(settings, client, *told) if settings.policy.evaluation_sums else None
         if not settings.policy.router_contributions:
-            self.say("the policy keeps router contributions here; there is nothing more to do")
-            return
+            more = "only evaluations are left" if evaluations else "there is nothing more to do"
+            self.say(f"the policy keeps router contributions here; {more}")
+        else:
+            self._contribute(work, statistics, evaluations)
+        while evaluations is not None:
+            evaluations.look()
+            if settings.once or settings.dry_run:
+                return
+            time.sleep(POLL_SECONDS)
+
+    def _contribute(self, work: "_Work", statistics: Path | None, evaluations: Evaluations | None) -> None:
+        """Contributes under each trunk, and evaluates versions while it waits for the next; once, it only contributes.
+
+        `statistics` is the expert's own trunk contribution, with which trunks are compared.
+        """
+        client, settings = self.client, self.settings
         for asked in client.rounds():
             if settings.domain in asked.missing:
                 by = f"{asked.deadline:%Y-%m-%d %H:%M} UTC"
                 self.say(f"asked for {asked.kind} contributions by {by}: round {asked.name}")
         last = None
-        while (trunk := self._next_trunk(last)) is not None:
+        meanwhile = evaluations.look if evaluations is not None and not settings.once else _nothing
+        while (trunk := self._next_trunk(last, meanwhile)) is not None:
             last = trunk.digest
             self.watch.status.update(trunk=trunk.digest)
             try:
@@ -185,7 +213,7 @@ class _Worker:
         with self._outbox.sending(item):
             yield
 
-    def _next_trunk(self, last: str | None) -> Trunk | None:
+    def _next_trunk(self, last: str | None, meanwhile: Callable[[], None]) -> Trunk | None:
         """The current trunk, once it isn't the last one any more; a dry run doesn't wait for one."""
         said = False
         while (trunk := self.client.current_trunk()) is None or trunk.digest == last or trunk.retired is not None:
@@ -196,8 +224,13 @@ class _Worker:
                 self.watch.enter(Stage.WAITING)
                 self.say("waiting for the operator to merge a trunk")
                 said = True
+            meanwhile()
             time.sleep(POLL_SECONDS)
         return trunk
+
+
+def _nothing() -> None:
+    pass
 
 
 @dataclass(frozen=True)

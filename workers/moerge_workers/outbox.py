@@ -16,6 +16,7 @@ from moerge.errors import MoergeError
 from moerge.files import file_sha256
 from moerge.statistics.inspect import describe, summary
 from moerge_proto.contributions import Contribution, TrunkContribution
+from moerge_proto.evaluations import Evaluation, NewEvaluation, Scored
 from moerge_proto.experts import Expert
 from moerge_proto.progress import Stage
 from moerge_proto.statistics_file import RouterManifest, StatisticsFile
@@ -28,6 +29,15 @@ EXPERT_REVEALS = (
     "What this reveals:\n"
     "  - all that a published model reveals: whoever has it can run it, and probe it for what it was trained on\n"
     "  - every consumer of a version gets its MLPs, and the trunk that it was merged into"
+)
+
+EVALUATION_REVEALS = (
+    "What this reveals:\n"
+    "  - how well your expert and the version predict your held-out text, and how much of it there is\n"
+    "  - which experts the version chose for it, layer by layer\n"
+    "  - whoever has the expert and guesses all of the held-out documents can check the guess\n"
+    "  - beside one over nearly the same documents: how well those that differ are predicted\n"
+    "  - not: the text, its tokens, what a single one was predicted with"
 )
 
 
@@ -116,7 +126,7 @@ class Outbox:
         for digest in replaced:
             self._ended(digest, "superseded")
 
-    def settle(self, rows: Iterable[Contribution | TrunkContribution | Expert]) -> None:
+    def settle(self, rows: Iterable[Contribution | TrunkContribution | Evaluation | Expert]) -> None:
         """Writes down what became of items, as the coordinator tells it, where this machine missed that."""
         for row in rows:
             item = self.history.item(row.digest, self.settings.coordinator)
@@ -125,7 +135,8 @@ class Outbox:
             if item is not None and last == "leaves" and alive:
                 self.history.note(item, "arrived")
             if item is not None and last == "arrived" and not alive:
-                self.history.note(item, "superseded" if row.withdrawn is None else "withdrawn")
+                withdrawn = not isinstance(row, Evaluation) and row.withdrawn is not None
+                self.history.note(item, "withdrawn" if withdrawn else "superseded")
 
     def withdrawn(self, digest: str) -> None:
         """Writes down that a contribution was withdrawn."""
@@ -150,9 +161,27 @@ class Outbox:
         about = f"{self.settings.domain}: expert, {len(paths)} files"
         return Item(digest, self.settings.coordinator, "expert", about, size, "", str(self.settings.expert))
 
+    def evaluation(self, path: Path) -> Item:
+        """An evaluation's file, as an item."""
+        sums = NewEvaluation.model_validate_json(path.read_bytes())
+        about = (
+            f"{sums.domain}: evaluation of version {sums.number}, sums over {sums.version.tokens:,} tokens of "
+            f"{sums.documents:,} documents"
+        )
+        return Item(sums.digest, self.settings.coordinator, "evaluation", about, path.stat().st_size, "", str(path))
+
 
 def described(item: Item) -> Iterator[RenderableType]:
     """What an item holds and reveals, for a terminal."""
+    if item.kind == "evaluation":
+        sums = NewEvaluation.model_validate_json(Path(item.place).read_bytes())
+        fields = Table(title=f"Evaluation of version {sums.number} by {sums.domain!r}", show_header=False)
+        for name, value in sums:
+            shown = f"{value.nll:,.3f} nats, perplexity {value.perplexity:,.3f}" if isinstance(value, Scored) else value
+            fields.add_row(name, escape(str(shown)))
+        yield fields
+        yield EVALUATION_REVEALS
+        return
     if item.kind != "expert":
         yield from describe(Path(item.place))
         return

@@ -6,8 +6,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from moerge_proto.digests import Name
 
-Kind = Literal["expert", "trunk", "router"]
-"""What can leave: an expert's weights, a trunk contribution, a router contribution."""
+Kind = Literal["expert", "trunk", "router", "evaluation"]
+"""What can leave: an expert's weights, a trunk contribution, a router contribution, evaluation sums."""
 
 
 class Policy(BaseModel):
@@ -23,6 +23,8 @@ class Policy(BaseModel):
         expert_weights: whether they may leave.
         trunk_contributions: whether they may leave, if they are asked for.
         router_contributions: whether they may leave.
+        evaluation_sums: whether they may leave, and are made.
+        redistribute: whether owners of a version's other experts may have the expert's MLPs, to evaluate the version.
         progress: whether the coordinator is told how far the worker is, in mode `ask` too.
     """
 
@@ -37,12 +39,19 @@ class Policy(BaseModel):
     expert_weights: bool = True
     trunk_contributions: bool = True
     router_contributions: bool = True
+    evaluation_sums: bool = False
+    redistribute: bool = False
     progress: bool = False
 
     def allows(self, kind: Kind) -> bool:
         """Whether anything of that kind may leave."""
-        switches = {"expert": self.expert_weights, "trunk": self.trunk_contributions}
-        return switches.get(kind, self.router_contributions)
+        switches: dict[Kind, bool] = {
+            "expert": self.expert_weights,
+            "trunk": self.trunk_contributions,
+            "router": self.router_contributions,
+            "evaluation": self.evaluation_sums,
+        }
+        return switches[kind]
 
     def too_small(self, documents: int, tokens: int, shard_tokens: int) -> str | None:
         """Why sums over so much may not leave; None if they may. A shard holds `shard_tokens`."""

@@ -94,6 +94,10 @@ class Settings(BaseModel):
             raise ValueError(f"the policy's domains are {', '.join(self.policy.domains) or 'none'}; not {self.domain}")
         if self.trunk_contribution and not self.policy.trunk_contributions:
             raise ValueError("trunk_contribution asks for what the policy forbids: trunk_contributions = false")
+        if self.policy.evaluation_sums and not self.held_out_share:
+            raise ValueError("policy.evaluation_sums needs documents to score: set held_out_share, to 0.1 for instance")
+        if self.policy.evaluation_sums and self.statistics.context < 2:
+            raise ValueError("policy.evaluation_sums needs a context of 2 or more: one token predicts none")
         return self
 
 

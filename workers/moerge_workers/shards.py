@@ -62,7 +62,7 @@ def plan(
     current: list[list[list[int]]] = []
     size = 0
     for document in documents:
-        ids = _first(encode(document), settings.tokens_per_document)
+        ids = first(encode(document), settings.tokens_per_document)
         rows = [ids[start : start + settings.context] for start in range(0, len(ids), settings.context)]
         rows = [row for row in rows if _counted(row)]
         if not rows:
@@ -77,8 +77,8 @@ def plan(
         yield _shard(done + current, key)
 
 
-def _first(ids: list[int], most: int | None) -> list[int]:
-    """The ids up to the last of the first `most` that count."""
+def first(ids: list[int], most: int | None) -> list[int]:
+    """A document's ids up to the last of the first `most` that count."""
     if most is None or len(ids) <= most:
         return ids
     places = [place for place, id_ in enumerate(ids) if id_ >= 0]

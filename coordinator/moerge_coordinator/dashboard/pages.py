@@ -163,6 +163,7 @@ async def version(visit: Visit) -> Response:
     content: dict[str, Any] = {"version": found, "table": table, "card": card, "report": None}
     content |= {"withdrawn": [domains.get(each, each[:10]) for each in found.contains_withdrawn]}
     content["routing"] = [] if table is None else _routing(table)
+    content["oracle"] = None if table is None else _oracle(table)
     content["before"] = await rest.find(Version, f"/v1/versions/{number - 1}") if number > 1 else None
     if report is not None:
         content |= {"report": report, "conditioning": _conditioning(report), "norms": _norms(report)}
@@ -170,6 +171,12 @@ async def version(visit: Visit) -> Response:
     made_of = found.lineage.contributions
     content |= {"lineage": _lineage(found), "parts_of": made_of[:_MOST_ROWS], "more_parts": len(made_of[_MOST_ROWS:])}
     return visit.show("version.html", **content)
+
+
+def _oracle(table: VersionTable) -> float | None:
+    """The oracle's normalised score over all domains, if all are there to see."""
+    scores = [score.normalised_oracle for score in table.scores]
+    return sum(scores) / len(scores) if len(scores) == len(table.domains) else None
 
 
 async def _report(visit: Visit, found: Version) -> SolveReport | None:

@@ -12,7 +12,7 @@ from moerge_coordinator.database import reading, transaction
 from moerge_coordinator.refusals import RefusedError
 from moerge_coordinator.routes.pages import After, page
 from moerge_coordinator.routes.versions import find_version, require_served
-from moerge_coordinator.tables import AliasMoveRow, AliasRow
+from moerge_coordinator.tables import AliasMoveRow, AliasRow, VersionRow
 from moerge_proto.digests import Name
 from moerge_proto.messages import Page
 from moerge_proto.owners import Identity
@@ -21,6 +21,7 @@ from moerge_proto.versions import Alias, AliasMove, Move, Rollback
 
 router = APIRouter(prefix="/aliases", tags=["aliases"])
 AliasName = Annotated[Name, Path()]
+CHAMPION = "champion"
 
 
 def _find(session: Session, name: str) -> AliasRow:
@@ -36,14 +37,47 @@ def _moves(session: Session, name: str) -> list[AliasMoveRow]:
 
 @router.put("/{name}")
 def promote(request: Request, caller: Operator, name: AliasName, move: Move) -> Alias:
-    """Points an alias to a version. Where it points there already, nothing changes. Role: operator."""
+    """Points an alias to a version. Where it points there already, nothing changes. Role: operator.
+
+    With the setting `promotion_max_fall`, `champion` moves only to a version that every domain of it has evaluated, and
+    on which none of those that evaluated the present champion scores lower by more points than that.
+    """
+    most = request.app.state.settings.promotion_max_fall
     with transaction(request.app.state.engine) as session:
         version = find_version(session, move.version, "version")
         require_served(version)
         row = session.scalar(select(AliasRow).where(AliasRow.name == name))
         if row is None or row.version != version.number:
+            if name == CHAMPION and most is not None:
+                champion = None if row is None else find_version(session, row.version)
+                _require_promotable(session, version, champion, most)
             row = _point(session, row, name, version.number, "promote", _who(request, caller), move.note)
         return views.alias(row)
+
+
+def _require_promotable(session: Session, version: VersionRow, champion: VersionRow | None, most: float) -> None:
+    """Requires that all domains of a version have evaluated it, and none scores over `most` points below the champion.
+
+    Raises:
+        RefusedError: names the domains, with their scores.
+    """
+    table = views.table(session, version)
+    if table.missing:
+        found = f"version {version.number} is not evaluated on {', '.join(table.missing)}"
+        todo = "let these owners' workers evaluate it (evaluation_sums in their policy), or lift promotion_max_fall"
+        raise RefusedError(ProblemType.NOT_PROMOTABLE, found, where="version", todo=todo)
+    if champion is None:
+        return
+    before = {each.domain: each.normalised for each in views.table(session, champion).scores}
+    falls = [
+        f"{each.domain} from {before[each.domain]:.2f} to {each.normalised:.2f}"
+        for each in table.scores
+        if each.domain in before and each.normalised < before[each.domain] - most
+    ]
+    if falls:
+        found = f"from version {champion.number} to {version.number} fall by more than {most:g}: {', '.join(falls)}"
+        todo = "see moerge version table; promote another version, or raise promotion_max_fall"
+        raise RefusedError(ProblemType.NOT_PROMOTABLE, found, where="version", todo=todo)
 
 
 def _who(request: Request, caller: Identity) -> str:

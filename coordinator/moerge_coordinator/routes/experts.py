@@ -33,7 +33,7 @@ def register(request: Request, caller: OperatorOrOwner, new: NewExpert) -> Exper
     """Registers uploaded files as the expert of a domain, or fetches them from a source that the operator allows.
 
     Config, tokenizer and tensor headers of uploaded files are checked before this answers; everything else afterwards.
-    The same again changes nothing. Role: owner; with a source also operator.
+    The same again changes nothing but `redistribute`, if its owner asks. Role: owner; with a source also operator.
     """
     state = request.app.state
     owner = _owner(request, caller, new)
@@ -45,7 +45,7 @@ def register(request: Request, caller: OperatorOrOwner, new: NewExpert) -> Exper
     try:
         expert = None
         while expert is None:
-            expert = _take(request, owner, new, digest)
+            expert = _take(request, owner, new, digest, own=caller.role is Role.OWNER)
     except MoergeError:
         if new.source is None:
             state.uploads.discard(owner, list(new.files.values()))
@@ -64,20 +64,23 @@ def _owner(request: Request, caller: Identity, new: NewExpert) -> str:
                 row = session.get(DomainRow, new.domain)
             if row is None:
                 raise RefusedError(ProblemType.NOT_FOUND, f"no domain {new.domain!r}", where="domain")
+            if new.redistribute:
+                found, todo = "only its owner allows redistribution of an expert", "leave it out"
+                raise RefusedError(ProblemType.FORBIDDEN, found, where="redistribute", todo=todo)
             return row.owner
     owner = own_name(caller)
     require_own_domain(caller, new.domain)
     return owner
 
 
-def _take(request: Request, owner: str, new: NewExpert, digest: str) -> Expert | None:
+def _take(request: Request, owner: str, new: NewExpert, digest: str, *, own: bool) -> Expert | None:
     """Checks the files and adds the row, or finds it; None if other experts came or went meanwhile: check again.
 
-    Files of a source are only noted; they are checked when they are fetched.
+    Files of a source are only noted; they are checked when they are fetched. `own`: its owner asks.
     """
     state = request.app.state
     with transaction(state.engine) as session:
-        if (known := _known(session, new.domain, digest)) is not None:
+        if (known := _known(session, new, digest, own=own)) is not None:
             return known
         if new.source is not None:
             noted = [FileEntry(name=name, sha256=sha256, size=0) for name, sha256 in sorted(new.files.items())]
@@ -91,7 +94,7 @@ def _take(request: Request, owner: str, new: NewExpert, digest: str) -> Expert |
     place, reference = state.settings.home / "experts", state.workflows.reference_folder(before)
     family = checked_family(state.blobs, place, entries, reference, who, vocabulary)
     with transaction(state.engine) as session:
-        if (known := _known(session, new.domain, digest)) is not None:
+        if (known := _known(session, new, digest, own=own)) is not None:
             return known
         if others(session) != before:  # two at once could each be the first, and unlike each other
             return None
@@ -99,17 +102,21 @@ def _take(request: Request, owner: str, new: NewExpert, digest: str) -> Expert |
         return _add(session, owner, new, digest, family, entries)
 
 
-def _known(session: Session, domain: str, digest: str) -> Expert | None:
-    """The same expert, if it is registered already; a refused one makes room for another.
+def _known(session: Session, new: NewExpert, digest: str, *, own: bool) -> Expert | None:
+    """The same expert, if it is registered already; a refused one makes room for another. Its owner's word on
+    redistribution is taken over.
 
     Raises:
         RefusedError: the domain has another expert, or the expert another domain.
     """
+    domain = new.domain
     query = select(ExpertRow).where((ExpertRow.domain == domain) | (ExpertRow.digest == digest))
     rows = session.scalars(query.where(ExpertRow.withdrawn.is_(None)))
     for row in rows.all():
         same = row.domain == domain and row.digest == digest
         if same and (row.source is None or row.state != ExpertState.REFUSED.value):
+            if own:
+                row.redistribute = new.redistribute
             return views.expert(row)
         if row.state == ExpertState.REFUSED.value:  # a source may have been mended
             session.delete(row)
@@ -130,6 +137,7 @@ def _add(session: Session, owner: str, new: NewExpert, digest: str, family: str,
         row = ExpertRow(digest=digest)
         session.add(row)
     row.domain, row.owner, row.license, row.family = new.domain, owner, new.license, family
+    row.redistribute = new.redistribute
     row.state, row.withdrawn, row.purged, row.source = ExpertState.RECEIVED.value, None, None, new.source
     row.files = [entry.model_dump() for entry in entries]
     session.flush()

@@ -8,7 +8,7 @@ from sqlalchemy.orm import Session
 from moerge.publish.compare import compare
 from moerge.routers.ridge import SOLVER
 from moerge_coordinator import views
-from moerge_coordinator.auth import Anyone, Operator, OperatorOrReader
+from moerge_coordinator.auth import Anyone, Operator, own_name
 from moerge_coordinator.database import reading, transaction
 from moerge_coordinator.keys import signatures
 from moerge_coordinator.lifecycle import retire_versions, withdrawn_in
@@ -20,7 +20,9 @@ from moerge_coordinator.routes.rounds import ended_round
 from moerge_coordinator.routes.trunks import find_trunk
 from moerge_coordinator.tables import ContributionRow, ExpertRow, TrunkRow, VersionRow
 from moerge_proto.contributions import ContributionSignature
+from moerge_proto.experts import ExpertState
 from moerge_proto.messages import Page
+from moerge_proto.owners import Role
 from moerge_proto.problems import ProblemType
 from moerge_proto.versions import Comparison, Lineage, NewVersion, SolveOptions, Version, VersionChange
 from moerge_proto.workflows import Workflow
@@ -205,12 +207,41 @@ def list_signatures(request: Request, caller: Anyone, number: Number) -> list[Co
 
 
 @router.get("/versions/{number}/files/{name}", response_class=FileResponse)
-def version_content(request: Request, caller: OperatorOrReader, number: Number, name: str) -> Response:
-    """A file of a version; ranges are served. Role: operator or reader."""
+def version_content(request: Request, caller: Anyone, number: Number, name: str) -> Response:
+    """A file of a version; ranges are served. Role: any.
+
+    An owner gets it if its own ready expert is in the version, all others in it allow redistribution, and none is
+    withdrawn.
+    """
     with reading(request.app.state.engine) as session:
         row = find_version(session, number)
-    require_served(row)
+        require_served(row)
+        if caller.role is Role.OWNER:
+            _require_shared(session, own_name(caller), row)
     sha256 = next((file["sha256"] for file in row.files if file["name"] == name), None)
     if sha256 is None:
         raise RefusedError(ProblemType.NOT_FOUND, f"version {number} has no file {name!r}")
     return content(request, sha256, name)
+
+
+def _require_shared(session: Session, owner: str, row: VersionRow) -> None:
+    """Requires that an owner may have a version's files.
+
+    Raises:
+        RefusedError: names the domains because of which it may not.
+    """
+    lineage = row.lineage
+    contains = [*lineage["experts"], *views.versions(session)(row).contains_withdrawn]
+    experts = list(session.scalars(select(ExpertRow).where(ExpertRow.digest.in_(contains)).order_by(ExpertRow.number)))
+    if not any(each.owner == owner and each.state == ExpertState.READY.value for each in experts):
+        found, todo = f"no ready expert of yours is in version {row.number}", "ask the operator for a reader's token"
+        raise RefusedError(ProblemType.FORBIDDEN, found, where="number", todo=todo)
+    gone = [each.domain for each in experts if each.withdrawn is not None]
+    if gone:
+        found = f"version {row.number} contains withdrawn experts: {', '.join(gone)}"
+        raise RefusedError(ProblemType.FORBIDDEN, found, where="number", todo="wait for a version without them")
+    kept = [each.domain for each in experts if each.owner != owner and not each.redistribute]
+    if kept:
+        found = f"in version {row.number} these domains don't allow redistribution: {', '.join(kept)}"
+        todo = "their owners can allow it: redistribute = true in their policy"
+        raise RefusedError(ProblemType.FORBIDDEN, found, where="number", todo=todo)

@@ -38,15 +38,20 @@ def add(
     source: Annotated[
         str | None, typer.Option(help="An allowed address that the coordinator fetches the same files from instead.")
     ] = None,
+    redistribute: Annotated[
+        bool, typer.Option("--redistribute", help="Let the other owners of a version have its MLPs, to evaluate it.")
+    ] = False,
 ) -> None:
     """Adds an expert, as a worker does before it contributes; prints its digest once its weights are checked.
+
+    Added again by its owner, with or without --redistribute, it changes that and nothing else.
 
     Example: moerge expert add expert/ --domain law --trunk remerge
     """
     folder = importlib.import_module("moerge.checkpoint.sources").checkpoint_folder(expert)  # needs seconds to load
     register = importlib.import_module("moerge.register").register
     with Client(coordinator, secret) as client:
-        how = {"domain": domain, "license": license, "trunk": trunk, "source": source}
+        how = {"domain": domain, "license": license, "trunk": trunk, "source": source, "redistribute": redistribute}
         typer.echo(register(client, folder, progress(), again=True, **how).digest)
 
 
@@ -58,9 +63,14 @@ def list_experts(coordinator: Coordinator, secret: Secret) -> None:
     """
     with Client(coordinator, secret) as client:
         rows = [
-            [row.domain, row.owner, row.family, row.license, row.state.value, row.digest] for row in client.experts()
+            [row.domain, row.owner, row.family, row.license, _yes(row.redistribute), row.state.value, row.digest]
+            for row in client.experts()
         ]
-    show("Experts", ["domain", "owner", "family", "licence", "state", "digest"], rows)
+    show("Experts", ["domain", "owner", "family", "licence", "redistribute", "state", "digest"], rows)
+
+
+def _yes(value: bool) -> str:
+    return "yes" if value else "no"
 
 
 @app.command("show")
@@ -79,6 +89,7 @@ def show_expert(domain: Domain, coordinator: Coordinator, secret: Secret) -> Non
         "digest": row.digest,
         "family": row.family,
         "licence": row.license,
+        "redistribute": _yes(row.redistribute),
         "state": row.state.value + (f": {row.problem.detail}" if row.problem else ""),
         "came": f"{row.created:%Y-%m-%d %H:%M} UTC",
         "trunks that contain it": ", ".join(trunks) or "none",

@@ -24,6 +24,7 @@ def add_to(app: typer.Typer) -> None:
         ("history", history),
         ("note", note),
         ("compare", compare),
+        ("table", table),
         ("retire", retire),
     ):
         app.command(name)(command)
@@ -125,6 +126,51 @@ def compare(
     show(f"Version {found.before} -> {found.after}", ["", ""], lines)
     changed = [[file.name, file.change, decimal(file.size)] for file in found.files if file.change != "same"]
     show("Files that differ", ["file", "", "size"], changed)
+
+
+def table(
+    which: Annotated[str, typer.Argument(metavar="VERSION", help="A version's number or alias.")],
+    coordinator: Coordinator,
+    secret: Secret,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON instead.")] = False,
+) -> None:
+    """Shows how a version does on every domain, by what owners reported of their held-out documents.
+
+    Normalised is 100 x the dense expert's perplexity / the version's, and so is the oracle, where every token goes to
+    its domain's own expert. The average is over all domains.
+
+    Example: moerge version table champion
+    """
+    with Client(coordinator, secret) as client:
+        found = client.version_table(resolve(client, which))
+    if as_json:
+        typer.echo(found.model_dump_json(indent=1))
+        return
+    rows = [
+        [
+            each.domain,
+            f"{each.dense:.3f}",
+            f"{each.version:.3f}",
+            f"{each.normalised_oracle:.1f}",
+            f"{each.normalised:.1f}",
+            f"{each.tokens:,}",
+            f"{each.documents:,}",
+            f"{each.owner}, {each.created:%Y-%m-%d %H:%M}",
+        ]
+        for each in found.scores
+    ]
+    average = "" if found.average is None else f"{found.average:.1f}"
+    rows += [[domain, "", "", "", "", "", "", "not evaluated"] for domain in found.missing]
+    columns = ["domain", "dense perplexity", "version's", "oracle", "normalised", "tokens", "documents", "by whom, UTC"]
+    show(f"Version {found.version}", columns, [*rows, ["average", "", "", "", average, "", "", ""]])
+    if found.scores:
+        shares = [[each.domain, *map(_percent, zip(*each.shares, strict=True))] for each in found.scores]
+        names = ["text of", *(f"{domain} expert" for domain in found.domains)]
+        show("Share of tokens that each expert got, over all layers", names, shares)
+
+
+def _percent(layers: tuple[float, ...]) -> str:
+    return f"{100 * sum(layers) / len(layers):.0f} %"
 
 
 def retire(number: Number, coordinator: Coordinator, secret: Secret) -> None:

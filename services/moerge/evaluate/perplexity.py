@@ -3,9 +3,10 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
-from transformers import PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from moerge.batches import bucket, pad
 from moerge.progress import Tracker
@@ -27,10 +28,28 @@ class Score:
 
 @dataclass(frozen=True)
 class Window:
-    """Token ids of which the last `scored` are predicted from what stands before them."""
+    """Token ids of which the last `scored` are predicted from what stands before them.
+
+    A token that the model reads but that doesn't count is ~id, so negative; it isn't scored.
+    """
 
     ids: list[int]
     scored: int
+
+    @property
+    def tokens(self) -> int:
+        """How many are scored."""
+        return sum(id_ >= 0 for id_ in self.ids[len(self.ids) - self.scored :])
+
+
+def load(folder: Path, dtype: torch.dtype = torch.float32, device: str = "cpu") -> PreTrainedModel:
+    """A dense expert or a published version, in evaluation mode."""
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+        folder, local_files_only=True, trust_remote_code=False, dtype=dtype
+    )
+    model.to(torch.device(device))  # type: ignore[arg-type]  # as torch's own `to`
+    model.eval()
+    return model
 
 
 def windows(documents: Sequence[list[int]], context: int, stride: int) -> list[Window]:
@@ -69,13 +88,16 @@ def score(
     """
     nll, tokens = 0.0, 0
     for batch in bucket(cut, lambda window: len(window.ids), BATCH_TOKENS):
-        ids = pad([window.ids for window in batch])
+        read = pad([window.ids for window in batch]).to(model.device)  # [B, T]
+        counted, ids = read >= 0, torch.where(read < 0, ~read, read)
         logits = model(input_ids=ids, use_cache=False).logits[:, :-1].float()
         losses = torch.nn.functional.cross_entropy(logits.transpose(1, 2), ids[:, 1:], reduction="none")  # [B, T-1]
-        for row, window in zip(losses, batch, strict=True):
+        for row, wanted, window in zip(losses, counted[:, 1:], batch, strict=True):
             last = len(window.ids) - 1
-            nll += float(row[last - window.scored : last].double().sum())
-            tokens += window.scored
+            places = slice(last - window.scored, last)
+            nll += float(row[places][wanted[places]].double().sum())
         after_batch(batch)
-        tracker.advance(sum(window.scored for window in batch))
+        done = sum(window.tokens for window in batch)
+        tokens += done
+        tracker.advance(done)
     return Score(nll, tokens)

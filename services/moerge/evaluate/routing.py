@@ -58,7 +58,7 @@ def randomised(model: PreTrainedModel, seed: int) -> Iterator[None]:
 
 
 class RoutingCounter:
-    """Counts, per layer, how many real tokens each expert got as first choice.
+    """Counts, per layer, which expert was the first choice where a scored token was predicted, once for each.
 
     `counts` is [L, D] int64. Open it around scoring and hand `count` to it as `after_batch`.
     """
@@ -69,10 +69,13 @@ class RoutingCounter:
         self.counts = torch.zeros(len(self._routers), _experts(model), dtype=torch.int64)
 
     def count(self, batch: Sequence[Window]) -> None:
-        width = max(len(window.ids) for window in batch)
-        real = torch.tensor([[t < len(window.ids) for t in range(width)] for window in batch]).flatten()
+        predicts = torch.zeros(len(batch), max(len(window.ids) for window in batch), dtype=torch.bool)
+        for row, window in zip(predicts, batch, strict=True):
+            last = len(window.ids) - 1
+            row[last - window.scored : last] = torch.tensor(window.ids[last + 1 - window.scored :]) >= 0
         for layer, chosen in enumerate(self._seen):
-            self.counts[layer] += torch.bincount(chosen[real, 0], minlength=self.counts.shape[1])
+            first = chosen[:, 0].cpu()[predicts.flatten()]
+            self.counts[layer] += torch.bincount(first, minlength=self.counts.shape[1])
         self._seen.clear()
 
     @contextmanager

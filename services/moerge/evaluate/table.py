@@ -6,12 +6,12 @@ from pathlib import Path
 
 import torch
 from rich.table import Table as RichTable
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 from moerge.architectures.config import read_config
 from moerge.architectures.families import family_of
 from moerge.checkpoint.reader import Checkpoint
-from moerge.evaluate.perplexity import Score, Window, score
+from moerge.evaluate.perplexity import Score, Window, load, score
 from moerge.evaluate.routing import RoutingCounter, forced, randomised
 from moerge.progress import Progress
 from moerge.trunk.average import average
@@ -91,11 +91,11 @@ def measure(
     rows: dict[str, dict[str, Score]] = {}
     with progress.track(f"scoring {models} models", total, "tokens") as tracker:
         for name, folder in experts.items():
-            model = _load(folder)
+            model = load(folder)
             rows[f"{name} expert"] = {domain: score(model, texts[domain], tracker) for domain in domains}
         averaged = _averaged(list(experts.values()))
         rows["model averaging"] = {domain: score(averaged, texts[domain], tracker) for domain in domains}
-        model = _load(version)
+        model = load(version)
         with randomised(model, RANDOM_SEED):
             rows["random routing"] = {domain: score(model, texts[domain], tracker) for domain in domains}
         rows["oracle"] = {}
@@ -110,14 +110,6 @@ def measure(
             total_counts = counter.counts.sum(dim=0)
             shares[domain] = (total_counts / total_counts.sum()).tolist()
     return Table(domains, rows, shares)
-
-
-def _load(folder: Path) -> PreTrainedModel:
-    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-        folder, local_files_only=True, trust_remote_code=False, dtype=torch.float32
-    )
-    model.eval()
-    return model
 
 
 def _averaged(folders: Sequence[Path]) -> PreTrainedModel:

@@ -58,18 +58,32 @@ def test_a_score_is_the_cross_entropy_of_each_document_alone(tmp_path: Path) -> 
     assert found.perplexity == pytest.approx(math.exp(expected / 46), rel=1e-5)
 
 
-def test_only_real_tokens_are_counted_and_forcing_sends_all_to_one(tmp_path: Path) -> None:
+def test_the_first_choice_is_counted_once_for_each_scored_token_and_forcing_sends_all_to_one(tmp_path: Path) -> None:
     experts = [expert(tmp_path / str(seed), seed=seed) for seed in (1, 2)]
     model = AutoModelForCausalLM.from_pretrained(published(experts, tmp_path), dtype=torch.float32)
-    cut = windows([ROWS[0], ROWS[1][:3]], 64, 32)
+    cut = windows([ROWS[0], ROWS[1][:3]], 16, 8)
     counter = RoutingCounter(model)
     with counter.counting():
         score(model, cut, Silent(), counter.count)
-    assert counter.counts.sum(dim=1).tolist() == [43] * 3
+    assert counter.counts.sum(dim=1).tolist() == [41] * 3
     forced_counter = RoutingCounter(model)
     with forced(model, 1), forced_counter.counting():
         score(model, cut, Silent(), forced_counter.count)
-    assert forced_counter.counts.tolist() == [[0, 43]] * 3
+    assert forced_counter.counts.tolist() == [[0, 41]] * 3
+
+
+def test_tokens_that_don_t_count_are_read_and_neither_scored_nor_counted(tmp_path: Path) -> None:
+    experts = [expert(tmp_path / str(seed), seed=seed) for seed in (1, 2)]
+    model = AutoModelForCausalLM.from_pretrained(published(experts, tmp_path), dtype=torch.float32)
+    marked = [~id_ if place < 30 else id_ for place, id_ in enumerate(ROWS[0])]
+    found, counter = {}, RoutingCounter(model)
+    for name, ids in {"all": ROWS[0], "first": ROWS[0][:30]}.items():
+        found[name] = score(model, windows([ids], 64, 32), Silent())
+    with counter.counting():
+        last = score(model, windows([marked], 64, 32), Silent(), counter.count)
+    assert last.tokens == 10
+    assert last.nll == pytest.approx(found["all"].nll - found["first"].nll, rel=1e-5)
+    assert counter.counts.sum(dim=1).tolist() == [10] * 3
 
 
 def test_the_normalised_table_follows_the_paper_s_formula() -> None:

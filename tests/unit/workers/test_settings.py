@@ -54,6 +54,8 @@ def test_a_file_elsewhere_may_name_the_home(home: Path) -> None:
         ("held_out_share = 0.6", {"tuning_share": 0.4}, FILE, "must leave documents"),
         ("[policy]\ndomains = ['art']", {}, FILE, "the policy's domains are art; not law"),
         ("[policy]\ntrunk_contributions = false", {"trunk_contribution": True}, FILE, "what the policy forbids"),
+        ("[policy]\nevaluation_sums = true", {}, FILE, "set held_out_share"),
+        ("held_out_share = 0.1\n[policy]\nevaluation_sums = true", {"context": 1}, FILE, "a context of 2 or more"),
         ("= 3", {}, FILE, "not TOML"),
     ],
 )
