@@ -35,12 +35,14 @@ from moerge_coordinator.routes import (
     operation,
     owners,
     rounds,
+    routing,
     tokens,
     trunk_contributions,
     trunks,
     uploads,
     versions,
 )
+from moerge_coordinator.routing import TextRouter
 from moerge_coordinator.settings import FILE, Settings, read_settings
 from moerge_coordinator.tables import TokenRow
 from moerge_coordinator.tokens import LastUses, make_token
@@ -65,6 +67,7 @@ port = 8080
 # owner_bytes_per_second = 50_000_000
 # abandoned_after_hours = 72
 # sources = ["https://models.example.org/public"]  # experts may be fetched from below these
+# route_bytes = 8_000_000_000  # memory for showing how a version routes a text; none by default
 # vocabulary = "pad"  # take experts whose tokenizers only add tokens behind a common vocabulary
 
 # [s3]  # instead of a folder here; credentials come from AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY
@@ -203,7 +206,8 @@ def make_app(settings: Settings) -> FastAPI:
             "blob store": blobs.probe,
             "workflows": partial(app.state.workflows.find, "-"),
         }
-        for place in (blobs, app.state.uploads, app.state.workflows):
+        app.state.texts = TextRouter(blobs, settings.home / "routing", settings.route_bytes)
+        for place in (blobs, app.state.uploads, app.state.workflows, app.state.texts):
             place.sweep()
         tasks = [
             asyncio.create_task(_every(_PRUNE_SECONDS, blobs.prune)),
@@ -237,7 +241,8 @@ def make_app(settings: Settings) -> FastAPI:
     openapi.describe(app)
     api = APIRouter(prefix="/v1")
     for module in (
-        owners, tokens, uploads, experts, trunk_contributions, trunks, contributions, rounds, versions, aliases, audit,
+        owners, tokens, uploads, experts, trunk_contributions, trunks, contributions, rounds, versions, routing,
+        aliases, audit,
     ):  # fmt: skip
         api.include_router(module.router)
     app.include_router(api)

@@ -39,6 +39,7 @@ from moerge_proto.owners import (
 )
 from moerge_proto.problems import Problem, ProblemType
 from moerge_proto.rounds import NewRound, Round, RoundChange
+from moerge_proto.routing import RoutedText, TextToRoute
 from moerge_proto.signatures import JoinRequest, Rotation
 from moerge_proto.trunks import NewTrunk, Trunk
 from moerge_proto.uploads import CHUNK_BYTES, Chunk, NewUpload, Stored, Upload
@@ -363,6 +364,10 @@ class Client:
 
     def compare_versions(self, before: int, after: int) -> Comparison:
         return self._get(Comparison, f"/v1/versions/{before}/compare/{after}")
+
+    def route_text(self, number: int, text: str) -> RoutedText:
+        """How the version routes the text; operators and readers may ask, if the coordinator routes texts."""
+        return self._post(RoutedText, f"/v1/versions/{number}/route", TextToRoute(text=text))
 
     def alias(self, name: str) -> Alias:
         return self._get(Alias, f"/v1/aliases/{name}")
