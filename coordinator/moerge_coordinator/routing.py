@@ -24,7 +24,12 @@ from moerge_proto.versions import VersionFile
 
 SECONDS, PATIENCE_SECONDS = 60.0, 10.0
 _LOOK_SECONDS = 0.2
-_ALONE = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+_ALONE = {
+    "OMP_NUM_THREADS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "RUST_BACKTRACE": "0",  # tokenizers short of memory would hang in writing one
+    "HF_HUB_OFFLINE": "1",
+}
 
 
 class TextRouter:
@@ -169,5 +174,6 @@ def _checked(status: int | None, written: bytes) -> bytes:
     try:
         raise CoordinatorError(Problem.model_validate_json(written))
     except ValidationError as error:
-        found, todo = f"the process that routes failed with status {status}", "tell its operator the X-Request-Id"
+        found = f"the process that routes failed with status {status}"
+        todo = "tell its operator the X-Request-Id; if memory was short, a higher route_bytes helps"
         raise RefusedError(ProblemType.INTERNAL, found, todo=todo) from error

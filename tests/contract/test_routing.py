@@ -20,7 +20,7 @@ from moerge_coordinator.routing import TextRouter
 from moerge_proto.routing import MAX_CHARACTERS
 from moerge_proto.versions import NewVersion, SolveOptions, Version
 from support.fleet import eventually, honest, joined, merge, send
-from support.processes import Coordinator, moerge
+from support.processes import Coordinator, marked, moerge
 from support.statistics import written
 
 TEXT = "law é 😀 art"
@@ -43,15 +43,7 @@ class House:
 
     def routing(self) -> list[str]:
         """The processes that route for the server, also those that it left behind."""
-        mark = f"PWD_MARK={self.server.home}".encode()
-        found = []
-        for process in Path("/proc").glob("[0-9]*"):
-            try:
-                if b"route_text" in (process / "cmdline").read_bytes():
-                    found += [process.name] if mark in (process / "environ").read_bytes() else []
-            except OSError:  # it has just ended
-                continue
-        return found
+        return [command for command in marked(str(self.server.home)).values() if "route_text" in command]
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +51,7 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
     """A version of law and art, and one that is retired."""
     folder = tmp_path_factory.mktemp("routing")
     with pytest.MonkeyPatch.context() as environment:
-        environment.setenv("PWD_MARK", str(folder / "home"))
+        environment.setenv("MOERGE_TEST_MARK", str(folder / "home"))
         server = Coordinator(folder / "home")
         environment.setenv("MOERGE_COORDINATOR_ROUTE_BYTES", str(LIMIT))
         server.start()
@@ -163,11 +155,11 @@ def test_a_process_is_ended_at_its_time_limit(house: House, tmp_path: Path) -> N
 def test_a_process_that_exceeds_its_memory_ends_with_a_problem(
     house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The estimate is put aside; the process' own limit holds. Short of it, it fails, or hangs till its time ends."""
+    """The estimate is put aside; the process' own limit holds."""
     monkeypatch.setattr(routing, "needed_bytes", lambda weights, config: 0)
-    with pytest.raises(MoergeError) as caught:
-        route(house.router(tmp_path / "routing", 10**8, seconds=15), house.version)
-    assert caught.value.problem().status == 413
+    with pytest.raises(MoergeError, match="memory") as caught:
+        route(house.router(tmp_path / "routing", 10**8), house.version)
+    assert (caught.value.problem().status, caught.value.problem().field) == (413, "route_bytes")
 
 
 def test_one_text_at_a_time_is_routed_and_others_are_told_when_to_come_again(house: House, tmp_path: Path) -> None:
