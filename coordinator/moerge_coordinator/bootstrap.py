@@ -40,6 +40,7 @@ from moerge_coordinator.routes import (
     owners,
     progress,
     rounds,
+    routing,
     tokens,
     trunk_contributions,
     trunks,
@@ -47,6 +48,7 @@ from moerge_coordinator.routes import (
     versions,
     workflows,
 )
+from moerge_coordinator.routing import TextRouter
 from moerge_coordinator.settings import FILE, Settings, read_settings
 from moerge_coordinator.tables import TokenRow
 from moerge_coordinator.tokens import LastUses, make_token
@@ -71,6 +73,7 @@ port = 8080
 # owner_bytes_per_second = 50_000_000
 # abandoned_after_hours = 72
 # sources = ["https://models.example.org/public"]  # experts may be fetched from below these
+# route_bytes = 8_000_000_000  # memory for showing how a version routes a text; none by default
 # vocabulary = "pad"  # take experts whose tokenizers only add tokens behind a common vocabulary
 # promotion_max_fall = 1.0  # champion moves only to versions that owners evaluated, no domain worse by more points
 
@@ -210,7 +213,8 @@ def make_app(settings: Settings) -> FastAPI:
             "blob store": blobs.probe,
             "workflows": partial(app.state.workflows.find, "-"),
         }
-        for place in (blobs, app.state.uploads, app.state.workflows):
+        app.state.texts = TextRouter(blobs, settings.home / "routing", settings.route_bytes)
+        for place in (blobs, app.state.uploads, app.state.workflows, app.state.texts):
             place.sweep()
         tasks = [
             asyncio.create_task(_every(_PRUNE_SECONDS, blobs.prune)),
@@ -245,7 +249,7 @@ def make_app(settings: Settings) -> FastAPI:
     api = APIRouter(prefix="/v1")
     for module in (
         owners, tokens, uploads, experts, trunk_contributions, trunks, contributions, rounds, versions, evaluations,
-        aliases, workflows, progress, audit,
+        routing, aliases, workflows, progress, audit,
     ):  # fmt: skip
         api.include_router(module.router)
     app.include_router(api)

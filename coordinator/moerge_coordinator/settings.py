@@ -37,6 +37,8 @@ class Settings(BaseModel):
         abandoned_after_hours: after this long, an open upload that no request touched is removed, and a complete file
             that nothing refers to.
         sources: addresses below which experts may be fetched, such as https://models.example.org/public; else none.
+        route_bytes: memory that the process which routes a text may take, Python and torch (0.5 GB) included; None: no
+            text is routed.
         vocabulary: `same` refuses experts with other vocabularies; `pad` takes those that only add tokens at the end.
         promotion_max_fall: points of normalised perplexity by which a domain may fall when `champion` moves to another
             version, which must be evaluated on all its domains; None: it moves freely.
@@ -58,6 +60,7 @@ class Settings(BaseModel):
     owner_bytes_per_second: int | None = Field(default=None, gt=0)
     abandoned_after_hours: float = Field(default=72, gt=0, le=10**6)
     sources: list[Annotated[str, AfterValidator(require_address)]] = Field(default_factory=list)
+    route_bytes: int | None = Field(default=None, gt=0)
     vocabulary: Vocabulary = "same"
     promotion_max_fall: float | None = Field(default=None, ge=0, allow_inf_nan=False)
     grace_seconds: int = Field(default=20, ge=0, le=3600)

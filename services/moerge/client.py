@@ -42,6 +42,7 @@ from moerge_proto.problems import Problem, ProblemType
 from moerge_proto.progress import DomainProgress
 from moerge_proto.progress import Progress as ProgressMessage
 from moerge_proto.rounds import NewRound, Round, RoundChange
+from moerge_proto.routing import RoutedText, TextToRoute
 from moerge_proto.signatures import JoinRequest, Rotation
 from moerge_proto.trunks import NewTrunk, Trunk
 from moerge_proto.uploads import CHUNK_BYTES, Chunk, NewUpload, Stored, Upload
@@ -389,6 +390,10 @@ class Client:
 
     def version_table(self, number: int) -> VersionTable:
         return self._get(VersionTable, f"/v1/versions/{number}/table")
+
+    def route_text(self, number: int, text: str) -> RoutedText:
+        """How the version routes the text; operators and readers may ask, if the coordinator routes texts."""
+        return self._post(RoutedText, f"/v1/versions/{number}/route", TextToRoute(text=text))
 
     def alias(self, name: str) -> Alias:
         return self._get(Alias, f"/v1/aliases/{name}")

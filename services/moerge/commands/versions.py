@@ -1,14 +1,22 @@
 """`moerge version …`: what is done with versions after they are solved."""
 
+import colorsys
+from collections import Counter
+from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.color import Color
+from rich.console import Console
 from rich.filesize import decimal
+from rich.style import Style
+from rich.text import Text
 
 from moerge.client import Client
 from moerge.commands.common import Coordinator, Secret, show
 from moerge.errors import CoordinatorError, MoergeError
 from moerge_proto.problems import ProblemType
+from moerge_proto.routing import MAX_CHARACTERS, RoutedText
 from moerge_proto.versions import VersionChange
 
 Number = Annotated[int, typer.Argument(help="The version's number.")]
@@ -25,6 +33,7 @@ def add_to(app: typer.Typer) -> None:
         ("note", note),
         ("compare", compare),
         ("table", table),
+        ("route", route),
         ("retire", retire),
     ):
         app.command(name)(command)
@@ -181,3 +190,62 @@ def retire(number: Number, coordinator: Coordinator, secret: Secret) -> None:
     with Client(coordinator, secret) as client:
         client.retire_version(number)
     typer.echo(f"version {number} is retired")
+
+
+def route(
+    version: Annotated[str, typer.Argument(help="The version's number or alias.")],
+    coordinator: Coordinator,
+    secret: Secret,
+    text: Annotated[Path, typer.Option(help=f"File of UTF-8 text, at most {MAX_CHARACTERS} characters.")],
+    layer: Annotated[
+        int | None, typer.Option(min=0, help="Show this layer's router. Default: the expert that most layers choose.")
+    ] = None,
+) -> None:
+    """Shows a text, each token in the colour of the expert that it is routed to first.
+
+    The coordinator must have route_bytes in its settings. It neither keeps nor logs the text.
+
+    Example: moerge version route champion --text story.txt
+    """
+    content = _text(text)
+    with Client(coordinator, secret) as client:
+        routed = client.route_text(resolve(client, version), content)
+    if layer is not None and layer >= len(routed.experts):
+        found = f"no layer {layer}"
+        raise MoergeError(found, where="--layer", todo=f"the layers are 0 to {len(routed.experts) - 1}")
+    for line in coloured(routed, layer):
+        Console().print(line, soft_wrap=True)
+
+
+def _text(path: Path) -> str:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise MoergeError(f"can't be read: {error}", where=str(path), todo="name a file of UTF-8 text") from error
+    if not 1 <= len(text) <= MAX_CHARACTERS:
+        found = f"{len(text)} characters; expected 1 to {MAX_CHARACTERS}"
+        raise MoergeError(found, where=str(path), todo="name a file with a part of it")
+    return text
+
+
+def coloured(routed: RoutedText, layer: int | None = None) -> tuple[Text, Text]:
+    """The text, and what its colours mean. Without a `layer`, a token has the expert that most layers choose first."""
+    first = [[chosen[0] for chosen in each] for each in routed.experts]  # [L][n]
+    if layer is None:
+        slots = [Counter(column).most_common(1)[0][0] for column in zip(*first, strict=True)]
+    else:
+        slots = first[layer]
+    count = len(routed.domains)
+    styles = [_style(slot / count) for slot in range(count)]
+    text = Text.assemble(*((token, styles[slot]) for token, slot in zip(routed.tokens, slots, strict=True)))
+    shares = [100 * slots.count(slot) / len(slots) for slot in range(count)]
+    legend = Text("\n")
+    for domain, style, share in zip(routed.domains, styles, shares, strict=True):
+        legend.append(f" {domain} ", style).append(f" {share:.0f} %  ")
+    return text, legend
+
+
+def _style(hue: float) -> Style:
+    """Black on a light tone, readable on any terminal."""
+    red, green, blue = (255 * each for each in colorsys.hls_to_rgb(hue, 0.75, 0.8))
+    return Style(color=Color.from_rgb(0, 0, 0), bgcolor=Color.from_rgb(red, green, blue))
