@@ -34,6 +34,7 @@ PAGES = {
     "/audit": {Role.OPERATOR},
     "/settings": {Role.OPERATOR},
     "/aliases/champion": {Role.OPERATOR},
+    "/route": set(Role),
 }
 
 
@@ -61,7 +62,7 @@ class House:
 def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
     """Two owners have contributed; two versions are solved, and the first is the champion."""
     folder = tmp_path_factory.mktemp("house")
-    with coordinator(folder / "home") as server:
+    with coordinator(folder / "home", settings="route_bytes = 4_000_000_000") as server:
         members = [joined(server, domain, folder, seed) for seed, domain in enumerate(("law", "art"), 1)]
         trunk = merge(server)
         for member in members:
@@ -257,6 +258,23 @@ def test_a_round_is_opened_and_changed(house: House) -> None:
         assert "Round w47 ended short" in browser.get("/versions").text
         assert act(browser, "/rounds/new", **(fields | {"minimum": "9"})).status_code == 422
         assert act(browser, "/rounds/new", **(fields | {"deadline": "soon"})).status_code == 422
+
+
+def test_a_text_is_shown_in_the_colours_of_its_experts(house: House) -> None:
+    text = "a text <b>of</b>\ntwo lines"
+    with house.visit(Role.READER) as browser:
+        page = act(browser, "/route", text=text, version="2", layer="all")
+        assert page.status_code == 200, page.text
+        [shown] = re.findall(r'<div class="routed">(.*?)</div>', page.text, re.DOTALL)
+        assert html.unescape(re.sub(r"<span[^>]*>|</span>", "", shown)) == text
+        assert set(re.findall(r'<span class="run t(\d)" title', page.text)) <= {"0", "1"}
+        assert "Router scores along the text" in page.text
+        assert act(browser, "/route", text=text, version="2", layer="1").status_code == 200
+        assert act(browser, "/route", text=text, version="99", layer="all").status_code == 404
+        assert act(browser, "/route", text="", version="2", layer="all").status_code == 422
+        assert "x" * 20_001 in act(browser, "/route", text="x" * 20_001, version="2").text  # it isn't lost
+    with house.visit(Role.OWNER) as browser:
+        assert act(browser, "/route", text=text, version="2", layer="all").status_code == 403
 
 
 def test_the_audit_log_can_be_filtered(house: House) -> None:

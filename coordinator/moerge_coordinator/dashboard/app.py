@@ -11,7 +11,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from moerge_coordinator.dashboard import pages, show
+from moerge_coordinator.dashboard import pages, routing, show
 from moerge_coordinator.dashboard.actions import ACTIONS
 from moerge_coordinator.dashboard.rest import RestError, calls
 from moerge_coordinator.dashboard.session import (
@@ -24,6 +24,7 @@ from moerge_coordinator.dashboard.session import (
     visitor_guard,
 )
 from moerge_coordinator.dashboard.visit import HOME, House
+from moerge_coordinator.refusals import failure
 from moerge_proto.owners import Identity
 from moerge_proto.problems import Problem, ProblemType
 
@@ -97,6 +98,9 @@ def make_dashboard(app: FastAPI) -> Starlette:
             return RedirectResponse(HOME, 303)
         return _leave(f"{HOME}/sign-in")
 
+    async def failed(request: Request, error: Exception) -> Response:
+        return house.problem(failure(error))
+
     async def not_there(request: Request, error: Exception) -> Response:
         status = error.status_code if isinstance(error, HTTPException) else 500
         problem = Problem.of(ProblemType.NOT_FOUND, f"there is no page {request.url.path}", todo="start from Versions")
@@ -110,9 +114,10 @@ def make_dashboard(app: FastAPI) -> Starlette:
             Route("/sign-out", do_sign_out, methods=["POST"]),
             *(house.action(path, action) for path, action in ACTIONS.items()),
             *(house.page(path, page) for path, page in _PAGES.items()),
+            house.page("/route", routing.route, "POST"),
         ],
         middleware=[Middleware(Guarded)],
-        exception_handlers={HTTPException: not_there},
+        exception_handlers={HTTPException: not_there, Exception: failed},
     )
 
 

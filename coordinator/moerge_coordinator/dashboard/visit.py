@@ -34,6 +34,7 @@ SAID = {
 """What a page says after an action, by the word that its address ends with."""
 _PAGES = (
     ("Versions", "/versions", set(Role)),
+    ("Route a text", "/route", {Role.OPERATOR, Role.READER}),
     ("Experts", "/experts", {Role.OPERATOR, Role.OWNER}),
     ("Owners and rounds", "/owners", {Role.OPERATOR}),
     ("Contributions", "/contributions", {Role.OPERATOR, Role.OWNER}),
@@ -115,11 +116,11 @@ class House:
     def __init__(self, app: FastAPI, templates: Environment) -> None:
         self._app, self.templates = app, templates
 
-    def page(self, path: str, page: Page) -> Route:
-        return Route(path, partial(self._visited, page=page), methods=["GET"])
+    def page(self, path: str, page: Page, *methods: str) -> Route:
+        return Route(path, partial(self._visited, page=page), methods=["GET", *methods])
 
     def action(self, path: str, action: Action) -> Route:
-        return Route(path, partial(self._visited, page=partial(_act, action)), methods=["GET", "POST"])
+        return self.page(path, partial(_act, action), "POST")
 
     async def _visited(self, request: Request, page: Page) -> Response:
         token = token_of(request)
