@@ -362,13 +362,8 @@ class Client:
         return TypeAdapter(list[ContributionSignature]).validate_json(content)
 
     def version_report(self, number: int) -> SolveReport:
-        """What solving its routers showed; who may have the version's files may see it."""
-
-        def read() -> SolveReport:
-            with self._content(f"/v1/versions/{number}/files/moerge-report.json", {}) as response:
-                return SolveReport.model_validate_json(response.read())
-
-        return self._patiently(read)
+        """What solving its routers showed; operators and readers may see it."""
+        return self._get(SolveReport, f"/v1/versions/{number}/report")
 
     def versions(self) -> Iterator[Version]:
         return self._pages(Version, "/v1/versions")

@@ -69,6 +69,16 @@ def scale(values: Sequence[float], least: float = 0.0) -> Scale:
     return Scale(first * unit, last * unit, tuple(unit * each for each in range(first, last + 1)))
 
 
+@dataclass(frozen=True)
+class Curves:
+    """A picture of lines, and the numbers behind it: name -> values at the places `across`."""
+
+    picture: Markup
+    names: Sequence[str]
+    lines: Mapping[str, Sequence[float | None]]
+    across: Sequence[str]
+
+
 def curves(
     title: str,
     names: Sequence[str],
@@ -77,14 +87,12 @@ def curves(
     main: str | None = None,
     *,
     powers: bool = False,
-) -> Markup:
+) -> Curves:
     """A line for each name over the same places; None leaves a gap. `main` stands out.
 
     With `powers`, values are exponents of ten, and ticks say so.
     """
     known = [value for line in values.values() for value in line if value is not None]
-    if not known:
-        return Markup("")
     heights = scale(known, 1 if powers else 0)
     parts: list[svg.Element] = []
     for tick in heights.ticks:
@@ -110,7 +118,7 @@ def curves(
             parts += [svg.Circle(cx=round(x, 1), cy=round(y, 1), r=3, class_=["dot", kind]) for x, y in points]
         ends.append((points[-1][1], name, kind))
     parts += _end_labels(ends)
-    return _whole(title, _WIDTH, _HEIGHT, parts)
+    return Curves(_whole(title, _WIDTH, _HEIGHT, parts), names, values, across)
 
 
 def _places(count: int) -> list[float]:

@@ -71,9 +71,10 @@ async def versions(visit: Visit) -> Response:
         "tables": tables,
         "changes": changes,
         "further": further,
-        "after": after,
+        "chart": _timeline(shown, tables),
+        "champion": None,
+        "moves": [],
     }
-    content |= {"chart": _timeline(shown, tables), "aliases": aliases, "champion": None, "moves": []}
     champion = next((alias for alias in aliases if alias.name == CHAMPION), None)
     if champion is not None:
         content["champion"] = serving = await rest.get(Version, f"/v1/versions/{champion.version}")
@@ -135,7 +136,7 @@ def _changes(version: Version, before: Version | None, domains: dict[str, str]) 
     return found or [Change("other order of experts", "note")]
 
 
-def _timeline(shown: Sequence[Version], tables: dict[int, VersionTable]) -> Markup | None:
+def _timeline(shown: Sequence[Version], tables: dict[int, VersionTable]) -> charts.Curves | None:
     """Normalised scores over versions: the average, and a line for each domain."""
     oldest_first = list(reversed(shown))
     names = list(dict.fromkeys(domain for each in oldest_first for domain in each.lineage.domains))
@@ -182,7 +183,7 @@ def _oracle(table: VersionTable) -> float | None:
 async def _report(visit: Visit, found: Version) -> SolveReport | None:
     if visit.who.role is Role.OWNER or found.retired or found.withheld:
         return None
-    return await visit.rest.find(SolveReport, f"/v1/versions/{found.number}/files/moerge-report.json")
+    return await visit.rest.find(SolveReport, f"/v1/versions/{found.number}/report")
 
 
 async def _card(visit: Visit, found: Version) -> str | None:
@@ -205,7 +206,7 @@ def _layers(report: SolveReport) -> list[str]:
     return [str(index) for index in range(len(report.layers))]
 
 
-def _conditioning(report: SolveReport) -> Markup | None:
+def _conditioning(report: SolveReport) -> charts.Curves:
     values: dict[str, list[float | None]] = {"condition": [math.log10(layer.condition) for layer in report.layers]}
     return charts.curves(
         "Condition number of each layer's ridge system",
@@ -217,7 +218,7 @@ def _conditioning(report: SolveReport) -> Markup | None:
     )
 
 
-def _norms(report: SolveReport) -> Markup | None:
+def _norms(report: SolveReport) -> charts.Curves:
     values: dict[str, list[float | None]] = {
         domain: [layer.norms[index] for layer in report.layers] for index, domain in enumerate(report.domains)
     }
@@ -241,7 +242,7 @@ def _cosines(report: SolveReport) -> Markup | None:
     return charts.heat(title, [name for name, _ in pairs], [values for _, values in pairs], -1, 1, percent=False)
 
 
-def _lineage(found: Version) -> Markup | None:
+def _lineage(found: Version) -> Markup:
     """Contributions and trunk -> sums -> solve -> files."""
     made = found.lineage
     few = made.domains[:_MOST_BOXES]

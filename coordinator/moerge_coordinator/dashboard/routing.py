@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-from markupsafe import Markup
 from starlette.responses import Response
 
 from moerge_coordinator.dashboard import charts
@@ -79,7 +78,7 @@ def _shown(routed: RoutedText, layer: str) -> dict[str, Any]:
     }
 
 
-def _curve(routed: RoutedText, layers: Sequence[int]) -> Markup:
+def _curve(routed: RoutedText, layers: Sequence[int]) -> charts.Curves:
     """Softmax of the scores along the text, averaged over the layers, and over neighbours where they are many."""
     pieces = len(routed.tokens)
     size = math.ceil(pieces / _POINTS)

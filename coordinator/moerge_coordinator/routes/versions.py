@@ -1,14 +1,17 @@
 """Versions and the workflows that make them."""
 
+from pathlib import Path
+
 from fastapi import APIRouter, Request
 from fastapi.responses import FileResponse, PlainTextResponse, Response
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from moerge.publish.compare import compare
+from moerge.publish.version import REPORT_FILE
 from moerge.routers.ridge import SOLVER
 from moerge_coordinator import views
-from moerge_coordinator.auth import Anyone, Operator, own_name
+from moerge_coordinator.auth import Anyone, Operator, OperatorOrReader, own_name
 from moerge_coordinator.database import reading, transaction
 from moerge_coordinator.keys import signatures
 from moerge_coordinator.lifecycle import retire_versions, withdrawn_in
@@ -24,7 +27,7 @@ from moerge_proto.experts import ExpertState
 from moerge_proto.messages import Page
 from moerge_proto.owners import Role
 from moerge_proto.problems import ProblemType
-from moerge_proto.versions import Comparison, Lineage, NewVersion, SolveOptions, Version, VersionChange
+from moerge_proto.versions import Comparison, Lineage, NewVersion, SolveOptions, SolveReport, Version, VersionChange
 from moerge_proto.workflows import Workflow
 
 router = APIRouter(tags=["versions"])
@@ -173,6 +176,27 @@ def retire_version(request: Request, caller: Operator, number: Number) -> Versio
     return view
 
 
+@router.get("/versions/{number}/report")
+def show_report(request: Request, caller: OperatorOrReader, number: Number) -> SolveReport:
+    """What solving its routers showed, layer by layer. Role: operator or reader."""
+    with reading(request.app.state.engine) as session:
+        row = find_version(session, number)
+    require_served(row)
+    return SolveReport.model_validate_json(_content_of(request, row, REPORT_FILE))
+
+
+def _content_of(request: Request, row: VersionRow, name: str) -> bytes:
+    path: Path = request.app.state.blobs.local(_digest_of(row, name))
+    return path.read_bytes()
+
+
+def _digest_of(row: VersionRow, name: str) -> str:
+    for file in row.files:
+        if file["name"] == name:
+            return str(file["sha256"])
+    raise RefusedError(ProblemType.NOT_FOUND, f"version {row.number} has no file {name!r}")
+
+
 @router.get("/versions/{number}/card", response_class=Markdown)
 def show_card(request: Request, caller: Anyone, number: Number) -> Markdown:
     """The version's model card, with what is to be said of it by now on top. Role: any."""
@@ -181,8 +205,7 @@ def show_card(request: Request, caller: Anyone, number: Number) -> Markdown:
         require_served(row)
         gone = views.versions(session)(row).contains_withdrawn
         domains = {each.digest: each.domain for each in session.scalars(select(ExpertRow))}
-    card = next(file["sha256"] for file in row.files if file["name"] == "README.md")
-    text = request.app.state.blobs.local(card).read_text(encoding="utf-8")
+    text = _content_of(request, row, "README.md").decode()
     if gone:
         names = ", ".join(f"{domains[digest]} (`{digest}`)" for digest in gone)
         text = f"> This version still contains parameters of experts that were withdrawn: {names}.\n\n{text}"
@@ -218,10 +241,7 @@ def version_content(request: Request, caller: Anyone, number: Number, name: str)
         require_served(row)
         if caller.role is Role.OWNER:
             _require_shared(session, own_name(caller), row)
-    sha256 = next((file["sha256"] for file in row.files if file["name"] == name), None)
-    if sha256 is None:
-        raise RefusedError(ProblemType.NOT_FOUND, f"version {number} has no file {name!r}")
-    return content(request, sha256, name)
+    return content(request, _digest_of(row, name), name)
 
 
 def _require_shared(session: Session, owner: str, row: VersionRow) -> None:
