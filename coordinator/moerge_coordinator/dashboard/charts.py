@@ -13,7 +13,7 @@ _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 580, 220, 44, 104, 12, 26
 _COLOURS = 8
 _TICKS = 4
 _CHARACTER = 6.2  # width of a small letter
-_ROW = 14
+_ROW = 18
 
 
 def _text(x: float, y: float, content: str, *kinds: str, anchor: str = "start") -> svg.Text:
@@ -101,7 +101,7 @@ def curves(
         parts += [svg.Line(x1=_LEFT, x2=_WIDTH - _RIGHT, y1=y, y2=y, class_=["grid"])]
         parts += [_text(_LEFT - 6, y + 4, label, "tick", anchor="end")]
     xs = _places(len(across))
-    every = math.ceil(len(across) * max(len(each) for each in across) * _CHARACTER / (_WIDTH - _LEFT - _RIGHT))
+    every = math.ceil(len(across) * (max(len(each) for each in across) + 2) * _CHARACTER / (_WIDTH - _LEFT - _RIGHT))
     for x, label in list(zip(xs, across, strict=True))[:: max(every, 1)]:
         parts.append(_text(x, _HEIGHT - 8, label, "tick", anchor="middle"))
     ends: list[tuple[float, str, str]] = []
@@ -150,10 +150,10 @@ def heat(
     """Cells of rows x columns, from low to high, each with its value on hover; columns are layers, from 0."""
     columns = len(values[0]) if values else 0
     left = max(len(name) for name in rows) * _CHARACTER + 14
-    width = min(max(420 / max(columns, 1), 6), 28)
+    width = min(max(420 / max(columns, 1), 8), 46)
     parts: list[svg.Element] = []
     for row, (name, line) in enumerate(zip(rows, values, strict=True)):
-        parts.append(_text(left - 8, row * _ROW + 11, name, "tick", anchor="end"))
+        parts.append(_text(left - 8, row * _ROW + 13, name, "tick", anchor="end"))
         for column, value in enumerate(line):
             shown = f"{100 * value:.1f} %" if percent else f"{value:.3g}"
             parts.append(

@@ -157,8 +157,8 @@ async def version(visit: Visit) -> Response:
     number = visit.request.path_params["number"]
     rest = visit.rest
     found = await rest.get(Version, f"/v1/versions/{number}")
-    domains, tables, report, card = await asyncio.gather(
-        _domains(visit), _tables(rest, [found]), _report(visit, found), _card(visit, found)
+    domains, tables, report, card, trunk = await asyncio.gather(
+        _domains(visit), _tables(rest, [found]), _report(visit, found), _card(visit, found), _trunk(visit, found)
     )
     table = tables.get(number)
     content: dict[str, Any] = {"version": found, "table": table, "card": card, "report": None}
@@ -170,7 +170,11 @@ async def version(visit: Visit) -> Response:
         content |= {"report": report, "conditioning": _conditioning(report), "norms": _norms(report)}
         content |= {"cosines": _cosines(report), "pairs": _pairs(report)}
     made_of = found.lineage.contributions
-    content |= {"lineage": _lineage(found), "parts_of": made_of[:_MOST_ROWS], "more_parts": len(made_of[_MOST_ROWS:])}
+    content |= {
+        "lineage": _lineage(found, trunk),
+        "parts_of": made_of[:_MOST_ROWS],
+        "more_parts": len(made_of[_MOST_ROWS:]),
+    }
     return visit.show("version.html", **content)
 
 
@@ -184,6 +188,12 @@ async def _report(visit: Visit, found: Version) -> SolveReport | None:
     if visit.who.role is Role.OWNER or found.retired or found.withheld:
         return None
     return await visit.rest.find(SolveReport, f"/v1/versions/{found.number}/report")
+
+
+async def _trunk(visit: Visit, found: Version) -> Trunk | None:
+    if visit.who.role is Role.READER:
+        return None
+    return await visit.rest.find(Trunk, f"/v1/trunks/{found.lineage.trunk}")
 
 
 async def _card(visit: Visit, found: Version) -> str | None:
@@ -242,19 +252,29 @@ def _cosines(report: SolveReport) -> Markup | None:
     return charts.heat(title, [name for name, _ in pairs], [values for _, values in pairs], -1, 1, percent=False)
 
 
-def _lineage(found: Version) -> Markup:
-    """Contributions and trunk -> sums -> solve -> files."""
+def _lineage(found: Version, trunk: Trunk | None) -> Markup:
+    """Contributions and trunk -> sums -> solve -> files. Without the trunk, what it was merged from is left open."""
     made = found.lineage
-    few = made.domains[:_MOST_BOXES]
-    owners = [charts.Node(domain, f"expert {digest[:10]}") for domain, digest in zip(few, made.experts, strict=False)]
+    few = list(zip(made.domains, made.experts, strict=True))[:_MOST_BOXES]
+    owners = [charts.Node(domain, f"expert {digest[:10]}") for domain, digest in few]
+    merged = [at for at, (_, digest) in enumerate(few) if trunk is not None and digest in trunk.contains]
     if len(made.domains) > _MOST_BOXES:
         owners.append(charts.Node(f"and {len(made.domains) - _MOST_BOXES} more", "experts"))
     count = len(owners)
-    trunk = charts.Node("trunk", made.trunk[:10], tuple(range(count)))
-    sums = charts.Node("sums", f"of {len(made.contributions)} contributions", tuple(range(count)))
-    solve = charts.Node("solve", f"lambda {made.options.ridge_lambda:g}, top {made.options.top_k}", (count, count + 1))
-    files = [charts.Node(f"{len(found.files)} files", f"version {found.number}", (count, count + 2))]
-    columns = [("experts", owners), ("merged, summed", [trunk, sums]), ("solved", [solve]), ("published", files)]
+    how = made.trunk[:10] if trunk is None else f"{trunk.method} of {len(trunk.contains)}, {made.trunk[:10]}"
+    summed = f"of {len(made.contributions)} contributions"
+    columns = [
+        ("experts", owners),
+        (
+            "merged, summed",
+            [charts.Node("trunk", how, tuple(merged)), charts.Node("sums", summed, tuple(range(count)))],
+        ),
+        (
+            "solved",
+            [charts.Node("solve", f"lambda {made.options.ridge_lambda:g}, top {made.options.top_k}", (count + 1,))],
+        ),
+        ("published", [charts.Node(f"{len(found.files)} files", f"version {found.number}", (count, count + 2))]),
+    ]
     return charts.graph(f"How version {found.number} was made", columns)
 
 

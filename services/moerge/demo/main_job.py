@@ -88,6 +88,8 @@ class Demo:
         path = self._home / "operator-token"
         if not path.is_file():
             shutil.rmtree(self._coordinator, ignore_errors=True)  # from a run that was cut before it kept the token
+            with atomic_file(self._coordinator / "coordinator.toml") as out:
+                out.write(b"route_bytes = 2_000_000_000  # texts may be routed, on the dashboard\n")
             command = [sys.executable, "-m", "moerge.cli", "coordinator", "init", str(self._coordinator)]
             token = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout.strip()  # noqa: S603
             with atomic_file(path) as out:
