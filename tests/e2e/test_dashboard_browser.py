@@ -5,7 +5,6 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe  # type: ignore[import-untyped]
@@ -21,7 +20,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 HOSTILE = "<script>document.title='broken'</script><img src=x onerror=\"document.title='broken'\">"
 PAGES = [
     "versions", "versions/2", "compare?before=1&version=2", "aliases/champion", "experts", "owners", "contributions",
-    "trunks", "workflows", "audit", "settings", "solve", "trunks/new", "rounds/new", "versions/2/promote",
+    "trunks", "workflows", "audit", "settings", "route", "solve", "trunks/new", "rounds/new", "versions/2/promote",
     "versions/2/describe", "versions/2/retire", "nothing-here",
 ]  # fmt: skip
 
@@ -82,7 +81,7 @@ def test_the_home_page_says_what_serves_how_good_and_who_is_in_it(server: Coordi
         expect(serving).to_contain_text("of 100")
         expect(serving).to_contain_text("code, geography, medicine, security")
         expect(page.get_by_role("img", name="Normalised score of each version")).to_be_visible()
-        expect(page.locator("tbody tr").first).to_contain_text("+ security")
+        expect(page.locator("section[aria-labelledby=all] tbody tr").first).to_contain_text("+ security")
 
 
 def test_a_version_shows_scores_routing_routers_and_lineage(server: Coordinator, chromium: Browser) -> None:
@@ -174,10 +173,22 @@ def test_a_session_that_has_ended_asks_to_sign_in_again(server: Coordinator, chr
         expect(page.locator("h1")).to_contain_text("Version 2")
 
 
+def test_a_text_is_coloured_by_the_experts_that_its_tokens_go_to(server: Coordinator, chromium: Browser) -> None:
+    with visit(chromium, server, server.operator_token) as page, quiet(page):
+        page.goto(at(server, "route"))
+        page.get_by_label("Text").fill("import os\n\n\ndef main() -> None:\n    print(os.getcwd())\n")
+        page.get_by_role("button", name="Route").click()
+        expect(page.locator(".routed")).to_contain_text("def main()", timeout=120_000)
+        assert "code" in {run.get_attribute("title") for run in page.locator(".routed .run").all()}
+        assert Axe().run(page).violations_count == 0
+        page.get_by_label("Layer").select_option("1")
+        page.get_by_role("button", name="Route").click()
+        expect(page.locator("section[aria-labelledby=tokens]")).to_contain_text("In layer 1", timeout=120_000)
+
+
 def test_the_sign_in_page_is_accessible(server: Coordinator, chromium: Browser) -> None:
     page = chromium.new_page()
     with quiet(page):
         page.goto(f"{server.url}/")
         assert Axe().run(page).violations_count == 0
     page.close()
-    assert Path(CACHE).is_dir()

@@ -56,10 +56,14 @@ def step(value: float, low: float, high: float) -> str:
 
 
 def markdown(text: str) -> Markup:
-    """Markdown as HTML; a leading block of YAML between `---` lines is left out."""
+    """Markdown as HTML, below a heading of the page; a leading block of YAML between `---` lines is left out."""
     if text.startswith("---\n"):
         text = text.partition("\n---\n")[2]
-    return Markup(_markdown.render(text))  # noqa: S704  # rendered with HTML disabled
+    tokens = _markdown.parse(text)
+    for token in tokens:
+        if token.type.startswith("heading_"):
+            token.tag = f"h{min(int(token.tag[1]) + 2, 6)}"
+    return Markup(_markdown.renderer.render(tokens, _markdown.options, {}))  # noqa: S704  # rendered with HTML disabled
 
 
 def lines(text: str) -> Markup:

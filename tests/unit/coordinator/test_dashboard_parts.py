@@ -86,7 +86,7 @@ def test_markdown_renders_no_html_and_no_odd_links() -> None:
         "---\nlicense: mit\n---\n# Title\n\n<script>x</script> [a](javascript:x) | [b](https://example.org)"
     )
     assert "license" not in text
-    assert "<h1>Title</h1>" in text
+    assert "<h3>Title</h3>" in text
     assert "<script>" not in text
     assert 'href="javascript' not in text
     assert 'href="https://example.org"' in text
