@@ -208,7 +208,10 @@ class Workflows(DBOSConfiguredInstance):
         return [views.workflow_entry(each) for each in listed(limit=most, offset=after, sort_desc=True)]
 
     def retry(self, id_: str) -> Workflow | None:
-        """Starts one that failed anew, with what it was given; None if there is none, or it didn't fail."""
+        """Starts one that failed anew, with what it was given.
+
+        None if there is none, it didn't fail, or it refused an expert, whose files are gone.
+        """
         listed = DBOS.list_workflows if self._client is None else self._client.list_workflows
         found = next(iter(listed(workflow_ids=[id_])), None)
         if found is None or found.input is None or views.workflow_entry(found).state is not WorkflowState.FAILED:
@@ -216,7 +219,9 @@ class Workflows(DBOSConfiguredInstance):
         given = found.input["args"]
         kind = views.workflow_entry(found).kind
         if kind == "expert":
-            return self.start_expert(*given)
+            with reading(self._engine) as session:
+                state = session.scalar(select(ExpertRow.state).where(ExpertRow.digest == given[0]))
+            return self.start_expert(*given) if state == ExpertState.RECEIVED.value else None
         if kind == "trunk":
             return self.start_trunk(TrunkLineage.model_validate(*given))
         return self.start_version(Lineage.model_validate(*given))

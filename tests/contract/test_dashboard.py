@@ -2,6 +2,7 @@
 
 import html
 import re
+import shutil
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,8 +14,11 @@ import httpx
 import pytest
 
 from moerge.commands.common import wait
+from moerge.errors import MoergeError
 from moerge_coordinator.dashboard.actions import ACTIONS
+from moerge_proto.experts import ExpertState
 from moerge_proto.owners import NewOwner, NewToken, Role
+from moerge_proto.trunks import NewTrunk
 from moerge_proto.versions import NewVersion, VersionChange
 from support.fleet import Member, eventually, honest, joined, merge, send
 from support.processes import Coordinator, coordinator
@@ -346,3 +350,48 @@ def test_with_many_versions_and_owners_pages_are_small_and_paged(house: House, t
             assert len(page.content) < 200_000
             assert page.text.count("owner-") >= 100
             assert "?after=" in page.text
+
+
+def test_what_is_withdrawn_revoked_and_merged_anew_is_gone(house: House) -> None:
+    """The last test of the house: it takes things away."""
+    law, art = house.members
+    with house.visit() as browser, house.server.client() as operator:
+        [sent] = [each for each in operator.contributions() if each.domain == "art"]
+        act(browser, f"/contributions/{sent.digest}/withdraw")
+        assert [each.domain for each in operator.contributions() if each.active] == ["law"]
+        [expert] = law.client.experts()
+        act(browser, f"/experts/{expert.digest}/withdraw", serve="no")
+        assert law.client.expert(expert.digest).state is ExpertState.WITHDRAWN
+        assert "withheld" in browser.get("/versions").text
+        assert "It still contains what was withdrawn: law" in browser.get("/versions/2").text
+        assert "still contains what was withdrawn: law" in browser.get("/versions").text
+        act(browser, f"/experts/{expert.digest}/purge", retire="no")
+        assert law.client.expert(expert.digest).purged is not None
+        assert act(browser, "/trunks/new", method="average").headers["Location"].endswith("said=started")
+        eventually(lambda: operator.current_trunk() is not None and operator.current_trunk().retired is None)  # type: ignore[union-attr]  # it is there
+        act(browser, "/owners/art-owner/revoke")
+        with pytest.raises(MoergeError, match="revoked"):
+            art.client.identity()
+
+
+def test_a_workflow_that_failed_says_why_and_can_be_tried_again(tmp_path: Path) -> None:
+    """A trunk whose expert's file is lost can't be merged; once the file is back, it can."""
+    with coordinator(tmp_path / "home") as server, server.client() as operator:
+        member = joined(server, "law", tmp_path, 1)
+        [expert] = member.client.experts()
+        [file] = [file for file in expert.files if file.name == "model.safetensors"]
+        blob = server.home / "blobs" / file.sha256[:2] / file.sha256
+        blob.rename(tmp_path / "lost")
+        shutil.rmtree(server.home / "experts")
+        with pytest.raises(MoergeError):
+            wait(operator, operator.merge_trunk(NewTrunk()))
+        house = House(server, [member], {Role.OPERATOR: server.operator_token})
+        with house.visit() as browser:
+            assert "Work on a trunk failed" in browser.get("/versions").text
+            [path] = re.findall(r'href="/dashboard(/workflows/[^"]+/retry)"', browser.get("/workflows").text)
+            (tmp_path / "lost").rename(blob)
+            assert act(browser, path).headers["Location"].endswith("said=started")
+            eventually(lambda: operator.current_trunk() is not None)
+            eventually(lambda: "Work on a trunk failed" not in browser.get("/versions").text)
+            assert act(browser, path).status_code == 303  # the one that failed is there still; what it made is found
+        member.client.close()

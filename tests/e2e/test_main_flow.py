@@ -139,7 +139,7 @@ def test_a_token_for_another_domain_is_told_so(house: House) -> None:
     worker = start_worker(command, house.server.environment(house.tokens["law"]), home / "other-log")
     assert worker.wait(120) == 1
     log = (home / "other-log").read_text()
-    assert "the token is for law, not 'art'" in log
+    assert "the token is law-owner's, for law, not for 'art'" in log
     assert "Traceback" not in log
 
 

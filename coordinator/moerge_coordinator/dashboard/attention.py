@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from moerge_proto.experts import Expert, ExpertState
+from moerge_proto.problems import ProblemType
 from moerge_proto.rounds import Round, RoundState
 from moerge_proto.trunks import Trunk
 from moerge_proto.versions import Version
@@ -63,7 +64,12 @@ def _failed(workflows: Sequence[WorkflowEntry]) -> list[WorkflowEntry]:
     newest: dict[str, WorkflowEntry] = {}
     for workflow in workflows:
         newest.setdefault(workflow.id.rpartition("-")[0], workflow)
-    return [each for each in newest.values() if each.state is WorkflowState.FAILED]
+    failed = [each for each in newest.values() if each.state is WorkflowState.FAILED]
+    return [each for each in failed if each.kind != "expert" or _broke_off(each)]  # a refused expert is its owner's
+
+
+def _broke_off(workflow: WorkflowEntry) -> bool:
+    return workflow.problem is None or workflow.problem.type == ProblemType.INTERNAL.urn
 
 
 def _article(kind: str) -> str:

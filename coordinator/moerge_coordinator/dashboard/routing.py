@@ -13,6 +13,7 @@ from moerge_coordinator.dashboard import charts
 from moerge_coordinator.dashboard.rest import RestError
 from moerge_coordinator.dashboard.session import form
 from moerge_coordinator.dashboard.visit import Visit
+from moerge_proto.problems import Problem, ProblemType
 from moerge_proto.routing import MAX_CHARACTERS, RoutedText, TextToRoute
 from moerge_proto.versions import Alias, Version
 
@@ -31,28 +32,34 @@ class Run:
 
 async def route(visit: Visit) -> Response:
     """Asks for a text and a version; sent, shows where each token goes."""
-    listed = await visit.rest.page(Version, "/v1/versions", {"newest": True})
-    served = [each.number for each in listed.items if each.retired is None and each.withheld is None]
-    champion = await visit.rest.find(Alias, "/v1/aliases/champion")
-    number = visit.request.query_params.get("version") or str(
-        champion.version if champion else served[0] if served else ""
-    )
-    content: dict[str, Any] = {"served": served, "number": number, "text": "", "layer": ALL, "routed": None}
-    content |= {"problem": None, "most": MAX_CHARACTERS}
     if visit.request.method != "POST":
-        return visit.show("route.html", **content)
+        return _page(visit, await _usual(visit))
     fields = await form(visit.request)
-    text, layer = fields.get("text", "").replace("\r\n", "\n"), fields.get("layer", ALL)
-    content |= {"number": fields.get("version", ""), "text": text, "layer": layer}
+    number, layer = fields.get("version", ""), fields.get("layer", ALL)
+    text = fields.get("text", "").replace("\r\n", "\n")
     try:
-        asked = TextToRoute.model_construct(text=text)
-        path = f"/v1/versions/{int(content['number'] or 0)}/route"
-        routed = RoutedText.model_validate_json(await visit.rest.send("POST", path, asked))
-    except (RestError, ValueError) as error:
-        problem = error.problem if isinstance(error, RestError) else None
-        status = 422 if problem is None else problem.status
-        return visit.show("route.html", status, **{**content, "problem": problem or "no such version"})
-    return visit.show("route.html", **content | _shown(routed, layer))
+        if not number.isdecimal():
+            what = f"expected a version's number, found {number!r}"
+            raise RestError(Problem.of(ProblemType.INVALID_REQUEST, what, field="version"))
+        asked = TextToRoute.model_construct(text=text)  # too long a text comes back to the page, with the reason
+        answer = await visit.rest.send("POST", f"/v1/versions/{number}/route", asked)
+    except RestError as error:
+        return _page(visit, number, error.problem.status, text=text, layer=layer, problem=error.problem)
+    return _page(visit, number, text=text, layer=layer, **_shown(RoutedText.model_validate_json(answer), layer))
+
+
+def _page(visit: Visit, number: str, status: int = 200, **content: Any) -> Response:
+    blank = {"text": "", "layer": ALL, "routed": None, "problem": None, "most": MAX_CHARACTERS}
+    return visit.show("route.html", status, **{**blank, "number": number, **content})
+
+
+async def _usual(visit: Visit) -> str:
+    """The champion, or else the newest version that is served."""
+    champion = await visit.rest.find(Alias, "/v1/aliases/champion")
+    if champion is not None:
+        return str(champion.version)
+    listed = await visit.rest.page(Version, "/v1/versions", {"newest": True})
+    return next((str(each.number) for each in listed.items if not (each.retired or each.withheld)), "")
 
 
 def _shown(routed: RoutedText, layer: str) -> dict[str, Any]:

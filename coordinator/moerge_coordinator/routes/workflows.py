@@ -48,6 +48,10 @@ def retry(request: Request, caller: Operator, id_: Id) -> Workflow:
     started = _workflows(request).retry(id_)
     if started is None:
         what = f"workflow {id_!r} is {found.state.value}"
-        todo = "wait for it" if found.state is WorkflowState.RUNNING else "there is nothing to do"
+        todo = (
+            "wait for it"
+            if found.state is WorkflowState.RUNNING
+            else "there is nothing to do; register an expert again"
+        )
         raise RefusedError(ProblemType.CONFLICT, what, where="id", todo=todo)
     return started
