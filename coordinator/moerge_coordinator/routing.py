@@ -16,8 +16,7 @@ from rich.filesize import decimal
 
 from moerge.blobs.store import Blobs, show
 from moerge.errors import CoordinatorError
-from moerge.evaluate import route_text
-from moerge.evaluate.route_text import Job, TooLargeError, needed_bytes
+from moerge.evaluate.route_job import PROGRAM, Job, TooLargeError, needed_bytes
 from moerge_coordinator.refusals import RefusedError
 from moerge_proto.problems import Problem, ProblemType
 from moerge_proto.versions import VersionFile
@@ -125,7 +124,7 @@ class TextRouter:
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
-            route_text.__name__,
+            PROGRAM,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL,  # messages of libraries could quote the text

@@ -308,6 +308,7 @@ def test_static_files_are_kept_by_browsers(house: House) -> None:
         assert "immutable" in answer.headers["Cache-Control"]
 
 
+@pytest.mark.slow
 def test_with_many_versions_and_owners_pages_are_small_and_paged(house: House, tmp_path: Path) -> None:
     """A coordinator of 1 000 versions and 200 owners: rows as they would be, written where they would stand."""
     with coordinator(tmp_path / "home") as server:
@@ -374,6 +375,7 @@ def test_what_is_withdrawn_revoked_and_merged_anew_is_gone(house: House) -> None
             art.client.identity()
 
 
+@pytest.mark.slow
 def test_a_workflow_that_failed_says_why_and_can_be_tried_again(tmp_path: Path) -> None:
     """A trunk whose expert's file is lost can't be merged; once the file is back, it can."""
     with coordinator(tmp_path / "home") as server, server.client() as operator:

@@ -114,6 +114,7 @@ def test_what_can_not_be_routed_is_refused(house: House) -> None:
         assert (refused.status_code, refused.json()["field"]) == (422, "text")
 
 
+@pytest.mark.slow
 def test_a_process_ends_when_its_caller_goes_away_and_when_the_coordinator_is_killed(house: House) -> None:
     with pytest.raises(httpx.ReadTimeout):
         house.ask(house.version.number, seconds=1)
@@ -152,6 +153,7 @@ def test_a_process_is_ended_at_its_time_limit(house: House, tmp_path: Path) -> N
     assert not (tmp_path / "routing").exists()
 
 
+@pytest.mark.slow
 def test_a_process_that_exceeds_its_memory_ends_with_a_problem(
     house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -156,6 +156,7 @@ def test_documents_that_came_wait_until_they_are_enough_and_a_few_that_went_keep
 
 
 @pytest.mark.slow
+@pytest.mark.slow
 def test_a_worker_that_waits_for_the_next_trunk_evaluates_meanwhile(art: tuple[Member, House]) -> None:
     other, house = art
     allow(other)

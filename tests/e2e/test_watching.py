@@ -111,6 +111,7 @@ class Terminal:
         return re.split(r"[\r\n]+", re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", self.shown))
 
 
+@pytest.mark.slow
 def test_a_terminal_shows_the_work_asks_and_is_left_clean(house: House) -> None:
     port = free_port()
     command = house.command("terminal", "mode = 'ask'\nprogress = true", house.data(600), f"--metrics-port={port}")

@@ -8,11 +8,13 @@ from sqlalchemy import select
 from moerge_coordinator import audit
 from moerge_coordinator.auth import Operator
 from moerge_coordinator.database import reading
-from moerge_coordinator.routes.pages import After, Newest, page
+from moerge_coordinator.routes.pages import After, Flag, Newest, page
 from moerge_coordinator.tables import AuditRow
 from moerge_proto.audit import AuditEntry
+from moerge_proto.digests import Name
 from moerge_proto.messages import Page
 
+_PATH = r"^[\x20-\x7e]{0,200}$"
 router = APIRouter(prefix="/audit", tags=["operation"])
 
 
@@ -22,9 +24,9 @@ def list_audit(
     caller: Operator,
     after: After = 0,
     newest: Newest = False,
-    owner: Annotated[str | None, Query(description="Only this owner's calls.", max_length=63)] = None,
-    path: Annotated[str | None, Query(description="Only paths that begin so.", max_length=200)] = None,
-    failed: Annotated[bool, Query(description="Only what was refused or failed.")] = False,
+    owner: Annotated[Name | None, Query(description="Only this owner's calls.")] = None,
+    path: Annotated[str | None, Query(description="Only paths that begin so.", pattern=_PATH)] = None,
+    failed: Annotated[Flag, Query(description="Only what was refused or failed.")] = False,
 ) -> Page[AuditEntry]:
     """Lists every call that might have changed something, allowed or refused. Role: operator.
 

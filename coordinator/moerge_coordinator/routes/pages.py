@@ -30,8 +30,17 @@ After = Annotated[
     BeforeValidator(_plain),
     Query(ge=0, le=LARGEST, description="The `next` of the page before; 0 for the first page."),
 ]
+
+
+def _plain_flag(value: object) -> object:
+    if isinstance(value, str) and value not in ("true", "false"):
+        raise ValueError("expected true or false")
+    return value
+
+
+Flag = Annotated[bool, BeforeValidator(_plain_flag)]
 Newest = Annotated[
-    bool,
+    Flag,
     Query(description="Newest first; `after` then counts down, and `next` goes on towards older ones."),
 ]
 Number = Annotated[int, Path(ge=1, le=LARGEST)]

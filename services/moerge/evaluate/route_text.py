@@ -9,7 +9,7 @@ import os
 import resource
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -20,54 +20,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 from transformers.utils import logging
 
 from moerge.errors import MoergeError
+from moerge.evaluate.route_job import Job, TooLargeError, context_of
 from moerge.evaluate.routing import routers
-from moerge_proto.problems import ProblemType
 from moerge_proto.routing import RoutedText
 from moerge_proto.versions import Lineage
 
-LONGEST_CONTEXT = 2048  # tokens; it bounds the activations
 MAX_SCORES = 2_000_000  # layers x tokens x domains, about 16 MB of JSON
-_PROGRAM_BYTES = 2**29  # Python with torch, and the answer
 _NO_MEMORY = ("allocate memory", "not enough memory", "bad_alloc", "start new thread")
-
-
-class TooLargeError(MoergeError):
-    """The text, or the version, is too large for the limits."""
-
-    kind = ProblemType.TOO_LARGE
-
-
-class Job(BaseModel):
-    """Route `text` through version `number` in `folder`, with at most `limit` bytes of memory."""
-
-    folder: Path
-    number: int
-    text: str
-    limit: int
-
-
-def context_of(config: Mapping[str, object]) -> int:
-    """Tokens that a model of this published config sees at once here."""
-    return min(_number(config, "max_position_embeddings"), LONGEST_CONTEXT)
-
-
-def needed_bytes(weights: int, config: Mapping[str, object]) -> int:
-    """An upper estimate of the memory that routing a text takes.
-
-    The weights count twice, because a tensor and the file that it is read from are in memory together. Activations are
-    float32.
-
-    Args:
-        weights: bytes of the version's tensors.
-        config: its config.json.
-    """
-    widths = [_number(config, name) for name in ("intermediate_size", "moe_intermediate_size") if name in config]
-    per_token = 16 * _number(config, "hidden_size") + 4 * _number(config, "num_experts_per_tok") * max(widths)
-    return _PROGRAM_BYTES + 2 * weights + 4 * context_of(config) * per_token
-
-
-def _number(config: Mapping[str, object], name: str) -> int:
-    return int(str(config[name]))
 
 
 def pieces(text: str, offsets: Sequence[tuple[int, int]]) -> tuple[list[str], list[int]]:
@@ -150,7 +109,7 @@ def route_text(folder: Path, number: int, text: str) -> RoutedText:
         raise MoergeError("the version's tokenizer finds no token in it", where="text", todo="give another text")
     made = Lineage.model_validate_json((folder / "moerge.json").read_bytes())
     config = json.loads((folder / "config.json").read_bytes())
-    ids, each = encoded["input_ids"], len(made.domains) * _number(config, "num_hidden_layers")
+    ids, each = encoded["input_ids"], len(made.domains) * int(config["num_hidden_layers"])
     if len(ids) * each > MAX_SCORES:
         found = f"{len(ids)} tokens; routing tells at most {MAX_SCORES // each} of this version"
         raise TooLargeError(found, where="text", todo="give a shorter text")
