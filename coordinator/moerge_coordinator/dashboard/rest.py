@@ -39,7 +39,7 @@ class Rest:
     ) -> bytes:
         content = None if message is None else message.model_dump_json(exclude_unset=True)
         headers = {"Content-Type": "application/json"} if message is not None else {}
-        asked = {name: str(value) for name, value in (parameters or {}).items() if value}
+        asked = {name: "true" if value is True else str(value) for name, value in (parameters or {}).items() if value}
         answer = await self._client.request(method, path, content=content, headers=headers, params=asked)
         if answer.status_code >= 400:
             raise RestError(Problem.model_validate_json(answer.content))

@@ -27,10 +27,10 @@ CHAMPION = "champion"
 TABLE_TOKENS = 10_000
 """Held-out tokens per domain in the demo's tables."""
 _POLICY = b"""\
-held_out_share = 0.15
+held_out_share = 0.1
 
 [policy]  # of public texts, of which some domains have hardly a hundred
-min_documents = 12
+min_documents = 5
 evaluation_sums = true
 redistribute = true
 progress = true
