@@ -12,7 +12,7 @@ from functools import cache, partial, wraps
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec
 
-from dbos import DBOS, DBOSClient, DBOSConfiguredInstance, EnqueueOptions, SetWorkflowID
+from dbos import DBOS, DBOSClient, DBOSConfiguredInstance, EnqueueOptions, SetWorkflowID, WorkflowStatus
 from sqlalchemy import Engine, func, select
 from torch import Tensor
 from transformers import PretrainedConfig
@@ -204,32 +204,34 @@ class Workflows(DBOSConfiguredInstance):
 
     def entries(self, after: int, most: int) -> list[WorkflowEntry]:
         """The `most` newest workflows but for the `after` newest, newest first."""
-        listed = DBOS.list_workflows if self._client is None else self._client.list_workflows
-        return [views.workflow_entry(each) for each in listed(limit=most, offset=after, sort_desc=True)]
+        return [views.workflow_entry(each) for each in self._list(limit=most, offset=after, sort_desc=True)]
 
     def retry(self, id_: str) -> Workflow | None:
         """Starts one that failed anew, with what it was given.
 
         None if there is none, it didn't fail, or it refused an expert, whose files are gone.
         """
-        listed = DBOS.list_workflows if self._client is None else self._client.list_workflows
-        found = next(iter(listed(workflow_ids=[id_])), None)
-        if found is None or found.input is None or views.workflow_entry(found).state is not WorkflowState.FAILED:
+        found = next(iter(self._list(workflow_ids=[id_])), None)
+        if found is None or found.input is None:
             return None
-        given = found.input["args"]
-        kind = views.workflow_entry(found).kind
-        if kind == "expert":
+        given, entry = found.input["args"], views.workflow_entry(found)
+        if entry.state is not WorkflowState.FAILED:
+            return None
+        if entry.kind == "expert":
             with reading(self._engine) as session:
                 state = session.scalar(select(ExpertRow.state).where(ExpertRow.digest == given[0]))
             return self.start_expert(*given) if state == ExpertState.RECEIVED.value else None
-        if kind == "trunk":
+        if entry.kind == "trunk":
             return self.start_trunk(TrunkLineage.model_validate(*given))
         return self.start_version(Lineage.model_validate(*given))
 
+    def _list(self, **how: Any) -> list[WorkflowStatus]:
+        listed = DBOS.list_workflows if self._client is None else self._client.list_workflows
+        return listed(**how)
+
     def count(self) -> Counter[tuple[str, str]]:
         """(kind, state) -> how many workflows there are, ended ones too."""
-        listed = DBOS.list_workflows if self._client is None else self._client.list_workflows
-        found = listed(load_input=False)
+        found = self._list(load_input=False)
         shown = [(each.name, views.workflow(each.workflow_id, each.status, each.output, each.error)) for each in found]
         return Counter((name.rpartition(".")[2], workflow.state.value) for name, workflow in shown)
 
