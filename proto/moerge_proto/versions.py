@@ -8,6 +8,8 @@ from pydantic import Field, JsonValue
 from moerge_proto.digests import Digest, Name
 from moerge_proto.messages import FileEntry, Message
 
+CHAMPION = "champion"
+"""The alias of the version that consumers use."""
 LambdaScale = Literal["absolute", "relative", "auto"]
 Weight = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 

@@ -23,10 +23,9 @@ from moerge_proto.owners import Owner, Role
 from moerge_proto.progress import DomainProgress
 from moerge_proto.rounds import Round
 from moerge_proto.trunks import Trunk
-from moerge_proto.versions import Alias, AliasMove, Comparison, SolveReport, Version
+from moerge_proto.versions import CHAMPION, Alias, AliasMove, Comparison, SolveReport, Version
 from moerge_proto.workflows import WorkflowEntry, WorkflowState
 
-CHAMPION = "champion"
 _PER_PAGE = 25
 _MOST_ROWS = 100
 _MOST_BOXES = 12

@@ -17,11 +17,10 @@ from moerge_proto.digests import Name
 from moerge_proto.messages import Page
 from moerge_proto.owners import Identity
 from moerge_proto.problems import ProblemType
-from moerge_proto.versions import Alias, AliasMove, Move, Rollback
+from moerge_proto.versions import CHAMPION, Alias, AliasMove, Move, Rollback
 
 router = APIRouter(prefix="/aliases", tags=["aliases"])
 AliasName = Annotated[Name, Path()]
-CHAMPION = "champion"
 
 
 def _find(session: Session, name: str) -> AliasRow:

@@ -21,9 +21,8 @@ from moerge.files import atomic_file
 from moerge_proto.experts import Expert, ExpertState
 from moerge_proto.owners import NewOwner, NewToken, Role
 from moerge_proto.trunks import NewTrunk, TrunkMethod
-from moerge_proto.versions import NewVersion, Version
+from moerge_proto.versions import CHAMPION, NewVersion, Version
 
-CHAMPION = "champion"
 TABLE_TOKENS = 10_000
 """Held-out tokens per domain in the demo's tables."""
 _POLICY = b"""\
