@@ -75,13 +75,18 @@ def explore(server: Coordinator, label: str, examples: int) -> None:
     operation = OPERATIONS[label]
     modes = [operation.as_strategy(generation_mode=mode) for mode in GenerationMode]
 
-    @given(case=one_of(modes))
-    @settings(max_examples=examples, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+    @given(case=one_of(modes).filter(_sent_as_drawn))
+    @settings(max_examples=examples, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
     def run(case: schemathesis.Case[Any]) -> None:
         for role in (Role.OPERATOR, Role.OWNER):
             case.call_and_validate(base_url=server.url, headers={"Authorization": f"Bearer {secret(role)}"})
 
     run()
+
+
+def _sent_as_drawn(case: schemathesis.Case[Any]) -> bool:
+    """Not so for a parameter that is an empty list: it leaves no trace in the address, however forbidden its name."""
+    return [] not in (case.query or {}).values()
 
 
 @pytest.mark.parametrize("label", OPERATIONS)
