@@ -1,0 +1,90 @@
+"""What every recipe is handed, and what it makes."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from torch import Tensor
+
+Options = Mapping[str, float]
+"""Numbers that a recipe takes, by name; all of those that it has."""
+
+
+@dataclass(frozen=True)
+class Domain:
+    """One domain's expert, and its texts as documents of token ids, none longer than the context.
+
+    Attributes:
+        name: of the domain.
+        expert: dense checkpoint folder.
+        statistics: text that statistics may come from; never what is scored.
+        other: other text of the domain, for statistics out of distribution; may be empty.
+    """
+
+    name: str
+    expert: Path
+    statistics: Sequence[list[int]]
+    other: Sequence[list[int]] = ()
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """What a recipe is built from.
+
+    Attributes:
+        domains: in order; all experts are of one architecture and vocabulary.
+        base: folder of the dense model that all experts were trained from, for recipes with task vectors.
+        seed: of all that the recipe draws.
+        work: an empty folder of the recipe's own, which is removed once it has been scored.
+    """
+
+    domains: Sequence[Domain]
+    base: Path | None
+    seed: int
+    work: Path
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Token ids [B, T] int64, padded on the right with 0, how many of each row are real, and the text's domain."""
+
+    ids: Tensor
+    lengths: Sequence[int]
+    domain: str
+
+
+class Model(Protocol):
+    """What a recipe makes: a model, or an ensemble."""
+
+    active_parameters: float
+    """How many parameters a token is multiplied by, on average: of every expert that runs for it, and of its routing.
+    Embedding rows are looked up, not multiplied by; a head is multiplied by."""
+
+    def logits(self, rows: Rows) -> Tensor:
+        """[B, T, V] float32, the logarithm of each next token's chance up to a constant per place.
+
+        Only the oracle may look at `rows.domain`.
+        """
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A named way to build models.
+
+    Attributes:
+        source: paper and section or equation.
+        build: yields (row of the table, model), one in memory at a time.
+        options: what it takes, with defaults.
+        drawn: whether it draws something itself, so that seeds differ even with the same texts.
+        needs_base: whether it starts from the common base model.
+        reads_ahead: whether it chooses experts by the whole window, so by what it is then scored on too.
+    """
+
+    name: str
+    source: str
+    build: Callable[[Fleet, Options], Iterator[tuple[str, Model]]]
+    options: Options = field(default_factory=dict)
+    drawn: bool = False
+    needs_base: bool = False
+    reads_ahead: bool = False
