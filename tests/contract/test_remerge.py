@@ -102,10 +102,12 @@ def test_from_evaluations_comes_a_remerge_and_what_it_gained(house: House) -> No
         "art": (False, pytest.approx(7.7912532)),
         "code": (True, None),
     }
-    assert (first.behind, second.behind) == (None, pytest.approx(36.9401789))
+    assert first.behind is None
+    assert second.behind == pytest.approx(36.9401789)
     remerge = history.remerge
     assert remerge is not None
-    assert (remerge.expected, remerge.fall) == (pytest.approx(12.0115292), pytest.approx(3.1720861))
+    assert remerge.expected == pytest.approx(12.0115292)
+    assert remerge.fall == pytest.approx(3.1720861)
     assert (remerge.recommended, remerge.newcomers, remerge.version) == (True, ["code"], 2)
 
     token = operator.add_token(NewToken(role=Role.READER)).secret

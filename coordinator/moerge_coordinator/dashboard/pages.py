@@ -99,9 +99,10 @@ async def _state_of_affairs(visit: Visit, champion: Version | None, newest: Vers
         rest.all(Round, "/v1/rounds"),
         rest.page(WorkflowEntry, "/v1/workflows"),
     )
+    remerge = history.remerge if history else None
     running = [each for each in workflows.items if each.state is WorkflowState.RUNNING]
     return {
-        "needs": needs(champion, newest, trunk, experts, rounds, workflows.items, history and history.remerge),
+        "needs": needs(champion, newest, trunk, experts, rounds, workflows.items, remerge),
         "running": running,
         "open_rounds": [each for each in rounds if each.state == "open"],
     }
