@@ -15,7 +15,19 @@ from rich.markup import escape
 
 from moerge import __version__
 from moerge.client import Client
-from moerge.commands import audit, contributions, experts, owners, progress, pull, rounds, tokens, versions, workflows
+from moerge.commands import (
+    audit,
+    contributions,
+    experts,
+    owners,
+    progress,
+    pull,
+    rounds,
+    tokens,
+    trunks,
+    versions,
+    workflows,
+)
 from moerge.commands.common import Coordinator, Secret, digest_of_domain, numbers, show, wait
 from moerge.errors import MoergeError
 from moerge_proto.contributions import ContributionSignature
@@ -42,6 +54,7 @@ app = typer.Typer(
 )
 trunk = typer.Typer(no_args_is_help=True, help="Trunks (operator).")
 version = typer.Typer(no_args_is_help=True, help="Router versions.")
+trunks.add_to(trunk)
 versions.add_to(version)
 for name, group in (
     ("owner", owners.app),

@@ -26,6 +26,7 @@ from moerge_proto.contributions import Contribution, ContributionSignature, NewC
 from moerge_proto.digests import content_digest, sha256_hex
 from moerge_proto.evaluations import Evaluation, NewEvaluation, VersionTable
 from moerge_proto.experts import Expert, NewExpert, Purge, Purged, Withdraw, Withdrawal
+from moerge_proto.history import TrunkHistory
 from moerge_proto.messages import FileEntry, Page
 from moerge_proto.owners import (
     Approval,
@@ -304,6 +305,9 @@ class Client:
 
     def trunk(self, digest: str) -> Trunk:
         return self._get(Trunk, f"/v1/trunks/{digest}")
+
+    def trunk_history(self, digest: str) -> TrunkHistory:
+        return self._get(TrunkHistory, f"/v1/trunks/{digest}/history")
 
     def current_trunk(self) -> Trunk | None:
         """The trunk under which contributions are asked for, or None before the first merge."""

@@ -41,6 +41,7 @@ ROLES: dict[tuple[str, str], set[Role]] = {
     ("post", "/v1/trunks"): {Role.OPERATOR},
     ("get", "/v1/trunks"): {Role.OPERATOR, Role.OWNER},
     ("get", "/v1/trunks/{digest}"): {Role.OPERATOR, Role.OWNER},
+    ("get", "/v1/trunks/{digest}/history"): set(Role),
     ("get", "/v1/trunks/{digest}/files/{name}"): {Role.OPERATOR, Role.OWNER},
     ("post", "/v1/contributions"): {Role.OWNER},
     ("get", "/v1/contributions"): {Role.OPERATOR, Role.OWNER},
@@ -195,7 +196,8 @@ def test_on_another_owner_s_thing_every_route_of_owners_answers_as_if_it_were_no
         "/v1/uploads/{upload}/chunks/{sha256}": {"upload": upload, "sha256": sent.digest},
         "/v1/uploads/{upload}/commit": {"upload": upload},
     }
-    shared = {"/v1/trunks/{digest}", "/v1/trunks/{digest}/files/{name}", "/v1/versions/{number}"}
+    shared = {"/v1/trunks/{digest}", "/v1/trunks/{digest}/history", "/v1/trunks/{digest}/files/{name}"}
+    shared |= {"/v1/versions/{number}"}
     shared |= {"/v1/versions/{number}/card", "/v1/versions/{number}/compare/{other}", "/v1/aliases/{name}"}
     shared |= {f"/v1/versions/{{number}}/{what}" for what in ("signatures", "files/{name}", "evaluations", "table")}
     named = {path for (_, path), roles in ROLES.items() if Role.OWNER in roles and "{" in path}

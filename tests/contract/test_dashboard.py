@@ -5,7 +5,7 @@ import re
 import shutil
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -20,6 +20,7 @@ from moerge_proto.experts import ExpertState
 from moerge_proto.owners import NewOwner, NewToken, Role
 from moerge_proto.trunks import NewTrunk
 from moerge_proto.versions import NewVersion, VersionChange
+from support.dashboard import act, guard, signed_in, visitor
 from support.fleet import Member, eventually, honest, joined, merge, send
 from support.processes import Coordinator, coordinator
 from support.statistics import written
@@ -49,17 +50,10 @@ class House:
     tokens: dict[Role, str]
 
     def visitor(self) -> httpx.Client:
-        """A browser that isn't signed in."""
-        return httpx.Client(base_url=f"{self.server.url}/dashboard")
+        return visitor(self.server)
 
-    @contextmanager
-    def visit(self, role: Role = Role.OPERATOR, token: str | None = None) -> Iterator[httpx.Client]:
-        """A browser that is."""
-        with self.visitor() as browser:
-            fields = {"csrf": guard(browser.get("/sign-in")), "token": token or self.tokens[role]}
-            answer = browser.post("/sign-in", data=fields)
-            assert answer.status_code == 303, answer.text
-            yield browser
+    def visit(self, role: Role = Role.OPERATOR, token: str | None = None) -> AbstractContextManager[httpx.Client]:
+        return signed_in(self.server, token or self.tokens[role])
 
 
 @pytest.fixture(scope="module")
@@ -86,20 +80,6 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
 def place_of(answer: httpx.Response) -> str:
     """Where a redirection leads, below /dashboard."""
     return answer.headers["Location"].removeprefix("/dashboard")
-
-
-def guard(page: httpx.Response) -> str:
-    found = re.search(r'name="csrf" value="([0-9a-f]+)"', page.text)
-    assert found is not None, page.text
-    return found[1]
-
-
-def act(browser: httpx.Client, path: str, **fields: str) -> httpx.Response:
-    """Fills in the form at `path` and sends it."""
-    page = browser.get(path)
-    assert page.status_code == 200, page.text
-    hidden = dict(re.findall(r'<input type="hidden" name="(\w+)" value="([^"]*)"', page.text))
-    return browser.post(path, data=hidden | {"csrf": guard(page)} | fields)
 
 
 @pytest.mark.parametrize("path", [*PAGES, *(re.sub(r"{.*?}", "1", path) for path in ACTIONS)])

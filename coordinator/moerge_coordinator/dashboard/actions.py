@@ -7,6 +7,7 @@ from urllib.parse import quote
 from moerge_coordinator.dashboard.rest import RestError
 from moerge_coordinator.dashboard.visit import HOME, Action, Field, Form, Visit
 from moerge_proto.experts import Expert, Purge, Withdraw
+from moerge_proto.history import Remerge, TrunkHistory
 from moerge_proto.owners import Owner
 from moerge_proto.problems import Problem, ProblemType
 from moerge_proto.rounds import NewRound, Round, RoundChange
@@ -195,6 +196,41 @@ async def _merge(visit: Visit, given: Given) -> str:
     return _said("/workflows", "started")
 
 
+async def _of_trunk(visit: Visit) -> Remerge:
+    found = (await visit.rest.get(TrunkHistory, f"/v1/trunks/{visit.request.path_params['digest']}/history")).remerge
+    if found is None:
+        what = "the trunk's newest version has no domain that the trunk was not merged from"
+        raise RestError(Problem.of(ProblemType.NOT_FOUND, what, todo="merge a trunk of the experts you want"))
+    return found
+
+
+async def _ask_remerge(visit: Visit) -> Form:
+    found = await _of_trunk(visit)
+    if found.expected is None:
+        gain = f"What to expect is not known; not evaluated: {', '.join(found.missing) or 'any member'}."
+    else:
+        gain = (
+            f"Expected are {found.expected:+.1f} points of the normalised average, an estimate: the oracle is"
+            f" {found.members_oracle:.1f} on domains whose experts are in the trunk, who are taken to lose"
+            f" {found.fall:.1f}, and {found.newcomers_oracle:.1f} on newcomers."
+        )
+    return Form(
+        heading="Merge the trunk anew",
+        button="Merge",
+        back=f"{HOME}/trunks",
+        facts=(
+            f"By the same method, with {', '.join(found.newcomers)} too. It becomes the current one.",
+            gain,
+            "Router contributions don't carry over: every owner's worker computes anew under it.",
+        ),
+    )
+
+
+async def _remerge(visit: Visit, given: Given) -> str:
+    await visit.rest.send("POST", "/v1/trunks", (await _of_trunk(visit)).merge)
+    return _said("/workflows", "started")
+
+
 def _expert(visit: Visit) -> str:
     return f"/v1/experts/{visit.request.path_params['digest']}"
 
@@ -366,6 +402,7 @@ ACTIONS: dict[str, Action] = {
     "/aliases/{name}/remove": Action(_ask_remove, _remove),
     "/solve": Action(_ask_solve, _solve),
     "/trunks/new": Action(_ask_merge, _merge),
+    "/trunks/{digest}/remerge": Action(_ask_remerge, _remerge),
     "/experts/{digest}/withdraw": Action(_ask_withdraw_expert, _withdraw_expert),
     "/experts/{digest}/purge": Action(_ask_purge, _purge),
     "/contributions/{digest}/withdraw": Action(_ask_withdraw_contribution, _withdraw_contribution),

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from moerge_proto.experts import Expert, ExpertState
+from moerge_proto.history import Remerge
 from moerge_proto.problems import ProblemType
 from moerge_proto.rounds import Round, RoundState
 from moerge_proto.trunks import Trunk
@@ -27,8 +28,12 @@ def needs(
     experts: Sequence[Expert],
     rounds: Sequence[Round],
     workflows: Sequence[WorkflowEntry],
+    remerge: Remerge | None = None,
 ) -> list[Need]:
-    """The most urgent first. `workflows` are the newest ones; one that failed but was started again needs nothing."""
+    """The most urgent first. `workflows` are the newest ones; one that failed but was started again needs nothing.
+
+    `remerge` is the current trunk's.
+    """
     found: list[Need] = []
     domains = {expert.digest: expert.domain for expert in experts}
     if champion is not None and champion.contains_withdrawn:
@@ -56,6 +61,11 @@ def needs(
     if newest is not None and (late := [each for each in ready if each.digest not in newest.lineage.experts]):
         names = ", ".join(each.domain for each in late)
         found.append(Need(f"Not in the newest version: {names}", "solve again once they have contributed", "/solve"))
+    if remerge is not None and remerge.recommended:
+        what = (
+            f"The trunk lacks {', '.join(remerge.newcomers)}: expected of a remerge are {remerge.expected:+.1f} points"
+        )
+        found.append(Need(what, "merge it anew", f"/trunks/{remerge.trunk}/remerge"))
     return found
 
 

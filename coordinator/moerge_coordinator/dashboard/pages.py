@@ -19,6 +19,7 @@ from moerge_proto.audit import AuditEntry
 from moerge_proto.contributions import Contribution
 from moerge_proto.evaluations import VersionTable
 from moerge_proto.experts import Expert
+from moerge_proto.history import TrunkHistory
 from moerge_proto.owners import Owner, Role
 from moerge_proto.progress import DomainProgress
 from moerge_proto.rounds import Round
@@ -91,15 +92,17 @@ async def _state_of_affairs(visit: Visit, champion: Version | None, newest: Vers
     if newest is None:
         found = await rest.page(Version, "/v1/versions", {"newest": True})
         newest = next(iter(found.items), None)
-    trunk, experts, rounds, workflows = await asyncio.gather(
+    trunk, history, experts, rounds, workflows = await asyncio.gather(
         rest.find(Trunk, "/v1/trunks/current"),
+        rest.find(TrunkHistory, "/v1/trunks/current/history"),
         rest.all(Expert, "/v1/experts"),
         rest.all(Round, "/v1/rounds"),
         rest.page(WorkflowEntry, "/v1/workflows"),
     )
+    remerge = history.remerge if history else None
     running = [each for each in workflows.items if each.state is WorkflowState.RUNNING]
     return {
-        "needs": needs(champion, newest, trunk, experts, rounds, workflows.items),
+        "needs": needs(champion, newest, trunk, experts, rounds, workflows.items, remerge),
         "running": running,
         "open_rounds": [each for each in rounds if each.state == "open"],
     }
@@ -371,10 +374,15 @@ async def contributions(visit: Visit) -> Response:
 
 
 async def trunks(visit: Visit) -> Response:
-    page, domains = await asyncio.gather(
-        visit.rest.page(Trunk, "/v1/trunks", {"after": _after(visit)}), _domains(visit)
+    page, domains, history = await asyncio.gather(
+        visit.rest.page(Trunk, "/v1/trunks", {"after": _after(visit)}),
+        _domains(visit),
+        visit.rest.find(TrunkHistory, "/v1/trunks/current/history"),
     )
-    return visit.show("trunks.html", trunks=list(reversed(page.items)), further=page.next, domains=domains)
+    shown = list(reversed(page.items))
+    content: dict[str, Any] = {"trunks": shown, "further": page.next, "domains": domains, "history": history}
+    content["versions"] = list(reversed(history.versions))[:_PER_PAGE] if history else []
+    return visit.show("trunks.html", **content)
 
 
 async def workflows(visit: Visit) -> Response:

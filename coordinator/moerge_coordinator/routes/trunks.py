@@ -9,8 +9,9 @@ from fastapi.responses import FileResponse, Response
 from sqlalchemy import Engine, select
 
 from moerge_coordinator import views
-from moerge_coordinator.auth import Operator, OperatorOrOwner
+from moerge_coordinator.auth import Anyone, Operator, OperatorOrOwner
 from moerge_coordinator.database import reading
+from moerge_coordinator.history import trunk_history
 from moerge_coordinator.refusals import RefusedError
 from moerge_coordinator.routes.content import content
 from moerge_coordinator.routes.pages import After, Newest, page
@@ -18,12 +19,15 @@ from moerge_coordinator.routes.rounds import ended_round
 from moerge_coordinator.tables import ExpertRow, TrunkContributionRow, TrunkRow
 from moerge_proto.digests import Digest
 from moerge_proto.experts import ExpertState
+from moerge_proto.history import TrunkHistory
 from moerge_proto.messages import Page
+from moerge_proto.owners import Role
 from moerge_proto.problems import ProblemType
 from moerge_proto.trunks import NewTrunk, Trunk, TrunkLineage, TrunkOptions
 from moerge_proto.workflows import Workflow
 
 router = APIRouter(prefix="/trunks", tags=["trunks"])
+TrunkName = Annotated[str, PathParameter(pattern="^([0-9a-f]{64}|current)$")]
 
 
 @router.post("", status_code=202)
@@ -107,13 +111,33 @@ def find_trunk(engine: Engine, digest: str | None) -> TrunkRow:
 
 
 @router.get("/{digest}")
-def show_trunk(
-    request: Request,
-    caller: OperatorOrOwner,
-    digest: Annotated[str, PathParameter(pattern="^([0-9a-f]{64}|current)$")],
-) -> Trunk:
+def show_trunk(request: Request, caller: OperatorOrOwner, digest: TrunkName) -> Trunk:
     """One trunk, by digest or as `current`. Role: operator or owner."""
-    return views.trunk(find_trunk(request.app.state.engine, None if digest == "current" else digest))
+    return views.trunk(_named(request, digest))
+
+
+def _named(request: Request, name: str) -> TrunkRow:
+    return find_trunk(request.app.state.engine, None if name == "current" else name)
+
+
+@router.get("/{digest}/history")
+def show_history(request: Request, caller: Anyone, digest: TrunkName) -> TrunkHistory:
+    """How a trunk's versions did as experts joined, by what owners reported, and what a remerge is expected to gain.
+
+    An owner sees its own domains' scores, and the averages. Role: any.
+    """
+    row = _named(request, digest)
+    with reading(request.app.state.engine) as session:
+        history = trunk_history(session, row)
+    if caller.role is not Role.OWNER:
+        return history
+    versions = [
+        each.model_copy(
+            update={"scores": [score for score in each.scores if score.domain in caller.domains], "behind": None}
+        )
+        for each in history.versions
+    ]
+    return history.model_copy(update={"versions": versions, "remerge": None, "before": None})
 
 
 @router.get("/{digest}/files/{name}", response_class=FileResponse)

@@ -1,0 +1,37 @@
+"""The dashboard over plain HTTP, as a browser without JavaScript has it."""
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import httpx
+
+from support.processes import Coordinator
+
+
+def visitor(server: Coordinator) -> httpx.Client:
+    """A browser that isn't signed in."""
+    return httpx.Client(base_url=f"{server.url}/dashboard")
+
+
+@contextmanager
+def signed_in(server: Coordinator, token: str) -> Iterator[httpx.Client]:
+    """A browser that is."""
+    with visitor(server) as browser:
+        answer = browser.post("/sign-in", data={"csrf": guard(browser.get("/sign-in")), "token": token})
+        assert answer.status_code == 303, answer.text
+        yield browser
+
+
+def guard(page: httpx.Response) -> str:
+    found = re.search(r'name="csrf" value="([0-9a-f]+)"', page.text)
+    assert found is not None, page.text
+    return found[1]
+
+
+def act(browser: httpx.Client, path: str, **fields: str) -> httpx.Response:
+    """Fills in the form at `path` and sends it."""
+    page = browser.get(path)
+    assert page.status_code == 200, page.text
+    hidden = dict(re.findall(r'<input type="hidden" name="(\w+)" value="([^"]*)"', page.text))
+    return browser.post(path, data=hidden | {"csrf": guard(page)} | fields)

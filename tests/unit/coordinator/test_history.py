@@ -1,0 +1,173 @@
+"""How domains move on one trunk, and what a remerge is expected to gain, by figures computed by hand."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from moerge_coordinator.history import Evaluated, history_of
+from moerge_proto.digests import sha256_hex
+from moerge_proto.history import Remerge, TrunkHistory
+from moerge_proto.trunks import Trunk, TrunkOptions
+
+NOW = datetime(2026, 11, 1, 12, tzinfo=UTC)
+LATER: dict[str, tuple[float, float]] = {"law": (86, 90), "art": (84, 86), "code": (88, 89)}
+"""On a trunk that code is in: the average is 86."""
+
+
+def digest(name: str) -> str:
+    return sha256_hex(name.encode())
+
+
+def trunk(*domains: str, **change: Any) -> Trunk:
+    """The trunk of the domains' experts, the current one."""
+    fields = {
+        "digest": digest(" ".join(domains)), "method": "average", "options": TrunkOptions(),
+        "experts": [digest(each) for each in domains], "contributions": [], "family": "llama", "hidden_size": 8,
+        "layers": 1, "exponents": [1], "tensors": 1, "files": [], "current": True, "created": NOW, "retired": None,
+    }  # fmt: skip
+    return Trunk.model_validate(fields | change)
+
+
+def version(number: int, of: Trunk, *missing: str, **scores: tuple[float, float]) -> Evaluated:
+    """A version with (normalised, oracle) of its domains, and domains that didn't evaluate it."""
+    experts = {domain: digest(domain) for domain in (*scores, *missing)}
+    return Evaluated(number, of.digest, experts, scores)
+
+
+def shown(of: Trunk, *versions: Evaluated, kin: list[Trunk] | None = None, gone: str = "") -> TrunkHistory:
+    ready = {expert for each in versions for expert in each.experts.values()} - {digest(gone)}
+    return history_of(of, kin or [of], versions, ready)
+
+
+def advice(of: Trunk, *versions: Evaluated, **more: Any) -> Remerge:
+    found = shown(of, *versions, **more).remerge
+    assert found is not None
+    return found
+
+
+TWO = trunk("law", "art")
+THREE = trunk("law", "art", "code")
+FIRST = version(1, TWO, law=(90, 92), art=(80, 88))
+SECOND = version(2, TWO, law=(89, 92), art=(81.5, 88), code=(60, 63))
+
+
+def test_each_domain_moves_from_where_the_version_before_had_it() -> None:
+    first, second, third = shown(TWO, FIRST, SECOND, version(3, TWO, "art", law=(91, 92), code=(61, 63))).versions
+    assert [(each.domain, each.moved) for each in first.scores] == [("law", None), ("art", None)]
+    assert [(each.domain, each.newcomer, each.moved) for each in second.scores] == [
+        ("law", False, -1), ("art", False, 1.5), ("code", True, None),
+    ]  # fmt: skip
+    assert [(each.domain, each.moved) for each in third.scores] == [("law", 2), ("code", 1)]
+    assert (first.average, first.behind, first.newcomers) == (85, None, [])
+    assert second.average == pytest.approx(230.5 / 3)
+    assert (second.behind, second.newcomers) == (25.25, ["code"])  # 85.25 - 60
+    assert (third.average, third.behind, third.missing) == (None, None, ["art"])
+
+
+def test_another_expert_of_the_domain_starts_anew() -> None:
+    other = Evaluated(2, TWO.digest, {"law": digest("law"), "art": digest("other art")}, {"art": (70, 70)})
+    [score] = shown(TWO, FIRST, other).versions[1].scores
+    assert (score.moved, score.newcomer) == (None, True)
+
+
+def test_newcomers_are_expected_to_reach_the_members_who_fall() -> None:
+    """M = 90, N = 63: a third of 27 points, less 10 x 1 / (1 x 3) for every domain."""
+    found = advice(TWO, FIRST, SECOND)
+    assert (found.version, found.newcomers, found.missing) == (2, ["code"], [])
+    assert (found.members_oracle, found.newcomers_oracle) == (90, 63)
+    assert found.fall == pytest.approx(10 / 3)
+    assert found.expected == pytest.approx(17 / 3)
+    assert found.recommended
+    assert found.merge.experts == [digest("law"), digest("art"), digest("code")]
+
+
+def test_two_newcomers_and_a_trunk_that_has_more_experts_than_the_version() -> None:
+    """M = 85, N = 55, half of 30 points; four experts in the trunk, so 15 x 2 / (3 x 6)."""
+    four = trunk("law", "art", "music", "film")
+    given = version(1, four, law=(80, 80), art=(90, 90), code=(50, 50), med=(60, 60))
+    assert advice(four, given).expected == pytest.approx(15 - 30 / 18)
+
+
+def test_from_a_trunk_of_one_half_of_it_is_expected() -> None:
+    one = trunk("law")
+    found = advice(one, version(1, one, law=(100, 100), art=(58, 60)))
+    assert (found.fall, found.expected) == (10, 10)  # half of 40 points, halved
+
+
+def test_members_above_their_dense_experts_are_expected_to_fall_no_further() -> None:
+    found = advice(TWO, version(1, TWO, law=(104, 104), art=(100, 102), code=(97, 100)))
+    assert (found.fall, found.expected) == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("code", "change", "recommended"),
+    [
+        (77.1, {}, False),  # 12.9 / 3 - 10 / 3 = 0.97
+        (76.9, {}, True),  # 1.03
+        (60.0, {"current": False}, False),
+        (60.0, {"retired": NOW}, False),
+    ],
+)
+def test_it_is_recommended_from_one_point_on_and_of_the_current_trunk(
+    code: float, change: dict[str, Any], recommended: bool
+) -> None:
+    two = TWO.model_copy(update=change)
+    found = advice(two, version(1, two, law=(92, 92), art=(88, 88), code=(code, code)))
+    assert found.recommended == recommended
+
+
+def test_without_a_domain_s_oracle_nothing_is_expected_and_it_says_whose() -> None:
+    found = advice(TWO, version(1, TWO, "art", "code", law=(90, 92)))
+    assert (found.expected, found.recommended, found.missing) == (None, False, ["art", "code"])
+    without = trunk("music")
+    alone = advice(without, version(1, without, law=(90, 92)))
+    assert (alone.expected, alone.missing, alone.newcomers) == (None, [], ["law"])  # no member to compare with
+
+
+def test_an_oracle_counts_from_any_version_of_the_trunk() -> None:
+    found = advice(TWO, FIRST, SECOND, version(3, TWO, "law", "art", code=(62, 66)))
+    assert (found.version, found.newcomers_oracle) == (2, 66)  # 2 is the one whose average is known
+    elsewhere = version(3, THREE, "law", code=(88, 89), art=(84, 86))
+    assert advice(TWO, version(4, TWO, "law", art=(80, 88), code=(60, 63)), elsewhere).missing == ["law"]
+
+
+def test_without_newcomers_or_of_a_base_there_is_nothing_to_merge_anew() -> None:
+    assert shown(TWO, SECOND, version(3, TWO, law=(90, 92))).remerge is None
+    assert shown(TWO, FIRST, SECOND, gone="code").remerge is None
+    base = trunk("law", method="base", options=TrunkOptions(base=digest("law")))
+    assert shown(base, version(1, base, law=(100, 100), art=(50, 50))).remerge is None
+
+
+def test_what_came_of_a_remerge_stands_beside_what_was_expected() -> None:
+    """From 230.5 / 3 to 86."""
+    old = TWO.model_copy(update={"current": False})
+    after = version(3, THREE, **LATER)
+    found = shown(THREE, FIRST, SECOND, after, kin=[old, THREE])
+    assert found.remerge is None
+    assert found.before is not None
+    assert (found.before.trunk, found.before.version, found.before.after) == (TWO.digest, 2, 3)
+    assert found.before.expected == advice(TWO, FIRST, SECOND).expected  # not wise after the event
+    assert found.before.real == pytest.approx(86 - 230.5 / 3)
+    assert shown(old, FIRST, SECOND, after, kin=[old, THREE]).remerge == found.before
+
+
+def test_until_it_is_evaluated_a_remerge_gained_nothing_that_is_known() -> None:
+    old = TWO.model_copy(update={"current": False})
+    for last, number in ((version(3, THREE, "code", law=(86, 90), art=(84, 86)), 3), (FIRST, None)):
+        found = shown(THREE, FIRST, SECOND, last, kin=[old, THREE]).before
+        assert found is not None
+        assert (found.after, found.real) == (number, None)
+
+
+def test_whoever_went_back_after_a_remerge_is_told_what_came_and_not_to_try_again() -> None:
+    new = THREE.model_copy(update={"current": False})
+    found = advice(TWO, FIRST, SECOND, version(3, new, **LATER), kin=[TWO, new])
+    assert found.real == pytest.approx(86 - 230.5 / 3)
+    assert not found.recommended
+
+
+def test_a_trunk_with_other_experts_or_no_newcomer_of_the_one_before_took_nobody_s_place() -> None:
+    other = trunk("law", "music")
+    assert shown(other, FIRST, SECOND, kin=[TWO, other]).before is None
+    assert shown(THREE, FIRST, version(2, THREE, **LATER), kin=[TWO, THREE]).before is None
