@@ -18,11 +18,12 @@ from moerge.documents import texts_of
 from moerge.evaluate.perplexity import score, windows
 from moerge.evaluate.routing import routers
 from moerge.progress import progress
+from moerge.publish.folder import write_trunk
+from moerge.statistics.batch import batches
 from moerge.statistics.features import visit_features
 from moerge.trunk.domain_model import domain_model
-from moerge_workers.shards import batches
 from support.progress import Silent
-from support.versions import merged_trunk, published
+from support.versions import published
 
 CONTEXT, DOCUMENTS = 256, 30
 SHAPES = f"the demo's four experts, {DOCUMENTS} documents a domain to solve and {DOCUMENTS} to look at"
@@ -48,7 +49,7 @@ def versions() -> tuple[list[Path], list[list[list[int]]], dict[torch.dtype, Pat
         say(f"  statistics in {dtype}")
         home = HOME / f"precision-{str(dtype).removeprefix('torch.')}"
         home.mkdir(parents=True, exist_ok=True)
-        folders[dtype] = published(experts, home, rows=sent, dtype=dtype)
+        folders[dtype] = published(experts, home, rows=sent, precision=str(dtype).removeprefix("torch."))
     return experts, held, folders
 
 
@@ -79,7 +80,7 @@ def elsewhere(expert: Path, trunk: Path, cut: Sequence[list[int]], both: Sequenc
 )
 def precision_routing() -> list[Pair]:
     experts, held, folders = versions()
-    trunk = merged_trunk(experts, HOME / "precision-trunk")
+    trunk = write_trunk(experts, HOME / "precision-trunk")
     both = []
     for dtype in (torch.bfloat16, torch.float32):
         model = AutoModelForCausalLM.from_pretrained(folders[dtype], dtype=torch.float32)

@@ -37,12 +37,14 @@ class Fleet:
         base: folder of the dense model that all experts were trained from, for recipes with task vectors.
         seed: of all that the recipe draws.
         work: an empty folder of the recipe's own, which is removed once it has been scored.
+        device: torch device that models compute on.
     """
 
     domains: Sequence[Domain]
     base: Path | None
     seed: int
     work: Path
+    device: str = "cpu"
 
 
 @dataclass(frozen=True)
@@ -76,15 +78,21 @@ class Recipe:
         source: paper and section or equation.
         build: yields (row of the table, model), one in memory at a time.
         options: what it takes, with defaults.
+        uses_text: whether it takes anything from the domains' texts, so that seeds differ by what those draw of them.
         drawn: whether it draws something itself, so that seeds differ even with the same texts.
         needs_base: whether it starts from the common base model.
+        needs_other: whether it takes other text of the domains.
         reads_ahead: whether it chooses experts by the whole window, so by what it is then scored on too.
+        asked_only: whether it is left out unless it is named.
     """
 
     name: str
     source: str
     build: Callable[[Fleet, Options], Iterator[tuple[str, Model]]]
     options: Options = field(default_factory=dict)
+    uses_text: bool = True
     drawn: bool = False
     needs_base: bool = False
+    needs_other: bool = False
     reads_ahead: bool = False
+    asked_only: bool = False

@@ -8,9 +8,11 @@ from transformers import AutoModelForCausalLM
 
 from moerge.errors import MoergeError
 from moerge.evaluate.commands import table
+from moerge.evaluate.measure import Settings, Texts, measure
 from moerge.evaluate.perplexity import score, windows
-from moerge.evaluate.table import measure
+from moerge.evaluate.table import Run
 from moerge.progress import LogProgress
+from moerge.recipes.registry import parse
 from moerge_proto.versions import Lineage, SolveOptions
 from support.models import expert
 from support.progress import Silent
@@ -46,17 +48,24 @@ def test_the_table_is_that_of_the_version_s_slots_whatever_the_order_of_the_opti
         table(
             version=version,
             expert=[f"d{slot}={experts[slot]}" for slot in order],
-            text=[f"d{slot}={files[slot]}" for slot in order],
+            held_out=[f"d{slot}={files[slot]}" for slot in order],
             context=16,
             stride=8,
             tokens=30,
             json_file=tmp_path / "table.json",
         )
         found.append(json.loads((tmp_path / "table.json").read_text()))
-    assert found[0] == found[1]
+    first, second = ({(r["row"], r["domain"]): r["score"] for r in each["records"]} for each in found)
+    assert first == second
+    rows = ["d0 expert", "d1 expert", "averaging", "random routing", "oracle", "version"]
+    assert list(first) == [(row, domain) for row in rows for domain in ("d0", "d1")]
     assert found[0]["domains"] == ["d0", "d1"]
     assert found[0]["tokens"] == {"d0": 18, "d1": 31}  # whole windows, until 30 are reached
-    assert found[0]["normalised"]["d0 expert"]["d0"] == found[0]["normalised"]["d1 expert"]["d1"] == 100.0
+    assert first["d0 expert", "d0"] == first["d1 expert", "d1"] == 100.0
+    assert {domain: sum(shares) for domain, shares in found[0]["shares"]["version"].items()} == {
+        "d0": pytest.approx(1),
+        "d1": pytest.approx(1),
+    }
 
 
 def test_line_separators_within_a_text_end_no_document(tmp_path: Path) -> None:
@@ -64,7 +73,7 @@ def test_line_separators_within_a_text_end_no_document(tmp_path: Path) -> None:
     folder = expert(tmp_path / "expert", seed=1)
     version = version_of([folder], tmp_path)
     text = text_file(tmp_path / "text.jsonl", "one\u2028two\u2029three\u0085four")
-    table(version=version, expert=[f"d0={folder}"], text=[f"d0={text}"], context=64, stride=32, tokens=1000)
+    table(version=version, expert=[f"d0={folder}"], held_out=[f"d0={text}"], context=64, stride=32)
 
 
 def test_a_text_that_is_not_utf_8_is_named(tmp_path: Path) -> None:
@@ -73,7 +82,7 @@ def test_a_text_that_is_not_utf_8_is_named(tmp_path: Path) -> None:
     text = tmp_path / "text.jsonl"
     text.write_bytes(b'{"text": "fine"}\n{"text": "\xff"}\n')
     with pytest.raises(MoergeError) as caught:
-        table(version=version, expert=[f"d0={folder}"], text=[f"d0={text}"])
+        table(version=version, expert=[f"d0={folder}"], held_out=[f"d0={text}"])
     assert str(text) in caught.value.where
 
 
@@ -82,9 +91,9 @@ def test_experts_that_are_not_the_version_s_are_refused(tmp_path: Path) -> None:
     version = version_of([folder], tmp_path)
     text = text_file(tmp_path / "text.jsonl", "text")
     with pytest.raises(MoergeError, match="expected d0, found d1"):
-        table(version=version, expert=[f"d1={folder}"], text=[f"d1={text}"])
+        table(version=version, expert=[f"d1={folder}"], held_out=[f"d1={text}"])
     with pytest.raises(MoergeError, match="not found") as caught:
-        table(version=folder, expert=[f"d0={folder}"], text=[f"d0={text}"])
+        table(version=folder, expert=[f"d0={folder}"], held_out=[f"d0={text}"])
     assert caught.value.where == str(folder / "moerge.json")
 
 
@@ -93,10 +102,12 @@ def test_the_average_of_a_tied_and_an_untied_expert_counts_the_embedding_as_head
     tmp_path: Path, tied: tuple[bool, bool]
 ) -> None:
     folders = [expert(tmp_path / f"e{i}", seed=i, tie_word_embeddings=tie) for i, tie in enumerate(tied)]
-    experts = {f"d{slot}": folder for slot, folder in enumerate(folders)}
     cut = windows(ROWS[:1], 32, 16)
-    result = measure(published(folders, tmp_path), experts, dict.fromkeys(experts, cut), LogProgress())
+    domains = {f"d{slot}": Texts(folder, cut) for slot, folder in enumerate(folders)}
+    runs = [Run(*parse(name)) for name in ("experts", "averaging")]
+    result = measure(runs, domains, Settings(), LogProgress())
     one, two = (AutoModelForCausalLM.from_pretrained(folder).state_dict() for folder in folders)
     mean = AutoModelForCausalLM.from_pretrained(folders[tied.index(False)])
     mean.load_state_dict({name: (one[name] + two[name]) / 2 for name in one})
-    assert result.scores["model averaging"]["d0"].nll == pytest.approx(score(mean, cut, Silent()).nll, rel=1e-5)
+    [averaging] = result.row("averaging").results
+    assert averaging.scores["d0"].nll == pytest.approx(score(mean, cut, Silent()).nll, rel=1e-5)
