@@ -12,7 +12,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 from bench.measure import say
 from bench.registry import HOME, Pair, benchmark
 from moerge.demo import corpora
-from moerge.demo.commands import cache as cache_folder
 from moerge.demo.train import train
 from moerge.documents import texts_of
 from moerge.evaluate.perplexity import score, windows
@@ -38,8 +37,8 @@ def rows(tokenizer: PreTrainedTokenizerBase, text: Path) -> list[list[int]]:
 @cache
 def versions() -> tuple[list[Path], list[list[list[int]]], dict[torch.dtype, Path]]:
     """The experts, each domain's held-out rows, and the version that each precision gives."""
-    texts = corpora.write(cache_folder() / "texts")
-    made = train(texts, cache_folder() / "experts", progress())
+    texts = corpora.write(corpora.cache() / "texts")
+    made = train(texts, corpora.cache() / "experts", progress()).experts
     experts = [made[domain] for domain in corpora.DOMAINS]
     tokenizer = AutoTokenizer.from_pretrained(experts[0])
     sent = [rows(tokenizer, texts[domain]["statistics"]) for domain in corpora.DOMAINS]

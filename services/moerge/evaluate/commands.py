@@ -2,62 +2,67 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
 from transformers.utils import logging
 
 from moerge.checkpoint.sources import checkpoint_folder
+from moerge.demo import corpora
+from moerge.demo.presets import PRESETS
 from moerge.errors import MoergeError
 from moerge.evaluate.measure import Settings, measure
+from moerge.evaluate.plots import picture
+from moerge.evaluate.runs import asked, possible, swept
 from moerge.evaluate.table import Run
 from moerge.evaluate.texts import Cut, Sources, read_texts
 from moerge.files import atomic_file
 from moerge.progress import progress
-from moerge.recipes.base import Recipe
-from moerge.recipes.dense import EXPERTS
-from moerge.recipes.published import published
-from moerge.recipes.registry import RECIPES, parse
+from moerge.recipes.published import VERSION, published
 from moerge_proto.versions import Lineage
 
 app = typer.Typer()
-WITH_VERSION = (EXPERTS, "averaging")
+WITH_VERSION = ("averaging",)
 """What a version is shown beside, if no recipe is named."""
+STATISTICS_TOKENS = 20_000
 
 
-def _pairs(option: str, values: Sequence[str] | None) -> dict[str, list[str]]:
+def _pairs(option: str, values: Sequence[str]) -> dict[str, list[str]]:
     """NAME=PLACE, of which a name may have several."""
     pairs: dict[str, list[str]] = {}
-    for value in values or ():
+    for value in values:
         name, _, place = value.partition("=")
-        if not place:
+        if not name or not place:
             raise MoergeError(f"expected NAME=PATH, found {value!r}", where=option)
         pairs.setdefault(name, []).append(place)
     return pairs
 
 
-def _sources(
-    expert: Sequence[str], text: Sequence[str] | None, held_out: Sequence[str] | None, other: Sequence[str] | None
-) -> dict[str, Sources]:
+def _sources(expert: Sequence[str], **files: Sequence[str]) -> dict[str, Sources]:
+    """Each domain's expert and files; `files` are text, held_out and other, as options have them."""
     experts = _pairs("--expert", expert)
-    places = {"--text": _pairs("--text", text), "--held-out": _pairs("--held-out", held_out)}
-    places["--other"] = _pairs("--other", other)
     for name, folders in experts.items():
         if len(folders) > 1:
             raise MoergeError(f"two experts of {name!r}", where="--expert", todo="give each domain one")
-    for option, found in places.items():
-        wrong = experts.keys() ^ found.keys() if found and option != "--other" else found.keys() - experts.keys()
-        if wrong:
-            names = f"{', '.join(experts)} by --expert, {', '.join(found)} here"
-            raise MoergeError(f"names differ: {names}", where=option, todo="name the same domains")
-    if not places["--text"] and not places["--held-out"]:
-        raise MoergeError("no text", where="--text", todo="name each domain's text: --text NAME=FILES")
+    if not files["text"] and not files["held_out"]:
+        todo = "name each domain's text with --text NAME=FILES, or take a --preset"
+        raise MoergeError("no text is given", where="--text", todo=todo)
+    places = {kind: _pairs(_option(kind), values) for kind, values in files.items()}
+    for kind, found in places.items():
+        if found and found.keys() != experts.keys():
+            names = f"{', '.join(found)}, but {', '.join(experts) or 'none'} by --expert"
+            raise MoergeError(f"names differ: {names}", where=_option(kind), todo="name the same domains")
     return {
-        name: Sources(checkpoint_folder(folder), *(found.get(name, []) for found in places.values()))
+        name: Sources(checkpoint_folder(folder), **{kind: found.get(name, ()) for kind, found in places.items()})
         for name, [folder] in experts.items()
     }
+
+
+def _option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 def _in_slot_order(version: Path, sources: Mapping[str, Sources]) -> dict[str, Sources]:
@@ -71,51 +76,25 @@ def _in_slot_order(version: Path, sources: Mapping[str, Sources]) -> dict[str, S
     return {domain: sources[domain] for domain in domains}
 
 
-def _lacks(recipe: Recipe, sources: Mapping[str, Sources], base: Path | None) -> str | None:
-    """The option without which a recipe can't be built, if it is not given."""
-    if recipe.needs_base and base is None:
-        return "--base DIR"
-    if recipe.uses_text and not recipe.needs_other and not all(each.text for each in sources.values()):
-        return "--text NAME=FILES"
-    if recipe.needs_other and not all(each.other for each in sources.values()):
-        return "--other NAME=FILES"
-    return None
+def _values(sweep: str) -> tuple[str, list[float]]:
+    """The option of a sweep, and its values."""
+    option, _, values = sweep.partition("=")
+    try:
+        return option, [float(value) for value in values.split(",")]
+    except ValueError as error:
+        raise MoergeError(f"expected OPTION=NUMBER,NUMBER,…, found {sweep!r}", where="--sweep") from error
 
 
-def _asked(specs: Sequence[str], sources: Mapping[str, Sources], base: Path | None) -> list[Run]:
-    """The named recipes, and before them the experts, by which all are normalised.
-
-    Raises:
-        MoergeError: one can't be built from what is given.
-    """
-    runs = [Run(*parse(spec)) for spec in dict.fromkeys((EXPERTS, *specs))]
-    for run in runs:
-        if lacking := _lacks(run.recipe, sources, base):
-            raise MoergeError(
-                f"needs {lacking}", where=f"--recipe {run.label}", todo="give it, or leave that recipe out"
-            )
-    return runs
-
-
-def _possible(sources: Mapping[str, Sources], base: Path | None, console: Console) -> list[Run]:
-    """Every recipe that can be built from what is given; says which can't."""
-    runs: list[Run] = []
-    left: dict[str, list[str]] = {}
-    for recipe in RECIPES.values():
-        if recipe.asked_only:
-            continue
-        if lacking := _lacks(recipe, sources, base):
-            left.setdefault(lacking, []).append(recipe.name)
-        else:
-            runs.append(Run(*parse(recipe.name)))
-    for lacking, names in left.items():
-        console.print(f"Without {lacking}, left out: {', '.join(names)}", highlight=False, markup=False)
-    return runs
+def _write(path: Path, text: str) -> None:
+    with atomic_file(path) as out:
+        out.write(text.encode())
 
 
 @app.callback(invoke_without_command=True)
 def table(
-    expert: Annotated[list[str], typer.Option(help="NAME=DIR, or NAME=HUB/ID, of each domain's dense expert.")],
+    expert: Annotated[
+        list[str] | None, typer.Option(help="NAME=DIR, or NAME=HUB/ID, of each domain's dense expert.")
+    ] = None,
     text: Annotated[
         list[str] | None,
         typer.Option(help="NAME=FILES of each domain: a file, folder or pattern as for `worker run --data`; repeat."),
@@ -124,52 +103,93 @@ def table(
         list[str] | None, typer.Option(help="NAME=FILES that are scored. Default: a tenth of the documents of --text.")
     ] = None,
     other: Annotated[
-        list[str] | None, typer.Option(help="NAME=FILES of the domain's further text, for dume-ood.")
+        list[str] | None, typer.Option(help="NAME=FILES of each domain's other text, for dume-ood.")
     ] = None,
     base: Annotated[
         str | None, typer.Option(help="DIR or HUB/ID of the model that all experts were trained from.")
     ] = None,
+    preset: Annotated[
+        Literal["demo", "standard", "paper"] | None,
+        typer.Option(help="Experts, texts and base that moerge brings, trained where they aren't yet."),
+    ] = None,
+    training_seed: Annotated[int, typer.Option(help="Seed of the training of a preset's experts.")] = 1,
     version: Annotated[
         Path | None, typer.Option(help="Folder of a published version, to be scored beside the recipes.")
     ] = None,
     recipe: Annotated[
         list[str] | None,
-        typer.Option(help="NAME or NAME:OPTION=NUMBER,… such as dume:k=2,lambda=0.1; repeat. Default: all."),
+        typer.Option(help="NAME, or NAME:OPTION=NUMBER,… such as dume:k=2,lambda=0.1; repeat. Default: all."),
+    ] = None,
+    sweep: Annotated[
+        str | None,
+        typer.Option(help="OPTION=NUMBER,NUMBER,…: measure the recipes that have it with each, such as k=1,2,3."),
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="How often what is drawn is drawn anew.")] = 1,
     statistics_tokens: Annotated[
-        int, typer.Option(min=0, help="Tokens of statistics per domain, whole documents that a seed draws; 0: all.")
-    ] = 20_000,
-    context: Annotated[int, typer.Option(min=2, help="Tokens that the model sees at once.")] = 256,
-    stride: Annotated[int, typer.Option(min=1, help="Tokens between the starts of two windows.")] = 128,
-    tokens: Annotated[int, typer.Option(min=1, help="Tokens to score per domain, at most.")] = 20_000,
-    device: Annotated[str, typer.Option(help="Where models compute: cpu, cuda.")] = "cpu",
+        int | None,
+        typer.Option(min=0, help="Of each domain, documents that a seed draws; 0: all. Default: 20000, or a preset's."),
+    ] = None,
+    context: Annotated[
+        int | None, typer.Option(min=2, help="Tokens that the model sees at once. Default: 256, or a preset's.")
+    ] = None,
+    stride: Annotated[
+        int | None, typer.Option(min=1, help="Tokens between the starts of two windows. Default: half the context.")
+    ] = None,
+    tokens: Annotated[
+        int | None, typer.Option(min=1, help="Tokens to score per domain. Default: 20000, or a preset's.")
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option(help="Where models compute: cpu or cuda. Default: cpu, or a preset's.")
+    ] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures here too.")] = None,
+    svg_file: Annotated[Path | None, typer.Option("--svg", help="Draw them here; with --sweep, as curves.")] = None,
 ) -> None:
-    """Prints the papers' table: how well every recipe without training predicts each domain's held-out text.
+    """Prints the papers' table: how well each way to join experts without training predicts every domain's text.
 
     Cells are 100 x the perplexity of the domain's own dense expert / the model's.
 
-    Example: moerge table --expert code=code/ --text code='code/*.jsonl' --expert law=law/ --text law='law/*.jsonl'
+    Example: moerge table --preset demo --recipe dume --recipe regmean
     """
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     console = Console()
-    sources = _sources(expert, text, held_out, other)
-    start = None if base is None else checkpoint_folder(base)
+    if preset is None:
+        sources = _sources(expert or (), text=text or (), held_out=held_out or (), other=other or ())
+        start = None if base is None else checkpoint_folder(base)
+        cut, most, place = Cut(), STATISTICS_TOKENS, "cpu"
+    elif expert or text or held_out or other or base or version:
+        raise MoergeError("it brings experts, texts and base", where="--preset", todo="leave those options out")
+    else:
+        own = PRESETS[preset]
+        sources, start = own.sources(corpora.cache(), training_seed, progress())
+        cut, most, place = own.cut, own.statistics_tokens, own.device
+    context = context or cut.context
+    cut = Cut(context, stride or max(1, context // 2), tokens or cut.tokens)
+    if cut.stride >= cut.context:
+        raise MoergeError(f"{cut.stride}; the context is {cut.context}", where="--stride", todo="give a smaller one")
+    settings = Settings(start, seeds, most if statistics_tokens is None else statistics_tokens, device or place)
+
+    def say(line: str) -> None:
+        console.print(line, highlight=False, markup=False)
+
     if version is not None:
         sources = _in_slot_order(version, sources)
-        runs = [*_asked(recipe or WITH_VERSION, sources, start), Run(published(version), {}, "version")]
+    if recipe or version is not None:
+        runs = asked(recipe or WITH_VERSION, sources, start)
     else:
-        runs = _asked(recipe, sources, start) if recipe else _possible(sources, start, console)
-    if stride >= context:
-        raise MoergeError(f"{stride}; the context is {context}", where="--stride", todo="give a smaller one")
-    cut = Cut(context, stride, tokens)
+        runs = possible(sources, start, say)
+    option, values = (None, []) if sweep is None else _values(sweep)
+    if option is not None:
+        runs = swept(runs, option, values)
+    if version is not None:
+        runs.append(Run(published(version), {}, VERSION))
     domains = {name: read_texts(name, each, cut) for name, each in sources.items()}
-    result = measure(runs, domains, Settings(start, seeds, statistics_tokens, device), progress())
+    result = measure(runs, domains, settings, progress())
     for each in result.render():
         console.print(each)
     if json_file is not None:
-        settings = {"context": context, "stride": stride, "tokens": tokens, "statistics_tokens": statistics_tokens}
-        with atomic_file(json_file) as out:
-            out.write((json.dumps({"settings": settings, **result.to_json()}, indent=2) + "\n").encode())
+        record = {"preset": preset, "training_seed": training_seed if preset else None, "sweep": sweep}
+        record |= {**asdict(cut), **asdict(settings), "base": str(start) if start else None}
+        _write(json_file, json.dumps({"settings": record, **result.to_json()}, indent=2) + "\n")
+    if svg_file is not None:
+        _write(svg_file, picture(result, option))
