@@ -8,6 +8,7 @@ from html import escape
 import svg
 
 from moerge.evaluate.table import AHEAD, Row, Table, parameters, shown
+from moerge.recipes.registry import label_of
 
 _STYLE = """
 svg { --page: #fbfbfa; --ink: #1b2226; --soft: #566167; --line: #dfe3e4; --tint: #f1f4f4; --accent: #0f6e84;
@@ -21,19 +22,17 @@ svg { --page: #fbfbfa; --ink: #1b2226; --soft: #566167; --line: #dfe3e4; --tint:
 .page { fill: var(--page); } .tint { fill: var(--tint); }
 text { fill: var(--ink); font-variant-numeric: tabular-nums; } .soft { fill: var(--soft); font-size: 11px; }
 .title { font-size: 15px; font-weight: 600; } .group { fill: var(--soft); font-weight: 600; }
-.strong { font-weight: 650; }
 .grid { stroke: var(--line); } .goal { stroke: var(--soft); stroke-dasharray: 3 3; }
 .range { stroke: var(--line); stroke-width: 3; stroke-linecap: round; }
-.mean { fill: var(--accent); stroke: var(--page); stroke-width: 1.5; }
-.spread { stroke: var(--accent); stroke-width: 2; }
+.mean { fill: var(--ink); } .spread { fill: var(--accent); opacity: 0.3; }
 .curve { fill: none; stroke-width: 2; stroke-linejoin: round; } .whisker { stroke-width: 1.5; }
 """
 _COLOURS = 8
 _CHARACTER = 6.7  # width of a small letter, as wide fonts have it
 _ROW, _MARGIN = 24, 24
-_PLOT = 400
+_PLOT = 440
 _HIGH, _WIDE = 300, 460
-_TICKS = 6
+_TICKS = 8
 
 
 def picture(table: Table, option: str | None = None) -> str:
@@ -51,26 +50,26 @@ def _dots(table: Table) -> str:
     parts = _heading("Normalised perplexity", "100 is each domain's own dense expert; higher is better")
     parts += _legend(table.domains, 66)
     top = 104.0
-    bottom = top + _ROW * (len(table.rows) + len(groups))
-    for tick in ticks:
-        x = place(tick)
-        parts.append(_line(x, top - 8, x, bottom, "goal" if tick == 100 else "grid"))
-        parts.append(_text(x, bottom + 16, f"{tick:g}", "soft", anchor="middle"))
-    parts.append(_text(right + 78, top - 14, "average", "soft", anchor="end"))
-    parts.append(_text(right + 160, top - 14, "active", "soft", anchor="end"))
+    parts.append(_text(right + 90, top - 8, "average", "soft", anchor="end"))
+    parts.append(_text(right + 160, top - 8, "active", "soft", anchor="end"))
     y = top
     for heading, rows in groups:
         parts.append(_text(_MARGIN, y + 16, heading, "group"))
         y += _ROW
-        for number, row in enumerate(rows):
-            if number % 2 == 0:
-                parts.insert(0, _box(_MARGIN - 8, y, right + 168 - _MARGIN, _ROW, "tint"))
-            parts += _dot_row(table, row, y + _ROW / 2, place, right, first=number == 0)
+        end = y + _ROW * len(rows)
+        for number in range(0, len(rows), 2):
+            parts.append(_box(_MARGIN - 8, y + _ROW * number, right + 176 - _MARGIN, _ROW, "tint"))
+        parts += [_line(place(tick), y, place(tick), end, "goal" if tick == 100 else "grid") for tick in ticks]
+        for row in rows:
+            parts += _dot_row(table, row, y + _ROW / 2, place, right)
             y += _ROW
+        y += _ROW / 3
+    parts += [_text(place(tick), y + 8, f"{tick:g}", "soft", anchor="middle") for tick in ticks]
     if any(row.run.recipe.reads_ahead for row in table.rows):
+        y += _ROW
         note = f"{AHEAD} chooses experts by the whole window, so by what it is then scored on too"
-        parts.append(_text(_MARGIN, bottom + 40, note, "soft"))
-    return _whole("Normalised perplexity of each recipe", right + 160 + _MARGIN, bottom + 54, parts)
+        parts.append(_text(_MARGIN, y + 10, note, "soft"))
+    return _whole("Normalised perplexity of each recipe", right + 160 + _MARGIN, y + _MARGIN + 4, parts)
 
 
 def _groups(table: Table) -> list[tuple[str, list[Row]]]:
@@ -87,26 +86,26 @@ def _domain_scores(table: Table, row: Row) -> list[float]:
     return [table.normalised(row, domain).mean for domain in table.domains]
 
 
-def _dot_row(
-    table: Table, row: Row, y: float, place: Callable[[float], float], right: float, *, first: bool
-) -> list[svg.Element]:
+def _dot_row(table: Table, row: Row, y: float, place: Callable[[float], float], right: float) -> list[svg.Element]:
     scores, average = _domain_scores(table, row), table.average(row)
-    parts: list[svg.Element] = [_text(_MARGIN, y + 4, shown(row), *["strong"] * first)]
-    parts.append(_line(place(min(scores)), y, place(max(scores)), y, "range"))
-    for number, (domain, score) in enumerate(zip(table.domains, scores, strict=True)):
-        parts.append(_circle(place(score), y, 3.5, number, f"{shown(row)}, {domain}: {score:.1f}"))
-    at = place(average.mean)
-    if average.deviation:
-        ends = (place(average.mean - average.deviation), place(average.mean + average.deviation))
-        parts += [_line(ends[0], y - 8, ends[1], y - 8, "spread")]
     spread = f" ± {average.deviation:.1f}" if len(average.values) > 1 else ""
-    corners = [svg.Point(round(at + dx, 1), round(y + dy, 1)) for dx, dy in ((0, -7), (6, 0), (0, 7), (-6, 0))]
-    said = _title(f"{shown(row)}, average: {average.mean:.1f}{spread}")
-    parts.append(svg.Polygon(points=corners, class_=["mean"], elements=[said]))
-    parts.append(_text(right + 44, y + 4, f"{average.mean:.1f}", *["strong"] * first, anchor="end"))
-    parts.append(_text(right + 46, y + 4, spread, "soft"))
-    parts.append(_text(right + 160, y + 4, parameters(row.active_parameters), anchor="end"))
-    return parts
+    low, high = place(average.mean - average.deviation), place(average.mean + average.deviation)
+    parts: list[svg.Element] = [
+        _text(_MARGIN, y + 4, shown(row)),
+        _line(place(min(scores)), y, place(max(scores)), y, "range"),
+        _box(low, y - 9, high - low, 18, "spread"),
+    ]
+    for number, (domain, score) in enumerate(zip(table.domains, scores, strict=True)):
+        parts.append(_circle(place(score), y, 4, number, f"{shown(row)}, {domain}: {score:.1f}"))
+    mean = _box(place(average.mean) - 1.5, y - 9, 3, 18, "mean")
+    mean.elements = [_title(f"{shown(row)}, average: {average.mean:.1f}{spread}")]
+    return [
+        *parts,
+        mean,
+        _text(right + 48, y + 4, f"{average.mean:.1f}", anchor="end"),
+        _text(right + 54, y + 4, spread.strip(), "soft"),
+        _text(right + 160, y + 4, parameters(row.active_parameters), anchor="end"),
+    ]
 
 
 def _legend(domains: Sequence[str], y: float) -> list[svg.Element]:
@@ -114,8 +113,7 @@ def _legend(domains: Sequence[str], y: float) -> list[svg.Element]:
     for number, domain in enumerate(domains):
         parts += [_circle(x + 4, y - 4, 4, number, domain), _text(x + 13, y, domain, "soft")]
         x += 28 + _CHARACTER * len(domain)
-    corners = [svg.Point(x + 6 + dx, y - 4 + dy) for dx, dy in ((0, -6), (5, 0), (0, 6), (-5, 0))]
-    return [*parts, svg.Polygon(points=corners, class_=["mean"]), _text(x + 17, y, "average", "soft")]
+    return [*parts, _box(x + 4, y - 12, 3, 14, "mean"), _text(x + 13, y, "average", "soft")]
 
 
 def _curves(table: Table, option: str) -> str:
@@ -123,7 +121,8 @@ def _curves(table: Table, option: str) -> str:
     lines: dict[str, dict[float, Row]] = {}
     for row in table.rows:
         if option in row.run.options:
-            name = row.name.replace(row.run.label, row.run.recipe.name)
+            others = {name: value for name, value in row.run.options.items() if name != option}
+            name = row.name.replace(row.run.label, label_of(row.run.recipe, others), 1)
             lines.setdefault(name, {})[row.run.options[option]] = row
     values = sorted({value for line in lines.values() for value in line}, key=lambda value: _rank(option, value))
     left, top = float(_MARGIN + 30), 64.0
@@ -211,7 +210,9 @@ def _line(x1: float, y1: float, x2: float, y2: float, kind: str) -> svg.Line:
 
 
 def _box(x: float, y: float, width: float, height: float, kind: str) -> svg.Rect:
-    return svg.Rect(x=round(x, 1), y=round(y, 1), width=round(width, 1), height=height, rx=4, class_=[kind])
+    return svg.Rect(
+        x=round(x, 1), y=round(y, 1), width=round(width, 1), height=height, rx=min(4, width / 2), class_=[kind]
+    )
 
 
 def _circle(x: float, y: float, r: float, colour: int, said: str) -> svg.Circle:

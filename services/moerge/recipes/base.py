@@ -2,10 +2,13 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
 from typing import Protocol
 
 from torch import Tensor
+
+from moerge.errors import MoergeError
 
 Options = Mapping[str, float]
 """Numbers that a recipe takes, by name; all of those that it has."""
@@ -68,6 +71,19 @@ class Model(Protocol):
 
         Only the oracle may look at `rows.domain`.
         """
+
+
+def whole(options: Options, name: str, least: int, most: float = inf) -> int:
+    """An option that must be a whole number between two.
+
+    Raises:
+        MoergeError: it isn't.
+    """
+    value = options[name]
+    if value != int(value) or not least <= value <= most:
+        between = f"between {least} and {most:g}" if most < inf else f"of at least {least}"
+        raise MoergeError(f"{name} is {value:g}", where="--recipe", todo=f"give a whole number {between}")
+    return int(value)
 
 
 @dataclass(frozen=True)

@@ -2,19 +2,23 @@
 
 from collections.abc import Iterator, Mapping
 from functools import partial
+from typing import TypeVar
 
 import torch
+from pydantic import BaseModel, ValidationError
 from transformers import PreTrainedModel
 
 from moerge.architectures.config import read_config
 from moerge.architectures.families import family_of
 from moerge.checkpoint.reader import Checkpoint
+from moerge.errors import MoergeError
 from moerge.recipes.base import Fleet, Model, Options, Recipe
 from moerge.recipes.models import Loaded
 from moerge.trunk.domain_model import dense_model
 from moerge.trunk.merge import Method, Piece, elementwise_method, merge_plan
 from moerge_proto.trunks import TrunkOptions
 
+Checked = TypeVar("Checked", bound=BaseModel)
 EXPERTS = "experts"
 """The recipe that scores are normalised by."""
 TASK_VECTORS: Mapping[str, float] = {"retain": 0.8, "scale": 1 / 3}
@@ -30,10 +34,23 @@ def method_of(name: str, fleet: Fleet, options: Options) -> Method:
     """A trunk method of that name, over the fleet's experts; `weighted` by how many tokens their statistics have."""
     weights = [float(sum(map(len, domain.statistics))) for domain in fleet.domains]
     base = None if fleet.base is None else Checkpoint(fleet.base)
+    numbers = {each: options[each] for each in TASK_VECTORS if each in options} | {"seed": fleet.seed}
     if name == "task-arithmetic":  # what DARE is when nothing falls
-        return elementwise_method("dare", TrunkOptions(retain=1, scale=options["scale"]), weights, base)
-    numbers = {each: options[each] for each in TASK_VECTORS if each in options}
-    return elementwise_method(name, TrunkOptions.model_validate({**numbers, "seed": fleet.seed}), weights, base)
+        return elementwise_method("dare", checked(TrunkOptions, {**numbers, "retain": 1}), weights, base)
+    return elementwise_method(name, checked(TrunkOptions, numbers), weights, base)
+
+
+def checked(kind: type[Checked], numbers: Mapping[str, float]) -> Checked:
+    """The options of a merge or a solve.
+
+    Raises:
+        MoergeError: a number is out of its bounds.
+    """
+    try:
+        return kind.model_validate(numbers)
+    except ValidationError as error:
+        [first, *_] = error.errors()
+        raise MoergeError(f"{first['loc'][0]} is {first['input']:g}: {first['msg']}", where="--recipe") from error
 
 
 def merged_model(fleet: Fleet, method: Method) -> PreTrainedModel:

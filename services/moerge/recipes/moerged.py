@@ -12,8 +12,8 @@ from moerge.architectures.config import read_config
 from moerge.architectures.families import family_of
 from moerge.checkpoint.reader import Checkpoint
 from moerge.publish.folder import write_trunk, write_version
-from moerge.recipes.base import Domain, Fleet, Model, Options, Recipe
-from moerge.recipes.dense import TASK_VECTORS, method_of
+from moerge.recipes.base import Domain, Fleet, Model, Options, Recipe, whole
+from moerge.recipes.dense import TASK_VECTORS, checked, method_of
 from moerge.recipes.models import Oracle, Routed
 from moerge.routers.layers import solve_layers
 from moerge.statistics.bounds import feature_gains
@@ -36,9 +36,10 @@ def other(domain: Domain) -> Sequence[list[int]]:
     return domain.other
 
 
-def first_tokens(documents: Sequence[list[int]], most: float) -> list[list[int]]:
-    """The first `most` tokens of each document; 0: all."""
-    return [ids[: int(most) or None] for ids in documents]
+def first_tokens(documents: Sequence[list[int]], options: Options) -> list[list[int]]:
+    """As many first tokens of each document as the option `tokens` says; 0: all."""
+    most = whole(options, "tokens", 0) if "tokens" in options else 0
+    return [ids[: most or None] for ids in documents]
 
 
 def trunk_of(fleet: Fleet, options: Options, method: str) -> Path:
@@ -51,7 +52,7 @@ def trunk_of(fleet: Fleet, options: Options, method: str) -> Path:
         owners = []
         for slot, domain in enumerate(fleet.domains):
             sent = fleet.work / f"trunk-contribution-{slot}"
-            rows = first_tokens(domain.statistics, options.get("tokens", 0))
+            rows = first_tokens(domain.statistics, options)
             trunk_contribution(_name(slot), domain.expert, rows, sent, device=fleet.device)
             file = stack.enter_context(StatisticsFile(sent))
             owners.append(ModuleGrams(Checkpoint(domain.expert), file, family_of(config), config))
@@ -69,21 +70,26 @@ def ridge_routers(fleet: Fleet, trunk: Path, options: Options, texts: Texts = st
     """The closed form of DUME eq. 7 from the domains' texts, [D, H] float64 per layer."""
     config = read_config(fleet.domains[0].expert)
     gains = feature_gains(Checkpoint(trunk), family_of(config), config)
-    chosen = SolveOptions.model_validate({"ridge_lambda": options["lambda"], "top_k": int(options["k"])})
+    chosen = checked(SolveOptions, {"ridge_lambda": options["lambda"]})
     with ExitStack() as stack:
         files = []
         for slot, domain in enumerate(fleet.domains):
             sent = fleet.work / f"contribution-{slot}"
-            rows = first_tokens(texts(domain), options["tokens"])
+            rows = first_tokens(texts(domain), options)
             router_contribution(_name(slot), domain.expert, trunk, rows, sent, device=fleet.device)
             files.append(stack.enter_context(StatisticsFile(sent)))
         return solve_layers(files, [_name(slot) for slot in range(len(files))], gains, chosen)[0]
 
 
-def version(fleet: Fleet, trunk: Path, routers: Sequence[Tensor], top_k: float = 1) -> Path:
-    """The published version's folder."""
+def version(fleet: Fleet, trunk: Path, routers: Sequence[Tensor], options: Options) -> Path:
+    """The published version's folder; k experts see each token, by default one.
+
+    Raises:
+        MoergeError: there are fewer experts than that.
+    """
     experts = [domain.expert for domain in fleet.domains]
-    return write_version(experts, trunk, lambda: routers, fleet.work / "version", int(top_k))
+    top_k = whole(options, "k", 1, len(experts)) if "k" in options else 1
+    return write_version(experts, trunk, lambda: routers, fleet.work / "version", top_k)
 
 
 def _name(slot: int) -> str:
@@ -92,18 +98,18 @@ def _name(slot: int) -> str:
 
 
 def _random(fleet: Fleet, options: Options) -> Iterator[tuple[str, Model]]:
-    folder = version(fleet, trunk_of(fleet, options, "average"), random_routers(fleet), options["k"])
+    folder = version(fleet, trunk_of(fleet, options, "average"), random_routers(fleet), options)
     yield "random", Routed.of(folder, fleet.device)
 
 
 def _oracle(row: str, method: str, fleet: Fleet, options: Options) -> Iterator[tuple[str, Model]]:
-    folder = version(fleet, trunk_of(fleet, options, method), random_routers(fleet))
+    folder = version(fleet, trunk_of(fleet, options, method), random_routers(fleet), options)
     yield row, Oracle.of(folder, fleet)
 
 
 def _ridge(row: str, method: str, texts: Texts, fleet: Fleet, options: Options) -> Iterator[tuple[str, Model]]:
     trunk = trunk_of(fleet, options, method)
-    folder = version(fleet, trunk, ridge_routers(fleet, trunk, options, texts), options["k"])
+    folder = version(fleet, trunk, ridge_routers(fleet, trunk, options, texts), options)
     yield row, Routed.of(folder, fleet.device)
 
 

@@ -1,6 +1,7 @@
 """Every recipe by name, and what users write: NAME or NAME:OPTION=NUMBER,OPTION=NUMBER."""
 
 from difflib import get_close_matches
+from math import isfinite
 
 from moerge.errors import MoergeError
 from moerge.recipes import (
@@ -31,11 +32,18 @@ def parse(spec: str) -> tuple[Recipe, Options, str]:
         option, _, value = pair.partition("=")
         if option not in recipe.options:
             raise _unknown(f"no option {option!r} of {name}", spec, option, list(recipe.options))
-        try:
-            given[option] = float(value)
-        except ValueError as error:
-            raise MoergeError(f"expected {option}=NUMBER, found {pair!r}", where=f"--recipe {spec}") from error
+        given[option] = _number(spec, pair, value)
     return recipe, {**recipe.options, **given}, label_of(recipe, given)
+
+
+def _number(spec: str, pair: str, value: str) -> float:
+    try:
+        number = float(value)
+        if isfinite(number):
+            return number
+    except ValueError:
+        pass
+    raise MoergeError(f"expected OPTION=NUMBER, found {pair!r}", where=f"--recipe {spec}")
 
 
 def label_of(recipe: Recipe, given: Options) -> str:
