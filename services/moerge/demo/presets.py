@@ -51,7 +51,7 @@ def _sources(trained: Trained, domain: str, files: Mapping[str, Path]) -> Source
 
 
 PRESETS = {
-    "demo": Preset(corpora.DOMAINS, DEMO, Cut(context=256, stride=128, tokens=4_000), statistics_tokens=10_000),
+    "demo": Preset(corpora.DOMAINS, DEMO, Cut(context=256, stride=128, tokens=3_000), statistics_tokens=10_000),
     "standard": Preset(
         (*corpora.DOMAINS, *corpora.FURTHER),
         Training(

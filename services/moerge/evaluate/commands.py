@@ -185,7 +185,7 @@ def table(
         runs.append(Run(published(version), {}, VERSION))
     domains = {name: read_texts(name, each, cut) for name, each in sources.items()}
     result = measure(runs, domains, settings, progress())
-    for each in result.render():
+    for each in result.render(console):
         console.print(each)
     if json_file is not None:
         record = {"preset": preset, "training_seed": training_seed if preset else None, "sweep": sweep}

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from moerge.evaluate.memory import PeakMemory
+from moerge.evaluate.memory import PeakMemory, quick_collections
 from moerge.evaluate.perplexity import Score, Window, score_of
 from moerge.evaluate.routing import RoutingCounter
 from moerge.evaluate.table import Result, Row, Run, Table
@@ -52,6 +52,7 @@ class Settings:
     device: str = "cpu"
 
 
+@quick_collections()
 def measure(runs: Sequence[Run], domains: Mapping[str, Texts], settings: Settings, progress: Progress) -> Table:
     """Builds and scores what each recipe makes, with every seed that could change it.
 

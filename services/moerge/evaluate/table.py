@@ -1,9 +1,10 @@
 """The papers' table (DUME section 3.1 and table 2): normalised perplexity of every recipe's models on every domain."""
 
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from rich.console import Console
 from rich.table import Table as RichTable
 from torch import Tensor
 
@@ -12,6 +13,7 @@ from moerge.recipes.base import Options, Recipe
 from moerge.recipes.dense import expert_row
 from moerge.recipes.published import VERSION
 
+SCORES = "Normalised perplexity: 100 = the domain's own dense expert, higher is better"
 AHEAD = "†"
 """Marks recipes that choose experts by what they are scored on too."""
 
@@ -127,28 +129,39 @@ class Table:
         perplexity = statistics.fmean(result.scores[domain].perplexity for result in row.results)
         return {**_figures(row, self.normalised(row, domain)), "domain": domain, "perplexity": perplexity}
 
-    def render(self) -> Iterable[RichTable]:
-        """The table for a terminal; and, of a published version, which experts its routers chose."""
-        yield self._main()
+    def render(self, console: Console) -> Iterable[RichTable]:
+        """The table, in two where the terminal is narrow; and, of a published version, which experts it chose."""
+        whole = self._lines(SCORES, self._scores, self._costs)
+        unbounded = console.options.update(width=1000)
+        if console.measure(whole, options=unbounded).maximum <= console.width:
+            yield whole
+        else:
+            yield self._lines(SCORES, self._scores)
+            yield self._lines("What it takes to run, and to build and score", self._costs)
         yield from (self._routing(row) for row in self.rows if row.run.recipe.name == VERSION and row.shares())
 
-    def _main(self) -> RichTable:
+    def _lines(self, title: str, *parts: Callable[[Row], dict[str, str]]) -> RichTable:
+        """A line per row, of the columns that the parts make."""
         ahead = any(row.run.recipe.reads_ahead for row in self.rows)
-        table = RichTable(
-            title="Normalised perplexity: 100 = the domain's own dense expert, higher is better",
-            caption=f"{AHEAD} chooses experts by the whole window, so by what it is then scored on too" * ahead,
-        )
+        note = f"{AHEAD} chooses experts by the whole window, so by what it is then scored on too"
+        table = RichTable(title=title, caption=note if ahead else None)
+        lines = [{name: cell for part in parts for name, cell in part(row).items()} for row in self.rows]
         table.add_column("recipe")
-        for column in (*self.domains, "average", "±", "active", "seconds", "memory"):
-            table.add_column(column, justify="right")
-        for number, row in enumerate(self.rows, start=1):
-            average, memory = self.average(row), row.peak_memory
-            cells = [f"{self.normalised(row, domain).mean:.1f}" for domain in self.domains]
-            cells += [f"{average.mean:.1f}", f"{average.deviation:.1f}" if len(average.values) > 1 else ""]
-            cells += [parameters(row.active_parameters), f"{row.seconds:.1f}"]
-            cells += ["" if memory is None else f"{memory / 1e6:,.0f} MB"]
-            table.add_row(shown(row), *cells, end_section=number == len(self.domains))
+        for name in lines[0]:
+            table.add_column(name, justify="right")
+        for number, (row, cells) in enumerate(zip(self.rows, lines, strict=True), start=1):
+            table.add_row(shown(row), *cells.values(), end_section=number == len(self.domains))
         return table
+
+    def _scores(self, row: Row) -> dict[str, str]:
+        average = self.average(row)
+        spread = f" ± {average.deviation:.1f}" if len(average.values) > 1 else ""
+        cells = {domain: f"{self.normalised(row, domain).mean:.1f}" for domain in self.domains}
+        return {**cells, "average": f"{average.mean:.1f}{spread}"}
+
+    def _costs(self, row: Row) -> dict[str, str]:
+        memory = "" if row.peak_memory is None else f"{row.peak_memory / 1e6:,.0f} MB"
+        return {"active": parameters(row.active_parameters), "seconds": f"{row.seconds:.1f}", "memory": memory}
 
     def _routing(self, row: Row) -> RichTable:
         table = RichTable(title="Share of tokens that each expert got, over all layers")
