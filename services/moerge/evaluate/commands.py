@@ -189,6 +189,7 @@ def table(
         console.print(each)
     if json_file is not None:
         record = {"preset": preset, "training_seed": training_seed if preset else None, "sweep": sweep}
+        record["version"] = None if version is None else str(version)
         record |= {**asdict(cut), **asdict(settings), "base": str(start) if start else None}
         _write(json_file, json.dumps({"settings": record, **result.to_json()}, indent=2) + "\n")
     if svg_file is not None:
