@@ -52,6 +52,9 @@ def read_texts(name: str, sources: Sources, cut: Cut) -> Texts:
         raise MoergeError("no document of two tokens is held out", where=name, todo=todo)
     apart = set(held)
     statistics, further = ([text for text in texts if text not in apart] for texts in (own, other))
+    for option, given, left in (("--text", sources.text, statistics), ("--other", sources.other, further)):
+        if given and not left:
+            raise MoergeError("all of it is held out", where=f"{option} {name}", todo="give more, or other, text")
     return Texts(
         sources.expert, scored, _pieces(tokenizer, statistics, cut.context), _pieces(tokenizer, further, cut.context)
     )

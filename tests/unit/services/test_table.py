@@ -73,7 +73,7 @@ def test_the_table_is_that_of_the_version_s_slots_whatever_the_order_of_the_opti
     }
 
 
-def domains_of(folder: Path) -> dict[str, list[str]]:
+def domains_of(folder: Path) -> dict[str, Any]:
     """Options that name two tiny experts, their base and their texts, in folders and packed files."""
     for slot in range(2):
         expert(folder / f"e{slot}", seed=slot)
@@ -127,6 +127,16 @@ def test_a_tenth_is_held_out_by_its_text_alone_and_never_counted_for_statistics(
     named = read_texts("d0", Sources(folder, files, [str(tmp_path / "t0" / "more")]), Cut(64, 32, 10**6))
     first = sum(len(text) for text in texts_of([tmp_path / "t0" / "a.jsonl"]))
     assert sum(map(len, named.statistics)) == first
+
+
+def test_text_of_which_nothing_is_left_or_nothing_is_held_out_is_named(tmp_path: Path) -> None:
+    folder, file = expert(tmp_path / "e", seed=1), str(text_file(tmp_path / "t.jsonl", "the same text"))
+    with pytest.raises(MoergeError, match="all of it is held out") as caught:
+        read_texts("law", Sources(folder, [file], [file]), Cut())
+    assert caught.value.where == "--text law"
+    kept = next(text for text in map(str, range(100, 200)) if not is_held_out(text))
+    with pytest.raises(MoergeError, match="no document of two tokens is held out"):
+        read_texts("law", Sources(folder, [str(text_file(tmp_path / "k.jsonl", kept))]), Cut())
 
 
 def test_a_sweep_measures_recipes_that_have_the_option_with_each_value(tmp_path: Path) -> None:
