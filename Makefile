@@ -1,13 +1,18 @@
-# make demo | test | test-slow | bench | lint | clean
+# make demo | table | test | test-slow | bench | lint | clean
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test test-slow bench lint clean
+.PHONY: demo table test test-slow bench lint clean
 
 demo: $(VENV)/.demo
 	$(BIN)/moerge demo --home build/demo
+
+# The papers' table on the demo's experts. Another preset: make table PRESET=standard
+PRESET ?= demo
+table: $(VENV)/.demo
+	$(BIN)/moerge table --preset $(PRESET) --seeds 3 --json build/table.json --svg build/table.svg
 
 test: lint
 	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 2 --dist loadfile -m "not slow"

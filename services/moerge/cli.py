@@ -41,7 +41,7 @@ COMPONENTS = {
     "coordinator": ("moerge_coordinator.commands", "Run a coordinator."),
     "worker": ("moerge_workers.commands", "Run a domain owner's worker."),
     "demo": ("moerge.demo.commands", "Run the main job on real text: four owners, one coordinator, two versions."),
-    "table": ("moerge.evaluate.commands", "Print the paper's table for a version."),
+    "table": ("moerge.evaluate.commands", "Measure ways to join experts without training: the papers' table."),
 }
 FLOAT32_LIMIT = 2.0**24
 REPORT_FILE = "moerge-report.json"

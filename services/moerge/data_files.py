@@ -90,19 +90,20 @@ _UNPACK: dict[str, Callable[[Any], Any]] = {
 _READABLE = f"{', '.join(FORMS)}; JSON Lines and text also with {', '.join(_UNPACK)}"
 
 
-def data_files(*sources: str, say: Callable[[str], None] = silent) -> list[DataFile]:
+def data_files(*sources: str, option: str = "--data", say: Callable[[str], None] = silent) -> list[DataFile]:
     """The files of paths, globs, folders and URLs, sorted, none twice; of a folder, all below it of a known form.
 
-    A dataset that `save_to_disk` wrote is the files that its state names. `say` is told what is left out of folders.
+    A dataset that `save_to_disk` wrote is the files that its state names. `say` is told what is left out of folders;
+    `option` is how the sources were named.
 
     Raises:
         MoergeError: there are none, or one that is named is of no known form, or the place can't be read.
     """
-    return sorted({file for source in sources for file in _files(source, say)})
+    return sorted({file for source in sources for file in _files(source, option, say)})
 
 
-def _files(source: str, say: Callable[[str], None]) -> list[DataFile]:
-    where = f"--data {source}"
+def _files(source: str, option: str, say: Callable[[str], None]) -> list[DataFile]:
+    where = f"{option} {source}"
     try:
         place, path = fsspec.url_to_fs(source)
         local = "file" in (place.protocol if isinstance(place.protocol, tuple) else (place.protocol,))

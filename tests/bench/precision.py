@@ -12,17 +12,17 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 from bench.measure import say
 from bench.registry import HOME, Pair, benchmark
 from moerge.demo import corpora
-from moerge.demo.commands import cache as cache_folder
 from moerge.demo.train import train
 from moerge.documents import texts_of
 from moerge.evaluate.perplexity import score, windows
 from moerge.evaluate.routing import routers
 from moerge.progress import progress
+from moerge.publish.folder import write_trunk
+from moerge.statistics.batch import batches
 from moerge.statistics.features import visit_features
 from moerge.trunk.domain_model import domain_model
-from moerge_workers.shards import batches
 from support.progress import Silent
-from support.versions import merged_trunk, published
+from support.versions import published
 
 CONTEXT, DOCUMENTS = 256, 30
 SHAPES = f"the demo's four experts, {DOCUMENTS} documents a domain to solve and {DOCUMENTS} to look at"
@@ -37,8 +37,8 @@ def rows(tokenizer: PreTrainedTokenizerBase, text: Path) -> list[list[int]]:
 @cache
 def versions() -> tuple[list[Path], list[list[list[int]]], dict[torch.dtype, Path]]:
     """The experts, each domain's held-out rows, and the version that each precision gives."""
-    texts = corpora.write(cache_folder() / "texts")
-    made = train(texts, cache_folder() / "experts", progress())
+    texts = corpora.write(corpora.cache() / "texts")
+    made = train(texts, corpora.cache() / "experts", progress()).experts
     experts = [made[domain] for domain in corpora.DOMAINS]
     tokenizer = AutoTokenizer.from_pretrained(experts[0])
     sent = [rows(tokenizer, texts[domain]["statistics"]) for domain in corpora.DOMAINS]
@@ -48,7 +48,7 @@ def versions() -> tuple[list[Path], list[list[list[int]]], dict[torch.dtype, Pat
         say(f"  statistics in {dtype}")
         home = HOME / f"precision-{str(dtype).removeprefix('torch.')}"
         home.mkdir(parents=True, exist_ok=True)
-        folders[dtype] = published(experts, home, rows=sent, dtype=dtype)
+        folders[dtype] = published(experts, home, rows=sent, precision=str(dtype).removeprefix("torch."))
     return experts, held, folders
 
 
@@ -79,7 +79,7 @@ def elsewhere(expert: Path, trunk: Path, cut: Sequence[list[int]], both: Sequenc
 )
 def precision_routing() -> list[Pair]:
     experts, held, folders = versions()
-    trunk = merged_trunk(experts, HOME / "precision-trunk")
+    trunk = write_trunk(experts, HOME / "precision-trunk")
     both = []
     for dtype in (torch.bfloat16, torch.float32):
         model = AutoModelForCausalLM.from_pretrained(folders[dtype], dtype=torch.float32)

@@ -15,12 +15,13 @@ from transformers import AutoTokenizer
 
 from moerge.documents import texts_of
 from moerge.statistics.accumulate import shard_sums
+from moerge.statistics.batch import batches
 from moerge.trunk.domain_model import domain_model
 from moerge_proto.statistics_file import StatisticsFile
 from moerge_proto.trunks import Trunk
 from moerge_workers.identity import read_key
 from moerge_workers.journal import Journal
-from moerge_workers.shards import batches, plan
+from moerge_workers.shards import plan
 from support.fleet import Member, joined, merge, trunk_path
 from support.models import texts
 from support.processes import Coordinator, coordinator, marked

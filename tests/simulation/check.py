@@ -11,6 +11,7 @@ from moerge.architectures.families import EMBEDDING, family_of
 from moerge.checkpoint.reader import Checkpoint
 from moerge.experts import expert_files
 from moerge.files import file_sha256
+from moerge.publish.folder import write_trunk
 from moerge.publish.version import FilePlan, expert_file, router_file, trunk_files
 from moerge.routers.layers import solve_layers
 from moerge.statistics.bounds import feature_gains
@@ -24,7 +25,6 @@ from moerge_proto.versions import SolveOptions
 from simulation.model import SHARDS, Key, Part
 from simulation.operations import Run, experts, sums
 from support.statistics import manifest_of, written
-from support.versions import merged_trunk
 
 
 class _Digest:
@@ -82,7 +82,7 @@ def _weights(key: Key) -> dict[str, str]:
     """Name -> SHA-256 of a version's weights, made here by the library alone."""
     folder = next(iter(experts().values())).parent
     dense = [experts()[domain] for domain in key.trunk]
-    path = merged_trunk(dense, folder / f"trunk-{'-'.join(key.trunk)}")
+    path = write_trunk(dense, folder / f"trunk-{'-'.join(key.trunk)}")
     trunk, config = Checkpoint(path), read_config(dense[0])
     family, layers = family_of(config), config.num_hidden_layers
     plans = trunk_files(trunk, family, config, "", file_sha256(path))

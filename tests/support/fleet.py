@@ -13,6 +13,7 @@ from moerge.commands.common import wait
 from moerge.experts import expert_files
 from moerge.progress import LogProgress
 from moerge.statistics.accumulate import ShardSums, shard_sums
+from moerge.statistics.batch import batches
 from moerge.statistics.bounds import attention_size, input_exponents
 from moerge.statistics.passes import TrunkPass
 from moerge.trunk.domain_model import domain_model
@@ -22,7 +23,6 @@ from moerge_proto.experts import Expert, ExpertState, NewExpert
 from moerge_proto.owners import NewOwner, NewToken, Role
 from moerge_proto.statistics_file import RouterManifest, StatisticsSettings, TrunkManifest
 from moerge_proto.trunks import NewTrunk, Trunk
-from moerge_workers.shards import batches
 from support.models import expert
 from support.processes import Coordinator
 from support.versions import ROWS

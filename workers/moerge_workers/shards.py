@@ -4,10 +4,6 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TypeVar
 
-import torch
-
-from moerge.batches import bucket, pad
-from moerge.statistics.batch import Batch
 from moerge_proto.statistics_file import StatisticsSettings
 from moerge_workers.identity import shard_name
 
@@ -88,10 +84,3 @@ def first(ids: list[int], most: int | None) -> list[int]:
 def _shard(documents: list[list[list[int]]], key: bytes) -> Shard:
     rows = [row for document in documents for row in document]
     return Shard(shard_name(key, rows), rows, len(documents))
-
-
-def batches(rows: list[list[int]], batch_tokens: int) -> Iterator[Batch]:
-    """The micro-batches of a shard's rows, by length; a pure function of both."""
-    for batch in bucket(rows, len, batch_tokens):
-        ids = pad(batch)
-        yield Batch(torch.where(ids < 0, ~ids, ids), torch.tensor([len(row) for row in batch]), ids >= 0)

@@ -1,6 +1,5 @@
 """`moerge demo`"""
 
-import os
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -14,11 +13,6 @@ from moerge.demo.train import train
 from moerge.progress import progress
 
 app = typer.Typer()
-
-
-def cache() -> Path:
-    """Where texts and trained experts are kept between runs."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "moerge"
 
 
 @app.callback(invoke_without_command=True)
@@ -38,7 +32,7 @@ def demo(
     Example: moerge demo --home /tmp/moerge-demo
     """
     logging.disable_progress_bar()
-    texts = corpora.write(cache() / "texts")
-    experts = train(texts, cache() / "experts", progress())
+    texts = corpora.write(corpora.cache() / "texts")
+    experts = train(texts, corpora.cache() / "experts", progress()).experts
     domains = [Domain(name, experts[name], texts[name]) for name in corpora.DOMAINS]
     Demo(home.resolve(), domains, trunk, Console()).run(serve=serve)

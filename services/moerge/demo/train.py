@@ -1,4 +1,4 @@
-"""Trains the demo's dense experts: one tokenizer, a small Llama seed, and an expert per domain from it."""
+"""Trains dense experts: one tokenizer, a small Llama seed, and an expert per domain from it."""
 
 import hashlib
 import json
@@ -19,7 +19,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from moerge.progress import Progress, Tracker
 
 BOS, EOS, PAD = "<s>", "</s>", "<pad>"
-THREADS = 2  # part of the recipe: another number sums in another order
+THREADS = 2  # part of the training: another number sums in another order
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Phase:
 
 
 @dataclass(frozen=True)
-class Recipe:
+class Training:
     """All that decides the weights but the texts. A row is `context` tokens, a step is `batch_rows` rows."""
 
     vocabulary: int = 2048
@@ -48,13 +48,27 @@ class Recipe:
     for_expert: Phase = Phase(tokens=250_000, learning_rate=1e-3)
 
 
-RECIPE = Recipe()
+DEMO = Training()
 
 
-def train(texts: Mapping[str, Mapping[str, Path]], folder: Path, progress: Progress) -> dict[str, Path]:
-    """Trains what `folder` doesn't hold yet, and returns each domain's expert folder.
+@dataclass(frozen=True)
+class Trained:
+    """Folders of what was trained: the seed, and each domain's expert, which began as the seed."""
 
-    Everything stands in `folder/{digest}`, a digest of the recipe and the training texts: the tokenizer, the
+    seed: Path
+    experts: dict[str, Path]
+
+
+def train(
+    texts: Mapping[str, Mapping[str, Path]],
+    folder: Path,
+    progress: Progress,
+    training: Training = DEMO,
+    device: str = "cpu",
+) -> Trained:
+    """Trains what `folder` doesn't hold yet.
+
+    Everything stands in `folder/{digest}`, a digest of the training and its texts: the tokenizer, the
     seed, and one folder per domain (config.json, float32 model.safetensors, tokenizer). Each is renamed into
     place when it is complete, so an interrupted run continues. The same machine gives the same bytes.
 
@@ -62,52 +76,52 @@ def train(texts: Mapping[str, Mapping[str, Path]], folder: Path, progress: Progr
         texts: for each domain, its splits' files as `corpora.write` returns them; only "train" is read.
         folder: where the trained folders are kept.
         progress: shows each training, in tokens.
+        device: torch device.
     """
     files = {domain: splits["train"] for domain, splits in texts.items()}
-    home = folder / _digest(RECIPE, files)[:16]
-    finished = {domain: home / domain for domain in files}
-    if all(expert.exists() for expert in finished.values()):
+    home = folder / _digest(training, files)[:16]
+    finished = Trained(home / "seed", {domain: home / domain for domain in files})
+    if all(expert.exists() for expert in finished.experts.values()):
         return finished
     documents = {domain: _read(file) for domain, file in files.items()}
-    with _reproducible(RECIPE.seed):
-        tokenizer_folder = _made(home / "tokenizer", partial(_make_tokenizer, documents))
+    with _reproducible(training.seed):
+        tokenizer_folder = _made(home / "tokenizer", partial(_make_tokenizer, documents, training.vocabulary))
         tokenizer = PreTrainedTokenizerFast.from_pretrained(tokenizer_folder)
-        rows = {domain: _rows(each, tokenizer, RECIPE.context) for domain, each in documents.items()}
-        training = _Training(tokenizer, progress)
-        seed = _made(home / "seed", partial(training.seed, torch.cat(list(rows.values()))))
+        rows = {domain: _rows(each, tokenizer, training.context) for domain, each in documents.items()}
+        trainer = _Trainer(training, tokenizer, device, progress)
+        _made(finished.seed, partial(trainer.seed, torch.cat(list(rows.values()))))
         for domain, each in rows.items():
-            _made(home / domain, partial(training.expert, domain, each, seed))
+            _made(home / domain, partial(trainer.expert, domain, each, finished.seed))
     return finished
 
 
-class _Training:
+class _Trainer:
     """Makes the model folders: every one with the same tokenizer."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerFast, progress: Progress) -> None:
-        self._tokenizer = tokenizer
-        self._progress = progress
+    def __init__(self, training: Training, tokenizer: PreTrainedTokenizerFast, device: str, progress: Progress) -> None:
+        self._training, self._tokenizer, self._device, self._progress = training, tokenizer, device, progress
 
     def seed(self, rows: Tensor, folder: Path) -> None:
-        model = LlamaForCausalLM(_config(RECIPE, self._tokenizer))
-        self._train(model, rows, RECIPE.for_seed, "seed", folder)
+        model = LlamaForCausalLM(_config(self._training, self._tokenizer))
+        self._train(model, rows, self._training.for_seed, "seed", folder)
 
     def expert(self, domain: str, rows: Tensor, seed: Path, folder: Path) -> None:
         model = LlamaForCausalLM.from_pretrained(seed, dtype=torch.float32)
-        self._train(model, rows, RECIPE.for_expert, f"{domain} expert", folder)
+        self._train(model, rows, self._training.for_expert, f"{domain} expert", folder)
 
     def _train(self, model: LlamaForCausalLM, rows: Tensor, phase: Phase, title: str, folder: Path) -> None:
-        steps = phase.tokens // (RECIPE.batch_rows * RECIPE.context)
-        with self._progress.track(
-            f"training the {title}", steps * RECIPE.batch_rows * RECIPE.context, "tokens"
-        ) as tracker:
-            _fit(model, _batches(rows, steps), phase.learning_rate, steps, tracker)
+        step_tokens = self._training.batch_rows * self._training.context
+        steps = phase.tokens // step_tokens
+        model.to(torch.device(self._device))  # type: ignore[arg-type]  # its stub expects another self
+        with self._progress.track(f"training the {title}", steps * step_tokens, "tokens") as tracker:
+            _fit(model, _batches(rows, steps, self._training), phase.learning_rate, steps, self._training, tracker)
         model.save_pretrained(folder)
         self._tokenizer.save_pretrained(folder)
 
 
-def _digest(recipe: Recipe, files: Mapping[str, Path]) -> str:
+def _digest(training: Training, files: Mapping[str, Path]) -> str:
     corpora = {domain: hashlib.sha256(file.read_bytes()).hexdigest() for domain, file in files.items()}
-    record = {"recipe": asdict(recipe), "corpora": corpora}
+    record = {"recipe": asdict(training), "corpora": corpora}  # its first name, under which caches were filled
     return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
 
 
@@ -142,13 +156,13 @@ def _reproducible(seed: int) -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def _make_tokenizer(documents: Mapping[str, list[str]], folder: Path) -> None:
+def _make_tokenizer(documents: Mapping[str, list[str]], vocabulary: int, folder: Path) -> None:
     """Trains a byte-level BPE tokenizer on all domains, which puts BOS before a text."""
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=RECIPE.vocabulary,
+        vocab_size=vocabulary,
         special_tokens=[BOS, EOS, PAD],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
@@ -167,15 +181,15 @@ def _rows(texts: list[str], tokenizer: PreTrainedTokenizerFast, context: int) ->
     return ids[: len(ids) // context * context].view(-1, context)
 
 
-def _config(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> LlamaConfig:
+def _config(training: Training, tokenizer: PreTrainedTokenizerFast) -> LlamaConfig:
     return LlamaConfig(
-        vocab_size=recipe.vocabulary,
-        hidden_size=recipe.hidden_size,
-        intermediate_size=recipe.intermediate_size,
-        num_hidden_layers=recipe.layers,
-        num_attention_heads=recipe.heads,
-        num_key_value_heads=recipe.heads,
-        max_position_embeddings=4 * recipe.context,
+        vocab_size=training.vocabulary,
+        hidden_size=training.hidden_size,
+        intermediate_size=training.intermediate_size,
+        num_hidden_layers=training.layers,
+        num_attention_heads=training.heads,
+        num_key_value_heads=training.heads,
+        max_position_embeddings=4 * training.context,
         tie_word_embeddings=True,
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,
@@ -183,27 +197,33 @@ def _config(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> LlamaConfig:
     )
 
 
-def _batches(rows: Tensor, steps: int) -> Iterator[Tensor]:
+def _batches(rows: Tensor, steps: int, training: Training) -> Iterator[Tensor]:
     """`steps` batches of rows, [batch_rows, context] int64, from shuffled passes over all rows."""
-    order = torch.Generator().manual_seed(RECIPE.seed)
-    passes = math.ceil(steps * RECIPE.batch_rows / len(rows))
+    order, size = torch.Generator().manual_seed(training.seed), training.batch_rows
+    passes = math.ceil(steps * size / len(rows))
     drawn = torch.cat([torch.randperm(len(rows), generator=order) for _ in range(passes)])
     for step in range(steps):
-        yield rows[drawn[step * RECIPE.batch_rows : (step + 1) * RECIPE.batch_rows]]
+        yield rows[drawn[step * size : (step + 1) * size]]
 
 
 def _fit(
-    model: LlamaForCausalLM, batches: Iterator[Tensor], learning_rate: float, steps: int, tracker: Tracker
+    model: LlamaForCausalLM,
+    batches: Iterator[Tensor],
+    learning_rate: float,
+    steps: int,
+    training: Training,
+    tracker: Tracker,
 ) -> None:
     """Trains the model in place: AdamW, a linear warmup, then a cosine decay to zero."""
-    decay = RECIPE.weight_decay
+    decay, device = training.weight_decay, model.device
     optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.98), weight_decay=decay, fused=True)
-    bfloat16 = torch.ops.mkldnn._is_mkldnn_bf16_supported()  # twice as fast where the processor has it
+    bfloat16 = device.type == "cuda" or torch.ops.mkldnn._is_mkldnn_bf16_supported()  # there twice as fast
     model.train()
-    for step, ids in enumerate(batches):
+    for step, batch in enumerate(batches):
+        ids = batch.to(device)
         for group in optimizer.param_groups:
-            group["lr"] = learning_rate * _share(step, steps)
-        with torch.autocast("cpu", torch.bfloat16, enabled=bfloat16):
+            group["lr"] = learning_rate * _share(step, steps, training.warmup)
+        with torch.autocast(device.type, torch.bfloat16, enabled=bfloat16):
             loss = model(input_ids=ids, labels=ids, use_cache=False).loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -212,9 +232,9 @@ def _fit(
         tracker.advance(ids.numel())
 
 
-def _share(step: int, steps: int) -> float:
-    """The share of the highest learning rate at a step."""
-    warmup = max(1, round(RECIPE.warmup * steps))
+def _share(step: int, steps: int, share: float) -> float:
+    """The share of the highest learning rate at a step; it rises over the first `share` of them."""
+    warmup = max(1, round(share * steps))
     if step < warmup:
         return (step + 1) / warmup
     return 0.5 * (1 + math.cos(math.pi * (step - warmup) / (steps - warmup)))

@@ -1,92 +1,196 @@
 """`moerge table`"""
 
 import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
-from transformers import AutoTokenizer
 from transformers.utils import logging
 
 from moerge.checkpoint.sources import checkpoint_folder
-from moerge.documents import texts_of
+from moerge.demo import corpora
+from moerge.demo.presets import PRESETS
 from moerge.errors import MoergeError
-from moerge.evaluate.perplexity import Window, windows
-from moerge.evaluate.table import measure
+from moerge.evaluate.measure import Settings, measure
+from moerge.evaluate.plots import picture
+from moerge.evaluate.runs import asked, possible, swept
+from moerge.evaluate.table import Run
+from moerge.evaluate.texts import Cut, Sources, read_texts
 from moerge.files import atomic_file
 from moerge.progress import progress
+from moerge.recipes.published import VERSION, published
 from moerge_proto.versions import Lineage
 
 app = typer.Typer()
+WITH_VERSION = ("averaging",)
+"""What a version is shown beside, if no recipe is named."""
+STATISTICS_TOKENS = 20_000
 
 
-def _pairs(option: str, values: list[str]) -> dict[str, str]:
-    pairs = {}
+def _pairs(option: str, values: Sequence[str]) -> dict[str, list[str]]:
+    """NAME=PLACE, of which a name may have several."""
+    pairs: dict[str, list[str]] = {}
     for value in values:
         name, _, place = value.partition("=")
-        if not place:
+        if not name or not place:
             raise MoergeError(f"expected NAME=PATH, found {value!r}", where=option)
-        pairs[name] = place
+        pairs.setdefault(name, []).append(place)
     return pairs
 
 
-def _files(option: str, values: list[str]) -> dict[str, Path]:
-    files = {name: Path(place) for name, place in _pairs(option, values).items()}
-    for name, path in files.items():
-        if not path.is_file():
-            raise MoergeError(f"no such file: {path}", where=f"{option} {name}")
-    return files
+def _sources(expert: Sequence[str], **files: Sequence[str]) -> dict[str, Sources]:
+    """Each domain's expert and files; `files` are text, held_out and other, as options have them."""
+    experts = _pairs("--expert", expert)
+    for name, folders in experts.items():
+        if len(folders) > 1:
+            raise MoergeError(f"two experts of {name!r}", where="--expert", todo="give each domain one")
+    if not files["text"] and not files["held_out"]:
+        todo = "name each domain's text with --text NAME=FILES, or take a --preset"
+        raise MoergeError("no text is given", where="--text", todo=todo)
+    places = {kind: _pairs(_option(kind), values) for kind, values in files.items()}
+    for kind, found in places.items():
+        if found and found.keys() != experts.keys():
+            names = f"{', '.join(found)}, but {', '.join(experts) or 'none'} by --expert"
+            raise MoergeError(f"names differ: {names}", where=_option(kind), todo="name the same domains")
+    return {
+        name: Sources(checkpoint_folder(folder), **{kind: found.get(name, ()) for kind, found in places.items()})
+        for name, [folder] in experts.items()
+    }
 
 
-def _in_slot_order(version: Path, experts: dict[str, Path]) -> dict[str, Path]:
-    """The experts as the version's slots have them, whatever the order of the options."""
+def _option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _in_slot_order(version: Path, sources: Mapping[str, Sources]) -> dict[str, Sources]:
+    """The domains as the version's slots have them, whatever the order of the options."""
     path = version / "moerge.json"
     if not path.is_file():
         raise MoergeError("not found", where=str(path), todo="name the folder of a version that moerge published")
     domains = Lineage.model_validate_json(path.read_text(encoding="utf-8")).domains
-    if set(domains) != experts.keys():
-        raise MoergeError(f"expected {', '.join(domains)}, found {', '.join(experts)}", where="--expert")
-    return {domain: experts[domain] for domain in domains}
+    if set(domains) != sources.keys():
+        raise MoergeError(f"expected {', '.join(domains)}, found {', '.join(sources)}", where="--expert")
+    return {domain: sources[domain] for domain in domains}
 
 
-def _cut(tokenizer_folder: Path, text: Path, context: int, stride: int, tokens: int) -> list[Window]:
-    tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder, local_files_only=True)
-    cut, scored = [], 0
-    for window in windows([tokenizer(each)["input_ids"] for each in texts_of([text])], context, stride):
-        if scored >= tokens:
-            break
-        cut.append(window)
-        scored += window.scored
-    return cut
+def _values(sweep: str) -> tuple[str, list[float]]:
+    """The option of a sweep, and its values."""
+    option, _, values = sweep.partition("=")
+    try:
+        return option, [float(value) for value in values.split(",")]
+    except ValueError as error:
+        raise MoergeError(f"expected OPTION=NUMBER,NUMBER,…, found {sweep!r}", where="--sweep") from error
+
+
+def _write(path: Path, text: str) -> None:
+    with atomic_file(path) as out:
+        out.write(text.encode())
 
 
 @app.callback(invoke_without_command=True)
 def table(
-    version: Annotated[Path, typer.Option(help="Folder of a published version.")],
-    expert: Annotated[list[str], typer.Option(help="NAME=DIR, or NAME=HUB/ID, of each dense expert.")],
-    text: Annotated[list[str], typer.Option(help="NAME=FILE of each domain's held-out text, JSON Lines with 'text'.")],
-    context: Annotated[int, typer.Option(help="Tokens that the model sees at once.")] = 256,
-    stride: Annotated[int, typer.Option(help="Tokens between the starts of two windows.")] = 128,
-    tokens: Annotated[int, typer.Option(help="Tokens to score per domain, at most.")] = 100_000,
+    expert: Annotated[
+        list[str] | None, typer.Option(help="NAME=DIR, or NAME=HUB/ID, of each domain's dense expert.")
+    ] = None,
+    text: Annotated[
+        list[str] | None,
+        typer.Option(help="NAME=FILES of each domain: a file, folder or pattern as for `worker run --data`; repeat."),
+    ] = None,
+    held_out: Annotated[
+        list[str] | None, typer.Option(help="NAME=FILES that are scored. Default: a tenth of the documents of --text.")
+    ] = None,
+    other: Annotated[
+        list[str] | None, typer.Option(help="NAME=FILES of each domain's other text, for dume-ood.")
+    ] = None,
+    base: Annotated[
+        str | None, typer.Option(help="DIR or HUB/ID of the model that all experts were trained from.")
+    ] = None,
+    preset: Annotated[
+        Literal["demo", "standard", "paper"] | None,
+        typer.Option(help="Experts, texts and base that moerge brings, trained where they aren't yet."),
+    ] = None,
+    training_seed: Annotated[int, typer.Option(help="Seed of the training of a preset's experts.")] = 1,
+    version: Annotated[
+        Path | None, typer.Option(help="Folder of a published version, to be scored beside the recipes.")
+    ] = None,
+    recipe: Annotated[
+        list[str] | None,
+        typer.Option(help="NAME, or NAME:OPTION=NUMBER,… such as dume:k=2,lambda=0.1; repeat. Default: all."),
+    ] = None,
+    sweep: Annotated[
+        str | None,
+        typer.Option(help="OPTION=NUMBER,NUMBER,…: measure the recipes that have it with each, such as k=1,2,3."),
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="How often what is drawn is drawn anew.")] = 1,
+    statistics_tokens: Annotated[
+        int | None,
+        typer.Option(min=0, help="Of each domain, documents that a seed draws; 0: all. Default: 20000, or a preset's."),
+    ] = None,
+    context: Annotated[
+        int | None, typer.Option(min=2, help="Tokens that the model sees at once. Default: 256, or a preset's.")
+    ] = None,
+    stride: Annotated[
+        int | None, typer.Option(min=1, help="Tokens between the starts of two windows. Default: half the context.")
+    ] = None,
+    tokens: Annotated[
+        int | None, typer.Option(min=1, help="Tokens to score per domain. Default: 20000, or a preset's.")
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option(help="Where models compute: cpu or cuda. Default: cpu, or a preset's.")
+    ] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures here too.")] = None,
+    svg_file: Annotated[Path | None, typer.Option("--svg", help="Draw them here; with --sweep, as curves.")] = None,
 ) -> None:
-    """Prints the paper's table: normalised perplexity of each dense expert, model averaging, random routing, the
-    oracle and the version, per domain; and which experts the routers chose.
+    """Prints the papers' table: how well each way to join experts without training predicts every domain's text.
 
-    Example: moerge table --version v1 --expert code=code/ --text code=heldout.jsonl --expert law=law/ --text law=l
+    Cells are 100 x the perplexity of the domain's own dense expert / the model's.
+
+    Example: moerge table --preset demo --recipe dume --recipe regmean
     """
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    experts = {name: checkpoint_folder(place) for name, place in _pairs("--expert", expert).items()}
-    texts = _files("--text", text)
-    if experts.keys() != texts.keys():
-        raise MoergeError(f"names differ: {sorted(experts)} and {sorted(texts)}", where="--expert, --text")
-    experts = _in_slot_order(version, experts)
-    cuts = {name: _cut(experts[name], texts[name], context, stride, tokens) for name in experts}
-    result = measure(version, experts, cuts, progress())
-    for each in result.render():
-        Console().print(each)
+    console = Console()
+    if preset is None:
+        sources = _sources(expert or (), text=text or (), held_out=held_out or (), other=other or ())
+        start = None if base is None else checkpoint_folder(base)
+        cut, most, place = Cut(), STATISTICS_TOKENS, "cpu"
+    elif expert or text or held_out or other or base or version:
+        raise MoergeError("it brings experts, texts and base", where="--preset", todo="leave those options out")
+    else:
+        own = PRESETS[preset]
+        sources, start = own.sources(corpora.cache(), training_seed, progress())
+        cut, most, place = own.cut, own.statistics_tokens, own.device
+    context = context or cut.context
+    cut = Cut(context, stride or max(1, context // 2), tokens or cut.tokens)
+    if cut.stride >= cut.context:
+        raise MoergeError(f"{cut.stride}; the context is {cut.context}", where="--stride", todo="give a smaller one")
+    settings = Settings(start, seeds, most if statistics_tokens is None else statistics_tokens, device or place)
+
+    def say(line: str) -> None:
+        console.print(line, highlight=False, markup=False)
+
+    if version is not None:
+        sources = _in_slot_order(version, sources)
+    if recipe or version is not None:
+        runs = asked(recipe or WITH_VERSION, sources, start)
+    else:
+        runs = possible(sources, start, say)
+    option, values = (None, []) if sweep is None else _values(sweep)
+    if option is not None:
+        runs = swept(runs, option, values)
+    if version is not None:
+        runs.append(Run(published(version), {}, VERSION))
+    domains = {name: read_texts(name, each, cut) for name, each in sources.items()}
+    result = measure(runs, domains, settings, progress())
+    for each in result.render(console):
+        console.print(each)
     if json_file is not None:
-        with atomic_file(json_file) as out:
-            out.write((json.dumps(result.to_json(), indent=2) + "\n").encode())
+        record = {"preset": preset, "training_seed": training_seed if preset else None, "sweep": sweep}
+        record["version"] = None if version is None else str(version)
+        record |= {**asdict(cut), **asdict(settings), "base": str(start) if start else None}
+        _write(json_file, json.dumps({"settings": record, **result.to_json()}, indent=2) + "\n")
+    if svg_file is not None:
+        _write(svg_file, picture(result, option))

@@ -6,10 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from moerge.batches import bucket, pad
 from moerge.progress import Tracker
+from moerge.recipes.base import Rows
 
 BATCH_TOKENS = 4096
 
@@ -75,24 +77,45 @@ def windows(documents: Sequence[list[int]], context: int, stride: int) -> list[W
     return cut
 
 
-@torch.inference_mode()
+def logits(model: PreTrainedModel, rows: Rows) -> Tensor:
+    """[B, T, V] float32, by the model alone."""
+    found: Tensor = model(input_ids=rows.ids.to(model.device), use_cache=False).logits
+    return found.float()
+
+
 def score(
     model: PreTrainedModel,
     cut: Sequence[Window],
     tracker: Tracker,
     after_batch: Callable[[list[Window]], None] = lambda batch: None,
 ) -> Score:
+    """The score of one model, as `score_of` has it."""
+    return score_of(lambda rows: logits(model, rows), cut, tracker, after_batch)
+
+
+@torch.inference_mode()
+def score_of(
+    predict: Callable[[Rows], Tensor],
+    cut: Sequence[Window],
+    tracker: Tracker,
+    after_batch: Callable[[list[Window]], None] = lambda batch: None,
+    domain: str = "",
+) -> Score:
     """Sums the negative log-likelihood of every scored token, from float32 logits into a float64 sum.
 
-    `after_batch` is called with the windows of each batch once the model has seen them.
+    Args:
+        predict: gives the next tokens' logits [B, T, V] of rows.
+        after_batch: is called with the windows of each batch once the model has seen them.
+        domain: of the text; only an oracle is helped by it.
     """
     nll, tokens = 0.0, 0
     for batch in bucket(cut, lambda window: len(window.ids), BATCH_TOKENS):
-        read = pad([window.ids for window in batch]).to(model.device)  # [B, T]
+        read = pad([window.ids for window in batch])  # [B, T]
         counted, ids = read >= 0, torch.where(read < 0, ~read, read)
-        logits = model(input_ids=ids, use_cache=False).logits[:, :-1].float()
-        losses = torch.nn.functional.cross_entropy(logits.transpose(1, 2), ids[:, 1:], reduction="none")  # [B, T-1]
-        for row, wanted, window in zip(losses, counted[:, 1:], batch, strict=True):
+        found = predict(Rows(ids, [len(window.ids) for window in batch], domain))[:, :-1]
+        wanted_ids = ids[:, 1:].to(found.device)
+        losses = torch.nn.functional.cross_entropy(found.transpose(1, 2), wanted_ids, reduction="none").cpu()
+        for row, wanted, window in zip(losses, counted[:, 1:], batch, strict=True):  # [T-1] each
             last = len(window.ids) - 1
             places = slice(last - window.scored, last)
             nll += float(row[places][wanted[places]].double().sum())

@@ -32,7 +32,7 @@ def forced(model: PreTrainedModel, expert: int) -> Iterator[None]:
         first = torch.zeros_like(weights)
         first[:, 0] = 1
         others = (torch.arange(chosen.shape[1]) + expert) % _experts(model)
-        return logits, first, others.expand_as(chosen).to(chosen.dtype)
+        return logits, first, others.expand_as(chosen).to(chosen)
 
     handles = [router.register_forward_hook(force) for router in routers(model)]
     try:
@@ -50,7 +50,7 @@ def randomised(model: PreTrainedModel, seed: int) -> Iterator[None]:
     solved = [weight.detach().clone() for weight in weights]
     try:
         for weight in weights:
-            weight.data.normal_(generator=generator)
+            weight.data.copy_(torch.randn(weight.shape, generator=generator))
         yield
     finally:
         for weight, before in zip(weights, solved, strict=True):

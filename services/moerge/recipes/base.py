@@ -2,10 +2,13 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
 from typing import Protocol
 
 from torch import Tensor
+
+from moerge.errors import MoergeError
 
 Options = Mapping[str, float]
 """Numbers that a recipe takes, by name; all of those that it has."""
@@ -37,12 +40,14 @@ class Fleet:
         base: folder of the dense model that all experts were trained from, for recipes with task vectors.
         seed: of all that the recipe draws.
         work: an empty folder of the recipe's own, which is removed once it has been scored.
+        device: torch device that models compute on.
     """
 
     domains: Sequence[Domain]
     base: Path | None
     seed: int
     work: Path
+    device: str = "cpu"
 
 
 @dataclass(frozen=True)
@@ -68,6 +73,19 @@ class Model(Protocol):
         """
 
 
+def whole(options: Options, name: str, least: int, most: float = inf) -> int:
+    """An option that must be a whole number between two.
+
+    Raises:
+        MoergeError: it isn't.
+    """
+    value = options[name]
+    if value != int(value) or not least <= value <= most:
+        between = f"between {least} and {most:g}" if most < inf else f"of at least {least}"
+        raise MoergeError(f"{name} is {value:g}", where="--recipe", todo=f"give a whole number {between}")
+    return int(value)
+
+
 @dataclass(frozen=True)
 class Recipe:
     """A named way to build models.
@@ -76,15 +94,21 @@ class Recipe:
         source: paper and section or equation.
         build: yields (row of the table, model), one in memory at a time.
         options: what it takes, with defaults.
+        uses_text: whether it takes anything from the domains' texts, so that seeds differ by what those draw of them.
         drawn: whether it draws something itself, so that seeds differ even with the same texts.
         needs_base: whether it starts from the common base model.
+        needs_other: whether it takes other text of the domains.
         reads_ahead: whether it chooses experts by the whole window, so by what it is then scored on too.
+        asked_only: whether it is left out unless it is named.
     """
 
     name: str
     source: str
     build: Callable[[Fleet, Options], Iterator[tuple[str, Model]]]
     options: Options = field(default_factory=dict)
+    uses_text: bool = True
     drawn: bool = False
     needs_base: bool = False
+    needs_other: bool = False
     reads_ahead: bool = False
+    asked_only: bool = False

@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -10,10 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 
+from moerge.evaluate.measure import Settings, Texts, measure
 from moerge.evaluate.perplexity import Score, score, windows
 from moerge.evaluate.routing import RoutingCounter, forced
-from moerge.evaluate.table import Table, measure
+from moerge.evaluate.table import Result, Row, Run, Table
 from moerge.progress import LogProgress
+from moerge.recipes.published import VERSION
+from moerge.recipes.published import published as published_recipe
+from moerge.recipes.registry import RECIPES, parse
 from support.models import expert
 from support.progress import Silent
 from support.versions import ROWS, published
@@ -86,23 +91,46 @@ def test_tokens_that_don_t_count_are_read_and_neither_scored_nor_counted(tmp_pat
     assert counter.counts.sum(dim=1).tolist() == [10] * 3
 
 
+def row(name: str, *scores: Mapping[str, Score]) -> Row:
+    return Row(Run(RECIPES["dume"], {}, name), name, [Result(each, 1e6, 1.0) for each in scores])
+
+
 def test_the_normalised_table_follows_the_paper_s_formula() -> None:
     """100 x the dense expert's perplexity / the row's; e^1 over e^2 is 36.8, e^1 over e^0.5 is 164.9."""
-    dense = {"law": Score(10.0, 10), "art": Score(20.0, 10)}
-    other = {"law": Score(20.0, 10), "art": Score(30.0, 20)}
-    table = Table(("law", "art"), {"law expert": dense, "art expert": dense, "DUME": other}, {})
-    assert table.normalised("law expert")[0] == table.normalised("art expert")[1] == pytest.approx(100.0)
-    assert table.normalised("DUME") == pytest.approx([100 * math.exp(-1), 100 * math.exp(0.5)])
-    assert table.average("DUME") == pytest.approx(50 * (math.exp(-1) + math.exp(0.5)))
-    assert json.loads(json.dumps(table.to_json()))["average"]["DUME"] == pytest.approx(table.average("DUME"))
+    dense = {"law": Score(10.0, 10), "art": Score(20.0, 20)}
+    other = {"law": Score(20.0, 10), "art": Score(10.0, 20)}
+    rows = [row("law expert", dense), row("art expert", dense), row("dume", other)]
+    table = Table(("law", "art"), rows)
+    assert table.normalised(rows[0], "law").mean == table.normalised(rows[1], "art").mean == pytest.approx(100.0)
+    assert table.normalised(rows[2], "law").mean == pytest.approx(100 * math.exp(-1))
+    assert table.normalised(rows[2], "art").mean == pytest.approx(100 * math.exp(0.5))
+    assert table.average(rows[2]).mean == pytest.approx(50 * (math.exp(-1) + math.exp(0.5)))
+
+
+def test_figures_over_seeds_are_their_mean_and_the_sample_s_deviation() -> None:
+    """Averages 36.8 and 100 have the mean 68.4 and the deviation (100 - 36.8) / sqrt 2."""
+    dense, other = {"law": Score(10.0, 10)}, {"law": Score(20.0, 10)}
+    table = Table(("law",), [row("law expert", dense), row("dume", dense, other)])
+    low, [record, figures] = 100 * math.exp(-1), json.loads(json.dumps(table.to_json()))["records"]
+    assert record["deviation"] == 0
+    assert figures["score"] == pytest.approx(50 + low / 2)
+    assert figures["deviation"] == pytest.approx((100 - low) / math.sqrt(2))
+    assert figures["scores"] == pytest.approx([100, low])
+    assert figures["perplexity"] == pytest.approx((math.e + math.e**2) / 2)
+    assert (figures["domain"], figures["seeds"], figures["active_parameters"]) == ("law", 2, 1e6)
 
 
 def test_the_table_of_equal_experts_is_100_everywhere(tmp_path: Path) -> None:
     dense = expert(tmp_path / "dense", seed=1)
-    cut = windows(ROWS[:2], 32, 16)
-    version = published([dense, dense], tmp_path)
-    table = measure(version, {"law": dense, "art": dense}, {"law": cut, "art": cut}, LogProgress())
-    assert list(table.scores) == ["law expert", "art expert", "model averaging", "random routing", "oracle", "DUME"]
-    for row in table.scores:
-        assert table.normalised(row) == pytest.approx([100.0, 100.0], abs=1e-3)
-    assert sum(table.shares["law"]) == pytest.approx(1.0)
+    domains = {name: Texts(dense, windows(ROWS[:2], 32, 16), ROWS) for name in ("law", "art")}
+    names = ["experts", "averaging", "weighted", "random", "oracle", "dume", "regmean", "regmean-oracle"]
+    runs = [
+        *(Run(*parse(name)) for name in names),
+        Run(published_recipe(published([dense, dense], tmp_path)), {}, VERSION),
+    ]
+    table = measure(runs, domains, Settings(), LogProgress())
+    rows = ["law expert", "art expert", *names[1:], "random routing", "oracle", "version"]
+    assert [row.name for row in table.rows] == rows
+    for row in table.rows:
+        assert [table.normalised(row, domain).mean for domain in domains] == pytest.approx([100.0, 100.0], abs=0.1)
+    assert sum(table.row("version").shares()["law"]) == pytest.approx(1.0)

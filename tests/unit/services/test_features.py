@@ -10,12 +10,13 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from moerge.documents import texts_of
 from moerge.statistics.accumulate import ShardSums, shard_sums
+from moerge.statistics.batch import batches
 from moerge.statistics.fixed_point import to_floats, unpack
 from moerge.statistics.packed import PACKED
 from moerge.statistics.passes import TrunkPass
 from moerge.trunk.domain_model import domain_model
 from moerge_proto.statistics_file import StatisticsSettings
-from moerge_workers.shards import batches, plan
+from moerge_workers.shards import plan
 from support.models import expert, texts, tokenizer
 
 

@@ -11,11 +11,11 @@ from moerge.architectures.config import read_config
 from moerge.architectures.families import family_of
 from moerge.checkpoint.reader import Checkpoint
 from moerge.errors import ContributionError
+from moerge.statistics.batch import batches
 from moerge.statistics.bounds import attention_size, input_exponents
 from moerge.statistics.inspect import describe
 from moerge.statistics.passes import TrunkPass
 from moerge_proto.statistics_file import StatisticsSettings, TrunkManifest
-from moerge_workers.shards import batches
 from support.models import expert
 from support.processes import MOERGE, moerge
 from support.statistics import honest_sums, manifest_of, written

@@ -11,6 +11,7 @@ from moerge.architectures.config import read_config
 from moerge.architectures.families import FAMILIES, family_of
 from moerge.checkpoint.reader import Checkpoint
 from moerge.statistics.accumulate import ShardSums
+from moerge.statistics.batch import batches
 from moerge.statistics.bounds import feature_bounds, feature_exponents, input_exponents
 from moerge.statistics.features import visit_features, visit_trunk_inputs
 from moerge.statistics.fixed_point import to_floats
@@ -19,7 +20,6 @@ from moerge.statistics.passes import RouterPass, TrunkPass
 from moerge.statistics.validate import validate
 from moerge.trunk.domain_model import expert_model
 from moerge_proto.statistics_file import StatisticsFile
-from moerge_workers.shards import batches
 from support.models import expert
 from support.statistics import LAYERS, manifest_of, written
 

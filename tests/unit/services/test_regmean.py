@@ -14,19 +14,20 @@ from transformers import AutoModelForCausalLM
 from moerge.architectures.config import read_config
 from moerge.architectures.families import EMBEDDING, FAMILIES, HEAD, family_of
 from moerge.checkpoint.reader import Checkpoint
+from moerge.publish.folder import write_trunk
 from moerge.statistics.accumulate import ShardSums
-from moerge.statistics.bounds import attention_size, feature_bounds, input_bounds, input_exponents
+from moerge.statistics.batch import batches
+from moerge.statistics.bounds import feature_bounds, input_bounds, input_exponents
 from moerge.statistics.features import visit_features
 from moerge.statistics.fixed_point import to_floats, unpack
+from moerge.statistics.local import trunk_contribution
 from moerge.statistics.passes import TrunkPass
 from moerge.statistics.validate import validate_trunk
 from moerge.trunk.domain_model import expert_model, require_near
 from moerge.trunk.regmean import TOWARDS_AVERAGE, ModuleGrams, regmean
-from moerge_proto.statistics_file import StatisticsFile, StatisticsSettings, TrunkManifest, trunk_gram_names
-from moerge_workers.shards import batches
+from moerge_proto.statistics_file import StatisticsFile, trunk_gram_names
 from support.models import expert
-from support.statistics import written
-from support.versions import contributed_rows, merged_trunk
+from support.versions import contributed_rows
 
 QUERY, VALUE, OUTPUT = (f"model.layers.1.self_attn.{name}_proj.weight" for name in "qvo")
 NORM = "model.layers.1.input_layernorm.weight"
@@ -40,23 +41,7 @@ def sums(folder: Path, rows: list[list[int]]) -> ShardSums:
 
 def sent(folder: Path, rows: list[list[int]], path: Path) -> Path:
     """An expert's trunk contribution over `rows`."""
-    config, summed = read_config(folder), sums(folder, rows)
-    manifest = TrunkManifest(
-        owner="owner",
-        expert="e" * 64,
-        domain="law",
-        settings=StatisticsSettings(),
-        hidden_size=config.hidden_size,
-        layers=config.num_hidden_layers,
-        attention_size=attention_size(config),
-        vocab_size=config.vocab_size,
-        exponents=input_exponents(Checkpoint(folder), family_of(config), config),
-        tokens=summed.tokens,
-        documents=summed.documents,
-        shards=["0" * 64],
-        rare_below=0,
-    )
-    return written(path, manifest, summed)
+    return trunk_contribution("law", folder, rows, path)
 
 
 def merged(experts: Sequence[Path], folder: Path, rows: Sequence[list[list[int]]] | None = None) -> dict[str, Tensor]:
@@ -70,7 +55,7 @@ def merged(experts: Sequence[Path], folder: Path, rows: Sequence[list[list[int]]
         pairs = zip(experts, files, strict=True)
         owners = [ModuleGrams(Checkpoint(each), file, family_of(config), config) for each, file in pairs]
         method = regmean(owners)
-        return load_file(merged_trunk(experts, folder / "trunk", method, own_head=True))
+        return load_file(write_trunk(experts, folder / "trunk", method, own_head=True))
 
 
 @torch.inference_mode()

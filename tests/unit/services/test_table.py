@@ -1,18 +1,25 @@
 """`moerge table`, as a user runs it, on a tiny version."""
 
 import json
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from transformers import AutoModelForCausalLM
 
+from moerge.documents import texts_of
 from moerge.errors import MoergeError
 from moerge.evaluate.commands import table
+from moerge.evaluate.measure import Settings, Texts, measure
 from moerge.evaluate.perplexity import score, windows
-from moerge.evaluate.table import measure
+from moerge.evaluate.runs import possible
+from moerge.evaluate.table import Run
+from moerge.evaluate.texts import Cut, Sources, is_held_out, read_texts
 from moerge.progress import LogProgress
+from moerge.recipes.registry import RECIPES, parse
 from moerge_proto.versions import Lineage, SolveOptions
-from support.models import expert
+from support.models import expert, texts
 from support.progress import Silent
 from support.versions import ROWS, published
 
@@ -46,17 +53,137 @@ def test_the_table_is_that_of_the_version_s_slots_whatever_the_order_of_the_opti
         table(
             version=version,
             expert=[f"d{slot}={experts[slot]}" for slot in order],
-            text=[f"d{slot}={files[slot]}" for slot in order],
+            held_out=[f"d{slot}={files[slot]}" for slot in order],
             context=16,
             stride=8,
             tokens=30,
             json_file=tmp_path / "table.json",
         )
         found.append(json.loads((tmp_path / "table.json").read_text()))
-    assert found[0] == found[1]
+    first, second = ({(r["row"], r["domain"]): r["score"] for r in each["records"]} for each in found)
+    assert first == second
+    rows = ["d0 expert", "d1 expert", "averaging", "random routing", "oracle", "version"]
+    assert list(first) == [(row, domain) for row in rows for domain in ("d0", "d1")]
     assert found[0]["domains"] == ["d0", "d1"]
     assert found[0]["tokens"] == {"d0": 18, "d1": 31}  # whole windows, until 30 are reached
-    assert found[0]["normalised"]["d0 expert"]["d0"] == found[0]["normalised"]["d1 expert"]["d1"] == 100.0
+    assert first["d0 expert", "d0"] == first["d1 expert", "d1"] == 100.0
+    assert {domain: sum(shares) for domain, shares in found[0]["shares"]["version"].items()} == {
+        "d0": pytest.approx(1),
+        "d1": pytest.approx(1),
+    }
+
+
+def domains_of(folder: Path) -> dict[str, Any]:
+    """Options that name two tiny experts, their base and their texts, in folders and packed files."""
+    for slot in range(2):
+        expert(folder / f"e{slot}", seed=slot)
+        (folder / f"t{slot}" / "more").mkdir(parents=True)
+        texts(folder / f"t{slot}" / "a.jsonl", slot, 30)
+        texts(folder / f"t{slot}" / "more" / "b.jsonl", slot + 2, 20)
+    return {
+        "expert": [f"d{slot}={folder}/e{slot}" for slot in range(2)],
+        "text": [f"d{slot}={folder}/t{slot}" for slot in range(2)],
+    }
+
+
+def records(path: Path) -> dict[tuple[str, str], dict[str, Any]]:
+    return {(record["row"], record["domain"]): record for record in json.loads(path.read_text())["records"]}
+
+
+def test_named_recipes_are_measured_with_every_seed_that_could_change_them(tmp_path: Path) -> None:
+    options, out, drawn = domains_of(tmp_path), tmp_path / "table.json", tmp_path / "table.svg"
+    names = ["averaging", "random", "dume:k=2,tokens=8"]
+    table(**options, recipe=names, seeds=2, statistics_tokens=200, tokens=100, json_file=out, svg_file=drawn)
+    found = records(out)
+    rows = ["d0 expert", "d1 expert", *names]
+    assert list(found) == [(row, domain) for row in rows for domain in ("d0", "d1")]
+    assert [found[row, "d0"]["seeds"] for row in rows] == [1, 1, 1, 2, 2]
+    for row in ("random", "dume:k=2,tokens=8"):
+        record = found[row, "d1"]
+        assert record["scores"][0] != record["scores"][1]
+        assert record["score"] == pytest.approx(sum(record["scores"]) / 2)
+        assert record["deviation"] > 0
+    assert found["dume:k=2,tokens=8", "d0"]["recipe"] == "dume"
+    assert found["dume:k=2,tokens=8", "d0"]["options"] == {"k": 2, "lambda": 0.01, "tokens": 8}
+    assert found["dume:k=2,tokens=8", "d0"]["active_parameters"] > found["random", "d0"]["active_parameters"]
+    assert all(record["seconds"] > 0 for record in found.values())
+    if sys.platform == "linux":
+        assert all(record["peak_memory"] > 0 for record in found.values())
+    settings = json.loads(out.read_text())["settings"]
+    assert (settings["seeds"], settings["statistics_tokens"], settings["tokens"]) == (2, 200, 100)
+    assert "dume:k=2,tokens=8" in drawn.read_text()
+
+
+def test_a_tenth_is_held_out_by_its_text_alone_and_never_counted_for_statistics(tmp_path: Path) -> None:
+    options = domains_of(tmp_path)
+    folder, files = tmp_path / "e0", [options["text"][0].partition("=")[2]]
+    found = read_texts("d0", Sources(folder, files), Cut(64, 32, 10**6))
+    every = [text for file in sorted((tmp_path / "t0").rglob("*.jsonl")) for text in texts_of([file])]
+    held = [text for text in every if is_held_out(text)]
+    assert 0 < len(held) < 20
+    assert sum(window.tokens for window in found.held_out) == sum(len(text) - 1 for text in held)
+    assert sum(map(len, found.statistics)) == sum(len(text) for text in every if text not in held)
+    assert max(map(len, found.statistics)) <= 64
+    named = read_texts("d0", Sources(folder, files, [str(tmp_path / "t0" / "more")]), Cut(64, 32, 10**6))
+    first = sum(len(text) for text in texts_of([tmp_path / "t0" / "a.jsonl"]))
+    assert sum(map(len, named.statistics)) == first
+
+
+def test_text_of_which_nothing_is_left_or_nothing_is_held_out_is_named(tmp_path: Path) -> None:
+    folder, file = expert(tmp_path / "e", seed=1), str(text_file(tmp_path / "t.jsonl", "the same text"))
+    with pytest.raises(MoergeError, match="all of it is held out") as caught:
+        read_texts("law", Sources(folder, [file], [file]), Cut())
+    assert caught.value.where == "--text law"
+    kept = next(text for text in map(str, range(100, 200)) if not is_held_out(text))
+    with pytest.raises(MoergeError, match="no document of two tokens is held out"):
+        read_texts("law", Sources(folder, [str(text_file(tmp_path / "k.jsonl", kept))]), Cut())
+
+
+def test_a_sweep_measures_recipes_that_have_the_option_with_each_value(tmp_path: Path) -> None:
+    options, out, drawn = domains_of(tmp_path), tmp_path / "table.json", tmp_path / "table.svg"
+    table(**options, recipe=["dume", "oracle"], sweep="k=1,2", tokens=50, json_file=out, svg_file=drawn)
+    assert {row for row, _ in records(out)} == {"d0 expert", "d1 expert", "dume", "dume:k=2"}
+    assert drawn.read_text().count("<polyline") == 1
+
+
+def test_all_recipes_that_the_inputs_allow_are_measured_and_the_others_named(
+    tmp_path: Path,
+) -> None:
+    sources = {"d0": Sources(tmp_path, ["text"])}
+    said: list[str] = []
+    names = [run.label for run in possible(sources, None, said.append)]
+    assert names[0] == "experts"
+    assert {"averaging", "dume", "regmean", "oracle", "random"} <= set(names)
+    assert not {"ties", "dume-ties", "dume-ood"} & set(names)
+    assert any("--base DIR" in line and "dume-ties" in line for line in said)
+    assert any("--other NAME=FILES" in line and "dume-ood" in line for line in said)
+    every = [run.label for run in possible({"d0": Sources(tmp_path, ["t"], other=["o"])}, tmp_path, said.append)]
+    assert every == [name for name, recipe in RECIPES.items() if not recipe.asked_only]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"recipe": ["dumme"]}, "did you mean dume"),
+        ({"recipe": ["ties"]}, "needs --base DIR"),
+        ({"recipe": ["dume-ood"]}, "needs --other NAME=FILES"),
+        ({"text": None}, "no text is given"),
+        ({"text": ["d0"]}, "expected NAME=PATH, found 'd0'"),
+        ({"text": ["d0=x", "d2=x"]}, "names differ: d0, d2, but d0, d1 by --expert"),
+        ({"other": ["d0=x"]}, "names differ: d0, but d0, d1 by --expert"),
+        ({"expert": ["d0=.", "d0=.", "d1=."]}, "two experts of 'd0'"),
+        ({"text": ["d0=/nowhere", "d1=/nowhere"]}, "--text /nowhere: no file matches"),
+        ({"stride": 16, "context": 16}, "--stride"),
+        ({"recipe": ["dume"], "sweep": "q=1,2"}, "no recipe has the option 'q'"),
+        ({"recipe": ["dume"], "sweep": "k=1,two"}, "expected OPTION=NUMBER,NUMBER"),
+        ({"preset": "demo"}, "it brings experts, texts and base"),
+    ],
+)
+def test_what_can_t_be_is_said_before_anything_is_measured(tmp_path: Path, change: dict[str, Any], said: str) -> None:
+    options = {"expert": [f"d{slot}={tmp_path}" for slot in range(2)], "text": [f"d{slot}=x" for slot in range(2)]}
+    with pytest.raises(MoergeError) as caught:
+        table(**{**options, "recipe": ["averaging"], **change})
+    assert said in str(caught.value)
 
 
 def test_line_separators_within_a_text_end_no_document(tmp_path: Path) -> None:
@@ -64,7 +191,7 @@ def test_line_separators_within_a_text_end_no_document(tmp_path: Path) -> None:
     folder = expert(tmp_path / "expert", seed=1)
     version = version_of([folder], tmp_path)
     text = text_file(tmp_path / "text.jsonl", "one\u2028two\u2029three\u0085four")
-    table(version=version, expert=[f"d0={folder}"], text=[f"d0={text}"], context=64, stride=32, tokens=1000)
+    table(version=version, expert=[f"d0={folder}"], held_out=[f"d0={text}"], context=64, stride=32)
 
 
 def test_a_text_that_is_not_utf_8_is_named(tmp_path: Path) -> None:
@@ -73,7 +200,7 @@ def test_a_text_that_is_not_utf_8_is_named(tmp_path: Path) -> None:
     text = tmp_path / "text.jsonl"
     text.write_bytes(b'{"text": "fine"}\n{"text": "\xff"}\n')
     with pytest.raises(MoergeError) as caught:
-        table(version=version, expert=[f"d0={folder}"], text=[f"d0={text}"])
+        table(version=version, expert=[f"d0={folder}"], held_out=[f"d0={text}"])
     assert str(text) in caught.value.where
 
 
@@ -82,9 +209,9 @@ def test_experts_that_are_not_the_version_s_are_refused(tmp_path: Path) -> None:
     version = version_of([folder], tmp_path)
     text = text_file(tmp_path / "text.jsonl", "text")
     with pytest.raises(MoergeError, match="expected d0, found d1"):
-        table(version=version, expert=[f"d1={folder}"], text=[f"d1={text}"])
+        table(version=version, expert=[f"d1={folder}"], held_out=[f"d1={text}"])
     with pytest.raises(MoergeError, match="not found") as caught:
-        table(version=folder, expert=[f"d0={folder}"], text=[f"d0={text}"])
+        table(version=folder, expert=[f"d0={folder}"], held_out=[f"d0={text}"])
     assert caught.value.where == str(folder / "moerge.json")
 
 
@@ -93,10 +220,12 @@ def test_the_average_of_a_tied_and_an_untied_expert_counts_the_embedding_as_head
     tmp_path: Path, tied: tuple[bool, bool]
 ) -> None:
     folders = [expert(tmp_path / f"e{i}", seed=i, tie_word_embeddings=tie) for i, tie in enumerate(tied)]
-    experts = {f"d{slot}": folder for slot, folder in enumerate(folders)}
     cut = windows(ROWS[:1], 32, 16)
-    result = measure(published(folders, tmp_path), experts, dict.fromkeys(experts, cut), LogProgress())
+    domains = {f"d{slot}": Texts(folder, cut) for slot, folder in enumerate(folders)}
+    runs = [Run(*parse(name)) for name in ("experts", "averaging")]
+    result = measure(runs, domains, Settings(), LogProgress())
     one, two = (AutoModelForCausalLM.from_pretrained(folder).state_dict() for folder in folders)
     mean = AutoModelForCausalLM.from_pretrained(folders[tied.index(False)])
     mean.load_state_dict({name: (one[name] + two[name]) / 2 for name in one})
-    assert result.scores["model averaging"]["d0"].nll == pytest.approx(score(mean, cut, Silent()).nll, rel=1e-5)
+    [averaging] = result.row("averaging").results
+    assert averaging.scores["d0"].nll == pytest.approx(score(mean, cut, Silent()).nll, rel=1e-5)

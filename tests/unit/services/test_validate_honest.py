@@ -10,11 +10,11 @@ import torch
 
 from moerge.errors import ContributionError
 from moerge.statistics.accumulate import ShardSums, shard_sums
+from moerge.statistics.batch import batches
 from moerge.statistics.fixed_point import LIMIT
 from moerge.statistics.validate import validate
 from moerge.trunk.domain_model import domain_model
 from moerge_proto.statistics_file import StatisticsFile
-from moerge_workers.shards import batches
 from support.models import expert
 from support.statistics import LAYERS, honest_sums, manifest_of, shard_of, written
 

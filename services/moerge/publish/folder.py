@@ -1,0 +1,54 @@
+"""A version as a folder, without a coordinator: every planned file written in its place."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from torch import Tensor
+
+from moerge.architectures.config import read_config
+from moerge.architectures.families import EMBEDDING, family_of
+from moerge.checkpoint.reader import Checkpoint
+from moerge.checkpoint.writer import write_safetensors
+from moerge.files import atomic_file, file_sha256
+from moerge.publish.version import config_files, expert_file, index_file, router_file, trunk_files
+from moerge.trunk.merge import AVERAGE, Method, merge_plan
+
+_UNNAMED = "0" * 64  # what is not kept by its name
+
+
+def write_trunk(experts: Sequence[Path], path: Path, method: Method = AVERAGE, *, own_head: bool = False) -> Path:
+    """The experts' trunk, by default their average, as one file."""
+    config = read_config(experts[0])
+    checkpoints = [Checkpoint(each) for each in experts]
+    plans = merge_plan(checkpoints, family_of(config), config.num_hidden_layers, method, own_head=own_head)
+    with atomic_file(path) as out:
+        write_safetensors(out, plans)
+    return path
+
+
+def write_version(
+    experts: Sequence[Path],
+    trunk: Path,
+    routers: Callable[[], Sequence[Tensor]],
+    folder: Path,
+    top_k: int = 1,
+    *,
+    tied: bool = False,
+) -> Path:
+    """Writes the version of `experts`, in the order of their slots, under a trunk's file; returns its folder.
+
+    `routers` gives one [D, H] per layer.
+    """
+    config = read_config(experts[0])
+    family, merged, layers = family_of(config), Checkpoint(trunk), config.num_hidden_layers
+    weights = trunk_files(merged, family, config, _UNNAMED, file_sha256(trunk), tied=tied)
+    for slot, each in enumerate(experts):
+        weights.append(expert_file(Checkpoint(each), family, layers, slot, str(slot)))
+    shape = (len(experts), config.hidden_size)
+    weights.append(router_file(routers, layers, shape, family, merged.specs[EMBEDDING].dtype, _UNNAMED))
+    tokenizer = max(experts, key=lambda each: int(read_config(each).vocab_size))
+    texts = config_files(tokenizer, config, family, len(experts), top_k, merged, tied=tied)
+    for plan in [*weights, index_file(weights), *texts]:
+        with atomic_file(folder / plan.name) as out:
+            plan.write(out)
+    return folder

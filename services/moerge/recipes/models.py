@@ -1,0 +1,67 @@
+"""What recipes make of stock classes: a dense or published model, and one that an oracle routes."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Self
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from moerge.architectures.families import published_family
+from moerge.evaluate.perplexity import load, logits
+from moerge.evaluate.routing import forced
+from moerge.recipes.base import Fleet, Rows
+
+
+def active_parameters(model: PreTrainedModel) -> float:
+    """How many parameters a token is multiplied by; of a MoE's experts, those of the k that are chosen."""
+    embedding = model.get_input_embeddings().weight
+    head = model.get_submodule("lm_head").get_parameter("weight")
+    total = float(embedding.numel()) if head is embedding else 0.0
+    for name, parameter in model.named_parameters():
+        if parameter is not embedding:
+            total += parameter.numel() * (_chosen_share(model) if ".experts." in name else 1)
+    return total
+
+
+def _chosen_share(model: PreTrainedModel) -> float:
+    """The share of a MoE's experts that sees a token."""
+    return float(model.config.num_experts_per_tok / getattr(model.config, published_family(model.config).experts))
+
+
+class Loaded:
+    """A model that stock transformers runs."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.model = model
+        self.active_parameters = active_parameters(model)
+
+    @classmethod
+    def of(cls, folder: Path, device: str = "cpu") -> Self:
+        """The model in a folder, in float32."""
+        return cls(load(folder, torch.float32, device))
+
+    def logits(self, rows: Rows) -> Tensor:
+        return logits(self.model, rows)
+
+
+class Routed(Loaded):
+    """A published model that its routers route; the table can count which experts they choose."""
+
+
+class Oracle:
+    """A published model, each text of which goes to its own domain's expert alone (DUME section 3.2)."""
+
+    def __init__(self, model: PreTrainedModel, domains: Sequence[str]) -> None:
+        self._model, self._domains = model, list(domains)
+        self.active_parameters = active_parameters(model)
+
+    @classmethod
+    def of(cls, folder: Path, fleet: Fleet) -> Self:
+        """The version in a folder, whose slots are the fleet's domains."""
+        return cls(load(folder, torch.float32, fleet.device), [domain.name for domain in fleet.domains])
+
+    def logits(self, rows: Rows) -> Tensor:
+        with forced(self._model, self._domains.index(rows.domain)):
+            return logits(self._model, rows)

