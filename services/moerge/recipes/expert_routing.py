@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 from moerge.architectures.families import EMBEDDING
 from moerge.checkpoint.reader import Checkpoint
 from moerge.evaluate.perplexity import logits
-from moerge.recipes.base import Fleet, Model, Options, Recipe, Rows
+from moerge.recipes.base import Fleet, Model, Options, Recipe, Rows, whole
 from moerge.recipes.likelihoods import documents, experts, in_groups, likelihoods
 from moerge.recipes.models import active_parameters
 from moerge.routers.ridge import Ridge, one_thread
@@ -124,7 +124,7 @@ def _closed_form(fleet: Fleet, options: Options) -> Iterator[tuple[str, Model]]:
 def _trained(fleet: Fleet, options: Options) -> Iterator[tuple[str, Model]]:
     models, table, texts, targets = _prepared(fleet)
     draw = _prefixes(table, texts, fleet.seed)
-    router = trained(draw, targets, (table.shape[1], len(models)), int(options["steps"]), fleet.seed)
+    router = trained(draw, targets, (table.shape[1], len(models)), whole(options, "steps", 1), fleet.seed)
     yield "expert-routing-trained", SequenceRouted(models, table, router)
 
 

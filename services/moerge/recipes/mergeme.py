@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from moerge.errors import MoergeError
 from moerge.evaluate.perplexity import load, logits
-from moerge.recipes.base import Fleet, Model, Options, Recipe, Rows
+from moerge.recipes.base import Fleet, Model, Options, Recipe, Rows, whole
 from moerge.recipes.dense import merged_model
 from moerge.recipes.likelihoods import documents, experts, in_groups, likelihoods, predicted
 from moerge.recipes.models import active_parameters
@@ -122,8 +122,6 @@ class Upcycled:
         separate: bool,
     ) -> None:
         self._trunk, self._scores, self._k, self._gate = trunk, scores, k, Gate()
-        if k < 1:
-            raise MoergeError(f"expected at least 1, found {k}", where="k")
         further = min(k, len(models)) - 1  # experts, besides the one that the trunk has anyway
         self.active_parameters = active_parameters(trunk) + routing
         for name in ("mlp", "self_attn") if separate else ("mlp",):
@@ -150,7 +148,7 @@ class Upcycled:
 def _by_perplexity(name: str, separate: bool, fleet: Fleet, options: Options) -> Iterator[tuple[str, Model]]:
     models, trunk = experts(fleet), merged_model(fleet, AVERAGE)
     routing = sum(map(active_parameters, models))
-    yield name, Upcycled(trunk, models, confidence(models), routing, int(options["k"]), separate=separate)
+    yield name, Upcycled(trunk, models, confidence(models), routing, whole(options, "k", 1), separate=separate)
 
 
 def _by_task_vector(name: str, separate: bool, fleet: Fleet, options: Options) -> Iterator[tuple[str, Model]]:
@@ -159,7 +157,7 @@ def _by_task_vector(name: str, separate: bool, fleet: Fleet, options: Options) -
     models, trunk = experts(fleet), merged_model(fleet, AVERAGE)
     base = load(fleet.base, torch.float32, fleet.device)
     routing = 3 * active_parameters(base)  # a backward pass costs two forward ones
-    yield name, Upcycled(trunk, models, alignment(base, models), routing, int(options["k"]), separate=separate)
+    yield name, Upcycled(trunk, models, alignment(base, models), routing, whole(options, "k", 1), separate=separate)
 
 
 def _recipe(name: str, *, task_vector: bool, separate: bool) -> Recipe:

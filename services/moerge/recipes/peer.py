@@ -14,7 +14,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from moerge.demo.corpora import cache
 from moerge.errors import MoergeError
-from moerge.recipes.base import Fleet, Model, Options, Recipe
+from moerge.recipes.base import Fleet, Model, Options, Recipe, whole
 from moerge.recipes.dense import merged_model
 from moerge.recipes.models import Routed
 from moerge.trunk.merge import AVERAGE
@@ -67,17 +67,18 @@ def _command() -> Path:
 def settings(fleet: Fleet, base: Path, gates: str, options: Options) -> dict[str, object]:
     """What mergekit-moe is told: the model that the trunk is taken from, and the experts, each with the beginnings of
     some of its domain's statistics documents as positive prompts."""
+    most, tokens = whole(options, "prompts", 1), whole(options, "tokens", 1)
     tokenizer = _tokenizer(fleet)
     experts = []
     for domain in fleet.domains:
-        beginnings = [text[: int(options["tokens"])] for text in domain.statistics[: int(options["prompts"])]]
+        beginnings = [text[:tokens] for text in domain.statistics[:most]]
         prompts = [tokenizer.decode(text, skip_special_tokens=True) for text in beginnings]
         experts.append({"source_model": str(domain.expert.resolve()), "positive_prompts": prompts})
     return {
         "base_model": str(base.resolve()),
         "gate_mode": gates,
         "dtype": "float32",
-        "experts_per_token": int(options["k"]),
+        "experts_per_token": whole(options, "k", 1, len(fleet.domains)),
         "experts": experts,
     }
 
