@@ -5,7 +5,6 @@ import os
 import shutil
 import subprocess
 import sys
-import venv
 from functools import cache
 from pathlib import Path
 
@@ -13,26 +12,18 @@ from bench import ours
 from bench.inputs import Shape, experts, read_once, statistics_files
 from bench.measure import Run, in_turns, process, seconds
 from bench.registry import HOME, Pair, benchmark
+from moerge.recipes import peer
 
 SHAPE = Shape(intermediate=6144)
 EXPERTS = 3
-MERGEKIT = "mergekit==0.1.5"
 SHAPES = f"{EXPERTS} experts of {SHAPE.bytes / 1e9:.2f} GB, {SHAPE}, float32"
 ALLOWANCE = 400 * 2**20
 CONSTRAINTS = HOME.parents[1] / "constraints.txt"
 
 
 def mergekit() -> Path:
-    """The command, in a virtual environment of its own. Torch goes first and alone: so its CPU build is taken."""
-    home = HOME / "mergekit"
-    command = home / "bin" / "mergekit-moe"
-    if not command.is_file():
-        venv.create(home, with_pip=True, clear=True)
-        pip = [str(home / "bin" / "pip"), "install", "--quiet", "--disable-pip-version-check"]
-        for requirement in ("torch==2.13.0", MERGEKIT):
-            line = [*pip, "--constraint", str(CONSTRAINTS), requirement]
-            subprocess.run(line, check=True, stdout=sys.stderr)  # noqa: S603  # our own command
-    return command
+    """The peer's command, with what else the tests were run with."""
+    return peer.mergekit(HOME / "mergekit", "--constraint", str(CONSTRAINTS))
 
 
 def inputs() -> tuple[list[Path], list[Path]]:
@@ -88,7 +79,13 @@ def processes() -> list[tuple[Run, Run]]:
 
 
 @benchmark(
-    "merge-time", "merge and first version, s", f"{MERGEKIT} mergekit-moe, random gates", ">=", 2.0, SHAPES, "mergekit"
+    "merge-time",
+    "merge and first version, s",
+    f"{peer.MERGEKIT} mergekit-moe, random gates",
+    ">=",
+    2.0,
+    SHAPES,
+    "mergekit",
 )
 def merge_time() -> list[Pair]:
     return [(our.seconds, their.seconds) for our, their in processes()]
@@ -97,7 +94,7 @@ def merge_time() -> list[Pair]:
 @benchmark(
     "merge-memory",
     "the same, anonymous memory",
-    f"{MERGEKIT} mergekit-moe, random gates",
+    f"{peer.MERGEKIT} mergekit-moe, random gates",
     ">=",
     3.0,
     SHAPES,

@@ -5,13 +5,21 @@ from math import isfinite
 
 from moerge.errors import MoergeError
 from moerge.recipes import (
+    btm,
     dense,
+    expert_routing,
+    mergeme,
     moerged,
+    peer,
 )
 from moerge.recipes.base import Options, Recipe
 
 _MODULES = (
     dense,
+    btm,
+    expert_routing,
+    mergeme,
+    peer,
     moerged,
 )
 

@@ -1,0 +1,182 @@
+"""MergeME without fine-tuning: each input's experts by heuristics (section 3.1.3, appendix C, table 3).
+
+The merged model has the experts' averaged embedding, norms and head, as BTX: table 3's "merge attention" with random
+routing is table 1's averaged MoE. "Separate attention" keeps the attention of every expert too; in each layer the
+chosen experts' attention outputs are summed by the input's weights, and then their MLPs' outputs.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from moerge.errors import MoergeError
+from moerge.evaluate.perplexity import load, logits
+from moerge.recipes.base import Fleet, Model, Options, Recipe, Rows, whole
+from moerge.recipes.dense import merged_model
+from moerge.recipes.likelihoods import documents, experts, in_groups, likelihoods, predicted
+from moerge.recipes.models import active_parameters
+from moerge.trunk.merge import AVERAGE
+
+Scores = Callable[[Rows], Tensor]
+"""How near each row is to each expert: [B, D]."""
+
+
+def top_softmax(scores: Tensor, k: int) -> Tensor:
+    """[B, D]: the softmax over each row's k largest scores [B, D]; 0 elsewhere."""
+    values, chosen = scores.topk(min(k, scores.shape[1]), dim=1)
+    return torch.zeros_like(scores).scatter(1, chosen, values.softmax(dim=1))
+
+
+def confidence(models: Sequence[PreTrainedModel]) -> Scores:
+    """1 / PPL of each row under each expert: the geometric mean of its tokens' chances, all but the first."""
+
+    def scores(rows: Rows) -> Tensor:
+        tokens = (torch.tensor(rows.lengths) - 1).clamp_min(1)
+        return (likelihoods(models, documents(rows)) / tokens[:, None]).exp()
+
+    return scores
+
+
+def alignment(base: PreTrainedModel, models: Sequence[PreTrainedModel]) -> Scores:
+    """The cosine of the base model's gradient on each row with every task vector, base - expert.
+
+    Going down the gradient leads towards an expert, so the gradient points away from it, as base - expert does.
+    """
+    parameters = dict(base.named_parameters())
+    own = [dict(model.named_parameters(remove_duplicate=False)) for model in models]
+    for name, each in parameters.items():
+        if wrong := [list(theirs[name].shape) for theirs in own if theirs[name].shape != each.shape]:
+            found = f"the base model's shape is {list(each.shape)}, an expert's {wrong[0]}"
+            raise MoergeError(found, where=name, todo="name the model that the experts were trained from")
+    vectors = [[(each - theirs[name]).detach() for name, each in parameters.items()] for theirs in own]
+    sizes = torch.tensor([_dot(vector, vector) for vector in vectors]).sqrt()
+
+    def scores(rows: Rows) -> Tensor:
+        found = torch.zeros(len(rows.lengths), len(vectors), dtype=torch.float64)
+        for row, text in enumerate(documents(rows)):
+            with torch.inference_mode(False), torch.enable_grad():
+                alone = Rows(torch.tensor([text]), [len(text)], rows.domain)
+                loss = -predicted(logits(base, alone).log_softmax(dim=2), alone).sum()
+                gradient = torch.autograd.grad(loss, list(parameters.values()))
+            dots = torch.tensor([_dot(gradient, vector) for vector in vectors], dtype=torch.float64)
+            found[row] = dots / (sizes * _dot(gradient, gradient) ** 0.5).clamp_min(1e-300)
+        return found
+
+    return scores
+
+
+def _dot(one: Sequence[Tensor], other: Sequence[Tensor]) -> float:
+    return sum(float((a * b).sum(dtype=torch.float64)) for a, b in zip(one, other, strict=True))
+
+
+def submodules(model: PreTrainedModel, name: str) -> list[nn.Module]:
+    """Each layer's `mlp` or `self_attn`: these names are the same in every family of the table."""
+    return [model.get_submodule(f"model.layers.{layer}.{name}") for layer in range(model.config.num_hidden_layers)]
+
+
+class Gate:
+    """The experts that all rows of one forward pass go to, and their weights [B, k]."""
+
+    chosen: Sequence[int]
+    weights: Tensor
+
+
+class Mixed(nn.Module):
+    """The sum of the chosen experts' outputs, by weight; of one layer's MLPs or attentions."""
+
+    def __init__(self, experts: Sequence[nn.Module], gate: Gate) -> None:
+        super().__init__()
+        self.experts, self.gate = nn.ModuleList(experts), gate
+
+    def forward(self, *args: object, **kwargs: object) -> Tensor | tuple[Tensor, None]:
+        outputs = [self.experts[expert](*args, **kwargs) for expert in self.gate.chosen]
+        pairs = isinstance(outputs[0], tuple)  # attention also returns what it looked at
+        states = torch.stack([output[0] if pairs else output for output in outputs])  # [k, B, T, H]
+        mixed = torch.einsum("kbth,bk->bth", states, self.gate.weights.to(states))
+        return (mixed, None) if pairs else mixed
+
+
+class Upcycled:
+    """The averaged model with every expert's MLPs, and attention, mixed by weights that all layers and places share.
+
+    Args:
+        trunk: the averaged model; its modules are replaced.
+        models: the dense experts.
+        scores: what experts are chosen by.
+        routing: parameters that a token is multiplied by for the scores.
+        k: experts per row.
+        separate: whether attention is every expert's own.
+    """
+
+    def __init__(
+        self,
+        trunk: PreTrainedModel,
+        models: Sequence[PreTrainedModel],
+        scores: Scores,
+        routing: float,
+        k: int,
+        *,
+        separate: bool,
+    ) -> None:
+        self._trunk, self._scores, self._k, self._gate = trunk, scores, k, Gate()
+        further = min(k, len(models)) - 1  # experts, besides the one that the trunk has anyway
+        self.active_parameters = active_parameters(trunk) + routing
+        for name in ("mlp", "self_attn") if separate else ("mlp",):
+            one = nn.ModuleList(submodules(trunk, name))
+            self.active_parameters += further * sum(parameter.numel() for parameter in one.parameters())
+            for layer, modules in enumerate(zip(*(submodules(model, name) for model in models), strict=True)):
+                setattr(trunk.get_submodule(f"model.layers.{layer}"), name, Mixed(modules, self._gate))
+
+    @torch.inference_mode()
+    def logits(self, rows: Rows) -> Tensor:
+        """[B, T, V] float32; rows that go to the same experts are computed together."""
+        weights = top_softmax(self._scores(rows), self._k)
+        sets, which = (weights > 0).unique(dim=0, return_inverse=True)
+        groups = [(which == number).nonzero()[:, 0] for number in range(len(sets))]
+        return in_groups(rows, ((those, partial(self._mixed, weights[those])) for those in groups))
+
+    def _mixed(self, weights: Tensor, rows: Rows) -> Tensor:
+        """Logits of rows whose weights [b, D] are of the same experts."""
+        self._gate.chosen = weights[0].nonzero()[:, 0].tolist()
+        self._gate.weights = weights[:, self._gate.chosen]
+        return logits(self._trunk, rows)
+
+
+def _by_perplexity(name: str, separate: bool, fleet: Fleet, options: Options) -> Iterator[tuple[str, Model]]:
+    models, trunk = experts(fleet), merged_model(fleet, AVERAGE)
+    routing = sum(map(active_parameters, models))
+    yield name, Upcycled(trunk, models, confidence(models), routing, whole(options, "k", 1), separate=separate)
+
+
+def _by_task_vector(name: str, separate: bool, fleet: Fleet, options: Options) -> Iterator[tuple[str, Model]]:
+    if fleet.base is None:
+        raise MoergeError("task vectors start from the base model", where=name, todo="name its folder with --base")
+    models, trunk = experts(fleet), merged_model(fleet, AVERAGE)
+    base = load(fleet.base, torch.float32, fleet.device)
+    routing = 3 * active_parameters(base)  # a backward pass costs two forward ones
+    yield name, Upcycled(trunk, models, alignment(base, models), routing, whole(options, "k", 1), separate=separate)
+
+
+def _recipe(name: str, *, task_vector: bool, separate: bool) -> Recipe:
+    heuristic = "appendix C: task vector routing" if task_vector else "section 3.1.3: PPL routing"
+    attention = "separate attention" if separate else "merged attention, by averaging"
+    return Recipe(
+        name,
+        f"MergeME {heuristic}, {attention}",
+        partial(_by_task_vector if task_vector else _by_perplexity, name, separate),
+        options={"k": 2},
+        uses_text=False,
+        needs_base=task_vector,
+        reads_ahead=True,
+    )
+
+
+RECIPES = (
+    _recipe("mergeme-ppl", task_vector=False, separate=False),
+    _recipe("mergeme-ppl-separate", task_vector=False, separate=True),
+    _recipe("mergeme-task-vector", task_vector=True, separate=False),
+    _recipe("mergeme-task-vector-separate", task_vector=True, separate=True),
+)

@@ -1,0 +1,118 @@
+"""The peer: `mergekit-moe`, from PyPI, in a virtual environment of its own."""
+
+import json
+import os
+import subprocess
+import venv
+from collections.abc import Iterator
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+
+from filelock import FileLock
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from moerge.demo.corpora import cache
+from moerge.errors import MoergeError
+from moerge.recipes.base import Fleet, Model, Options, Recipe, whole
+from moerge.recipes.dense import merged_model
+from moerge.recipes.models import Routed
+from moerge.trunk.merge import AVERAGE
+
+MERGEKIT = "mergekit==0.1.5"
+COMMAND = "MOERGE_MERGEKIT"
+"""The environment variable that names an installed `mergekit-moe`."""
+_TOLD = 2000  # characters of a failed command's output
+
+
+def mergekit(home: Path, *pip_options: str) -> Path:
+    """The command in a virtual environment of its own at `home`, which is made once.
+
+    It has torch and transformers as they are here, so that what it writes can be read. Torch goes first and alone: so
+    its CPU build is taken.
+
+    Raises:
+        MoergeError: it can't be installed.
+    """
+    command = home / "bin" / "mergekit-moe"
+    home.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(home.with_name(home.name + ".lock")):
+        if not command.is_file():
+            venv.create(home, with_pip=True, clear=True)
+            ours = [f"{name}=={version(name).partition('+')[0]}" for name in ("torch", "transformers")]
+            for wanted in (ours[:1], [*ours, MERGEKIT]):
+                pip = [str(home / "bin" / "pip"), "install", "--quiet", "--disable-pip-version-check", *pip_options]
+                _run([*pip, *wanted], f"name a mergekit-moe that is installed in {COMMAND}")
+    return command
+
+
+def _run(command: list[str], todo: str) -> None:
+    """Runs a command, and tells the end of what it said if it fails."""
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"} | {"HF_HUB_OFFLINE": "1"}
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)  # noqa: S603
+    if ended.returncode:
+        said = (ended.stdout + ended.stderr)[-_TOLD:].strip()
+        raise MoergeError(f"exit status {ended.returncode}: {said}", where=Path(command[0]).name, todo=todo)
+
+
+def _command() -> Path:
+    named = os.environ.get(COMMAND)
+    if named is None:
+        return mergekit(cache() / MERGEKIT.replace("==", "-"))
+    if not Path(named).is_file():
+        raise MoergeError(f"no such file: {named}", where=COMMAND, todo="name the command mergekit-moe, or unset it")
+    return Path(named)
+
+
+def settings(fleet: Fleet, base: Path, gates: str, options: Options) -> dict[str, object]:
+    """What mergekit-moe is told: the model that the trunk is taken from, and the experts, each with the beginnings of
+    some of its domain's statistics documents as positive prompts."""
+    most, tokens = whole(options, "prompts", 1), whole(options, "tokens", 1)
+    tokenizer = _tokenizer(fleet)
+    experts = []
+    for domain in fleet.domains:
+        beginnings = [text[:tokens] for text in domain.statistics[:most]]
+        prompts = [tokenizer.decode(text, skip_special_tokens=True) for text in beginnings]
+        experts.append({"source_model": str(domain.expert.resolve()), "positive_prompts": prompts})
+    return {
+        "base_model": str(base.resolve()),
+        "gate_mode": gates,
+        "dtype": "float32",
+        "experts_per_token": whole(options, "k", 1, len(fleet.domains)),
+        "experts": experts,
+    }
+
+
+def _tokenizer(fleet: Fleet) -> PreTrainedTokenizerBase:
+    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(fleet.domains[0].expert, local_files_only=True)
+    return tokenizer
+
+
+def _merged(fleet: Fleet, base: Path, gates: str, options: Options) -> Model:
+    config, out = fleet.work / "mergekit-moe.yml", fleet.work / base.name / gates
+    config.write_text(json.dumps(settings(fleet, base, gates, options)), encoding="utf-8")  # JSON is YAML
+    todo = "mergekit-moe takes Llama, Mistral and Qwen experts; leave its recipes out for others"
+    _run([str(_command()), str(config), str(out), "--device", "cpu"], todo)
+    return Routed.of(out, fleet.device)
+
+
+def _build(name: str, gates: str, fleet: Fleet, options: Options) -> Iterator[tuple[str, Model]]:
+    trunk = fleet.work / "averaged"
+    merged_model(fleet, AVERAGE).save_pretrained(trunk)
+    _tokenizer(fleet).save_pretrained(trunk)
+    yield name, _merged(fleet, trunk, gates, options)
+    if fleet.base is not None:
+        yield f"{name}, base trunk", _merged(fleet, fleet.base, gates, options)
+
+
+def _recipe(name: str, gates: str) -> Recipe:
+    return Recipe(
+        name,
+        f"{MERGEKIT} from PyPI: gate_mode {gates}, on the averaged trunk and on the base model's",
+        partial(_build, name, gates),
+        options={"k": 2, "prompts": 8, "tokens": 64},
+        asked_only=True,
+    )
+
+
+RECIPES = (_recipe("mergekit-hidden", "hidden"), _recipe("mergekit-cheap-embed", "cheap_embed"))
