@@ -10,6 +10,7 @@ from moerge_proto.messages import FileEntry, Message
 
 CHAMPION = "champion"
 """The alias of the version that consumers use."""
+Routers = Literal["ridge", "discriminant"]
 LambdaScale = Literal["absolute", "relative", "auto"]
 Weight = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
@@ -27,6 +28,7 @@ class SolveOptions(Message):
     ridge_lambda: float = Field(default=0.01, gt=0, allow_inf_nan=False)
     lambda_scale: LambdaScale = "absolute"
     domain_weights: dict[Name, Weight] | Literal["balanced"] = Field(default_factory=dict)
+    routers: Routers = "ridge"
     top_k: int = Field(default=1, ge=1)
     temperature: float = Field(default=1.0, gt=0, allow_inf_nan=False)
 

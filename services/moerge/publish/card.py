@@ -64,8 +64,8 @@ regressions on statistics that the owners computed on their own data.
 |---|---|---|---|---|
 {_rows((p.domain, p.owner, f"{p.tokens:,}", f"{p.documents:,}", f"`{p.digest}`") for p in parts)}
 
-Solved with lambda = {_lambda(options)}, top-k = {options.top_k}, temperature = {options.temperature:g}
-by `{lineage.solver}`. The complete lineage is in `moerge.json`.
+Solved by {options.routers} with lambda = {_lambda(options)}, top-k = {options.top_k},
+temperature = {options.temperature:g} by `{lineage.solver}`. The complete lineage is in `moerge.json`.
 
 ## Use
 

@@ -40,17 +40,17 @@ def method_of(name: str, fleet: Fleet, options: Options) -> Method:
     return elementwise_method(name, checked(TrunkOptions, numbers), weights, base)
 
 
-def checked(kind: type[Checked], numbers: Mapping[str, float]) -> Checked:
+def checked(kind: type[Checked], fields: Mapping[str, object]) -> Checked:
     """The options of a merge or a solve.
 
     Raises:
         MoergeError: a number is out of its bounds.
     """
     try:
-        return kind.model_validate(numbers)
+        return kind.model_validate(fields)
     except ValidationError as error:
         [first, *_] = error.errors()
-        raise MoergeError(f"{first['loc'][0]} is {first['input']:g}: {first['msg']}", where="--recipe") from error
+        raise MoergeError(f"{first['loc'][0]} is {first['input']}: {first['msg']}", where="--recipe") from error
 
 
 def merged_model(fleet: Fleet, method: Method) -> PreTrainedModel:

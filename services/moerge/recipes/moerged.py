@@ -1,6 +1,6 @@
 """MoErged models: every expert's MLPs behind one trunk, with routers, published and loaded as moerge does it."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -66,11 +66,13 @@ def random_routers(fleet: Fleet) -> list[Tensor]:
     return [torch.randn(shape, generator=generator) for _ in range(config.num_hidden_layers)]
 
 
-def ridge_routers(fleet: Fleet, trunk: Path, options: Options, texts: Texts = statistics) -> list[Tensor]:
-    """The closed form of DUME eq. 7 from the domains' texts, [D, H] float64 per layer."""
+def routers_of(
+    fleet: Fleet, trunk: Path, options: Options, solve: Mapping[str, object], texts: Texts = statistics
+) -> list[Tensor]:
+    """The closed form from the domains' texts, [D, H] float64 per layer; `solve` are fields of SolveOptions."""
     config = read_config(fleet.domains[0].expert)
     gains = feature_gains(Checkpoint(trunk), family_of(config), config)
-    chosen = checked(SolveOptions, {"ridge_lambda": options["lambda"]})
+    chosen = checked(SolveOptions, solve)
     with ExitStack() as stack:
         files = []
         for slot, domain in enumerate(fleet.domains):
@@ -109,7 +111,9 @@ def _oracle(row: str, method: str, fleet: Fleet, options: Options) -> Iterator[t
 
 def _ridge(row: str, method: str, texts: Texts, fleet: Fleet, options: Options) -> Iterator[tuple[str, Model]]:
     trunk = trunk_of(fleet, options, method)
-    folder = version(fleet, trunk, ridge_routers(fleet, trunk, options, texts), options)
+    folder = version(
+        fleet, trunk, routers_of(fleet, trunk, options, {"ridge_lambda": options["lambda"]}, texts), options
+    )
     yield row, Routed.of(folder, fleet.device)
 
 

@@ -9,6 +9,7 @@ from moerge.recipes import (
     dense,
     expert_routing,
     mergeme,
+    moerge,
     moerged,
     peer,
 )
@@ -21,6 +22,7 @@ _MODULES = (
     mergeme,
     peer,
     moerged,
+    moerge,
 )
 
 RECIPES: dict[str, Recipe] = {recipe.name: recipe for module in _MODULES for recipe in module.RECIPES}

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from moerge.errors import SolveError
+from moerge.routers.discriminant import discriminants
 from moerge.routers.ridge import Ridge, one_thread, unit_columns
 from moerge.routers.sums import domain_weights, ridge_system
 from moerge_proto.statistics_file import StatisticsFile
@@ -45,12 +46,13 @@ def solve_layers(
     if options.lambda_scale == "auto":
         _require_all(tuning, domains)
     weights = domain_weights(training, domains, options)
+    tokens = [weights[each] * sum(f.manifest.tokens for f in training if f.manifest.domain == each) for each in domains]
 
     def solve(layer: int) -> tuple[Tensor, SolvedLayer]:
         gram, cross = ridge_system(training, domains, layer, gains[layer], weights)
         held = ridge_system(tuning, domains, layer, gains[layer], weights) if tuning else None
         try:
-            return _solve(gram, cross, held, options)
+            return _solve(gram, cross, held, tokens, options)
         except SolveError as error:
             raise SolveError(error.what, where=f"layer {layer}", todo=error.todo) from error
 
@@ -77,7 +79,7 @@ def _require_all(tuning: Sequence[StatisticsFile], domains: Sequence[str]) -> No
 
 
 def _solve(
-    gram: Tensor, cross: Tensor, held: tuple[Tensor, Tensor] | None, options: SolveOptions
+    gram: Tensor, cross: Tensor, held: tuple[Tensor, Tensor] | None, tokens: Sequence[float], options: SolveOptions
 ) -> tuple[Tensor, SolvedLayer]:
     """The router [D, H] of one layer, and what its solve showed."""
     unit = float(gram.diagonal().mean())
@@ -94,6 +96,8 @@ def _solve(
         norms=solution.norm(dim=0).tolist(),
         cosines=(columns.T @ columns).tolist(),
     )
+    if options.routers == "discriminant":
+        columns = discriminants(solution, cross, tokens)
     return (columns / options.temperature).T.contiguous(), report
 
 

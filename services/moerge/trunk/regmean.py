@@ -1,7 +1,8 @@
 """RegMean trunks: every linear module outside the MLPs is the least-squares fit to what the experts' own computes on
 their own inputs, W = (sum_d W_d G_d) (sum_d G_d)^-1 (Jin et al., 2023), from the owners' trunk contributions."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -18,6 +19,8 @@ from moerge.trunk.merge import Method, Piece
 from moerge_proto.statistics_file import StatisticsFile, trunk_gram_names
 
 _ROWS = 4096
+_STEPS = 8
+"""A token's shares are rounded to so many parts of the largest, so that many rows of the head have the same."""
 TOWARDS_AVERAGE = 0.1
 """How strongly a solution is drawn to the average where hardly any token points: times dimensions per token, in units
 of the summed grams' mean diagonal. Measured: much less lets few tokens mislead, much more costs quality with many."""
@@ -61,33 +64,43 @@ def regmean(owners: Sequence[ModuleGrams]) -> Method:
     """The method, over each ordered expert's trunk contribution.
 
     Each domain's grams have a mean diagonal of 1, so that domains count alike. Embedding rows are weighted by how large
-    a share of its domain's tokens each token is; norms and biases are averaged.
+    a share of its domain's tokens each token is, and so are the domains in the least squares of each of the head's
+    rows; norms and biases are averaged.
     """
 
     def merge(piece: Piece) -> Tensor:
         those = [owners[expert] for expert in piece.experts]
         if piece.name == EMBEDDING:
             return _embedding(piece, [owner.file for owner in those])
+        tokens = sum(owner.file.manifest.tokens for owner in those)
+        if piece.name == HEAD:
+            return _head(piece, those, tokens)
         if piece.name in those[0]:
-            return _least_squares(piece, those)
+            return _least_squares(piece, (owner.gram(piece.name) for owner in those), tokens)
         return average(piece.tensors, piece.dtype)
 
     return merge
 
 
-def _least_squares(piece: Piece, owners: Sequence[ModuleGrams]) -> Tensor:
-    """[out, in]: argmin over W of sum_d tr((W - W_d) G_d (W - W_d)^T), drawn slightly to the average."""
+def _least_squares(piece: Piece, grams: Iterable[Tensor], tokens: int, shares: Sequence[float] | None = None) -> Tensor:
+    """[out, in]: argmin over W of sum_d s_d tr((W - W_d) G_d (W - W_d)^T), drawn slightly to the mean by `shares` s.
+
+    Args:
+        grams: G_d, [in, in] float64 each, one in memory at a time.
+        tokens: that all grams were summed over.
+        shares: one per expert of the piece, with a sum of 1; equal by default.
+    """
     rows, columns = piece.tensors[0].shape
     total = torch.zeros(columns, columns, dtype=torch.float64)
     right = torch.zeros(rows, columns, dtype=torch.float64)
     mean = torch.zeros_like(right)
+    count = len(piece.tensors)
     with one_thread():
-        for owner, weight in zip(owners, piece.tensors, strict=True):
-            square, wide = owner.gram(piece.name), weight.double()
-            total += square
+        for square, tensor, share in zip(grams, piece.tensors, shares or [1 / count] * count, strict=True):
+            wide = tensor.double() * share
+            total += square * share
             right += wide @ square
-            mean += wide / len(owners)
-        tokens = sum(owner.file.manifest.tokens for owner in owners)
+            mean += wide
         pull = max(TOWARDS_AVERAGE * columns / tokens, _ROUNDING) * float(total.diagonal().mean())
         try:
             factor = Ridge.of(total, pull).factor
@@ -97,14 +110,37 @@ def _least_squares(piece: Piece, owners: Sequence[ModuleGrams]) -> Tensor:
         return torch.cholesky_solve((right + pull * mean).T, factor).T.to(piece.dtype)
 
 
-def _embedding(piece: Piece, files: Sequence[StatisticsFile]) -> Tensor:
-    """Rows weighted by each token's share of its domain's tokens, every token counted once more than it stood."""
+def _shares(piece: Piece, files: Sequence[StatisticsFile]) -> Tensor:
+    """[owners, rows] float64: how large a share of its domain's tokens each row's is, scaled to a sum of 1 over owners.
+
+    Every token counts once more than it stood.
+    """
     shares = []
     for file in files:
         counts = torch.from_numpy(file.array("token_counts")).double() + 1
         shares.append(counts[piece.start :][: len(piece.tensors[0])] / file.manifest.tokens)
     weights = torch.stack(shares)
-    weights = weights / weights.sum(dim=0)
+    return weights / weights.sum(dim=0)
+
+
+def _head(piece: Piece, owners: Sequence[ModuleGrams], tokens: int) -> Tensor:
+    """Least squares row by row, domains weighted by `_shares`: an error of a token's logit costs about as much as the
+    token has chance. Rows of about equal shares are solved together."""
+    shares = _shares(piece, [owner.file for owner in owners])
+    steps = (_STEPS * shares / shares.amax(dim=0)).round().int().T
+    kinds, which = steps.unique(dim=0, return_inverse=True)
+    grams = [owner.gram(piece.name) for owner in owners]
+    merged = torch.empty(piece.tensors[0].shape, dtype=piece.dtype)
+    for number, kind in enumerate(kinds.double()):
+        rows = which == number
+        part = replace(piece, tensors=[tensor[rows] for tensor in piece.tensors])
+        merged[rows] = _least_squares(part, grams, tokens, (kind / kind.sum()).tolist())
+    return merged
+
+
+def _embedding(piece: Piece, files: Sequence[StatisticsFile]) -> Tensor:
+    """Rows weighted by `_shares`."""
+    weights = _shares(piece, files)
     merged = torch.empty(piece.tensors[0].shape, dtype=piece.dtype)
     for start in range(0, len(merged), _ROWS):
         rows = slice(start, start + _ROWS)

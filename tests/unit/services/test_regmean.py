@@ -108,21 +108,41 @@ def test_features_stay_within_their_bounds(tmp_path: Path, family: str) -> None:
     assert all(bound / 200 < found <= bound for found, bound in zip(largest, bounds, strict=True))
 
 
-@pytest.mark.parametrize("name", [QUERY, VALUE, OUTPUT, HEAD])
-def test_every_module_is_the_least_squares_fit_to_the_experts_own(tmp_path: Path, name: str) -> None:
-    experts = [expert(tmp_path / str(seed), seed=seed) for seed in (1, 2)]
-    found = merged(experts, tmp_path)[name].double()
+def least_squares(experts: Sequence[Path], name: str, rows: slice, shares: Sequence[float]) -> Tensor:
+    """Rows of a module by the textbook: what its inputs by the experts' own weights give, each domain by its share."""
     left, right = [], []
     for slot, folder in enumerate(experts):
         x = inputs(folder, name.removesuffix(".weight"), contributed_rows(slot))
         x = x / (x**2).mean().sqrt()  # each domain's gram has a mean diagonal of n, which is alike here
-        left.append(x / len(x) ** 0.5)
-        right.append(left[-1] @ Checkpoint(folder).tensor(name).double().T)
+        left.append(x * (shares[slot] / len(x)) ** 0.5)
+        right.append(left[-1] @ Checkpoint(folder).tensor(name)[rows].double().T)
     size, tokens = left[0].shape[1], sum(map(len, left))
-    pull = (2 * TOWARDS_AVERAGE * size / tokens) ** 0.5 * torch.eye(size, dtype=torch.float64)
-    mean = torch.stack([Checkpoint(folder).tensor(name).double() for folder in experts]).mean(dim=0)
-    expected = torch.linalg.lstsq(torch.cat([*left, pull]), torch.cat([*right, pull @ mean.T])).solution.T
+    pull = (TOWARDS_AVERAGE * size / tokens) ** 0.5 * torch.eye(size, dtype=torch.float64)
+    own = [Checkpoint(folder).tensor(name)[rows].double() for folder in experts]
+    mean = torch.einsum("d,dri->ri", torch.tensor(shares, dtype=torch.float64), torch.stack(own))
+    fit: Tensor = torch.linalg.lstsq(torch.cat([*left, pull]), torch.cat([*right, pull @ mean.T])).solution
+    return fit.T
+
+
+@pytest.mark.parametrize("name", [QUERY, VALUE, OUTPUT])
+def test_every_module_is_the_least_squares_fit_to_the_experts_own(tmp_path: Path, name: str) -> None:
+    experts = [expert(tmp_path / str(seed), seed=seed) for seed in (1, 2)]
+    found = merged(experts, tmp_path)[name].double()
+    expected = least_squares(experts, name, slice(None), [0.5, 0.5])
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-3 * float(expected.std()))
+
+
+def test_a_row_of_the_head_follows_the_domains_that_use_its_token(tmp_path: Path) -> None:
+    experts = [expert(tmp_path / str(seed), seed=seed) for seed in (1, 2)]
+    found = merged(experts, tmp_path)[HEAD].double()
+    counts = [torch.bincount(torch.tensor(contributed_rows(slot)).flatten(), minlength=300) + 1.0 for slot in (0, 1)]
+    uneven = int((counts[0] / counts[1]).argmax())
+    for token in (uneven, 299):  # the last stands in neither text
+        ratio = counts[0][token] / counts[1][token]
+        parts = torch.tensor([min(ratio, 1), min(1 / ratio, 1)]).mul(8).round()  # of eight, as rows share a solution
+        expected = least_squares(experts, HEAD, slice(token, token + 1), (parts / parts.sum()).tolist())
+        torch.testing.assert_close(found[token], expected[0], rtol=0, atol=1e-3 * float(expected.std()))
+    assert counts[0][uneven] > 2 * counts[1][uneven]
 
 
 def test_of_one_expert_the_trunk_is_its_own(tmp_path: Path) -> None:

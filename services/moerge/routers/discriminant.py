@@ -1,0 +1,28 @@
+"""Linear discriminants from a ridge solution: the experts' scores as logarithms of their domains' chances."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def discriminants(solution: Tensor, cross: Tensor, tokens: Sequence[float]) -> Tensor:
+    """Turns the ridge solution into Fisher's linear discriminants, in closed form and without further statistics.
+
+    With domains' means m_d and their pooled covariance S, the scores are x^T S^-1 m_d - m_d^T S^-1 m_d / 2 + log p_d.
+    S is the gram less the means' part, so S^-1 m follows from the ridge solution by a D x D system (Woodbury). A stock
+    router has no bias: the constants multiply the ridge fit to 1, which is the sum of the solution's columns.
+
+    Args:
+        solution: (A + lambda I)^-1 b, [H, D] float64.
+        cross: b, [H, D] float64, a column per domain: the weighted sum of its features.
+        tokens: of each domain, weighted as its features are.
+
+    Returns:
+        [H, D] float64; a softmax over the scores gives the domains' chances, as far as features are Gaussian.
+    """
+    counts = torch.tensor(tokens, dtype=torch.float64)
+    inner = counts.diag() - cross.T @ solution  # symmetric
+    columns: Tensor = counts.sum() * torch.linalg.solve(inner, solution.T).T
+    constants = (counts / counts.sum()).log() - (cross / counts * columns).sum(dim=0) / 2
+    return columns + torch.outer(solution.sum(dim=1), constants)
