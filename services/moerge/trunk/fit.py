@@ -209,7 +209,7 @@ def _through_head(own: _Residuals, behind: PreTrainedModel, counts: Tensor) -> l
     undone = torch.where(gain == 0, 0.0, 1 / torch.where(gain == 0, 1.0, gain))
     answers = []
     for states in own.states:
-        size = states.pow(2).mean(dim=-1, keepdim=True).sqrt()
+        size = (states.pow(2).mean(dim=-1, keepdim=True) + own.model.config.rms_norm_eps).sqrt()
         last = own.model.model.norm(states).double() @ turned.T * undone
         answers.append((last * size).to(states.dtype))
     return answers

@@ -82,6 +82,26 @@ def test_domain_weights_are_those_of_a_weighted_regression(files: Files, chosen:
     torch.testing.assert_close(files.router(domain_weights=chosen), expected, rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("chosen", [{}, "balanced"])
+def test_discriminants_are_those_of_the_features(files: Files, chosen: object) -> None:
+    """By the textbook, from the features: pooled covariance, and constants times the fit to 1."""
+    parts = [drawn(0, 500, 1), drawn(1, 1000, 1)]
+    for domain, part in enumerate(parts):
+        files.add(domain, part)
+    weights = [1.0, 1.0] if chosen == {} else [1.5, 0.75]
+    counts = torch.tensor([w * len(part) for w, part in zip(weights, parts, strict=True)], dtype=torch.float64)
+    shares = counts / counts.sum()
+    x = [part.double() for part in parts]
+    means = torch.stack([part.mean(dim=0) for part in x])
+    spreads = [(part - mean).T @ (part - mean) / len(part) for part, mean in zip(x, means, strict=True)]
+    columns = torch.linalg.solve(torch.einsum("d,dhi->hi", shares, torch.stack(spreads)), means.T)
+    constants = shares.log() - (means.T * columns).sum(dim=0) / 2
+    ones = regression(parts, weights, 1e-9).sum(dim=0)  # of targets that sum to 1
+    expected = (columns + torch.outer(ones, constants)).T
+    found = files.router(routers="discriminant", domain_weights=chosen, ridge_lambda=1e-6)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-4 * float(expected.abs().max()))
+
+
 def test_auto_takes_the_lambda_that_errs_least_on_the_tuning_split(files: Files) -> None:
     """Few tokens for the routers, many to tune with; the errors are computed from the features themselves."""
     parts, held = [drawn(d, 14, 1) for d in (0, 1)], [drawn(d, 2000, 2) for d in (0, 1)]
