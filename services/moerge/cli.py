@@ -35,7 +35,7 @@ from moerge_proto.experts import ExpertState
 from moerge_proto.owners import Role
 from moerge_proto.signatures import fingerprint, in_groups
 from moerge_proto.trunks import NewTrunk, TrunkMethod
-from moerge_proto.versions import LambdaScale, NewVersion, SolveOptions, SolveReport, Version
+from moerge_proto.versions import LambdaScale, NewVersion, Routers, SolveOptions, SolveReport, Version
 
 COMPONENTS = {
     "coordinator": ("moerge_coordinator.commands", "Run a coordinator."),
@@ -169,6 +169,9 @@ def solve_version(
     domain_weight: Annotated[
         list[str] | None, typer.Option(help="DOMAIN=NUMBER, what its statistics count; repeat. Or: balanced.")
     ] = None,
+    routers: Annotated[
+        Routers, typer.Option(help="discriminant; or ridge, the paper's, with columns of norm 1.")
+    ] = "discriminant",
     top_k: Annotated[int, typer.Option(help="Experts per token.")] = 1,
     temperature: Annotated[float, typer.Option(help="Divides the routers' scores; matters for top-k > 1.")] = 1.0,
     tied: Annotated[bool, typer.Option("--tied", help="Leave the head out where it is the embedding.")] = False,
@@ -180,7 +183,7 @@ def solve_version(
     """
     weights = "balanced" if domain_weight == ["balanced"] else numbers("--domain-weight", domain_weight or [])
     options = {"ridge_lambda": ridge_lambda, "lambda_scale": lambda_scale, "domain_weights": weights}
-    options |= {"top_k": top_k, "temperature": temperature}
+    options |= {"routers": routers, "top_k": top_k, "temperature": temperature}
     try:
         new = NewVersion(options=SolveOptions.model_validate(options), tied=tied, round=round)
     except ValidationError as error:

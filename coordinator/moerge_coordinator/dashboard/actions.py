@@ -148,6 +148,9 @@ async def _ask_solve(visit: Visit) -> Form:
                     ("auto", "chosen by the tuning splits"),
                 ),
             ),
+            Field(
+                "routers", "Routers", options=(("discriminant", "discriminants"), ("ridge", "ridge, as in the paper"))
+            ),
             Field("top_k", "Experts per token", value="1"),
             Field(
                 "domain_weights", "Domains weigh", options=(("", "as they contributed"), ("balanced", "all the same"))
@@ -160,6 +163,7 @@ async def _solve(visit: Visit, given: Given) -> str:
     chosen: dict[str, object] = {
         "ridge_lambda": _number(given, "ridge_lambda"),
         "lambda_scale": given.get("lambda_scale", "absolute"),
+        "routers": given.get("routers", "discriminant"),
         "top_k": int(_number(given, "top_k", int)),
     }
     if given.get("domain_weights"):

@@ -1,0 +1,224 @@
+"""`python -m trials [--training-seeds 1,2,3] [--json FILE] [NAME ...]`: the winning recipe without each of its parts
+and with each idea that was tried beside it, on the demo's experts, which each training seed makes anew."""
+
+import argparse
+import json
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from statistics import fmean
+from unittest.mock import patch
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+from transformers import PreTrainedModel
+from transformers.utils import logging as transformers_logging
+
+from moerge.checkpoint.reader import Checkpoint
+from moerge.demo import corpora
+from moerge.demo.presets import PRESETS
+from moerge.evaluate.measure import Settings, measure
+from moerge.evaluate.perplexity import load, logits
+from moerge.evaluate.routing import routers
+from moerge.evaluate.table import Run
+from moerge.evaluate.texts import read_texts
+from moerge.files import atomic_file
+from moerge.progress import progress
+from moerge.recipes import moerged
+from moerge.recipes.base import Fleet, Model, Options, Recipe, Rows
+from moerge.recipes.models import Routed, active_parameters
+from moerge.recipes.moerge import fitted
+from moerge.recipes.registry import parse
+from moerge.routers.discriminant import discriminants
+from moerge.statistics.batch import batches
+from moerge.trunk import fit, regmean
+from moerge.trunk.merge import Piece
+
+Patches = Callable[[Fleet], Sequence[AbstractContextManager[object]]]
+STATISTICS_TOKENS, TOKENS = 15_000, 6_000
+_fit_first, _fit_last = fit._fit_first, fit._fit_last
+
+
+def changed(name: str, patches: Patches, spec: str = "moerge") -> Run:
+    """The recipe with parts of it replaced."""
+    recipe, options, _ = parse(spec)
+
+    def build(fleet: Fleet, options: Options) -> Iterator[tuple[str, Model]]:
+        with ExitStack() as stack:
+            for each in patches(fleet):
+                stack.enter_context(each)
+            yield from recipe.build(fleet, options)
+
+    return Run(replace(recipe, build=build), options, name)
+
+
+def nothing(*given: object) -> None:
+    """Takes the place of a step that is left out."""
+
+
+def plain_head(piece: Piece, owners: Sequence[regmean.ModuleGrams], tokens: int) -> Tensor:
+    """The head as any other module: all domains alike."""
+    return regmean._least_squares(piece, (owner.gram(piece.name) for owner in owners), tokens)
+
+
+def averaged_trunk(fleet: Fleet, options: Options, method: str) -> Path:
+    return _trunk_of(fleet, options, "average")
+
+
+_trunk_of = moerged.trunk_of
+
+
+def first_layer_shared(fleet: Fleet) -> list[AbstractContextManager[object]]:
+    """All experts have the mean of their MLPs in the first layer, so that routing begins behind it."""
+    experts = [Checkpoint(domain.expert) for domain in fleet.domains]
+
+    def first(own: fit._Residuals, new: fit._Residuals, counted: Sequence[Tensor], layer: int) -> None:
+        if layer > 0:
+            return _fit_first(own, new, counted, layer)
+        for name, parameter in new.layers[0].mlp.named_parameters():
+            parameter.copy_(torch.stack([each.tensor(f"model.layers.0.mlp.{name}") for each in experts]).mean(dim=0))
+        return None
+
+    def last(wanted: Sequence[Tensor], new: fit._Residuals, counted: Sequence[Tensor], layer: int) -> None:
+        if layer > 0:
+            _fit_last(wanted, new, counted, layer)
+
+    return [patch.object(fit, "_fit_first", first), patch.object(fit, "_fit_last", last)]
+
+
+@torch.inference_mode()
+def second_pass(fleet: Fleet, options: Options) -> Iterator[tuple[str, Model]]:
+    """Routers solved again from what they read in the routed model."""
+    recipe, own, _ = parse("moerge")
+    [(_, model)] = recipe.build(fleet, own)
+    assert isinstance(model, Routed)
+    gates, domains = routers(model.model), len(fleet.domains)
+    hidden = model.model.config.hidden_size
+    grams = torch.zeros(len(gates), domains, hidden, hidden, dtype=torch.float64)
+    sums = torch.zeros(len(gates), domains, hidden, dtype=torch.float64)
+    tokens = torch.zeros(domains, dtype=torch.float64)
+    seen: list[Tensor] = []
+    handles = [gate.register_forward_pre_hook(lambda _, given: seen.append(given[0])) for gate in gates]
+    for number, domain in enumerate(fleet.domains):
+        for batch in batches(list(domain.statistics), 2048):
+            model.model.base_model(input_ids=batch.input_ids, use_cache=False)
+            for layer, x in enumerate(seen):
+                real = x.reshape(-1, hidden)[batch.real.flatten()].double()
+                grams[layer, number] += real.T @ real
+                sums[layer, number] += real.sum(dim=0)
+            tokens[number] += int(batch.real.sum())
+            seen.clear()
+    for handle in handles:
+        handle.remove()
+    weights = tokens.mean() / tokens
+    for layer, gate in enumerate(gates):
+        gram = torch.einsum("d,dhi->hi", weights, grams[layer])
+        cross = (weights[:, None] * sums[layer]).T
+        solution = torch.linalg.solve(gram + 1e-3 * gram.diagonal().mean() * torch.eye(hidden), cross)
+        gate.get_parameter("weight").copy_(discriminants(solution, cross, (weights * tokens).tolist()).T)
+    yield "second pass", model
+
+
+class PerDomain:
+    """Each text goes to its domain's own dense model."""
+
+    def __init__(self, models: Mapping[str, PreTrainedModel]) -> None:
+        self._models = models
+        self.active_parameters = active_parameters(next(iter(models.values())))
+
+    def logits(self, rows: Rows) -> Tensor:
+        return logits(self._models[rows.domain], rows)
+
+
+def oracle_with_own(part: str, fleet: Fleet, options: Options) -> Iterator[tuple[str, Model]]:
+    """The oracle, if each domain had its own expert's tensors with `part` in their names in the trunk."""
+    merged = Checkpoint(_trunk_of(fleet, options, "regmean"))
+    models = {}
+    for domain in fleet.domains:
+        own = Checkpoint(domain.expert)
+        state = {name: merged.tensor(name) for name in merged.specs}
+        for name in filter(lambda name: part in name, merged.specs):
+            state[name] = own.tensor(name if name in own.specs else "model.embed_tokens.weight")
+        with atomic_file(fleet.work / "trunk.safetensors") as out:
+            save_file(state, out.name)
+        [alone] = fitted(replace(fleet, domains=[domain]), {"tokens": 0}).domains
+        models[domain.name] = load(alone.expert)
+    yield part, PerDomain(models)
+
+
+def recipe_of(name: str, build: Callable[[Fleet, Options], Iterator[tuple[str, Model]]]) -> Run:
+    return Run(Recipe(name, "", build), {}, name)
+
+
+def set_to(module: object, name: str, value: object) -> Patches:
+    return lambda fleet: [patch.object(module, name, value)]
+
+
+def all_runs() -> list[Run]:
+    listed = [(spec, spec) for spec in ("experts", "dume", "oracle", "regmean", "moerge", "moerge-oracle")]
+    listed += [
+        ("without fitted MLPs", "moerge:fit=0"),
+        ("the paper's routers", "moerge:discriminant=0"),
+        ("k = 2", "moerge:k=2"),
+    ]
+    runs = []
+    for label, spec in listed:
+        recipe, options, _ = parse(spec)
+        runs.append(Run(recipe, options, label))
+    moerge_trunk = patch("moerge.recipes.moerge.trunk_of", averaged_trunk)
+    return [
+        *runs,
+        changed("averaged trunk", lambda fleet: [moerge_trunk]),
+        changed("head like other modules", set_to(regmean, "_head", plain_head)),
+        changed("trunk drawn to the average, a tenth", set_to(regmean, "TOWARDS_AVERAGE", 0.01)),
+        changed("trunk drawn to the average, tenfold", set_to(regmean, "TOWARDS_AVERAGE", 1.0)),
+        changed("first matrices as they were", set_to(fit, "_fit_first", nothing)),
+        changed("last matrix as it was", set_to(fit, "_fit_last", nothing)),
+        changed("residual, not the head's answers", set_to(fit, "_through_head", lambda own, *rest: own.states)),
+        changed("MLPs drawn to their own, a tenth", set_to(fit, "TOWARDS_OWN", 0.025)),
+        changed("MLPs drawn to their own, tenfold", set_to(fit, "TOWARDS_OWN", 2.5)),
+        changed("first layer's MLPs shared", first_layer_shared),
+        recipe_of("routers' second pass", second_pass),
+        recipe_of("oracle with own head", partial(oracle_with_own, "lm_head")),
+        recipe_of("oracle with own embedding", partial(oracle_with_own, "embed_tokens")),
+        recipe_of("oracle with own attention", partial(oracle_with_own, "self_attn")),
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m trials", description=__doc__)
+    parser.add_argument("--training-seeds", default="1,2,3")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("names", nargs="*")
+    chosen = parser.parse_args()
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    logging.getLogger("transformers").setLevel(logging.ERROR)
+    runs = [run for run in all_runs() if not chosen.names or run.label in {"experts", *chosen.names}]
+    preset, figures = PRESETS["demo"], dict[str, list[list[float]]]()
+    for seed in map(int, chosen.training_seeds.split(",")):
+        sources, base = preset.sources(corpora.cache(), seed, progress())
+        cut = replace(preset.cut, tokens=TOKENS)
+        domains = {name: read_texts(name, each, cut) for name, each in sources.items()}
+        table = measure(runs, domains, Settings(base, 1, STATISTICS_TOKENS), progress())
+        for row in table.rows:
+            if row.run.label != "experts":
+                figures.setdefault(row.run.label, []).append([table.normalised(row, domain).mean for domain in domains])
+    print(f"{'average of domains, by training seed':40} " + "  mean  worst domain against moerge")
+    best = figures.get("moerge", [])
+    for label, seeds in figures.items():
+        against = [a - b for one, two in zip(seeds, best, strict=False) for a, b in zip(one, two, strict=True)]
+        cells = "".join(f"{fmean(each):7.1f}" for each in seeds)
+        worst = f"{min(against):+7.1f}" if against else ""
+        print(f"{label:40}{cells}{fmean(map(fmean, seeds)):7.1f}{worst}")
+    if chosen.json:
+        with atomic_file(chosen.json) as out:
+            out.write(json.dumps(figures, indent=2).encode())
+
+
+if __name__ == "__main__":
+    main()
