@@ -40,7 +40,6 @@ from moerge.trunk.merge import Piece
 
 Patches = Callable[[Fleet], Sequence[AbstractContextManager[object]]]
 STATISTICS_TOKENS, TOKENS = 15_000, 6_000
-_fit_first, _fit_last = fit._fit_first, fit._fit_last
 
 
 def changed(name: str, patches: Patches, spec: str = "moerge") -> Run:
@@ -70,24 +69,6 @@ def averaged_trunk(fleet: Fleet, options: Options, method: str) -> Path:
 
 
 _trunk_of = moerged.trunk_of
-
-
-def first_layer_shared(fleet: Fleet) -> list[AbstractContextManager[object]]:
-    """All experts have the mean of their MLPs in the first layer, so that routing begins behind it."""
-    experts = [Checkpoint(domain.expert) for domain in fleet.domains]
-
-    def first(own: fit._Residuals, new: fit._Residuals, counted: Sequence[Tensor], layer: int) -> None:
-        if layer > 0:
-            return _fit_first(own, new, counted, layer)
-        for name, parameter in new.layers[0].mlp.named_parameters():
-            parameter.copy_(torch.stack([each.tensor(f"model.layers.0.mlp.{name}") for each in experts]).mean(dim=0))
-        return None
-
-    def last(wanted: Sequence[Tensor], new: fit._Residuals, counted: Sequence[Tensor], layer: int) -> None:
-        if layer > 0:
-            _fit_last(wanted, new, counted, layer)
-
-    return [patch.object(fit, "_fit_first", first), patch.object(fit, "_fit_last", last)]
 
 
 @torch.inference_mode()
@@ -145,7 +126,7 @@ def oracle_with_own(part: str, fleet: Fleet, options: Options) -> Iterator[tuple
             state[name] = own.tensor(name if name in own.specs else "model.embed_tokens.weight")
         with atomic_file(fleet.work / "trunk.safetensors") as out:
             save_file(state, out.name)
-        [alone] = fitted(replace(fleet, domains=[domain]), {"tokens": 0}).domains
+        [alone] = fitted(replace(fleet, domains=[domain]), {"tokens": 0, "shared": 0}).domains
         models[domain.name] = load(alone.expert)
     yield part, PerDomain(models)
 
@@ -162,6 +143,7 @@ def all_runs() -> list[Run]:
     listed = [(spec, spec) for spec in ("experts", "dume", "oracle", "regmean", "moerge", "moerge-oracle")]
     listed += [
         ("without fitted MLPs", "moerge:fit=0"),
+        ("first MLPs without their mean", "moerge:shared=0"),
         ("the paper's routers", "moerge:discriminant=0"),
         ("k = 2", "moerge:k=2"),
     ]
@@ -181,7 +163,8 @@ def all_runs() -> list[Run]:
         changed("residual, not the head's answers", set_to(fit, "_through_head", lambda own, *rest: own.states)),
         changed("MLPs drawn to their own, a tenth", set_to(fit, "TOWARDS_OWN", 0.025)),
         changed("MLPs drawn to their own, tenfold", set_to(fit, "TOWARDS_OWN", 2.5)),
-        changed("first layer's MLPs shared", first_layer_shared),
+        changed("first MLPs half their mean", set_to(fit, "TOWARDS_MEAN", 0.5)),
+        changed("first MLPs all their mean", set_to(fit, "TOWARDS_MEAN", 1.0)),
         recipe_of("routers' second pass", second_pass),
         recipe_of("oracle with own head", partial(oracle_with_own, "lm_head")),
         recipe_of("oracle with own embedding", partial(oracle_with_own, "embed_tokens")),

@@ -6,6 +6,10 @@ the trunk gives them to what they answered in the expert; then the last one beco
 is missing in the residual, so that after each layer the residual is the expert's again as nearly as it can be. In the
 last layer it is what makes the trunk's head say what the expert's head says. All of it needs the owner's expert, the
 trunk and the owner's own text, and no other owner's MLPs.
+
+Routers err most in the first layer, which has seen the least of the text. Where the mean of the experts' MLPs of that
+layer is known, each is drawn towards it, so that a token that goes to another domain's expert loses less; the layers
+behind, which are fitted later, make up for most of what that takes from the expert.
 """
 
 import json
@@ -27,12 +31,19 @@ from moerge.files import atomic_file
 from moerge.publish.version import TOKENIZER_FILES
 from moerge.routers.ridge import Ridge
 from moerge.statistics.batch import Batch
+from moerge.trunk.average import average
 from moerge.trunk.domain_model import domain_model, expert_model
 
 TOWARDS_OWN = 0.25
 """How strongly a matrix is drawn to the expert's own where hardly any token points: times dimensions per token, in
 units of the gram's mean diagonal."""
+TOWARDS_MEAN = 0.75
+"""The mean's share in MLPs that are drawn towards it."""
 _HEAD_PULL = 1e-3
+
+
+_Drawn = Callable[[int, str, Tensor], Tensor]
+"""(layer, module of its MLP, fitted weight) -> the weight that it gets."""
 
 
 class _Seen(Exception):  # noqa: N818  # not an error: it ends a pass
@@ -112,6 +123,7 @@ def fit_mlps(
     expert: Path,
     trunk: Path,
     batches: Sequence[Batch],
+    means: Mapping[str, Tensor] | None = None,
     device: str = "cpu",
     done: Callable[[int], None] = lambda tokens: None,
 ) -> dict[str, Tensor]:
@@ -121,6 +133,7 @@ def fit_mlps(
         expert: the owner's dense checkpoint folder.
         trunk: the trunk's safetensors file.
         batches: the owner's text; its residuals, twice tokens x H float32, are in memory.
+        means: experts' means of some MLPs' tensors, by dense name, which those are drawn towards.
         device: torch device.
         done: called with numbers of tokens, each token as often as there are layers.
 
@@ -135,16 +148,21 @@ def fit_mlps(
     own = _Residuals(_on(expert_model(expert), device), batches)
     new = _Residuals(_on(domain_model(expert, trunk)[0], device), batches)
     counted = [batch.counted.to(device) for batch in batches]
+
+    def drawn(layer: int, name: str, fitted: Tensor) -> Tensor:
+        mean = (means or {}).get(f"model.layers.{layer}.mlp.{name}.weight")
+        return fitted if mean is None else torch.lerp(fitted, mean.to(fitted), TOWARDS_MEAN)
+
     for layer in range(config.num_hidden_layers):
         own.attend(layer)
         new.attend(layer)
-        _fit_first(own, new, counted, layer)
+        _fit_first(own, new, counted, layer, drawn)
         for number in range(len(batches)):
             own.add_mlp(layer, number)
         wanted = own.states
         if layer == config.num_hidden_layers - 1:
             wanted = _through_head(own, new.model, _counts(batches, config.vocab_size).to(device))
-        _fit_last(wanted, new, counted, layer)
+        _fit_last(wanted, new, counted, layer, drawn)
         for number, tokens in enumerate(counted):
             new.add_mlp(layer, number)
             done(int(tokens.sum()))
@@ -163,7 +181,7 @@ def _counts(batches: Sequence[Batch], vocabulary: int) -> Tensor:
     return torch.bincount(ids, minlength=vocabulary).double()
 
 
-def _fit_first(own: _Residuals, new: _Residuals, counted: Sequence[Tensor], layer: int) -> None:
+def _fit_first(own: _Residuals, new: _Residuals, counted: Sequence[Tensor], layer: int, drawn: _Drawn) -> None:
     """The matrices that read the MLP's input answer to the new one what they answered to the expert's."""
     hidden = new.states[0].shape[-1]
     fit = _Fit(hidden, hidden, new.model.device)
@@ -171,10 +189,10 @@ def _fit_first(own: _Residuals, new: _Residuals, counted: Sequence[Tensor], laye
         fit.add(new.features(layer, number)[tokens], own.features(layer, number)[tokens])
     for name, module in new.layers[layer].mlp.named_children():
         if isinstance(module, nn.Linear) and name != "down_proj":
-            module.weight.copy_(fit.solve(module.weight, module.weight.T))
+            module.weight.copy_(drawn(layer, name, fit.solve(module.weight, module.weight.T)))
 
 
-def _fit_last(wanted: Sequence[Tensor], new: _Residuals, counted: Sequence[Tensor], layer: int) -> None:
+def _fit_last(wanted: Sequence[Tensor], new: _Residuals, counted: Sequence[Tensor], layer: int, drawn: _Drawn) -> None:
     """The last matrix answers what is missing in the residual: [B, T, H] wanted of each batch."""
     mlp = new.layers[layer].mlp
     module = mlp.down_proj
@@ -185,7 +203,7 @@ def _fit_last(wanted: Sequence[Tensor], new: _Residuals, counted: Sequence[Tenso
         mlp(new.features(layer, number))
         fit.add(seen.pop()[tokens], (wanted[number] - new.states[number])[tokens])
     handle.remove()
-    module.weight.copy_(fit.solve(module.weight))
+    module.weight.copy_(drawn(layer, "down_proj", fit.solve(module.weight)))
 
 
 def _through_head(own: _Residuals, behind: PreTrainedModel, counts: Tensor) -> list[Tensor]:
@@ -213,6 +231,14 @@ def _through_head(own: _Residuals, behind: PreTrainedModel, counts: Tensor) -> l
         last = own.model.model.norm(states).double() @ turned.T * undone
         answers.append((last * size).to(states.dtype))
     return answers
+
+
+def first_means(experts: Sequence[Path]) -> dict[str, Tensor]:
+    """The mean of the experts' MLPs of the first layer, by dense name."""
+    config = read_config(experts[0])
+    checkpoints = [Checkpoint(each) for each in experts]
+    names = family_of(config).dense_mlp_names(1)
+    return {name: average([each.tensor(name) for each in checkpoints], torch.float32) for name in names}
 
 
 def write_fitted(expert: Path, trunk: Path, mlps: Mapping[str, Tensor], folder: Path) -> Path:
