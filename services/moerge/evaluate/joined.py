@@ -210,12 +210,13 @@ def _signed(figure: Figure) -> str:
 def _judged(what: str, expected: Sequence[float], gained: Sequence[float]) -> str:
     """What remerges gained, and how far from it the estimate was."""
     both = list(zip(expected, gained, strict=True))
-    off = [abs(estimated - real) for estimated, real in both]
+    errors = [estimated - real for estimated, real in both]
     hoped = [real for estimated, real in both if estimated >= WORTH]
     missed = [real for estimated, real in both if estimated < WORTH <= real]
     return (
         f"{what} gained {statistics.fmean(gained):+.1f} points in {len(both)} remerges, {min(gained):+.1f} to"
-        f" {max(gained):+.1f}. The estimate was off by {statistics.fmean(off):.1f}, at most {max(off):.1f};"
+        f" {max(gained):+.1f}. The estimate lay {statistics.fmean(errors):+.1f} from it on average,"
+        f" {statistics.fmean(map(abs, errors)):.1f} without the sign, {max(map(abs, errors)):.1f} at most;"
         f" of {len(hoped)} that it expected to gain {WORTH:g} or more {sum(real >= WORTH for real in hoped)} did,"
         f" of the others {len(missed)}" + (f", {max(missed):+.1f} at most." if missed else ".")
     )
