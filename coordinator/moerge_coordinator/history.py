@@ -7,14 +7,13 @@ from dataclasses import dataclass
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from moerge.evaluate.remerge import WORTH, estimate
 from moerge_coordinator import views
 from moerge_coordinator.tables import EvaluationRow, ExpertRow, TrunkRow, VersionRow
 from moerge_proto.experts import ExpertState
 from moerge_proto.history import DomainMove, Remerge, TrunkHistory, TrunkVersion
 from moerge_proto.trunks import NewTrunk, Trunk
 
-WORTH = 1.0
-"""Points of the normalised average from which on a remerge is recommended: it costs every owner a pass."""
 _MOST_VERSIONS = 100
 
 
@@ -140,9 +139,7 @@ def _remerge(trunk: Trunk, version: Evaluated, versions: Sequence[Evaluated], la
         members = _mean(oracles[expert] for domain, expert in version.experts.items() if domain not in newcomers)
         late = _mean(oracles[version.experts[domain]] for domain in newcomers)
     if members is not None and late is not None:
-        won = len(newcomers) / len(experts) * (members - late)
-        fall = _fall(members, won, len(trunk.contains), len(newcomers))
-        expected = won - fall
+        fall, expected = estimate(members, late, len(trunk.contains), len(newcomers), len(experts))
     done = {each.digest for each in later if experts | set(trunk.contains) <= set(each.contains)}
     start = _best(each for each in versions if each.trunk == trunk.digest and set(each.experts.values()) == experts)
     end = _best(each for each in versions if each.trunk in done and set(each.experts.values()) == experts)
@@ -164,13 +161,6 @@ def _remerge(trunk: Trunk, version: Evaluated, versions: Sequence[Evaluated], la
         after=None if end is None else end.number,
         real=real,
     )
-
-
-def _fall(members: float, won: float, experts: int, newcomers: int) -> float:
-    """What members are expected to lose (see `Remerge`)."""
-    if experts == 1:
-        return max(won / 2, 0.0)
-    return max((100 - members) * newcomers / ((experts - 1) * (experts + newcomers)), 0.0)
 
 
 def _is_open(trunk: Trunk) -> bool:

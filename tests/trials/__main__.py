@@ -18,6 +18,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
+from moerge.architectures.families import EMBEDDING
 from moerge.checkpoint.reader import Checkpoint
 from moerge.demo import corpora
 from moerge.demo.presets import PRESETS
@@ -39,7 +40,7 @@ from moerge.trunk import fit, regmean
 from moerge.trunk.merge import Piece
 
 Patches = Callable[[Fleet], Sequence[AbstractContextManager[object]]]
-STATISTICS_TOKENS, TOKENS = 15_000, 6_000
+STATISTICS_TOKENS, TOKENS = 15_000, 4_000
 
 
 def changed(name: str, patches: Patches, spec: str = "moerge") -> Run:
@@ -64,8 +65,8 @@ def plain_head(piece: Piece, owners: Sequence[regmean.ModuleGrams], tokens: int)
     return regmean._least_squares(piece, (owner.gram(piece.name) for owner in owners), tokens)
 
 
-def averaged_trunk(fleet: Fleet, options: Options, method: str) -> Path:
-    return _trunk_of(fleet, options, "average")
+def averaged_trunk(fleet: Fleet, method: str, options: Options) -> Path:
+    return _trunk_of(fleet, "average", options)
 
 
 _trunk_of = moerged.trunk_of
@@ -117,17 +118,16 @@ class PerDomain:
 
 def oracle_with_own(part: str, fleet: Fleet, options: Options) -> Iterator[tuple[str, Model]]:
     """The oracle, if each domain had its own expert's tensors with `part` in their names in the trunk."""
-    merged = Checkpoint(_trunk_of(fleet, options, "regmean"))
+    merged = Checkpoint(_trunk_of(fleet, "regmean", options))
     models = {}
-    for domain in fleet.domains:
+    for slot, domain in enumerate(fleet.domains):
         own = Checkpoint(domain.expert)
         state = {name: merged.tensor(name) for name in merged.specs}
         for name in filter(lambda name: part in name, merged.specs):
-            state[name] = own.tensor(name if name in own.specs else "model.embed_tokens.weight")
-        with atomic_file(fleet.work / "trunk.safetensors") as out:
-            save_file(state, out.name)
-        [alone] = fitted(replace(fleet, domains=[domain]), {"tokens": 0, "shared": 0}).domains
-        models[domain.name] = load(alone.expert)
+            state[name] = own.tensor(name if name in own.specs else EMBEDDING)
+        trunk = fleet.work / f"trunk-{slot}"
+        save_file(state, trunk)
+        models[domain.name] = load(fitted(fleet, slot, trunk, {"tokens": 0, "means": 0}))
     yield part, PerDomain(models)
 
 
@@ -143,7 +143,7 @@ def all_runs() -> list[Run]:
     listed = [(spec, spec) for spec in ("experts", "dume", "oracle", "regmean", "moerge", "moerge-oracle")]
     listed += [
         ("without fitted MLPs", "moerge:fit=0"),
-        ("first MLPs without their mean", "moerge:shared=0"),
+        ("without mean MLPs", "moerge:means=0"),
         ("the paper's routers", "moerge:discriminant=0"),
         ("k = 2", "moerge:k=2"),
     ]

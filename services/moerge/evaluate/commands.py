@@ -14,10 +14,12 @@ from moerge.checkpoint.sources import checkpoint_folder
 from moerge.demo import corpora
 from moerge.demo.presets import PRESETS
 from moerge.errors import MoergeError
-from moerge.evaluate.measure import Settings, measure
-from moerge.evaluate.plots import picture
-from moerge.evaluate.runs import asked, possible, swept
-from moerge.evaluate.table import Run
+from moerge.evaluate.incremental import join, plan
+from moerge.evaluate.joined import Growth
+from moerge.evaluate.measure import Settings, Texts, measure
+from moerge.evaluate.plots import growth_picture, picture
+from moerge.evaluate.runs import asked, in_parts, possible, swept
+from moerge.evaluate.table import Run, Table
 from moerge.evaluate.texts import Cut, Sources, read_texts
 from moerge.files import atomic_file
 from moerge.progress import progress
@@ -28,6 +30,10 @@ app = typer.Typer()
 WITH_VERSION = ("averaging",)
 """What a version is shown beside, if no recipe is named."""
 STATISTICS_TOKENS = 20_000
+JOINED = ("dume", "moerge")
+"""The recipes whose versions experts join, if no recipe is named."""
+FIRST = 2
+"""Experts of the version that others join: as few as can be merged."""
 
 
 def _pairs(option: str, values: Sequence[str]) -> dict[str, list[str]]:
@@ -85,6 +91,10 @@ def _values(sweep: str) -> tuple[str, list[float]]:
         raise MoergeError(f"expected OPTION=NUMBER,NUMBER,…, found {sweep!r}", where="--sweep") from error
 
 
+def _texts(sources: Mapping[str, Sources], cut: Cut) -> dict[str, Texts]:
+    return {name: read_texts(name, each, cut) for name, each in sources.items()}
+
+
 def _write(path: Path, text: str) -> None:
     with atomic_file(path) as out:
         out.write(text.encode())
@@ -124,6 +134,17 @@ def table(
         str | None,
         typer.Option(help="OPTION=NUMBER,NUMBER,…: measure the recipes that have it with each, such as k=1,2,3."),
     ] = None,
+    incremental: Annotated[
+        bool,
+        typer.Option("--incremental", help="Let experts join one at a time, with the trunk kept and merged anew."),
+    ] = False,
+    first: Annotated[
+        int | None, typer.Option(min=1, help="With --incremental: experts that the first version has. Default: 2.")
+    ] = None,
+    subsets: Annotated[
+        bool,
+        typer.Option("--subsets", help="With --incremental: also begin with any others, and let several join at once."),
+    ] = False,
     seeds: Annotated[int, typer.Option(min=1, help="How often what is drawn is drawn anew.")] = 1,
     statistics_tokens: Annotated[
         int | None,
@@ -142,7 +163,9 @@ def table(
         str | None, typer.Option(help="Where models compute: cpu or cuda. Default: cpu, or a preset's.")
     ] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures here too.")] = None,
-    svg_file: Annotated[Path | None, typer.Option("--svg", help="Draw them here; with --sweep, as curves.")] = None,
+    svg_file: Annotated[
+        Path | None, typer.Option("--svg", help="Draw them here; with --sweep or --incremental, as curves.")
+    ] = None,
 ) -> None:
     """Prints the papers' table: how well each way to join experts without training predicts every domain's text.
 
@@ -172,25 +195,38 @@ def table(
     def say(line: str) -> None:
         console.print(line, highlight=False, markup=False)
 
-    if version is not None:
-        sources = _in_slot_order(version, sources)
-    if recipe or version is not None:
-        runs = asked(recipe or WITH_VERSION, sources, start)
+    option: str | None = None
+    result: Table | Growth
+    if incremental:
+        if version is not None or sweep is not None:
+            todo = "leave --version and --sweep out"
+            raise MoergeError("makes versions of its own, of recipes as they are", where="--incremental", todo=todo)
+        runs, planned = (
+            in_parts(recipe or JOINED, sources, start),
+            plan(tuple(sources), first or FIRST, subsets=subsets),
+        )
+        result = join(runs, _texts(sources, cut), planned, settings, progress())
+    elif first is not None or subsets:
+        raise MoergeError("goes with --incremental only", where="--first" if first is not None else "--subsets")
     else:
-        runs = possible(sources, start, say)
-    option, values = (None, []) if sweep is None else _values(sweep)
-    if option is not None:
-        runs = swept(runs, option, values)
-    if version is not None:
-        runs.append(Run(published(version), {}, VERSION))
-    domains = {name: read_texts(name, each, cut) for name, each in sources.items()}
-    result = measure(runs, domains, settings, progress())
+        if version is not None:
+            sources = _in_slot_order(version, sources)
+        if recipe or version is not None:
+            runs = asked(recipe or WITH_VERSION, sources, start)
+        else:
+            runs = possible(sources, start, say)
+        if sweep is not None:
+            option, values = _values(sweep)
+            runs = swept(runs, option, values)
+        if version is not None:
+            runs.append(Run(published(version), {}, VERSION))
+        result = measure(runs, _texts(sources, cut), settings, progress())
     for each in result.render(console):
-        console.print(each)
+        console.print(each, highlight=False, markup=False)
     if json_file is not None:
         record = {"preset": preset, "training_seed": training_seed if preset else None, "sweep": sweep}
         record["version"] = None if version is None else str(version)
         record |= {**asdict(cut), **asdict(settings), "base": str(start) if start else None}
         _write(json_file, json.dumps({"settings": record, **result.to_json()}, indent=2) + "\n")
     if svg_file is not None:
-        _write(svg_file, picture(result, option))
+        _write(svg_file, picture(result, option) if isinstance(result, Table) else growth_picture(result))

@@ -91,22 +91,22 @@ class _Share:
         self.advance(self._left)
 
 
+def fleet_of(domains: Mapping[str, Texts], settings: Settings, seed: int, work: Path) -> Fleet:
+    """What recipes are built from with one seed, which draws the texts that statistics come from."""
+    most = settings.statistics_tokens
+    drawn = [
+        Domain(name, each.expert, _drawn(each.statistics, most, seed), _drawn(each.other, most, seed))
+        for name, each in domains.items()
+    ]
+    return Fleet(drawn, settings.base, seed, work, settings.device)
+
+
 def _results(
     run: Run, domains: Mapping[str, Texts], settings: Settings, seed: int, tracker: Tracker
 ) -> Iterator[tuple[str, Result]]:
     """(row, result) of each of a recipe's models with one seed."""
-    most = settings.statistics_tokens
     with tempfile.TemporaryDirectory(prefix="moerge-table-") as work:
-        fleet = Fleet(
-            [
-                Domain(name, each.expert, _drawn(each.statistics, most, seed), _drawn(each.other, most, seed))
-                for name, each in domains.items()
-            ],
-            settings.base,
-            seed,
-            Path(work),
-            settings.device,
-        )
+        fleet = fleet_of(domains, settings, seed, Path(work))
         models = run.recipe.build(fleet, run.options)
         while True:
             memory, start = PeakMemory(settings.device), time.perf_counter()

@@ -2,12 +2,13 @@
 
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from html import escape
 
 import svg
 
-from moerge.evaluate.table import AHEAD, Row, Table, parameters, shown
+from moerge.evaluate.joined import Growth
+from moerge.evaluate.table import AHEAD, Figure, Row, Table, parameters, shown
 from moerge.recipes.registry import label_of
 
 _STYLE = """
@@ -125,23 +126,42 @@ def _curves(table: Table, option: str) -> str:
             name = row.name.replace(row.run.label, label_of(row.run.recipe, others), 1)
             lines.setdefault(name, {})[row.run.options[option]] = row
     values = sorted({value for line in lines.values() for value in line}, key=lambda value: _rank(option, value))
+    curves = {
+        name: [table.average(line[value]) if value in line else None for value in values]
+        for name, line in lines.items()
+    }
+    return _plot(option, [_said(option, value) for value in values], curves)
+
+
+def growth_picture(growth: Growth) -> str:
+    """The normalised average of each version as experts join, with the trunk kept and merged anew, as SVG."""
+    curves: dict[str, list[Figure | None]] = {}
+    for each in growth.recipes:
+        curves[f"{each.run.label}, kept"] = [version.average for version in each.kept]
+        remerged = [remerge.merged.average for remerge in each.joining]
+        curves[f"{each.run.label}, remerged"] = [each.kept[0].average, *remerged]
+    return _plot("version", [str(number + 1) for number in range(max(map(len, curves.values())))], curves)
+
+
+def _plot(over: str, ticks: Sequence[str], curves: Mapping[str, Sequence[Figure | None]]) -> str:
+    """A curve per name over equally distant ticks; None: there is no such point."""
     left, top = float(_MARGIN + 30), 64.0
     right, bottom = left + _WIDE, top + _HIGH
-    figures = [table.average(row) for line in lines.values() for row in line.values()]
+    figures = [figure for curve in curves.values() for figure in curve if figure is not None]
     ends = [each.mean + sign * each.deviation for each in figures for sign in (-1, 1)]
-    low, high, ticks = _scale(ends)
+    low, high, grid = _scale(ends)
     place = _placer(low, high, bottom, top)
-    across = _placer(-0.5, len(values) - 0.5, left, right)
-    parts = _heading(f"Normalised average by {option}", "100 is each domain's own dense expert; higher is better")
-    for tick in ticks:
+    across = _placer(-0.5, len(ticks) - 0.5, left, right)
+    parts = _heading(f"Normalised average by {over}", "100 is each domain's own dense expert; higher is better")
+    for tick in grid:
         parts.append(_line(left, place(tick), right, place(tick), "grid"))
         parts.append(_text(left - 8, place(tick) + 4, f"{tick:g}", "soft", anchor="end"))
-    for number, value in enumerate(values):
-        parts.append(_text(across(number), bottom + 18, _said(option, value), "soft", anchor="middle"))
-    parts.append(_text((left + right) / 2, bottom + 38, option, "soft", anchor="middle"))
+    for number, said in enumerate(ticks):
+        parts.append(_text(across(number), bottom + 18, said, "soft", anchor="middle"))
+    parts.append(_text((left + right) / 2, bottom + 38, over, "soft", anchor="middle"))
     labels: list[tuple[float, str, int]] = []
-    for number, (name, line) in enumerate(lines.items()):
-        points = [(across(values.index(value)), table.average(line[value])) for value in values if value in line]
+    for number, (name, curve) in enumerate(curves.items()):
+        points = [(across(step), each) for step, each in enumerate(curve) if each is not None]
         flat = [svg.Point(round(x, 1), round(place(each.mean), 1)) for x, each in points]
         parts.append(svg.Polyline(points=flat, class_=["curve"], style=f"stroke: var(--c{number % _COLOURS})"))
         for x, each in points:
@@ -152,8 +172,8 @@ def _curves(table: Table, option: str) -> str:
             parts.append(_circle(x, place(each.mean), 3.5, number, f"{name}: {each.mean:.1f} ± {each.deviation:.1f}"))
         labels.append((place(points[-1][1].mean), name, number))
     parts += _end_labels(labels, right + 8)
-    width = right + 16 + _CHARACTER * max(map(len, lines)) + _MARGIN
-    return _whole(f"Normalised average of each recipe by {option}", width, bottom + 54, parts)
+    width = right + 16 + _CHARACTER * max(map(len, curves)) + _MARGIN
+    return _whole(f"Normalised average of each recipe by {over}", width, bottom + 54, parts)
 
 
 def _end_labels(labels: list[tuple[float, str, int]], x: float) -> list[svg.Element]:

@@ -28,7 +28,26 @@ def asked(specs: Sequence[str], sources: Mapping[str, Sources], base: Path | Non
     Raises:
         MoergeError: there is no such recipe or option, or it can't be built from what is given.
     """
-    runs = {run.label: run for run in (Run(*parse(spec)) for spec in (EXPERTS, *specs))}
+    return _named((EXPERTS, *specs), sources, base)
+
+
+def in_parts(specs: Sequence[str], sources: Mapping[str, Sources], base: Path | None) -> list[Run]:
+    """The recipes that are named, of versions which experts can join.
+
+    Raises:
+        MoergeError: there is no such recipe or option, it makes no such versions, or can't be built from what is given.
+    """
+    runs = _named(specs, sources, base)
+    for run in runs:
+        if run.recipe.parts is None:
+            known = ", ".join(recipe.name for recipe in RECIPES.values() if recipe.parts is not None)
+            what = "makes no version with a trunk and solved routers, which experts could join"
+            raise MoergeError(what, where=f"--recipe {run.label}", todo=f"with --incremental, take of {known}")
+    return runs
+
+
+def _named(specs: Sequence[str], sources: Mapping[str, Sources], base: Path | None) -> list[Run]:
+    runs = {run.label: run for run in (Run(*parse(spec)) for spec in specs)}
     for run in runs.values():
         if lacking := lacks(run.recipe, sources, base):
             todo = "give it, or leave that recipe out"

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -86,6 +86,28 @@ def whole(options: Options, name: str, least: int, most: float = inf) -> int:
     return int(value)
 
 
+class Member(NamedTuple):
+    """What an owner gives to a version: a dense folder, whose MLPs it has, and the file of a router contribution."""
+
+    expert: Path
+    contribution: Path
+
+
+@dataclass(frozen=True)
+class Parts:
+    """A version in the steps that it is made in, so that experts can join one that is there.
+
+    Attributes:
+        trunk: merged from the fleet's experts; its file, in the fleet's folder.
+        contribute: what the owner of a slot of the fleet does behind a trunk, whoever is in that.
+        solve: the routers of these members, [D, H] per layer, in their order.
+    """
+
+    trunk: Callable[[Fleet, Options], Path]
+    contribute: Callable[[Fleet, int, Path, Options], Member]
+    solve: Callable[[Sequence[Member], Path, Options], list[Tensor]]
+
+
 @dataclass(frozen=True)
 class Recipe:
     """A named way to build models.
@@ -100,6 +122,7 @@ class Recipe:
         needs_other: whether it takes other text of the domains.
         reads_ahead: whether it chooses experts by the whole window, so by what it is then scored on too.
         asked_only: whether it is left out unless it is named.
+        parts: of those that publish a version with solved routers, how.
     """
 
     name: str
@@ -112,3 +135,4 @@ class Recipe:
     needs_other: bool = False
     reads_ahead: bool = False
     asked_only: bool = False
+    parts: Parts | None = None

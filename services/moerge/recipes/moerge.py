@@ -1,50 +1,78 @@
 """moerge's own: a regmean trunk, MLPs that their owners fit to it, and linear discriminants as routers."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 
-from moerge.recipes.base import Domain, Fleet, Model, Options, Recipe, whole
-from moerge.recipes.models import Oracle, Routed
-from moerge.recipes.moerged import first_tokens, random_routers, routers_of, trunk_of, version
+from torch import Tensor
+
+from moerge.recipes.base import Fleet, Member, Model, Options, Parts, Recipe, whole
+from moerge.recipes.models import Oracle
+from moerge.recipes.moerged import (
+    contribute,
+    first_tokens,
+    published_recipe,
+    random_routers,
+    solve,
+    trunk_of,
+    version,
+)
 from moerge.statistics.batch import batches
-from moerge.trunk.fit import first_means, fit_mlps, write_fitted
+from moerge.trunk.fit import fit_mlps, mean_mlps, write_fitted
 from moerge_proto.statistics_file import StatisticsSettings
 
-_OPTIONS: Options = {"k": 1, "lambda": 0.001, "tokens": 0, "fit": 1, "shared": 1, "discriminant": 1}
-"""As DUME's, but lambda is in units of the mean diagonal; `fit=0` leaves the MLPs as they are, `shared=0` doesn't
-draw those of the first layer to their mean, and `discriminant=0` takes the paper's routers."""
+_OPTIONS: Options = {"k": 1, "lambda": 0.001, "tokens": 0, "fit": 1, "means": 1, "discriminant": 1}
+"""As DUME's, but lambda is in units of the mean diagonal; `fit=0` leaves the MLPs as they are, `means=0` does without
+the experts' mean MLPs, and `discriminant=0` takes the paper's routers."""
+_MEANS = "means"
 
 
-def fitted(fleet: Fleet, options: Options) -> Fleet:
-    """The fleet with experts whose MLPs are fitted to the trunk in its folder."""
-    means = first_means([domain.expert for domain in fleet.domains]) if whole(options, "shared", 0, 1) else None
-    trunk, domains = fleet.work / "trunk.safetensors", list[Domain]()
-    for slot, domain in enumerate(fleet.domains):
-        rows = first_tokens(domain.statistics, options)
-        cut = list(batches(rows, StatisticsSettings().batch_tokens))
-        mlps = fit_mlps(domain.expert, trunk, cut, means, fleet.device)
-        domains.append(replace(domain, expert=write_fitted(domain.expert, trunk, mlps, fleet.work / f"fitted-{slot}")))
-    return replace(fleet, domains=domains)
+def fitted(fleet: Fleet, slot: int, trunk: Path, options: Options) -> Path:
+    """The folder of a slot's expert with MLPs that are fitted to the trunk."""
+    domain = fleet.domains[slot]
+    cut = list(batches(first_tokens(domain.statistics, options), StatisticsSettings().batch_tokens))
+    mlps = fit_mlps(domain.expert, trunk, cut, _means(trunk, options), fleet.device)
+    return write_fitted(domain.expert, trunk, mlps, fleet.work / f"fitted-{slot}")
 
 
-def _build(fleet: Fleet, options: Options) -> Iterator[tuple[str, Model]]:
-    trunk = trunk_of(fleet, options, "regmean")
-    if whole(options, "fit", 0, 1):
-        fleet = fitted(fleet, options)
-    solve = {"ridge_lambda": options["lambda"], "lambda_scale": "relative", "domain_weights": "balanced"}
+def _means(trunk: Path, options: Options) -> Path | None:
+    """The folder of the trunk with the mean MLPs of the experts that it was merged from, if they are used."""
+    return trunk.with_name(_MEANS) if whole(options, "means", 0, 1) else None
+
+
+def _trunk(fleet: Fleet, options: Options) -> Path:
+    trunk, experts = trunk_of(fleet, "regmean", options), [domain.expert for domain in fleet.domains]
+    write_fitted(experts[0], trunk, mean_mlps(experts), trunk.with_name(_MEANS))
+    return trunk
+
+
+def _contribute(fleet: Fleet, slot: int, trunk: Path, options: Options) -> Member:
+    own = fitted(fleet, slot, trunk, options) if whole(options, "fit", 0, 1) else fleet.domains[slot].expert
+    domains = list(fleet.domains)
+    domains[slot] = replace(domains[slot], expert=_means(trunk, options) or own)
+    return Member(own, contribute(replace(fleet, domains=domains), slot, trunk, options).contribution)
+
+
+def _solve(members: Sequence[Member], trunk: Path, options: Options) -> list[Tensor]:
+    fields = {"ridge_lambda": options["lambda"], "lambda_scale": "relative", "domain_weights": "balanced"}
     if whole(options, "discriminant", 0, 1):
-        solve["routers"] = "discriminant"
-    routers = routers_of(fleet, trunk, options, solve)
-    yield "moerge", Routed.of(version(fleet, trunk, routers, options), fleet.device)
+        fields["routers"] = "discriminant"
+    return solve(members, trunk, fields)
 
 
 def _oracle(fleet: Fleet, options: Options) -> Iterator[tuple[str, Model]]:
-    trunk = trunk_of(fleet, options, "regmean")
-    fleet = fitted(fleet, options)
-    yield "moerge-oracle", Oracle.of(version(fleet, trunk, random_routers(fleet), options), fleet)
+    trunk = _trunk(fleet, options)
+    experts = [fitted(fleet, slot, trunk, options) for slot in range(len(fleet.domains))]
+    folder = version(experts, trunk, random_routers(fleet), options, fleet.work / "version")
+    yield "moerge-oracle", Oracle.of(folder, fleet)
 
 
 RECIPES = (
-    Recipe("moerge", "regmean trunk, fitted MLPs, discriminants", _build, _OPTIONS),
-    Recipe("moerge-oracle", "the same trunk and MLPs, DUME section 3.2", _oracle, {"tokens": 0, "shared": 1}),
+    published_recipe(
+        "moerge",
+        "regmean trunk, fitted MLPs, discriminants of the mean's features",
+        Parts(_trunk, _contribute, _solve),
+        _OPTIONS,
+    ),
+    Recipe("moerge-oracle", "the same trunk and MLPs, DUME section 3.2", _oracle, {"tokens": 0, "means": 1}),
 )

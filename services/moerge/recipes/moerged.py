@@ -12,7 +12,7 @@ from moerge.architectures.config import read_config
 from moerge.architectures.families import family_of
 from moerge.checkpoint.reader import Checkpoint
 from moerge.publish.folder import write_trunk, write_version
-from moerge.recipes.base import Domain, Fleet, Model, Options, Recipe, whole
+from moerge.recipes.base import Domain, Fleet, Member, Model, Options, Parts, Recipe, whole
 from moerge.recipes.dense import TASK_VECTORS, checked, method_of
 from moerge.recipes.models import Oracle, Routed
 from moerge.routers.layers import solve_layers
@@ -42,7 +42,7 @@ def first_tokens(documents: Sequence[list[int]], options: Options) -> list[list[
     return [ids[: most or None] for ids in documents]
 
 
-def trunk_of(fleet: Fleet, options: Options, method: str) -> Path:
+def trunk_of(fleet: Fleet, method: str, options: Options) -> Path:
     """The trunk's file, merged by a method's name: average, weighted, ties, dare or regmean."""
     experts, path = [domain.expert for domain in fleet.domains], fleet.work / "trunk.safetensors"
     if method != "regmean":
@@ -66,32 +66,57 @@ def random_routers(fleet: Fleet) -> list[Tensor]:
     return [torch.randn(shape, generator=generator) for _ in range(config.num_hidden_layers)]
 
 
-def routers_of(
-    fleet: Fleet, trunk: Path, options: Options, solve: Mapping[str, object], texts: Texts = statistics
-) -> list[Tensor]:
-    """The closed form from the domains' texts, [D, H] float64 per layer; `solve` are fields of SolveOptions."""
-    config = read_config(fleet.domains[0].expert)
+def contribute(fleet: Fleet, slot: int, trunk: Path, options: Options, texts: Texts = statistics) -> Member:
+    """The expert as it is, and its router contribution from the domain's texts."""
+    domain, sent = fleet.domains[slot], fleet.work / f"contribution-{slot}"
+    rows = first_tokens(texts(domain), options)
+    return Member(
+        domain.expert, router_contribution(_name(slot), domain.expert, trunk, rows, sent, device=fleet.device)
+    )
+
+
+def solve(members: Sequence[Member], trunk: Path, fields: Mapping[str, object]) -> list[Tensor]:
+    """The closed form from router contributions, [D, H] float64 per layer; `fields` are those of SolveOptions."""
+    config = read_config(members[0].expert)
     gains = feature_gains(Checkpoint(trunk), family_of(config), config)
-    chosen = checked(SolveOptions, solve)
+    chosen = checked(SolveOptions, fields)
     with ExitStack() as stack:
-        files = []
-        for slot, domain in enumerate(fleet.domains):
-            sent = fleet.work / f"contribution-{slot}"
-            rows = first_tokens(texts(domain), options)
-            router_contribution(_name(slot), domain.expert, trunk, rows, sent, device=fleet.device)
-            files.append(stack.enter_context(StatisticsFile(sent)))
-        return solve_layers(files, [_name(slot) for slot in range(len(files))], gains, chosen)[0]
+        files = [stack.enter_context(StatisticsFile(each.contribution)) for each in members]
+        return solve_layers(files, [file.manifest.domain for file in files], gains, chosen)[0]
 
 
-def version(fleet: Fleet, trunk: Path, routers: Sequence[Tensor], options: Options) -> Path:
-    """The published version's folder; k experts see each token, by default one.
+def version(experts: Sequence[Path], trunk: Path, routers: Sequence[Tensor], options: Options, folder: Path) -> Path:
+    """Publishes a version; k experts see each token, by default one.
 
     Raises:
         MoergeError: there are fewer experts than that.
     """
-    experts = [domain.expert for domain in fleet.domains]
     top_k = whole(options, "k", 1, len(experts)) if "k" in options else 1
-    return write_version(experts, trunk, lambda: routers, fleet.work / "version", top_k)
+    return write_version(experts, trunk, lambda: routers, folder, top_k)
+
+
+def published_recipe(
+    name: str,
+    source: str,
+    parts: Parts,
+    options: Options,
+    *,
+    drawn: bool = False,
+    needs_base: bool = False,
+    needs_other: bool = False,
+) -> Recipe:
+    """The recipe of a version that is made in these parts."""
+
+    def build(fleet: Fleet, options: Options) -> Iterator[tuple[str, Model]]:
+        trunk = parts.trunk(fleet, options)
+        members = [parts.contribute(fleet, slot, trunk, options) for slot in range(len(fleet.domains))]
+        routers = parts.solve(members, trunk, options)
+        folder = version([each.expert for each in members], trunk, routers, options, fleet.work / "version")
+        yield name, Routed.of(folder, fleet.device)
+
+    return Recipe(
+        name, source, build, options, drawn=drawn, needs_base=needs_base, needs_other=needs_other, parts=parts
+    )
 
 
 def _name(slot: int) -> str:
@@ -100,43 +125,46 @@ def _name(slot: int) -> str:
 
 
 def _random(fleet: Fleet, options: Options) -> Iterator[tuple[str, Model]]:
-    folder = version(fleet, trunk_of(fleet, options, "average"), random_routers(fleet), options)
+    trunk, experts = trunk_of(fleet, "average", options), [domain.expert for domain in fleet.domains]
+    folder = version(experts, trunk, random_routers(fleet), options, fleet.work / "version")
     yield "random", Routed.of(folder, fleet.device)
 
 
 def _oracle(row: str, method: str, fleet: Fleet, options: Options) -> Iterator[tuple[str, Model]]:
-    folder = version(fleet, trunk_of(fleet, options, method), random_routers(fleet), options)
+    trunk, experts = trunk_of(fleet, method, options), [domain.expert for domain in fleet.domains]
+    folder = version(experts, trunk, random_routers(fleet), options, fleet.work / "version")
     yield row, Oracle.of(folder, fleet)
 
 
-def _ridge(row: str, method: str, texts: Texts, fleet: Fleet, options: Options) -> Iterator[tuple[str, Model]]:
-    trunk = trunk_of(fleet, options, method)
-    folder = version(
-        fleet, trunk, routers_of(fleet, trunk, options, {"ridge_lambda": options["lambda"]}, texts), options
+def _ridge(method: str, texts: Texts = statistics) -> Parts:
+    """DUME's routers under the trunk of a method, from the domains' texts."""
+    return Parts(
+        lambda fleet, options: trunk_of(fleet, method, options),
+        lambda fleet, slot, trunk, options: contribute(fleet, slot, trunk, options, texts),
+        lambda members, trunk, options: solve(members, trunk, {"ridge_lambda": options["lambda"]}),
     )
-    yield row, Routed.of(folder, fleet.device)
 
 
 RECIPES = (
     Recipe("random", "DUME section 3.2", _random, {"k": 1}, uses_text=False, drawn=True),
     Recipe("oracle", "DUME section 3.2", partial(_oracle, "oracle", "average"), uses_text=False),
-    Recipe("dume", "DUME section 2.3", partial(_ridge, "dume", "average", statistics), RIDGE),
-    Recipe("dume-ood", "DUME section 3.3", partial(_ridge, "dume-ood", "average", other), RIDGE, needs_other=True),
-    Recipe(
+    published_recipe("dume", "DUME section 2.3", _ridge("average"), RIDGE),
+    published_recipe("dume-ood", "DUME section 3.3", _ridge("average", other), RIDGE, needs_other=True),
+    published_recipe(
         "dume-ties",
         "DUME under MergeME's trunk, MergeME 3.1",
-        partial(_ridge, "dume-ties", "ties", statistics),
+        _ridge("ties"),
         {**RIDGE, **TASK_VECTORS},
         needs_base=True,
     ),
-    Recipe(
+    published_recipe(
         "dume-dare",
         "DUME under MergeME's trunk, MergeME 3.1",
-        partial(_ridge, "dume-dare", "dare", statistics),
+        _ridge("dare"),
         {**RIDGE, **TASK_VECTORS},
         drawn=True,
         needs_base=True,
     ),
-    Recipe("regmean", "regmean trunk, DUME's routers", partial(_ridge, "regmean", "regmean", statistics), RIDGE),
+    published_recipe("regmean", "regmean trunk, DUME's routers", _ridge("regmean"), RIDGE),
     Recipe("regmean-oracle", "regmean trunk, DUME section 3.2", partial(_oracle, "regmean-oracle", "regmean")),
 )

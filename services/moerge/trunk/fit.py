@@ -123,7 +123,7 @@ def fit_mlps(
     expert: Path,
     trunk: Path,
     batches: Sequence[Batch],
-    means: Mapping[str, Tensor] | None = None,
+    means: Path | None = None,
     device: str = "cpu",
     done: Callable[[int], None] = lambda tokens: None,
 ) -> dict[str, Tensor]:
@@ -133,7 +133,7 @@ def fit_mlps(
         expert: the owner's dense checkpoint folder.
         trunk: the trunk's safetensors file.
         batches: the owner's text; its residuals, twice tokens x H float32, are in memory.
-        means: experts' means of some MLPs' tensors, by dense name, which those are drawn towards.
+        means: checkpoint folder with the mean MLPs of the trunk's experts, which the first layer's are drawn towards.
         device: torch device.
         done: called with numbers of tokens, each token as often as there are layers.
 
@@ -149,9 +149,12 @@ def fit_mlps(
     new = _Residuals(_on(domain_model(expert, trunk)[0], device), batches)
     counted = [batch.counted.to(device) for batch in batches]
 
+    mean = None if means is None else Checkpoint(means)
+
     def drawn(layer: int, name: str, fitted: Tensor) -> Tensor:
-        mean = (means or {}).get(f"model.layers.{layer}.mlp.{name}.weight")
-        return fitted if mean is None else torch.lerp(fitted, mean.to(fitted), TOWARDS_MEAN)
+        if layer > 0 or mean is None:
+            return fitted
+        return torch.lerp(fitted, mean.tensor(f"model.layers.0.mlp.{name}.weight").to(fitted), TOWARDS_MEAN)
 
     for layer in range(config.num_hidden_layers):
         own.attend(layer)
@@ -233,11 +236,11 @@ def _through_head(own: _Residuals, behind: PreTrainedModel, counts: Tensor) -> l
     return answers
 
 
-def first_means(experts: Sequence[Path]) -> dict[str, Tensor]:
-    """The mean of the experts' MLPs of the first layer, by dense name."""
+def mean_mlps(experts: Sequence[Path]) -> dict[str, Tensor]:
+    """The mean of the experts' MLPs, by dense name."""
     config = read_config(experts[0])
     checkpoints = [Checkpoint(each) for each in experts]
-    names = family_of(config).dense_mlp_names(1)
+    names = family_of(config).dense_mlp_names(config.num_hidden_layers)
     return {name: average([each.tensor(name) for each in checkpoints], torch.float32) for name in names}
 
 

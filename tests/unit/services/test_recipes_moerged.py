@@ -1,6 +1,7 @@
 """MoErged models follow DUME's formulas, as stock transformers loads them."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from moerge.evaluate.routing import routers
 from moerge.publish.folder import write_trunk
 from moerge.recipes.base import Fleet, Rows
 from moerge.recipes.models import Loaded
+from moerge.recipes.registry import parse
 from moerge.trunk.domain_model import domain_model
 from moerge.trunk.regmean import TOWARDS_AVERAGE
 from support.models import SMALL, VOCAB
@@ -37,9 +39,11 @@ def inputs(model: torch.nn.Module, module: str, documents: Sequence[list[int]]) 
     return torch.cat(seen)
 
 
-def textbook(on: Fleet, layer: int, texts: Sequence[Sequence[list[int]]], ridge_lambda: float) -> Tensor:
-    """DUME eq. 7 for one layer, with unit columns: [D, H] float64."""
-    trunk = write_trunk([domain.expert for domain in on.domains], on.work / "expected-trunk")
+def textbook(
+    on: Fleet, layer: int, texts: Sequence[Sequence[list[int]]], ridge_lambda: float, merged: int | None = None
+) -> Tensor:
+    """DUME eq. 7 for one layer, with unit columns: [D, H] float64. By default all experts are in the trunk."""
+    trunk = write_trunk([domain.expert for domain in on.domains[:merged]], on.work / "expected-trunk")
     models = [domain_model(domain.expert, trunk)[0] for domain in on.domains]
     each = [inputs(m, f"model.layers.{layer}.mlp", text) for m, text in zip(models, texts, strict=True)]
     x = torch.cat(each)
@@ -63,13 +67,25 @@ def test_dume_solves_the_paper_s_ridge_regression(
         torch.testing.assert_close(found[layer], expected, atol=2e-3, rtol=0)
 
 
+def test_behind_a_trunk_that_is_kept_an_expert_that_joins_is_solved_for_as_all_are(tmp_path: Path) -> None:
+    on = fleet(tmp_path)
+    recipe, options, _ = parse("dume")
+    assert recipe.parts is not None
+    trunk = recipe.parts.trunk(replace(on, domains=on.domains[:2]), options)
+    members = [recipe.parts.contribute(on, slot, trunk, options) for slot in (2, 0, 1)]
+    found = recipe.parts.solve(members, trunk, options)
+    for layer in range(3):
+        expected = textbook(on, layer, [domain.statistics for domain in on.domains], 0.01, merged=2)
+        torch.testing.assert_close(found[layer], expected[[2, 0, 1]], atol=2e-3, rtol=0)
+
+
 @pytest.mark.parametrize(
     ("spec", "said"),
     [
         ("dume:k=4", "(?s)k is 4.*between 1 and 3"),
         ("dume:k=1.5", "k is 1.5"),
         ("dume:tokens=-1", "tokens is -1"),
-        ("dume:lambda=0", "ridge_lambda is 0: .*greater than 0"),
+        ("dume:lambda=0", "ridge_lambda is 0.0: .*greater than 0"),
         ("dume-ties:retain=2", "retain.*less than or equal to 1"),
         ("ties:retain=0", "retain.*greater than 0"),
     ],
