@@ -16,6 +16,7 @@ from moerge_proto.evaluations import NewEvaluation
 from moerge_proto.experts import Expert, ExpertState, Fitted, NewExpert
 from moerge_proto.trunks import Trunk
 from moerge_proto.versions import NewVersion, SolveOptions, Version
+from support.dashboard import signed_in
 from support.fleet import (
     SILENT,
     Member,
@@ -115,8 +116,9 @@ def test_a_version_has_its_mlps_in_the_place_of_the_plain_ones(fleet: Fleet) -> 
     assert version.lineage.experts == [fitted.digest, registered(fleet.art).digest]
     assert before in version.lineage.contributions
 
-    alone = fleet.solve(fitted.digest)
-    model = AutoModelForCausalLM.from_pretrained(fleet.server.home / "versions" / str(alone.number))
+    alone = fleet.server.home / "versions" / str(fleet.solve(fitted.digest).number)
+    assert f"fitted to the trunk from `{plain.expert}`" in (alone / "README.md").read_text()
+    model = AutoModelForCausalLM.from_pretrained(alone)
     expected, _ = domain_model(fleet.fitted.folder, trunk_path(fleet.server, fleet.trunk))
     torch.testing.assert_close(logits(model), logits(expected), rtol=1e-4, atol=1e-4)
     plain_model, _ = domain_model(fleet.law.folder, trunk_path(fleet.server, fleet.trunk))
@@ -220,3 +222,5 @@ def test_lists_tell_it_and_a_domain_still_names_the_plain_one(fleet: Fleet) -> N
     assert fleet.trunk.digest[:12] in moerge("expert", "list", **environment)
     assert fleet.of.expert in moerge("expert", "show", fleet.law.domain, **environment)
     assert f"from expert {fleet.of.expert[:12]}" in moerge("expert", "show", fitted.digest, **environment)
+    with signed_in(fleet.server, fleet.law.token) as browser:
+        assert "fitted to trunk" in browser.get("/experts").text

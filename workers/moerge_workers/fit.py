@@ -21,16 +21,19 @@ from moerge_workers.settings import Settings
 from moerge_workers.shards import cut, enough
 from moerge_workers.watch import Watch
 
-TOKENS = 2**17
+TOKENS = 2**16
 """Enough to fit MLPs to; a shard's worth, if that is more."""
 Rows = list[list[int]]
 
 
 def fit_bytes(expert: Path) -> int:
-    """Memory that fitting takes at least: both models in float32, and each one's residuals."""
-    hidden, own = int(read_config(expert).hidden_size), Checkpoint(expert)
+    """Memory that fitting takes at least: both models and three vectors of each token in float32, and a last matrix's
+    gram, what is added to it, and its factor in float64.
+    """
+    config, own = read_config(expert), Checkpoint(expert)
     elements = sum(torch.Size(spec.shape).numel() for spec in own.specs.values())
-    return 2 * 4 * (elements + _most(hidden) * hidden)
+    vectors = 3 * _most(config.hidden_size) * config.hidden_size
+    return int(4 * (2 * elements + vectors) + 8 * 3 * config.intermediate_size**2)
 
 
 def _most(hidden_size: int) -> int:
