@@ -41,6 +41,7 @@ def folders(house: House) -> list[Path]:
     return list((house.home / "trunks").glob("*/fitted-*"))
 
 
+@pytest.mark.slow
 def test_from_the_plain_contribution_to_the_evaluated_version_with_fitted_mlps(house: House) -> None:
     assert house.run(held_out_share=0.3) == "ran"
     [plain] = house.active()
