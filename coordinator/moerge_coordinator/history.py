@@ -19,7 +19,10 @@ _MOST_VERSIONS = 100
 
 @dataclass(frozen=True)
 class Evaluated:
-    """A version: domain -> expert in slot order; domain -> (normalised, oracle's) of those that evaluated it."""
+    """A version: domain -> expert in slot order; domain -> (normalised, oracle's) of those that evaluated it.
+
+    A fitted expert stands here as the one that it is fitted from.
+    """
 
     number: int
     trunk: str
@@ -60,12 +63,15 @@ def _evaluated(session: Session, trunks: Sequence[str]) -> list[Evaluated]:
     told = select(
         EvaluationRow.version, EvaluationRow.domain, *sums, EvaluationRow.sums["version"]["tokens"].as_float()
     ).where(EvaluationRow.active, EvaluationRow.version.in_([number for number, *_ in found]))
+    plain = {row.digest: row.plain for row in session.scalars(select(ExpertRow))}
     scores: dict[int, dict[str, tuple[float, float]]] = {}
     for number, domain, dense, version, oracle, tokens in session.execute(told).tuples():
         normalised = 100 * math.exp((dense - version) / tokens), 100 * math.exp((dense - oracle) / tokens)
         scores.setdefault(number, {})[domain] = normalised
     return [
-        Evaluated(number, trunk, dict(zip(domains, experts, strict=True)), scores.get(number, {}))
+        Evaluated(
+            number, trunk, dict(zip(domains, map(plain.__getitem__, experts), strict=True)), scores.get(number, {})
+        )
         for number, trunk, domains, experts in found
     ]
 

@@ -19,9 +19,12 @@ from moerge_proto.problems import ProblemType
 
 
 def others(session: Session) -> list[str]:
-    """The experts that a new one must be like, oldest first. Those that are still being fetched are not among them."""
+    """The experts that a new one must be like, oldest first. Those that are still being fetched are not among them, nor
+    fitted ones.
+    """
     alive = (ExpertState.RECEIVED.value, ExpertState.READY.value)
     query = select(ExpertRow.digest).where(ExpertRow.state.in_(alive), ExpertRow.family != "")
+    query = query.where(ExpertRow.fitted_to.is_(None))
     return list(session.scalars(query.order_by(ExpertRow.number)))
 
 

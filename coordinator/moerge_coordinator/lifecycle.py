@@ -25,22 +25,37 @@ from moerge_proto.trunks import TrunkLineage
 from moerge_proto.versions import Lineage
 
 
+def fitted_from(session: Session, expert: str) -> list[ExpertRow]:
+    """The experts whose MLPs are fitted from this one's, withdrawn ones too."""
+    return list(session.scalars(select(ExpertRow).where(ExpertRow.fitted_from == expert).order_by(ExpertRow.number)))
+
+
 def containing(session: Session, expert: str) -> tuple[list[TrunkRow], list[VersionRow]]:
-    """The trunks, and the versions that are not retired, which contain an expert's parameters."""
+    """The trunks, and the versions that are not retired, that contain an expert's parameters or MLPs fitted from it."""
+    experts = {expert, *(row.digest for row in fitted_from(session, expert))}
     trunks = [row for row in session.scalars(select(TrunkRow)) if expert in views.trunk(row).contains]
     names = {row.digest for row in trunks}
     query = select(VersionRow).where(VersionRow.retired.is_(None)).order_by(VersionRow.number)
     versions = [
-        row for row in session.scalars(query) if expert in row.lineage["experts"] or row.lineage["trunk"] in names
+        row
+        for row in session.scalars(query)
+        if not experts.isdisjoint(row.lineage["experts"]) or row.lineage["trunk"] in names
     ]
     return trunks, versions
 
 
 def withdraw_expert(session: Session, row: ExpertRow, *, serve: bool) -> tuple[list[TrunkRow], list[VersionRow]]:
-    """Withdraws an expert with all that it contributed; again, it changes nothing. Returns what still contains it."""
+    """Withdraws an expert with all that it contributed, and those fitted from it; again, it changes nothing.
+
+    Returns what still contains it.
+    """
     when = tables.now()
+    for fitted in fitted_from(session, row.digest):
+        withdraw_expert(session, fitted, serve=serve)
     if row.withdrawn is None:
         row.state, row.withdrawn = ExpertState.WITHDRAWN.value, when
+        if row.fitted_from is not None:
+            _let_count_again(session, row)
         for part in session.scalars(select(ContributionRow).where(ContributionRow.expert == row.digest)):
             withdraw_contribution(session, part)
         for own in session.scalars(select(TrunkContributionRow).where(TrunkContributionRow.expert == row.digest)):
@@ -53,6 +68,15 @@ def withdraw_expert(session: Session, row: ExpertRow, *, serve: bool) -> tuple[l
             version.withheld = version.withheld or when
     session.flush()
     return trunks, versions
+
+
+def _let_count_again(session: Session, fitted: ExpertRow) -> None:
+    """Lets what a fitted expert's contributions took the place of be sent again."""
+    query = select(ContributionRow).where(
+        ContributionRow.expert == fitted.fitted_from, ContributionRow.trunk == fitted.fitted_to
+    )
+    for part in session.scalars(query.where(ContributionRow.active.is_(False))):
+        part.withdrawn = part.withdrawn or tables.now()
 
 
 def withdraw_contribution(session: Session, row: ContributionRow) -> None:
@@ -160,9 +184,19 @@ def retire_versions(session: Session, rows: Sequence[VersionRow]) -> None:
     drop_artifacts(session)
 
 
-def purge_expert(session: Session, row: ExpertRow) -> None:
-    """Lets go of a withdrawn expert's files and of all statistics that were sent for it."""
+def purge_expert(session: Session, row: ExpertRow) -> list[str]:
+    """Lets go of a withdrawn expert's files and of all statistics that were sent for it. Returns what was purged.
+
+    So it goes with experts that are fitted from it, or, holding its parameters too, to a trunk that contains it.
+    """
     when = tables.now()
+    done = [row.digest]
+    if row.fitted_from is None:
+        trunks = {trunk.digest for trunk in containing(session, row.digest)[0]}
+        query = select(ExpertRow).where((ExpertRow.fitted_from == row.digest) | ExpertRow.fitted_to.in_(trunks))
+        for fitted in session.scalars(query.where(ExpertRow.state != ExpertState.REFUSED.value)).all():
+            withdraw_expert(session, fitted, serve=True)
+            done += purge_expert(session, fitted)
     row.purged = row.purged or when
     digests = {file["sha256"] for file in row.files}
     parts = [
@@ -179,3 +213,4 @@ def purge_expert(session: Session, row: ExpertRow) -> None:
             session.delete(holding)
     session.flush()
     drop_artifacts(session)
+    return done

@@ -104,13 +104,21 @@ class HoldingRow(Base):
 
 
 class ExpertRow(Base):
-    """Of each domain at most one is not withdrawn."""
+    """Of each domain at most one is not withdrawn, and of that one, for each trunk, one that is fitted to it."""
 
     __tablename__ = "experts"
     __table_args__ = (
         Index(
             "one_expert_of_a_domain",
             "domain",
+            unique=True,
+            sqlite_where=text("withdrawn IS NULL AND fitted_to IS NULL"),
+            postgresql_where=text("withdrawn IS NULL AND fitted_to IS NULL"),
+        ),
+        Index(
+            "one_fitted_to_a_trunk",
+            "fitted_from",
+            "fitted_to",
             unique=True,
             sqlite_where=text("withdrawn IS NULL"),
             postgresql_where=text("withdrawn IS NULL"),
@@ -127,9 +135,20 @@ class ExpertRow(Base):
     problem: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
     files: Mapped[list[Any]]
     source: Mapped[str | None] = mapped_column(String(1000))
+    fitted_from: Mapped[str | None] = mapped_column(String(64))  # an expert's digest
+    fitted_to: Mapped[str | None] = mapped_column(String(64))  # a trunk's
     created: Mapped[datetime] = mapped_column(default=now)
     withdrawn: Mapped[datetime | None]
     purged: Mapped[datetime | None]
+
+    @property
+    def fitted(self) -> dict[str, str | None] | None:
+        return None if self.fitted_from is None else {"expert": self.fitted_from, "trunk": self.fitted_to}
+
+    @property
+    def plain(self) -> str:
+        """The digest of the expert that was trained: its own, or of the one that it is fitted from."""
+        return self.fitted_from or self.digest
 
 
 class TrunkRow(Base):

@@ -504,7 +504,9 @@ class Workflows(DBOSConfiguredInstance):
         family, config, trunk, _ = self._trunk(lineage.trunk)
         routers, report = self._router_files(lineage, lambda layer: None)
         weights = [*self._shared_files(lineage), routers]
-        folders = [self.expert_folder(digest) for digest in lineage.experts]
+        with reading(self._engine) as session:
+            rows = {row.digest: row.plain for row in session.scalars(select(ExpertRow))}
+        folders = [self.expert_folder(rows[digest]) for digest in lineage.experts]
         tokenizer = max(folders, key=lambda folder: read_config(folder).vocab_size)
         size, top_k = len(folders), lineage.options.top_k
         texts = config_files(tokenizer, config, family, size, top_k, trunk, tied=lineage.tied)

@@ -4,7 +4,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from moerge_proto.digests import Digest, Name
 from moerge_proto.messages import FileEntry, Message
@@ -21,6 +21,13 @@ class ExpertState(StrEnum):
     WITHDRAWN = "withdrawn"
 
 
+class Fitted(Message):
+    """Of which expert's MLPs an expert's are a fit, and to which trunk: two digests."""
+
+    expert: Digest
+    trunk: Digest
+
+
 class NewExpert(Message):
     """Registers files as the expert of `domain`. `files` maps names in the folder to digests.
 
@@ -32,6 +39,9 @@ class NewExpert(Message):
 
     `redistribute`: whether owners of the other experts in a version may download it, with this expert's MLPs, to
     evaluate it. Registered again with another value, it changes; an operator can't set it.
+
+    With `fitted` it is a fitted expert: the domain's expert with MLPs that its owner solved anew for a trunk. It is
+    never merged into a trunk, and redistributed if that expert is.
     """
 
     domain: Name
@@ -41,10 +51,18 @@ class NewExpert(Message):
     """An SPDX identifier, such as Apache-2.0."""
     trunk: Literal["keep", "remerge"] = "keep"
     redistribute: bool = False
+    fitted: Fitted | None = None
+
+    @model_validator(mode="after")
+    def _fitted_is_uploaded(self) -> "NewExpert":
+        if self.fitted is not None and (self.source is not None or self.trunk == "remerge"):
+            raise ValueError("fitted: it goes without a source, and with trunk 'keep'")
+        return self
 
 
 class Expert(Message):
-    """An expert. `digest` names its files; `number` gives the order in which experts came.
+    """An expert. `digest` names its files; `number` gives the order in which experts came; `fitted` is None if it was
+    trained.
 
     While its files are still to be fetched from `source`, their sizes are 0 and the family is empty.
     """
@@ -60,9 +78,15 @@ class Expert(Message):
     problem: Problem | None
     files: list[FileEntry]
     source: str | None
+    fitted: Fitted | None
     created: datetime
     withdrawn: datetime | None
     purged: datetime | None
+
+    @property
+    def plain(self) -> str:
+        """The digest of the expert that was trained: its own, or of the one that it is fitted from."""
+        return self.digest if self.fitted is None else self.fitted.expert
 
 
 class Withdraw(Message):
@@ -72,7 +96,7 @@ class Withdraw(Message):
 
 
 class Withdrawal(Message):
-    """What withdrawing an expert did.
+    """What withdrawing an expert did; those that are fitted from it are withdrawn with it.
 
     `trunks` and `versions` still contain it: the trunks are retired, and `remerge` makes the one that takes the current
     one's place (None: that one didn't contain it, or nothing is left to merge). Versions go when they are retired.

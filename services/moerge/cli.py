@@ -96,7 +96,8 @@ def merge_trunk(
     Example: moerge trunk merge --method regmean
     """
     with Client(coordinator, secret) as client:
-        digests = {row.domain: row.digest for row in client.experts() if row.state is ExpertState.READY}
+        ready = [row for row in client.experts() if row.state is ExpertState.READY and row.fitted is None]
+        digests = {row.domain: row.digest for row in ready}
         given = {
             "weights": numbers("--weight", weight) if weight else None,
             "base": digest_of_domain("--base", base, digests) if base else None,

@@ -17,6 +17,10 @@ from moerge_proto.problems import ProblemType
 _LONGEST_PAUSE = 2.0
 
 
+class WithdrawnError(MoergeError):
+    """The expert was withdrawn."""
+
+
 Leaving = Callable[[str, dict[str, Path]], AbstractContextManager[None]]
 
 
@@ -43,7 +47,7 @@ def register(
     Raises:
         CheckpointError: the folder is no dense checkpoint.
         CoordinatorError: the expert is refused; carries the reason.
-        MoergeError: it was withdrawn.
+        WithdrawnError: it was withdrawn.
     """
     paths = expert_files(folder)
     new = NewExpert.model_validate({"files": {name: file_sha256(path) for name, path in paths.items()}, **how})
@@ -51,7 +55,7 @@ def register(
     expert = _known(client, digest)
     if expert is not None and expert.state is ExpertState.WITHDRAWN and not again:
         todo = f"if it shall join again: moerge expert add {folder} --domain {new.domain}"
-        raise MoergeError(f"the expert was withdrawn {expert.withdrawn:%Y-%m-%d}", where=str(folder), todo=todo)
+        raise WithdrawnError(f"the expert was withdrawn {expert.withdrawn:%Y-%m-%d}", where=str(folder), todo=todo)
     if expert is None or expert.state in (ExpertState.REFUSED, ExpertState.WITHDRAWN):
         with leaving(digest, paths):
             if new.source is None:

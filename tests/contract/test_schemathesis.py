@@ -18,10 +18,11 @@ from moerge_coordinator.database import open_database, transaction
 from moerge_coordinator.settings import Settings
 from moerge_coordinator.tables import TokenRow
 from moerge_proto.digests import sha256_hex
+from moerge_proto.experts import Fitted
 from moerge_proto.owners import Role
 from moerge_proto.rounds import NewRound
 from moerge_proto.versions import NewVersion
-from support.fleet import honest, honest_trunk, joined, merge, send, send_trunk
+from support.fleet import fit, honest, honest_trunk, joined, merge, registered, send, send_trunk
 from support.processes import Coordinator, coordinator
 from support.statistics import written
 
@@ -58,6 +59,7 @@ def furnish(server: Coordinator, folder: Path) -> None:
     trunk = merge(server)
     send(member, written(folder / "contribution", *honest(server, member, trunk)))
     send_trunk(member, written(folder / "trunk-contribution", *honest_trunk(member)))
+    fit(server, member, trunk).register(Fitted(expert=registered(member).digest, trunk=trunk.digest))
     member.client.close()
     with server.client() as operator:
         number = int(wait(operator, operator.solve_version(NewVersion())))

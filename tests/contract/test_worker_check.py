@@ -55,8 +55,9 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
 
 def test_a_worker_that_can_start_gets_ok_on_every_line(house: House) -> None:
     words = [f"--{name.replace('_', '-')}={value}" for name, value in house.options(held_out_share=0.2).items()]
-    lines = moerge("worker", "check", *words).splitlines()
+    lines = moerge("worker", "check", *words, "--fit").splitlines()
     said = {line.split()[1]: line for line in lines}
+    assert "fitting takes at least" in said["memory"]
     assert list(said) == ["expert", "data", "disk", "memory", "Ray", "coordinator", "clock", "token", "key", "fleet"]
     assert all(line.startswith("ok ") for line in lines)
     assert "llama, H 32, 3 layers" in said["expert"]

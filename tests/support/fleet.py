@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from moerge.architectures.config import read_config
@@ -17,9 +17,10 @@ from moerge.statistics.batch import batches
 from moerge.statistics.bounds import attention_size, input_exponents
 from moerge.statistics.passes import TrunkPass
 from moerge.trunk.domain_model import domain_model
+from moerge.trunk.fit import fit_mlps, write_fitted
 from moerge_proto.contributions import Contribution, NewContribution, TrunkContribution
 from moerge_proto.digests import sha256_hex
-from moerge_proto.experts import Expert, ExpertState, NewExpert
+from moerge_proto.experts import Expert, ExpertState, Fitted, NewExpert
 from moerge_proto.owners import NewOwner, NewToken, Role
 from moerge_proto.statistics_file import RouterManifest, StatisticsSettings, TrunkManifest
 from moerge_proto.trunks import NewTrunk, Trunk
@@ -44,9 +45,10 @@ class Member:
         paths = expert_files(self.folder)
         return {name: self.client.upload(path, SILENT, title=name).sha256 for name, path in paths.items()}
 
-    def register(self) -> Expert:
+    def register(self, fitted: Fitted | None = None) -> Expert:
         """Uploads and registers the expert, and waits until its weights are checked."""
-        registered = self.client.register_expert(NewExpert(domain=self.domain, files=self.upload_files()))
+        new = NewExpert(domain=self.domain, files=self.upload_files(), fitted=fitted)
+        registered = self.client.register_expert(new)
         while registered.state is ExpertState.RECEIVED:
             time.sleep(0.02)
             registered = self.client.expert(registered.digest)
@@ -82,6 +84,12 @@ def merge(server: Coordinator, experts: list[str] | None = None, **how: object) 
     return trunk
 
 
+def registered(member: Member) -> Expert:
+    """The member's expert, as the coordinator has it."""
+    [expert] = [each for each in member.client.experts() if each.domain == member.domain and each.fitted is None]
+    return expert
+
+
 def trunk_path(server: Coordinator, trunk: Trunk) -> Path:
     """The trunk's tensors, where the coordinator keeps them; from a store elsewhere they are downloaded."""
     [entry] = [file for file in trunk.files if file.name == "trunk.safetensors"]
@@ -94,16 +102,30 @@ def trunk_path(server: Coordinator, trunk: Trunk) -> Path:
     return folder / entry.name
 
 
+def fit(server: Coordinator, member: Member, trunk: Trunk) -> Member:
+    """The member with its expert's MLPs fitted to a trunk over the fixed rows; not registered yet."""
+    path, home = trunk_path(server, trunk), member.folder.with_name(f"{member.folder.name}-{trunk.digest[:8]}")
+    mlps = fit_mlps(member.folder, path, list(batches(ROWS, 512)))
+    return replace(member, folder=write_fitted(member.folder, path, mlps, home))
+
+
 def honest(
-    server: Coordinator, member: Member, trunk: Trunk, shards: int = 1, first: int = 0, split: str = "statistics"
+    server: Coordinator,
+    member: Member,
+    trunk: Trunk,
+    shards: int = 1,
+    first: int = 0,
+    split: str = "statistics",
+    fitted: Expert | None = None,
 ) -> tuple[RouterManifest, ShardSums]:
-    """What the member's worker would send: sums over the fixed rows, and their manifest."""
+    """What the member's worker would send: sums over the fixed rows, and their manifest; with `fitted`, for that one,
+    which is the member's folder then.
+    """
     model, gains = domain_model(member.folder, trunk_path(server, trunk))
     sums = shard_sums(model, gains, trunk.exponents, batches(ROWS, 512), len(ROWS))
-    [registered] = [each for each in member.client.experts() if each.domain == member.domain]
     manifest = RouterManifest(
         owner=member.name,
-        expert=registered.digest,
+        expert=(fitted or registered(member)).digest,
         domain=member.domain,
         trunk=trunk.digest,
         settings=StatisticsSettings(),
@@ -122,10 +144,9 @@ def honest_trunk(member: Member, rows: list[list[int]] = ROWS) -> tuple[TrunkMan
     config, checkpoint = read_config(member.folder), Checkpoint(member.folder)
     exponents = input_exponents(checkpoint, family_of(config), config)
     sums = TrunkPass(member.folder, exponents).load()(batches(rows, 512), len(rows))
-    [registered] = [each for each in member.client.experts() if each.domain == member.domain]
     manifest = TrunkManifest(
         owner=member.name,
-        expert=registered.digest,
+        expert=registered(member).digest,
         domain=member.domain,
         settings=StatisticsSettings(),
         hidden_size=config.hidden_size,

@@ -16,9 +16,11 @@ from moerge.client import Client
 from moerge.errors import IncompatibleExpertError, MoergeError
 from moerge.experts import check_expert
 from moerge.statistics.passes import RouterPass, TrunkPass
+from moerge.trunk.fit import require_fittable
 from moerge.trunk.merge import trunk_names
 from moerge_workers import actors
 from moerge_workers.data import Data
+from moerge_workers.fit import fit_bytes
 from moerge_workers.identity import own_identity, require_approved
 from moerge_workers.memory import described, free_memory, need, that_fit
 from moerge_workers.settings import Settings
@@ -155,6 +157,8 @@ class _Machine:
         names = trunk_names(own, family_of(config), config.num_hidden_layers)
         trunk = sum(own.specs[name].bytes for name in names)
         asked = trunk + _FILES * need(self._work, self.settings.statistics).sums // 2
+        if self.settings.fit:
+            asked += sum(spec.bytes for spec in own.specs.values())
         free = shutil.disk_usage(home).free
         if free < asked:
             found = f"{decimal(free)} are free; a trunk and the sums take {decimal(asked)}"
@@ -174,6 +178,9 @@ class _Machine:
         if settings.trunk_contribution:
             trunk = TrunkPass(settings.expert, [], settings.statistics.precision, settings.device)
             said += f"; for trunks {described(that_fit(trunk, settings, free))}"
+        if settings.fit:
+            require_fittable(settings.expert)
+            said += f"; fitting takes at least {decimal(fit_bytes(settings.expert))}"
         if settings.device == "cuda" and free.slot is not None:
             said += f"; a GPU has {decimal(free.slot)}"
         return said if free.host is None else f"{said}; this machine has {decimal(free.host)}"

@@ -111,6 +111,9 @@ def _options(
     trunk_contribution: Annotated[
         bool | None, typer.Option("--trunk-contribution", help="Send grams and token counts for a regmean trunk too.")
     ] = None,
+    fit: Annotated[
+        bool | None, typer.Option("--fit", help="Fit the expert's MLPs to each trunk here, and send those weights too.")
+    ] = None,
     rare_below: Annotated[
         int | None, typer.Option(help="Withhold counts of tokens that stand fewer times.", show_default="10")
     ] = None,

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,18 +24,21 @@ from moerge.client import Client
 from moerge.errors import CoordinatorError, MoergeError
 from moerge.experts import check_expert
 from moerge.files import atomic_file, file_sha256, is_of_full_disk
-from moerge.register import register
+from moerge.register import WithdrawnError, register
 from moerge.statistics.bounds import attention_size, input_exponents
 from moerge.statistics.passes import RouterPass, TrunkPass
 from moerge.trunk.domain_model import require_near
+from moerge.trunk.fit import require_fittable
 from moerge_proto.contributions import Contribution, NewContribution, TrunkContribution
 from moerge_proto.digests import digest_of
+from moerge_proto.experts import Fitted
 from moerge_proto.problems import ProblemType
 from moerge_proto.progress import Stage
 from moerge_proto.statistics_file import Int64, Manifest, RouterManifest, StatisticsFile, TrunkManifest, write
 from moerge_proto.trunks import Trunk
 from moerge_workers.data import Data
 from moerge_workers.evaluate import Evaluations
+from moerge_workers.fit import fitted
 from moerge_workers.history import History
 from moerge_workers.identity import own_identity, require_approved, signature
 from moerge_workers.ledger import Ledger
@@ -136,6 +140,8 @@ class _Worker:
         if not settings.dry_run and not require_approved(client, settings.home):
             self.say("contributions go unsigned: you have no key (moerge worker init makes one)")
         check_expert(settings.expert, None, str(settings.expert))
+        if settings.fit:
+            require_fittable(settings.expert)
         data = Data(settings, self.say)
         try:
             how: dict[str, Any] = {"domain": settings.domain, "license": settings.license}
@@ -145,7 +151,7 @@ class _Worker:
                 settings.expert,
                 self.watch,
                 change=not settings.dry_run,
-                leaving=self._expert_leaving,
+                leaving=self.expert_leaving,
                 **how,
             )
             self._outbox.settle([registered])
@@ -202,16 +208,22 @@ class _Worker:
                 return
 
     @contextmanager
-    def _expert_leaving(self, digest: str, paths: Mapping[str, Path]) -> Iterator[None]:
+    def expert_leaving(self, digest: str, paths: Mapping[str, Path], trunk: str = "") -> Iterator[None]:
+        """The time in which an expert leaves, if it may; `trunk`: that it is fitted to."""
         if not self.settings.policy.expert_weights:
             todo = "let the coordinator have it another way (moerge expert add --source), or set expert_weights = true"
             found = "the coordinator doesn't have this expert, and the policy keeps expert weights here"
             raise MoergeError(found, where=str(self.settings.expert), todo=todo)
-        item = self._outbox.expert(digest, paths)
-        if not self._outbox.may_leave(item):
+        item = self._outbox.expert(digest, paths, trunk)
+        if not self._outbox.may_leave(item, lambda: bool(trunk) and self.is_replaced(trunk)):
             raise _KeptError(digest)
         with self._outbox.sending(item):
             yield
+
+    def is_replaced(self, trunk: str) -> bool:
+        """Whether it isn't the current trunk any more."""
+        current = self.client.current_trunk()
+        return current is None or current.digest != trunk
 
     def _next_trunk(self, last: str | None, meanwhile: Callable[[], None]) -> Trunk | None:
         """The current trunk, once it isn't the last one any more; a dry run doesn't wait for one."""
@@ -302,7 +314,7 @@ class _Work:
         `statistics` is the expert's own trunk contribution, with which the trunk is compared.
         """
         settings, client, watch = self._settings, self.worker.client, self.worker.watch
-        self.outbox.outdate(lambda item: item.kind == "router" and item.trunk != trunk.digest)
+        self.outbox.outdate(lambda item: item.trunk not in ("", trunk.digest))
         folder = settings.home / "trunks" / trunk.digest
         place = f"/v1/trunks/{trunk.digest}/files"
         watch.enter(Stage.DOWNLOADING)
@@ -310,13 +322,19 @@ class _Work:
         weights, limit = folder / TRUNK_FILE, settings.policy.max_stray
         stray = require_near(settings.expert, weights, limit, statistics)
         self.worker.say(f"the trunk strays from the expert by at most {stray:.3f} of a tensor's norm (limit {limit:g})")
-        work = RouterPass(settings.expert, weights, trunk.exponents, settings.statistics.precision, settings.device)
+        expert, mlps = self.expert, settings.expert
+        if settings.fit:
+            try:
+                expert, mlps = self._fitted(trunk, weights)
+            except _KeptError:
+                return []
+        work = RouterPass(mlps, weights, trunk.exponents, settings.statistics.precision, settings.device)
         sent: list[Contribution] = []
         for split in ("statistics", "tuning"):
             blank = RouterManifest.model_validate(
                 {
                     "owner": self.owner,
-                    "expert": self.expert,
+                    "expert": expert,
                     "domain": settings.domain,
                     "trunk": trunk.digest,
                     "split": split,
@@ -334,18 +352,50 @@ class _Work:
                 sent += self._contribute_split(self._sums(ledger, blank, work), blank)
         return sent
 
+    def _fitted(self, trunk: Trunk, weights: Path) -> tuple[str, Path]:
+        """Digest and folder of the expert fitted to a trunk, once the coordinator has it, or in a dry run would.
+
+        The expert as it is, if its owner refuses the fitted one or has withdrawn it, or there is too little text.
+
+        Raises:
+            _KeptError: its owner hasn't answered.
+        """
+        settings, worker = self._settings, self.worker
+        folder = fitted(settings, self.data, worker.watch, self.expert, weights)
+        if folder is None:
+            return self.expert, settings.expert
+        try:
+            expert = register(
+                worker.client,
+                folder,
+                worker.watch,
+                change=False,
+                leaving=partial(worker.expert_leaving, trunk=trunk.digest),
+                domain=settings.domain,
+                license=settings.license,
+                fitted=Fitted(expert=self.expert, trunk=trunk.digest),
+            )
+        except WithdrawnError:
+            worker.say("the fitted expert was withdrawn; the contribution is made with the expert as it is")
+            return self.expert, settings.expert
+        except _KeptError as kept:
+            item = worker.history.item(kept.digest, settings.coordinator)
+            if settings.dry_run:
+                return kept.digest, folder
+            if item is not None and worker.history.decision(item) == "refused":
+                return self.expert, settings.expert
+            raise
+        self.outbox.settle([expert])
+        return expert.digest, folder
+
     def _contribute_split(self, sums: Sums, blank: RouterManifest) -> list[Contribution]:
         if self._delivered(sums, blank) is None:
             return []
         if (made := sums.complete()) is not None:
             item = self.outbox.contribution(sums.path(made.file), made.file.digest)
-            if self.outbox.may_leave(item, lambda: self._is_replaced(blank.trunk)):
+            if self.outbox.may_leave(item, lambda: self.worker.is_replaced(blank.trunk)):
                 made.note()  # the ledger holds what the owner let leave, and nothing else
         return self._delivered(sums, blank) or []
-
-    def _is_replaced(self, trunk: str) -> bool:
-        current = self.worker.client.current_trunk()
-        return current is None or current.digest != trunk
 
     def _sums(self, ledger: Ledger, blank: Manifest, work: RouterPass | TrunkPass) -> Sums:
         folder = self._settings.home / "contributions"
@@ -368,6 +418,11 @@ class _Work:
         counts = {digest: row for digest, row in counts.items() if (row.trunk, row.domain, row.split) == place}
         files = sums.ledger.files()
         supersedes = [old.digest for old in sums.ledger.files(replaced=True) if old.digest in counts]
+        others = [row for row in counts.values() if row.expert != blank.expert]
+        if others and blank.expert == self.expert:
+            found, todo = f"its fitted expert {others[0].expert} contributes under this trunk", "run with --fit"
+            todo += f", or withdraw it: moerge expert withdraw {others[0].expert}"
+            raise MoergeError(found, where=str(self._settings.expert), todo=todo)
         if any(file.digest not in counts and not sums.path(file).is_file() for file in files):
             self.worker.say("a file that was sent neither counts nor is kept here; its documents are sent anew")
             sums.ledger.forget()
@@ -376,10 +431,11 @@ class _Work:
             if file.digest in counts:
                 continue
             item = self.outbox.contribution(sums.path(file), file.digest)
-            if not self.outbox.may_leave(item, lambda: self._is_replaced(blank.trunk)):
+            if not self.outbox.may_leave(item, lambda: self.worker.is_replaced(blank.trunk)):
                 if self.worker.history.decision(item) == "refused":
                     sums.ledger.forget()
                 return None
+            supersedes, others = supersedes + [row.digest for row in others], []
             with self.outbox.sending(item, supersedes):
                 new = self._uploaded(sums.path(file), file.digest, supersedes, "uploading the contribution")
                 counts[file.digest], supersedes = self.worker.client.contribute(new), []

@@ -106,7 +106,8 @@ class Evaluations:
 
     def _newest(self) -> Version | None:
         served = [row for row in self.client.versions() if row.retired is None and row.withheld is None]
-        return next((row for row in reversed(served) if self.expert in row.lineage.experts), None)
+        own = {self.expert, *(row.digest for row in self.client.experts() if row.plain == self.expert)}
+        return next((row for row in reversed(served) if not own.isdisjoint(row.lineage.experts)), None)
 
     @property
     def _folder(self) -> Path:
@@ -234,7 +235,7 @@ class Evaluations:
             counter = RoutingCounter(model)
             with counter.counting():
                 found = self._score(model, title, held_out, ledger, counter.count)
-            with forced(model, version.lineage.experts.index(self.expert)):
+            with forced(model, version.lineage.domains.index(settings.domain)):
                 oracle = self._score(model, f"{title}, all by your expert", held_out, ledger)
             del model
             shutil.rmtree(folder)

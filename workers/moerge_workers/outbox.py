@@ -155,11 +155,13 @@ class Outbox:
         size = path.stat().st_size
         return Item(digest, self.settings.coordinator, manifest.kind, about, size, trunk, str(path))
 
-    def expert(self, digest: str, paths: Mapping[str, Path]) -> Item:
-        """An expert's files, as an item."""
+    def expert(self, digest: str, paths: Mapping[str, Path], trunk: str = "") -> Item:
+        """An expert's files, as an item; `trunk`: that it is fitted to."""
         size = sum(path.stat().st_size for path in paths.values())
-        about = f"{self.settings.domain}: expert, {len(paths)} files"
-        return Item(digest, self.settings.coordinator, "expert", about, size, "", str(self.settings.expert))
+        fitted = f" fitted to trunk {trunk[:12]}" if trunk else ""
+        about = f"{self.settings.domain}: expert{fitted}, {len(paths)} files"
+        folder = next(iter(paths.values())).parent
+        return Item(digest, self.settings.coordinator, "expert", about, size, trunk, str(folder))
 
     def evaluation(self, path: Path) -> Item:
         """An evaluation's file, as an item."""

@@ -20,7 +20,7 @@ class Policy(BaseModel):
         min_documents: that a contribution is over, and its difference from what was sent before.
         min_tokens: likewise; None: a shard's worth, 64 H.
         tokens_per_document: at most so many of each count; None: all.
-        expert_weights: whether they may leave.
+        expert_weights: whether they may leave, of fitted experts too.
         trunk_contributions: whether they may leave, if they are asked for.
         router_contributions: whether they may leave.
         evaluation_sums: whether they may leave, and are made.

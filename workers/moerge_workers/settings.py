@@ -34,6 +34,7 @@ class Settings(BaseModel):
         tuning_share: of all documents, that choose lambda; with 0 there are none, and nothing is sent of them.
         held_out_share: of all documents, that nothing is sent of.
         trunk_contribution: whether grams and token counts of the expert itself are sent, for better trunks.
+        fit: whether the expert's MLPs are fitted to each trunk here, and sent as a further expert.
         rare_below: counts of tokens that stood fewer times are withheld from a trunk contribution.
         home: folder of the worker's key, journals, history and downloads.
         license: SPDX identifier of the expert's licence.
@@ -65,6 +66,7 @@ class Settings(BaseModel):
     tuning_share: float = Field(default=0.0, ge=0, lt=1)
     held_out_share: float = Field(default=0.0, ge=0, lt=1)
     trunk_contribution: bool = False
+    fit: bool = False
     rare_below: int = Field(default=10, ge=0)
     home: Path
     license: str = "unknown"
@@ -94,6 +96,9 @@ class Settings(BaseModel):
             raise ValueError(f"the policy's domains are {', '.join(self.policy.domains) or 'none'}; not {self.domain}")
         if self.trunk_contribution and not self.policy.trunk_contributions:
             raise ValueError("trunk_contribution asks for what the policy forbids: trunk_contributions = false")
+        for name in ("expert_weights", "router_contributions"):
+            if self.fit and not getattr(self.policy, name):
+                raise ValueError(f"fit asks for what the policy forbids: {name} = false")
         if self.policy.evaluation_sums and not self.held_out_share:
             raise ValueError("policy.evaluation_sums needs documents to score: set held_out_share, to 0.1 for instance")
         if self.policy.evaluation_sums and self.statistics.context < 2:

@@ -58,9 +58,7 @@ def plan(
     current: list[list[list[int]]] = []
     size = 0
     for document in documents:
-        ids = first(encode(document), settings.tokens_per_document)
-        rows = [ids[start : start + settings.context] for start in range(0, len(ids), settings.context)]
-        rows = [row for row in rows if _counted(row)]
+        rows = cut(encode(document), settings)
         if not rows:
             continue
         current.append(rows)
@@ -71,6 +69,13 @@ def plan(
             done, current, size = current, [], 0
     if done or current:
         yield _shard(done + current, key)
+
+
+def cut(ids: list[int], settings: StatisticsSettings) -> list[list[int]]:
+    """A document's rows: as much of it as counts, in pieces of at most `context`."""
+    ids = first(ids, settings.tokens_per_document)
+    rows = [ids[start : start + settings.context] for start in range(0, len(ids), settings.context)]
+    return [row for row in rows if _counted(row)]
 
 
 def first(ids: list[int], most: int | None) -> list[int]:

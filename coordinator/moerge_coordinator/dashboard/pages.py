@@ -360,7 +360,7 @@ async def owners(visit: Visit) -> Response:
         rest.all(Expert, "/v1/experts"),
         rest.all(DomainProgress, "/v1/progress"),
     )
-    state = {each.domain: each.state.value for each in experts if each.state != "withdrawn"}
+    state = {each.domain: each.state.value for each in experts if each.state != "withdrawn" and each.fitted is None}
     newest = list(reversed(rounds))[:_MOST_ROWS]
     workers = {each.domain: each for each in told}
     return visit.show("owners.html", owners=page.items, further=page.next, rounds=newest, state=state, workers=workers)

@@ -101,9 +101,12 @@ def require_sizes(manifest: Manifest, expected: Mapping[str, int]) -> None:
 
 def _check_manifest(request: Request, caller: Identity, manifest: RouterManifest) -> TrunkRow:
     """Requires that the manifest is the caller's own, and of the current trunk and a ready expert."""
-    ready_expert(request, caller, manifest)
+    expert = ready_expert(request, caller, manifest)
     with reading(request.app.state.engine) as session:
         trunk = _require_current(session, manifest)
+    if expert.fitted_to not in (None, trunk.digest):
+        found = f"expert {expert.digest} is fitted to another trunk, {expert.fitted_to}"
+        raise ContributionError(found, where="manifest.expert", todo="fit the domain's expert to this trunk")
     require_sizes(manifest, {"hidden_size": trunk.hidden_size, "layers": trunk.layers})
     return trunk
 
@@ -144,6 +147,7 @@ def _record(
         require_there(request, session, new.sha256, manifest.expert)
         for digest in dict.fromkeys(new.supersedes):
             _supersede(session, digest, manifest)
+        _require_alone(session, manifest)
         _claim_shards(session, new.sha256, manifest)
         signer = require_signed(session, manifest.owner, new)
         row = known
@@ -182,6 +186,21 @@ def _supersede(session: Session, digest: str, manifest: RouterManifest) -> None:
     for shard in session.scalars(select(ShardRow).where(ShardRow.contribution == digest)):
         session.delete(shard)
     session.flush()
+
+
+def _require_alone(session: Session, manifest: RouterManifest) -> None:
+    """Requires that nothing of the domain's counts that was computed with other MLPs, fitted or not."""
+    query = select(ContributionRow).where(
+        ContributionRow.active,
+        ContributionRow.trunk == manifest.trunk,
+        ContributionRow.domain == manifest.domain,
+        ContributionRow.split == manifest.split,
+        ContributionRow.expert != manifest.expert,
+    )
+    for other in session.scalars(query.limit(1)):
+        found = f"contribution {other.digest} counts, which is of another expert of the domain, {other.expert}"
+        todo = "name it in supersedes, if this one is to take its place"
+        raise RefusedError(ProblemType.CONFLICT, found, where="supersedes", todo=todo)
 
 
 def _claim_shards(session: Session, digest: str, manifest: RouterManifest) -> None:

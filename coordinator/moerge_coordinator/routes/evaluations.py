@@ -10,7 +10,7 @@ from moerge_coordinator.database import reading, transaction
 from moerge_coordinator.refusals import RefusedError
 from moerge_coordinator.routes.pages import After, Number, page
 from moerge_coordinator.routes.versions import find_version, require_served
-from moerge_coordinator.tables import EvaluationRow, TrunkRow, VersionRow
+from moerge_coordinator.tables import EvaluationRow, ExpertRow, TrunkRow, VersionRow
 from moerge_proto.evaluations import Evaluation, NewEvaluation, VersionTable
 from moerge_proto.messages import Page
 from moerge_proto.owners import Role
@@ -66,7 +66,8 @@ def _require_of(session: Session, version: VersionRow, new: NewEvaluation) -> No
         found = f"version {version.number} has the domains {', '.join(made.domains)}; not {new.domain!r}"
         todo = "evaluate a version that has your domain's expert"
         raise RefusedError(ProblemType.INVALID_REQUEST, found, where="domain", todo=todo)
-    expert = made.experts[made.domains.index(new.domain)]
+    slot = select(ExpertRow).where(ExpertRow.digest == made.experts[made.domains.index(new.domain)])
+    expert = session.scalars(slot).one().plain  # the dense one, if the version has its fitted MLPs
     if new.expert != expert:
         found = f"version {version.number} has the expert {expert} of {new.domain!r}, not {new.expert}"
         todo = "compare with the dense expert that is in the version"

@@ -12,12 +12,19 @@ from moerge_coordinator import views
 from moerge_coordinator.auth import OperatorOrOwner, own_name, require_own_domain
 from moerge_coordinator.database import reading, transaction
 from moerge_coordinator.intake import checked_family, others, require_held
-from moerge_coordinator.lifecycle import containing, purge_expert, remerge, retire_versions, withdraw_expert
+from moerge_coordinator.lifecycle import (
+    containing,
+    fitted_from,
+    purge_expert,
+    remerge,
+    retire_versions,
+    withdraw_expert,
+)
 from moerge_coordinator.needed import collect
 from moerge_coordinator.refusals import RefusedError
 from moerge_coordinator.routes.pages import After, visible_page, visible_row
 from moerge_coordinator.sources import require_allowed
-from moerge_coordinator.tables import DomainRow, ExpertRow
+from moerge_coordinator.tables import DomainRow, ExpertRow, TrunkRow
 from moerge_proto.digests import Digest
 from moerge_proto.experts import Expert, ExpertState, NewExpert, Purge, Purged, Withdraw, Withdrawal
 from moerge_proto.messages import FileEntry, Page
@@ -82,6 +89,7 @@ def _take(request: Request, owner: str, new: NewExpert, digest: str, *, own: boo
     with transaction(state.engine) as session:
         if (known := _known(session, new, digest, own=own)) is not None:
             return known
+        _require_fitted(session, new)
         if new.source is not None:
             noted = [FileEntry(name=name, sha256=sha256, size=0) for name, sha256 in sorted(new.files.items())]
             return _add(session, owner, new, digest, "", noted)
@@ -96,6 +104,7 @@ def _take(request: Request, owner: str, new: NewExpert, digest: str, *, own: boo
     with transaction(state.engine) as session:
         if (known := _known(session, new, digest, own=own)) is not None:
             return known
+        _require_fitted(session, new)
         if others(session) != before:  # two at once could each be the first, and unlike each other
             return None
         require_held(session, owner, entries)
@@ -109,20 +118,27 @@ def _known(session: Session, new: NewExpert, digest: str, *, own: bool) -> Exper
     Raises:
         RefusedError: the domain has another expert, or the expert another domain.
     """
-    domain = new.domain
+    domain, place = new.domain, _place(new)
     query = select(ExpertRow).where((ExpertRow.domain == domain) | (ExpertRow.digest == digest))
-    rows = session.scalars(query.where(ExpertRow.withdrawn.is_(None)))
-    for row in rows.all():
-        same = row.domain == domain and row.digest == digest
+    rows = session.scalars(query.where(ExpertRow.withdrawn.is_(None))).all()
+    for row in rows:
+        if row.digest != digest and (row.fitted_from, row.fitted_to) != place:
+            continue
+        same = (row.domain, row.digest, row.fitted_from, row.fitted_to) == (domain, digest, *place)
         if same and (row.source is None or row.state != ExpertState.REFUSED.value):
-            if own:
-                row.redistribute = new.redistribute
+            if own and new.fitted is None:
+                for each in (row, *fitted_from(session, digest)):
+                    each.redistribute = new.redistribute
             return views.expert(row)
         if row.state == ExpertState.REFUSED.value:  # a source may have been mended
             session.delete(row)
             session.flush()
+        elif row.domain == domain and row.digest == digest:
+            found = "the same files are registered already, fitted to nothing or to something else"
+            raise RefusedError(ProblemType.CONFLICT, found, where="fitted", todo="see GET /v1/experts")
         elif row.domain == domain:
-            found, where = f"domain {domain!r} has the expert {row.digest}", "domain"
+            fitted = "" if new.fitted is None else f" fitted to trunk {new.fitted.trunk}"
+            found, where = f"domain {domain!r} has the expert {row.digest}{fitted}", "domain"
             todo = "an expert stays until it is withdrawn"
             raise RefusedError(ProblemType.CONFLICT, found, where=where, todo=todo)
         else:
@@ -131,13 +147,42 @@ def _known(session: Session, new: NewExpert, digest: str, *, own: bool) -> Exper
     return None
 
 
+def _place(new: NewExpert) -> tuple[str | None, str | None]:
+    """The expert that it is fitted from, and the trunk that it is fitted to."""
+    return (None, None) if new.fitted is None else (new.fitted.expert, new.fitted.trunk)
+
+
+def _require_fitted(session: Session, new: NewExpert) -> None:
+    """Requires that what a fitted expert comes from is the domain's ready expert, and that its trunk is in use.
+
+    Raises:
+        RefusedError: names which is not.
+    """
+    if new.fitted is None:
+        return
+    plain = session.scalar(select(ExpertRow).where(ExpertRow.digest == new.fitted.expert))
+    own = plain is not None and plain.fitted_to is None and plain.domain == new.domain
+    if plain is None or not own or plain.state != ExpertState.READY.value:
+        found = f"{new.fitted.expert} is not the ready expert of {new.domain!r}"
+        raise RefusedError(ProblemType.NOT_READY, found, where="fitted.expert", todo="register that one first")
+    trunk = session.scalar(select(TrunkRow).where(TrunkRow.digest == new.fitted.trunk))
+    if trunk is None or trunk.retired is not None:
+        found = f"trunk {new.fitted.trunk} is {'not there' if trunk is None else 'retired'}"
+        raise RefusedError(ProblemType.WRONG_TRUNK, found, where="fitted.trunk", todo="fit it to the current one")
+
+
 def _add(session: Session, owner: str, new: NewExpert, digest: str, family: str, entries: list[FileEntry]) -> Expert:
     row = session.scalar(select(ExpertRow).where(ExpertRow.digest == digest))
+    redistribute = new.redistribute
+    if new.fitted is not None:
+        allowed = select(ExpertRow.redistribute).where(ExpertRow.digest == new.fitted.expert)
+        redistribute = session.scalars(allowed).one()
     if row is None:  # else it was withdrawn and comes again
         row = ExpertRow(digest=digest)
         session.add(row)
     row.domain, row.owner, row.license, row.family = new.domain, owner, new.license, family
-    row.redistribute = new.redistribute
+    row.redistribute = redistribute
+    row.fitted_from, row.fitted_to = _place(new)
     row.state, row.withdrawn, row.purged, row.source = ExpertState.RECEIVED.value, None, None, new.source
     row.files = [entry.model_dump() for entry in entries]
     session.flush()
@@ -159,9 +204,10 @@ def show_expert(request: Request, caller: OperatorOrOwner, digest: Digest) -> Ex
 
 @router.post("/{digest}/withdraw")
 def withdraw(request: Request, caller: OperatorOrOwner, digest: Digest, how: Withdraw) -> Withdrawal:
-    """Withdraws an expert and all its contributions (law 5). The same again changes nothing. Role: operator or owner.
+    """Withdraws an expert, those fitted from it, and all their contributions (law 5). The same again changes nothing.
 
-    Trunks that contain it are retired; if the current one does, the trunk that takes its place is being merged.
+    Trunks that contain it are retired; if the current one does, the trunk that takes its place is being merged. Role:
+    operator or owner.
     """
     state = request.app.state
     with transaction(state.engine) as session:
@@ -195,9 +241,9 @@ def purge(request: Request, caller: OperatorOrOwner, digest: Digest, how: Purge)
             raise RefusedError(ProblemType.NOT_READY, "the current trunk still contains it", where="digest", todo=todo)
         if how.retire:
             retire_versions(session, versions)
-        purge_expert(session, row)
+        purged = purge_expert(session, row)
         numbers = [version.number for version in versions]
     retired = numbers if how.retire else []
-    state.workflows.drop_folders([digest], retired)
+    state.workflows.drop_folders(purged, retired)
     removed, size = collect(state.engine, state.blobs)
     return Purged(removed=removed, bytes=size, versions=[] if how.retire else numbers)

@@ -35,11 +35,15 @@ def merge(request: Request, caller: Operator, new: NewTrunk) -> Workflow:
     """Merges a trunk, which then is the current one. Role: operator."""
     with reading(request.app.state.engine) as session:
         query = select(ExpertRow).where(ExpertRow.state == ExpertState.READY.value).order_by(ExpertRow.number)
-        ready = {row.digest: row.domain for row in session.scalars(query)}
+        found = list(session.scalars(query))
+        ready = {row.digest: row.domain for row in found if row.fitted_to is None}
+        fitted = {row.digest: row.plain for row in found if row.fitted_to is not None}
         rows = session.scalars(select(TrunkContributionRow).where(TrunkContributionRow.active))
         contributions = {row.expert: row.digest for row in rows}
     asked = None if new.round is None else ended_round(request, new.round, "trunk")
     base = new.options.base
+    _require_trained(fitted, "options.base", [base] if base is not None else [])
+    _require_trained(fitted, "experts", new.experts or [])
     if base is not None and base not in ready:
         raise _not_ready(base, "options.base")
     experts = [digest for digest in ready if digest != base] if new.experts is None else new.experts
@@ -59,6 +63,15 @@ def merge(request: Request, caller: Operator, new: NewTrunk) -> Workflow:
     lineage = TrunkLineage(method=new.method, options=new.options, experts=experts, contributions=parts)
     workflow: Workflow = request.app.state.workflows.start_trunk(lineage)
     return workflow
+
+
+def _require_trained(fitted: Mapping[str, str], where: str, experts: list[str]) -> None:
+    """Requires that none is of `fitted`: digest -> the expert that it is fitted from."""
+    for digest in experts:
+        if digest in fitted:
+            found = f"expert {digest} is fitted to a trunk, so it isn't merged into one"
+            todo = f"name the expert that it is fitted from: {fitted[digest]}"
+            raise RefusedError(ProblemType.INVALID_REQUEST, found, where=where, todo=todo)
 
 
 def _not_ready(digest: str, where: str) -> RefusedError:

@@ -65,18 +65,22 @@ def _lineage(request: Request, new: NewVersion) -> Lineage:
     with reading(request.app.state.engine) as session:
         query = select(ContributionRow).where(ContributionRow.trunk == trunk.digest, ContributionRow.active)
         parts = list(session.scalars(query))
-        domains = {row.digest: row.domain for row in session.scalars(select(ExpertRow).order_by(ExpertRow.number))}
+        rows = {row.digest: row for row in session.scalars(select(ExpertRow).order_by(ExpertRow.number))}
+        domains = {row.digest: row.domain for row in sorted(rows.values(), key=lambda row: rows[row.plain].number)}
         withdrawn = withdrawn_in(session, trunk.digest)
     contributed = {part.expert for part in parts if part.split == "statistics"}
     experts = [digest for digest in domains if digest in contributed] if new.experts is None else new.experts
     if asked is not None:
         experts = [digest for digest in experts if domains[digest] in asked.contributed]
+
+    def _instead(digest: str) -> str:
+        other = next((each for each in contributed if digest in rows and rows[each].domain == rows[digest].domain), "")
+        return f"name the domain's expert that has: {other}" if other else "its owner's worker contributes first"
+
     for digest in experts:
         if digest not in contributed:
-            found = f"expert {digest} has no contribution under trunk {trunk.digest}"
-            raise RefusedError(
-                ProblemType.NOT_READY, found, where="experts", todo="its owner's worker contributes first"
-            )
+            found, todo = f"expert {digest} has no contribution under trunk {trunk.digest}", _instead(digest)
+            raise RefusedError(ProblemType.NOT_READY, found, where="experts", todo=todo)
     if not experts or len(set(experts)) < len(experts):
         raise RefusedError(
             ProblemType.NOT_READY,

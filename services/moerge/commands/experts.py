@@ -17,8 +17,8 @@ Domain = Annotated[str, typer.Argument(help="The expert's domain, or its digest.
 
 
 def _find(client: Client, name: str) -> Expert:
-    """The expert of that digest, else the newest of that domain."""
-    found = [row for row in client.experts() if name in (row.domain, row.digest)]
+    """The expert of that digest, else the newest of that domain that was trained, not fitted."""
+    found = [row for row in client.experts() if name == row.digest or (name == row.domain and row.fitted is None)]
     if not found:
         raise MoergeError(f"no expert of {name!r}", where="domain", todo="see: moerge expert list")
     alive = [row for row in found if row.state is not ExpertState.WITHDRAWN]
@@ -63,10 +63,14 @@ def list_experts(coordinator: Coordinator, secret: Secret) -> None:
     """
     with Client(coordinator, secret) as client:
         rows = [
-            [row.domain, row.owner, row.family, row.license, _yes(row.redistribute), row.state.value, row.digest]
+            [row.domain, row.owner, row.family, row.license, _yes(row.redistribute), _state(row), row.digest]
             for row in client.experts()
         ]
     show("Experts", ["domain", "owner", "family", "licence", "redistribute", "state", "digest"], rows)
+
+
+def _state(row: Expert) -> str:
+    return row.state.value + (f", fitted to trunk {row.fitted.trunk[:12]}" if row.fitted else "")
 
 
 def _yes(value: bool) -> str:
@@ -82,7 +86,8 @@ def show_expert(domain: Domain, coordinator: Coordinator, secret: Secret) -> Non
     with Client(coordinator, secret) as client:
         row = _find(client, domain)
         trunks = [trunk.digest[:12] for trunk in client.trunks() if row.digest in trunk.contains]
-        versions = [str(each.number) for each in client.versions() if row.digest in each.lineage.experts]
+        own = {row.digest, *(each.digest for each in client.experts() if each.plain == row.digest)}
+        versions = [str(each.number) for each in client.versions() if not own.isdisjoint(each.lineage.experts)]
     lines = {
         "domain": row.domain,
         "owner": row.owner,
@@ -95,6 +100,8 @@ def show_expert(domain: Domain, coordinator: Coordinator, secret: Secret) -> Non
         "trunks that contain it": ", ".join(trunks) or "none",
         "versions with its MLPs": ", ".join(versions) or "none",
     }
+    if row.fitted:
+        lines["fitted"] = f"from expert {row.fitted.expert[:12]} to trunk {row.fitted.trunk[:12]}"
     if row.withdrawn:
         purged = ", files purged" if row.purged else ""
         lines["withdrawn"] = f"{row.withdrawn:%Y-%m-%d %H:%M} UTC{purged}"
@@ -111,7 +118,8 @@ def withdraw(
         bool, typer.Option("--serve/--withhold", help="Whether versions that contain it are served meanwhile.")
     ] = True,
 ) -> None:
-    """Withdraws an expert and all its contributions; if the trunk contains it, waits for the remerge without it.
+    """Withdraws an expert, those fitted from it, and all their contributions; if the trunk contains it, waits for the
+    remerge without it.
 
     Example: moerge expert withdraw law --withhold
     """

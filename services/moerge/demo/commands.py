@@ -18,10 +18,10 @@ app = typer.Typer()
 @app.callback(invoke_without_command=True)
 def demo(
     home: Annotated[Path, typer.Option(help="Folder of the demo's coordinator and workers.")] = Path("moerge-demo"),
-    trunk: Annotated[
-        Literal["average", "regmean"],
-        typer.Option(help="How the trunk is merged; for regmean the owners send grams of their experts too."),
-    ] = "average",
+    recipe: Annotated[
+        Literal["moerge", "dume"],
+        typer.Option(help="moerge: regmean trunk, MLPs fitted to it, discriminants. dume: the paper's method."),
+    ] = "moerge",
     serve: Annotated[
         bool, typer.Option("--serve", help="Keep the coordinator and its dashboard open at the end.")
     ] = False,
@@ -35,4 +35,4 @@ def demo(
     texts = corpora.write(corpora.cache() / "texts")
     experts = train(texts, corpora.cache() / "experts", progress()).experts
     domains = [Domain(name, experts[name], texts[name]) for name in corpora.DOMAINS]
-    Demo(home.resolve(), domains, trunk, Console()).run(serve=serve)
+    Demo(home.resolve(), domains, recipe, Console()).run(serve=serve)

@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import httpx
 from rich.console import Console
@@ -21,10 +22,21 @@ from moerge.files import atomic_file
 from moerge_proto.experts import Expert, ExpertState
 from moerge_proto.owners import NewOwner, NewToken, Role
 from moerge_proto.trunks import NewTrunk, TrunkMethod
-from moerge_proto.versions import CHAMPION, NewVersion, Version
+from moerge_proto.versions import CHAMPION, NewVersion, SolveOptions, Version
 
 TABLE_TOKENS = 10_000
 """Held-out tokens per domain in the demo's tables."""
+RecipeName = Literal["moerge", "dume"]
+"""Of the library's recipes, those that the demo's owners and operator can follow."""
+_TRUNKS: dict[RecipeName, TrunkMethod] = {"moerge": "regmean", "dume": "average"}
+_WORKERS: dict[RecipeName, list[str]] = {"moerge": ["--trunk-contribution", "--fit"], "dume": []}
+_ROUTERS: dict[RecipeName, SolveOptions] = {
+    "moerge": SolveOptions(
+        routers="discriminant", domain_weights="balanced", lambda_scale="relative", ridge_lambda=1e-3
+    ),
+    "dume": SolveOptions(),
+}
+_BESIDE: dict[RecipeName, list[str]] = {"moerge": ["averaging", "dume"], "dume": ["averaging"]}
 _POLICY = b"""\
 held_out_share = 0.1
 
@@ -48,8 +60,8 @@ class Domain:
 class Demo:
     """The demo in a home folder. Everything in it is named by content, so a second run goes on where one was cut."""
 
-    def __init__(self, home: Path, domains: Sequence[Domain], trunk: TrunkMethod, console: Console) -> None:
-        self._home, self._domains, self._trunk, self._console = home, domains, trunk, console
+    def __init__(self, home: Path, domains: Sequence[Domain], recipe: RecipeName, console: Console) -> None:
+        self._home, self._domains, self._recipe, self._console = home, domains, recipe, console
         self._coordinator = home / "coordinator"
         self._port = free_port()
         self._url = f"http://127.0.0.1:{self._port}"
@@ -67,17 +79,18 @@ class Demo:
             self._say(f"{len(early)} owners join: {', '.join(domain.name for domain in early)}")
             workers = [(domain, self._start_worker(processes, client, domain)) for domain in early]
             experts = self._ready_experts(client, early, workers)
-            self._say("Merging their trunk; each owner then contributes statistics under it")
-            if self._trunk == "regmean":
+            fits = "fits its MLPs to it, and " if self._recipe == "moerge" else ""
+            self._say(f"Merging their trunk; each owner then {fits}contributes statistics under it")
+            if self._recipe == "moerge":
                 self._wait_for_trunk_contributions(client, early, workers)
-            trunk = wait(client, client.merge_trunk(NewTrunk(method=self._trunk, experts=experts)))
+            trunk = wait(client, client.merge_trunk(NewTrunk(method=_TRUNKS[self._recipe], experts=experts)))
             self._wait_for_contributions(processes, client, trunk, workers)
-            numbers = [self._publish(processes, client, experts, early)]
+            numbers = [self._publish(processes, client, trunk, experts, early)]
             self._say(f"{late.name} joins under the same trunk; nobody else does anything")
             workers = [(late, self._start_worker(processes, client, late))]
             experts += self._ready_experts(client, [late], workers)
             self._wait_for_contributions(processes, client, trunk, workers)
-            numbers.append(self._publish(processes, client, experts, self._domains))
+            numbers.append(self._publish(processes, client, trunk, experts, self._domains))
             self._say_what_next(*numbers)
             if serve:
                 self._console.print(f"The dashboard is open at {self._url} until you press Ctrl-C.", highlight=False)
@@ -116,9 +129,7 @@ class Demo:
             out.write(_POLICY)
         arguments = ["worker", "run", "--domain", domain.name, "--expert", domain.expert]
         arguments += ["--data", domain.texts["statistics"], "--data", domain.texts["tuning"], "--home", home, *more]
-        arguments += ["--license", "Apache-2.0", "--context", 256]
-        if self._trunk == "regmean":
-            arguments.append("--trunk-contribution")
+        arguments += ["--license", "Apache-2.0", "--context", 256, *_WORKERS[self._recipe]]
         environment = {"MOERGE_COORDINATOR": self._url, "MOERGE_TOKEN": token}
         return processes.start(arguments, environment, label=domain.name)
 
@@ -127,7 +138,7 @@ class Demo:
     ) -> list[str]:
         """The digests of the domains' experts, in the domains' order, once the coordinator has taken them all in."""
         while True:
-            found: dict[str, Expert] = {expert.domain: expert for expert in client.experts()}
+            found: dict[str, Expert] = {each.domain: each for each in client.experts() if each.fitted is None}
             ready = [
                 found[d.name].digest for d in domains if d.name in found and found[d.name].state is ExpertState.READY
             ]
@@ -158,9 +169,15 @@ class Demo:
                 raise MoergeError("its worker failed", where=domain.name, todo="see its messages above")
         time.sleep(0.2)
 
-    def _publish(self, processes: Processes, client: Client, experts: list[str], domains: Sequence[Domain]) -> int:
+    def _publish(
+        self, processes: Processes, client: Client, trunk: str, experts: list[str], domains: Sequence[Domain]
+    ) -> int:
+        """Publishes a version of these experts, or of those fitted from them, by who contributed under the trunk."""
         self._say("Summing, solving, publishing")
-        version = client.version(int(wait(client, client.solve_version(NewVersion(experts=experts)))))
+        come = {row.expert for row in client.contributions() if row.active and row.trunk == trunk}
+        chosen = {row.plain: row.digest for row in client.experts() if row.digest in come}
+        new = NewVersion(experts=[chosen[each] for each in experts], options=_ROUTERS[self._recipe])
+        version = client.version(int(wait(client, client.solve_version(new))))
         show_files(version)
         self._say(f"Each owner evaluates version {version.number} on documents that it held out, and reports sums")
         workers = [(domain, self._start_worker(processes, client, domain, "--once")) for domain in domains]
@@ -174,8 +191,11 @@ class Demo:
     def _table_command(self, version: Version, domains: Sequence[Domain]) -> list[object]:
         command: list[object] = ["table", "--version", self._folder(version.number), "--tokens", TABLE_TOKENS]
         command += ["--json", self._home / f"table-{version.number}.json"]
+        for recipe in _BESIDE[self._recipe]:
+            command += ["--recipe", recipe]
         for domain in domains:
             command += ["--expert", f"{domain.name}={domain.expert}"]
+            command += ["--text", f"{domain.name}={domain.texts['statistics']}"]
             command += ["--held-out", f"{domain.name}={domain.texts['heldout']}"]
         return command
 

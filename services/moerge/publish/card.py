@@ -48,7 +48,7 @@ regressions on statistics that the owners computed on their own data.
 
 | slot | domain | owner | licence | digest |
 |---|---|---|---|---|
-{_rows((str(i), e.domain, e.owner, e.license, f"`{e.digest}`") for i, e in enumerate(experts))}
+{_rows((str(i), e.domain, e.owner, e.license, _digest(e)) for i, e in enumerate(experts))}
 
 ## Trunk
 
@@ -90,6 +90,11 @@ def _notices(lineage: Lineage, merged: Sequence[Expert]) -> str:
         names = ", ".join(lineage.left_out)
         lines.append(f"> Left out, because they had not contributed when the round ended: {names}.\n")
     return "".join(f"{line}\n" for line in lines)
+
+
+def _digest(expert: Expert) -> str:
+    fitted = "" if expert.fitted is None else f", its MLPs fitted to the trunk from `{expert.fitted.expert}`"
+    return f"`{expert.digest}`{fitted}"
 
 
 def _lambda(options: SolveOptions) -> str:

@@ -140,11 +140,9 @@ def fit_mlps(
     Raises:
         IncompatibleExpertError: its family's MLPs don't write into the residual as they are.
     """
+    require_fittable(expert)
     config = read_config(expert)
     family = family_of(config)
-    if family.gain is None:
-        found = f"{config.model_type} normalises what its MLPs answer, so that they can't be fitted"
-        raise IncompatibleExpertError(found, where=str(expert), todo="go on without")
     own = _Residuals(_on(expert_model(expert), device), batches)
     new = _Residuals(_on(domain_model(expert, trunk)[0], device), batches)
     counted = [batch.counted.to(device) for batch in batches]
@@ -172,6 +170,18 @@ def fit_mlps(
     new.model.model.layers = nn.ModuleList(new.layers)
     fitted = new.model.state_dict()
     return {name: fitted[name].cpu() for name in family.dense_mlp_names(config.num_hidden_layers)}
+
+
+def require_fittable(expert: Path) -> None:
+    """Requires that the expert's MLPs write into the residual as they are.
+
+    Raises:
+        IncompatibleExpertError: they don't.
+    """
+    config = read_config(expert)
+    if family_of(config).gain is None:
+        found = f"{config.model_type} normalises what its MLPs answer, so that they can't be fitted"
+        raise IncompatibleExpertError(found, where=str(expert), todo="go on without --fit")
 
 
 def _on(model: PreTrainedModel, device: str) -> PreTrainedModel:
