@@ -12,7 +12,7 @@ demo: $(VENV)/.demo
 # The papers' table on the demo's experts. Another preset: make table PRESET=standard
 PRESET ?= demo
 table: $(VENV)/.demo
-	$(BIN)/moerge table --preset $(PRESET) --seeds 3 --json build/table.json --svg build/table.svg
+	$(BIN)/moerge table --preset $(PRESET) --seeds 2 --json build/table.json --svg build/table.svg
 
 test: lint
 	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 2 --dist loadfile -m "not slow"
