@@ -156,7 +156,6 @@ def test_documents_that_came_wait_until_they_are_enough_and_a_few_that_went_keep
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 def test_a_worker_that_waits_for_the_next_trunk_evaluates_meanwhile(art: tuple[Member, House]) -> None:
     other, house = art
     allow(other)
@@ -172,8 +171,9 @@ def test_a_worker_that_waits_for_the_next_trunk_evaluates_meanwhile(art: tuple[M
     environment = {"MOERGE_TOKEN": house.member.token}
     running = start_worker(["worker", "run", "--home", str(home)], environment, log)
     try:
-        eventually(lambda: running.poll() is not None or bool(evaluations(house, number)), seconds=120)
+        eventually(lambda: running.poll() is not None or "evaluated version" in log.read_text(), seconds=120)
         assert running.poll() is None, log.read_text()
+        assert evaluations(house, number)
         text = log.read_text()
         assert text.index("under trunk") < text.index("waiting for the operator") < text.index("evaluated version")
         assert "tokens/s" in text
