@@ -130,7 +130,7 @@ def refused(member: Member, url: str, files: dict[str, str] | None = None) -> st
     assert found.state is ExpertState.REFUSED
     assert found.problem is not None
     eventually(lambda: files_below(server_of(member)) == before)
-    assert not list((server_of(member).home / "fetching").glob("*"))
+    eventually(lambda: not list((server_of(member).home / "fetching").glob("*")))
     return f"{found.problem.field}: {found.problem.detail}"
 
 

@@ -11,7 +11,7 @@ from support.processes import Coordinator
 
 def visitor(server: Coordinator) -> httpx.Client:
     """A browser that isn't signed in."""
-    return httpx.Client(base_url=f"{server.url}/dashboard")
+    return httpx.Client(base_url=f"{server.url}/dashboard", timeout=60)
 
 
 @contextmanager

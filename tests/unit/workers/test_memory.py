@@ -127,4 +127,4 @@ def test_the_probe_finds_an_actor_that_has_not_enough_before_any_shard_is_given(
         slots.probe()
     assert "--batch-tokens 2048" in caught.value.todo
     assert caught.value.where == "memory"
-    assert len(said) == (3 if end == "killed" else 0)
+    assert len([line for line in said if "still start" not in line]) == (3 if end == "killed" else 0)
