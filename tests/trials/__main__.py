@@ -1,5 +1,5 @@
-"""`python -m trials [--training-seeds 1,2,3] [--json FILE] [NAME ...]`: the winning recipe without each of its parts
-and with each idea that was tried beside it, on the demo's experts, which each training seed makes anew."""
+"""`python -m trials [--training-seeds 1,2,3] [--json FILE] [NAME ...]`: moerge's recipe with mean MLPs, without each of
+its parts and with each idea that was tried beside it, on the demo's experts, which each training seed makes anew."""
 
 import argparse
 import json
@@ -43,7 +43,7 @@ Patches = Callable[[Fleet], Sequence[AbstractContextManager[object]]]
 STATISTICS_TOKENS, TOKENS = 15_000, 4_000
 
 
-def changed(name: str, patches: Patches, spec: str = "moerge") -> Run:
+def changed(name: str, patches: Patches, spec: str = "moerge:means=1") -> Run:
     """The recipe with parts of it replaced."""
     recipe, options, _ = parse(spec)
 
@@ -75,7 +75,7 @@ _trunk_of = moerged.trunk_of
 @torch.inference_mode()
 def second_pass(fleet: Fleet, options: Options) -> Iterator[tuple[str, Model]]:
     """Routers solved again from what they read in the routed model."""
-    recipe, own, _ = parse("moerge")
+    recipe, own, _ = parse("moerge:means=1")
     [(_, model)] = recipe.build(fleet, own)
     assert isinstance(model, Routed)
     gates, domains = routers(model.model), len(fleet.domains)
@@ -142,10 +142,10 @@ def set_to(module: object, name: str, value: object) -> Patches:
 def all_runs() -> list[Run]:
     listed = [(spec, spec) for spec in ("experts", "dume", "oracle", "regmean", "moerge", "moerge-oracle")]
     listed += [
-        ("without fitted MLPs", "moerge:fit=0"),
-        ("without mean MLPs", "moerge:means=0"),
-        ("the paper's routers", "moerge:discriminant=0"),
-        ("k = 2", "moerge:k=2"),
+        ("without fitted MLPs", "moerge:fit=0,means=1"),
+        ("mean MLPs", "moerge:means=1"),
+        ("the paper's routers", "moerge:discriminant=0,means=1"),
+        ("k = 2", "moerge:k=2,means=1"),
     ]
     runs = []
     for label, spec in listed:
@@ -191,8 +191,8 @@ def main() -> None:
         for row in table.rows:
             if row.run.label != "experts":
                 figures.setdefault(row.run.label, []).append([table.normalised(row, domain).mean for domain in domains])
-    print(f"{'average of domains, by training seed':40} " + "  mean  worst domain against moerge")
-    best = figures.get("moerge", [])
+    print(f"{'average of domains, by training seed':40} " + "  mean  worst domain against mean MLPs")
+    best = figures.get("mean MLPs", [])
     for label, seeds in figures.items():
         against = [a - b for one, two in zip(seeds, best, strict=False) for a, b in zip(one, two, strict=True)]
         cells = "".join(f"{fmean(each):7.1f}" for each in seeds)

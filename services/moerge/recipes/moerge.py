@@ -21,9 +21,9 @@ from moerge.statistics.batch import batches
 from moerge.trunk.fit import fit_mlps, mean_mlps, write_fitted
 from moerge_proto.statistics_file import StatisticsSettings
 
-_OPTIONS: Options = {"k": 1, "lambda": 0.001, "tokens": 0, "fit": 1, "means": 1, "discriminant": 1}
-"""As DUME's, but lambda is in units of the mean diagonal; `fit=0` leaves the MLPs as they are, `means=0` does without
-the experts' mean MLPs, and `discriminant=0` takes the paper's routers."""
+_OPTIONS: Options = {"k": 1, "lambda": 0.001, "tokens": 0, "fit": 1, "discriminant": 1, "means": 0}
+"""As DUME's, but lambda is in units of the mean diagonal; `fit=0` leaves the MLPs as they are, `discriminant=0`
+takes the paper's routers, and `means=1` uses the experts' mean MLPs too."""
 _MEANS = "means"
 
 
@@ -70,9 +70,9 @@ def _oracle(fleet: Fleet, options: Options) -> Iterator[tuple[str, Model]]:
 RECIPES = (
     published_recipe(
         "moerge",
-        "regmean trunk, fitted MLPs, discriminants of the mean's features",
+        "regmean trunk, fitted MLPs, discriminants",
         Parts(_trunk, _contribute, _solve),
         _OPTIONS,
     ),
-    Recipe("moerge-oracle", "the same trunk and MLPs, DUME section 3.2", _oracle, {"tokens": 0, "means": 1}),
+    Recipe("moerge-oracle", "the same trunk and MLPs, DUME section 3.2", _oracle, {"tokens": 0, "means": 0}),
 )

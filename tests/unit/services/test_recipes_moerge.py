@@ -32,7 +32,7 @@ def features(on: Fleet, layer: int) -> list[Tensor]:
     return each
 
 
-@pytest.mark.parametrize("spec", ["moerge", "moerge:fit=0"])
+@pytest.mark.parametrize("spec", ["moerge:means=1", "moerge:fit=0,means=1"])
 def test_its_routers_are_discriminants_of_features_behind_the_mean(tmp_path: Path, spec: str) -> None:
     on = fleet(tmp_path)
     model = only(spec, on)
@@ -50,15 +50,15 @@ def test_its_routers_are_discriminants_of_features_behind_the_mean(tmp_path: Pat
         torch.testing.assert_close(found, expected, rtol=0, atol=2e-3 * float(expected.abs().max()))
 
 
-def test_the_mean_is_of_all_experts_and_can_be_left_out(tmp_path: Path) -> None:
+def test_the_mean_is_of_all_experts_and_used_only_if_asked_for(tmp_path: Path) -> None:
     on = fleet(tmp_path)
-    only("moerge", on)
+    only("moerge:means=1", on)
     for name in ("gate", "up", "down"):
         tensor = f"model.layers.2.mlp.{name}_proj.weight"
         expected = torch.stack([Checkpoint(domain.expert).tensor(tensor) for domain in on.domains]).mean(dim=0)
         torch.testing.assert_close(Checkpoint(on.work / "means").tensor(tensor), expected)
     drawn = Checkpoint(on.work / "fitted-0").tensor("model.layers.0.mlp.up_proj.weight")
-    only("moerge:means=0", on)
+    only("moerge", on)
     assert not torch.allclose(drawn, Checkpoint(on.work / "fitted-0").tensor("model.layers.0.mlp.up_proj.weight"))
 
 
