@@ -42,7 +42,8 @@ def _means(trunk: Path, options: Options) -> Path | None:
 
 def _trunk(fleet: Fleet, options: Options) -> Path:
     trunk, experts = trunk_of(fleet, "regmean", options), [domain.expert for domain in fleet.domains]
-    write_fitted(experts[0], trunk, mean_mlps(experts), trunk.with_name(_MEANS))
+    if (means := _means(trunk, options)) is not None:
+        write_fitted(experts[0], trunk, mean_mlps(experts), means)
     return trunk
 
 
