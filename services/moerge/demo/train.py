@@ -17,6 +17,7 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from moerge.progress import Progress, Tracker
+from moerge.trunk.domain_model import place
 
 BOS, EOS, PAD = "<s>", "</s>", "<pad>"
 THREADS = 2  # part of the training: another number sums in another order
@@ -112,7 +113,7 @@ class _Trainer:
     def _train(self, model: LlamaForCausalLM, rows: Tensor, phase: Phase, title: str, folder: Path) -> None:
         step_tokens = self._training.batch_rows * self._training.context
         steps = phase.tokens // step_tokens
-        model.to(torch.device(self._device))  # type: ignore[arg-type]  # its stub expects another self
+        place(model, self._device)
         with self._progress.track(f"training the {title}", steps * step_tokens, "tokens") as tracker:
             _fit(model, _batches(rows, steps, self._training), phase.learning_rate, steps, self._training, tracker)
         model.save_pretrained(folder)

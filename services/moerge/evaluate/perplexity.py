@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from moerge.batches import bucket, pad
 from moerge.progress import Tracker
 from moerge.recipes.base import Rows
+from moerge.trunk.domain_model import place
 
 BATCH_TOKENS = 4096
 
@@ -49,7 +50,7 @@ def load(folder: Path, dtype: torch.dtype = torch.float32, device: str = "cpu") 
     model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
         folder, local_files_only=True, trust_remote_code=False, dtype=dtype
     )
-    model.to(torch.device(device))  # type: ignore[arg-type]  # as torch's own `to`
+    place(model, device)
     model.eval()
     return model
 

@@ -14,7 +14,7 @@ from moerge.checkpoint.reader import Checkpoint
 from moerge.errors import MoergeError
 from moerge.recipes.base import Fleet, Model, Options, Recipe
 from moerge.recipes.models import Loaded
-from moerge.trunk.domain_model import dense_model
+from moerge.trunk.domain_model import dense_model, place
 from moerge.trunk.merge import Method, Piece, elementwise_method, merge_plan
 from moerge_proto.trunks import TrunkOptions
 
@@ -63,7 +63,7 @@ def merged_model(fleet: Fleet, method: Method) -> PreTrainedModel:
         tensors = [each.tensor(name) for each in experts]
         state[name] = method(Piece(name, 0, range(len(experts)), tensors, torch.float32))
     model = dense_model(config, state, torch.float32)
-    model.to(torch.device(fleet.device))  # type: ignore[arg-type]  # its stub expects another self
+    place(model, fleet.device)
     return model
 
 

@@ -14,7 +14,7 @@ from moerge.statistics.accumulate import ShardSums, shard_sums, trunk_shard_sums
 from moerge.statistics.batch import Batch
 from moerge.statistics.bounds import input_gain_names
 from moerge.statistics.packed import PACKED
-from moerge.trunk.domain_model import domain_model, expert_model
+from moerge.trunk.domain_model import domain_model, expert_model, place
 
 Compute = Callable[[Iterable[Batch], int], ShardSums]
 """(micro-batches of a shard, documents in it) -> its sums."""
@@ -63,6 +63,6 @@ class TrunkPass:
 
 def _place(model: PreTrainedModel, device: str) -> None:
     """Moves the model to its device; on a GPU, in bfloat16, it reads documents without padding."""
-    model.to(torch.device(device))  # type: ignore[arg-type]  # its stub expects another self
+    place(model, device)
     if device == "cuda" and model.dtype is torch.bfloat16:
         model.set_attn_implementation(PACKED)

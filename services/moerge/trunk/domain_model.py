@@ -55,6 +55,11 @@ def dense_model(config: PretrainedConfig, state: dict[str, Tensor], dtype: torch
     return model
 
 
+def place(model: PreTrainedModel, device: str) -> None:
+    """Moves the model to a torch device."""
+    model.to(torch.device(device))  # type: ignore[arg-type]  # its stub expects another self
+
+
 def require_near(expert: Path, trunk: Path, limit: float, statistics: Path | None = None) -> float:
     """Requires that no trunk tensor strays from the expert's own by more than `limit` of its norm; returns the most.
 

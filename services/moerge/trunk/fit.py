@@ -32,7 +32,7 @@ from moerge.publish.version import TOKENIZER_FILES
 from moerge.routers.ridge import Ridge
 from moerge.statistics.batch import Batch
 from moerge.trunk.average import average
-from moerge.trunk.domain_model import domain_model, expert_model
+from moerge.trunk.domain_model import domain_model, expert_model, place
 
 TOWARDS_OWN = 0.25
 """How strongly a matrix is drawn to the expert's own where hardly any token points: times dimensions per token, in
@@ -143,8 +143,10 @@ def fit_mlps(
     require_fittable(expert)
     config = read_config(expert)
     family = family_of(config)
-    own = _Residuals(_on(expert_model(expert), device), batches)
-    new = _Residuals(_on(domain_model(expert, trunk)[0], device), batches)
+    dense, behind = expert_model(expert), domain_model(expert, trunk)[0]
+    place(dense, device)
+    place(behind, device)
+    own, new = _Residuals(dense, batches), _Residuals(behind, batches)
     counted = [batch.counted.to(device) for batch in batches]
 
     mean = None if means is None else Checkpoint(means)
@@ -182,10 +184,6 @@ def require_fittable(expert: Path) -> None:
     if family_of(config).gain is None:
         found = f"{config.model_type} normalises what its MLPs answer, so that they can't be fitted"
         raise IncompatibleExpertError(found, where=str(expert), todo="go on without --fit")
-
-
-def _on(model: PreTrainedModel, device: str) -> PreTrainedModel:
-    return model.to(torch.device(device))  # type: ignore[arg-type,no-any-return]  # as torch's own `to`
 
 
 def _counts(batches: Sequence[Batch], vocabulary: int) -> Tensor:
