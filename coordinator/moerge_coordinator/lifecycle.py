@@ -21,7 +21,7 @@ from moerge_coordinator.tables import (
 from moerge_proto.digests import digest_of
 from moerge_proto.experts import ExpertState
 from moerge_proto.problems import ProblemType
-from moerge_proto.trunks import TrunkLineage
+from moerge_proto.trunks import SOLVED, TrunkLineage
 from moerge_proto.versions import Lineage
 
 
@@ -116,7 +116,7 @@ def remerge(session: Session, newcomer: str | None = None) -> TrunkLineage | Non
     own = select(TrunkContributionRow).where(TrunkContributionRow.active)
     contributed = {part.expert: part.digest for part in session.scalars(own)}
     experts = list(dict.fromkeys([*made.experts, *([newcomer] if newcomer and made.method != "base" else [])]))
-    experts = [each for each in experts if each in ready and (made.method != "regmean" or each in contributed)]
+    experts = [each for each in experts if each in ready and (made.method not in SOLVED or each in contributed)]
     weights = {name: weight for name, weight in made.options.weights.items() if name in map(ready.get, experts)}
     if not experts or (weights.keys() >= {ready[each] for each in experts} and not any(weights.values())):
         return None
@@ -124,7 +124,7 @@ def remerge(session: Session, newcomer: str | None = None) -> TrunkLineage | Non
         method=made.method,
         options=made.options.model_copy(update={"weights": weights}),
         experts=experts,
-        contributions=[contributed[each] for each in experts] if made.method == "regmean" else [],
+        contributions=[contributed[each] for each in experts] if made.method in SOLVED else [],
     )
 
 

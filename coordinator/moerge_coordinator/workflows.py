@@ -17,7 +17,7 @@ from sqlalchemy import Engine, func, select
 from torch import Tensor
 from transformers import PretrainedConfig
 
-from moerge.architectures.config import read_config
+from moerge.architectures.config import read_config, trunk_config
 from moerge.architectures.families import EMBEDDING, Family, family_of
 from moerge.blobs.store import Blobs, show
 from moerge.checkpoint.reader import Checkpoint
@@ -39,7 +39,7 @@ from moerge.publish.version import (
 from moerge.routers.layers import solve_layers
 from moerge.statistics.bounds import feature_bounds, feature_exponents, feature_gains
 from moerge.trunk.merge import elementwise_method, merge_plan, trunk_digest
-from moerge.trunk.regmean import ModuleGrams, regmean
+from moerge.trunk.regmean import ModuleGrams, solved_plan
 from moerge_coordinator import views
 from moerge_coordinator.database import reading, transaction
 from moerge_coordinator.intake import checked_family, others, require_held
@@ -54,7 +54,7 @@ from moerge_proto.digests import canonical_json, digest_of
 from moerge_proto.experts import ExpertState
 from moerge_proto.messages import FileEntry
 from moerge_proto.statistics_file import StatisticsFile
-from moerge_proto.trunks import TrunkLineage
+from moerge_proto.trunks import SOLVED, TrunkLineage
 from moerge_proto.versions import Lineage, SolveReport, VersionFile
 from moerge_proto.workflows import Workflow, WorkflowEntry, WorkflowState
 
@@ -363,12 +363,13 @@ class Workflows(DBOSConfiguredInstance):
         layers, options = config.num_hidden_layers, lineage.options
         experts = [Checkpoint(self.expert_folder(digest)) for digest in lineage.experts]
         with ExitStack() as stack:
-            if lineage.method == "regmean":
+            if lineage.method in SOLVED:
                 paths = map(self._blobs.local, lineage.contributions)
                 files = [stack.enter_context(StatisticsFile(path)) for path in paths]
                 pairs = zip(experts, files, strict=True)
-                method = regmean([ModuleGrams(expert, file, family, config) for expert, file in pairs])
-                yield merge_plan(experts, family, layers, method, own_head=True)
+                owners = [ModuleGrams(expert, file, family, config) for expert, file in pairs]
+                fitted = lineage.method == "moerge"
+                yield solved_plan(owners, family, config, turned=fitted, context=fitted)
                 return
             with transaction(self._engine) as session:
                 domains = {row.digest: row.domain for row in session.scalars(select(ExpertRow))}
@@ -538,5 +539,6 @@ class Workflows(DBOSConfiguredInstance):
         with transaction(self._engine) as session:
             row = session.scalars(select(TrunkRow).where(TrunkRow.digest == digest)).one()
         sha256 = next(file["sha256"] for file in row.files if file["name"] == DENSE_TRUNK_FILE)
-        config = read_config(self.expert_folder(row.experts[0]))
-        return family_of(config), config, Checkpoint(self._blobs.local(sha256)), sha256
+        trunk = Checkpoint(self._blobs.local(sha256))
+        config = trunk_config(read_config(self.expert_folder(row.experts[0])), trunk.shapes)
+        return family_of(config), config, trunk, sha256

@@ -8,8 +8,11 @@ from pydantic import Field, model_validator
 from moerge_proto.digests import Digest, Name
 from moerge_proto.messages import FileEntry, Message
 
-TrunkMethod = Literal["average", "weighted", "base", "ties", "dare", "regmean"]
-"""average (DUME); weighted; base: one model's own; ties, dare (MergeME); regmean: least squares on owners' grams."""
+TrunkMethod = Literal["average", "weighted", "base", "ties", "dare", "regmean", "moerge"]
+"""average (DUME); weighted; base: one model's own; ties, dare (MergeME); regmean: least squares on owners' grams;
+moerge: the same for MLPs that owners fit to it, with a context head."""
+SOLVED: tuple[TrunkMethod, ...] = ("regmean", "moerge")
+"""Those that are solved from owners' trunk contributions."""
 
 
 class TrunkOptions(Message):
@@ -33,7 +36,7 @@ _USED: dict[str, set[str]] = {
     "base": {"base"},
     "ties": {"base", "retain", "scale"},
     "dare": {"base", "retain", "scale", "seed"},
-    "regmean": set(),
+    **{method: set() for method in SOLVED},
 }
 _NEEDED = ("weights", "base")
 
@@ -57,13 +60,14 @@ class NewTrunk(Message):
             raise ValueError(f"options.{superfluous[0]}: the method {self.method!r} doesn't take it")
         if missing := [name for name in _NEEDED if name in _USED[self.method] and name not in given]:
             raise ValueError(f"options.{missing[0]}: the method {self.method!r} needs it")
-        if self.round is not None and (self.experts is not None or self.method != "regmean"):
-            raise ValueError("round: it goes with the method 'regmean', and without experts")
+        if self.round is not None and (self.experts is not None or self.method not in SOLVED):
+            raise ValueError("round: it goes with the methods 'regmean' and 'moerge', and without experts")
         return self
 
 
 class TrunkLineage(Message):
-    """All that a trunk is a function of. Contributions stand in the experts' order (regmean), or there are none."""
+    """All that a trunk is a function of. Contributions stand in the experts' order (regmean, moerge), or there are
+    none."""
 
     method: TrunkMethod
     options: TrunkOptions

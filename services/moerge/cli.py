@@ -77,7 +77,8 @@ def merge_trunk(
     coordinator: Coordinator,
     secret: Secret,
     method: Annotated[
-        TrunkMethod, typer.Option(help="How: average, weighted, base, ties, dare, or regmean (owners' grams).")
+        TrunkMethod,
+        typer.Option(help="How: average, weighted, base, ties, dare, or from owners' grams: regmean, moerge (--fit)."),
     ] = "average",
     expert: Annotated[
         list[str] | None, typer.Option(help="A domain to merge; repeat. Default: all but the base.")
@@ -89,11 +90,11 @@ def merge_trunk(
     retain: Annotated[float | None, typer.Option(help="Share of a task vector that is kept (ties, dare).")] = None,
     scale: Annotated[float | None, typer.Option(help="What the task vectors' sum is times (ties, dare).")] = None,
     seed: Annotated[int | None, typer.Option(help="Which elements fall (dare).")] = None,
-    round: Annotated[str | None, typer.Option(help="Merge who contributed to this round (regmean).")] = None,
+    round: Annotated[str | None, typer.Option(help="Merge who contributed to this round (regmean, moerge).")] = None,
 ) -> None:
     """Merges a trunk from every ready expert; it becomes the one that owners contribute under.
 
-    Example: moerge trunk merge --method regmean
+    Example: moerge trunk merge --method moerge
     """
     with Client(coordinator, secret) as client:
         ready = [row for row in client.experts() if row.state is ExpertState.READY and row.fitted is None]

@@ -128,6 +128,24 @@ def test_a_version_has_its_mlps_in_the_place_of_the_plain_ones(fleet: Fleet) -> 
     assert line.newcomers == []  # its expert is in the trunk
 
 
+def test_a_trunk_for_them_has_a_context_head_and_so_has_its_version(fleet: Fleet) -> None:
+    for start, member in enumerate((fleet.law, fleet.art)):
+        rows = [[(start * 40 + row + column) % 250 for column in range(20)] for row in range(10)]
+        send_trunk(member, written(fleet.folder / "trunk-contribution", *honest_trunk(member, rows)))
+    experts = [registered(fleet.law).digest, registered(fleet.art).digest]
+    fleet.trunk = merge(fleet.server, experts, method="moerge")
+    fleet.fitted = fit(fleet.server, fleet.law, fleet.trunk)
+    fitted = fleet.fitted.register(fleet.of)
+    fleet.contribute(fleet.fitted, fitted=fitted)
+    model = AutoModelForCausalLM.from_pretrained(
+        fleet.server.home / "versions" / str(fleet.solve(fitted.digest).number), dtype=torch.float32
+    )
+    own = AutoModelForCausalLM.from_pretrained(fleet.law.folder)
+    assert model.config.num_key_value_heads == own.config.num_key_value_heads + 1
+    expected, _ = domain_model(fleet.fitted.folder, trunk_path(fleet.server, fleet.trunk))
+    torch.testing.assert_close(logits(model), logits(expected), rtol=1e-4, atol=1e-4)
+
+
 def test_another_fit_to_the_same_trunk_is_refused_until_the_first_is_withdrawn(fleet: Fleet) -> None:
     fitted = fleet.fitted.register(fleet.of)
     said = refused(fleet.law, fleet.of)  # the plain files, said to be fitted

@@ -16,7 +16,7 @@ from moerge.errors import CoordinatorError, IncompatibleExpertError
 from moerge.statistics.accumulate import ShardSums
 from moerge.trunk.domain_model import require_near
 from moerge_proto.statistics_file import TrunkManifest
-from moerge_proto.trunks import Trunk
+from moerge_proto.trunks import SOLVED, Trunk, TrunkMethod
 from moerge_proto.versions import NewVersion, SolveOptions, Version
 from support.fleet import Member, honest, honest_trunk, joined, merge, send, send_trunk, trunk_path
 from support.models import expert
@@ -119,8 +119,9 @@ def test_regmean_needs_everyone_s_trunk_contribution_and_names_who_lacks(fleet: 
     assert "--trunk-contribution" in caught.value.todo
 
 
-def test_of_one_expert_regmean_gives_its_own_trunk_with_a_head(fleet: Fleet) -> None:
-    trunk = merge(fleet.server, [fleet.experts()["law"]], method="regmean")
+@pytest.mark.parametrize("method", SOLVED)
+def test_of_one_expert_a_solved_trunk_is_its_own_with_a_head(fleet: Fleet, method: TrunkMethod) -> None:
+    trunk = merge(fleet.server, [fleet.experts()["law"]], method=method)
     assert len(trunk.contributions) == 1
     merged = tensors(fleet, trunk)
     for name, tensor in own(fleet, 1).items():

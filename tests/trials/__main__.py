@@ -1,5 +1,5 @@
-"""`python -m trials [--training-seeds 1,2,3] [--json FILE] [NAME ...]`: moerge's recipe with mean MLPs, without each of
-its parts and with each idea that was tried beside it, on the demo's experts, which each training seed makes anew."""
+"""`python -m trials [--training-seeds 1,2,3] [--json FILE] [NAME ...]`: moerge's recipe, without each of its parts and
+with ideas that were tried beside it, on the demo's experts, which each training seed makes anew."""
 
 import argparse
 import json
@@ -13,11 +13,12 @@ from statistics import fmean
 from unittest.mock import patch
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
+from moerge.architectures.config import read_config
 from moerge.architectures.families import EMBEDDING
 from moerge.checkpoint.reader import Checkpoint
 from moerge.demo import corpora
@@ -29,21 +30,21 @@ from moerge.evaluate.table import Run
 from moerge.evaluate.texts import read_texts
 from moerge.files import atomic_file
 from moerge.progress import progress
-from moerge.recipes import moerged
-from moerge.recipes.base import Fleet, Model, Options, Recipe, Rows
+from moerge.recipes import moerge, moerged
+from moerge.recipes.base import Fleet, Member, Model, Options, Recipe, Rows
 from moerge.recipes.models import Routed, active_parameters
 from moerge.recipes.moerge import fitted
 from moerge.recipes.registry import parse
 from moerge.routers.discriminant import discriminants
 from moerge.statistics.batch import batches
-from moerge.trunk import fit, regmean
-from moerge.trunk.merge import Piece
+from moerge.trunk import context, fit
+from moerge.trunk.average import average
 
 Patches = Callable[[Fleet], Sequence[AbstractContextManager[object]]]
 STATISTICS_TOKENS, TOKENS = 15_000, 4_000
 
 
-def changed(name: str, patches: Patches, spec: str = "moerge:means=1") -> Run:
+def changed(name: str, patches: Patches, spec: str = "moerge") -> Run:
     """The recipe with parts of it replaced."""
     recipe, options, _ = parse(spec)
 
@@ -60,22 +61,54 @@ def nothing(*given: object) -> None:
     """Takes the place of a step that is left out."""
 
 
-def plain_head(piece: Piece, owners: Sequence[regmean.ModuleGrams], tokens: int) -> Tensor:
-    """The head as any other module: all domains alike."""
-    return regmean._least_squares(piece, (owner.gram(piece.name) for owner in owners), tokens)
+def averaged_trunk(fleet: Fleet, options: Options, **how: bool) -> Path:
+    return moerged.trunk_of(fleet, "average", options)
 
 
-def averaged_trunk(fleet: Fleet, method: str, options: Options) -> Path:
-    return _trunk_of(fleet, "average", options)
+_solved_trunk = moerged.solved_trunk
 
 
-_trunk_of = moerged.trunk_of
+def straight_head(fleet: Fleet, options: Options, *, turned: bool, context: bool) -> Path:
+    return _solved_trunk(fleet, options, turned=False, context=context)
+
+
+def one_owner_s(modules: Sequence[str]) -> Callable[..., Path]:
+    """In each layer, these modules are those of the owner whose own lie nearest to all others'."""
+
+    def trunk(fleet: Fleet, options: Options, *, turned: bool, context: bool) -> Path:
+        path = _solved_trunk(fleet, options, turned=turned, context=context)
+        state = {name: tensor.clone() for name, tensor in load_file(path).items()}
+        experts = [Checkpoint(domain.expert) for domain in fleet.domains]
+        for layer in range(read_config(fleet.domains[0].expert).num_hidden_layers):
+            names = [f"model.layers.{layer}.self_attn.{module}_proj.weight" for module in modules]
+            flat = torch.stack([torch.cat([each.tensor(name).flatten() for name in names]) for each in experts])
+            middle = experts[int(torch.cdist(flat, flat).sum(dim=0).argmin())]
+            for name in names:
+                own = middle.tensor(name)
+                state[name][: len(own)] = own
+        path.unlink()
+        save_file(state, path)
+        return path
+
+    return trunk
+
+
+def behind_the_mean(fleet: Fleet, slot: int, trunk: Path, options: Options, **more: object) -> Member:
+    """Statistics of features behind the mean of all experts' MLPs instead of the owner's."""
+    checkpoints = [Checkpoint(domain.expert) for domain in fleet.domains]
+    names = [name for name in checkpoints[0].specs if ".mlp." in name]
+    mean = {name: average([each.tensor(name) for each in checkpoints], torch.float32) for name in names}
+    domains = list(fleet.domains)
+    own = domains[slot].expert
+    folder = fit.write_fitted(domains[slot].expert, trunk, mean, fleet.work / "mean")
+    domains[slot] = replace(domains[slot], expert=folder)
+    return Member(own, moerged.contribute(replace(fleet, domains=domains), slot, trunk, options).contribution)
 
 
 @torch.inference_mode()
 def second_pass(fleet: Fleet, options: Options) -> Iterator[tuple[str, Model]]:
     """Routers solved again from what they read in the routed model."""
-    recipe, own, _ = parse("moerge:means=1")
+    recipe, own, _ = parse("moerge")
     [(_, model)] = recipe.build(fleet, own)
     assert isinstance(model, Routed)
     gates, domains = routers(model.model), len(fleet.domains)
@@ -118,7 +151,7 @@ class PerDomain:
 
 def oracle_with_own(part: str, fleet: Fleet, options: Options) -> Iterator[tuple[str, Model]]:
     """The oracle, if each domain had its own expert's tensors with `part` in their names in the trunk."""
-    merged = Checkpoint(_trunk_of(fleet, "regmean", options))
+    merged = Checkpoint(moerged.trunk_of(fleet, "regmean", options))
     models = {}
     for slot, domain in enumerate(fleet.domains):
         own = Checkpoint(domain.expert)
@@ -127,7 +160,7 @@ def oracle_with_own(part: str, fleet: Fleet, options: Options) -> Iterator[tuple
             state[name] = own.tensor(name if name in own.specs else EMBEDDING)
         trunk = fleet.work / f"trunk-{slot}"
         save_file(state, trunk)
-        models[domain.name] = load(fitted(fleet, slot, trunk, {"tokens": 0, "means": 0}))
+        models[domain.name] = load(fitted(fleet, slot, trunk, {"tokens": 0}))
     yield part, PerDomain(models)
 
 
@@ -139,35 +172,35 @@ def set_to(module: object, name: str, value: object) -> Patches:
     return lambda fleet: [patch.object(module, name, value)]
 
 
+def trunk_by(build: Callable[..., Path]) -> Patches:
+    return set_to(moerge, "solved_trunk", build)
+
+
 def all_runs() -> list[Run]:
-    listed = [(spec, spec) for spec in ("experts", "dume", "oracle", "regmean", "moerge", "moerge-oracle")]
-    listed += [
-        ("without fitted MLPs", "moerge:fit=0,means=1"),
-        ("mean MLPs", "moerge:means=1"),
-        ("the paper's routers", "moerge:discriminant=0,means=1"),
-        ("k = 2", "moerge:k=2,means=1"),
-    ]
     runs = []
-    for label, spec in listed:
+    for label, spec in (
+        *((spec, spec) for spec in ("experts", "dume", "oracle", "regmean", "moerge", "moerge-oracle")),
+        ("without the context head", "moerge:context=0"),
+        ("without fitted MLPs", "moerge:fit=0"),
+        ("without either", "moerge:fit=0,context=0"),
+        ("the paper's routers", "moerge:discriminant=0"),
+        ("k = 2", "moerge:k=2"),
+    ):
         recipe, options, _ = parse(spec)
         runs.append(Run(recipe, options, label))
-    moerge_trunk = patch("moerge.recipes.moerge.trunk_of", averaged_trunk)
     return [
         *runs,
-        changed("averaged trunk", lambda fleet: [moerge_trunk]),
-        changed("head like other modules", set_to(regmean, "_head", plain_head)),
-        changed("trunk drawn to the average, a tenth", set_to(regmean, "TOWARDS_AVERAGE", 0.01)),
-        changed("trunk drawn to the average, tenfold", set_to(regmean, "TOWARDS_AVERAGE", 1.0)),
+        changed("averaged trunk", trunk_by(averaged_trunk)),
+        changed("head for the experts' own vectors", trunk_by(straight_head)),
+        changed("q and k of one owner", trunk_by(one_owner_s("qk"))),
+        changed("q, k and v of one owner", trunk_by(one_owner_s("qkv"))),
         changed("first matrices as they were", set_to(fit, "_fit_first", nothing)),
-        changed("last matrix as it was", set_to(fit, "_fit_last", nothing)),
         changed("residual, not the head's answers", set_to(fit, "_through_head", lambda own, *rest: own.states)),
-        changed("MLPs drawn to their own, a tenth", set_to(fit, "TOWARDS_OWN", 0.025)),
-        changed("MLPs drawn to their own, tenfold", set_to(fit, "TOWARDS_OWN", 2.5)),
-        changed("first MLPs half their mean", set_to(fit, "TOWARDS_MEAN", 0.5)),
-        changed("first MLPs all their mean", set_to(fit, "TOWARDS_MEAN", 1.0)),
+        changed("features behind the mean MLPs", set_to(moerge, "contribute", behind_the_mean)),
+        changed("context half as large", set_to(context, "SIZE", 0.1)),
+        changed("context twice as large", set_to(context, "SIZE", 0.4)),
         recipe_of("routers' second pass", second_pass),
         recipe_of("oracle with own head", partial(oracle_with_own, "lm_head")),
-        recipe_of("oracle with own embedding", partial(oracle_with_own, "embed_tokens")),
         recipe_of("oracle with own attention", partial(oracle_with_own, "self_attn")),
     ]
 
@@ -191,8 +224,8 @@ def main() -> None:
         for row in table.rows:
             if row.run.label != "experts":
                 figures.setdefault(row.run.label, []).append([table.normalised(row, domain).mean for domain in domains])
-    print(f"{'average of domains, by training seed':40} " + "  mean  worst domain against mean MLPs")
-    best = figures.get("mean MLPs", [])
+    print(f"{'average of domains, by training seed':40} " + "  mean  worst domain against moerge")
+    best = figures.get("moerge", [])
     for label, seeds in figures.items():
         against = [a - b for one, two in zip(seeds, best, strict=False) for a, b in zip(one, two, strict=True)]
         cells = "".join(f"{fmean(each):7.1f}" for each in seeds)

@@ -186,7 +186,15 @@ async def _ask_merge(visit: Visit) -> Form:
             "Router contributions don't carry over: every owner's worker computes anew under it.",
         ),
         fields=(
-            Field("method", "Method", options=(("average", "average"), ("regmean", "regmean, from owners' grams"))),
+            Field(
+                "method",
+                "Method",
+                options=(
+                    ("average", "average"),
+                    ("regmean", "regmean, from owners' grams"),
+                    ("moerge", "moerge, for fitted MLPs"),
+                ),
+            ),
         ),
     )
 

@@ -23,7 +23,7 @@ from moerge_proto.history import TrunkHistory
 from moerge_proto.messages import Page
 from moerge_proto.owners import Role
 from moerge_proto.problems import ProblemType
-from moerge_proto.trunks import NewTrunk, Trunk, TrunkLineage, TrunkOptions
+from moerge_proto.trunks import SOLVED, NewTrunk, Trunk, TrunkLineage, TrunkOptions
 from moerge_proto.workflows import Workflow
 
 router = APIRouter(prefix="/trunks", tags=["trunks"])
@@ -55,11 +55,11 @@ def merge(request: Request, caller: Operator, new: NewTrunk) -> Workflow:
         raise _not_ready(unknown[0], "experts")
     if not experts or len(set(experts)) < len(experts):
         raise RefusedError(ProblemType.NOT_READY, "a trunk needs at least one expert, and none twice", where="experts")
-    if new.method == "regmean":
+    if new.method in SOLVED:
         _require_contributions(experts, ready, contributions)
     if new.method == "weighted":
         _require_weights(new.options, [ready[digest] for digest in experts])
-    parts = [contributions[digest] for digest in experts] if new.method == "regmean" else []
+    parts = [contributions[digest] for digest in experts] if new.method in SOLVED else []
     lineage = TrunkLineage(method=new.method, options=new.options, experts=experts, contributions=parts)
     workflow: Workflow = request.app.state.workflows.start_trunk(lineage)
     return workflow

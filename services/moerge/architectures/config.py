@@ -1,14 +1,15 @@
 """Configs: read a dense one, require that experts agree, and map it to the published MoE's."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from copy import copy
 from pathlib import Path
 from typing import Any, Literal
 
 from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, PretrainedConfig
 
-from moerge.architectures.families import Family, head_dim, require_family
+from moerge.architectures.families import EMBEDDING, HEAD, Family, family_of, head_dim, require_family
 from moerge.errors import CheckpointError, IncompatibleExpertError
 from moerge.files import require_small
 
@@ -189,6 +190,30 @@ def _tokenizer(folder: Path) -> Mapping[str, Any]:
         require_small(path, _MAX_TOKENIZER_BYTES)
         return {"tokenizer.model": path.read_bytes()}
     raise CheckpointError("neither tokenizer.json nor tokenizer.model found", where=str(folder))
+
+
+def trunk_settings(config: PretrainedConfig, shapes: Mapping[str, Sequence[int]]) -> dict[str, object]:
+    """The fields of a dense config.json in which a trunk with tensors of these shapes can differ from its experts'.
+
+    It may have more tokens than any one of them, a head of its own, and more attention heads. These have an entry only
+    where they do.
+    """
+    settings: dict[str, object] = {"vocab_size": shapes[EMBEDDING][0], "tie_word_embeddings": HEAD not in shapes}
+    family, width = family_of(config), head_dim(config)
+    heads = shapes[family.attention.output.format(layer=0) + ".weight"][1] // width
+    if heads != config.num_attention_heads:
+        rows = sum(shapes[f"{name.format(layer=0)}.weight"][0] for name in family.attention.inputs)
+        keys = (rows // width - heads) // 2
+        settings |= {"num_attention_heads": heads, "num_key_value_heads": keys, "head_dim": width}
+    return settings
+
+
+def trunk_config(config: PretrainedConfig, shapes: Mapping[str, Sequence[int]]) -> PretrainedConfig:
+    """The dense config of a trunk with tensors of these shapes, merged from experts with `config`."""
+    own = copy(config)
+    for name, value in trunk_settings(config, shapes).items():
+        setattr(own, name, value)
+    return own
 
 
 def published_config(

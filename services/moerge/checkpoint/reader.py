@@ -69,6 +69,11 @@ class Checkpoint:
         except SafetensorError as error:
             raise CheckpointError(f"not a valid safetensors file: {error}", where=str(file)) from error
 
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Each tensor's, by name."""
+        return {name: spec.shape for name, spec in self.specs.items()}
+
     def tensor(self, name: str) -> Tensor:
         """One tensor, as stored.
 

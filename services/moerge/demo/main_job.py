@@ -28,7 +28,7 @@ TABLE_TOKENS = 10_000
 """Held-out tokens per domain in the demo's tables."""
 RecipeName = Literal["moerge", "dume"]
 """Of the library's recipes, those that the demo's owners and operator can follow."""
-_TRUNKS: dict[RecipeName, TrunkMethod] = {"moerge": "regmean", "dume": "average"}
+_TRUNKS: dict[RecipeName, TrunkMethod] = {"moerge": "moerge", "dume": "average"}
 _WORKERS: dict[RecipeName, list[str]] = {"moerge": ["--trunk-contribution", "--fit"], "dume": []}
 _ROUTERS: dict[RecipeName, SolveOptions] = {
     "moerge": SolveOptions(

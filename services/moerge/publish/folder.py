@@ -5,7 +5,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from moerge.architectures.config import read_config
+from moerge.architectures.config import read_config, trunk_config
 from moerge.architectures.families import EMBEDDING, family_of
 from moerge.checkpoint.reader import Checkpoint
 from moerge.checkpoint.writer import write_safetensors
@@ -16,11 +16,11 @@ from moerge.trunk.merge import AVERAGE, Method, merge_plan
 _UNNAMED = "0" * 64  # what is not kept by its name
 
 
-def write_trunk(experts: Sequence[Path], path: Path, method: Method = AVERAGE, *, own_head: bool = False) -> Path:
+def write_trunk(experts: Sequence[Path], path: Path, method: Method = AVERAGE) -> Path:
     """The experts' trunk, by default their average, as one file."""
     config = read_config(experts[0])
     checkpoints = [Checkpoint(each) for each in experts]
-    plans = merge_plan(checkpoints, family_of(config), config.num_hidden_layers, method, own_head=own_head)
+    plans = merge_plan(checkpoints, family_of(config), config.num_hidden_layers, method)
     with atomic_file(path) as out:
         write_safetensors(out, plans)
     return path
@@ -39,8 +39,9 @@ def write_version(
 
     `routers` gives one [D, H] per layer.
     """
-    config = read_config(experts[0])
-    family, merged, layers = family_of(config), Checkpoint(trunk), config.num_hidden_layers
+    merged = Checkpoint(trunk)
+    config = trunk_config(read_config(experts[0]), merged.shapes)
+    family, layers = family_of(config), config.num_hidden_layers
     weights = trunk_files(merged, family, config, _UNNAMED, file_sha256(trunk), tied=tied)
     for slot, each in enumerate(experts):
         weights.append(expert_file(Checkpoint(each), family, layers, slot, str(slot)))

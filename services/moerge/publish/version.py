@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import PretrainedConfig
 
-from moerge.architectures.config import published_config
+from moerge.architectures.config import published_config, read_config, trunk_settings
 from moerge.architectures.families import EMBEDDING, HEAD, Family
 from moerge.checkpoint.reader import Checkpoint
 from moerge.checkpoint.writer import TensorPlan, write_safetensors
@@ -156,10 +156,10 @@ def report_file(report: Callable[[], SolveReport], lineage: str) -> FilePlan:
 
 
 def dense_config_file(expert: Path, trunk: Checkpoint) -> FilePlan:
-    """A dense expert's config.json, with the trunk's vocabulary and head, and without what names code."""
+    """A dense expert's config.json, with the trunk's vocabulary and heads, and without what names code."""
     config = json.loads((expert / "config.json").read_text(encoding="utf-8"))
     config.pop("auto_map", None)
-    config |= {"vocab_size": trunk.specs[EMBEDDING].shape[0], "tie_word_embeddings": HEAD not in trunk.specs}
+    config |= trunk_settings(read_config(expert), trunk.shapes)
     return text_file("config.json", json.dumps(config, indent=2, sort_keys=True) + "\n")
 
 

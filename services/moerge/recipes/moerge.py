@@ -1,4 +1,4 @@
-"""moerge's own: a regmean trunk, MLPs that their owners fit to it, and linear discriminants as routers."""
+"""moerge's own: a regmean trunk with a context head, MLPs that their owners fit to it, and discriminants as routers."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -14,44 +14,39 @@ from moerge.recipes.moerged import (
     published_recipe,
     random_routers,
     solve,
-    trunk_of,
+    solved_trunk,
     version,
 )
 from moerge.statistics.batch import batches
-from moerge.trunk.fit import fit_mlps, mean_mlps, write_fitted
+from moerge.trunk.fit import fit_mlps, write_fitted
 from moerge_proto.statistics_file import StatisticsSettings
 
-_OPTIONS: Options = {"k": 1, "lambda": 0.001, "tokens": 0, "fit": 1, "discriminant": 1, "means": 0}
-"""As DUME's, but lambda is in units of the mean diagonal; `fit=0` leaves the MLPs as they are, `discriminant=0`
-takes the paper's routers, and `means=1` uses the experts' mean MLPs too."""
-_MEANS = "means"
+_OPTIONS: Options = {"k": 1, "lambda": 0.001, "tokens": 0, "fit": 1, "context": 1, "discriminant": 1}
+"""As DUME's, but lambda is in units of the mean diagonal; `fit=0` leaves the MLPs as they are, `context=0` the
+attention, and `discriminant=0` takes the paper's routers."""
 
 
 def fitted(fleet: Fleet, slot: int, trunk: Path, options: Options) -> Path:
     """The folder of a slot's expert with MLPs that are fitted to the trunk."""
     domain = fleet.domains[slot]
     cut = list(batches(first_tokens(domain.statistics, options), StatisticsSettings().batch_tokens))
-    mlps = fit_mlps(domain.expert, trunk, cut, _means(trunk, options), fleet.device)
+    mlps = fit_mlps(domain.expert, trunk, cut, fleet.device)
     return write_fitted(domain.expert, trunk, mlps, fleet.work / f"fitted-{slot}")
 
 
-def _means(trunk: Path, options: Options) -> Path | None:
-    """The folder of the trunk with the mean MLPs of the experts that it was merged from, if they are used."""
-    return trunk.with_name(_MEANS) if whole(options, "means", 0, 1) else None
-
-
 def _trunk(fleet: Fleet, options: Options) -> Path:
-    trunk, experts = trunk_of(fleet, "regmean", options), [domain.expert for domain in fleet.domains]
-    if (means := _means(trunk, options)) is not None:
-        write_fitted(experts[0], trunk, mean_mlps(experts), means)
-    return trunk
+    turned, context = (bool(whole(options, name, 0, 1)) for name in ("fit", "context"))
+    return solved_trunk(fleet, options, turned=turned, context=context)
+
+
+def _expert(fleet: Fleet, slot: int, trunk: Path, options: Options) -> Path:
+    return fitted(fleet, slot, trunk, options) if whole(options, "fit", 0, 1) else fleet.domains[slot].expert
 
 
 def _contribute(fleet: Fleet, slot: int, trunk: Path, options: Options) -> Member:
-    own = fitted(fleet, slot, trunk, options) if whole(options, "fit", 0, 1) else fleet.domains[slot].expert
     domains = list(fleet.domains)
-    domains[slot] = replace(domains[slot], expert=_means(trunk, options) or own)
-    return Member(own, contribute(replace(fleet, domains=domains), slot, trunk, options).contribution)
+    domains[slot] = replace(domains[slot], expert=_expert(fleet, slot, trunk, options))
+    return contribute(replace(fleet, domains=domains), slot, trunk, options)
 
 
 def _solve(members: Sequence[Member], trunk: Path, options: Options) -> list[Tensor]:
@@ -63,7 +58,7 @@ def _solve(members: Sequence[Member], trunk: Path, options: Options) -> list[Ten
 
 def _oracle(fleet: Fleet, options: Options) -> Iterator[tuple[str, Model]]:
     trunk = _trunk(fleet, options)
-    experts = [fitted(fleet, slot, trunk, options) for slot in range(len(fleet.domains))]
+    experts = [_expert(fleet, slot, trunk, options) for slot in range(len(fleet.domains))]
     folder = version(experts, trunk, random_routers(fleet), options, fleet.work / "version")
     yield "moerge-oracle", Oracle.of(folder, fleet)
 
@@ -71,9 +66,11 @@ def _oracle(fleet: Fleet, options: Options) -> Iterator[tuple[str, Model]]:
 RECIPES = (
     published_recipe(
         "moerge",
-        "regmean trunk, fitted MLPs, discriminants",
+        "regmean trunk with a context head, fitted MLPs, discriminants",
         Parts(_trunk, _contribute, _solve),
         _OPTIONS,
     ),
-    Recipe("moerge-oracle", "the same trunk and MLPs, DUME section 3.2", _oracle, {"tokens": 0, "means": 0}),
+    Recipe(
+        "moerge-oracle", "the same trunk and MLPs, DUME section 3.2", _oracle, {"tokens": 0, "fit": 1, "context": 1}
+    ),
 )

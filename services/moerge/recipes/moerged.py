@@ -11,6 +11,8 @@ from torch import Tensor
 from moerge.architectures.config import read_config
 from moerge.architectures.families import family_of
 from moerge.checkpoint.reader import Checkpoint
+from moerge.checkpoint.writer import write_safetensors
+from moerge.files import atomic_file
 from moerge.publish.folder import write_trunk, write_version
 from moerge.recipes.base import Domain, Fleet, Member, Model, Options, Parts, Recipe, whole
 from moerge.recipes.dense import TASK_VECTORS, checked, method_of
@@ -18,7 +20,7 @@ from moerge.recipes.models import Oracle, Routed
 from moerge.routers.layers import solve_layers
 from moerge.statistics.bounds import feature_gains
 from moerge.statistics.local import router_contribution, trunk_contribution
-from moerge.trunk.regmean import ModuleGrams, regmean
+from moerge.trunk.regmean import ModuleGrams, solved_plan
 from moerge_proto.statistics_file import StatisticsFile
 from moerge_proto.versions import SolveOptions
 
@@ -43,11 +45,18 @@ def first_tokens(documents: Sequence[list[int]], options: Options) -> list[list[
 
 
 def trunk_of(fleet: Fleet, method: str, options: Options) -> Path:
-    """The trunk's file, merged by a method's name: average, weighted, ties, dare or regmean."""
-    experts, path = [domain.expert for domain in fleet.domains], fleet.work / "trunk.safetensors"
-    if method != "regmean":
-        return write_trunk(experts, path, method_of(method, fleet, options))
-    config = read_config(experts[0])
+    """The trunk's file, merged by the name of a method that looks at one element at a time, or by regmean."""
+    if method == "regmean":
+        return solved_trunk(fleet, options)
+    experts = [domain.expert for domain in fleet.domains]
+    return write_trunk(experts, fleet.work / "trunk.safetensors", method_of(method, fleet, options))
+
+
+def solved_trunk(fleet: Fleet, options: Options, *, turned: bool = False, context: bool = False) -> Path:
+    """The file of the trunk that is solved from the owners' trunk contributions."""
+    path = fleet.work / "trunk.safetensors"
+    config = read_config(fleet.domains[0].expert)
+    family = family_of(config)
     with ExitStack() as stack:
         owners = []
         for slot, domain in enumerate(fleet.domains):
@@ -55,8 +64,10 @@ def trunk_of(fleet: Fleet, method: str, options: Options) -> Path:
             rows = first_tokens(domain.statistics, options)
             trunk_contribution(_name(slot), domain.expert, rows, sent, device=fleet.device)
             file = stack.enter_context(StatisticsFile(sent))
-            owners.append(ModuleGrams(Checkpoint(domain.expert), file, family_of(config), config))
-        return write_trunk(experts, path, regmean(owners), own_head=True)
+            owners.append(ModuleGrams(Checkpoint(domain.expert), file, family, config))
+        with atomic_file(path) as out:
+            write_safetensors(out, solved_plan(owners, family, config, turned=turned, context=context))
+    return path
 
 
 def random_routers(fleet: Fleet) -> list[Tensor]:

@@ -1,6 +1,6 @@
 """The models that statistics come from: a dense expert, or the trunk with its MLPs (DUME figure 1, step 2)."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -8,11 +8,12 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
-from moerge.architectures.config import read_config
+from moerge.architectures.config import read_config, trunk_config
 from moerge.architectures.families import EMBEDDING, HEAD, family_of
 from moerge.checkpoint.reader import Checkpoint
 from moerge.errors import IncompatibleExpertError
 from moerge.statistics.bounds import feature_gains
+from moerge.trunk.context import without_context
 from moerge.trunk.merge import trunk_names
 from moerge.trunk.regmean import ModuleGrams
 from moerge_proto.statistics_file import StatisticsFile
@@ -47,9 +48,8 @@ def expert_model(expert: Path, dtype: torch.dtype = torch.float32) -> PreTrained
 
 def dense_model(config: PretrainedConfig, state: dict[str, Tensor], dtype: torch.dtype) -> PreTrainedModel:
     """The dense model with these tensors, in evaluation mode; its head is tied if they hold none."""
-    config.tie_word_embeddings = HEAD not in state
-    config.vocab_size = len(state[EMBEDDING])
-    model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    own = trunk_config(config, {name: tensor.shape for name, tensor in state.items()})
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(own, dtype=dtype)
     model.load_state_dict(state | {HEAD: state.get(HEAD, state[EMBEDDING])})
     model.eval()
     return model
@@ -64,37 +64,41 @@ def require_near(expert: Path, trunk: Path, limit: float, statistics: Path | Non
     """Requires that no trunk tensor strays from the expert's own by more than `limit` of its norm; returns the most.
 
     With the owner's own trunk contribution at `statistics`, linear modules are compared by what they answer on its
-    text, ||(W - W_d) x|| by ||W_d x||. Rows that only other experts' vocabularies have are not compared.
+    text, ||(W - W_d) x|| by ||W_d x||. Rows that only other experts' vocabularies have are not compared, nor the heads
+    of one further group, which may only attend to all tokens so far alike (`moerge.trunk.context`).
 
     Raises:
         IncompatibleExpertError: names the tensor: it is missing, of another shape, not finite or too far.
     """
     config = read_config(expert)
-    own, merged = Checkpoint(expert), Checkpoint(trunk)
+    family, own, merged = family_of(config), Checkpoint(expert), Checkpoint(trunk)
+    names = trunk_names(own, family, config.num_hidden_layers)
+    if missing := [name for name in names if name not in merged.specs]:
+        raise _unlike(missing[0])
     with ExitStack() as stack:
         grams = None
         if statistics is not None:
             file = stack.enter_context(StatisticsFile(statistics))
-            grams = ModuleGrams(own, file, family_of(config), config)
-        return _furthest(own, merged, trunk_names(own, family_of(config), config.num_hidden_layers), limit, grams)
+            grams = ModuleGrams(own, file, family, config)
+        return _furthest(own, without_context(merged, family, config), names, limit, grams)
+
+
+def _unlike(name: str) -> IncompatibleExpertError:
+    todo = "ask the operator to merge a trunk that your expert is in"
+    return IncompatibleExpertError("the trunk lacks it, or has another shape", where=name, todo=todo)
 
 
 def _furthest(
-    own: Checkpoint, merged: Checkpoint, names: Sequence[str], limit: float, grams: ModuleGrams | None
+    own: Checkpoint, merged: Callable[[str], Tensor], names: Sequence[str], limit: float, grams: ModuleGrams | None
 ) -> float:
     furthest = 0.0
     for name in names:
-        found = merged.specs.get(name)
-        expected = own.specs[name].shape
-        rows = name in (EMBEDDING, HEAD) and found is not None and found.shape[0] >= expected[0]
-        if found is None or found.shape[1:] != expected[1:] or (found.shape[0] != expected[0] and not rows):
-            raise IncompatibleExpertError(
-                "the trunk lacks it, or has another shape",
-                where=name,
-                todo="ask the operator to merge a trunk that your expert is in",
-            )
+        found, expected = merged(name), own.specs[name].shape
+        rows = name in (EMBEDDING, HEAD) and found.shape[0] >= expected[0]
+        if found.shape[1:] != expected[1:] or (found.shape[0] != expected[0] and not rows):
+            raise _unlike(name)
         before = own.tensor(name).double()
-        after = merged.tensor(name)[: expected[0]].double()
+        after = found[: expected[0]].double()
         gram = grams.gram(name) if grams is not None and name in grams else None
         distance = _size(after - before, gram) / max(_size(before, gram), 1e-12)
         if not distance <= limit:

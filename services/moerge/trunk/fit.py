@@ -6,10 +6,6 @@ the trunk gives them to what they answered in the expert; then the last one beco
 is missing in the residual, so that after each layer the residual is the expert's again as nearly as it can be. In the
 last layer it is what makes the trunk's head say what the expert's head says. All of it needs the owner's expert, the
 trunk and the owner's own text, and no other owner's MLPs.
-
-Routers err most in the first layer, which has seen the least of the text. Where the mean of the experts' MLPs of that
-layer is known, each is drawn towards it, so that a token that goes to another domain's expert loses less; the layers
-behind, which are fitted later, make up for most of what that takes from the expert.
 """
 
 import json
@@ -31,19 +27,13 @@ from moerge.files import atomic_file
 from moerge.publish.version import TOKENIZER_FILES
 from moerge.routers.ridge import Ridge
 from moerge.statistics.batch import Batch
-from moerge.trunk.average import average
+from moerge.trunk.context import without_context
 from moerge.trunk.domain_model import domain_model, expert_model, place
+from moerge.trunk.regmean import turn
 
 TOWARDS_OWN = 0.25
 """How strongly a matrix is drawn to the expert's own where hardly any token points: times dimensions per token, in
 units of the gram's mean diagonal."""
-TOWARDS_MEAN = 0.75
-"""The mean's share in MLPs that are drawn towards it."""
-_HEAD_PULL = 1e-3
-
-
-_Drawn = Callable[[int, str, Tensor], Tensor]
-"""(layer, module of its MLP, fitted weight) -> the weight that it gets."""
 
 
 class _Seen(Exception):  # noqa: N818  # not an error: it ends a pass
@@ -123,7 +113,6 @@ def fit_mlps(
     expert: Path,
     trunk: Path,
     batches: Sequence[Batch],
-    means: Path | None = None,
     device: str = "cpu",
     done: Callable[[int], None] = lambda tokens: None,
 ) -> dict[str, Tensor]:
@@ -133,7 +122,6 @@ def fit_mlps(
         expert: the owner's dense checkpoint folder.
         trunk: the trunk's safetensors file.
         batches: the owner's text; its residuals, twice tokens x H float32, are in memory.
-        means: checkpoint folder with the mean MLPs of the trunk's experts, which the first layer's are drawn towards.
         device: torch device.
         done: called with numbers of tokens, each token as often as there are layers.
 
@@ -148,24 +136,16 @@ def fit_mlps(
     place(behind, device)
     own, new = _Residuals(dense, batches), _Residuals(behind, batches)
     counted = [batch.counted.to(device) for batch in batches]
-
-    mean = None if means is None else Checkpoint(means)
-
-    def drawn(layer: int, name: str, fitted: Tensor) -> Tensor:
-        if layer > 0 or mean is None:
-            return fitted
-        return torch.lerp(fitted, mean.tensor(f"model.layers.0.mlp.{name}.weight").to(fitted), TOWARDS_MEAN)
-
     for layer in range(config.num_hidden_layers):
         own.attend(layer)
         new.attend(layer)
-        _fit_first(own, new, counted, layer, drawn)
+        _fit_first(own, new, counted, layer)
         for number in range(len(batches)):
             own.add_mlp(layer, number)
         wanted = own.states
         if layer == config.num_hidden_layers - 1:
             wanted = _through_head(own, new.model, _counts(batches, config.vocab_size).to(device))
-        _fit_last(wanted, new, counted, layer, drawn)
+        _fit_last(wanted, new, counted, layer)
         for number, tokens in enumerate(counted):
             new.add_mlp(layer, number)
             done(int(tokens.sum()))
@@ -192,7 +172,7 @@ def _counts(batches: Sequence[Batch], vocabulary: int) -> Tensor:
     return torch.bincount(ids, minlength=vocabulary).double()
 
 
-def _fit_first(own: _Residuals, new: _Residuals, counted: Sequence[Tensor], layer: int, drawn: _Drawn) -> None:
+def _fit_first(own: _Residuals, new: _Residuals, counted: Sequence[Tensor], layer: int) -> None:
     """The matrices that read the MLP's input answer to the new one what they answered to the expert's."""
     hidden = new.states[0].shape[-1]
     fit = _Fit(hidden, hidden, new.model.device)
@@ -200,10 +180,10 @@ def _fit_first(own: _Residuals, new: _Residuals, counted: Sequence[Tensor], laye
         fit.add(new.features(layer, number)[tokens], own.features(layer, number)[tokens])
     for name, module in new.layers[layer].mlp.named_children():
         if isinstance(module, nn.Linear) and name != "down_proj":
-            module.weight.copy_(drawn(layer, name, fit.solve(module.weight, module.weight.T)))
+            module.weight.copy_(fit.solve(module.weight, module.weight.T))
 
 
-def _fit_last(wanted: Sequence[Tensor], new: _Residuals, counted: Sequence[Tensor], layer: int, drawn: _Drawn) -> None:
+def _fit_last(wanted: Sequence[Tensor], new: _Residuals, counted: Sequence[Tensor], layer: int) -> None:
     """The last matrix answers what is missing in the residual: [B, T, H] wanted of each batch."""
     mlp = new.layers[layer].mlp
     module = mlp.down_proj
@@ -214,26 +194,13 @@ def _fit_last(wanted: Sequence[Tensor], new: _Residuals, counted: Sequence[Tenso
         mlp(new.features(layer, number))
         fit.add(seen.pop()[tokens], (wanted[number] - new.states[number])[tokens])
     handle.remove()
-    module.weight.copy_(drawn(layer, "down_proj", fit.solve(module.weight)))
+    module.weight.copy_(fit.solve(module.weight))
 
 
 def _through_head(own: _Residuals, behind: PreTrainedModel, counts: Tensor) -> list[Tensor]:
     """[B, T, H] of each batch: residuals to which the trunk's head answers as nearly as it can what the expert's head
-    answers to the expert's.
-
-    Near in the logits' variance under the tokens' frequencies, which is what small errors cost a softmax.
-    """
-    chance = (counts + 1) / (counts + 1).sum()
-    mine, theirs = own.model.lm_head.weight.double(), behind.lm_head.weight[: len(counts)].double()
-
-    def covariance(one: Tensor, other: Tensor) -> Tensor:
-        return one.T @ (chance[:, None] * other) - torch.outer(one.T @ chance, other.T @ chance)
-
-    square = covariance(theirs, theirs)
-    pull = _HEAD_PULL * square.diagonal().mean() * torch.eye(len(square), dtype=square.dtype, device=square.device)
-    turned = torch.linalg.solve(
-        square + pull, covariance(theirs, mine) + pull
-    )  # the expert's last vectors -> the trunk's
+    answers to the expert's."""
+    turned = turn(behind.lm_head.weight[: len(counts)], own.model.lm_head.weight, counts)
     gain = behind.model.norm.weight.double()
     undone = torch.where(gain == 0, 0.0, 1 / torch.where(gain == 0, 1.0, gain))
     answers = []
@@ -244,32 +211,28 @@ def _through_head(own: _Residuals, behind: PreTrainedModel, counts: Tensor) -> l
     return answers
 
 
-def mean_mlps(experts: Sequence[Path]) -> dict[str, Tensor]:
-    """The mean of the experts' MLPs, by dense name."""
-    config = read_config(experts[0])
-    checkpoints = [Checkpoint(each) for each in experts]
-    names = family_of(config).dense_mlp_names(config.num_hidden_layers)
-    return {name: average([each.tensor(name) for each in checkpoints], torch.float32) for name in names}
-
-
 def write_fitted(expert: Path, trunk: Path, mlps: Mapping[str, Tensor], folder: Path) -> Path:
     """Writes a dense checkpoint, the trunk with fitted MLPs in the expert's dtypes; returns its folder.
 
-    It is an expert like any other: its MLPs go into a version, and alone it is what an oracle would run.
+    It is an expert like any other: its MLPs go into a version, and alone it is what an oracle would run, but for
+    context heads, of which a dense class may not have as many.
     """
-    own, merged = Checkpoint(expert), Checkpoint(trunk)
-    plans = [TensorPlan(name, at.dtype, at.shape, partial(merged.tensor, name)) for name, at in merged.specs.items()]
+    config, own, merged = read_config(expert), Checkpoint(expert), Checkpoint(trunk)
+    tensor, plans = without_context(merged, family_of(config), config), []
+    for name, at in merged.specs.items():
+        shape = at.shape if name in (EMBEDDING, HEAD) else own.specs[name].shape
+        plans.append(TensorPlan(name, at.dtype, shape, partial(tensor, name)))
     for name, fitted in mlps.items():
         dtype = own.specs[name].dtype
         plans.append(TensorPlan(name, dtype, tuple(fitted.shape), partial(fitted.to, dtype)))
-    config = json.loads((expert / "config.json").read_text(encoding="utf-8"))
-    config |= {"tie_word_embeddings": HEAD not in merged.specs, "vocab_size": merged.specs[EMBEDDING].shape[0]}
+    fields = json.loads((expert / "config.json").read_text(encoding="utf-8"))
+    fields |= {"tie_word_embeddings": HEAD not in merged.specs, "vocab_size": merged.specs[EMBEDDING].shape[0]}
     for name in TOKENIZER_FILES:
         if (expert / name).is_file():
             with atomic_file(folder / name) as out:
                 out.write((expert / name).read_bytes())
     with atomic_file(folder / "config.json") as out:
-        out.write((json.dumps(config, indent=2) + "\n").encode())
+        out.write((json.dumps(fields, indent=2) + "\n").encode())
     with atomic_file(folder / SINGLE) as out:
         write_safetensors(out, plans)
     return folder

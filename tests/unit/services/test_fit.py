@@ -14,7 +14,7 @@ from moerge.errors import IncompatibleExpertError
 from moerge.publish.folder import write_trunk
 from moerge.statistics.batch import batches
 from moerge.trunk.domain_model import domain_model, expert_model
-from moerge.trunk.fit import TOWARDS_MEAN, TOWARDS_OWN, fit_mlps, mean_mlps, write_fitted
+from moerge.trunk.fit import TOWARDS_OWN, fit_mlps, write_fitted
 from support.models import expert
 
 DOCUMENTS = [[(5 * row + 3 * column * (1 + row % 3)) % 256 for column in range(20 + row)] for row in range(40)]
@@ -112,17 +112,6 @@ def test_a_fitted_expert_is_the_trunk_with_the_fitted_mlps(tmp_path: Path) -> No
 def kept(folder: Path) -> Sequence[str]:
     """An expert's files that are needed to load it."""
     return sorted(path.name for path in folder.iterdir() if path.name != "generation_config.json")
-
-
-def test_the_first_layer_is_drawn_to_the_experts_mean(tmp_path: Path) -> None:
-    folder, trunk = two(tmp_path)
-    means = write_fitted(folder, trunk, mean_mlps([folder, tmp_path / "2"]), tmp_path / "means")
-    cut = list(batches(DOCUMENTS, 200))
-    alone, drawn = fit_mlps(folder, trunk, cut), fit_mlps(folder, trunk, cut, means)
-    for name in (GATE, UP):
-        mean = (Checkpoint(folder).tensor(name) + Checkpoint(tmp_path / "2").tensor(name)) / 2
-        expected = (1 - TOWARDS_MEAN) * alone[name] + TOWARDS_MEAN * mean
-        torch.testing.assert_close(drawn[name], expected, rtol=0, atol=1e-5)
 
 
 def test_a_family_that_normalises_its_mlps_answers_is_refused(tmp_path: Path) -> None:

@@ -14,7 +14,8 @@ from transformers import AutoModelForCausalLM
 from moerge.architectures.config import read_config
 from moerge.architectures.families import EMBEDDING, FAMILIES, HEAD, family_of
 from moerge.checkpoint.reader import Checkpoint
-from moerge.publish.folder import write_trunk
+from moerge.checkpoint.writer import write_safetensors
+from moerge.files import atomic_file
 from moerge.statistics.accumulate import ShardSums
 from moerge.statistics.batch import batches
 from moerge.statistics.bounds import feature_bounds, input_bounds, input_exponents
@@ -24,7 +25,7 @@ from moerge.statistics.local import trunk_contribution
 from moerge.statistics.passes import TrunkPass
 from moerge.statistics.validate import validate_trunk
 from moerge.trunk.domain_model import expert_model, require_near
-from moerge.trunk.regmean import TOWARDS_AVERAGE, ModuleGrams, regmean
+from moerge.trunk.regmean import TOWARDS_AVERAGE, ModuleGrams, solved_plan, turn
 from moerge_proto.statistics_file import StatisticsFile, trunk_gram_names
 from support.models import expert
 from support.versions import contributed_rows
@@ -44,7 +45,9 @@ def sent(folder: Path, rows: list[list[int]], path: Path) -> Path:
     return trunk_contribution("law", folder, rows, path)
 
 
-def merged(experts: Sequence[Path], folder: Path, rows: Sequence[list[list[int]]] | None = None) -> dict[str, Tensor]:
+def merged(
+    experts: Sequence[Path], folder: Path, rows: Sequence[list[list[int]]] | None = None, *, turned: bool = False
+) -> dict[str, Tensor]:
     """The experts' regmean trunk; the n-th contributes the n-th rows."""
     config = read_config(experts[0])
     with ExitStack() as stack:
@@ -54,8 +57,9 @@ def merged(experts: Sequence[Path], folder: Path, rows: Sequence[list[list[int]]
             files.append(stack.enter_context(StatisticsFile(path)))
         pairs = zip(experts, files, strict=True)
         owners = [ModuleGrams(Checkpoint(each), file, family_of(config), config) for each, file in pairs]
-        method = regmean(owners)
-        return load_file(write_trunk(experts, folder / "trunk", method, own_head=True))
+        with atomic_file(folder / "trunk") as out:
+            write_safetensors(out, solved_plan(owners, family_of(config), config, turned=turned))
+    return load_file(folder / "trunk")
 
 
 @torch.inference_mode()
@@ -143,6 +147,34 @@ def test_a_row_of_the_head_follows_the_domains_that_use_its_token(tmp_path: Path
         expected = least_squares(experts, HEAD, slice(token, token + 1), (parts / parts.sum()).tolist())
         torch.testing.assert_close(found[token], expected[0], rtol=0, atol=1e-3 * float(expected.std()))
     assert counts[0][uneven] > 2 * counts[1][uneven]
+
+
+def test_a_head_for_fitted_mlps_answers_to_what_they_will_end_in(tmp_path: Path) -> None:
+    """Behind its turn it answers more like the experts' heads than a head that is fitted to their vectors."""
+    experts = [expert(tmp_path / str(seed), seed=seed) for seed in (1, 2)]
+    heads = [merged(experts, tmp_path, turned=turned)[HEAD] for turned in (False, True)]
+    off = []
+    for head in heads:
+        missing = 0.0
+        for slot, folder in enumerate(experts):
+            own, x = Checkpoint(folder).tensor(HEAD), inputs(folder, "lm_head", contributed_rows(slot))
+            counts = torch.bincount(torch.tensor(contributed_rows(slot)).flatten(), minlength=300).double()
+            chances = (counts + 1) / (counts + 1).sum()
+            error = x @ (head.double() @ turn(head, own, counts) - own.double()).T
+            error -= (error @ chances)[:, None]  # a softmax doesn't see what all logits share
+            missing += float((error.pow(2) @ chances).mean() / ((x @ own.double().T).pow(2) @ chances).mean())
+        off.append(missing)
+    assert off[1] < 0.95 * off[0]
+
+
+def test_a_turn_is_the_textbook_s_weighted_fit() -> None:
+    generator = torch.Generator().manual_seed(0)
+    trunk, own = (torch.randn(50, 8, generator=generator) for _ in range(2))
+    counts = torch.arange(50).double()
+    weights = ((counts + 1) / (counts + 1).sum()).sqrt()[:, None]
+    centred = [head.double() - (counts + 1) @ head.double() / (counts + 1).sum() for head in (trunk, own)]
+    expected = torch.linalg.lstsq(weights * centred[0], weights * centred[1]).solution
+    torch.testing.assert_close(turn(trunk, own, counts), expected, rtol=0, atol=5e-3)
 
 
 def test_of_one_expert_the_trunk_is_its_own(tmp_path: Path) -> None:
