@@ -23,6 +23,7 @@ from moerge.architectures.families import EMBEDDING
 from moerge.checkpoint.reader import Checkpoint
 from moerge.demo import corpora
 from moerge.demo.presets import PRESETS
+from moerge.evaluate import routing
 from moerge.evaluate.measure import Settings, measure
 from moerge.evaluate.perplexity import load, logits
 from moerge.evaluate.routing import routers
@@ -164,6 +165,26 @@ def oracle_with_own(part: str, fleet: Fleet, options: Options) -> Iterator[tuple
     yield part, PerDomain(models)
 
 
+class FirstByDomain:
+    """A version whose first layer sends each text to its own domain's expert; the others route."""
+
+    def __init__(self, routed: Routed, domains: Sequence[str]) -> None:
+        self._model, self._domains = routed.model, list(domains)
+        self.active_parameters = routed.active_parameters
+
+    def logits(self, rows: Rows) -> Tensor:
+        first = patch.object(routing, "routers", lambda model: routers(model)[:1])
+        with first, routing.forced(self._model, self._domains.index(rows.domain)):
+            return logits(self._model, rows)
+
+
+def first_by_domain(spec: str, fleet: Fleet, options: Options) -> Iterator[tuple[str, Model]]:
+    recipe, own, _ = parse(spec)
+    [(_, model)] = recipe.build(fleet, own)
+    assert isinstance(model, Routed)
+    yield spec, FirstByDomain(model, [domain.name for domain in fleet.domains])
+
+
 def recipe_of(name: str, build: Callable[[Fleet, Options], Iterator[tuple[str, Model]]]) -> Run:
     return Run(Recipe(name, "", build), {}, name)
 
@@ -200,6 +221,8 @@ def all_runs() -> list[Run]:
         changed("context half as large", set_to(context, "SIZE", 0.1)),
         changed("context twice as large", set_to(context, "SIZE", 0.4)),
         recipe_of("routers' second pass", second_pass),
+        recipe_of("first layer by the domain", partial(first_by_domain, "moerge")),
+        recipe_of("first layer by the domain, no context head", partial(first_by_domain, "moerge:context=0")),
         recipe_of("oracle with own head", partial(oracle_with_own, "lm_head")),
         recipe_of("oracle with own attention", partial(oracle_with_own, "self_attn")),
     ]
