@@ -21,6 +21,7 @@ from moerge.architectures.families import EMBEDDING, Family, head_dim
 from moerge.checkpoint.reader import Checkpoint
 from moerge.checkpoint.writer import TensorPlan
 from moerge.errors import IncompatibleExpertError
+from moerge.routers.ridge import one_thread
 
 SIZE = 0.2
 """How large what is written is where one domain differs from the others, by the size of an embedding."""
@@ -76,12 +77,10 @@ def context_of(embedding: Tensor, gain: Tensor, counts: Tensor, most: int, epsil
     square = rest @ square @ rest
     readout = torch.linalg.solve(square + _RIDGE * square.diagonal().mean() * torch.eye(hidden), rest @ cross)
     apart = means @ readout
-    _, spread, turn = torch.linalg.svd(apart - apart.mean(dim=0))
-    spread, turn = spread[:directions, None] / domains**0.5, turn[:directions]
-    evidence = torch.where(
-        spread > _SAME, turn @ readout.T / spread, 0.0
-    )  # domains whose tokens are alike tell nothing
-    evidence = torch.where(gain == 0, 0.0, evidence / gain.double())
+    _, spread, axes = torch.linalg.svd(apart - apart.mean(dim=0))
+    spread, axes = spread[:directions, None] / domains**0.5, axes[:directions]
+    told = (spread > _SAME) & (gain != 0)  # domains may have the same tokens
+    evidence = torch.where(told, axes @ readout.T / spread / gain.double(), 0.0)
     return Context(lane, evidence, lane * SIZE * (power / directions) ** 0.5)
 
 
@@ -120,7 +119,9 @@ def with_context(
         padded = torch.zeros(len(counts), embedding.shape[0], dtype=torch.float64)
         for row, own in zip(padded, counts, strict=True):
             row[: len(own)] = own
-        return context_of(embedding.compute(), gain.compute(), padded, head_dim(config), config.rms_norm_eps)
+        rows, norm = embedding.compute(), gain.compute()
+        with one_thread():
+            return context_of(rows, norm, padded, head_dim(config), config.rms_norm_eps)
 
     def change(name: str, by: Callable[[Tensor], Tensor], rows: int = 0, columns: int = 0) -> None:
         plan = named[name]
@@ -166,7 +167,7 @@ def without_context(trunk: Checkpoint, family: Family, config: PretrainedConfig)
     layers, wide = range(config.num_hidden_layers), _wide(config)
     own = {name: rows for layer in layers for name, rows in family.input_blocks(config, layer).items()}
     wider = {name: rows for layer in layers for name, rows in family.input_blocks(wide, layer).items()}
-    if any(trunk.shapes[f"{name}.weight"][0] != sum(rows) for name, rows in wider.items()):
+    if any(trunk.shapes[f"{name}.weight"][:1] != (sum(rows),) for name, rows in wider.items()):
         return trunk.tensor
     queries = {family.attention.inputs[0].format(layer=layer) for layer in layers}
     outputs = {family.attention.output.format(layer=layer) + ".weight" for layer in layers}
@@ -174,7 +175,7 @@ def without_context(trunk: Checkpoint, family: Family, config: PretrainedConfig)
 
     def tensor(name: str) -> Tensor:
         found, module = trunk.tensor(name), name.rpartition(".")[0]
-        if name in outputs:
+        if name in outputs and found.dim() == 2:
             return found[:, :columns]
         if module not in own or len(found) != sum(wider[module]):
             return found
@@ -201,7 +202,7 @@ def _reading(
 
 
 def _writing(tensor: Tensor, added: int, context: Callable[[], Context] | None) -> Tensor:
-    """The output projection with columns of zero; in the first layer nothing but the evidence goes into the lane."""
+    """The output projection with columns of zero; in the first layer the lane is written by the evidence alone."""
     more = torch.zeros(len(tensor), added, dtype=tensor.dtype)
     if context is None:
         return torch.cat([tensor, more], dim=1)

@@ -103,8 +103,9 @@ def regmean(owners: Sequence[ModuleGrams], *, turned: bool = False) -> Method:
         if piece.name == HEAD:
             if turned and piece.start == 0:
                 head = _head(piece, those, tokens, {})
-                for expert, own, owner in zip(piece.experts, piece.tensors, those, strict=True):
-                    turns[expert] = turn(head, own, _counts(owner.file)[: len(own)])
+                with one_thread():
+                    for expert, own, owner in zip(piece.experts, piece.tensors, those, strict=True):
+                        turns[expert] = turn(head, own, _counts(owner.file)[: len(own)])
             return _head(piece, those, tokens, turns)
         if piece.name in those[0]:
             return _least_squares(piece, ((gram, gram) for gram in (each.gram(piece.name) for each in those)), tokens)
