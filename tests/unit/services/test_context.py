@@ -1,5 +1,6 @@
 """Context heads: what a trunk's added heads read, write and leave alone."""
 
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from moerge.architectures.config import read_config
-from moerge.architectures.families import EMBEDDING, FAMILIES, family_of
+from moerge.architectures.families import EMBEDDING, FAMILIES, HEAD, family_of
 from moerge.checkpoint.reader import Checkpoint
 from moerge.checkpoint.writer import write_safetensors
 from moerge.errors import IncompatibleExpertError
@@ -29,9 +30,10 @@ CONTEXTUAL = sorted(FAMILIES.keys() - {"olmo2"})
 IDS = torch.tensor([[3 * column * column % 250 for column in range(24)]])
 
 
-def trunks(folder: Path, family: str, *, owners: int = 3) -> tuple[list[Path], Path, Path]:
+def trunks(folder: Path, family: str, vocabularies: Sequence[int] = (300, 300, 300)) -> tuple[list[Path], Path, Path]:
     """Experts, and their trunk without context heads and with them."""
-    experts = [expert(folder / str(seed), seed=seed, family=family) for seed in range(1, owners + 1)]
+    sizes = enumerate(vocabularies, 1)
+    experts = [expert(folder / str(seed), seed=seed, family=family, vocab_size=size) for seed, size in sizes]
     config = read_config(experts[0])
     with ExitStack() as stack:
         parts = []
@@ -42,7 +44,7 @@ def trunks(folder: Path, family: str, *, owners: int = 3) -> tuple[list[Path], P
             )
         for name, context in (("plain", False), ("context", True)):
             with atomic_file(folder / name) as out:
-                write_safetensors(out, solved_plan(parts, family_of(config), config, context=context))
+                write_safetensors(out, solved_plan(parts, family_of(config), config, turned=context, context=context))
     return experts, folder / "plain", folder / "context"
 
 
@@ -142,8 +144,17 @@ def test_a_family_that_normalises_all_queries_together_is_refused(tmp_path: Path
         trunks(tmp_path, "olmo2")
 
 
+def test_vocabularies_may_be_of_other_length(tmp_path: Path) -> None:
+    experts, _, context = trunks(tmp_path, "llama", [300, 304])
+    assert Checkpoint(context).shapes[EMBEDDING] == Checkpoint(context).shapes[HEAD] == (304, 32)
+    for each in experts:
+        model, _ = domain_model(each, context)
+        assert bool(model(IDS).logits.isfinite().all())
+        assert require_near(each, context, 10.0) < 10.0
+
+
 def test_of_one_expert_the_trunk_has_none(tmp_path: Path) -> None:
-    _, plain, context = trunks(tmp_path, "llama", owners=1)
+    _, plain, context = trunks(tmp_path, "llama", [300])
     assert plain.read_bytes() == context.read_bytes()
 
 
@@ -156,7 +167,7 @@ def test_an_expert_fitted_to_such_a_trunk_loads_as_its_dense_class(tmp_path: Pat
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     trunk, tensors = load_file(context), load_file(plain)
     output = "model.layers.0.self_attn.o_proj.weight"
-    tensors |= {EMBEDDING: trunk[EMBEDDING], output: trunk[output][:, :32].contiguous()}
+    tensors |= {HEAD: trunk[HEAD], EMBEDDING: trunk[EMBEDDING], output: trunk[output][:, :32].contiguous()}
     save_file(tensors, tmp_path / "without")
     alone = domain_model(experts[0], tmp_path / "without")[0]
     torch.testing.assert_close(model(IDS).logits, alone(IDS).logits, rtol=0, atol=1e-4)
