@@ -74,12 +74,12 @@ def _dots(table: Table) -> str:
 
 
 def _groups(table: Table) -> list[tuple[str, list[Row]]]:
-    """Rows by whether they run more per token than a dense expert, each best first."""
+    """Rows by whether they run much more per token than a dense expert, each best first."""
     own = statistics.fmean(row.active_parameters for row in table.rows if row.run is table.rows[0].run)
     ordered = sorted(table.rows, key=lambda row: -table.average(row).mean)
-    alike = [row for row in ordered if row.active_parameters <= 1.05 * own]
-    more = [row for row in ordered if row.active_parameters > 1.05 * own]
-    groups = [("As many active parameters as one dense expert", alike), ("More active parameters", more)]
+    alike = [row for row in ordered if row.active_parameters <= 1.1 * own]
+    more = [row for row in ordered if row.active_parameters > 1.1 * own]
+    groups = [("About as many active parameters as one dense expert", alike), ("More active parameters", more)]
     return [(heading, rows) for heading, rows in groups if rows]
 
 
