@@ -1,21 +1,24 @@
-"""A context head: one more group of attention heads, by which routers see what the text so far is about.
+"""A context head: one more group of attention heads, by which routers see what the text is about.
 
-A router reads one token's vector, and in the first layer that has seen little else of the text. The added heads have
-no queries, so they attend to all tokens so far alike, in the first layer to what is linear in an embedding of the
-logarithm of how much likelier its token is in each domain (the evidence of naive Bayes), and write its mean into a few
-directions of the residual that embeddings hardly use. In the layers behind they are zero. All of it follows from the
+A router reads one token's vector, and in the first layer that has seen little else of the text. In that layer the added
+head attends to the tokens before by their distance alone, most to the nearest, and to what is linear in an embedding
+of the logarithm of how much likelier its token is in each domain (the evidence of naive Bayes). It writes the mean into
+a few directions of the residual that embeddings hardly use. In the layers behind it is zero. All of it follows from the
 merged embedding and from how often each token stood in each domain, and the model's class stays what it is.
+
+Attention by distance needs queries and keys that are the same for all tokens. They read a constant, which every
+embedding gets in one more such direction, and have parts in some of the planes that positions rotate, so that a score
+is a sum of w cos(theta x distance), which is nearly - distance^2 / 2 WIDTH^2 up to a constant.
 """
 
 from collections.abc import Callable, Sequence
 from copy import copy
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache, partial
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from transformers import PretrainedConfig
+from transformers import AutoModelForCausalLM, PretrainedConfig
 
 from moerge.architectures.families import EMBEDDING, Family, head_dim
 from moerge.checkpoint.reader import Checkpoint
@@ -23,125 +26,172 @@ from moerge.checkpoint.writer import TensorPlan
 from moerge.errors import IncompatibleExpertError
 from moerge.routers.ridge import one_thread
 
+WIDTH = 24.0
+"""Standard deviation of the bell that the weights of tokens before make over distance, in tokens."""
 SIZE = 0.2
 """How large what is written is where one domain differs from the others, by the size of an embedding."""
+_CONSTANT = 0.1
+"""How large the constant is, by the size of an embedding."""
 _ROWS = 4096
 _RIDGE = 1e-4
 _SAME = 1e-6
+_ALIKE = 0.1
 
 
-class Context(NamedTuple):
-    """What the heads read and write, in n directions; float64.
+@dataclass(frozen=True)
+class Context:
+    """What the head reads and writes, in n directions; float64.
 
     Attributes:
-        lane: [H, n] orthonormal, the directions of the residual that are written to; embeddings have nothing there.
-        evidence: [n, H], applied to what the first layer's attention reads.
+        lane: [H, n + 1] orthonormal, directions of the residual: of the constant, and those that are written to.
+        asking: [head dim, H], the rows of queries and of keys.
+        evidence: [n, H], rows of values.
         written: [H, n], what a unit of evidence adds to the residual.
+        epsilon: of the norm that the first layer's attention reads through.
     """
 
     lane: Tensor
+    asking: Tensor
     evidence: Tensor
     written: Tensor
+    epsilon: float
+
+    def embedded(self, embedding: Tensor) -> Tensor:
+        """An embedding [V, H] with nothing in the lane but the constant, in its dtype."""
+        return torch.cat(
+            [_embedded(part.double(), self.lane, self.epsilon).to(part.dtype) for part in embedding.split(_ROWS)]
+        )
 
     def without_lane(self, tensor: Tensor) -> Tensor:
-        """[H, any], with nothing in the lane."""
+        """[H, any], with nothing in the lane, in its dtype."""
         return (tensor.double() - self.lane @ (self.lane.T @ tensor.double())).to(tensor.dtype)
 
 
-def context_of(embedding: Tensor, gain: Tensor, counts: Tensor, most: int, epsilon: float) -> Context:
-    """Solves for what the context heads do.
+def _embedded(rows: Tensor, lane: Tensor, epsilon: float) -> Tensor:
+    """Rows [n, H] with nothing in the lane but what a norm makes the same constant of each."""
+    rest = rows - rows @ lane @ lane.T
+    size = (rest.pow(2).sum(dim=1, keepdim=True) + epsilon * rows.shape[1]).sqrt()
+    return rest + size * _CONSTANT / (1 - _CONSTANT**2) ** 0.5 * lane[:, 0]
+
+
+def _normed(rows: Tensor, epsilon: float) -> Tensor:
+    size = (rows.pow(2).mean(dim=1, keepdim=True) + epsilon).sqrt()
+    return torch.div(rows, size)
+
+
+def context_of(
+    embedding: Tensor, gain: Tensor, counts: Tensor, by_distance: Tensor, epsilon: float, directions: int
+) -> Context:
+    """Solves for what the context head does.
 
     Args:
         embedding: [V, H], the trunk's.
         gain: [H], of the norm that the first layer's attention reads through.
         counts: [D, V] float64, how often each token stood in each domain's text.
-        most: how many directions there may be; D - 1 tell all.
+        by_distance: [head dim], the query and key of every token.
         epsilon: of that norm.
+        directions: n, how many there may be; D - 1 tell all.
     """
     domains, hidden = len(counts), embedding.shape[1]
-    directions = min(domains - 1, most)
     chances = (counts + 1) / (counts + 1).sum(dim=1, keepdim=True)
     frequency = chances.mean(dim=0)
+
+    square = torch.zeros(hidden, hidden).double()
+    for part, weights in zip(embedding.split(_ROWS), frequency.split(_ROWS), strict=True):
+        read = _normed(part.double(), epsilon)
+        square += read.T @ (weights[:, None] * read)
+    lane = torch.linalg.eigh(square).eigenvectors[:, : directions + 1]
     square, cross = torch.zeros(hidden, hidden).double(), torch.zeros(hidden, domains).double()
     means, power = torch.zeros(domains, hidden).double(), 0.0
-    for start in range(0, len(embedding), _ROWS):
-        rows, part = slice(start, start + _ROWS), embedding[start : start + _ROWS].double()
-        sizes = (part.pow(2).mean(dim=1, keepdim=True) + epsilon).sqrt()
-        read, weights, logs = part / sizes, frequency[rows, None], chances[:, rows].log()
-        square += read.T @ (weights * read)
-        cross += read.T @ (weights * (logs - logs.mean(dim=0)).T)
-        means += chances[:, rows] @ read
-        power += float((weights * part.pow(2)).sum())
-    lane = torch.linalg.eigh(square).eigenvectors[:, :directions]
-    rest = torch.eye(hidden).double() - lane @ lane.T
-    square = rest @ square @ rest
-    readout = torch.linalg.solve(square + _RIDGE * square.diagonal().mean() * torch.eye(hidden), rest @ cross)
+    for part, chance in zip(embedding.split(_ROWS), chances.split(_ROWS, dim=1), strict=True):
+        rows, weights, logs = _embedded(part.double(), lane, epsilon), chance.mean(dim=0), chance.log()
+        read = _normed(rows, epsilon)
+        square += read.T @ (weights[:, None] * read)
+        cross += read.T @ (weights[:, None] * (logs - logs.mean(dim=0)).T)
+        means += chance @ read
+        power += float((weights[:, None] * rows.pow(2)).sum())
+    readout = torch.linalg.solve(square + _RIDGE * square.diagonal().mean() * torch.eye(hidden), cross)
     apart = means @ readout
     _, spread, axes = torch.linalg.svd(apart - apart.mean(dim=0))
     spread, axes = spread[:directions, None] / domains**0.5, axes[:directions]
     told = (spread > _SAME) & (gain != 0)  # domains may have the same tokens
     evidence = torch.where(told, axes @ readout.T / spread / gain.double(), 0.0)
-    return Context(lane, evidence, lane * SIZE * (power / directions) ** 0.5)
+    constant = torch.where(gain != 0, lane[:, 0] / gain.double(), 0.0) / (_CONSTANT * hidden**0.5)
+    asking = torch.outer(by_distance.double(), constant)
+    return Context(lane, asking, evidence, lane[:, 1:] * SIZE * (power / directions) ** 0.5, epsilon)
 
 
-def require_contextual(family: Family) -> None:
-    """Requires that heads can be added to the family's attention.
+def by_distance(config: PretrainedConfig) -> Tensor:
+    """[head dim] float64: the query and key of every token, for scores that fall with the distance.
 
-    Raises:
-        IncompatibleExpertError: they can't.
+    Their parts lie in planes whose frequencies are each at most half of the one before, from a third of 1 / WIDTH on,
+    so that what is a whole turn away in one plane is far away in another.
     """
-    if family.attention.gain is None:
-        found = f"{family.model_type} normalises the queries of all heads together, so that none can be added"
-        raise IncompatibleExpertError(found, where="method", todo="merge the trunk by regmean")
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    rotary = type(model.model.rotary_emb)(config=config)
+    frequencies = rotary.inv_freq.double()
+    chosen, last = [], 2 / (3 * WIDTH)
+    for place, frequency in enumerate(frequencies.tolist()):
+        if frequency <= last / 2:
+            chosen.append(place)
+            last = frequency
+    chosen = chosen or [len(frequencies) - 1]
+    weight = 1 / (WIDTH**2 * float(frequencies[chosen].pow(2).sum()))
+    scale = model.model.layers[0].self_attn.scaling * rotary.attention_scaling**2
+    asked = torch.zeros(head_dim(config), dtype=torch.float64)
+    asked[chosen] = (weight / scale) ** 0.5
+    return asked
 
 
 def with_context(
     plans: Sequence[TensorPlan], counts: Sequence[Tensor], family: Family, config: PretrainedConfig
 ) -> list[TensorPlan]:
-    """The same trunk with context heads; of one domain it stays as it is.
+    """The same trunk with a context head.
+
+    It stays as it is if there is one domain alone, or if attention normalises queries, so that they can't be chosen.
 
     Args:
         plans: the trunk's tensors, in the dense family's names.
         counts: one domain's tokens each, [V_d] float64; vocabularies may end sooner than the trunk's.
         config: of the experts.
-
-    Raises:
-        IncompatibleExpertError: heads can't be added to the family's attention.
     """
-    require_contextual(family)
-    if len(counts) < 2:
+    if len(counts) < 2 or family.attention.gain is None or any(plan.name.endswith("q_norm.weight") for plan in plans):
         return list(plans)
     named = {plan.name: plan for plan in plans}
-    embedding, gain = named[EMBEDDING], named[str(family.attention.gain).format(layer=0)]
+    embedding, gain = named[EMBEDDING], named[family.attention.gain.format(layer=0)]
+    directions = min(len(counts) - 1, head_dim(config))
 
     @cache
     def context() -> Context:
         padded = torch.zeros(len(counts), embedding.shape[0], dtype=torch.float64)
         for row, own in zip(padded, counts, strict=True):
             row[: len(own)] = own
-        rows, norm = embedding.compute(), gain.compute()
+        rows, norm, asked = embedding.compute(), gain.compute(), by_distance(config)
         with one_thread():
-            return context_of(rows, norm, padded, head_dim(config), config.rms_norm_eps)
+            return context_of(rows, norm, padded, asked, config.rms_norm_eps, directions)
 
     def change(name: str, by: Callable[[Tensor], Tensor], rows: int = 0, columns: int = 0) -> None:
         plan = named[name]
         shape = (plan.shape[0] + rows, *(size + columns for size in plan.shape[1:]))
         named[name] = replace(plan, shape=shape, compute=lambda: by(plan.compute()))
 
-    change(EMBEDDING, lambda tensor: context().without_lane(tensor.T).T.contiguous())
+    change(EMBEDDING, lambda tensor: context().embedded(tensor))
     wide = _wide(config)
     columns = (wide.num_attention_heads - config.num_attention_heads) * head_dim(config)
     for layer in range(config.num_hidden_layers):
-        asked = context if layer == 0 else None
+        first = context if layer == 0 else None
         own, wider = family.input_blocks(config, layer), family.input_blocks(wide, layer)
+        place = 0
         for module, blocks in own.items():
             added = [more - rows for rows, more in zip(blocks, wider[module], strict=True)]
-            values = asked if module == list(own)[-1] else None
-            change(f"{module}.weight", partial(_reading, blocks=blocks, added=added, context=values), sum(added))
+            reading = partial(_reading, blocks=blocks, added=added, place=place)
+            change(f"{module}.weight", partial(reading, context=first), sum(added))
             if f"{module}.bias" in named:
-                change(f"{module}.bias", partial(_reading, blocks=blocks, added=added, context=None), sum(added))
+                change(f"{module}.bias", partial(reading, context=None), sum(added))
+            place += len(blocks)
         output = family.attention.output.format(layer=layer) + ".weight"
-        change(output, partial(_writing, added=columns, context=asked), columns=columns)
+        change(output, partial(_writing, added=columns, context=first), columns=columns)
     return [named[plan.name] for plan in plans]
 
 
@@ -154,50 +204,18 @@ def _wide(config: PretrainedConfig) -> PretrainedConfig:
     return wide
 
 
-def without_context(trunk: Checkpoint, family: Family, config: PretrainedConfig) -> Callable[[str], Tensor]:
-    """What gives a trunk's tensors by name, as they would be without context heads.
-
-    Args:
-        trunk: holds all tensors that an expert's trunk has; shapes may be wrong, and stay so.
-        config: of the experts.
-
-    Raises:
-        IncompatibleExpertError: when a tensor is given: heads that the experts lack attend to some tokens more.
-    """
-    layers, wide = range(config.num_hidden_layers), _wide(config)
-    own = {name: rows for layer in layers for name, rows in family.input_blocks(config, layer).items()}
-    wider = {name: rows for layer in layers for name, rows in family.input_blocks(wide, layer).items()}
-    if any(trunk.shapes[f"{name}.weight"][:1] != (sum(rows),) for name, rows in wider.items()):
-        return trunk.tensor
-    queries = {family.attention.inputs[0].format(layer=layer) for layer in layers}
-    outputs = {family.attention.output.format(layer=layer) + ".weight" for layer in layers}
-    columns = config.num_attention_heads * head_dim(config)
-
-    def tensor(name: str) -> Tensor:
-        found, module = trunk.tensor(name), name.rpartition(".")[0]
-        if name in outputs and found.dim() == 2:
-            return found[:, :columns]
-        if module not in own or len(found) != sum(wider[module]):
-            return found
-        parts = found.split(wider[module])
-        if module in queries and bool(parts[0][own[module][0] :].any()):
-            odd = "the trunk has heads that your expert lacks, and they don't attend to all tokens alike"
-            raise IncompatibleExpertError(odd, where=name, todo="ask the operator how the trunk was merged")
-        return torch.cat([part[:rows] for part, rows in zip(parts, own[module], strict=True)])
-
-    return tensor
-
-
 def _reading(
-    tensor: Tensor, blocks: Sequence[int], added: Sequence[int], context: Callable[[], Context] | None
+    tensor: Tensor, blocks: Sequence[int], added: Sequence[int], place: int, context: Callable[[], Context] | None
 ) -> Tensor:
-    """A projection with rows of zero behind each of its blocks; behind the last one, that of values, the evidence."""
+    """A projection with more rows behind each of its blocks, of which the first is number `place` of queries, keys and
+    values: what the context head reads, else zero."""
     parts = []
-    for block, rows in zip(tensor.split(list(blocks)), added, strict=True):
-        parts += [block, torch.zeros(rows, *tensor.shape[1:], dtype=tensor.dtype)]
-    if context is not None:
-        evidence = context().evidence
-        parts[-1][: len(evidence)] = evidence.to(tensor.dtype)
+    for number, (block, rows) in enumerate(zip(tensor.split(list(blocks)), added, strict=True), place):
+        more = torch.zeros(rows, *tensor.shape[1:], dtype=tensor.dtype)
+        if context is not None:
+            read = context().evidence if number == 2 else context().asking
+            more[: len(read)] = read.to(tensor.dtype)
+        parts += [block, more]
     return torch.cat(parts)
 
 
@@ -209,3 +227,54 @@ def _writing(tensor: Tensor, added: int, context: Callable[[], Context] | None) 
     written = context().written
     more[:, : written.shape[1]] = written.to(tensor.dtype)
     return torch.cat([context().without_lane(tensor), more], dim=1)
+
+
+def without_context(trunk: Checkpoint, family: Family, config: PretrainedConfig) -> Callable[[str], Tensor]:
+    """What gives a trunk's tensors by name, as they would be without a context head.
+
+    Args:
+        trunk: holds all tensors that an expert's trunk has; shapes may be wrong, and stay so.
+        config: of the experts.
+
+    Raises:
+        IncompatibleExpertError: when a tensor is given: heads that the experts lack attend by more than distance.
+    """
+    layers, wide = range(config.num_hidden_layers), _wide(config)
+    own = {name: rows for layer in layers for name, rows in family.input_blocks(config, layer).items()}
+    wider = {name: rows for layer in layers for name, rows in family.input_blocks(wide, layer).items()}
+    if any(trunk.shapes[f"{name}.weight"][:1] != (sum(rows),) for name, rows in wider.items()):
+        return trunk.tensor
+    outputs = {family.attention.output.format(layer=layer) + ".weight" for layer in layers}
+    asking = {name.format(layer=layer): layer for layer in layers for name in family.attention.inputs[:2]}
+    columns = config.num_attention_heads * head_dim(config)
+
+    def tensor(name: str) -> Tensor:
+        found, module = trunk.tensor(name), name.rpartition(".")[0]
+        if name in outputs and found.dim() == 2:
+            return found[:, :columns]
+        if module not in own or len(found) != sum(wider[module]):
+            return found
+        parts = found.split(wider[module])
+        if module in asking:
+            added = torch.cat([part[rows:] for part, rows in list(zip(parts, own[module], strict=True))[:2]])
+            if not _by_distance_alone(added, trunk, family, asking[module], config.rms_norm_eps):
+                odd = "the trunk has heads that your expert lacks, and they attend by more than distance"
+                raise IncompatibleExpertError(odd, where=name, todo="ask the operator how the trunk was merged")
+        return torch.cat([part[:rows] for part, rows in zip(parts, own[module], strict=True)])
+
+    return tensor
+
+
+def _by_distance_alone(rows: Tensor, trunk: Checkpoint, family: Family, layer: int, epsilon: float) -> bool:
+    """Whether queries or keys are the same for all tokens: in the first layer, where they read embeddings; in others
+    they must be zero, and biases too."""
+    if layer > 0 or rows.dim() != 2 or not bool(rows.any()):
+        return not bool(rows.any())
+    gain = trunk.tensor(str(family.attention.gain).format(layer=0)).double()
+    expected = None
+    for part in trunk.tensor(EMBEDDING).split(_ROWS):
+        read = _normed(part.double()[part.any(dim=1)], epsilon) * gain @ rows.double().T
+        expected = read.mean(dim=0) if expected is None else expected
+        if not bool(((read - expected).abs() <= _ALIKE * expected.abs() + _SAME).all()):
+            return False
+    return True

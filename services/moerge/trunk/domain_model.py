@@ -65,7 +65,7 @@ def require_near(expert: Path, trunk: Path, limit: float, statistics: Path | Non
 
     With the owner's own trunk contribution at `statistics`, linear modules are compared by what they answer on its
     text, ||(W - W_d) x|| by ||W_d x||. Rows that only other experts' vocabularies have are not compared, nor the heads
-    of one further group, which may only attend to all tokens so far alike (`moerge.trunk.context`).
+    of one further group, which may only attend by distance (`moerge.trunk.context`).
 
     Raises:
         IncompatibleExpertError: names the tensor: it is missing, of another shape, not finite or too far.

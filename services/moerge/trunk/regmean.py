@@ -72,10 +72,8 @@ def solved_plan(
 ) -> list[TensorPlan]:
     """The trunk's tensors, as `merge_plan` has them, from each ordered expert's trunk contribution.
 
-    `turned` is for MLPs that their owners fit to the trunk, see `regmean`; `context` adds a context head.
-
-    Raises:
-        IncompatibleExpertError: heads can't be added to the family's attention.
+    `turned` is for MLPs that their owners fit to the trunk, see `regmean`; `context` adds a context head, where the
+    family can have one.
     """
     experts = [owner.expert for owner in owners]
     plans = merge_plan(experts, family, config.num_hidden_layers, regmean(owners, turned=turned), own_head=True)

@@ -1,4 +1,4 @@
-"""Context heads: what a trunk's added heads read, write and leave alone."""
+"""Context heads: what a trunk's added head reads, writes and leaves alone."""
 
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from moerge.architectures.config import read_config
 from moerge.architectures.families import EMBEDDING, FAMILIES, HEAD, family_of
@@ -18,16 +18,16 @@ from moerge.errors import IncompatibleExpertError
 from moerge.files import atomic_file
 from moerge.publish.folder import write_version
 from moerge.statistics.local import trunk_contribution
-from moerge.trunk.context import SIZE, context_of
+from moerge.trunk.context import SIZE, WIDTH, by_distance, context_of
 from moerge.trunk.domain_model import domain_model, require_near
 from moerge.trunk.fit import write_fitted
 from moerge.trunk.regmean import ModuleGrams, solved_plan
 from moerge_proto.statistics_file import StatisticsFile
-from support.models import expert
+from support.models import SMALL, expert
 from support.versions import contributed_rows
 
-CONTEXTUAL = sorted(FAMILIES.keys() - {"olmo2"})
-IDS = torch.tensor([[3 * column * column % 250 for column in range(24)]])
+CONTEXTUAL = sorted(FAMILIES.keys() - {"olmo2", "qwen3"})
+IDS = torch.tensor([[3 * column * column % 250 for column in range(60)]])
 
 
 def trunks(folder: Path, family: str, vocabularies: Sequence[int] = (300, 300, 300)) -> tuple[list[Path], Path, Path]:
@@ -49,68 +49,85 @@ def trunks(folder: Path, family: str, vocabularies: Sequence[int] = (300, 300, 3
 
 
 def test_evidence_is_the_logarithm_of_how_much_likelier_a_token_is() -> None:
-    """With fewer tokens than dimensions a linear readout is exact."""
+    """With fewer tokens than dimensions a linear readout is exact, up to a constant that the embedding's allows."""
     generator = torch.Generator().manual_seed(0)
     embedding, gain = torch.randn(6, 16, generator=generator), torch.rand(16, generator=generator) + 0.5
     counts = torch.tensor([[90, 40, 20, 9, 5, 1], [1, 5, 9, 20, 40, 90]]).double()
-    lane, evidence, written = context_of(embedding, gain, counts, 8, 0.0)
-    assert lane.shape == written.shape == (16, 1)
-    assert float((embedding.double() @ lane).abs().max()) < 1e-6
-    read = embedding.double() / embedding.double().pow(2).mean(dim=1, keepdim=True).sqrt()
-    found = (read * gain) @ evidence.T
+    asked = torch.tensor([2.0, 0.0])
+    context = context_of(embedding, gain, counts, asked, 0.0, 1)
+    assert (context.lane.shape, context.evidence.shape, context.written.shape) == ((16, 2), (1, 16), (16, 1))
+    rows = context.embedded(embedding).double()
+    assert float((rows @ context.lane[:, 1]).abs().max()) < 1e-6
+    read = rows / rows.pow(2).mean(dim=1, keepdim=True).sqrt() * gain
+    torch.testing.assert_close(read @ context.asking.T, asked.double().expand(6, 2), rtol=0, atol=1e-5)
+    found = (read @ context.evidence.T)[:, 0]
     chances = (counts + 1) / (counts + 1).sum(dim=1, keepdim=True)
     ratio = (chances[0] / chances[1]).log()
-    torch.testing.assert_close(found[:, 0] / found[0, 0], ratio / ratio[0], rtol=0, atol=2e-3)
+    torch.testing.assert_close(found / found[0], ratio / ratio[0], rtol=0, atol=2e-3)
     means = chances @ found
     assert float((means - means.mean()).abs().mean()) == pytest.approx(1.0, abs=1e-3)
-    size = float((chances.mean(dim=0)[:, None] * embedding.double().pow(2)).sum()) ** 0.5
-    assert float(written.norm()) == pytest.approx(SIZE * size)
+    size = float((chances.mean(dim=0)[:, None] * rows.pow(2)).sum()) ** 0.5
+    assert float(context.written.norm()) == pytest.approx(SIZE * size, rel=1e-3)
 
 
 def test_domains_with_the_same_tokens_write_nothing() -> None:
     embedding = torch.randn(6, 16, generator=torch.Generator().manual_seed(0))
     counts = torch.tensor([[9, 4, 2, 9, 5, 1]]).double().expand(3, 6)
-    assert not context_of(embedding, torch.ones(16), counts, 8, 0.0).evidence.any()
+    assert not context_of(embedding, torch.ones(16), counts, torch.ones(2), 0.0, 2).evidence.any()
 
 
 @torch.inference_mode()
-def attended(model: PreTrainedModel) -> tuple[Tensor, Tensor]:
-    """What the first layer's attention reads and adds, [T, H]."""
+def attended(model: PreTrainedModel) -> tuple[Tensor, Tensor, Tensor]:
+    """What the first layer's attention reads and adds, [T, H], and its weights, [heads, T, T]."""
     seen: list[Tensor] = []
     layer = model.model.layers[0]
     handles = [
         layer.input_layernorm.register_forward_hook(lambda _, given, out: seen.append(out[0])),
         layer.self_attn.register_forward_hook(lambda _, given, out: seen.append(out[0][0])),
     ]
-    model(IDS, use_cache=False)
+    model.set_attn_implementation("eager")
+    weights = model(IDS, use_cache=False, output_attentions=True).attentions[0][0]
     for handle in handles:
         handle.remove()
-    return seen[0], seen[1]
+    return seen[0], seen[1], weights
 
 
 @pytest.mark.parametrize("family", CONTEXTUAL)
-def test_the_heads_add_the_mean_evidence_so_far(tmp_path: Path, family: str) -> None:
-    experts, plain, context = trunks(tmp_path, family)
-    tensors = load_file(context)
-    counts = torch.stack(
-        [torch.bincount(torch.tensor(contributed_rows(slot)).flatten(), minlength=300) for slot in range(3)]
-    )
-    gain = Checkpoint(plain).tensor("model.layers.0.input_layernorm.weight")
-    config = read_config(experts[0])
-    lane, evidence, written = context_of(
-        Checkpoint(plain).tensor(EMBEDDING), gain, counts.double(), 8, config.rms_norm_eps
-    )
-    own = Checkpoint(plain).tensor(EMBEDDING).double()
-    torch.testing.assert_close(tensors[EMBEDDING].double(), own - own @ lane @ lane.T, rtol=0, atol=1e-6)
+def test_the_head_adds_the_mean_evidence_of_the_tokens_before_by_their_distance(tmp_path: Path, family: str) -> None:
+    experts, plain, path = trunks(tmp_path, family)
+    config, tensors = read_config(experts[0]), load_file(path)
+    counted = [torch.bincount(torch.tensor(contributed_rows(slot)).flatten(), minlength=300) for slot in range(3)]
+    gain, embedding = (Checkpoint(plain).tensor(name) for name in ("model.layers.0.input_layernorm.weight", EMBEDDING))
+    counts, epsilon = torch.stack(counted).double(), config.rms_norm_eps
+    context = context_of(embedding, gain, counts, by_distance(config), epsilon, 2)
+    torch.testing.assert_close(tensors[EMBEDDING], context.embedded(embedding), rtol=0, atol=1e-6)
     save_file({**load_file(plain), EMBEDDING: tensors[EMBEDDING]}, tmp_path / "plain-embedded")
-    _, before = attended(domain_model(experts[0], tmp_path / "plain-embedded", torch.float64)[0])
-    read, after = attended(domain_model(experts[0], context, torch.float64)[0])
-    window = getattr(config, "sliding_window", None) or IDS.shape[1]
-    told = read @ evidence.T
-    mean = torch.stack([told[max(0, at + 1 - window) : at + 1].mean(dim=0) for at in range(len(told))])
-    expected = before - before @ lane @ lane.T + mean @ written.T
+    _, before, _ = attended(domain_model(experts[0], tmp_path / "plain-embedded", torch.float64)[0])
+    read, after, weights = attended(domain_model(experts[0], path, torch.float64)[0])
+    heads = config.num_attention_heads
+    assert len(weights) == heads + heads // config.num_key_value_heads
+    distances = torch.arange(IDS.shape[1])[:, None] - torch.arange(IDS.shape[1])
+    bell = torch.where((distances >= 0) & (weights[heads] > 0), (-(distances**2) / (2 * WIDTH**2)).exp(), 0.0)
+    bell /= bell.sum(dim=1, keepdim=True)
+    assert float((weights[heads] - bell).abs().sum(dim=1).max()) < 0.02
+    expected = context.without_lane(before.T).T + weights[heads] @ read @ context.evidence.T @ context.written.T
     torch.testing.assert_close(after, expected, rtol=0, atol=1e-5 * float(expected.abs().max()))
-    assert float((mean @ written.T).abs().max()) > 1e-3 * float(expected.abs().max())
+    assert float((after - before).norm()) > 0.01 * float(before.norm())
+
+
+@pytest.mark.parametrize("base", [1e4, 5e5])
+@pytest.mark.parametrize("width", [32, 64, 128])
+def test_far_tokens_weigh_next_to_nothing_however_long_the_text(width: int, base: float) -> None:
+    config = AutoConfig.for_model(
+        "llama", **SMALL, head_dim=width, rope_parameters={"rope_theta": base, "rope_type": "default"}
+    )
+    asked, distances = by_distance(config), torch.arange(100_000).double()
+    frequencies = base ** (-torch.arange(0, width, 2).double() / width)
+    scores = (asked[: width // 2] ** 2 / width**0.5) @ torch.cos(torch.outer(frequencies, distances))
+    weights = (scores - scores[0]).exp()
+    assert float(weights[: int(3 * WIDTH)].sum() / weights.sum()) > 0.9
+    spread = float((weights[:200] * distances[:200] ** 2).sum() / weights[:200].sum()) ** 0.5
+    assert spread == pytest.approx(WIDTH, rel=0.15)
 
 
 @pytest.mark.parametrize("family", CONTEXTUAL)
@@ -126,22 +143,24 @@ def test_a_version_with_them_is_of_the_stock_class(tmp_path: Path, family: str) 
 
 
 @pytest.mark.parametrize("family", CONTEXTUAL)
-def test_an_owner_takes_heads_that_attend_to_all_tokens_alike_and_no_others(tmp_path: Path, family: str) -> None:
+def test_an_owner_takes_heads_that_attend_by_distance_and_no_others(tmp_path: Path, family: str) -> None:
     experts, plain, context = trunks(tmp_path, family)
     config = read_config(experts[0])
     without = require_near(experts[0], plain, 10.0)
     assert require_near(experts[0], context, 10.0) == pytest.approx(without, abs=0.05)
-    tensors, [name, *_] = load_file(context), FAMILIES[family].input_blocks(config, 1)
-    added = FAMILIES[family].input_blocks(config, 1)[name][0]
-    tensors[f"{name}.weight"][added] = 0.1
-    save_file(tensors, tmp_path / "asking")
-    with pytest.raises(IncompatibleExpertError, match="don't attend to all tokens alike"):
-        require_near(experts[0], tmp_path / "asking", 10.0)
+    for layer in (0, 1):
+        tensors, [name, *_] = load_file(context), FAMILIES[family].input_blocks(config, layer)
+        added = FAMILIES[family].input_blocks(config, layer)[name][0]
+        tensors[f"{name}.weight"][added, 3] += 0.5
+        save_file(tensors, tmp_path / "asking")
+        with pytest.raises(IncompatibleExpertError, match="attend by more than distance"):
+            require_near(experts[0], tmp_path / "asking", 10.0)
 
 
-def test_a_family_that_normalises_all_queries_together_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(IncompatibleExpertError, match="olmo2 normalises the queries of all heads together"):
-        trunks(tmp_path, "olmo2")
+@pytest.mark.parametrize("family", ["olmo2", "qwen3"])
+def test_a_family_that_normalises_queries_has_none(tmp_path: Path, family: str) -> None:
+    _, plain, context = trunks(tmp_path, family)
+    assert Checkpoint(context).shapes == Checkpoint(plain).shapes
 
 
 def test_vocabularies_may_be_of_other_length(tmp_path: Path) -> None:
