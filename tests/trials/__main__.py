@@ -1,5 +1,9 @@
-"""`python -m trials [--training-seeds 1,2,3] [--json FILE] [NAME ...]`: moerge's recipe, without each of its parts and
-with ideas that were tried beside it, on the demo's experts, which each training seed makes anew."""
+"""`python -m trials [--training-seeds 1,2,3] [--json FILE] [--switch] [NAME ...]`: moerge's recipe, without each of its
+parts and with ideas that were tried beside it, on the demo's experts, which each training seed makes anew.
+
+With `--switch` every window begins with another domain's text, and what is scored stands behind that; the dense expert
+that it is compared with reads the same.
+"""
 
 import argparse
 import json
@@ -8,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from functools import partial
+from itertools import chain, cycle
 from pathlib import Path
 from statistics import fmean
 from unittest.mock import patch
@@ -24,8 +29,8 @@ from moerge.checkpoint.reader import Checkpoint
 from moerge.demo import corpora
 from moerge.demo.presets import PRESETS
 from moerge.evaluate import routing
-from moerge.evaluate.measure import Settings, measure
-from moerge.evaluate.perplexity import load, logits
+from moerge.evaluate.measure import Settings, Texts, measure
+from moerge.evaluate.perplexity import Window, load, logits
 from moerge.evaluate.routing import routers
 from moerge.evaluate.table import Run
 from moerge.evaluate.texts import read_texts
@@ -197,10 +202,25 @@ def trunk_by(build: Callable[..., Path]) -> Patches:
     return set_to(moerge, "solved_trunk", build)
 
 
+def switched(domains: Mapping[str, Texts]) -> dict[str, Texts]:
+    """The domains with windows whose first half is of the others in turn, and of which the rest is scored."""
+    half = PRESETS["demo"].cut.context // 2
+    long = {name: [w.ids[:half] for w in each.held_out if len(w.ids) >= half] for name, each in domains.items()}
+    found = {}
+    for name, each in domains.items():
+        others = zip(*(cycle(long[other]) for other in domains if other != name), strict=False)
+        foreign = chain.from_iterable(others)
+        mixed = [Window(next(foreign) + own, half) for own in long[name]]
+        found[name] = replace(each, held_out=mixed)
+    return found
+
+
 def all_runs() -> list[Run]:
     runs = []
     for label, spec in (
         *((spec, spec) for spec in ("experts", "dume", "oracle", "regmean", "moerge", "moerge-oracle")),
+        ("btm", "btm"),
+        ("expert-routing", "expert-routing"),
         ("without the context head", "moerge:context=0"),
         ("without fitted MLPs", "moerge:fit=0"),
         ("without either", "moerge:fit=0,context=0"),
@@ -232,6 +252,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m trials", description=__doc__)
     parser.add_argument("--training-seeds", default="1,2,3")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--switch", action="store_true")
     parser.add_argument("names", nargs="*")
     chosen = parser.parse_args()
     transformers_logging.set_verbosity_error()
@@ -243,6 +264,7 @@ def main() -> None:
         sources, base = preset.sources(corpora.cache(), seed, progress())
         cut = replace(preset.cut, tokens=TOKENS)
         domains = {name: read_texts(name, each, cut) for name, each in sources.items()}
+        domains = switched(domains) if chosen.switch else domains
         table = measure(runs, domains, Settings(base, 1, STATISTICS_TOKENS), progress())
         for row in table.rows:
             if row.run.label != "experts":

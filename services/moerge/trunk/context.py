@@ -71,12 +71,14 @@ def _embedded(rows: Tensor, lane: Tensor, epsilon: float) -> Tensor:
     """Rows [n, H] with nothing in the lane but what a norm makes the same constant of each."""
     rest = rows - rows @ lane @ lane.T
     size = (rest.pow(2).sum(dim=1, keepdim=True) + epsilon * rows.shape[1]).sqrt()
-    return rest + size * _CONSTANT / (1 - _CONSTANT**2) ** 0.5 * lane[:, 0]
+    constant: Tensor = size * _CONSTANT / (1 - _CONSTANT**2) ** 0.5 * lane[:, 0]
+    return rest + constant
 
 
 def _normed(rows: Tensor, epsilon: float) -> Tensor:
-    size = (rows.pow(2).mean(dim=1, keepdim=True) + epsilon).sqrt()
-    return torch.div(rows, size)
+    """Rows [n, H], each of root mean square 1."""
+    normed: Tensor = rows / (rows.pow(2).mean(dim=1, keepdim=True) + epsilon).sqrt()
+    return normed
 
 
 def context_of(
