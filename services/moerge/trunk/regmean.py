@@ -11,7 +11,7 @@ from transformers import PretrainedConfig
 from moerge.architectures.families import EMBEDDING, HEAD, Family
 from moerge.checkpoint.reader import Checkpoint
 from moerge.checkpoint.writer import TensorPlan
-from moerge.errors import SolveError
+from moerge.errors import IncompatibleExpertError, SolveError
 from moerge.routers.ridge import Ridge, one_thread
 from moerge.statistics.bounds import input_gain_names
 from moerge.statistics.fixed_point import to_floats, unpack
@@ -74,7 +74,13 @@ def solved_plan(
 
     `turned` is for MLPs that their owners fit to the trunk, see `regmean`; `context` adds a context head, where the
     family can have one.
+
+    Raises:
+        IncompatibleExpertError: `turned`, but the family's MLPs can't be fitted.
     """
+    if turned and family.gain is None:
+        found = f"{family.model_type} normalises what its MLPs answer, so that they can't be fitted"
+        raise IncompatibleExpertError(found, where="method", todo="merge the trunk by regmean")
     experts = [owner.expert for owner in owners]
     plans = merge_plan(experts, family, config.num_hidden_layers, regmean(owners, turned=turned), own_head=True)
     return with_context(plans, [_counts(owner.file) for owner in owners], family, config) if context else plans
