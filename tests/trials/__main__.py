@@ -240,6 +240,7 @@ def all_runs() -> list[Run]:
         changed("features behind the mean MLPs", set_to(moerge, "contribute", behind_the_mean)),
         changed("context half as wide", set_to(context, "WIDTH", 12.0)),
         changed("context twice as wide", set_to(context, "WIDTH", 48.0)),
+        changed("all tokens alike", set_to(context, "WIDTH", 1e5)),
         recipe_of("routers' second pass", second_pass),
         recipe_of("first layer by the domain", partial(first_by_domain, "moerge")),
         recipe_of("first layer by the domain, no context head", partial(first_by_domain, "moerge:context=0")),
