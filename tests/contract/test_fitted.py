@@ -130,7 +130,7 @@ def test_a_version_has_its_mlps_in_the_place_of_the_plain_ones(fleet: Fleet) -> 
 
 def test_a_trunk_for_them_has_a_context_head_and_so_has_its_version(fleet: Fleet) -> None:
     for start, member in enumerate((fleet.law, fleet.art)):
-        rows = [[(start * 40 + row + column) % 250 for column in range(20)] for row in range(10)]
+        rows = [[(start * 40 + row + column) % 250 for column in range(30)] for row in range(10)]
         send_trunk(member, written(fleet.folder / "trunk-contribution", *honest_trunk(member, rows)))
     experts = [registered(fleet.law).digest, registered(fleet.art).digest]
     fleet.trunk = merge(fleet.server, experts, method="moerge")

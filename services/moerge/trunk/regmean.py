@@ -16,7 +16,7 @@ from moerge.routers.ridge import Ridge, one_thread
 from moerge.statistics.bounds import input_gain_names
 from moerge.statistics.fixed_point import to_floats, unpack
 from moerge.trunk.average import average
-from moerge.trunk.context import with_context
+from moerge.trunk.context import WIDTH, with_context
 from moerge.trunk.merge import Method, Piece, merge_plan
 from moerge_proto.statistics_file import StatisticsFile, trunk_gram_names
 
@@ -73,7 +73,8 @@ def solved_plan(
     """The trunk's tensors, as `merge_plan` has them, from each ordered expert's trunk contribution.
 
     `turned` is for MLPs that their owners fit to the trunk, see `regmean`; `context` adds a context head, where the
-    family can have one.
+    family can have one, and where every owner's documents are longer on average than the head looks back: statistics of
+    first tokens don't show what it does later in a text.
 
     Raises:
         IncompatibleExpertError: `turned`, but the family's MLPs can't be fitted.
@@ -83,7 +84,10 @@ def solved_plan(
         raise IncompatibleExpertError(found, where="method", todo="merge the trunk by regmean")
     experts = [owner.expert for owner in owners]
     plans = merge_plan(experts, family, config.num_hidden_layers, regmean(owners, turned=turned), own_head=True)
-    return with_context(plans, [_counts(owner.file) for owner in owners], family, config) if context else plans
+    sizes = [owner.file.manifest for owner in owners]
+    if not context or any(size.tokens < WIDTH * size.documents for size in sizes):
+        return plans
+    return with_context(plans, [_counts(owner.file) for owner in owners], family, config)
 
 
 def regmean(owners: Sequence[ModuleGrams], *, turned: bool = False) -> Method:

@@ -30,15 +30,19 @@ CONTEXTUAL = sorted(FAMILIES.keys() - {"olmo2", "qwen3"})
 IDS = torch.tensor([[3 * column * column % 250 for column in range(60)]])
 
 
-def trunks(folder: Path, family: str, vocabularies: Sequence[int] = (300, 300, 300)) -> tuple[list[Path], Path, Path]:
-    """Experts, and their trunk without context heads and with them."""
+def trunks(
+    folder: Path, family: str, vocabularies: Sequence[int] = (300, 300, 300), first: int | None = None
+) -> tuple[list[Path], Path, Path]:
+    """Experts, and their trunk without context heads and with them, from the first tokens of each document."""
     sizes = enumerate(vocabularies, 1)
     experts = [expert(folder / str(seed), seed=seed, family=family, vocab_size=size) for seed, size in sizes]
     config = read_config(experts[0])
     with ExitStack() as stack:
         parts = []
         for slot, each in enumerate(experts):
-            sent = trunk_contribution("law", each, contributed_rows(slot), folder / f"sent-{slot}")
+            sent = trunk_contribution(
+                "law", each, [row[:first] for row in contributed_rows(slot)], folder / f"sent-{slot}"
+            )
             parts.append(
                 ModuleGrams(Checkpoint(each), stack.enter_context(StatisticsFile(sent)), family_of(config), config)
             )
@@ -174,6 +178,11 @@ def test_vocabularies_may_be_of_other_length(tmp_path: Path) -> None:
         model, _ = domain_model(each, context)
         assert bool(model(IDS).logits.isfinite().all())
         assert require_near(each, context, 10.0) < 10.0
+
+
+def test_documents_that_are_cut_short_give_none(tmp_path: Path) -> None:
+    _, plain, context = trunks(tmp_path, "llama", first=8)
+    assert Checkpoint(context).shapes == Checkpoint(plain).shapes
 
 
 def test_of_one_expert_the_trunk_has_none(tmp_path: Path) -> None:
