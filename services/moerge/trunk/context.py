@@ -82,7 +82,7 @@ def _normed(rows: Tensor, epsilon: float) -> Tensor:
 
 
 def context_of(
-    embedding: Tensor, gain: Tensor, counts: Tensor, by_distance: Tensor, epsilon: float, directions: int
+    embedding: Tensor, gain: Tensor, counts: Tensor, asked: Tensor, epsilon: float, directions: int
 ) -> Context:
     """Solves for what the context head does.
 
@@ -90,7 +90,7 @@ def context_of(
         embedding: [V, H], the trunk's.
         gain: [H], of the norm that the first layer's attention reads through.
         counts: [D, V] float64, how often each token stood in each domain's text.
-        by_distance: [head dim], the query and key of every token.
+        asked: [head dim], the query and key of every token, as `by_distance` gives them.
         epsilon: of that norm.
         directions: n, how many there may be; D - 1 tell all.
     """
@@ -119,7 +119,7 @@ def context_of(
     told = (spread > _SAME) & (gain != 0)  # domains may have the same tokens
     evidence = torch.where(told, axes @ readout.T / spread / gain.double(), 0.0)
     constant = torch.where(gain != 0, lane[:, 0] / gain.double(), 0.0) / (_CONSTANT * hidden**0.5)
-    asking = torch.outer(by_distance.double(), constant)
+    asking = torch.outer(asked.double(), constant)
     return Context(lane, asking, evidence, lane[:, 1:] * SIZE * (power / directions) ** 0.5, epsilon)
 
 
