@@ -96,17 +96,16 @@ def context_of(
     """
     domains, hidden = len(counts), embedding.shape[1]
     chances = (counts + 1) / (counts + 1).sum(dim=1, keepdim=True)
-    frequency = chances.mean(dim=0)
-
+    frequency = chances.mean(dim=0).split(_ROWS)
     square = torch.zeros(hidden, hidden).double()
-    for part, weights in zip(embedding.split(_ROWS), frequency.split(_ROWS), strict=True):
+    for part, weights in zip(embedding.split(_ROWS), frequency, strict=True):
         read = _normed(part.double(), epsilon)
         square += read.T @ (weights[:, None] * read)
     lane = torch.linalg.eigh(square).eigenvectors[:, : directions + 1]
     square, cross = torch.zeros(hidden, hidden).double(), torch.zeros(hidden, domains).double()
     means, power = torch.zeros(domains, hidden).double(), 0.0
-    for part, chance in zip(embedding.split(_ROWS), chances.split(_ROWS, dim=1), strict=True):
-        rows, weights, logs = _embedded(part.double(), lane, epsilon), chance.mean(dim=0), chance.log()
+    for part, weights, chance in zip(embedding.split(_ROWS), frequency, chances.split(_ROWS, dim=1), strict=True):
+        rows, logs = _embedded(part.double(), lane, epsilon), chance.log()
         read = _normed(rows, epsilon)
         square += read.T @ (weights[:, None] * read)
         cross += read.T @ (weights[:, None] * (logs - logs.mean(dim=0)).T)

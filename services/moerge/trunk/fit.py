@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from moerge.architectures.config import read_config
+from moerge.architectures.config import read_config, trunk_settings
 from moerge.architectures.families import EMBEDDING, HEAD, family_of
 from moerge.checkpoint.reader import SINGLE, Checkpoint
 from moerge.checkpoint.writer import TensorPlan, write_safetensors
@@ -226,7 +226,7 @@ def write_fitted(expert: Path, trunk: Path, mlps: Mapping[str, Tensor], folder: 
         dtype = own.specs[name].dtype
         plans.append(TensorPlan(name, dtype, tuple(fitted.shape), partial(fitted.to, dtype)))
     fields = json.loads((expert / "config.json").read_text(encoding="utf-8"))
-    fields |= {"tie_word_embeddings": HEAD not in merged.specs, "vocab_size": merged.specs[EMBEDDING].shape[0]}
+    fields |= trunk_settings(config, {plan.name: plan.shape for plan in plans})
     for name in TOKENIZER_FILES:
         if (expert / name).is_file():
             with atomic_file(folder / name) as out:
