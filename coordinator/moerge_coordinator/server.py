@@ -4,9 +4,9 @@ import asyncio
 import os
 import socket
 import sys
-import threading
 import time
 from contextlib import suppress
+from typing import NoReturn
 
 import uvicorn
 from fastapi import FastAPI
@@ -29,10 +29,10 @@ class _Server(uvicorn.Server):
         await super().shutdown(sockets)
 
 
-def serve(app: FastAPI, settings: Settings) -> None:
-    """Serves until SIGTERM or SIGINT.
+def serve(app: FastAPI, settings: Settings) -> NoReturn:
+    """Serves until SIGTERM or SIGINT, and ends the process, with status 1 if it could not start.
 
-    A step of a workflow that still runs then is cut, by ending the process: the next start goes on there.
+    A step of a workflow that still runs then is cut: the next start goes on there.
     """
     config = uvicorn.Config(
         app,
@@ -44,8 +44,8 @@ def serve(app: FastAPI, settings: Settings) -> None:
         access_log=False,
         timeout_graceful_shutdown=1,
     )
+    server = _Server(config, app, settings.grace_seconds)
     with suppress(KeyboardInterrupt):  # uvicorn hands the signal on when it has stopped
-        _Server(config, app, settings.grace_seconds).run()
-    if any(not thread.daemon for thread in threading.enumerate() if thread is not threading.main_thread()):
-        sys.stderr.flush()
-        os._exit(0)  # the interpreter would wait for the step
+        server.run()
+    sys.stderr.flush()
+    os._exit(0 if server.started else 1)  # else the step is waited for, and torch taken apart for a second

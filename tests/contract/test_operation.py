@@ -261,17 +261,16 @@ def test_a_full_storage_is_said_so_and_the_same_call_goes_well_once_there_is_roo
     """The limit on a file's size is what a process can be given of a full disk."""
     with coordinator(tmp_path / "home") as server:
         member = join(server, "law", tmp_path)
-        assert server.process is not None
-        limits = resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE)
+        limits = resource.prlimit(server.pid, resource.RLIMIT_FSIZE)
         path = tmp_path / "file"
         path.write_bytes(os.urandom(3_000_000))
         before = files_below(server)
-        resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE, (2_000_000, limits[1]))
+        resource.prlimit(server.pid, resource.RLIMIT_FSIZE, (2_000_000, limits[1]))
         with pytest.raises(CoordinatorError) as caught:
             member.client.upload(path, SILENT, title="file")
         assert (caught.value.problem().status, caught.value.type) == (507, "urn:moerge:problem:storage-full")
         assert files_below(server) == before
-        resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE, limits)
+        resource.prlimit(server.pid, resource.RLIMIT_FSIZE, limits)
         assert member.client.upload(path, SILENT, title="file").size == 3_000_000
         member.client.close()
 
@@ -308,7 +307,6 @@ def test_a_success_that_can_t_be_recorded_is_told_as_a_failure_and_the_call_may_
 def test_a_call_that_runs_at_sigterm_ends_well_while_new_ones_are_sent_away(tmp_path: Path) -> None:
     server = Coordinator(tmp_path / "home")
     server.start()
-    assert server.process is not None
     with server.client() as operator:
         operator.add_owner(NewOwner(name="slow", domains=["slow"]))
         token = operator.add_token(NewToken(role=Role.OWNER, owner="slow")).secret
@@ -322,7 +320,7 @@ def test_a_call_that_runs_at_sigterm_ends_well_while_new_ones_are_sent_away(tmp_
         slow.putheader(name, value)
     slow.endheaders(data[:5])
     time.sleep(0.5)
-    server.process.send_signal(signal.SIGTERM)
+    server.send(signal.SIGTERM)
     for _ in range(100):
         response = httpx.get(f"{server.url}/readyz")
         if response.status_code == 503:
@@ -334,13 +332,12 @@ def test_a_call_that_runs_at_sigterm_ends_well_while_new_ones_are_sent_away(tmp_
     slow.send(data[5:])
     assert slow.getresponse().status == 204
     slow.close()
-    assert server.process.wait(30) == 0
+    assert server.ended(30) == 0
 
 
 def test_work_that_runs_at_sigterm_is_cut_and_done_after_the_next_start(tmp_path: Path) -> None:
     server = Coordinator(tmp_path / "home")
     server.start()
-    assert server.process is not None
     try:
         for seed, domain in enumerate(("law", "art"), start=1):
             joined(server, domain, tmp_path, seed, **LARGE).client.close()
@@ -348,8 +345,8 @@ def test_work_that_runs_at_sigterm_is_cut_and_done_after_the_next_start(tmp_path
             with server.client() as operator:
                 options = TrunkOptions(base=next(operator.experts()).digest, retain=retain)
                 id_ = operator.merge_trunk(NewTrunk(method="ties", options=options)).id
-            server.process.send_signal(signal.SIGTERM)
-            assert server.process.wait(30) == 0
+            server.send(signal.SIGTERM)
+            assert server.ended(30) == 0
             with closing(sqlite3.connect(server.home / "workflows.sqlite")) as database:
                 query = "SELECT status FROM workflow_status WHERE workflow_uuid = ?"
                 [status] = database.execute(query, (id_,)).fetchone()

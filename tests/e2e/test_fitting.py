@@ -12,9 +12,10 @@ from moerge_proto.experts import Expert, ExpertState
 from moerge_proto.versions import NewVersion
 from moerge_workers import commands
 from moerge_workers.history import History
-from support.fleet import files_below, joined, merge, registered
+from support.fleet import files_below, honest_trunk, joined, merge, registered, send_trunk
 from support.house import House, house_of
 from support.processes import coordinator
+from support.statistics import written
 
 SMALL = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "vocab_size": 300}
 FIT = {"fit": True, "held_out_share": 0.3}
@@ -89,3 +90,8 @@ def test_from_the_plain_contribution_to_the_evaluated_version_with_fitted_mlps(h
     assert house.run(**FIT) == "ran"
     assert "the fitted expert was withdrawn" in house.log()
     assert [each.digest for each in house.active()] == [plain.digest]
+
+    send_trunk(house.member, written(house.folder / "trunk-contribution", *honest_trunk(house.member)))
+    merge(house.server, [registered(house.member).digest], method="moerge")
+    assert house.run(held_out_share=0.3) == "ran"
+    assert "with --fit this domain would do better" in house.log()

@@ -50,11 +50,7 @@ class House:
 
     def follower(self) -> Coordinator:
         leader = self.led()
-        return next(each for each in self.replicas if each is not leader and running(each))
-
-
-def running(server: Coordinator) -> bool:
-    return server.process is not None and server.process.poll() is None
+        return next(each for each in self.replicas if each is not leader and each.runs())
 
 
 @contextmanager

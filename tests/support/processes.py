@@ -1,22 +1,28 @@
 """Real coordinators and workers, as processes of their own."""
 
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
 import httpx
+import torch
 
+from moerge import cli
 from moerge.client import Client
 from moerge.demo.processes import free_port
 from moerge_coordinator.bootstrap import initialise
 
 _ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 MOERGE = [sys.executable, "-m", "moerge.cli"]
+_FORKS = multiprocessing.get_context("forkserver")
+_FORKS.set_forkserver_preload(["moerge_coordinator.commands"])  # what a coordinator imports takes it three seconds
 
 
 def marked(mark: str) -> dict[int, str]:
@@ -43,6 +49,18 @@ def moerge(*arguments: object, **environment: str) -> str:
     return done.stdout.strip()
 
 
+def _run(arguments: list[str], environment: Mapping[str, str], log: Path) -> None:
+    """What a forked process does: a command of ours, as if it had been started with these."""
+    os.environ.clear()
+    os.environ.update(environment)
+    with log.open("ab") as out:
+        for stream in (sys.stdout, sys.stderr):
+            os.dup2(out.fileno(), stream.fileno())
+    torch.set_num_threads(1)
+    sys.argv = ["moerge", *arguments]
+    cli.main()
+
+
 class Coordinator:
     """A coordinator's home and port; it can be started, killed and started again.
 
@@ -57,32 +75,50 @@ class Coordinator:
         self.operator_token = operator_token or initialise(home).secret or ""
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        self.process: subprocess.Popen[bytes] | None = None
+        self._process: ForkServerProcess | None = None
 
     def start(self) -> None:
-        log = (self.home / "log").open("ab")
-        command = [*MOERGE, "coordinator", "serve", str(self.home), "--port", str(self.port)]
-        self.process = subprocess.Popen(command, env={**os.environ, **_ENVIRONMENT}, stdout=log, stderr=log)  # noqa: S603
-        log.close()
+        log = self.home / "log"
+        command = ["coordinator", "serve", str(self.home), "--port", str(self.port)]
+        self._process = _FORKS.Process(target=_run, args=(command, {**os.environ, **_ENVIRONMENT}, log), daemon=True)
+        self._process.start()
         for _ in range(600):
             try:
                 httpx.get(f"{self.url}/healthz").raise_for_status()
                 return
             except httpx.TransportError:
-                assert self.process.poll() is None, (self.home / "log").read_text()
+                assert self.runs(), log.read_text()
                 time.sleep(0.1)
         raise AssertionError("the coordinator does not answer")
 
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        assert self._process.pid is not None
+        return self._process.pid
+
+    def runs(self) -> bool:
+        return self._process is not None and self._process.is_alive()
+
+    def send(self, number: signal.Signals) -> None:
+        os.kill(self.pid, number)
+
+    def ended(self, seconds: float) -> int:
+        """Its exit status, once it has ended."""
+        assert self._process is not None
+        self._process.join(seconds)
+        assert self._process.exitcode is not None, f"it still runs after {seconds} s"
+        return self._process.exitcode
+
     def kill(self) -> None:
         """SIGKILL: no handler runs."""
-        assert self.process is not None
-        self.process.send_signal(signal.SIGKILL)
-        self.process.wait()
+        self.send(signal.SIGKILL)
+        self.ended(30)
 
     def stop(self) -> None:
-        if self.process is not None and self.process.poll() is None:
-            self.process.terminate()
-            self.process.wait(30)
+        if self.runs():
+            self.send(signal.SIGTERM)
+            self.ended(30)
 
     def client(self, token: str | None = None) -> Client:
         return Client(self.url, token or self.operator_token, patience=20)
@@ -93,8 +129,7 @@ class Coordinator:
 
 def peak_bytes(server: Coordinator, *, anew: bool = False) -> int:
     """The most memory that the coordinator's process has had since this was last called with `anew`."""
-    assert server.process is not None
-    process = Path(f"/proc/{server.process.pid}")
+    process = Path(f"/proc/{server.pid}")
     if anew:
         (process / "clear_refs").write_text("5")
     [line] = [line for line in (process / "status").read_text().splitlines() if line.startswith("VmHWM")]

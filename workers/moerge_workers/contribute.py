@@ -328,6 +328,8 @@ class _Work:
                 expert, mlps = self._fitted(trunk, weights)
             except _KeptError:
                 return []
+        elif trunk.method == "moerge":
+            self.worker.say("the trunk was merged for fitted MLPs; with --fit this domain would do better")
         work = RouterPass(mlps, weights, trunk.exponents, settings.statistics.precision, settings.device)
         sent: list[Contribution] = []
         for split in ("statistics", "tuning"):
