@@ -14,8 +14,9 @@ PRESET ?= demo
 table: $(VENV)/.demo
 	$(BIN)/moerge table --preset $(PRESET) --seeds 2 --json build/table.json --svg build/table.svg
 
+# Files are tested in the order of their names, so that those which take longest, contract and e2e, come first.
 test: lint
-	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 2 --dist loadfile -m "not slow"
+	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder -m "not slow"
 
 test-slow: $(VENV)/.test
 	$(BIN)/pytest -m slow
