@@ -43,7 +43,7 @@ from moerge.recipes.moerge import fitted
 from moerge.recipes.registry import parse
 from moerge.routers.discriminant import discriminants
 from moerge.statistics.batch import batches
-from moerge.trunk import context, fit
+from moerge.trunk import context, fit, regmean
 from moerge.trunk.average import average
 
 Patches = Callable[[Fleet], Sequence[AbstractContextManager[object]]]
@@ -233,6 +233,7 @@ def all_runs() -> list[Run]:
         *runs,
         changed("averaged trunk", trunk_by(averaged_trunk)),
         changed("head for the experts' own vectors", trunk_by(straight_head)),
+        changed("head turned five times", set_to(regmean, "TURNS", 5)),
         changed("q and k of one owner", trunk_by(one_owner_s("qk"))),
         changed("q, k and v of one owner", trunk_by(one_owner_s("qkv"))),
         changed("first matrices as they were", set_to(fit, "_fit_first", nothing)),

@@ -15,6 +15,7 @@ from typing import Any
 from xml.etree.ElementTree import Element, parse
 
 from moerge.errors import MoergeError
+from moerge.files import atomic_file
 
 DOMAINS: tuple[str, ...] = ("code", "geography", "medicine", "security")
 """The demo's."""
@@ -101,11 +102,9 @@ def write_other(folder: Path, domains: Sequence[str]) -> dict[str, Path]:
 
 
 def _write(file: Path, texts: Iterable[str]) -> None:
-    text = "".join(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in texts)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    part = file.with_name(f".{file.name}.part")
-    part.write_text(text, encoding="utf-8", newline="\n")
-    os.replace(part, file)
+    lines = (json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in texts)
+    with atomic_file(file) as out:
+        out.writelines(line.encode() for line in lines)
 
 
 def _sha256(text: str) -> bytes:

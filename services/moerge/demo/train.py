@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from filelock import FileLock, Timeout
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
@@ -71,7 +72,8 @@ def train(
 
     Everything stands in `folder/{digest}`, a digest of the training and its texts: the tokenizer, the
     seed, and one folder per domain (config.json, float32 model.safetensors, tokenizer). Each is renamed into
-    place when it is complete, so an interrupted run continues. The same machine gives the same bytes.
+    place when it is complete, so an interrupted run continues; of several at once, one trains and the others wait. The
+    same machine gives the same bytes.
 
     Args:
         texts: for each domain, its splits' files as `corpora.write` returns them; only "train" is read.
@@ -85,7 +87,7 @@ def train(
     if all(expert.exists() for expert in finished.experts.values()):
         return finished
     documents = {domain: _read(file) for domain, file in files.items()}
-    with _reproducible(training.seed):
+    with _alone(home, progress), _reproducible(training.seed):
         tokenizer_folder = _made(home / "tokenizer", partial(_make_tokenizer, documents, training.vocabulary))
         tokenizer = PreTrainedTokenizerFast.from_pretrained(tokenizer_folder)
         rows = {domain: _rows(each, tokenizer, training.context) for domain, each in documents.items()}
@@ -142,6 +144,23 @@ def _made(folder: Path, make: Callable[[Path], object]) -> Path:
     make(part)
     os.rename(part, folder)
     return folder
+
+
+@contextmanager
+def _alone(home: Path, progress: Progress) -> Iterator[None]:
+    """Waits while another process trains there."""
+    home.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(home.with_name(f"{home.name}.lock"))
+    try:
+        lock.acquire(blocking=False)
+    except Timeout:
+        with progress.track("waiting for another training of them", 1, "trainings") as tracker:
+            lock.acquire()
+            tracker.advance(1)
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """Presets: what they bring, how large it is, and that what was trained before is found again."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -70,6 +71,14 @@ def test_a_preset_trains_its_experts_once_for_each_training_seed(tmp_path: Path)
         "heldout.jsonl",
         "other.jsonl",
     ]
+
+
+def test_of_two_at_once_one_trains_and_the_other_finds_what_it_made(tmp_path: Path) -> None:
+    texts(tmp_path)
+    preset = Preset(("law", "art"), TINY, Cut(), 100)
+    with ThreadPoolExecutor(2) as both:
+        one, two = (both.submit(preset.sources, tmp_path, 1, LogProgress()) for _ in range(2))
+    assert one.result() == two.result()
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
