@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from moerge.evaluate.remerge import WORTH, estimate
+from moerge.trunk.remerge_estimate import WORTH, estimate
 from moerge_coordinator import views
 from moerge_coordinator.tables import EvaluationRow, ExpertRow, TrunkRow, VersionRow
 from moerge_proto.experts import ExpertState

@@ -8,9 +8,9 @@ from pathlib import Path
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from moerge.architectures.config import Vocabulary
 from moerge.blobs.store import Blobs
-from moerge.experts import check_expert
+from moerge.models.config import Vocabulary
+from moerge.models.expert_folder import check_expert
 from moerge_coordinator.refusals import RefusedError
 from moerge_coordinator.tables import ExpertRow, HoldingRow
 from moerge_proto.experts import ExpertState

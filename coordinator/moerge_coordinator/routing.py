@@ -16,7 +16,7 @@ from rich.filesize import decimal
 
 from moerge.blobs.store import Blobs, show
 from moerge.errors import CoordinatorError
-from moerge.evaluate.route_job import PROGRAM, Job, TooLargeError, needed_bytes
+from moerge.scoring.route_job import PROGRAM, Job, TooLargeError, needed_bytes
 from moerge_coordinator.refusals import RefusedError
 from moerge_proto.problems import Problem, ProblemType
 from moerge_proto.versions import VersionFile

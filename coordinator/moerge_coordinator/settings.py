@@ -7,9 +7,9 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from moerge.architectures.config import Vocabulary
 from moerge.blobs.s3 import S3
 from moerge.errors import MoergeError
+from moerge.models.config import Vocabulary
 from moerge.settings import built, put, read_toml, unknown
 from moerge_coordinator.sources import require_address
 

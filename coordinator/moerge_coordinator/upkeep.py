@@ -10,8 +10,8 @@ from sqlalchemy import Engine, select
 from sqlalchemy.orm import Session
 
 from moerge.blobs.store import Blobs
-from moerge.experts import expert_digest
 from moerge.files import file_sha256
+from moerge.models.expert_folder import expert_digest
 from moerge.progress import Progress, Tracker
 from moerge.trunk.merge import trunk_digest
 from moerge_coordinator import views

@@ -17,15 +17,19 @@ from sqlalchemy import Engine, func, select
 from torch import Tensor
 from transformers import PretrainedConfig
 
-from moerge.architectures.config import read_config, trunk_config
-from moerge.architectures.families import EMBEDDING, Family, family_of
 from moerge.blobs.store import Blobs, show
-from moerge.checkpoint.reader import Checkpoint
-from moerge.checkpoint.writer import TensorPlan, write_safetensors
 from moerge.errors import MoergeError
-from moerge.experts import require_finite
-from moerge.publish.card import card_file
-from moerge.publish.version import (
+from moerge.models.bounds import feature_bounds, feature_exponents, feature_gains
+from moerge.models.config import read_config, trunk_config
+from moerge.models.expert_folder import require_finite
+from moerge.models.families import EMBEDDING, Family, family_of
+from moerge.models.reader import Checkpoint
+from moerge.models.writer import TensorPlan, write_safetensors
+from moerge.routers.solve import solve_layers
+from moerge.trunk.merge import elementwise_method, merge_plan, trunk_digest
+from moerge.trunk.regmean import ModuleGrams, solved_plan
+from moerge.versions.card import card_file
+from moerge.versions.files import (
     FilePlan,
     config_files,
     dense_config_file,
@@ -36,10 +40,6 @@ from moerge.publish.version import (
     text_file,
     trunk_files,
 )
-from moerge.routers.layers import solve_layers
-from moerge.statistics.bounds import feature_bounds, feature_exponents, feature_gains
-from moerge.trunk.merge import elementwise_method, merge_plan, trunk_digest
-from moerge.trunk.regmean import ModuleGrams, solved_plan
 from moerge_coordinator import views
 from moerge_coordinator.database import reading, transaction
 from moerge_coordinator.intake import checked_family, others, require_held

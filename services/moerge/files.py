@@ -64,3 +64,8 @@ def is_of_full_disk(error: BaseException | None) -> bool:
     if isinstance(error, OSError):
         return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
     return getattr(error, "sqlite_errorname", "") == "SQLITE_FULL"
+
+
+def cache_folder() -> Path:
+    """Folder of what is kept between runs: texts, trained experts, tools."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "moerge"

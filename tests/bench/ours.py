@@ -12,13 +12,18 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from moerge.architectures.config import read_config
-from moerge.architectures.families import family_of
 from moerge.blobs.local import LocalBlobs
-from moerge.checkpoint.reader import Checkpoint
-from moerge.checkpoint.writer import write_safetensors
 from moerge.files import atomic_file, sync_folder
-from moerge.publish.version import (
+from moerge.models.bounds import feature_gains
+from moerge.models.config import read_config
+from moerge.models.families import family_of
+from moerge.models.reader import Checkpoint
+from moerge.models.writer import write_safetensors
+from moerge.routers.ridge import solve
+from moerge.routers.solve import solve_layers
+from moerge.statistics.integers import pack, to_integers
+from moerge.trunk.merge import elementwise_method, merge_plan
+from moerge.versions.files import (
     FilePlan,
     config_files,
     expert_file,
@@ -27,11 +32,6 @@ from moerge.publish.version import (
     router_file,
     trunk_files,
 )
-from moerge.routers.layers import solve_layers
-from moerge.routers.ridge import solve
-from moerge.statistics.bounds import feature_gains
-from moerge.statistics.fixed_point import pack, to_integers
-from moerge.trunk.merge import elementwise_method, merge_plan
 from moerge_proto.digests import digest_of, sha256_hex
 from moerge_proto.messages import FileEntry
 from moerge_proto.statistics_file import RouterManifest, StatisticsFile, StatisticsSettings, exponent, write
@@ -46,8 +46,8 @@ __all__ = ["Store", "compressed_chunks", "merge", "publish", "solve", "statistic
 
 def statistics_pass(model: "PreTrainedModel", gains: Tensor, rows: Sequence[Tensor]) -> None:
     """The integer sums of one shard: every batch of `rows` [B, T] holds whole documents of T tokens."""
+    from moerge.models.batches import Batch
     from moerge.statistics.accumulate import shard_sums
-    from moerge.statistics.batch import Batch
 
     batches = [Batch(ids, torch.full((len(ids),), ids.shape[1])) for ids in rows]
     bits = [exponent(gains.shape[1])] * len(gains)
@@ -80,7 +80,7 @@ def write_statistics(path: Path, gram: Tensor, cross: Tensor, *, domain: str, to
 
 def compressed_chunks(path: Path) -> list[bytes]:
     """The bodies that the client sends for a file."""
-    from moerge.client import _compress, _plain_chunks
+    from moerge.client.client import _compress, _plain_chunks
 
     return [_compress(plain) for _, plain in _plain_chunks(path)]
 

@@ -13,14 +13,15 @@ from bench.measure import say
 from bench.registry import HOME, Pair, benchmark
 from moerge.demo import corpora
 from moerge.demo.train import train
-from moerge.documents import texts_of
-from moerge.evaluate.perplexity import score, windows
-from moerge.evaluate.routing import routers
+from moerge.documents.reader import texts_of
+from moerge.files import cache_folder
+from moerge.models.batches import batches
+from moerge.models.dense import domain_model
 from moerge.progress import progress
-from moerge.publish.folder import write_trunk
-from moerge.statistics.batch import batches
+from moerge.scoring.perplexity import score, windows
+from moerge.scoring.routers import routers
 from moerge.statistics.features import visit_features
-from moerge.trunk.domain_model import domain_model
+from moerge.versions.folder import write_trunk
 from support.progress import Silent
 from support.versions import published
 
@@ -37,8 +38,8 @@ def rows(tokenizer: PreTrainedTokenizerBase, text: Path) -> list[list[int]]:
 @cache
 def versions() -> tuple[list[Path], list[list[list[int]]], dict[torch.dtype, Path]]:
     """The experts, each domain's held-out rows, and the version that each precision gives."""
-    texts = corpora.write(corpora.cache() / "texts")
-    made = train(texts, corpora.cache() / "experts", progress()).experts
+    texts = corpora.write(cache_folder() / "texts")
+    made = train(texts, cache_folder() / "experts", progress()).experts
     experts = [made[domain] for domain in corpora.DOMAINS]
     tokenizer = AutoTokenizer.from_pretrained(experts[0])
     sent = [rows(tokenizer, texts[domain]["statistics"]) for domain in corpora.DOMAINS]

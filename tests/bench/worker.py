@@ -12,18 +12,18 @@ import torch
 from bench.inputs import Shape, experts
 from bench.measure import in_turns, say, seconds
 from bench.registry import Pair, benchmark
+from moerge.documents import shards as plans
+from moerge.documents.shards import Shard, enough
+from moerge.models.batches import batches
 from moerge.statistics.accumulate import ShardSums
-from moerge.statistics.batch import batches
+from moerge.statistics.journal import Journal
 from moerge.statistics.passes import RouterPass
 from moerge_proto.statistics_file import Manifest, RouterManifest, StatisticsSettings
-from moerge_workers import shards as plans
 from moerge_workers import sums
 from moerge_workers.actors import Slots
 from moerge_workers.data import Data
-from moerge_workers.journal import Journal
 from moerge_workers.ledger import Ledger
 from moerge_workers.settings import Settings
-from moerge_workers.shards import Shard, enough
 from moerge_workers.status import Status
 from moerge_workers.view import Lines
 from moerge_workers.watch import Watch

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from moerge.client import Client
-from moerge.commands.common import wait
+from moerge.cli.common import wait
+from moerge.client.client import Client
+from moerge.client.pull import pull
 from moerge.errors import CoordinatorError, MoergeError
 from moerge.progress import LogProgress
-from moerge.pull import pull
 from moerge_proto.rounds import NewRound, RoundChange, RoundState
 from moerge_proto.versions import NewVersion, SolveOptions, Version, VersionChange
 from support.fleet import Member, honest, joined, merge, send
@@ -183,9 +183,9 @@ def test_pull_refuses_a_folder_that_is_something_else_and_names_the_aliases(hous
 KILLED_AT = """
 import sys, os, signal
 from pathlib import Path
-from moerge.client import Client
+from moerge.client.client import Client
 from moerge.progress import LogProgress
-from moerge.pull import pull
+from moerge.client.pull import pull
 url, token, number, folder, at = sys.argv[1:]
 count = 0
 def hook(event, args):

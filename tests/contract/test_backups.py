@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from moerge.blobs.local import LocalBlobs
-from moerge.commands.common import wait
+from moerge.cli.common import wait
 from moerge.errors import MoergeError
 from moerge_coordinator.backups import back_up, restore
 from moerge_coordinator.database import open_database

@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from moerge.commands.common import wait
+from moerge.cli.common import wait
 from moerge.errors import MoergeError
 from moerge_coordinator.dashboard.actions import ACTIONS
 from moerge_proto.experts import ExpertState

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from moerge.client import Client
-from moerge.commands.common import wait
+from moerge.cli.common import wait
+from moerge.client.client import Client
+from moerge.client.pull import pull
 from moerge.errors import CoordinatorError, MoergeError
 from moerge.progress import LogProgress
-from moerge.pull import pull
 from moerge_proto.evaluations import NewEvaluation
 from moerge_proto.experts import Expert, NewExpert
 from moerge_proto.owners import NewToken, Role

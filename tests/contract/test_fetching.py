@@ -13,10 +13,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from moerge.client import Client
+from moerge.client.client import Client
 from moerge.errors import CoordinatorError
-from moerge.experts import expert_files
 from moerge.files import file_sha256
+from moerge.models.expert_folder import expert_files
 from moerge_coordinator.refusals import RefusedError
 from moerge_coordinator.sources import fetch, require_allowed
 from moerge_proto.experts import Expert, ExpertState, NewExpert

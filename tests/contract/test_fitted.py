@@ -9,9 +9,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from moerge.commands.common import wait
+from moerge.cli.common import wait
 from moerge.errors import CoordinatorError
-from moerge.trunk.domain_model import domain_model
+from moerge.models.dense import domain_model
 from moerge_proto.evaluations import NewEvaluation
 from moerge_proto.experts import Expert, ExpertState, Fitted, NewExpert
 from moerge_proto.trunks import Trunk

@@ -15,7 +15,7 @@ import httpx
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from moerge.commands.common import wait
+from moerge.cli.common import wait
 from moerge.errors import CoordinatorError, MoergeError
 from moerge_proto.contributions import NewContribution
 from moerge_proto.digests import sha256_hex

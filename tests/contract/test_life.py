@@ -7,9 +7,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from moerge.commands.common import wait
+from moerge.cli.common import wait
+from moerge.client.register import register
 from moerge.errors import CoordinatorError, MoergeError
-from moerge.register import register
 from moerge_proto.contributions import NewContribution
 from moerge_proto.experts import ExpertState
 from moerge_proto.trunks import Trunk

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from moerge.client import Client
-from moerge.commands.common import wait
+from moerge.cli.common import wait
+from moerge.client.client import Client
 from moerge.errors import CoordinatorError
 from moerge_proto.evaluations import NewEvaluation
 from moerge_proto.owners import NewToken, Role

@@ -15,7 +15,7 @@ import psycopg
 import pytest
 
 from moerge.blobs.s3 import S3
-from moerge.commands.common import wait
+from moerge.cli.common import wait
 from moerge.errors import CoordinatorError
 from moerge_proto.digests import content_digest, sha256_hex
 from moerge_proto.experts import ExpertState, NewExpert

@@ -12,7 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from moerge.blobs.local import LocalBlobs
-from moerge.commands.common import wait
+from moerge.cli.common import wait
 from moerge.errors import MoergeError
 from moerge_coordinator import routing
 from moerge_coordinator.refusals import RefusedError

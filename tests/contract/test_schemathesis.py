@@ -12,7 +12,7 @@ from hypothesis.strategies import one_of
 from schemathesis import GenerationMode
 from schemathesis.core.result import Ok
 
-from moerge.commands.common import wait
+from moerge.cli.common import wait
 from moerge_coordinator.bootstrap import make_app
 from moerge_coordinator.database import open_database, transaction
 from moerge_coordinator.settings import Settings

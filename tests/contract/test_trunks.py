@@ -11,10 +11,10 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from moerge.commands.common import wait
+from moerge.cli.common import wait
 from moerge.errors import CoordinatorError, IncompatibleExpertError
 from moerge.statistics.accumulate import ShardSums
-from moerge.trunk.domain_model import require_near
+from moerge.trunk.stray import require_near
 from moerge_proto.statistics_file import TrunkManifest
 from moerge_proto.trunks import SOLVED, Trunk, TrunkMethod
 from moerge_proto.versions import NewVersion, SolveOptions, Version

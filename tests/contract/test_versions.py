@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from moerge.commands.common import wait
+from moerge.cli.common import wait
 from moerge.errors import CoordinatorError
 from moerge_proto.owners import NewOwner
 from moerge_proto.trunks import Trunk

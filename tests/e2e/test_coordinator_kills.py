@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from moerge.client import Client
+from moerge.client.client import Client
 from moerge.errors import CoordinatorError
 from moerge_proto.trunks import NewTrunk, Trunk
 from moerge_proto.versions import NewVersion

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from moerge.commands.common import wait
-from moerge.evaluate.perplexity import load, score, windows
-from moerge.evaluate.routing import RoutingCounter, forced
+from moerge.cli.common import wait
 from moerge.files import file_sha256
+from moerge.scoring.perplexity import load, score, windows
+from moerge.scoring.routers import RoutingCounter, forced
 from moerge_proto.evaluations import Evaluation
 from moerge_proto.experts import NewExpert
 from moerge_proto.versions import NewVersion, SolveOptions

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from moerge.commands.common import wait
+from moerge.cli.common import wait
 from moerge_proto.experts import Expert, ExpertState
 from moerge_proto.versions import NewVersion
 from moerge_workers import commands

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from moerge.statistics.inspect import describe
+from moerge.statistics.describe import describe
 from moerge_proto.experts import ExpertState
 from moerge_workers import commands
 from moerge_workers.history import History, Sending
@@ -24,7 +24,7 @@ from support.processes import coordinator, start_worker
 ASK = {"mode": "ask"}
 KILLED = """
 import os, signal, sys
-from moerge.client import Client
+from moerge.client.client import Client
 from moerge_workers.contribute import run
 from moerge_workers.settings import Settings
 Client.upload = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)

@@ -12,7 +12,7 @@ import pytest
 
 from moerge.blobs.local import LocalBlobs
 from moerge.blobs.s3 import S3, S3Blobs
-from moerge.client import Client
+from moerge.client.client import Client
 from moerge.errors import CoordinatorError
 from moerge_proto.trunks import NewTrunk, Trunk
 from moerge_proto.versions import NewVersion

@@ -18,7 +18,7 @@ import pytest
 from rich.cells import cell_len
 from typer.testing import CliRunner
 
-from moerge import cli
+from moerge.cli import app as cli
 from moerge.demo.processes import free_port
 from moerge.errors import MoergeError
 from moerge_proto.progress import Progress, Stage

@@ -13,15 +13,15 @@ from pathlib import Path
 
 from transformers import AutoTokenizer
 
-from moerge.documents import texts_of
+from moerge.documents.reader import texts_of
+from moerge.documents.shards import plan
+from moerge.models.batches import batches
+from moerge.models.dense import domain_model
 from moerge.statistics.accumulate import shard_sums
-from moerge.statistics.batch import batches
-from moerge.trunk.domain_model import domain_model
+from moerge.statistics.journal import Journal
 from moerge_proto.statistics_file import StatisticsFile
 from moerge_proto.trunks import Trunk
 from moerge_workers.identity import read_key
-from moerge_workers.journal import Journal
-from moerge_workers.shards import plan
 from support.fleet import Member, joined, merge, trunk_path
 from support.models import texts
 from support.processes import Coordinator, coordinator, marked

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from moerge.errors import ContributionError
-from moerge.statistics.fixed_point import LIMIT, add, pack, to_floats, to_integers, unpack
+from moerge.statistics.integers import LIMIT, add, pack, to_floats, to_integers, unpack
 from moerge_proto.statistics_file import Int64
 
 LIMITS = np.iinfo(np.int64)

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from moerge.documents.shards import plan, shard_name
 from moerge.errors import MoergeError
 from moerge_proto.evaluations import NewEvaluation, Scored
 from moerge_proto.statistics_file import RouterManifest, StatisticsSettings, TrunkManifest
 from moerge_workers.history import Decision, History
-from moerge_workers.identity import read_key, shard_name
+from moerge_workers.identity import read_key
 from moerge_workers.policy import Kind
-from moerge_workers.shards import plan
 from support.models import expert, tokenizer
 from support.outbox import item_of, outbox_of
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from moerge.errors import ContributionError
 from moerge.routers.ridge import solve
-from moerge.routers.sums import ridge_system
+from moerge.routers.system import ridge_system
 from moerge.statistics.accumulate import ShardSums
 from moerge_proto.statistics_file import MAX_TOKENS, StatisticsFile
 from support.statistics import LAYERS, honest_shards, manifest_of, written

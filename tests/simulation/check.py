@@ -6,15 +6,15 @@ from pathlib import Path
 
 from sqlalchemy import select
 
-from moerge.architectures.config import read_config
-from moerge.architectures.families import EMBEDDING, family_of
-from moerge.checkpoint.reader import Checkpoint
-from moerge.experts import expert_files
 from moerge.files import file_sha256
-from moerge.publish.folder import write_trunk
-from moerge.publish.version import FilePlan, expert_file, router_file, trunk_files
-from moerge.routers.layers import solve_layers
-from moerge.statistics.bounds import feature_gains
+from moerge.models.bounds import feature_gains
+from moerge.models.config import read_config
+from moerge.models.expert_folder import expert_files
+from moerge.models.families import EMBEDDING, family_of
+from moerge.models.reader import Checkpoint
+from moerge.routers.solve import solve_layers
+from moerge.versions.files import FilePlan, expert_file, router_file, trunk_files
+from moerge.versions.folder import write_trunk
 from moerge_coordinator.database import open_database, transaction
 from moerge_coordinator.needed import needed
 from moerge_coordinator.settings import read_settings

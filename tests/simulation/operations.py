@@ -12,12 +12,12 @@ from typing import Any, Literal
 
 from hypothesis import strategies as st
 
-from moerge.client import Client
-from moerge.commands.common import wait
+from moerge.cli.common import wait
+from moerge.client.client import Client
+from moerge.client.pull import pull
 from moerge.errors import CoordinatorError
-from moerge.experts import expert_files
+from moerge.models.expert_folder import expert_files
 from moerge.progress import LogProgress
-from moerge.pull import pull
 from moerge_proto.contributions import NewContribution
 from moerge_proto.digests import content_digest, sha256_hex
 from moerge_proto.experts import ExpertState, NewExpert

@@ -15,7 +15,7 @@ import uvicorn
 from dbos import _dbos
 
 from moerge.blobs.s3 import S3, S3Blobs
-from moerge.client import Client
+from moerge.client.client import Client
 from moerge.demo.processes import free_port
 from moerge.files import file_sha256
 from moerge_coordinator import tables

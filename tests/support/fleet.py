@@ -5,19 +5,19 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from moerge.architectures.config import read_config
-from moerge.architectures.families import family_of
-from moerge.checkpoint.reader import Checkpoint
-from moerge.client import Client
-from moerge.commands.common import wait
-from moerge.experts import expert_files
+from moerge.cli.common import wait
+from moerge.client.client import Client
+from moerge.experts.fitting import fit_mlps, write_fitted
+from moerge.models.batches import batches
+from moerge.models.bounds import attention_size, input_exponents
+from moerge.models.config import read_config
+from moerge.models.dense import domain_model
+from moerge.models.expert_folder import expert_files
+from moerge.models.families import family_of
+from moerge.models.reader import Checkpoint
 from moerge.progress import LogProgress
 from moerge.statistics.accumulate import ShardSums, shard_sums
-from moerge.statistics.batch import batches
-from moerge.statistics.bounds import attention_size, input_exponents
 from moerge.statistics.passes import TrunkPass
-from moerge.trunk.domain_model import domain_model
-from moerge.trunk.fit import fit_mlps, write_fitted
 from moerge_proto.contributions import Contribution, NewContribution, TrunkContribution
 from moerge_proto.digests import sha256_hex
 from moerge_proto.experts import Expert, ExpertState, Fitted, NewExpert

@@ -14,13 +14,13 @@ from pathlib import Path
 import httpx
 import torch
 
-from moerge import cli
-from moerge.client import Client
+from moerge.cli import app as cli
+from moerge.client.client import Client
 from moerge.demo.processes import free_port
 from moerge_coordinator.bootstrap import initialise
 
 _ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-MOERGE = [sys.executable, "-m", "moerge.cli"]
+MOERGE = [sys.executable, "-m", "moerge.cli.app"]
 _FORKS = multiprocessing.get_context("forkserver")
 _FORKS.set_forkserver_preload(["moerge_coordinator.commands"])  # what a coordinator imports takes it three seconds
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from moerge.statistics.accumulate import ShardSums
-from moerge.statistics.fixed_point import pack, to_integers
+from moerge.statistics.integers import pack, to_integers
 from moerge_proto.digests import sha256_hex
 from moerge_proto.statistics_file import Manifest, RouterManifest, StatisticsSettings, exponent, write
 

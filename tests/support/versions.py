@@ -6,13 +6,13 @@ from pathlib import Path
 
 import torch
 
-from moerge.architectures.config import read_config
-from moerge.architectures.families import family_of
-from moerge.checkpoint.reader import Checkpoint
-from moerge.publish.folder import write_trunk, write_version
-from moerge.routers.layers import solve_layers
-from moerge.statistics.bounds import feature_gains
-from moerge.statistics.local import router_contribution
+from moerge.models.bounds import feature_gains
+from moerge.models.config import read_config
+from moerge.models.families import family_of
+from moerge.models.reader import Checkpoint
+from moerge.routers.solve import solve_layers
+from moerge.statistics.contribution import router_contribution
+from moerge.versions.folder import write_trunk, write_version
 from moerge_proto.statistics_file import StatisticsFile
 from moerge_proto.versions import SolveOptions
 

@@ -23,27 +23,29 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
-from moerge.architectures.config import read_config
-from moerge.architectures.families import EMBEDDING
-from moerge.checkpoint.reader import Checkpoint
-from moerge.demo import corpora
-from moerge.demo.presets import PRESETS
-from moerge.evaluate import routing
-from moerge.evaluate.measure import Settings, Texts, measure
-from moerge.evaluate.perplexity import Window, load, logits
-from moerge.evaluate.routing import routers
-from moerge.evaluate.table import Run
-from moerge.evaluate.texts import read_texts
-from moerge.files import atomic_file
+from moerge.experts import fitting as fit
+from moerge.files import atomic_file, cache_folder
+from moerge.models.batches import batches
+from moerge.models.config import read_config
+from moerge.models.families import EMBEDDING
+from moerge.models.reader import Checkpoint
 from moerge.progress import progress
-from moerge.recipes import moerge, moerged
-from moerge.recipes.base import Fleet, Member, Model, Options, Recipe, Rows
+from moerge.recipes import own as moerge
+from moerge.recipes import published as moerged
+from moerge.recipes.base import Fleet, Member, Model, Options, Recipe
 from moerge.recipes.models import Routed, active_parameters
-from moerge.recipes.moerge import fitted
+from moerge.recipes.own import fitted
 from moerge.recipes.registry import parse
-from moerge.routers.discriminant import discriminants
-from moerge.statistics.batch import batches
-from moerge.trunk import context, fit, regmean
+from moerge.routers.discriminants import discriminants
+from moerge.scoring import routers as routing
+from moerge.scoring.perplexity import Rows, Window, load, logits
+from moerge.scoring.routers import routers
+from moerge.table.measure import Settings, Texts, measure
+from moerge.table.presets import PRESETS
+from moerge.table.table import Run
+from moerge.table.texts import read_texts
+from moerge.trunk import context_head as context
+from moerge.trunk import regmean
 from moerge.trunk.average import average
 
 Patches = Callable[[Fleet], Sequence[AbstractContextManager[object]]]
@@ -263,7 +265,7 @@ def main() -> None:
     runs = [run for run in all_runs() if not chosen.names or run.label in {"experts", *chosen.names}]
     preset, figures = PRESETS["demo"], dict[str, list[list[float]]]()
     for seed in map(int, chosen.training_seeds.split(",")):
-        sources, base = preset.sources(corpora.cache(), seed, progress())
+        sources, base = preset.sources(cache_folder(), seed, progress())
         cut = replace(preset.cut, tokens=TOKENS)
         domains = {name: read_texts(name, each, cut) for name, each in sources.items()}
         domains = switched(domains) if chosen.switch else domains

@@ -14,7 +14,7 @@ import yaml
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
-from moerge import cli
+from moerge.cli import app as cli
 from moerge_coordinator.settings import read_settings
 from moerge_workers import settings as worker
 from moerge_workers.policy import Policy
@@ -68,7 +68,7 @@ def test_every_command_that_is_written_down_exists(arguments: list[str]) -> None
 
 
 def test_commands_that_only_speak_rest_don_t_wait_for_torch() -> None:
-    code = "import sys, moerge.cli; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
+    code = "import sys, moerge.cli.app; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0  # noqa: S603
 
 

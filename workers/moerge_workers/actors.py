@@ -14,13 +14,13 @@ from typing import Any, Protocol
 import ray
 from ray.exceptions import RayError, RayTaskError
 
+from moerge.documents.shards import Shard
 from moerge.errors import MoergeError
+from moerge.models.batches import batches
 from moerge.statistics.accumulate import ShardSums
-from moerge.statistics.batch import batches
 from moerge.statistics.passes import RouterPass, TrunkPass
 from moerge_proto.statistics_file import StatisticsSettings
 from moerge_workers.memory import is_out_of_memory, too_large
-from moerge_workers.shards import Shard
 
 _WAITING_PER_SLOT = 2
 _DEATHS = 4  # of an actor and those in its place, in a row, before one finishes a shard

@@ -9,22 +9,22 @@ from dataclasses import dataclass, field
 import torch
 from rich.filesize import decimal
 
-from moerge.architectures.config import read_config
-from moerge.architectures.families import family_of
-from moerge.checkpoint.reader import Checkpoint
-from moerge.client import Client
+from moerge.client.client import Client
+from moerge.documents.shards import enough
 from moerge.errors import IncompatibleExpertError, MoergeError
-from moerge.experts import check_expert
+from moerge.experts.fitting import require_fittable
+from moerge.models.config import read_config
+from moerge.models.dense import trunk_names
+from moerge.models.expert_folder import check_expert
+from moerge.models.families import family_of
+from moerge.models.reader import Checkpoint
 from moerge.statistics.passes import RouterPass, TrunkPass
-from moerge.trunk.fit import require_fittable
-from moerge.trunk.merge import trunk_names
 from moerge_workers import actors
 from moerge_workers.data import Data
 from moerge_workers.fit import fit_bytes
 from moerge_workers.identity import own_identity, require_approved
 from moerge_workers.memory import described, free_memory, need, that_fit
 from moerge_workers.settings import Settings
-from moerge_workers.shards import enough
 
 _SAMPLE_DOCUMENTS = 2000
 _SAMPLE_BYTES = 4 * 10**6

@@ -11,8 +11,8 @@ from typing import Annotated, Any, Literal
 import typer
 from rich.filesize import decimal
 
-from moerge.client import Client
-from moerge.commands.common import Coordinator, Secret
+from moerge.cli.common import Coordinator, Secret
+from moerge.client.client import Client
 from moerge.errors import MoergeError
 from moerge_proto.signatures import fingerprint, in_groups
 from moerge_workers import identity

@@ -17,18 +17,18 @@ import transformers
 from filelock import FileLock, Timeout
 
 from moerge import __version__
-from moerge.architectures.config import read_config
-from moerge.architectures.families import family_of
-from moerge.checkpoint.reader import Checkpoint
-from moerge.client import Client
+from moerge.client.client import Client
+from moerge.client.register import WithdrawnError, register
 from moerge.errors import CoordinatorError, MoergeError
-from moerge.experts import check_expert
+from moerge.experts.fitting import require_fittable
 from moerge.files import atomic_file, file_sha256, is_of_full_disk
-from moerge.register import WithdrawnError, register
-from moerge.statistics.bounds import attention_size, input_exponents
+from moerge.models.bounds import attention_size, input_exponents
+from moerge.models.config import read_config
+from moerge.models.expert_folder import check_expert
+from moerge.models.families import family_of
+from moerge.models.reader import Checkpoint
 from moerge.statistics.passes import RouterPass, TrunkPass
-from moerge.trunk.domain_model import require_near
-from moerge.trunk.fit import require_fittable
+from moerge.trunk.stray import require_near
 from moerge_proto.contributions import Contribution, NewContribution, TrunkContribution
 from moerge_proto.digests import digest_of
 from moerge_proto.experts import Fitted

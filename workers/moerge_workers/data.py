@@ -7,15 +7,15 @@ from typing import Any, Literal
 
 from transformers import AutoTokenizer
 
-from moerge.data_files import data_files, silent
-from moerge.documents import BadLines, documents
+from moerge.documents.conversations import Document, conversation, encode, plain, require_template
+from moerge.documents.files import data_files, silent
+from moerge.documents.reader import BadLines, documents
+from moerge.documents.shards import Shard, plan
 from moerge.errors import MoergeError
 from moerge.progress import Tracker
-from moerge_workers.chat import Document, conversation, encode, plain, require_template
 from moerge_workers.identity import read_key
 from moerge_workers.ledger import Ledger
 from moerge_workers.settings import Settings
-from moerge_workers.shards import Shard, plan
 
 Split = Literal["statistics", "tuning", "held-out"]
 

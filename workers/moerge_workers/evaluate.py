@@ -14,13 +14,14 @@ from rich.filesize import decimal
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
-from moerge.checkpoint.reader import Checkpoint
-from moerge.client import Client
+from moerge.client.client import Client
+from moerge.documents.shards import first
 from moerge.errors import CoordinatorError
-from moerge.evaluate.perplexity import Window, load, score, windows
-from moerge.evaluate.routing import RoutingCounter, forced
 from moerge.files import atomic_file
+from moerge.models.reader import Checkpoint
 from moerge.progress import Tracker
+from moerge.scoring.perplexity import Window, load, score, windows
+from moerge.scoring.routers import RoutingCounter, forced
 from moerge_proto.digests import canonical_json, digest_of
 from moerge_proto.evaluations import NewEvaluation, Scored
 from moerge_proto.problems import ProblemType
@@ -31,7 +32,6 @@ from moerge_workers.ledger import Ledger, Sent
 from moerge_workers.memory import free_bytes, is_out_of_memory
 from moerge_workers.outbox import Outbox
 from moerge_workers.settings import Settings
-from moerge_workers.shards import first
 from moerge_workers.watch import Watch
 
 _LOOK_SECONDS = 30.0  # between two looks for a newer version

@@ -8,17 +8,17 @@ from pathlib import Path
 import torch
 from rich.filesize import decimal
 
-from moerge.architectures.config import read_config
-from moerge.checkpoint.reader import Checkpoint
+from moerge.documents.shards import cut, enough
 from moerge.errors import MoergeError
+from moerge.experts.fitting import fit_mlps, write_fitted
 from moerge.files import sync_folder
-from moerge.statistics.batch import batches
-from moerge.trunk.fit import fit_mlps, write_fitted
+from moerge.models.batches import batches
+from moerge.models.config import read_config
+from moerge.models.reader import Checkpoint
 from moerge_proto.progress import Stage
 from moerge_workers.data import Data
 from moerge_workers.memory import free_bytes, is_out_of_memory
 from moerge_workers.settings import Settings
-from moerge_workers.shards import cut, enough
 from moerge_workers.watch import Watch
 
 TOKENS = 2**16

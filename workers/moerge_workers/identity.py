@@ -4,7 +4,6 @@ One names shards, so that names tell nobody which texts they hold. The other is 
 what it contributes: a file named after the owner, in the worker's home or, for all its workers, in ~/.moerge.
 """
 
-import hmac
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from filelock import FileLock
 from pydantic import ValidationError
 
-from moerge.client import Client
+from moerge.client.client import Client
 from moerge.errors import MoergeError
 from moerge.files import atomic_file, sync_folder
 from moerge_proto.owners import Identity, Role
@@ -32,15 +31,6 @@ def read_key(home: Path) -> bytes:
     if not path.is_file():
         _write_secret(path, secrets.token_bytes(32))
     return path.read_bytes()
-
-
-def shard_name(key: bytes, rows: list[list[int]]) -> str:
-    """HMAC-SHA-256, in hex, of the shard's token ids; equal documents in equal batches have equal names."""
-    mac = hmac.new(key, digestmod="sha256")
-    for row in rows:
-        mac.update(len(row).to_bytes(8, "little"))
-        mac.update(b"".join(token.to_bytes(4, "little", signed=True) for token in row))
-    return mac.hexdigest()
 
 
 def _write_secret(path: Path, content: bytes) -> None:

@@ -9,10 +9,10 @@ import torch
 from rich.filesize import decimal
 from transformers import PretrainedConfig
 
-from moerge.architectures.config import read_config
-from moerge.checkpoint.reader import model_shapes
 from moerge.errors import MoergeError
-from moerge.statistics.bounds import attention_size
+from moerge.models.bounds import attention_size
+from moerge.models.config import read_config
+from moerge.models.reader import model_shapes
 from moerge.statistics.passes import RouterPass, TrunkPass
 from moerge_proto.statistics_file import StatisticsSettings
 from moerge_workers.settings import Settings

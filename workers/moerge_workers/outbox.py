@@ -14,7 +14,7 @@ from rich.table import Table
 
 from moerge.errors import MoergeError
 from moerge.files import file_sha256
-from moerge.statistics.inspect import describe, summary
+from moerge.statistics.describe import describe, summary
 from moerge_proto.contributions import Contribution, TrunkContribution
 from moerge_proto.evaluations import Evaluation, NewEvaluation, Scored
 from moerge_proto.experts import Expert
@@ -187,7 +187,7 @@ def described(item: Item) -> Iterator[RenderableType]:
     if item.kind != "expert":
         yield from describe(Path(item.place))
         return
-    from moerge.experts import expert_files
+    from moerge.models.expert_folder import expert_files
 
     files = Table("file", "size", title="Expert")
     for name, path in expert_files(Path(item.place)).items():

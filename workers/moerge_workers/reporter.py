@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import httpx
 from pydantic import ValidationError
 
-from moerge.client import Client
+from moerge.client.client import Client
 from moerge.errors import MoergeError
 from moerge_proto.progress import Stage
 from moerge_workers.settings import Settings

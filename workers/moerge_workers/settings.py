@@ -6,8 +6,8 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
-from moerge.checkpoint.sources import checkpoint_folder
 from moerge.errors import MoergeError
+from moerge.models.sources import checkpoint_folder
 from moerge.settings import Keys, built, put, read_toml
 from moerge_proto.digests import Name
 from moerge_proto.statistics_file import StatisticsSettings

@@ -6,8 +6,8 @@ from fastapi import APIRouter, Request
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from moerge.architectures.families import FAMILIES
 from moerge.errors import ContributionError, MoergeError
+from moerge.models.families import FAMILIES
 from moerge.statistics.validate import validate
 from moerge_coordinator import views
 from moerge_coordinator.auth import DomainOwner, OperatorOrOwner, own_name, require_own_domain

@@ -7,7 +7,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from moerge.errors import MoergeError
-from moerge.experts import counts, expert_digest
+from moerge.models.expert_folder import counts, expert_digest
 from moerge_coordinator import views
 from moerge_coordinator.auth import OperatorOrOwner, own_name, require_own_domain
 from moerge_coordinator.database import reading, transaction

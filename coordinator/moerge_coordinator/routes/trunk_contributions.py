@@ -3,11 +3,11 @@
 from fastapi import APIRouter, Request
 from sqlalchemy import select
 
-from moerge.architectures.config import read_config
-from moerge.architectures.families import family_of
-from moerge.checkpoint.reader import Checkpoint
 from moerge.errors import ContributionError, MoergeError
-from moerge.statistics.bounds import attention_size, input_bounds, input_exponents
+from moerge.models.bounds import attention_size, input_bounds, input_exponents
+from moerge.models.config import read_config
+from moerge.models.families import family_of
+from moerge.models.reader import Checkpoint
 from moerge.statistics.validate import validate_trunk
 from moerge_coordinator import views
 from moerge_coordinator.auth import DomainOwner, OperatorOrOwner, own_name

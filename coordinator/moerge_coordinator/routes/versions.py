@@ -7,9 +7,9 @@ from fastapi.responses import FileResponse, PlainTextResponse, Response
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from moerge.publish.compare import compare
-from moerge.publish.version import REPORT_FILE
 from moerge.routers.ridge import SOLVER
+from moerge.versions.compare import compare
+from moerge.versions.files import REPORT_FILE
 from moerge_coordinator import views
 from moerge_coordinator.auth import Anyone, Operator, OperatorOrReader, own_name
 from moerge_coordinator.database import reading, transaction

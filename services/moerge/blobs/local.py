@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import BinaryIO
 
-from moerge.direct import direct_file
+from moerge.blobs.direct_io import direct_file
 from moerge.files import sync_folder
 from moerge_proto.messages import FileEntry
 

@@ -10,6 +10,7 @@ from transformers.utils import logging
 from moerge.demo import corpora
 from moerge.demo.main_job import Demo, Domain
 from moerge.demo.train import train
+from moerge.files import cache_folder
 from moerge.progress import progress
 
 app = typer.Typer()
@@ -32,7 +33,7 @@ def demo(
     Example: moerge demo --home /tmp/moerge-demo
     """
     logging.disable_progress_bar()
-    texts = corpora.write(corpora.cache() / "texts")
-    experts = train(texts, corpora.cache() / "experts", progress()).experts
+    texts = corpora.write(cache_folder() / "texts")
+    experts = train(texts, cache_folder() / "experts", progress()).experts
     domains = [Domain(name, experts[name], texts[name]) for name in corpora.DOMAINS]
     Demo(home.resolve(), domains, recipe, Console()).run(serve=serve)

@@ -51,11 +51,6 @@ ICD_NOTES = {
 Source = tuple[str, list[str]]  # a heading, and the blocks of text that stand under it
 
 
-def cache() -> Path:
-    """Where texts and trained experts are kept between runs."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "moerge"
-
-
 def documents(domain: str) -> list[str]:
     """A domain's documents, at most about 3 kB each, none twice, in a fixed order that mixes their sources.
 

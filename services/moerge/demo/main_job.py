@@ -13,9 +13,9 @@ from typing import Literal
 import httpx
 from rich.console import Console
 
-from moerge.cli import show_files
-from moerge.client import Client
-from moerge.commands.common import wait
+from moerge.cli.app import show_files
+from moerge.cli.common import wait
+from moerge.client.client import Client
 from moerge.demo.processes import Processes, free_port
 from moerge.errors import MoergeError
 from moerge.files import atomic_file
@@ -102,7 +102,7 @@ class Demo:
             shutil.rmtree(self._coordinator, ignore_errors=True)  # from a run that was cut before it kept the token
             with atomic_file(self._coordinator / "coordinator.toml") as out:
                 out.write(b"route_bytes = 2_000_000_000  # texts may be routed, on the dashboard\n")
-            command = [sys.executable, "-m", "moerge.cli", "coordinator", "init", str(self._coordinator)]
+            command = [sys.executable, "-m", "moerge.cli.app", "coordinator", "init", str(self._coordinator)]
             token = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout.strip()  # noqa: S603
             with atomic_file(path) as out:
                 os.chmod(out.name, 0o600)

@@ -17,8 +17,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from moerge.models.dense import place
 from moerge.progress import Progress, Tracker
-from moerge.trunk.domain_model import place
 
 BOS, EOS, PAD = "<s>", "</s>", "<pad>"
 THREADS = 2  # part of the training: another number sums in another order

@@ -9,6 +9,7 @@ from typing import NamedTuple, Protocol
 from torch import Tensor
 
 from moerge.errors import MoergeError
+from moerge.scoring.perplexity import Rows
 
 Options = Mapping[str, float]
 """Numbers that a recipe takes, by name; all of those that it has."""
@@ -48,15 +49,6 @@ class Fleet:
     seed: int
     work: Path
     device: str = "cpu"
-
-
-@dataclass(frozen=True)
-class Rows:
-    """Token ids [B, T] int64, padded on the right with 0, how many of each row are real, and the text's domain."""
-
-    ids: Tensor
-    lengths: Sequence[int]
-    domain: str
 
 
 class Model(Protocol):

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from moerge.evaluate.perplexity import logits
-from moerge.recipes.base import Fleet, Model, Options, Recipe, Rows
+from moerge.recipes.base import Fleet, Model, Options, Recipe
 from moerge.recipes.likelihoods import experts, likelihoods, predicted
 from moerge.recipes.models import active_parameters
+from moerge.scoring.perplexity import Rows, logits
 
 
 class Ensemble:

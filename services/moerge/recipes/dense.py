@@ -8,13 +8,13 @@ import torch
 from pydantic import BaseModel, ValidationError
 from transformers import PreTrainedModel
 
-from moerge.architectures.config import read_config
-from moerge.architectures.families import family_of
-from moerge.checkpoint.reader import Checkpoint
 from moerge.errors import MoergeError
+from moerge.models.config import read_config
+from moerge.models.dense import dense_model, place
+from moerge.models.families import family_of
+from moerge.models.reader import Checkpoint
 from moerge.recipes.base import Fleet, Model, Options, Recipe
 from moerge.recipes.models import Loaded
-from moerge.trunk.domain_model import dense_model, place
 from moerge.trunk.merge import Method, Piece, elementwise_method, merge_plan
 from moerge_proto.trunks import TrunkOptions
 

@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from moerge.architectures.families import EMBEDDING
-from moerge.checkpoint.reader import Checkpoint
-from moerge.evaluate.perplexity import logits
-from moerge.recipes.base import Fleet, Model, Options, Recipe, Rows, whole
+from moerge.models.families import EMBEDDING
+from moerge.models.reader import Checkpoint
+from moerge.recipes.base import Fleet, Model, Options, Recipe, whole
 from moerge.recipes.likelihoods import documents, experts, in_groups, likelihoods
 from moerge.recipes.models import active_parameters
 from moerge.routers.ridge import Ridge, one_thread
+from moerge.scoring.perplexity import Rows, logits
 from moerge.trunk.average import average
 
 SHORTEST, LONGEST = 32, 256

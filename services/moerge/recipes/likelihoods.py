@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from moerge.batches import bucket, pad
-from moerge.evaluate.perplexity import BATCH_TOKENS, load, logits
-from moerge.recipes.base import Fleet, Rows
+from moerge.models.batches import bucket, pad
+from moerge.recipes.base import Fleet
+from moerge.scoring.perplexity import BATCH_TOKENS, Rows, load, logits
 
 
 def experts(fleet: Fleet) -> list[PreTrainedModel]:

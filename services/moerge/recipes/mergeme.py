@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from moerge.errors import MoergeError
-from moerge.evaluate.perplexity import load, logits
-from moerge.recipes.base import Fleet, Model, Options, Recipe, Rows, whole
+from moerge.recipes.base import Fleet, Model, Options, Recipe, whole
 from moerge.recipes.dense import merged_model
 from moerge.recipes.likelihoods import documents, experts, in_groups, likelihoods, predicted
 from moerge.recipes.models import active_parameters
+from moerge.scoring.perplexity import Rows, load, logits
 from moerge.trunk.merge import AVERAGE
 
 Scores = Callable[[Rows], Tensor]

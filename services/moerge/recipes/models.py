@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from moerge.architectures.families import published_family
-from moerge.evaluate.perplexity import load, logits
-from moerge.evaluate.routing import forced
-from moerge.recipes.base import Fleet, Rows
+from moerge.models.families import published_family
+from moerge.recipes.base import Fleet
+from moerge.scoring.perplexity import Rows, load, logits
+from moerge.scoring.routers import forced
 
 
 def active_parameters(model: PreTrainedModel) -> float:

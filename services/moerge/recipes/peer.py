@@ -12,8 +12,8 @@ from pathlib import Path
 from filelock import FileLock
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from moerge.demo.corpora import cache
 from moerge.errors import MoergeError
+from moerge.files import cache_folder
 from moerge.recipes.base import Fleet, Model, Options, Recipe, whole
 from moerge.recipes.dense import merged_model
 from moerge.recipes.models import Routed
@@ -58,7 +58,7 @@ def _run(command: list[str], todo: str) -> None:
 def _command() -> Path:
     named = os.environ.get(COMMAND)
     if named is None:
-        return mergekit(cache() / MERGEKIT.replace("==", "-"))
+        return mergekit(cache_folder() / MERGEKIT.replace("==", "-"))
     if not Path(named).is_file():
         raise MoergeError(f"no such file: {named}", where=COMMAND, todo="name the command mergekit-moe, or unset it")
     return Path(named)

@@ -1,28 +1,181 @@
-"""A version that is published already, and its bounds."""
+"""MoErged models: every expert's MLPs behind one trunk, with routers, published and loaded as moerge does it."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
-from moerge.evaluate.routing import randomised
-from moerge.recipes.base import Fleet, Model, Options, Recipe
-from moerge.recipes.models import Loaded, Oracle, Routed
+import torch
+from torch import Tensor
 
-VERSION = "version"
-"""The name of that recipe, and of the row of its own routers."""
+from moerge.files import atomic_file
+from moerge.models.bounds import feature_gains
+from moerge.models.config import read_config
+from moerge.models.families import family_of
+from moerge.models.reader import Checkpoint
+from moerge.models.writer import write_safetensors
+from moerge.recipes.base import Domain, Fleet, Member, Model, Options, Parts, Recipe, whole
+from moerge.recipes.dense import TASK_VECTORS, checked, method_of
+from moerge.recipes.models import Oracle, Routed
+from moerge.routers.solve import solve_layers
+from moerge.statistics.contribution import router_contribution, trunk_contribution
+from moerge.trunk.regmean import ModuleGrams, solved_plan
+from moerge.versions.folder import write_trunk, write_version
+from moerge_proto.statistics_file import StatisticsFile
+from moerge_proto.versions import SolveOptions
+
+Texts = Callable[[Domain], Sequence[list[int]]]
+"""What of a domain's text statistics come from."""
+RIDGE: Options = {"k": 1, "lambda": 0.01, "tokens": 0}
+"""Experts per token, the ridge regulariser, and how many tokens of each document count; 0: all (DUME section 3.1)."""
 
 
-def published(folder: Path) -> Recipe:
-    """The recipe of a version's folder, whose slots are the fleet's domains in their order.
+def statistics(domain: Domain) -> Sequence[list[int]]:
+    return domain.statistics
 
-    Its rows are random routing, the oracle (DUME section 3.2) and the version itself.
+
+def other(domain: Domain) -> Sequence[list[int]]:
+    return domain.other
+
+
+def first_tokens(documents: Sequence[list[int]], options: Options) -> list[list[int]]:
+    """As many first tokens of each document as the option `tokens` says; 0: all."""
+    most = whole(options, "tokens", 0) if "tokens" in options else 0
+    return [ids[: most or None] for ids in documents]
+
+
+def trunk_of(fleet: Fleet, method: str, options: Options) -> Path:
+    """The trunk's file, merged by the name of a method that looks at one element at a time, or by regmean."""
+    if method == "regmean":
+        return solved_trunk(fleet, options)
+    experts = [domain.expert for domain in fleet.domains]
+    return write_trunk(experts, fleet.work / "trunk.safetensors", method_of(method, fleet, options))
+
+
+def solved_trunk(fleet: Fleet, options: Options, *, turned: bool = False, context: bool = False) -> Path:
+    """The file of the trunk that is solved from the owners' trunk contributions."""
+    path = fleet.work / "trunk.safetensors"
+    config = read_config(fleet.domains[0].expert)
+    family = family_of(config)
+    with ExitStack() as stack:
+        owners = []
+        for slot, domain in enumerate(fleet.domains):
+            sent = fleet.work / f"trunk-contribution-{slot}"
+            rows = first_tokens(domain.statistics, options)
+            trunk_contribution(_name(slot), domain.expert, rows, sent, device=fleet.device)
+            file = stack.enter_context(StatisticsFile(sent))
+            owners.append(ModuleGrams(Checkpoint(domain.expert), file, family, config))
+        with atomic_file(path) as out:
+            write_safetensors(out, solved_plan(owners, family, config, turned=turned, context=context))
+    return path
+
+
+def random_routers(fleet: Fleet) -> list[Tensor]:
+    """Standard normal, [D, H] per layer (DUME section 3.2)."""
+    config, generator = read_config(fleet.domains[0].expert), torch.Generator().manual_seed(fleet.seed)
+    shape = (len(fleet.domains), config.hidden_size)
+    return [torch.randn(shape, generator=generator) for _ in range(config.num_hidden_layers)]
+
+
+def contribute(fleet: Fleet, slot: int, trunk: Path, options: Options, texts: Texts = statistics) -> Member:
+    """The expert as it is, and its router contribution from the domain's texts."""
+    domain, sent = fleet.domains[slot], fleet.work / f"contribution-{slot}"
+    rows = first_tokens(texts(domain), options)
+    return Member(
+        domain.expert, router_contribution(_name(slot), domain.expert, trunk, rows, sent, device=fleet.device)
+    )
+
+
+def solve(members: Sequence[Member], trunk: Path, fields: Mapping[str, object]) -> list[Tensor]:
+    """The closed form from router contributions, [D, H] float64 per layer; `fields` are those of SolveOptions."""
+    config = read_config(members[0].expert)
+    gains = feature_gains(Checkpoint(trunk), family_of(config), config)
+    chosen = checked(SolveOptions, fields)
+    with ExitStack() as stack:
+        files = [stack.enter_context(StatisticsFile(each.contribution)) for each in members]
+        return solve_layers(files, [file.manifest.domain for file in files], gains, chosen)[0]
+
+
+def version(experts: Sequence[Path], trunk: Path, routers: Sequence[Tensor], options: Options, folder: Path) -> Path:
+    """Publishes a version; k experts see each token, by default one.
+
+    Raises:
+        MoergeError: there are fewer experts than that.
     """
-    return Recipe(VERSION, "DUME section 3.2", partial(_rows, folder), uses_text=False)
+    top_k = whole(options, "k", 1, len(experts)) if "k" in options else 1
+    return write_version(experts, trunk, lambda: routers, folder, top_k)
 
 
-def _rows(folder: Path, fleet: Fleet, options: Options) -> Iterator[tuple[str, Model]]:
-    routed = Routed.of(folder, fleet.device)
-    with randomised(routed.model, fleet.seed):
-        yield "random routing", Loaded(routed.model)
-    yield "oracle", Oracle(routed.model, [domain.name for domain in fleet.domains])
-    yield VERSION, routed
+def published_recipe(
+    name: str,
+    source: str,
+    parts: Parts,
+    options: Options,
+    *,
+    drawn: bool = False,
+    needs_base: bool = False,
+    needs_other: bool = False,
+) -> Recipe:
+    """The recipe of a version that is made in these parts."""
+
+    def build(fleet: Fleet, options: Options) -> Iterator[tuple[str, Model]]:
+        trunk = parts.trunk(fleet, options)
+        members = [parts.contribute(fleet, slot, trunk, options) for slot in range(len(fleet.domains))]
+        routers = parts.solve(members, trunk, options)
+        folder = version([each.expert for each in members], trunk, routers, options, fleet.work / "version")
+        yield name, Routed.of(folder, fleet.device)
+
+    return Recipe(
+        name, source, build, options, drawn=drawn, needs_base=needs_base, needs_other=needs_other, parts=parts
+    )
+
+
+def _name(slot: int) -> str:
+    """A domain's name in files that are seen here alone; users may have chosen any."""
+    return f"d{slot}"
+
+
+def _random(fleet: Fleet, options: Options) -> Iterator[tuple[str, Model]]:
+    trunk, experts = trunk_of(fleet, "average", options), [domain.expert for domain in fleet.domains]
+    folder = version(experts, trunk, random_routers(fleet), options, fleet.work / "version")
+    yield "random", Routed.of(folder, fleet.device)
+
+
+def _oracle(row: str, method: str, fleet: Fleet, options: Options) -> Iterator[tuple[str, Model]]:
+    trunk, experts = trunk_of(fleet, method, options), [domain.expert for domain in fleet.domains]
+    folder = version(experts, trunk, random_routers(fleet), options, fleet.work / "version")
+    yield row, Oracle.of(folder, fleet)
+
+
+def _ridge(method: str, texts: Texts = statistics) -> Parts:
+    """DUME's routers under the trunk of a method, from the domains' texts."""
+    return Parts(
+        lambda fleet, options: trunk_of(fleet, method, options),
+        lambda fleet, slot, trunk, options: contribute(fleet, slot, trunk, options, texts),
+        lambda members, trunk, options: solve(members, trunk, {"ridge_lambda": options["lambda"]}),
+    )
+
+
+RECIPES = (
+    Recipe("random", "DUME section 3.2", _random, {"k": 1}, uses_text=False, drawn=True),
+    Recipe("oracle", "DUME section 3.2", partial(_oracle, "oracle", "average"), uses_text=False),
+    published_recipe("dume", "DUME section 2.3", _ridge("average"), RIDGE),
+    published_recipe("dume-ood", "DUME section 3.3", _ridge("average", other), RIDGE, needs_other=True),
+    published_recipe(
+        "dume-ties",
+        "DUME under MergeME's trunk, MergeME 3.1",
+        _ridge("ties"),
+        {**RIDGE, **TASK_VECTORS},
+        needs_base=True,
+    ),
+    published_recipe(
+        "dume-dare",
+        "DUME under MergeME's trunk, MergeME 3.1",
+        _ridge("dare"),
+        {**RIDGE, **TASK_VECTORS},
+        drawn=True,
+        needs_base=True,
+    ),
+    published_recipe("regmean", "regmean trunk, DUME's routers", _ridge("regmean"), RIDGE),
+    Recipe("regmean-oracle", "regmean trunk, DUME section 3.2", partial(_oracle, "regmean-oracle", "regmean")),
+)

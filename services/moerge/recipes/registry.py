@@ -4,15 +4,9 @@ from difflib import get_close_matches
 from math import isfinite
 
 from moerge.errors import MoergeError
-from moerge.recipes import (
-    btm,
-    dense,
-    expert_routing,
-    mergeme,
-    moerge,
-    moerged,
-    peer,
-)
+from moerge.recipes import btm, dense, expert_routing, mergeme, peer
+from moerge.recipes import own as moerge
+from moerge.recipes import published as moerged
 from moerge.recipes.base import Options, Recipe
 
 _MODULES = (

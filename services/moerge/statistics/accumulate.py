@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from moerge.architectures.families import Family
-from moerge.statistics.batch import Batch
+from moerge.models.batches import Batch
+from moerge.models.families import Family
 from moerge.statistics.features import visit_features, visit_trunk_inputs
-from moerge.statistics.fixed_point import add, pack, to_integers
+from moerge.statistics.integers import add, pack, to_integers
 from moerge_proto.statistics_file import Int64, trunk_gram_names
 
 _BLOCK = 128  # rows of a gram that are multiplied at a time; only what is right of their first column

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from moerge.architectures.families import Family
-from moerge.statistics.batch import Batch
-from moerge.statistics.packed import PACKED, packed_inputs
+from moerge.models.batches import Batch
+from moerge.models.families import Family
+from moerge.statistics.packed_attention import PACKED, packed_inputs
 
 Visit = Callable[[int, Tensor], None]
 

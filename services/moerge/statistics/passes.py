@@ -7,14 +7,14 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
-from moerge.architectures.config import read_config
-from moerge.architectures.families import family_of
-from moerge.checkpoint.reader import Checkpoint
+from moerge.models.batches import Batch
+from moerge.models.bounds import input_gain_names
+from moerge.models.config import read_config
+from moerge.models.dense import domain_model, expert_model, place
+from moerge.models.families import family_of
+from moerge.models.reader import Checkpoint
 from moerge.statistics.accumulate import ShardSums, shard_sums, trunk_shard_sums
-from moerge.statistics.batch import Batch
-from moerge.statistics.bounds import input_gain_names
-from moerge.statistics.packed import PACKED
-from moerge.trunk.domain_model import domain_model, expert_model, place
+from moerge.statistics.packed_attention import PACKED
 
 Compute = Callable[[Iterable[Batch], int], ShardSums]
 """(micro-batches of a shard, documents in it) -> its sums."""

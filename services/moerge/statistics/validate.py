@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from moerge.errors import ContributionError
-from moerge.statistics.fixed_point import LIMIT, to_floats, unpack
+from moerge.statistics.integers import LIMIT, to_floats, unpack
 from moerge_proto.statistics_file import Int64, StatisticsFile, trunk_gram_names
 
 TRACE_SLACK = 1 + 2.0**-7

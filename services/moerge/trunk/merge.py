@@ -8,9 +8,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from moerge.architectures.families import EMBEDDING, HEAD, Family
-from moerge.checkpoint.reader import Checkpoint, TensorSpec
-from moerge.checkpoint.writer import TensorPlan
+from moerge.models.dense import trunk_names
+from moerge.models.families import EMBEDDING, HEAD, Family
+from moerge.models.reader import Checkpoint, TensorSpec
+from moerge.models.writer import TensorPlan
 from moerge.trunk.average import average
 from moerge.trunk.task_vectors import dare, ties
 from moerge_proto.digests import digest_of
@@ -75,12 +76,6 @@ def _rows(base: Checkpoint, piece: Piece) -> Tensor | None:
     """The base model's part of a piece; None where its vocabulary ends before."""
     part = _tensor(base, piece.name)[piece.start :][: len(piece.tensors[0])]
     return part if part.shape == piece.tensors[0].shape else None
-
-
-def trunk_names(checkpoint: Checkpoint, family: Family, layers: int) -> list[str]:
-    """The non-MLP tensors of a dense checkpoint, sorted; buffers that older files carry are left out."""
-    mlp = set(family.dense_mlp_names(layers))
-    return sorted(name for name in checkpoint.specs if name not in mlp and not name.endswith("rotary_emb.inv_freq"))
 
 
 def merge_plan(

@@ -8,15 +8,15 @@ import torch
 from torch import Tensor
 from transformers import PretrainedConfig
 
-from moerge.architectures.families import EMBEDDING, HEAD, Family
-from moerge.checkpoint.reader import Checkpoint
-from moerge.checkpoint.writer import TensorPlan
 from moerge.errors import IncompatibleExpertError, SolveError
+from moerge.models.bounds import input_gain_names
+from moerge.models.families import EMBEDDING, HEAD, Family
+from moerge.models.reader import Checkpoint
+from moerge.models.writer import TensorPlan
 from moerge.routers.ridge import Ridge, one_thread
-from moerge.statistics.bounds import input_gain_names
-from moerge.statistics.fixed_point import to_floats, unpack
+from moerge.statistics.integers import to_floats, unpack
 from moerge.trunk.average import average
-from moerge.trunk.context import WIDTH, with_context
+from moerge.trunk.context_head import WIDTH, with_context
 from moerge.trunk.merge import Method, Piece, merge_plan
 from moerge_proto.statistics_file import StatisticsFile, trunk_gram_names
 

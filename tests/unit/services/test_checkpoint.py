@@ -8,11 +8,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from moerge.architectures.config import read_config
-from moerge.checkpoint.reader import Checkpoint, require_tensors
-from moerge.checkpoint.writer import TensorPlan, write_safetensors
 from moerge.errors import CheckpointError, MoergeError
 from moerge.files import atomic_file
+from moerge.models.config import read_config
+from moerge.models.reader import Checkpoint, require_tensors
+from moerge.models.writer import TensorPlan, write_safetensors
 from support.models import expert
 
 

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import pytest
 
-from moerge.client import Client
+from moerge.client.client import Client
 from moerge.errors import CoordinatorError, MoergeError
 from moerge.progress import LogProgress
 from moerge_proto.digests import content_digest, sha256_hex

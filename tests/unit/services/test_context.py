@@ -10,18 +10,19 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from moerge.architectures.config import read_config
-from moerge.architectures.families import EMBEDDING, FAMILIES, HEAD, family_of
-from moerge.checkpoint.reader import Checkpoint
-from moerge.checkpoint.writer import write_safetensors
 from moerge.errors import IncompatibleExpertError
+from moerge.experts.fitting import write_fitted
 from moerge.files import atomic_file
-from moerge.publish.folder import write_version
-from moerge.statistics.local import trunk_contribution
-from moerge.trunk.context import SIZE, WIDTH, by_distance, context_of
-from moerge.trunk.domain_model import domain_model, require_near
-from moerge.trunk.fit import write_fitted
+from moerge.models.config import read_config
+from moerge.models.dense import domain_model
+from moerge.models.families import EMBEDDING, FAMILIES, HEAD, family_of
+from moerge.models.reader import Checkpoint
+from moerge.models.writer import write_safetensors
+from moerge.statistics.contribution import trunk_contribution
+from moerge.trunk.context_head import SIZE, WIDTH, by_distance, context_of
 from moerge.trunk.regmean import ModuleGrams, solved_plan
+from moerge.trunk.stray import require_near
+from moerge.versions.folder import write_version
 from moerge_proto.statistics_file import StatisticsFile
 from support.models import SMALL, expert
 from support.versions import contributed_rows

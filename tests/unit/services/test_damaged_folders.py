@@ -9,9 +9,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from moerge.checkpoint.reader import INDEX, SINGLE, Checkpoint
 from moerge.errors import CheckpointError, MoergeError
-from moerge.experts import check_expert, expert_digest, expert_files, require_finite
+from moerge.models.expert_folder import check_expert, expert_digest, expert_files, require_finite
+from moerge.models.reader import INDEX, SINGLE, Checkpoint
 from support.models import expert
 from support.progress import Silent
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from moerge.blobs.direct_io import direct_file
 from moerge.blobs.local import LocalBlobs
-from moerge.direct import direct_file
 from moerge_proto.digests import sha256_hex
 
 BUFFER = 2**23

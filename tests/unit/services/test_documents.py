@@ -15,8 +15,8 @@ import pyarrow.parquet  # type: ignore[import-untyped]
 import pytest
 import zstandard
 
-from moerge.data_files import data_files
-from moerge.documents import BadLines, as_text, documents, texts_of
+from moerge.documents.files import data_files
+from moerge.documents.reader import BadLines, as_text, documents, texts_of
 from moerge.errors import MoergeError
 
 TEXTS = [f"document {number}\nof two lines, \u2028 and \u00e9" for number in range(150)]
@@ -183,8 +183,8 @@ def test_a_text_file_that_is_no_text_and_a_null_are_bad_documents(tmp_path: Path
 
 PEAK = """
 import resource, sys
-from moerge.data_files import data_files
-from moerge.documents import BadLines, as_text, documents
+from moerge.documents.files import data_files
+from moerge.documents.reader import BadLines, as_text, documents
 import pyarrow.parquet
 def characters(path):
     return sum(map(len, documents(data_files(path), "text", as_text, BadLines())))

@@ -9,8 +9,9 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from moerge.errors import IncompatibleExpertError
-from moerge.publish.folder import write_trunk
-from moerge.trunk.domain_model import domain_model, require_near
+from moerge.models.dense import domain_model
+from moerge.trunk.stray import require_near
+from moerge.versions.folder import write_trunk
 from support.models import expert
 from support.versions import logits
 

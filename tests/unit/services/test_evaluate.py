@@ -11,14 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 
-from moerge.evaluate.measure import Settings, Texts, measure
-from moerge.evaluate.perplexity import Score, score, windows
-from moerge.evaluate.routing import RoutingCounter, forced
-from moerge.evaluate.table import Result, Row, Run, Table
 from moerge.progress import LogProgress
-from moerge.recipes.published import VERSION
-from moerge.recipes.published import published as published_recipe
 from moerge.recipes.registry import RECIPES, parse
+from moerge.recipes.version_folder import VERSION
+from moerge.recipes.version_folder import published as published_recipe
+from moerge.scoring.perplexity import Score, score, windows
+from moerge.scoring.routers import RoutingCounter, forced
+from moerge.table.measure import Settings, Texts, measure
+from moerge.table.table import Result, Row, Run, Table
 from support.models import expert
 from support.progress import Silent
 from support.versions import ROWS, published

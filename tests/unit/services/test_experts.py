@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from moerge.errors import IncompatibleExpertError
-from moerge.experts import check_expert, expert_digest, expert_files
+from moerge.models.expert_folder import check_expert, expert_digest, expert_files
 from support.models import expert
 
 

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from moerge.architectures.config import read_config
-from moerge.architectures.families import FAMILIES, REFUSED, family_of
-from moerge.checkpoint.reader import Checkpoint
 from moerge.errors import IncompatibleExpertError
+from moerge.models.config import read_config
+from moerge.models.families import FAMILIES, REFUSED, family_of
+from moerge.models.reader import Checkpoint
 from support.models import SMALL, expert
 
 

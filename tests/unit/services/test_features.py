@@ -8,15 +8,15 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from moerge.documents import texts_of
+from moerge.documents.reader import texts_of
+from moerge.documents.shards import plan
+from moerge.models.batches import batches
+from moerge.models.dense import domain_model
 from moerge.statistics.accumulate import ShardSums, shard_sums
-from moerge.statistics.batch import batches
-from moerge.statistics.fixed_point import to_floats, unpack
-from moerge.statistics.packed import PACKED
+from moerge.statistics.integers import to_floats, unpack
+from moerge.statistics.packed_attention import PACKED
 from moerge.statistics.passes import TrunkPass
-from moerge.trunk.domain_model import domain_model
 from moerge_proto.statistics_file import StatisticsSettings
-from moerge_workers.shards import plan
 from support.models import expert, texts, tokenizer
 
 

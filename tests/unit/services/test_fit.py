@@ -8,13 +8,13 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
-from moerge.architectures.families import FAMILIES
-from moerge.checkpoint.reader import Checkpoint
 from moerge.errors import IncompatibleExpertError
-from moerge.publish.folder import write_trunk
-from moerge.statistics.batch import batches
-from moerge.trunk.domain_model import domain_model, expert_model
-from moerge.trunk.fit import TOWARDS_OWN, fit_mlps, write_fitted
+from moerge.experts.fitting import TOWARDS_OWN, fit_mlps, write_fitted
+from moerge.models.batches import batches
+from moerge.models.dense import domain_model, expert_model
+from moerge.models.families import FAMILIES
+from moerge.models.reader import Checkpoint
+from moerge.versions.folder import write_trunk
 from support.models import expert
 
 DOCUMENTS = [[(5 * row + 3 * column * (1 + row % 3)) % 256 for column in range(20 + row)] for row in range(40)]

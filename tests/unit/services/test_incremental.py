@@ -8,17 +8,17 @@ from typing import Any
 import pytest
 
 from moerge.errors import MoergeError
-from moerge.evaluate.commands import table
-from moerge.evaluate.incremental import join, plan
-from moerge.evaluate.joined import Growth
-from moerge.evaluate.measure import Settings, Texts, measure
-from moerge.evaluate.perplexity import score, windows
-from moerge.evaluate.table import Run
+from moerge.models.dense import domain_model
 from moerge.progress import LogProgress
-from moerge.publish.folder import write_trunk
 from moerge.recipes.base import Fleet, Member, Options
 from moerge.recipes.registry import parse
-from moerge.trunk.domain_model import domain_model
+from moerge.scoring.perplexity import score, windows
+from moerge.table.commands import table
+from moerge.table.joining import join, plan
+from moerge.table.joining_results import Growth
+from moerge.table.measure import Settings, Texts, measure
+from moerge.table.table import Run
+from moerge.versions.folder import write_trunk
 from support.models import expert, texts
 from support.progress import Silent
 from support.recipes import fleet

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from moerge.architectures.config import read_config
-from moerge.architectures.families import family_of
-from moerge.checkpoint.reader import Checkpoint
 from moerge.errors import ContributionError
-from moerge.statistics.batch import batches
-from moerge.statistics.bounds import attention_size, input_exponents
-from moerge.statistics.inspect import describe
+from moerge.models.batches import batches
+from moerge.models.bounds import attention_size, input_exponents
+from moerge.models.config import read_config
+from moerge.models.families import family_of
+from moerge.models.reader import Checkpoint
+from moerge.statistics.describe import describe
 from moerge.statistics.passes import TrunkPass
 from moerge_proto.statistics_file import StatisticsSettings, TrunkManifest
 from support.models import expert

@@ -7,10 +7,10 @@ import pytest
 from rich.console import Console
 from rich.table import Table as RichTable
 
-from moerge.evaluate.joined import Growth, Joined, Version
-from moerge.evaluate.plots import growth_picture
-from moerge.evaluate.table import Figure, Run
 from moerge.recipes.registry import parse
+from moerge.table.joining_results import Growth, Joined, Version
+from moerge.table.plots import growth_picture
+from moerge.table.table import Figure, Run
 
 Scores = Mapping[str, tuple[float, ...]]
 

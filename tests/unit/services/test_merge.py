@@ -8,11 +8,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from moerge.checkpoint.reader import Checkpoint
-from moerge.publish.folder import write_trunk
+from moerge.models.reader import Checkpoint
 from moerge.trunk.average import average
 from moerge.trunk.merge import Piece, elementwise_method, trunk_digest
 from moerge.trunk.task_vectors import dare
+from moerge.versions.folder import write_trunk
 from moerge_proto.trunks import TrunkOptions
 from support.models import expert
 

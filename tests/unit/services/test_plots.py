@@ -5,10 +5,10 @@ from xml.etree import ElementTree
 
 import pytest
 
-from moerge.evaluate.perplexity import Score
-from moerge.evaluate.plots import picture
-from moerge.evaluate.table import Result, Row, Run, Table
 from moerge.recipes.registry import parse
+from moerge.scoring.perplexity import Score
+from moerge.table.plots import picture
+from moerge.table.table import Result, Row, Run, Table
 
 SVG = "{http://www.w3.org/2000/svg}"
 

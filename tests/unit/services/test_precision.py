@@ -7,18 +7,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from moerge.architectures.config import read_config
-from moerge.architectures.families import FAMILIES, family_of
-from moerge.checkpoint.reader import Checkpoint
+from moerge.models.batches import batches
+from moerge.models.bounds import feature_bounds, feature_exponents, input_exponents
+from moerge.models.config import read_config
+from moerge.models.dense import expert_model
+from moerge.models.families import FAMILIES, family_of
+from moerge.models.reader import Checkpoint
 from moerge.statistics.accumulate import ShardSums
-from moerge.statistics.batch import batches
-from moerge.statistics.bounds import feature_bounds, feature_exponents, input_exponents
 from moerge.statistics.features import visit_features, visit_trunk_inputs
-from moerge.statistics.fixed_point import to_floats
-from moerge.statistics.packed import PACKED
+from moerge.statistics.integers import to_floats
+from moerge.statistics.packed_attention import PACKED
 from moerge.statistics.passes import RouterPass, TrunkPass
 from moerge.statistics.validate import validate
-from moerge.trunk.domain_model import expert_model
 from moerge_proto.statistics_file import StatisticsFile
 from support.models import expert
 from support.statistics import LAYERS, manifest_of, written

@@ -9,11 +9,11 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from moerge.demo import corpora
-from moerge.demo.presets import PRESETS, Preset
 from moerge.demo.train import DEMO, Phase, Training, _config, _digest
 from moerge.errors import MoergeError
-from moerge.evaluate.texts import Cut
 from moerge.progress import LogProgress
+from moerge.table.presets import PRESETS, Preset
+from moerge.table.texts import Cut
 from support.models import tokenizer
 
 TINY = Training(

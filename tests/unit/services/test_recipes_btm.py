@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from moerge.recipes.base import Domain, Fleet, Rows
+from moerge.models.dense import expert_model
+from moerge.recipes.base import Domain, Fleet
 from moerge.recipes.btm import RECIPES, Ensemble, cached_prior
-from moerge.trunk.domain_model import expert_model
+from moerge.scoring.perplexity import Rows
 from support.models import expert
 
 SHORT, LONG = [5, 9, 200, 7], [40, 41, 42, 43, 44, 250, 7]

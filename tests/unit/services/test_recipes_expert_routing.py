@@ -6,11 +6,12 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from moerge.architectures.families import EMBEDDING
-from moerge.checkpoint.reader import Checkpoint
-from moerge.recipes.base import Domain, Fleet, Rows
+from moerge.models.dense import expert_model
+from moerge.models.families import EMBEDDING
+from moerge.models.reader import Checkpoint
+from moerge.recipes.base import Domain, Fleet
 from moerge.recipes.expert_routing import RECIPES, SequenceRouted, closed_form, mean_embeddings, trained
-from moerge.trunk.domain_model import expert_model
+from moerge.scoring.perplexity import Rows
 from support.models import expert
 
 EVEN, ODD = [2, 4, 6, 8, 10, 12], [1, 3, 5, 7]

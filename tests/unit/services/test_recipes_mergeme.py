@@ -8,11 +8,12 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from moerge.architectures.families import FAMILIES
 from moerge.errors import MoergeError
-from moerge.recipes.base import Domain, Fleet, Rows
+from moerge.models.dense import expert_model
+from moerge.models.families import FAMILIES
+from moerge.recipes.base import Domain, Fleet
 from moerge.recipes.mergeme import RECIPES, alignment, confidence, top_softmax
-from moerge.trunk.domain_model import expert_model
+from moerge.scoring.perplexity import Rows
 from support.models import expert
 
 SHORT, LONG = [5, 9, 200, 7], [40, 41, 42, 43, 44, 250, 7]

@@ -6,11 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from moerge.checkpoint.reader import Checkpoint
-from moerge.evaluate.routing import routers
-from moerge.recipes.base import Fleet, Rows
+from moerge.models.dense import domain_model
+from moerge.models.reader import Checkpoint
+from moerge.recipes.base import Fleet
 from moerge.recipes.models import Loaded
-from moerge.trunk.domain_model import domain_model
+from moerge.scoring.perplexity import Rows
+from moerge.scoring.routers import routers
 from support.recipes import fleet, only
 
 

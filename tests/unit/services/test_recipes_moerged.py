@@ -10,13 +10,14 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from moerge.errors import MoergeError
-from moerge.evaluate.routing import routers
-from moerge.publish.folder import write_trunk
-from moerge.recipes.base import Fleet, Rows
+from moerge.models.dense import domain_model
+from moerge.recipes.base import Fleet
 from moerge.recipes.models import Loaded
 from moerge.recipes.registry import parse
-from moerge.trunk.domain_model import domain_model
+from moerge.scoring.perplexity import Rows
+from moerge.scoring.routers import routers
 from moerge.trunk.regmean import TOWARDS_AVERAGE
+from moerge.versions.folder import write_trunk
 from support.models import SMALL, VOCAB
 from support.recipes import fleet, only
 

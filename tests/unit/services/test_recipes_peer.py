@@ -7,8 +7,9 @@ import torch
 
 from moerge.errors import MoergeError
 from moerge.recipes import peer
-from moerge.recipes.base import Domain, Fleet, Rows
+from moerge.recipes.base import Domain, Fleet
 from moerge.recipes.models import Routed
+from moerge.scoring.perplexity import Rows
 from support.models import expert, tokenizer
 
 BY_NAME = {recipe.name: recipe for recipe in peer.RECIPES}

@@ -11,21 +11,22 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from moerge.architectures.config import read_config
-from moerge.architectures.families import EMBEDDING, FAMILIES, HEAD, family_of
-from moerge.checkpoint.reader import Checkpoint
-from moerge.checkpoint.writer import write_safetensors
 from moerge.files import atomic_file
+from moerge.models.batches import batches
+from moerge.models.bounds import feature_bounds, input_bounds, input_exponents
+from moerge.models.config import read_config
+from moerge.models.dense import expert_model
+from moerge.models.families import EMBEDDING, FAMILIES, HEAD, family_of
+from moerge.models.reader import Checkpoint
+from moerge.models.writer import write_safetensors
 from moerge.statistics.accumulate import ShardSums
-from moerge.statistics.batch import batches
-from moerge.statistics.bounds import feature_bounds, input_bounds, input_exponents
+from moerge.statistics.contribution import trunk_contribution
 from moerge.statistics.features import visit_features
-from moerge.statistics.fixed_point import to_floats, unpack
-from moerge.statistics.local import trunk_contribution
+from moerge.statistics.integers import to_floats, unpack
 from moerge.statistics.passes import TrunkPass
 from moerge.statistics.validate import validate_trunk
-from moerge.trunk.domain_model import expert_model, require_near
 from moerge.trunk.regmean import TOWARDS_AVERAGE, ModuleGrams, solved_plan, turn
+from moerge.trunk.stray import require_near
 from moerge_proto.statistics_file import StatisticsFile, trunk_gram_names
 from support.models import expert
 from support.versions import contributed_rows

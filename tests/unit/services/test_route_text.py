@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 
-from moerge.evaluate.route_text import pieces, routed
+from moerge.scoring.route_text import pieces, routed
 from support.models import expert
 from support.versions import ROWS, published
 

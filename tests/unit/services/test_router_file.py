@@ -11,13 +11,13 @@ import torch
 from safetensors.torch import load
 from torch import Tensor
 
-from moerge.architectures.config import read_config
-from moerge.architectures.families import FAMILIES
-from moerge.checkpoint.reader import Checkpoint
-from moerge.publish.version import FilePlan, expert_file, router_file, trunk_files
-from moerge.routers.layers import solve_layers
+from moerge.models.config import read_config
+from moerge.models.families import FAMILIES
+from moerge.models.reader import Checkpoint
 from moerge.routers.ridge import solve
-from moerge.routers.sums import ridge_system
+from moerge.routers.solve import solve_layers
+from moerge.routers.system import ridge_system
+from moerge.versions.files import FilePlan, expert_file, router_file, trunk_files
 from moerge_proto.statistics_file import StatisticsFile
 from moerge_proto.versions import SolveOptions
 from support.models import expert

@@ -6,9 +6,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from moerge.evaluate.perplexity import score, windows
-from moerge.evaluate.routing import forced
-from moerge.trunk.domain_model import domain_model
+from moerge.models.dense import domain_model
+from moerge.scoring.perplexity import score, windows
+from moerge.scoring.routers import forced
 from support.models import expert
 from support.progress import Silent
 from support.versions import ROWS, logits, published

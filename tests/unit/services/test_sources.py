@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 
-from moerge.checkpoint.sources import checkpoint_folder
 from moerge.errors import CheckpointError
+from moerge.models.sources import checkpoint_folder
 
 
 def test_a_folder_is_itself(tmp_path: Path) -> None:

@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 from transformers import AutoModelForCausalLM
 
-from moerge.documents import texts_of
+from moerge.documents.reader import texts_of
 from moerge.errors import MoergeError
-from moerge.evaluate.commands import table
-from moerge.evaluate.measure import Settings, Texts, measure
-from moerge.evaluate.perplexity import score, windows
-from moerge.evaluate.runs import possible
-from moerge.evaluate.table import Run
-from moerge.evaluate.texts import Cut, Sources, is_held_out, read_texts
 from moerge.progress import LogProgress
 from moerge.recipes.registry import RECIPES, parse
+from moerge.scoring.perplexity import score, windows
+from moerge.table.commands import table
+from moerge.table.measure import Settings, Texts, measure
+from moerge.table.runs import possible
+from moerge.table.table import Run
+from moerge.table.texts import Cut, Sources, is_held_out, read_texts
 from moerge_proto.versions import Lineage, SolveOptions
 from support.models import expert, texts
 from support.progress import Silent

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from moerge.errors import ContributionError
+from moerge.models.batches import batches
+from moerge.models.dense import domain_model
 from moerge.statistics.accumulate import ShardSums, shard_sums
-from moerge.statistics.batch import batches
-from moerge.statistics.fixed_point import LIMIT
+from moerge.statistics.integers import LIMIT
 from moerge.statistics.validate import validate
-from moerge.trunk.domain_model import domain_model
 from moerge_proto.statistics_file import StatisticsFile
 from support.models import expert
 from support.statistics import LAYERS, honest_sums, manifest_of, shard_of, written

@@ -10,10 +10,10 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from moerge.architectures.families import FAMILIES
-from moerge.evaluate.routing import forced, randomised, routers
-from moerge.publish.folder import write_trunk
-from moerge.trunk.domain_model import domain_model
+from moerge.models.dense import domain_model
+from moerge.models.families import FAMILIES
+from moerge.scoring.routers import forced, randomised, routers
+from moerge.versions.folder import write_trunk
 from support.models import expert
 from support.versions import ROWS, logits, published
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from moerge.checkpoint.writer import TensorPlan, write_safetensors
+from moerge.models.writer import TensorPlan, write_safetensors
 from moerge_proto.digests import sha256_hex
 
 DTYPES = [torch.float16, torch.float32, torch.bfloat16, torch.float64]

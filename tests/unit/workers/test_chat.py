@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from moerge.documents.conversations import conversation, encode, plain, require_template
+from moerge.documents.shards import plan
 from moerge.errors import MoergeError
 from moerge_proto.statistics_file import StatisticsSettings
-from moerge_workers.chat import conversation, encode, plain, require_template
-from moerge_workers.shards import plan
 from support.models import tokenizer
 
 CHATML = "{% for message in messages %}<|{{ message.role }}|>\n{{ message.content }}</s>\n{% endfor %}"

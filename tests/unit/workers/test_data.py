@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from moerge_workers.chat import Document
+from moerge.documents.conversations import Document
 from moerge_workers.data import Data, document_mac, split_of
 from moerge_workers.settings import Settings
 from support.models import tokenizer

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from moerge.errors import MoergeError
 from moerge.statistics.accumulate import ShardSums
+from moerge.statistics.journal import Journal, join
 from moerge_proto.digests import sha256_hex
 from moerge_proto.statistics_file import StatisticsFile, gram_length
-from moerge_workers.journal import Journal, join
 from support.statistics import honest_shards, manifest_of
 
 SHARDS = {sha256_hex(bytes([n])): sums for n, sums in enumerate(honest_shards(6, 20, 5, 6, 0))}

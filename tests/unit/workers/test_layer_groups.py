@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
+from moerge.documents.shards import Shard
 from moerge.statistics.accumulate import ShardSums
 from moerge.statistics.passes import RouterPass, TrunkPass
 from moerge_proto.statistics_file import RouterManifest, StatisticsFile, StatisticsSettings, TrunkManifest
@@ -17,7 +18,6 @@ from moerge_workers import actors
 from moerge_workers.data import Data
 from moerge_workers.ledger import Ledger
 from moerge_workers.settings import Settings
-from moerge_workers.shards import Shard
 from moerge_workers.status import Status
 from moerge_workers.sums import Sums
 from moerge_workers.view import Lines

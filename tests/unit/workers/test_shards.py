@@ -3,9 +3,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moerge.statistics.batch import batches
+from moerge.documents.shards import Shard, plan
+from moerge.models.batches import batches
 from moerge_proto.statistics_file import StatisticsSettings
-from moerge_workers.shards import Shard, plan
 
 HIDDEN = 2
 ENOUGH = 64 * HIDDEN

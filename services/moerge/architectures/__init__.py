@@ -1,1 +1,0 @@
-"""Which dense family becomes which stock MoE class, as data."""

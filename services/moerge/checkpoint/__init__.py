@@ -1,1 +1,0 @@
-"""Checkpoint folders: read lazily, written tensor by tensor and atomically."""

@@ -1,0 +1,30 @@
+"""`moerge audit …`"""
+
+from typing import Annotated
+
+import typer
+
+from moerge.cli.common import Coordinator, Secret
+from moerge.client.client import Client
+
+app = typer.Typer(no_args_is_help=True, help="The audit log (operator).")
+
+
+@app.callback()
+def _group() -> None:
+    """Keeps `export` a word of its own while it is the only command."""
+
+
+@app.command("export")
+def export(
+    coordinator: Coordinator,
+    secret: Secret,
+    after: Annotated[int, typer.Option(min=0, help="Begin after this number; 0 from the beginning.")] = 0,
+) -> None:
+    """Prints every call that might have changed something, allowed or refused, as JSON lines, oldest first.
+
+    Example: moerge audit export --after 1200 >> audit.jsonl
+    """
+    with Client(coordinator, secret) as client:
+        for entry in client.audit(after):
+            typer.echo(entry.model_dump_json())

@@ -1,0 +1,63 @@
+"""What the commands share: whom they speak to, how they wait and how they show tables."""
+
+import time
+from collections.abc import Mapping
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from moerge.client.client import Client
+from moerge.errors import CoordinatorError, MoergeError
+from moerge_proto.workflows import Workflow, WorkflowState
+
+Coordinator = Annotated[str, typer.Option(envvar="MOERGE_COORDINATOR", help="Address of the coordinator.")]
+Secret = Annotated[str, typer.Option("--token", envvar="MOERGE_TOKEN", help="Bearer token; better in the environment.")]
+
+
+def show(title: str, columns: list[str], rows: list[list[str]]) -> None:
+    table = Table(*columns, title=title)
+    for row in rows:
+        table.add_row(*map(escape, row))
+    Console().print(table)
+
+
+def wait(client: Client, workflow: Workflow) -> str:
+    """Waits for a workflow and returns its result.
+
+    Raises:
+        CoordinatorError: it failed; carries its problem.
+    """
+    pause = 0.05
+    while workflow.state is WorkflowState.RUNNING:
+        time.sleep(pause)
+        pause = min(2 * pause, 2.0)
+        workflow = client.workflow(workflow.id)
+    if workflow.problem is not None:
+        raise CoordinatorError(workflow.problem)
+    return str(workflow.result)
+
+
+def numbers(option: str, values: list[str]) -> dict[str, float]:
+    """NAME=NUMBER pairs.
+
+    Raises:
+        MoergeError: one isn't.
+    """
+    numbers = {}
+    for value in values:
+        name, _, number = value.partition("=")
+        try:
+            numbers[name] = float(number)
+        except ValueError as error:
+            raise MoergeError(f"expected NAME=NUMBER, found {value!r}", where=option) from error
+    return numbers
+
+
+def digest_of_domain(option: str, domain: str, digests: Mapping[str, str]) -> str:
+    if domain not in digests:
+        known = ", ".join(sorted(digests)) or "none yet"
+        raise MoergeError(f"no ready expert of {domain!r}", where=option, todo=f"the domains are: {known}")
+    return digests[domain]

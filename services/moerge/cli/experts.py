@@ -1,0 +1,154 @@
+"""`moerge expert …`"""
+
+import importlib
+from typing import Annotated, Literal
+
+import typer
+from rich.filesize import decimal
+
+from moerge.cli.common import Coordinator, Secret, show, wait
+from moerge.client.client import Client
+from moerge.errors import MoergeError
+from moerge.progress import progress
+from moerge_proto.experts import Expert, ExpertState
+
+app = typer.Typer(no_args_is_help=True, help="Experts (operator; an owner its own).")
+Domain = Annotated[str, typer.Argument(help="The expert's domain, or its digest.")]
+
+
+def _find(client: Client, name: str) -> Expert:
+    """The expert of that digest, else the newest of that domain that was trained, not fitted."""
+    found = [row for row in client.experts() if name == row.digest or (name == row.domain and row.fitted is None)]
+    if not found:
+        raise MoergeError(f"no expert of {name!r}", where="domain", todo="see: moerge expert list")
+    alive = [row for row in found if row.state is not ExpertState.WITHDRAWN]
+    return (alive or found)[-1]
+
+
+@app.command("add")
+def add(
+    expert: Annotated[str, typer.Argument(help="A dense checkpoint: a folder, or a hub id (name/model).")],
+    domain: Annotated[str, typer.Option(help="The domain that it speaks for.")],
+    coordinator: Coordinator,
+    secret: Secret,
+    license: Annotated[str, typer.Option(help="SPDX identifier of its licence, for the card.")] = "unknown",
+    trunk: Annotated[
+        Literal["keep", "remerge"], typer.Option(help="What becomes of the current trunk: it stays, or is merged anew.")
+    ] = "keep",
+    source: Annotated[
+        str | None, typer.Option(help="An allowed address that the coordinator fetches the same files from instead.")
+    ] = None,
+    redistribute: Annotated[
+        bool, typer.Option("--redistribute", help="Let the other owners of a version have its MLPs, to evaluate it.")
+    ] = False,
+) -> None:
+    """Adds an expert, as a worker does before it contributes; prints its digest once its weights are checked.
+
+    Added again by its owner, with or without --redistribute, it changes that and nothing else.
+
+    Example: moerge expert add expert/ --domain law --trunk remerge
+    """
+    folder = importlib.import_module("moerge.models.sources").checkpoint_folder(expert)  # needs seconds to load
+    register = importlib.import_module("moerge.client.register").register
+    with Client(coordinator, secret) as client:
+        how = {"domain": domain, "license": license, "trunk": trunk, "source": source, "redistribute": redistribute}
+        typer.echo(register(client, folder, progress(), again=True, **how).digest)
+
+
+@app.command("list")
+def list_experts(coordinator: Coordinator, secret: Secret) -> None:
+    """Lists experts.
+
+    Example: moerge expert list
+    """
+    with Client(coordinator, secret) as client:
+        rows = [
+            [row.domain, row.owner, row.family, row.license, _yes(row.redistribute), _state(row), row.digest]
+            for row in client.experts()
+        ]
+    show("Experts", ["domain", "owner", "family", "licence", "redistribute", "state", "digest"], rows)
+
+
+def _state(row: Expert) -> str:
+    return row.state.value + (f", fitted to trunk {row.fitted.trunk[:12]}" if row.fitted else "")
+
+
+def _yes(value: bool) -> str:
+    return "yes" if value else "no"
+
+
+@app.command("show")
+def show_expert(domain: Domain, coordinator: Coordinator, secret: Secret) -> None:
+    """Shows an expert, its files, and what contains it.
+
+    Example: moerge expert show law
+    """
+    with Client(coordinator, secret) as client:
+        row = _find(client, domain)
+        trunks = [trunk.digest[:12] for trunk in client.trunks() if row.digest in trunk.contains]
+        own = {row.digest, *(each.digest for each in client.experts() if each.plain == row.digest)}
+        versions = [str(each.number) for each in client.versions() if not own.isdisjoint(each.lineage.experts)]
+    lines = {
+        "domain": row.domain,
+        "owner": row.owner,
+        "digest": row.digest,
+        "family": row.family,
+        "licence": row.license,
+        "redistribute": _yes(row.redistribute),
+        "state": row.state.value + (f": {row.problem.detail}" if row.problem else ""),
+        "came": f"{row.created:%Y-%m-%d %H:%M} UTC",
+        "trunks that contain it": ", ".join(trunks) or "none",
+        "versions with its MLPs": ", ".join(versions) or "none",
+    }
+    if row.fitted:
+        lines["fitted"] = f"from expert {row.fitted.expert[:12]} to trunk {row.fitted.trunk[:12]}"
+    if row.withdrawn:
+        purged = ", files purged" if row.purged else ""
+        lines["withdrawn"] = f"{row.withdrawn:%Y-%m-%d %H:%M} UTC{purged}"
+    show("Expert", ["", ""], [list(line) for line in lines.items()])
+    show("Files", ["file", "size", "sha256"], [[f.name, decimal(f.size), f.sha256[:12]] for f in row.files])
+
+
+@app.command("withdraw")
+def withdraw(
+    domain: Domain,
+    coordinator: Coordinator,
+    secret: Secret,
+    serve: Annotated[
+        bool, typer.Option("--serve/--withhold", help="Whether versions that contain it are served meanwhile.")
+    ] = True,
+) -> None:
+    """Withdraws an expert, those fitted from it, and all their contributions; if the trunk contains it, waits for the
+    remerge without it.
+
+    Example: moerge expert withdraw law --withhold
+    """
+    with Client(coordinator, secret) as client:
+        done = client.withdraw_expert(_find(client, domain).digest, serve=serve)
+        typer.echo(f"{done.expert.domain} is withdrawn: the next version has neither its MLPs nor its router column.")
+        if done.versions:
+            numbers = ", ".join(map(str, done.versions))
+            typer.echo(f"Versions that contain it until they are retired: {numbers}{'' if serve else ' (withheld)'}.")
+        if done.remerge is not None:
+            typer.echo(f"Trunk without it: {wait(client, done.remerge)}; its owners contribute anew.")
+        elif done.trunks:
+            typer.echo("Trunks that contain it are retired. Nothing is merged in their place: moerge trunk merge.")
+
+
+@app.command("purge")
+def purge(
+    domain: Domain,
+    coordinator: Coordinator,
+    secret: Secret,
+    retire: Annotated[bool, typer.Option("--retire", help="Retire the versions that contain it too.")] = False,
+) -> None:
+    """Removes a withdrawn expert's files and statistics from the coordinator.
+
+    Example: moerge expert purge law --retire
+    """
+    with Client(coordinator, secret) as client:
+        done = client.purge_expert(_find(client, domain).digest, retire=retire)
+    typer.echo(f"Removed {done.removed} files, {decimal(done.bytes)}.")
+    if done.versions:
+        numbers = ", ".join(map(str, done.versions))
+        typer.echo(f"Versions {numbers} contain it and keep their files. To retire them too: add --retire.")

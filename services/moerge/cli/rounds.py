@@ -1,0 +1,89 @@
+"""`moerge round …`"""
+
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Literal
+
+import typer
+from pydantic import ValidationError
+
+from moerge.cli.common import Coordinator, Secret, show
+from moerge.client.client import Client
+from moerge.errors import MoergeError
+from moerge_proto.rounds import NewRound, Round, RoundChange
+
+app = typer.Typer(no_args_is_help=True, help="Rounds: contributions asked for by a deadline.")
+Name = Annotated[str, typer.Argument(help="The round's name.")]
+Hours = Annotated[float, typer.Option(help="Hours from now until the deadline.")]
+
+
+def _in_hours(hours: float) -> datetime:
+    return (datetime.now(UTC) + timedelta(hours=hours)).replace(microsecond=0)
+
+
+def _show(rows: list[Round]) -> None:
+    columns = ["name", "asks for", "deadline", "enough", "contributed", "missing", "state"]
+    lines = [
+        [
+            row.name,
+            f"{row.kind} contributions",
+            f"{row.deadline:%Y-%m-%d %H:%M} UTC",
+            f"{row.minimum} of {len(row.contributed) + len(row.missing)}",
+            ", ".join(row.contributed),
+            ", ".join(row.missing),
+            row.state.value,
+        ]
+        for row in rows
+    ]
+    show("Rounds", columns, lines)
+
+
+@app.command("open")
+def open_round(
+    name: Name,
+    domain: Annotated[list[str], typer.Option(help="A domain that is asked; repeat.")],
+    coordinator: Coordinator,
+    secret: Secret,
+    hours: Hours = 24.0,
+    minimum: Annotated[int | None, typer.Option(help="How many are enough at the deadline; default all.")] = None,
+    kind: Annotated[
+        Literal["router", "trunk"], typer.Option(help="Router contributions, or trunk contributions.")
+    ] = "router",
+) -> None:
+    """Asks domains for contributions under the current trunk. Then: moerge version solve --round NAME
+
+    Example: moerge round open spring --domain law --domain art --minimum 1 --hours 48
+    """
+    fields = {"name": name, "kind": kind, "domains": domain, "minimum": minimum or len(domain)}
+    try:
+        new = NewRound.model_validate({**fields, "deadline": _in_hours(hours)})
+    except ValidationError as error:
+        raise MoergeError(error.errors()[0]["msg"], where="moerge round open", todo="see --help") from error
+    with Client(coordinator, secret) as client:
+        _show([client.open_round(new)])
+
+
+@app.command("list")
+def list_rounds(coordinator: Coordinator, secret: Secret) -> None:
+    """Lists rounds: who has contributed, who is missing.
+
+    Example: moerge round list
+    """
+    with Client(coordinator, secret) as client:
+        _show(list(client.rounds()))
+
+
+@app.command("change")
+def change_round(
+    name: Name,
+    coordinator: Coordinator,
+    secret: Secret,
+    hours: Annotated[float | None, typer.Option(help="Hours from now until the new deadline.")] = None,
+    minimum: Annotated[int | None, typer.Option(help="How many are enough.")] = None,
+) -> None:
+    """Moves a round's deadline, or changes how many are enough.
+
+    Example: moerge round change spring --hours 24 --minimum 1
+    """
+    change = RoundChange(minimum=minimum, deadline=None if hours is None else _in_hours(hours))
+    with Client(coordinator, secret) as client:
+        _show([client.change_round(name, change)])

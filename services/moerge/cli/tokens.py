@@ -1,0 +1,93 @@
+"""`moerge token …`"""
+
+from datetime import UTC, datetime, timedelta
+from typing import Annotated
+
+import typer
+from pydantic import ValidationError
+
+from moerge.cli.common import Coordinator, Secret, show
+from moerge.client.client import Client
+from moerge.errors import MoergeError
+from moerge_proto.owners import MONTH_SECONDS, NewToken, Role, TokenEntry
+
+app = typer.Typer(no_args_is_help=True, help="Bearer tokens (operator).")
+Id = Annotated[int, typer.Argument(help="The token's id; see: moerge token list.")]
+
+
+@app.command("add")
+def add(
+    role: Annotated[Role, typer.Argument(help="operator; reader, who may pull versions; or owner, with --owner.")],
+    coordinator: Coordinator,
+    secret: Secret,
+    owner: Annotated[str | None, typer.Option(help="Whose it is, for the role owner.")] = None,
+    note: Annotated[str, typer.Option(help="What it is for; shown in the list.")] = "",
+    days: Annotated[float | None, typer.Option(help="Days until it expires; default never.")] = None,
+) -> None:
+    """Prints a new token.
+
+    Example: moerge token add reader --note monitoring --days 90
+    """
+    try:
+        expires = None if days is None else datetime.now(UTC) + timedelta(days=days)
+        new = NewToken.model_validate({"role": role, "owner": owner, "note": note, "expires": expires})
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise MoergeError(first["msg"], where=f"--{first['loc'][0]}", todo="see --help") from error
+    except OverflowError as error:
+        raise MoergeError(f"{days} days are too many", where="--days", todo="give fewer, or none for never") from error
+    with Client(coordinator, secret) as client:
+        typer.echo(client.add_token(new).secret)
+
+
+@app.command("list")
+def list_tokens(coordinator: Coordinator, secret: Secret) -> None:
+    """Lists tokens, ended ones too. Secrets are not kept, so they can't be shown.
+
+    Example: moerge token list
+    """
+    with Client(coordinator, secret) as client:
+        rows = [
+            [str(row.id), row.role.value, row.owner or "", row.note, _day(row.created), _end(row)]
+            for row in client.tokens()
+        ]
+    show("Tokens", ["id", "role", "owner", "note", "made", "valid"], rows)
+
+
+def _day(when: datetime) -> str:
+    return f"{when:%Y-%m-%d %H:%M} UTC"
+
+
+def _end(row: TokenEntry) -> str:
+    if row.revoked is not None:
+        return f"revoked {_day(row.revoked)}"
+    if row.expires is None:
+        return "until it is revoked"
+    return f"until {_day(row.expires)}" if row.expires > datetime.now(UTC) else f"expired {_day(row.expires)}"
+
+
+@app.command("revoke")
+def revoke(token: Id, coordinator: Coordinator, secret: Secret) -> None:
+    """Ends a token at once. The last valid operator token stays.
+
+    Example: moerge token revoke 7
+    """
+    with Client(coordinator, secret) as client:
+        typer.echo(f"token {token}: {_end(client.revoke_token(token))}")
+
+
+@app.command("rotate")
+def rotate(
+    token: Id,
+    coordinator: Coordinator,
+    secret: Secret,
+    overlap_seconds: Annotated[
+        int, typer.Option(min=0, max=MONTH_SECONDS, help="How long the old one is valid beside the new one.")
+    ] = 0,
+) -> None:
+    """Prints a token with the same role, owner and note, in the place of another, which ends.
+
+    Example: moerge token rotate 7 --overlap-seconds 3600
+    """
+    with Client(coordinator, secret) as client:
+        typer.echo(client.rotate_token(token, overlap_seconds).secret)

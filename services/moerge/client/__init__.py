@@ -1,0 +1,1 @@
+"""The coordinator's REST interface, from the other side."""

@@ -1,1 +1,0 @@
-"""Commands that speak to a coordinator, one module a noun."""

@@ -1,0 +1,1 @@
+"""An owner's documents, from files to shards of token ids."""

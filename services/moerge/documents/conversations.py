@@ -1,0 +1,135 @@
+"""Documents as a tokenizer reads them: plain texts, and conversations through its chat template."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Literal
+
+from jinja2 import TemplateError
+from transformers import PreTrainedTokenizerBase
+
+from moerge.documents.reader import as_text
+from moerge.errors import MoergeError
+
+Turns = Literal["all", "assistant"]
+_MARK = "\ue000{}\ue001"  # stands for a turn's content, in the Unicode block for private use
+
+
+@dataclass(frozen=True)
+class Document:
+    """A document.
+
+    Attributes:
+        text: all of it, as the model reads it.
+        counted: start and end of the characters whose tokens count; None if every token counts.
+        rendered: whether a chat template made the text, with all special tokens in it.
+    """
+
+    text: str
+    counted: Sequence[tuple[int, int]] | None = None
+    rendered: bool = False
+
+
+def plain(value: object) -> Document:
+    """A text as a document.
+
+    Raises:
+        TypeError, ValueError: it is none.
+    """
+    return Document(as_text(value))
+
+
+def require_template(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Raises:
+    MoergeError: the tokenizer has no chat template, or can't tell where its tokens stand.
+    """
+    if not tokenizer.chat_template or not tokenizer.is_fast:
+        found = "the expert's tokenizer has no chat template" if tokenizer.is_fast else "the tokenizer is no fast one"
+        raise MoergeError(found, where="--chat", todo="put one beside the expert, or give texts with --text-field")
+
+
+def conversation(value: Any, tokenizer: PreTrainedTokenizerBase, turns: Turns) -> Document:
+    """Messages, each with `role` and `content`, through the tokenizer's chat template.
+
+    Of `assistant` turns the tokens of their content count, but not the marks that the template sets around it.
+
+    Raises:
+        TypeError, ValueError: they are no such messages, or the template changes what a turn says.
+    """
+    if not isinstance(value, list) or not value:
+        raise TypeError("it is no list of messages")
+    for message in value:
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+            raise TypeError("a message has no role")
+        if not isinstance(message.get("content"), str):
+            raise TypeError(f"the content of a message of {message['role']!r} is no string")
+    text = as_text(_rendered(value, tokenizer))
+    if turns == "all":
+        return Document(text, rendered=True)
+    marked = [{**message, "content": _MARK.format(number)} for number, message in enumerate(value)]
+    around = _rendered(marked, tokenizer)
+    for change in (str, str.strip):
+        contents = [change(message["content"]) for message in value]
+        places = _places(around, contents)
+        if places is not None and text == _filled(around, contents, places):
+            roles = [message["role"] for message in value]
+            return Document(text, list(_spans(places, contents, roles)), rendered=True)
+    raise ValueError("the chat template changes what a turn says, so its tokens can't be told apart")
+
+
+def _rendered(messages: list[dict[str, Any]], tokenizer: PreTrainedTokenizerBase) -> str:
+    try:
+        return str(tokenizer.apply_chat_template(messages, tokenize=False))
+    except (TemplateError, KeyError) as error:
+        raise ValueError(f"the chat template refuses it: {error}") from error
+
+
+def _places(around: str, contents: Sequence[str]) -> list[tuple[int, int]] | None:
+    """Where the marks stand in a rendered conversation; None unless each stands there once, in order."""
+    marks = [_MARK.format(number) for number in range(len(contents))]
+    if any(around.count(mark) != 1 for mark in marks):
+        return None
+    places = [(around.index(mark), around.index(mark) + len(mark)) for mark in marks]
+    return places if all(one[1] <= other[0] for one, other in pairwise(places)) else None
+
+
+def _filled(around: str, contents: Sequence[str], places: Sequence[tuple[int, int]]) -> str:
+    """The rendered conversation with contents where the marks stand."""
+    pieces, end = [], 0
+    for content, (start, stop) in zip(contents, places, strict=True):
+        pieces += [around[end:start], content]
+        end = stop
+    return "".join([*pieces, around[end:]])
+
+
+def _spans(
+    places: Sequence[tuple[int, int]], contents: Sequence[str], roles: Sequence[str]
+) -> Iterator[tuple[int, int]]:
+    """Where the assistant's contents stand, once the marks are filled."""
+    shift = 0
+    for (start, stop), content, role in zip(places, contents, roles, strict=True):
+        if role == "assistant":
+            yield start + shift, start + shift + len(content)
+        shift += len(content) - (stop - start)
+
+
+def encode(tokenizer: PreTrainedTokenizerBase, document: Document) -> list[int]:
+    """A document's token ids. One that the model reads but that doesn't count is ~id, so negative.
+
+    A token counts if its first character does.
+    """
+    asked = document.counted is not None
+    encoded = tokenizer(
+        document.text, add_special_tokens=not document.rendered, return_offsets_mapping=asked, verbose=False
+    )
+    ids: list[int] = encoded["input_ids"]
+    if document.counted is None:
+        return ids
+    spans = iter(document.counted)
+    start, stop = next(spans, (0, 0))
+    marked = []
+    for token, (first, last) in zip(ids, encoded["offset_mapping"], strict=True):
+        while first >= stop and stop:
+            start, stop = next(spans, (0, 0))
+        marked.append(token if start <= first < min(stop, last) else ~token)
+    return marked

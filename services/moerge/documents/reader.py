@@ -1,0 +1,182 @@
+"""Documents, read one at a time from JSON Lines, Parquet, plain text and Arrow files."""
+
+import json
+import lzma
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+from moerge.documents.files import DataFile, arrow
+from moerge.errors import MoergeError
+from moerge.progress import Tracker
+
+T = TypeVar("T")
+_ROWS = 64  # of a Parquet or Arrow file in memory at a time
+_PATIENCE = 1000  # the share of bad lines is looked at from the start as if at least so many had been read
+_SHOWN = 5
+_DAMAGED = OSError, EOFError, ValueError, NotImplementedError, lzma.LZMAError, zlib.error  # pyarrow's are among these
+_EVERY = 256  # records between two looks at how far a file is read
+
+
+class BadLines:
+    """Counts the documents that can't be read, shows the first, and stops past a share.
+
+    Args:
+        share: of all documents, that may be bad.
+        say: is told of the first few, and of their number at the end.
+    """
+
+    def __init__(self, share: float = 0.0, say: Callable[[str], None] = lambda text: None) -> None:
+        self._share, self._say = share, say
+        self._bad, self._all, self._last = 0, 0, ("", "")
+
+    def good(self) -> None:
+        self._all += 1
+
+    def bad(self, where: str, reason: str) -> None:
+        """Counts one.
+
+        Raises:
+            MoergeError: it is one too many; names its file and line.
+        """
+        self._all, self._bad, self._last = self._all + 1, self._bad + 1, (where, reason)
+        if self._bad > self._share * max(self._all, _PATIENCE):
+            self._stop()
+        if self._bad <= _SHOWN:
+            self._say(f"skipped: {where}: {reason}")
+
+    def end(self) -> None:
+        """Raises:
+        MoergeError: there were too many; names the last one's file and line.
+        """
+        if self._bad > self._share * self._all:
+            self._stop()
+        if self._bad:
+            self._say(f"skipped {self._bad:,} of {self._all:,} documents, which can't be read")
+
+    def _stop(self) -> None:
+        where, reason = self._last
+        if self._bad > 1:
+            reason += f"; {self._bad:,} of {self._all:,} documents so far can't be read, allowed {self._share:.2%}"
+        todo = "mend the data, or name the field that it has" + (", or raise --bad-share" if self._share else "")
+        raise MoergeError(reason, where=where, todo=todo)
+
+
+def as_text(value: object) -> str:
+    """A field's value as a text.
+
+    Raises:
+        TypeError, ValueError: it is none.
+    """
+    if not isinstance(value, str):
+        raise TypeError("it is no string")
+    value.encode()  # half of a surrogate pair is no text
+    return value
+
+
+def texts_of(files: Iterable[Path], field: str = "text") -> Iterator[str]:
+    """The texts of local files; what is empty is left out, and one that can't be read is an error."""
+    found = [DataFile(str(file), file.stat().st_size) for file in files]
+    return filter(None, documents(found, field, as_text, BadLines()))
+
+
+def documents(
+    files: Iterable[DataFile],
+    field: str,
+    read: Callable[[Any], T],
+    bad: BadLines,
+    tracker: Tracker | None = None,
+) -> Iterator[T]:
+    """What `read` makes of a field of every line or row, or of the text of a plain text file.
+
+    Args:
+        files: in the order in which they are read.
+        field: of the JSON objects, or column.
+        read: raises TypeError or ValueError for a value that is no document.
+        bad: is told of what can't be read.
+        tracker: is told the bytes that were read.
+
+    Raises:
+        MoergeError: too many documents can't be read, or a file as a whole; names file and line.
+    """
+    for file in files:
+        for where, value in _values(file, field, tracker):
+            try:
+                if isinstance(value, _Broken):
+                    raise ValueError(value.reason)
+                document = read(value)
+            except (TypeError, ValueError) as error:
+                reason = "no UTF-8" if isinstance(error, UnicodeError) else str(error)
+                bad.bad(where, f"no document in the field {field!r}: {reason}")
+            else:
+                bad.good()
+                yield document
+    bad.end()
+
+
+class _Broken:
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+
+
+def _values(file: DataFile, field: str, tracker: Tracker | None) -> Iterator[tuple[str, Any]]:
+    """(file and line, value of the field) of all that a file holds."""
+    read = {"lines": _lines, "text": _text, "parquet": _parquet, "arrow": _arrow}[file.form or "lines"]
+    word = {"lines": ", line", "text": ""}.get(file.form or "lines", ", row")
+    number, told = 0, 0
+    try:
+        with file.open() as (plain, stored):
+            for number, value in enumerate(read(plain, field), start=1):
+                yield f"{file.url}{word} {number}" if word else file.url, value
+                if tracker is not None and number % _EVERY == 0 and told < (here := min(stored.tell(), file.size)):
+                    tracker.advance(here - told)
+                    told = here
+    except _DAMAGED as error:
+        where = f"{file.url}, after{word.replace(',', '')} {number}" if number else file.url
+        raise MoergeError(f"can't be read: {error}", where=where, todo="mend the file, or take it away") from error
+    if tracker is not None:
+        tracker.advance(file.size - told)
+
+
+def _lines(plain: Any, field: str) -> Iterator[Any]:
+    for line in plain:
+        try:
+            yield json.loads(line)[field]
+        except (ValueError, KeyError, TypeError, RecursionError):
+            yield _Broken("not a JSON object that has it")
+
+
+def _text(plain: Any, field: str) -> Iterator[Any]:
+    try:
+        yield plain.read().decode("utf-8-sig")
+    except UnicodeDecodeError:
+        yield _Broken("no UTF-8")
+
+
+def _parquet(plain: Any, field: str) -> Iterator[Any]:
+    arrow()
+    from pyarrow.parquet import ParquetFile  # type: ignore[import-untyped]
+
+    with ParquetFile(plain, buffer_size=2**20) as file:
+        _require_column(file.schema_arrow.names, field)
+        for batch in file.iter_batches(_ROWS, columns=[field]):
+            yield from batch.column(field).to_pylist()
+
+
+def _arrow(plain: Any, field: str) -> Iterator[Any]:
+    ipc = arrow().ipc
+    start = plain.read(6)
+    plain.seek(0)
+    with ipc.open_file(plain) if start == b"ARROW1" else ipc.open_stream(plain) as file:
+        _require_column(file.schema.names, field)
+        batches = map(file.get_batch, range(file.num_record_batches)) if start == b"ARROW1" else file
+        for batch in batches:
+            column = batch.column(field)
+            for start_row in range(0, len(column), _ROWS):
+                yield from column.slice(start_row, _ROWS).to_pylist()
+
+
+def _require_column(names: list[str], field: str) -> None:
+    if field not in names:
+        raise ValueError(f"no column {field!r}; it has {', '.join(names)}")

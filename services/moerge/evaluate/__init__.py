@@ -1,1 +1,0 @@
-"""How good a model is on each domain, and which experts its routers chose."""

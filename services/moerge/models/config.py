@@ -1,0 +1,248 @@
+"""Configs: read a dense one, require that experts agree, and map it to the published MoE's."""
+
+import json
+from collections.abc import Mapping, Sequence
+from copy import copy
+from pathlib import Path
+from typing import Any, Literal
+
+from huggingface_hub.errors import StrictDataclassError
+from transformers import AutoConfig, PretrainedConfig
+
+from moerge.errors import CheckpointError, IncompatibleExpertError
+from moerge.files import require_small
+from moerge.models.families import EMBEDDING, HEAD, Family, family_of, head_dim, require_family
+
+_MAX_CONFIG_BYTES = 2**20
+_MAX_TOKENIZER_BYTES = 2**26
+_MOST = {
+    "num_hidden_layers": 2**12,
+    "num_labels": 2**16,
+    **dict.fromkeys(("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads"), 2**20),
+    **dict.fromkeys(("head_dim", "vocab_size"), 2**30),
+    "max_position_embeddings": 2**40,
+}
+"""As in statistics files, or far beyond any model."""
+
+Vocabulary = Literal["same", "pad"]
+"""Whether experts must have the same vocabulary, or one may add tokens behind the other's."""
+
+# What transformers raises on settings that make no sense.
+_SENSELESS = (ValueError, KeyError, TypeError, AttributeError, ArithmeticError, OSError, StrictDataclassError)
+
+# Fields that change no logit. Every other field of every expert must agree.
+_IRRELEVANT = {
+    "_name_or_path",
+    "architectures",
+    "attention_dropout",
+    "chunk_size_feed_forward",
+    "dtype",
+    "embd_pdrop",
+    "id2label",
+    "initializer_range",
+    "label2id",
+    "output_attentions",
+    "output_hidden_states",
+    "pretraining_tp",
+    "problem_type",
+    "resid_pdrop",
+    "return_dict",
+    "tie_word_embeddings",
+    "torch_dtype",
+    "transformers_version",
+    "use_cache",
+}
+
+
+def read_config(folder: Path) -> PretrainedConfig:
+    """The dense config in `folder`, with every default filled in. Code in the folder is never run.
+
+    Raises:
+        CheckpointError: config.json is missing or can't be understood.
+    """
+    path = folder / "config.json"
+    if not path.is_file():
+        raise CheckpointError("not found", where=str(path), todo="name the folder that save_pretrained wrote")
+    try:
+        config: PretrainedConfig = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        return config
+    except _SENSELESS as error:
+        raise CheckpointError(f"can't be read as a model config: {error}", where=str(path)) from error
+
+
+def require_plain_config(folder: Path) -> None:
+    """Requires that config.json is one that a library may make a config object from.
+
+    Libraries make lists as long as the settings say, and read other families' settings by other code.
+
+    Raises:
+        CheckpointError: it is no JSON object of finite numbers, or a count is too large; names the field.
+        IncompatibleExpertError: it is of no known family.
+    """
+    path = folder / "config.json"
+    if not path.is_file():
+        raise CheckpointError("not found", where=str(path), todo="name the folder that save_pretrained wrote")
+    require_small(path, _MAX_CONFIG_BYTES)
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"), parse_constant=_no_number)
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"can't be read as a model config: {error}", where=str(path)) from error
+    if not isinstance(content, Mapping):
+        raise CheckpointError("can't be read as a model config: no JSON object", where=str(path))
+    require_family(str(content.get("model_type")))
+    for field, most in _MOST.items():
+        value = content.get(field)
+        if isinstance(value, int | float) and abs(value) > most:
+            raise CheckpointError(f"{value}; at most {most}", where=f"config.json: {field}")
+
+
+def _no_number(text: str) -> float:
+    raise ValueError(f"{text} is no number")
+
+
+def require_same_config(first: PretrainedConfig, other: PretrainedConfig, who: str, vocabulary: Vocabulary) -> None:
+    """Requires that `other` computes with the same settings as `first`.
+
+    Raises:
+        IncompatibleExpertError: names every field that differs, with both values. `who` names the other expert.
+    """
+    if first.model_type != other.model_type:
+        raise _differs(who, {"model_type": (other.model_type, first.model_type)})
+    ours, theirs = first.to_dict(), other.to_dict()
+    ignored = _IRRELEVANT | ({"vocab_size"} if vocabulary == "pad" else set())
+    differing = {
+        name: (theirs.get(name), ours.get(name))
+        for name in sorted((ours.keys() | theirs.keys()) - ignored)
+        if theirs.get(name) != ours.get(name)
+    }
+    if differing:
+        raise _differs(who, differing)
+
+
+def _differs(who: str, fields: Mapping[str, tuple[object, object]]) -> IncompatibleExpertError:
+    values = "; ".join(f"{name} is {theirs!r}, not {ours!r}" for name, (theirs, ours) in fields.items())
+    todo = "all experts of a model must come from the same architecture; train it from the same seed model"
+    if fields.keys() == {"vocab_size"}:
+        todo = 'if one vocabulary only adds tokens to the other, set vocabulary = "pad" in coordinator.toml'
+    return IncompatibleExpertError(
+        f"{who} differs from the other experts: {values}", where=f"config.json: {', '.join(fields)}", todo=todo
+    )
+
+
+def require_same_tokenizer(first: Path, other: Path, who: str, vocabulary: Vocabulary) -> None:
+    """Requires that both folders hold the same tokenizer, ignoring padding and truncation settings.
+
+    With `vocabulary="pad"`, one of them may hold further tokens behind all of the other's.
+
+    Raises:
+        IncompatibleExpertError: names the part of tokenizer.json (or the file) that differs.
+    """
+    ours, theirs = _tokenizer(first), _tokenizer(other)
+    for part in sorted(ours.keys() | theirs.keys()):
+        if part in ("padding", "truncation") or ours.get(part) == theirs.get(part):
+            continue
+        if vocabulary == "pad" and part in _TOKENS and _extends(_ids(part, ours), _ids(part, theirs)):
+            continue
+        raise IncompatibleExpertError(
+            f"{who} differs from the other experts' tokenizer",
+            where=f"tokenizer: {part}",
+            todo="the experts of one model share one tokenizer, token for token",
+        )
+
+
+_TOKENS = ("added_tokens", "model.vocab")
+
+
+def _ids(part: str, tokenizer: Mapping[str, Any]) -> dict[str, int]:
+    """Token -> id of one part of a tokenizer."""
+    tokens = tokenizer.get(part) or {}
+    if isinstance(tokens, Mapping):
+        if not all(isinstance(each, int) for each in tokens.values()):
+            raise CheckpointError("an id is not a whole number", where=f"tokenizer: {part}")
+        return dict(tokens)
+    try:
+        return {
+            str(each["content"] if "content" in each else each[0]): int(each["id"] if "content" in each else number)
+            for number, each in enumerate(tokens)
+        }
+    except (TypeError, ValueError, KeyError, IndexError) as error:
+        raise CheckpointError(f"can't be read as a list of tokens: {error}", where=f"tokenizer: {part}") from error
+
+
+def _extends(one: Mapping[str, int], other: Mapping[str, int]) -> bool:
+    """Whether the larger of two maps from token to id holds the smaller, and more only behind its last id."""
+    small, large = sorted((one, other), key=len)
+    last = max(small.values(), default=-1)
+    return small.items() <= large.items() and all(i > last for token, i in large.items() if token not in small)
+
+
+def _tokenizer(folder: Path) -> Mapping[str, Any]:
+    path = folder / "tokenizer.json"
+    if path.is_file():
+        require_small(path, _MAX_TOKENIZER_BYTES)
+        try:
+            content = dict(json.loads(path.read_text(encoding="utf-8")))
+            model = content.pop("model")
+            return {**content, **{f"model.{key}": value for key, value in model.items()}}
+        except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
+            raise CheckpointError(f"can't be read as a tokenizer: {error}", where=str(path)) from error
+    if (path := folder / "tokenizer.model").is_file():
+        require_small(path, _MAX_TOKENIZER_BYTES)
+        return {"tokenizer.model": path.read_bytes()}
+    raise CheckpointError("neither tokenizer.json nor tokenizer.model found", where=str(folder))
+
+
+def trunk_settings(config: PretrainedConfig, shapes: Mapping[str, Sequence[int]]) -> dict[str, object]:
+    """The fields of a dense config.json in which a trunk with tensors of these shapes can differ from its experts'.
+
+    It may have more tokens than any one of them, a head of its own, and more attention heads. These have an entry only
+    where they do.
+    """
+    settings: dict[str, object] = {"vocab_size": shapes[EMBEDDING][0], "tie_word_embeddings": HEAD not in shapes}
+    family, width = family_of(config), head_dim(config)
+    heads = shapes[family.attention.output.format(layer=0) + ".weight"][1] // width
+    if heads != config.num_attention_heads:
+        rows = sum(shapes[f"{name.format(layer=0)}.weight"][0] for name in family.attention.inputs)
+        keys = (rows // width - heads) // 2
+        settings |= {"num_attention_heads": heads, "num_key_value_heads": keys, "head_dim": width}
+    return settings
+
+
+def trunk_config(config: PretrainedConfig, shapes: Mapping[str, Sequence[int]]) -> PretrainedConfig:
+    """The dense config of a trunk with tensors of these shapes, merged from experts with `config`."""
+    own = copy(config)
+    for name, value in trunk_settings(config, shapes).items():
+        setattr(own, name, value)
+    return own
+
+
+def published_config(
+    family: Family, config: PretrainedConfig, experts: int, top_k: int, dtype: str, vocab_size: int, tied: bool
+) -> dict[str, Any]:
+    """config.json of the published MoE of `experts` experts, `top_k` of which see each token."""
+    source = config.to_dict()
+    return {
+        "architectures": [family.published_class],
+        "model_type": family.published_type,
+        "dtype": dtype,
+        "torch_dtype": dtype,
+        "use_cache": True,
+        "num_experts_per_tok": top_k,
+        family.experts: experts,
+        **{name: source[name] for name in family.copied if name in source},
+        **{published: source[dense] for published, dense in family.renamed.items()},
+        **family.fixed,
+        "head_dim": head_dim(config),
+        "vocab_size": vocab_size,
+        "tie_word_embeddings": tied,
+        **_legacy_rope(source.get("rope_parameters")),
+    }
+
+
+def _legacy_rope(rope: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The older spelling of the rope settings, for engines that read only that."""
+    if not rope:
+        return {}
+    scaling = {key: value for key, value in rope.items() if key != "rope_theta"}
+    plain = scaling.get("rope_type", "default") == "default"
+    return {"rope_theta": rope.get("rope_theta", 10000.0), "rope_scaling": None if plain else scaling}

@@ -1,0 +1,98 @@
+"""An expert as a folder: which of its files count, what they are called together, and whether it fits the others."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from transformers import PretrainedConfig
+
+from moerge.errors import CheckpointError
+from moerge.files import require_small
+from moerge.models.config import (
+    Vocabulary,
+    read_config,
+    require_plain_config,
+    require_same_config,
+    require_same_tokenizer,
+)
+from moerge.models.families import Family, family_of
+from moerge.models.reader import INDEX, SINGLE, Checkpoint, require_tensors
+from moerge.progress import Tracker
+from moerge_proto.digests import digest_of
+
+TOKENIZER_FILES = (
+    "added_tokens.json",
+    "chat_template.jinja",
+    "merges.txt",
+    "special_tokens_map.json",
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "vocab.json",
+)
+_MAX_TEXT_BYTES = 2**26
+_OTHER_FILES = ("config.json", "generation_config.json", INDEX, *TOKENIZER_FILES)
+
+
+def expert_files(folder: Path) -> dict[str, Path]:
+    """Name -> path of the files that make the expert: config, weights, tokenizer. All others stay at home.
+
+    Raises:
+        CheckpointError: there are no safetensors weights, or no config.
+    """
+    checkpoint = Checkpoint(folder)
+    read_config(folder)
+    weights = {spec.file for spec in checkpoint.specs.values()}
+    others = {folder / name for name in _OTHER_FILES if (folder / name).is_file()}
+    if folder / SINGLE in weights:
+        others.discard(folder / INDEX)  # stale
+    return {path.name: path for path in sorted(weights | others)}
+
+
+def counts(name: str) -> bool:
+    """Whether a file of that name is one that an expert has."""
+    return name in _OTHER_FILES or name.endswith(".safetensors")
+
+
+def expert_digest(files: Mapping[str, str]) -> str:
+    """The expert's name: a digest of its files' names and digests."""
+    return digest_of({"expert": dict(files)})
+
+
+def check_expert(
+    folder: Path, reference: Path | None, who: str, vocabulary: Vocabulary = "same"
+) -> tuple[Family, PretrainedConfig]:
+    """Requires that the folder is a complete checkpoint of a known family, and like `reference` if there is one.
+
+    Reads configs, tokenizers and tensor headers only. `who` names the expert in errors. With `vocabulary="pad"` the
+    longer of the two vocabularies may add tokens behind those of the shorter.
+
+    Raises:
+        CheckpointError, IncompatibleExpertError: name the field, file or tensor.
+    """
+    require_plain_config(folder)
+    for name in (*TOKENIZER_FILES, "generation_config.json"):  # all are read as a whole at some time
+        if (folder / name).is_file():
+            require_small(folder / name, _MAX_TEXT_BYTES)
+    config = read_config(folder)
+    family = family_of(config)
+    if reference is not None:
+        require_same_config(read_config(reference), config, who, vocabulary)
+        require_same_tokenizer(reference, folder, who, vocabulary)
+    require_tensors(Checkpoint(folder), config)
+    return family, config
+
+
+def require_finite(checkpoint: Checkpoint, tracker: Tracker) -> None:
+    """Requires that every weight is a finite number, one tensor in memory at a time.
+
+    Raises:
+        CheckpointError: names the first tensor with NaN or infinity.
+    """
+    for name, spec in checkpoint.specs.items():
+        tensor = checkpoint.tensor(name)
+        if not bool(torch.isfinite(tensor).all()):
+            raise CheckpointError(
+                "holds NaN or infinity", where=f"{spec.file.name}: {name}", todo="train the expert again"
+            )
+        tracker.advance(tensor.nbytes)

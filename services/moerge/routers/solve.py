@@ -1,0 +1,110 @@
+"""All routers of a version, layer by layer."""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+from torch import Tensor
+
+from moerge.errors import SolveError
+from moerge.routers.discriminants import discriminants
+from moerge.routers.ridge import Ridge, one_thread, unit_columns
+from moerge.routers.system import domain_weights, ridge_system
+from moerge_proto.statistics_file import StatisticsFile
+from moerge_proto.versions import SolvedLayer, SolveOptions, SolveReport
+
+CANDIDATES = tuple(10.0**power for power in range(-9, 1))
+"""What `auto` chooses from, in units of the mean diagonal."""
+
+_LAYERS_AT_ONCE = 4  # each by one thread, with a few H x H matrices
+
+
+def solve_layers(
+    files: Sequence[StatisticsFile],
+    domains: Sequence[str],
+    gains: Tensor,
+    options: SolveOptions,
+    solved: Callable[[int], None] = lambda layer: None,
+) -> tuple[list[Tensor], SolveReport]:
+    """Solves every layer's router.
+
+    Args:
+        files: the contributions of all domains; those of the split `tuning` are used by `auto` only.
+        domains: the columns, in order.
+        gains: [L, H], what the features were divided by.
+        options: lambda, weights, temperature.
+        solved: called after each layer.
+
+    Returns:
+        One [D, H] float64 per layer, and what the solves showed.
+
+    Raises:
+        ContributionError, SolveError: a layer can't be solved; `auto` lacks a domain's tuning split.
+    """
+    training = [file for file in files if _split(file) == "statistics"]
+    tuning = [file for file in files if _split(file) == "tuning"] if options.lambda_scale == "auto" else []
+    if options.lambda_scale == "auto":
+        _require_all(tuning, domains)
+    weights = domain_weights(training, domains, options)
+    tokens = [weights[each] * sum(f.manifest.tokens for f in training if f.manifest.domain == each) for each in domains]
+
+    def solve(layer: int) -> tuple[Tensor, SolvedLayer]:
+        gram, cross = ridge_system(training, domains, layer, gains[layer], weights)
+        held = ridge_system(tuning, domains, layer, gains[layer], weights) if tuning else None
+        try:
+            return _solve(gram, cross, held, tokens, options)
+        except SolveError as error:
+            raise SolveError(error.what, where=f"layer {layer}", todo=error.todo) from error
+
+    routers, layers = [], []
+    at_once = min(torch.get_num_threads(), _LAYERS_AT_ONCE)
+    with one_thread(), ThreadPoolExecutor(at_once) as threads:
+        for layer, (router, report) in enumerate(threads.map(solve, range(len(gains)))):
+            routers.append(router)
+            layers.append(report)
+            solved(layer)
+    return routers, SolveReport(domains=list(domains), layers=layers)
+
+
+def _split(file: StatisticsFile) -> str:
+    return file.manifest.split
+
+
+def _require_all(tuning: Sequence[StatisticsFile], domains: Sequence[str]) -> None:
+    if missing := set(domains) - {file.manifest.domain for file in tuning}:
+        raise SolveError(
+            f"lambda = auto needs every domain's tuning split; missing: {', '.join(sorted(missing))}",
+            todo="their owners run the worker with --tuning-share, or choose lambda yourself",
+        )
+
+
+def _solve(
+    gram: Tensor, cross: Tensor, held: tuple[Tensor, Tensor] | None, tokens: Sequence[float], options: SolveOptions
+) -> tuple[Tensor, SolvedLayer]:
+    """The router [D, H] of one layer, and what its solve showed."""
+    unit = float(gram.diagonal().mean())
+    if held is None:
+        chosen = options.ridge_lambda * (1.0 if options.lambda_scale == "absolute" else unit)
+    else:
+        chosen = min((share * unit for share in CANDIDATES), key=lambda each: _error(gram, cross, *held, each))
+    ridge = Ridge.of(gram, chosen)
+    solution = ridge.solve(cross)
+    columns = unit_columns(solution)
+    report = SolvedLayer(
+        ridge_lambda=chosen,
+        condition=ridge.condition(),
+        norms=solution.norm(dim=0).tolist(),
+        cosines=(columns.T @ columns).tolist(),
+    )
+    if options.routers == "discriminant":
+        columns = discriminants(solution, cross, tokens)
+    return (columns / options.temperature).T.contiguous(), report
+
+
+def _error(gram: Tensor, cross: Tensor, tuning_gram: Tensor, tuning_cross: Tensor, ridge_lambda: float) -> float:
+    """Squared error of the solution on the tuning split, up to a constant: tr(W^T A W) - 2 tr(W^T b)."""
+    try:
+        solution = torch.cholesky_solve(cross, Ridge.of(gram.clone(), ridge_lambda).factor)
+    except SolveError:
+        return float("inf")
+    return float((solution * (tuning_gram @ solution)).sum() - 2 * (solution * tuning_cross).sum())

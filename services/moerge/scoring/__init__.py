@@ -1,0 +1,1 @@
+"""Perplexity, and where a version routes its tokens."""

@@ -1,0 +1,165 @@
+"""Routes one text through a published version. As a program it does so within a memory limit, for who started it.
+
+It reads a `Job` as one line of JSON, and writes a `RoutedText`, or with exit status 1 a problem. It ends with its
+standard input, so that it never outlives who waits for the answer.
+"""
+
+import json
+import os
+import resource
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from pydantic import BaseModel
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import logging
+
+from moerge.errors import MoergeError
+from moerge.scoring.route_job import Job, TooLargeError, context_of
+from moerge.scoring.routers import routers
+from moerge_proto.routing import RoutedText
+from moerge_proto.versions import Lineage
+
+MAX_SCORES = 2_000_000  # layers x tokens x domains, about 16 MB of JSON
+_NO_MEMORY = ("allocate memory", "not enough memory", "bad_alloc", "start new thread")
+
+
+def pieces(text: str, offsets: Sequence[tuple[int, int]]) -> tuple[list[str], list[int]]:
+    """Cuts `text` where its tokens end; joined, the pieces give the text. And which token speaks for each piece.
+
+    A token that ends where the piece before ends, as the further bytes of one character do, speaks for that piece.
+    What stands between two tokens belongs to the second, and what stands behind all of them to the last.
+
+    Args:
+        offsets: first character and end of each token, without those that the tokenizer adds.
+    """
+    cut: list[str] = []
+    speakers: list[int] = []
+    done = 0
+    for index, (_, end) in enumerate(offsets):
+        if end > done:
+            cut.append(text[done:end])
+            speakers.append(index)
+            done = end
+        elif cut:
+            speakers[-1] = index
+    if cut:
+        cut[-1] += text[done:]
+    return cut, speakers
+
+
+@contextmanager
+def _observed(model: PreTrainedModel) -> Iterator[list[tuple[Tensor, Tensor]]]:
+    """While open, each router's logits [n, D] and choices [n, k] are added to the list, layer by layer."""
+    seen: list[tuple[Tensor, Tensor]] = []
+
+    def see(module: object, inputs: object, output: tuple[Tensor, Tensor, Tensor]) -> None:
+        seen.append((output[0], output[2]))
+
+    handles = [router.register_forward_hook(see) for router in routers(model)]
+    try:
+        yield seen
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@torch.inference_mode()
+def routed(model: PreTrainedModel, ids: Sequence[int], context: int) -> tuple[Tensor, Tensor]:
+    """The routers' logits [L, n, D], float32, and choices [L, n, k] for a text of n tokens.
+
+    What is longer than `context` is read in windows that advance by half of it; a token has what the first window with
+    it says.
+    """
+    logits: list[Tensor] = []
+    experts: list[Tensor] = []
+    done = 0
+    while done < len(ids):
+        start = max(0, done - context // 2)
+        with _observed(model) as seen:
+            model.base_model(input_ids=torch.tensor([ids[start : start + context]]), use_cache=False)
+        new = slice(done - start, None)
+        logits.append(torch.stack([each[new].float() for each, _ in seen]))
+        experts.append(torch.stack([each[new] for _, each in seen]))
+        done = start + context
+    return torch.cat(logits, dim=1), torch.cat(experts, dim=1)
+
+
+def route_text(folder: Path, number: int, text: str) -> RoutedText:
+    """Routes `text` through the version in `folder`, as stock transformers loads and runs it.
+
+    Raises:
+        MoergeError: the version or the text is too large, or its tokenizer can't tell which text a token stands for.
+    """
+    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+        folder, local_files_only=True, trust_remote_code=False
+    )
+    if not tokenizer.is_fast:
+        found = "the tokenizer is no fast one, which tells what text a token stands for"
+        raise MoergeError(found, where=f"version {number}", todo="publish a version whose experts have tokenizer.json")
+    encoded = tokenizer(text, return_offsets_mapping=True, return_special_tokens_mask=True)
+    own = [index for index, special in enumerate(encoded["special_tokens_mask"]) if not special]
+    tokens, speakers = pieces(text, [encoded["offset_mapping"][index] for index in own])
+    if not tokens:
+        raise MoergeError("the version's tokenizer finds no token in it", where="text", todo="give another text")
+    made = Lineage.model_validate_json((folder / "moerge.json").read_bytes())
+    config = json.loads((folder / "config.json").read_bytes())
+    ids, each = encoded["input_ids"], len(made.domains) * int(config["num_hidden_layers"])
+    if len(ids) * each > MAX_SCORES:
+        found = f"{len(ids)} tokens; routing tells at most {MAX_SCORES // each} of this version"
+        raise TooLargeError(found, where="text", todo="give a shorter text")
+    model = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, trust_remote_code=False, dtype="auto")
+    context = context_of(config)
+    logits, experts = routed(model.eval(), ids, context)
+    if not bool(logits.isfinite().all()):
+        raise MoergeError("the routers' scores are not finite", where=f"version {number}", todo="use another version")
+    rows = [own[index] for index in speakers]
+    return RoutedText(
+        version=number,
+        domains=made.domains,
+        top_k=experts.shape[2],
+        context=context,
+        tokens=tokens,
+        scores=logits[:, rows].double().numpy().round(4).tolist(),
+        experts=experts[:, rows].tolist(),
+    )
+
+
+def _end_with_input() -> None:
+    os.read(0, 1)  # nothing comes but the end
+    os._exit(1)
+
+
+def main() -> None:
+    """The program. Nothing of the text leaves it but the answer: neither messages nor a core dump."""
+    job = Job.model_validate_json(sys.stdin.buffer.readline())
+    threading.Thread(target=_end_with_input, daemon=True).start()
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_DATA, (job.limit, job.limit))
+    torch.set_num_threads(1)
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        answer: BaseModel = route_text(job.folder, job.number, job.text)
+    except MoergeError as error:
+        answer = error.problem()
+    except (MemoryError, RuntimeError, OSError) as error:
+        if not isinstance(error, MemoryError) and not any(words in str(error) for words in _NO_MEMORY):
+            raise
+        answer = TooLargeError(
+            f"routing took more than the limit of {job.limit} bytes of memory",
+            where="route_bytes",
+            todo="the operator raises route_bytes; or give a shorter text",
+        ).problem()
+    sys.stdout.buffer.write(answer.model_dump_json().encode())
+    sys.stdout.flush()
+    os._exit(0 if isinstance(answer, RoutedText) else 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,91 @@
+"""The routers of a loaded version: forced, made random, or counted."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from moerge.models.families import published_family
+from moerge.scoring.perplexity import Window
+
+
+def routers(model: PreTrainedModel) -> list[nn.Module]:
+    """The router modules of a published model, in layer order."""
+    pattern = published_family(model.config).router_module
+    return [model.get_submodule(pattern.format(layer=layer)) for layer in range(model.config.num_hidden_layers)]
+
+
+def _experts(model: PreTrainedModel) -> int:
+    return int(getattr(model.config, published_family(model.config).experts))
+
+
+@contextmanager
+def forced(model: PreTrainedModel, expert: int) -> Iterator[None]:
+    """While open, every token goes to `expert` alone: the oracle of DUME section 3.2."""
+
+    def force(
+        module: nn.Module, inputs: object, output: tuple[Tensor, Tensor, Tensor]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        logits, weights, chosen = output
+        first = torch.zeros_like(weights)
+        first[:, 0] = 1
+        others = (torch.arange(chosen.shape[1]) + expert) % _experts(model)
+        return logits, first, others.expand_as(chosen).to(chosen)
+
+    handles = [router.register_forward_hook(force) for router in routers(model)]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextmanager
+def randomised(model: PreTrainedModel, seed: int) -> Iterator[None]:
+    """While open, the routers' weights are standard normal: the lower bound of DUME section 3.2."""
+    generator = torch.Generator().manual_seed(seed)
+    weights = [router.get_parameter("weight") for router in routers(model)]
+    solved = [weight.detach().clone() for weight in weights]
+    try:
+        for weight in weights:
+            weight.data.copy_(torch.randn(weight.shape, generator=generator))
+        yield
+    finally:
+        for weight, before in zip(weights, solved, strict=True):
+            weight.data.copy_(before)
+
+
+class RoutingCounter:
+    """Counts, per layer, which expert was the first choice where a scored token was predicted, once for each.
+
+    `counts` is [L, D] int64. Open it around scoring and hand `count` to it as `after_batch`.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._routers = routers(model)
+        self._seen: list[Tensor] = []
+        self.counts = torch.zeros(len(self._routers), _experts(model), dtype=torch.int64)
+
+    def count(self, batch: Sequence[Window]) -> None:
+        predicts = torch.zeros(len(batch), max(len(window.ids) for window in batch), dtype=torch.bool)
+        for row, window in zip(predicts, batch, strict=True):
+            last = len(window.ids) - 1
+            row[last - window.scored : last] = torch.tensor(window.ids[last + 1 - window.scored :]) >= 0
+        for layer, chosen in enumerate(self._seen):
+            first = chosen[:, 0].cpu()[predicts.flatten()]
+            self.counts[layer] += torch.bincount(first, minlength=self.counts.shape[1])
+        self._seen.clear()
+
+    @contextmanager
+    def counting(self) -> Iterator[None]:
+        def seen(module: nn.Module, inputs: object, output: tuple[Tensor, Tensor, Tensor]) -> None:
+            self._seen.append(output[2])
+
+        handles = [router.register_forward_hook(seen) for router in self._routers]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()

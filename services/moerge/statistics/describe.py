@@ -1,0 +1,107 @@
+"""What a contribution contains, and what it reveals, told to the one who sends or receives it."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from rich.console import RenderableType
+from rich.filesize import decimal
+from rich.table import Table
+
+from moerge.errors import ContributionError
+from moerge.statistics.integers import to_floats, unpack
+from moerge_proto.statistics_file import (
+    Manifest,
+    RouterManifest,
+    StatisticsFile,
+    StatisticsFileError,
+    TrunkManifest,
+    trunk_gram_names,
+)
+
+FEW_DOCUMENTS = 100
+
+
+def summary(manifest: Manifest) -> str:
+    """One line: which sums, over how much."""
+    hidden, layers = manifest.hidden_size, manifest.layers
+    if isinstance(manifest, RouterManifest):
+        what = f"{layers} x (gram {hidden} x {hidden}, cross {hidden})"
+    else:
+        size = manifest.attention_size
+        what = f"{layers} x (grams {hidden} x {hidden} and {size} x {size}), one of the head, counts of tokens"
+    return (
+        f"{manifest.kind} contribution, {what}, sums over {manifest.tokens:,} tokens of "
+        f"{manifest.documents:,} documents in {len(manifest.shards)} shards"
+    )
+
+
+def describe(path: Path) -> Iterator[RenderableType]:
+    """Tables and sentences for a terminal, one tensor in memory at a time.
+
+    Raises:
+        ContributionError: the file isn't a statistics file.
+    """
+    try:
+        with StatisticsFile(path) as file:
+            yield from _describe(file)
+    except StatisticsFileError as error:
+        raise ContributionError(
+            error.detail, where=f"{path}: {error.field}", todo="name a file that a worker wrote"
+        ) from error
+
+
+def _describe(file: StatisticsFile) -> Iterator[RenderableType]:
+    manifest = file.manifest
+    fields = Table(title=f"{manifest.kind} contribution of {manifest.domain!r}", show_header=False)
+    for name, value in manifest.model_dump(exclude={"shards", "exponents", "domain", "kind"}).items():
+        fields.add_row(name, str(value))
+    fields.add_row("shards", f"{len(manifest.shards)} names")
+    yield fields
+    tensors = Table("tensor", "int64", "size", "rank at most", "effective rank", title="Sums, as integers")
+    for column in tensors.columns[1:]:
+        column.justify = "right"
+    grams = _grams(manifest)
+    for name, length in manifest.layout():
+        ranks = ("", "")
+        if name in grams:
+            size, exponent = grams[name]
+            square = unpack(to_floats(file.array(name), exponent), size)
+            spread = float(np.trace(square)) ** 2 / max(float((square**2).sum()), 1e-300)
+            ranks = f"{min(size, manifest.tokens):,}", f"{spread:,.1f}"
+        tensors.add_row(name, f"[{length:,}]", decimal(8 * length), *ranks)
+    yield tensors
+    yield "What this reveals:\n" + "\n".join(f"  - {each}" for each in _reveals(file))
+
+
+def _grams(manifest: Manifest) -> dict[str, tuple[int, int]]:
+    """Name of every gram -> its size and exponent."""
+    if isinstance(manifest, RouterManifest):
+        names, sizes = [f"layers.{layer}.gram" for layer in range(manifest.layers)], [manifest.hidden_size]
+        sizes *= manifest.layers
+    else:
+        names = trunk_gram_names(manifest.layers)
+        sizes = [*[manifest.hidden_size, manifest.attention_size] * manifest.layers, manifest.hidden_size]
+    return dict(zip(names, zip(sizes, manifest.exponents, strict=True), strict=True))
+
+
+def _reveals(file: StatisticsFile) -> Iterator[str]:
+    manifest = file.manifest
+    yield f"how much text there is: {manifest.tokens:,} tokens, {manifest.documents:,} documents"
+    yield "second moments of what the model sees; the effective rank says over how many directions they spread"
+    if manifest.tokens < manifest.hidden_size:
+        yield (
+            f"with fewer tokens than the {manifest.hidden_size} dimensions, the span of the text's own vectors: "
+            "whoever holds the model can test whether a given text is in it. Send more text"
+        )
+    if manifest.documents < FEW_DOCUMENTS:
+        yield f"with only {manifest.documents} documents, traces of single ones. Send at least {FEW_DOCUMENTS}"
+    if isinstance(manifest, TrunkManifest):
+        counts = file.array("token_counts")
+        shown = int((counts > 0).sum())
+        yield (
+            f"which {shown:,} of the {manifest.vocab_size:,} tokens stand in the text, and how often; counts below "
+            f"{manifest.rare_below} are withheld"
+        )
+    yield "beside a second contribution over nearly the same documents: the statistics of those that differ"
+    yield "not: the text, its order, token ids in context, hidden states, gradients"

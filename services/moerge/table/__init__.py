@@ -1,0 +1,1 @@
+"""`moerge table`: the papers' table."""

@@ -1,0 +1,231 @@
+"""`moerge table`"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+from rich.console import Console
+from transformers.utils import logging
+
+from moerge.errors import MoergeError
+from moerge.files import atomic_file, cache_folder
+from moerge.models.sources import checkpoint_folder
+from moerge.progress import progress
+from moerge.recipes.version_folder import VERSION, published
+from moerge.table.joining import join, plan
+from moerge.table.joining_results import Growth
+from moerge.table.measure import Settings, Texts, measure
+from moerge.table.plots import growth_picture, picture
+from moerge.table.presets import PRESETS
+from moerge.table.runs import asked, in_parts, possible, swept
+from moerge.table.table import Run, Table
+from moerge.table.texts import Cut, Sources, read_texts
+from moerge_proto.versions import Lineage
+
+app = typer.Typer()
+WITH_VERSION = ("averaging",)
+"""What a version is shown beside, if no recipe is named."""
+STATISTICS_TOKENS = 20_000
+JOINED = ("dume", "moerge")
+"""The recipes whose versions experts join, if no recipe is named."""
+FIRST = 2
+"""Experts of the version that others join: as few as can be merged."""
+
+
+def _pairs(option: str, values: Sequence[str]) -> dict[str, list[str]]:
+    """NAME=PLACE, of which a name may have several."""
+    pairs: dict[str, list[str]] = {}
+    for value in values:
+        name, _, place = value.partition("=")
+        if not name or not place:
+            raise MoergeError(f"expected NAME=PATH, found {value!r}", where=option)
+        pairs.setdefault(name, []).append(place)
+    return pairs
+
+
+def _sources(expert: Sequence[str], **files: Sequence[str]) -> dict[str, Sources]:
+    """Each domain's expert and files; `files` are text, held_out and other, as options have them."""
+    experts = _pairs("--expert", expert)
+    for name, folders in experts.items():
+        if len(folders) > 1:
+            raise MoergeError(f"two experts of {name!r}", where="--expert", todo="give each domain one")
+    if not files["text"] and not files["held_out"]:
+        todo = "name each domain's text with --text NAME=FILES, or take a --preset"
+        raise MoergeError("no text is given", where="--text", todo=todo)
+    places = {kind: _pairs(_option(kind), values) for kind, values in files.items()}
+    for kind, found in places.items():
+        if found and found.keys() != experts.keys():
+            names = f"{', '.join(found)}, but {', '.join(experts) or 'none'} by --expert"
+            raise MoergeError(f"names differ: {names}", where=_option(kind), todo="name the same domains")
+    return {
+        name: Sources(checkpoint_folder(folder), **{kind: found.get(name, ()) for kind, found in places.items()})
+        for name, [folder] in experts.items()
+    }
+
+
+def _option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _in_slot_order(version: Path, sources: Mapping[str, Sources]) -> dict[str, Sources]:
+    """The domains as the version's slots have them, whatever the order of the options."""
+    path = version / "moerge.json"
+    if not path.is_file():
+        raise MoergeError("not found", where=str(path), todo="name the folder of a version that moerge published")
+    domains = Lineage.model_validate_json(path.read_text(encoding="utf-8")).domains
+    if set(domains) != sources.keys():
+        raise MoergeError(f"expected {', '.join(domains)}, found {', '.join(sources)}", where="--expert")
+    return {domain: sources[domain] for domain in domains}
+
+
+def _values(sweep: str) -> tuple[str, list[float]]:
+    """The option of a sweep, and its values."""
+    option, _, values = sweep.partition("=")
+    try:
+        return option, [float(value) for value in values.split(",")]
+    except ValueError as error:
+        raise MoergeError(f"expected OPTION=NUMBER,NUMBER,…, found {sweep!r}", where="--sweep") from error
+
+
+def _texts(sources: Mapping[str, Sources], cut: Cut) -> dict[str, Texts]:
+    return {name: read_texts(name, each, cut) for name, each in sources.items()}
+
+
+def _write(path: Path, text: str) -> None:
+    with atomic_file(path) as out:
+        out.write(text.encode())
+
+
+@app.callback(invoke_without_command=True)
+def table(
+    expert: Annotated[
+        list[str] | None, typer.Option(help="NAME=DIR, or NAME=HUB/ID, of each domain's dense expert.")
+    ] = None,
+    text: Annotated[
+        list[str] | None,
+        typer.Option(help="NAME=FILES of each domain: a file, folder or pattern as for `worker run --data`; repeat."),
+    ] = None,
+    held_out: Annotated[
+        list[str] | None, typer.Option(help="NAME=FILES that are scored. Default: a tenth of the documents of --text.")
+    ] = None,
+    other: Annotated[
+        list[str] | None, typer.Option(help="NAME=FILES of each domain's other text, for dume-ood.")
+    ] = None,
+    base: Annotated[
+        str | None, typer.Option(help="DIR or HUB/ID of the model that all experts were trained from.")
+    ] = None,
+    preset: Annotated[
+        Literal["demo", "standard", "paper"] | None,
+        typer.Option(help="Experts, texts and base that moerge brings, trained where they aren't yet."),
+    ] = None,
+    training_seed: Annotated[int, typer.Option(help="Seed of the training of a preset's experts.")] = 1,
+    version: Annotated[
+        Path | None, typer.Option(help="Folder of a published version, to be scored beside the recipes.")
+    ] = None,
+    recipe: Annotated[
+        list[str] | None,
+        typer.Option(help="NAME, or NAME:OPTION=NUMBER,… such as dume:k=2,lambda=0.1; repeat. Default: all."),
+    ] = None,
+    sweep: Annotated[
+        str | None,
+        typer.Option(help="OPTION=NUMBER,NUMBER,…: measure the recipes that have it with each, such as k=1,2,3."),
+    ] = None,
+    incremental: Annotated[
+        bool,
+        typer.Option("--incremental", help="Let experts join one at a time, with the trunk kept and merged anew."),
+    ] = False,
+    first: Annotated[
+        int | None, typer.Option(min=1, help="With --incremental: experts that the first version has. Default: 2.")
+    ] = None,
+    subsets: Annotated[
+        bool,
+        typer.Option("--subsets", help="With --incremental: also begin with any others, and let several join at once."),
+    ] = False,
+    seeds: Annotated[int, typer.Option(min=1, help="How often what is drawn is drawn anew.")] = 1,
+    statistics_tokens: Annotated[
+        int | None,
+        typer.Option(min=0, help="Of each domain, documents that a seed draws; 0: all. Default: 20000, or a preset's."),
+    ] = None,
+    context: Annotated[
+        int | None, typer.Option(min=2, help="Tokens that the model sees at once. Default: 256, or a preset's.")
+    ] = None,
+    stride: Annotated[
+        int | None, typer.Option(min=1, help="Tokens between the starts of two windows. Default: half the context.")
+    ] = None,
+    tokens: Annotated[
+        int | None, typer.Option(min=1, help="Tokens to score per domain. Default: 20000, or a preset's.")
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option(help="Where models compute: cpu or cuda. Default: cpu, or a preset's.")
+    ] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures here too.")] = None,
+    svg_file: Annotated[
+        Path | None, typer.Option("--svg", help="Draw them here; with --sweep or --incremental, as curves.")
+    ] = None,
+) -> None:
+    """Prints the papers' table: how well each way to join experts without training predicts every domain's text.
+
+    Cells are 100 x the perplexity of the domain's own dense expert / the model's.
+
+    Example: moerge table --preset demo --recipe dume --recipe regmean
+    """
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    console = Console()
+    if preset is None:
+        sources = _sources(expert or (), text=text or (), held_out=held_out or (), other=other or ())
+        start = None if base is None else checkpoint_folder(base)
+        cut, most, place = Cut(), STATISTICS_TOKENS, "cpu"
+    elif expert or text or held_out or other or base or version:
+        raise MoergeError("it brings experts, texts and base", where="--preset", todo="leave those options out")
+    else:
+        own = PRESETS[preset]
+        sources, start = own.sources(cache_folder(), training_seed, progress())
+        cut, most, place = own.cut, own.statistics_tokens, own.device
+    context = context or cut.context
+    cut = Cut(context, stride or max(1, context // 2), tokens or cut.tokens)
+    if cut.stride >= cut.context:
+        raise MoergeError(f"{cut.stride}; the context is {cut.context}", where="--stride", todo="give a smaller one")
+    settings = Settings(start, seeds, most if statistics_tokens is None else statistics_tokens, device or place)
+
+    def say(line: str) -> None:
+        console.print(line, highlight=False, markup=False)
+
+    option: str | None = None
+    result: Table | Growth
+    if incremental:
+        if version is not None or sweep is not None:
+            todo = "leave --version and --sweep out"
+            raise MoergeError("makes versions of its own, of recipes as they are", where="--incremental", todo=todo)
+        runs, planned = (
+            in_parts(recipe or JOINED, sources, start),
+            plan(tuple(sources), first or FIRST, subsets=subsets),
+        )
+        result = join(runs, _texts(sources, cut), planned, settings, progress())
+    elif first is not None or subsets:
+        raise MoergeError("goes with --incremental only", where="--first" if first is not None else "--subsets")
+    else:
+        if version is not None:
+            sources = _in_slot_order(version, sources)
+        if recipe or version is not None:
+            runs = asked(recipe or WITH_VERSION, sources, start)
+        else:
+            runs = possible(sources, start, say)
+        if sweep is not None:
+            option, values = _values(sweep)
+            runs = swept(runs, option, values)
+        if version is not None:
+            runs.append(Run(published(version), {}, VERSION))
+        result = measure(runs, _texts(sources, cut), settings, progress())
+    for each in result.render(console):
+        console.print(each, highlight=False, markup=False)
+    if json_file is not None:
+        record = {"preset": preset, "training_seed": training_seed if preset else None, "sweep": sweep}
+        record["version"] = None if version is None else str(version)
+        record |= {**asdict(cut), **asdict(settings), "base": str(start) if start else None}
+        _write(json_file, json.dumps({"settings": record, **result.to_json()}, indent=2) + "\n")
+    if svg_file is not None:
+        _write(svg_file, picture(result, option) if isinstance(result, Table) else growth_picture(result))

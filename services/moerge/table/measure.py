@@ -1,0 +1,148 @@
+"""Measuring recipes: each is built and scored, seed by seed."""
+
+import random
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+
+from moerge.progress import Progress, Tracker
+from moerge.recipes.base import Domain, Fleet, Model
+from moerge.recipes.dense import EXPERTS
+from moerge.recipes.models import Routed
+from moerge.scoring.perplexity import Score, Window, score_of
+from moerge.scoring.routers import RoutingCounter
+from moerge.table.memory import PeakMemory, quick_collections
+from moerge.table.table import Result, Row, Run, Table
+
+
+@dataclass(frozen=True)
+class Texts:
+    """A domain's expert, and its texts as token ids.
+
+    Attributes:
+        expert: dense checkpoint folder.
+        held_out: windows that are scored.
+        statistics, other: documents that are no longer than the context.
+    """
+
+    expert: Path
+    held_out: Sequence[Window]
+    statistics: Sequence[list[int]] = ()
+    other: Sequence[list[int]] = ()
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How recipes are measured.
+
+    Attributes:
+        base: folder of the model that all experts were trained from.
+        seeds: how many; they are 0, 1, …
+        statistics_tokens: how many tokens of statistics each domain gives, in an order that the seed draws; 0: all.
+        device: torch device.
+    """
+
+    base: Path | None = None
+    seeds: int = 1
+    statistics_tokens: int = 0
+    device: str = "cpu"
+
+
+@quick_collections()
+def measure(runs: Sequence[Run], domains: Mapping[str, Texts], settings: Settings, progress: Progress) -> Table:
+    """Builds and scores what each recipe makes, with every seed that could change it.
+
+    Args:
+        runs: `experts` must be among them, because all is normalised by its scores.
+        domains: in the order of a version's slots.
+    """
+    tokens = sum(window.tokens for each in domains.values() for window in each.held_out)
+    rows: list[Row] = []
+    for run in runs:
+        seeds = settings.seeds if run.recipe.uses_text or run.recipe.drawn else 1
+        total = tokens * seeds * (len(domains) if run.recipe.name == EXPERTS else 1)
+        results: dict[str, list[Result]] = {}
+        with progress.track(run.label, total, "tokens") as tracker:
+            share = _Share(total, tracker)
+            for seed in range(seeds):
+                for name, result in _results(run, domains, settings, seed, share):
+                    results.setdefault(name, []).append(result)
+            share.end()
+        rows += [Row(run, name, each) for name, each in results.items()]
+    return Table(list(domains), rows)
+
+
+class _Share:
+    """Tells of no more units than were announced, and at the end of no less: a recipe may make several models."""
+
+    def __init__(self, total: int, tracker: Tracker) -> None:
+        self._left, self._tracker = total, tracker
+
+    def advance(self, n: int) -> None:
+        done = min(n, self._left)
+        self._left -= done
+        self._tracker.advance(done)
+
+    def end(self) -> None:
+        self.advance(self._left)
+
+
+def fleet_of(domains: Mapping[str, Texts], settings: Settings, seed: int, work: Path) -> Fleet:
+    """What recipes are built from with one seed, which draws the texts that statistics come from."""
+    most = settings.statistics_tokens
+    drawn = [
+        Domain(name, each.expert, _drawn(each.statistics, most, seed), _drawn(each.other, most, seed))
+        for name, each in domains.items()
+    ]
+    return Fleet(drawn, settings.base, seed, work, settings.device)
+
+
+def _results(
+    run: Run, domains: Mapping[str, Texts], settings: Settings, seed: int, tracker: Tracker
+) -> Iterator[tuple[str, Result]]:
+    """(row, result) of each of a recipe's models with one seed."""
+    with tempfile.TemporaryDirectory(prefix="moerge-table-") as work:
+        fleet = fleet_of(domains, settings, seed, Path(work))
+        models = run.recipe.build(fleet, run.options)
+        while True:
+            memory, start = PeakMemory(settings.device), time.perf_counter()
+            built = next(models, None)
+            if built is None:
+                break
+            row, model = built
+            scores, counts = _scored(model, domains, tracker)
+            seconds = time.perf_counter() - start
+            result = Result(scores, model.active_parameters, seconds, memory.bytes(), counts)
+            del built, model  # the next one is built before a further assignment would free this one
+            own = row.startswith(run.recipe.name)
+            yield run.label + row.removeprefix(run.recipe.name) if own else row, result
+
+
+def _scored(model: Model, domains: Mapping[str, Texts], tracker: Tracker) -> tuple[dict[str, Score], dict[str, Tensor]]:
+    """The model's score of each domain; and how many tokens went to which expert first, if routers choose."""
+    scores: dict[str, Score] = {}
+    counts: dict[str, Tensor] = {}
+    for domain, texts in domains.items():
+        if isinstance(model, Routed):
+            counter = RoutingCounter(model.model)
+            with counter.counting():
+                scores[domain] = score_of(model.logits, texts.held_out, tracker, counter.count, domain)
+            counts[domain] = counter.counts.sum(dim=0)
+        else:
+            scores[domain] = score_of(model.logits, texts.held_out, tracker, domain=domain)
+    return scores, counts
+
+
+def _drawn(documents: Sequence[list[int]], most: int, seed: int) -> list[list[int]]:
+    """The documents in the seed's order, until they have `most` tokens; 0: all."""
+    mixed, taken, tokens = random.Random(seed).sample(documents, len(documents)), [], 0  # noqa: S311  # no secret
+    for document in mixed:
+        if most and tokens >= most:
+            break
+        taken.append(document)
+        tokens += len(document)
+    return taken

@@ -1,0 +1,88 @@
+"""What `moerge table --preset` brings: domains, the training of their experts, and how these are measured."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from moerge.demo import corpora
+from moerge.demo.train import DEMO, Phase, Trained, Training, train
+from moerge.errors import MoergeError
+from moerge.progress import Progress
+from moerge.table.texts import Cut, Sources
+
+
+@dataclass(frozen=True)
+class Preset:
+    """Domains, their experts' training, and what the table takes unless its options say otherwise.
+
+    Attributes:
+        cut: how held-out text is scored.
+        statistics_tokens: of each domain.
+        device: torch device of training and table.
+    """
+
+    domains: tuple[str, ...]
+    training: Training
+    cut: Cut
+    statistics_tokens: int
+    device: str = "cpu"
+
+    def sources(self, folder: Path, training_seed: int, progress: Progress) -> tuple[dict[str, Sources], Path]:
+        """Each domain's expert and texts, and the folder of the model that the experts began as.
+
+        What `folder` doesn't hold yet is made.
+
+        Raises:
+            MoergeError: it needs a GPU that isn't there, or a package that isn't installed.
+        """
+        if self.device == "cuda" and not torch.cuda.is_available():
+            todo = "run it where torch sees a GPU, or take --preset standard"
+            raise MoergeError("needs a GPU, and torch sees none", where="--preset", todo=todo)
+        texts = corpora.write(folder / "texts", self.domains)
+        others = corpora.write_other(folder / "texts", self.domains)
+        training = replace(self.training, seed=training_seed)
+        trained = train(texts, folder / "experts", progress, training, self.device)
+        return {domain: _sources(trained, domain, texts[domain], others[domain]) for domain in texts}, trained.seed
+
+
+def _sources(trained: Trained, domain: str, files: Mapping[str, Path], other: Path) -> Sources:
+    return Sources(trained.experts[domain], [str(files["statistics"])], [str(files["heldout"])], [str(other)])
+
+
+PRESETS = {
+    "demo": Preset(corpora.DOMAINS, DEMO, Cut(context=256, stride=128, tokens=3_000), statistics_tokens=10_000),
+    "standard": Preset(
+        (*corpora.DOMAINS, *corpora.FURTHER),
+        Training(
+            vocabulary=4096,
+            hidden_size=256,
+            intermediate_size=768,
+            layers=6,
+            heads=4,
+            for_seed=Phase(tokens=3_000_000, learning_rate=3e-3),
+            for_expert=Phase(tokens=400_000, learning_rate=1e-3),
+        ),
+        Cut(context=256, stride=128, tokens=10_000),
+        statistics_tokens=20_000,
+    ),
+    "paper": Preset(
+        (*corpora.DOMAINS, *corpora.FURTHER),
+        Training(
+            vocabulary=8192,
+            hidden_size=768,
+            intermediate_size=2912,
+            layers=12,
+            heads=12,
+            context=1024,
+            batch_rows=16,
+            for_seed=Phase(tokens=10_000_000, learning_rate=6e-4),
+            for_expert=Phase(tokens=2_000_000, learning_rate=3e-4),
+        ),
+        Cut(context=1024, stride=512, tokens=30_000),
+        statistics_tokens=30_000,
+        device="cuda",
+    ),
+}
+"""`demo`: the demo's experts. `standard`: five domains, 6 M parameters. `paper`: 115 M, as DUME section 3.1."""

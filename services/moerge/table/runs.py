@@ -1,0 +1,87 @@
+"""Which recipes a table measures."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from moerge.errors import MoergeError
+from moerge.recipes.base import Recipe
+from moerge.recipes.dense import EXPERTS
+from moerge.recipes.registry import RECIPES, label_of, parse
+from moerge.table.table import Run
+from moerge.table.texts import Sources
+
+
+def lacks(recipe: Recipe, sources: Mapping[str, Sources], base: Path | None) -> str | None:
+    """The option without which a recipe can't be built, if it isn't given."""
+    if recipe.needs_base and base is None:
+        return "--base DIR"
+    if recipe.needs_other:
+        return None if all(each.other for each in sources.values()) else "--other NAME=FILES"
+    if recipe.uses_text and not all(each.text for each in sources.values()):
+        return "--text NAME=FILES"
+    return None
+
+
+def asked(specs: Sequence[str], sources: Mapping[str, Sources], base: Path | None) -> list[Run]:
+    """The recipes that are named, and before them the experts, by which all are normalised.
+
+    Raises:
+        MoergeError: there is no such recipe or option, or it can't be built from what is given.
+    """
+    return _named((EXPERTS, *specs), sources, base)
+
+
+def in_parts(specs: Sequence[str], sources: Mapping[str, Sources], base: Path | None) -> list[Run]:
+    """The recipes that are named, of versions which experts can join.
+
+    Raises:
+        MoergeError: there is no such recipe or option, it makes no such versions, or can't be built from what is given.
+    """
+    runs = _named(specs, sources, base)
+    for run in runs:
+        if run.recipe.parts is None:
+            known = ", ".join(recipe.name for recipe in RECIPES.values() if recipe.parts is not None)
+            what = "makes no version with a trunk and solved routers, which experts could join"
+            raise MoergeError(what, where=f"--recipe {run.label}", todo=f"with --incremental, take of {known}")
+    return runs
+
+
+def _named(specs: Sequence[str], sources: Mapping[str, Sources], base: Path | None) -> list[Run]:
+    runs = {run.label: run for run in (Run(*parse(spec)) for spec in specs)}
+    for run in runs.values():
+        if lacking := lacks(run.recipe, sources, base):
+            todo = "give it, or leave that recipe out"
+            raise MoergeError(f"needs {lacking}", where=f"--recipe {run.label}", todo=todo)
+    return list(runs.values())
+
+
+def possible(sources: Mapping[str, Sources], base: Path | None, say: Callable[[str], None]) -> list[Run]:
+    """Every recipe that can be built from what is given; says which can't."""
+    runs: list[Run] = []
+    left: dict[str, list[str]] = {}
+    for recipe in RECIPES.values():
+        if lacking := lacks(recipe, sources, base):
+            left.setdefault(lacking, []).append(recipe.name)
+        elif not recipe.asked_only:
+            runs.append(Run(*parse(recipe.name)))
+    for lacking, names in left.items():
+        say(f"Left out without {lacking}: {', '.join(names)}")
+    return runs
+
+
+def swept(runs: Sequence[Run], option: str, values: Sequence[float]) -> list[Run]:
+    """The experts, and each recipe that has the option, with each of its values.
+
+    Raises:
+        MoergeError: no recipe has it.
+    """
+    having = [run for run in runs if option in run.options]
+    if not having:
+        known = ", ".join(sorted({name for run in runs for name in run.options})) or "none"
+        raise MoergeError(f"no recipe has the option {option!r}", where="--sweep", todo=f"their options are: {known}")
+    every = [run for run in runs if run.recipe.name == EXPERTS]
+    for run in having:
+        for value in values:
+            options = {**run.options, option: value}
+            every.append(Run(run.recipe, options, label_of(run.recipe, options)))
+    return every

@@ -1,0 +1,89 @@
+"""The table's texts: documents of each domain as token ids, some of them held out."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from moerge.documents.files import data_files
+from moerge.documents.reader import BadLines, as_text, documents
+from moerge.errors import MoergeError
+from moerge.scoring.perplexity import Window, windows
+from moerge.table.measure import Texts
+
+_TENTH = 10
+
+
+@dataclass(frozen=True)
+class Sources:
+    """A domain's expert folder and files, as `data_files` finds them: for statistics, held out, and other ones."""
+
+    expert: Path
+    text: Sequence[str] = ()
+    held_out: Sequence[str] = ()
+    other: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Windows of `context` tokens that advance by `stride`; of each domain as many as have `tokens` in all."""
+
+    context: int = 256
+    stride: int = 128
+    tokens: int = 20_000
+
+
+def read_texts(name: str, sources: Sources, cut: Cut) -> Texts:
+    """A domain's documents, tokenized as its expert does it.
+
+    Where no file is held out, a tenth of the documents is. What is held out is never used for statistics.
+
+    Raises:
+        MoergeError: a file can't be read, or nothing is held out.
+    """
+    own, other = _texts("--text", sources.text), _texts("--other", sources.other)
+    held = _texts("--held-out", sources.held_out) or [text for text in own if is_held_out(text)]
+    tokenizer = AutoTokenizer.from_pretrained(sources.expert, local_files_only=True, trust_remote_code=False)
+    scored = _windows(tokenizer, held, cut)
+    if not scored:
+        todo = "give more text, or name files with --held-out"
+        raise MoergeError("no document of two tokens is held out", where=name, todo=todo)
+    apart = set(held)
+    statistics, further = ([text for text in texts if text not in apart] for texts in (own, other))
+    for option, given, left in (("--text", sources.text, statistics), ("--other", sources.other, further)):
+        if given and not left:
+            raise MoergeError("all of it is held out", where=f"{option} {name}", todo="give more, or other, text")
+    return Texts(
+        sources.expert, scored, _pieces(tokenizer, statistics, cut.context), _pieces(tokenizer, further, cut.context)
+    )
+
+
+def is_held_out(text: str) -> bool:
+    """Whether a document is of the tenth that is held out: a function of its text alone."""
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") % _TENTH == 0
+
+
+def _texts(option: str, sources: Sequence[str]) -> list[str]:
+    if not sources:
+        return []
+    return list(filter(None, documents(data_files(*sources, option=option), "text", as_text, BadLines())))
+
+
+def _windows(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], cut: Cut) -> list[Window]:
+    found: list[Window] = []
+    scored = 0
+    for text in texts:
+        for window in windows([tokenizer(text)["input_ids"]], cut.context, cut.stride):
+            if scored >= cut.tokens:
+                return found
+            found.append(window)
+            scored += window.scored
+    return found
+
+
+def _pieces(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], context: int) -> list[list[int]]:
+    """Documents of token ids; what is longer than the context is several."""
+    rows = tokenizer(list(texts))["input_ids"] if texts else []
+    return [ids[start : start + context] for ids in rows for start in range(0, len(ids), context)]

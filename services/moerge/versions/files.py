@@ -1,0 +1,206 @@
+"""The files of a version. A plan names its content before it is written, so that what exists is found, not made."""
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import torch
+from torch import Tensor
+from transformers import PretrainedConfig
+
+from moerge.errors import IncompatibleExpertError
+from moerge.models.config import published_config, read_config, trunk_settings
+from moerge.models.expert_folder import TOKENIZER_FILES
+from moerge.models.families import EMBEDDING, HEAD, Family
+from moerge.models.reader import Checkpoint
+from moerge.models.writer import TensorPlan, write_safetensors
+from moerge_proto.digests import digest_of, sha256_hex
+from moerge_proto.versions import SolveReport
+
+TRUNK_FILE, ADDED_FILE = "model-trunk.safetensors", "model-trunk-added.safetensors"
+ROUTER_FILE, INDEX_FILE = "model-router.safetensors", "model.safetensors.index.json"
+REPORT_FILE = "moerge-report.json"
+_PIECE = 2**22
+_LAYOUT = 1  # raise when the bytes of a planned file change for the same inputs
+
+
+@dataclass(frozen=True)
+class FilePlan:
+    """One file of a version.
+
+    Attributes:
+        name: in the version's folder.
+        key: a digest of everything that the content is a function of.
+        write: writes the content and returns its SHA-256.
+        tensors: names and bytes of the tensors in it.
+        sha256: the content's digest, where it is known before; the same file may be stored already.
+    """
+
+    name: str
+    key: str
+    write: Callable[[BinaryIO], str]
+    tensors: dict[str, int]
+    sha256: str | None = None
+
+
+def _weights(name: str, plans: Sequence[TensorPlan], **inputs: object) -> FilePlan:
+    key = digest_of({"layout": _LAYOUT, "name": name, **inputs})  # type: ignore[dict-item]  # callers pass JSON
+    return FilePlan(name, key, lambda out: write_safetensors(out, plans), {plan.name: plan.bytes for plan in plans})
+
+
+def trunk_files(
+    trunk: Checkpoint, family: Family, config: PretrainedConfig, digest: str, sha256: str, *, tied: bool = False
+) -> list[FilePlan]:
+    """The trunk under its published names: its own file wherever those are the same, and one of what must be added.
+
+    Args:
+        trunk: its file, in the dense family's names.
+        digest: the trunk's name.
+        sha256: the digest of that file.
+        tied: leave the head out where it is the embedding. By default it is written, for engines that don't tie.
+
+    Raises:
+        IncompatibleExpertError: `tied`, but the trunk has a head of its own.
+    """
+    if tied and HEAD in trunk.specs:
+        raise IncompatibleExpertError(
+            "the trunk has a head that isn't its embedding", where=HEAD, todo="publish it without --tied"
+        )
+    added = [_zeros(name, shape, trunk) for name, shape in family.zero_shapes(config).items()]
+    if HEAD not in trunk.specs and not tied:
+        added.append(_copy(trunk, EMBEDDING, HEAD))
+    blocks = family.head_blocks(config)
+    if blocks:
+        plans = []
+        for name in sorted(trunk.specs):
+            plans += _in_blocks(trunk, name, blocks.get(name, [(name, trunk.specs[name].shape[0])]))
+        return [_weights(TRUNK_FILE, plans + added, trunk=digest, tied=tied)]
+    size = {name: spec.bytes for name, spec in trunk.specs.items()}
+    own = FilePlan(TRUNK_FILE, digest_of({"sha256": sha256}), lambda out: _copied_bytes(trunk.path, out), size, sha256)
+    return [own, _weights(ADDED_FILE, added, trunk=digest, tied=tied)] if added else [own]
+
+
+def expert_file(expert: Checkpoint, family: Family, layers: int, slot: int, digest: str) -> FilePlan:
+    """One expert's MLPs under the names of slot `slot`."""
+    plans = []
+    for dense, published in family.mlp_blocks(layers, slot):
+        rows = expert.specs[dense].shape[0] // len(published)
+        plans += _in_blocks(expert, dense, [(name, rows) for name in published])
+    return _weights(f"model-expert-{slot:05d}.safetensors", plans, expert=digest, family=family.model_type)
+
+
+def _in_blocks(source: Checkpoint, name: str, blocks: Sequence[tuple[str, int]]) -> list[TensorPlan]:
+    """The tensor's consecutive blocks of rows under names of their own."""
+    spec, start, plans = source.specs[name], 0, []
+    for target, rows in blocks:
+        part = slice(start, start + rows)
+        shape = (rows, *spec.shape[1:])
+        plans.append(TensorPlan(target, spec.dtype, shape, lambda part=part: source.tensor(name)[part]))  # type: ignore[misc]
+        start += rows
+    return plans
+
+
+def _copy(source: Checkpoint, name: str, target: str) -> TensorPlan:
+    return _in_blocks(source, name, [(target, source.specs[name].shape[0])])[0]
+
+
+def _zeros(name: str, shape: tuple[int, ...], trunk: Checkpoint) -> TensorPlan:
+    dtype = trunk.specs[EMBEDDING].dtype
+    return TensorPlan(name, dtype, shape, lambda: torch.zeros(shape, dtype=dtype))
+
+
+def _copied_bytes(path: Path, out: BinaryIO) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while piece := file.read(_PIECE):
+            digest.update(piece)
+            out.write(piece)
+    return digest.hexdigest()
+
+
+def router_file(
+    routers: Callable[[], Sequence[Tensor]],
+    layers: int,
+    shape: tuple[int, int],
+    family: Family,
+    dtype: torch.dtype,
+    lineage: str,
+) -> FilePlan:
+    """The routers, in `dtype`; `routers` gives one [D, H] = `shape` per layer, and is called when they are written."""
+
+    def plan(layer: int) -> TensorPlan:
+        return TensorPlan(family.router.format(layer=layer), dtype, shape, lambda: routers()[layer].to(dtype))
+
+    return _weights(ROUTER_FILE, [plan(layer) for layer in range(layers)], lineage=lineage)
+
+
+def report_file(report: Callable[[], SolveReport], lineage: str) -> FilePlan:
+    """What the solves showed; `report` is called when it is written."""
+
+    def write(out: BinaryIO) -> str:
+        return text_file(REPORT_FILE, report().model_dump_json(indent=1) + "\n").write(out)
+
+    return FilePlan(REPORT_FILE, digest_of({"report": lineage}), write, {})
+
+
+def dense_config_file(expert: Path, trunk: Checkpoint) -> FilePlan:
+    """A dense expert's config.json, with the trunk's vocabulary and heads, and without what names code."""
+    config = json.loads((expert / "config.json").read_text(encoding="utf-8"))
+    config.pop("auto_map", None)
+    config |= trunk_settings(read_config(expert), trunk.shapes)
+    return text_file("config.json", json.dumps(config, indent=2, sort_keys=True) + "\n")
+
+
+def text_file(name: str, text: str) -> FilePlan:
+    """A small file whose content is known."""
+    data = text.encode()
+
+    def write(out: BinaryIO) -> str:
+        out.write(data)
+        return sha256_hex(data)
+
+    return FilePlan(name, digest_of({"text": text}), write, {})
+
+
+def index_file(weights: Sequence[FilePlan]) -> FilePlan:
+    """The index over exactly the tensors of `weights`."""
+    where = {name: plan.name for plan in weights for name in plan.tensors}
+    size = sum(sum(plan.tensors.values()) for plan in weights)
+    index = {"metadata": {"total_size": size}, "weight_map": dict(sorted(where.items()))}
+    return text_file(INDEX_FILE, json.dumps(index, indent=1) + "\n")
+
+
+def config_files(
+    tokenizer: Path,
+    config: PretrainedConfig,
+    family: Family,
+    experts: int,
+    top_k: int,
+    trunk: Checkpoint,
+    *,
+    tied: bool,
+) -> list[FilePlan]:
+    """config.json, generation_config.json and the tokenizer, the last two from the folder `tokenizer`."""
+    embedding = trunk.specs[EMBEDDING]
+    dtype = str(embedding.dtype).removeprefix("torch.")
+    published = published_config(family, config, experts, top_k, dtype, embedding.shape[0], tied)
+    plans = [text_file("config.json", json.dumps(published, indent=2, sort_keys=True) + "\n")]
+    generation = tokenizer / "generation_config.json"
+    ids = ("bos_token_id", "eos_token_id", "pad_token_id")
+    default = json.dumps({name: published.get(name) for name in ids}, indent=2) + "\n"
+    text = generation.read_text(encoding="utf-8") if generation.is_file() else default
+    plans.append(text_file("generation_config.json", text))
+    return plans + [_copied(tokenizer / name) for name in TOKENIZER_FILES if (tokenizer / name).is_file()]
+
+
+def _copied(path: Path) -> FilePlan:
+    data = path.read_bytes()
+
+    def write(out: BinaryIO) -> str:
+        out.write(data)
+        return sha256_hex(data)
+
+    return FilePlan(path.name, digest_of({"sha256": sha256_hex(data)}), write, {})
