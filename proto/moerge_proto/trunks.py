@@ -21,6 +21,7 @@ class TrunkOptions(Message):
     `weights`: domain -> weight, 1 for those not named (weighted). `base`: the digest of a registered expert, whose
     trunk this is (base), or from which task vectors start (ties, dare). `retain`: share of a task vector's elements
     that is kept, `scale`: what their sum is multiplied by (ties, dare; MergeME appendix). `seed` (dare).
+    `context_head` adds a context head (regmean, moerge).
     """
 
     weights: dict[Name, Annotated[float, Field(ge=0, allow_inf_nan=False)]] = Field(default_factory=dict)
@@ -28,6 +29,7 @@ class TrunkOptions(Message):
     retain: float = Field(default=0.8, gt=0, le=1)
     scale: float = Field(default=1 / 3, allow_inf_nan=False)
     seed: int = Field(default=0, ge=0, lt=2**53)
+    context_head: bool = Field(default=False, exclude_if=lambda value: not value)
 
 
 _USED: dict[str, set[str]] = {
@@ -36,7 +38,7 @@ _USED: dict[str, set[str]] = {
     "base": {"base"},
     "ties": {"base", "retain", "scale"},
     "dare": {"base", "retain", "scale", "seed"},
-    **{method: set() for method in SOLVED},
+    **{method: {"context_head"} for method in SOLVED},
 }
 _NEEDED = ("weights", "base")
 

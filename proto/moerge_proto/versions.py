@@ -3,34 +3,22 @@
 from datetime import datetime
 from typing import Annotated, Literal
 
-from pydantic import Field, JsonValue
+from pydantic import BeforeValidator, Field, JsonValue, WithJsonSchema
 
 from moerge_proto.digests import Digest, Name
 from moerge_proto.messages import FileEntry, Message
+from moerge_proto.options import RECOMMENDED, RecommendedOptions, SolveOptions
 
 CHAMPION = "champion"
 """The alias of the version that consumers use."""
-Routers = Literal["ridge", "discriminant"]
-LambdaScale = Literal["absolute", "relative", "auto"]
-Weight = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
-class SolveOptions(Message):
-    """How routers are solved; all of it can be chosen anew without any owner's help.
+def _completed(value: object) -> object:
+    """Options with the recommended ones for those that are left out."""
+    return {**RECOMMENDED.solve.model_dump(), **value} if isinstance(value, dict) else value
 
-    `ridge_lambda`: Tikhonov regulariser (DUME eq. 2; 0.01 in the paper), as it stands (`absolute`) or in units of the
-    layer's mean diagonal (`relative`); with `auto` each layer gets the one that errs least on the tuning splits.
-    `domain_weights`: domain -> weight of its statistics, 1 for those not named; `balanced` weighs all domains as if
-    they had contributed equally many tokens. `top_k`: experts per token. `temperature` divides the router's scores;
-    it matters for top_k > 1 only.
-    """
 
-    ridge_lambda: float = Field(default=0.01, gt=0, allow_inf_nan=False)
-    lambda_scale: LambdaScale = "absolute"
-    domain_weights: dict[Name, Weight] | Literal["balanced"] = Field(default_factory=dict)
-    routers: Routers = "ridge"
-    top_k: int = Field(default=1, ge=1)
-    temperature: float = Field(default=1.0, gt=0, allow_inf_nan=False)
+Completed = Annotated[SolveOptions, BeforeValidator(_completed), WithJsonSchema(RecommendedOptions.model_json_schema())]
 
 
 class NewVersion(Message):
@@ -38,13 +26,14 @@ class NewVersion(Message):
 
     `experts=None` means every ready expert that has contributed under the trunk, in order of arrival. `round` names a
     round instead of trunk and experts: it gives those that have contributed, once all have, or enough of them by the
-    deadline. `tied` leaves the head out where it is the embedding.
+    deadline. `options`: those that are left out are the recommended ones. `tied` leaves the head out where it is the
+    embedding.
     """
 
     trunk: Digest | None = None
     experts: list[Digest] | None = Field(default=None, min_length=1)
     round: Name | None = None
-    options: SolveOptions = SolveOptions()
+    options: Completed = RECOMMENDED.solve
     tied: bool = False
 
 

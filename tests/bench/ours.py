@@ -34,9 +34,10 @@ from moerge.versions.files import (
 )
 from moerge_proto.digests import digest_of, sha256_hex
 from moerge_proto.messages import FileEntry
+from moerge_proto.options import SolveOptions
 from moerge_proto.statistics_file import RouterManifest, StatisticsFile, StatisticsSettings, exponent, write
 from moerge_proto.trunks import TrunkOptions
-from moerge_proto.versions import SolveOptions, SolveReport
+from moerge_proto.versions import SolveReport
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -16,8 +16,9 @@ from moerge.client.client import Client
 from moerge.client.pull import pull
 from moerge.errors import CoordinatorError, MoergeError
 from moerge.progress import LogProgress
+from moerge_proto.options import SolveOptions
 from moerge_proto.rounds import NewRound, RoundChange, RoundState
-from moerge_proto.versions import NewVersion, SolveOptions, Version, VersionChange
+from moerge_proto.versions import NewVersion, Version, VersionChange
 from support.fleet import Member, honest, joined, merge, send
 from support.processes import Coordinator, coordinator, moerge
 from support.statistics import written

@@ -19,7 +19,8 @@ from moerge_coordinator.backups import back_up, restore
 from moerge_coordinator.database import open_database
 from moerge_coordinator.settings import Settings, read_settings
 from moerge_coordinator.upkeep import Finding, verify
-from moerge_proto.versions import NewVersion, SolveOptions
+from moerge_proto.options import SolveOptions
+from moerge_proto.versions import NewVersion
 from support.fleet import SILENT, honest, joined, merge, send
 from support.processes import MOERGE, Coordinator, coordinator, moerge
 from support.statistics import written

@@ -15,9 +15,10 @@ from moerge.errors import CoordinatorError, MoergeError
 from moerge.progress import LogProgress
 from moerge_proto.evaluations import NewEvaluation
 from moerge_proto.experts import Expert, NewExpert
+from moerge_proto.options import SolveOptions
 from moerge_proto.owners import NewToken, Role
 from moerge_proto.problems import ProblemType
-from moerge_proto.versions import NewVersion, SolveOptions
+from moerge_proto.versions import NewVersion
 from support.fleet import Member, honest, joined, merge, send
 from support.processes import Coordinator, coordinator, moerge
 from support.statistics import written

@@ -14,8 +14,9 @@ from moerge.errors import CoordinatorError
 from moerge.models.dense import domain_model
 from moerge_proto.evaluations import NewEvaluation
 from moerge_proto.experts import Expert, ExpertState, Fitted, NewExpert
+from moerge_proto.options import SolveOptions
 from moerge_proto.trunks import Trunk
-from moerge_proto.versions import NewVersion, SolveOptions, Version
+from moerge_proto.versions import NewVersion, Version
 from support.dashboard import signed_in
 from support.fleet import (
     SILENT,

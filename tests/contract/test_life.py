@@ -12,8 +12,9 @@ from moerge.client.register import register
 from moerge.errors import CoordinatorError, MoergeError
 from moerge_proto.contributions import NewContribution
 from moerge_proto.experts import ExpertState
+from moerge_proto.options import SolveOptions
 from moerge_proto.trunks import Trunk
-from moerge_proto.versions import NewVersion, SolveOptions, Version
+from moerge_proto.versions import NewVersion, Version
 from support.fleet import SILENT, Member, files_below, honest, honest_trunk, join, joined, merge, send, send_trunk
 from support.models import expert
 from support.processes import Coordinator, coordinator, moerge

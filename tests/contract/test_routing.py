@@ -17,8 +17,9 @@ from moerge.errors import MoergeError
 from moerge_coordinator import routing
 from moerge_coordinator.refusals import RefusedError
 from moerge_coordinator.routing import TextRouter
+from moerge_proto.options import SolveOptions
 from moerge_proto.routing import MAX_CHARACTERS
-from moerge_proto.versions import NewVersion, SolveOptions, Version
+from moerge_proto.versions import NewVersion, Version
 from support.fleet import eventually, honest, joined, merge, send
 from support.processes import Coordinator, marked, moerge
 from support.statistics import written

@@ -15,9 +15,10 @@ from moerge.cli.common import wait
 from moerge.errors import CoordinatorError, IncompatibleExpertError
 from moerge.statistics.accumulate import ShardSums
 from moerge.trunk.stray import require_near
+from moerge_proto.options import SolveOptions
 from moerge_proto.statistics_file import TrunkManifest
 from moerge_proto.trunks import SOLVED, Trunk, TrunkMethod
-from moerge_proto.versions import NewVersion, SolveOptions, Version
+from moerge_proto.versions import NewVersion, Version
 from support.fleet import Member, honest, honest_trunk, joined, merge, send, send_trunk, trunk_path
 from support.models import expert
 from support.processes import Coordinator, coordinator, moerge

@@ -12,9 +12,10 @@ import pytest
 
 from moerge.cli.common import wait
 from moerge.errors import CoordinatorError
+from moerge_proto.options import SolveOptions
 from moerge_proto.owners import NewOwner
 from moerge_proto.trunks import Trunk
-from moerge_proto.versions import NewVersion, SolveOptions, Version
+from moerge_proto.versions import NewVersion, Version
 from support.fleet import Member, honest, joined, merge, send
 from support.processes import Coordinator, coordinator, moerge
 from support.statistics import written

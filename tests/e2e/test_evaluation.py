@@ -16,7 +16,8 @@ from moerge.scoring.perplexity import load, score, windows
 from moerge.scoring.routers import RoutingCounter, forced
 from moerge_proto.evaluations import Evaluation
 from moerge_proto.experts import NewExpert
-from moerge_proto.versions import NewVersion, SolveOptions
+from moerge_proto.options import SolveOptions
+from moerge_proto.versions import NewVersion
 from moerge_workers import commands
 from moerge_workers.data import document_mac, split_of
 from moerge_workers.history import History

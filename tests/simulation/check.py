@@ -20,8 +20,8 @@ from moerge_coordinator.needed import needed
 from moerge_coordinator.settings import read_settings
 from moerge_coordinator.tables import ShardRow, UploadRow
 from moerge_proto.experts import ExpertState
+from moerge_proto.options import SolveOptions
 from moerge_proto.statistics_file import StatisticsFile
-from moerge_proto.versions import SolveOptions
 from simulation.model import SHARDS, Key, Part
 from simulation.operations import Run, experts, sums
 from support.statistics import manifest_of, written

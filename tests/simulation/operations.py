@@ -21,11 +21,12 @@ from moerge.progress import LogProgress
 from moerge_proto.contributions import NewContribution
 from moerge_proto.digests import content_digest, sha256_hex
 from moerge_proto.experts import ExpertState, NewExpert
+from moerge_proto.options import SolveOptions
 from moerge_proto.owners import NewOwner, NewToken, Role
 from moerge_proto.statistics_file import RouterManifest, StatisticsSettings
 from moerge_proto.trunks import NewTrunk
 from moerge_proto.uploads import Chunk, NewUpload, Upload
-from moerge_proto.versions import NewVersion, SolveOptions
+from moerge_proto.versions import NewVersion
 from simulation.faults import Fault
 from simulation.model import SHARDS, Model, Part
 from simulation.world import World

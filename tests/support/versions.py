@@ -13,8 +13,8 @@ from moerge.models.reader import Checkpoint
 from moerge.routers.solve import solve_layers
 from moerge.statistics.contribution import router_contribution
 from moerge.versions.folder import write_trunk, write_version
+from moerge_proto.options import SolveOptions
 from moerge_proto.statistics_file import StatisticsFile
-from moerge_proto.versions import SolveOptions
 
 ROWS = [[(7 * row + 3 * column) % 256 for column in range(40)] for row in range(8)]
 

@@ -8,11 +8,12 @@ from moerge_coordinator.dashboard.rest import RestError
 from moerge_coordinator.dashboard.visit import HOME, Action, Field, Form, Visit
 from moerge_proto.experts import Expert, Purge, Withdraw
 from moerge_proto.history import Remerge, TrunkHistory
+from moerge_proto.options import SolveOptions
 from moerge_proto.owners import Owner
 from moerge_proto.problems import Problem, ProblemType
 from moerge_proto.rounds import NewRound, Round, RoundChange
 from moerge_proto.trunks import NewTrunk
-from moerge_proto.versions import Alias, Move, NewVersion, Rollback, SolveOptions, Version, VersionChange
+from moerge_proto.versions import Alias, Move, NewVersion, Rollback, Version, VersionChange
 
 Given = Mapping[str, str]
 _NOTE = Field("note", "Note", hint="why; it stays in the history")

@@ -25,9 +25,10 @@ from moerge_coordinator.tables import ContributionRow, ExpertRow, TrunkRow, Vers
 from moerge_proto.contributions import ContributionSignature
 from moerge_proto.experts import ExpertState
 from moerge_proto.messages import Page
+from moerge_proto.options import SolveOptions
 from moerge_proto.owners import Role
 from moerge_proto.problems import ProblemType
-from moerge_proto.versions import Comparison, Lineage, NewVersion, SolveOptions, SolveReport, Version, VersionChange
+from moerge_proto.versions import Comparison, Lineage, NewVersion, SolveReport, Version, VersionChange
 from moerge_proto.workflows import Workflow
 
 router = APIRouter(tags=["versions"])

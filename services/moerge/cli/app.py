@@ -32,10 +32,11 @@ from moerge.client.client import Client
 from moerge.errors import MoergeError
 from moerge_proto.contributions import ContributionSignature
 from moerge_proto.experts import ExpertState
+from moerge_proto.options import LambdaScale, Routers, SolveOptions
 from moerge_proto.owners import Role
 from moerge_proto.signatures import fingerprint, in_groups
 from moerge_proto.trunks import NewTrunk, TrunkMethod
-from moerge_proto.versions import LambdaScale, NewVersion, Routers, SolveOptions, SolveReport, Version
+from moerge_proto.versions import NewVersion, SolveReport, Version
 
 COMPONENTS = {
     "coordinator": ("moerge_coordinator.commands", "Run a coordinator."),

@@ -21,7 +21,7 @@ def demo(
     home: Annotated[Path, typer.Option(help="Folder of the demo's coordinator and workers.")] = Path("moerge-demo"),
     recipe: Annotated[
         Literal["moerge", "dume"],
-        typer.Option(help="moerge: regmean trunk, MLPs fitted to it, discriminants. dume: the paper's method."),
+        typer.Option(help="moerge: the recommended recipe, regmean trunk and discriminants. dume: the paper's."),
     ] = "moerge",
     serve: Annotated[
         bool, typer.Option("--serve", help="Keep the coordinator and its dashboard open at the end.")

@@ -20,22 +20,16 @@ from moerge.demo.processes import Processes, free_port
 from moerge.errors import MoergeError
 from moerge.files import atomic_file
 from moerge_proto.experts import Expert, ExpertState
+from moerge_proto.options import PAPER, RECOMMENDED, VersionRecipe
 from moerge_proto.owners import NewOwner, NewToken, Role
-from moerge_proto.trunks import NewTrunk, TrunkMethod
-from moerge_proto.versions import CHAMPION, NewVersion, SolveOptions, Version
+from moerge_proto.trunks import NewTrunk
+from moerge_proto.versions import CHAMPION, NewVersion, Version
 
 TABLE_TOKENS = 10_000
 """Held-out tokens per domain in the demo's tables."""
 RecipeName = Literal["moerge", "dume"]
 """Of the library's recipes, those that the demo's owners and operator can follow."""
-_TRUNKS: dict[RecipeName, TrunkMethod] = {"moerge": "moerge", "dume": "average"}
-_WORKERS: dict[RecipeName, list[str]] = {"moerge": ["--trunk-contribution", "--fit"], "dume": []}
-_ROUTERS: dict[RecipeName, SolveOptions] = {
-    "moerge": SolveOptions(
-        routers="discriminant", domain_weights="balanced", lambda_scale="relative", ridge_lambda=1e-3
-    ),
-    "dume": SolveOptions(),
-}
+_RECIPES: dict[RecipeName, VersionRecipe] = {"moerge": RECOMMENDED, "dume": PAPER}
 _BESIDE: dict[RecipeName, list[str]] = {"moerge": ["averaging", "dume"], "dume": ["averaging"]}
 _POLICY = b"""\
 held_out_share = 0.1
@@ -79,11 +73,10 @@ class Demo:
             self._say(f"{len(early)} owners join: {', '.join(domain.name for domain in early)}")
             workers = [(domain, self._start_worker(processes, client, domain)) for domain in early]
             experts = self._ready_experts(client, early, workers)
-            fits = "fits its MLPs to it, and " if self._recipe == "moerge" else ""
-            self._say(f"Merging their trunk; each owner then {fits}contributes statistics under it")
+            self._say("Merging their trunk; each owner then contributes statistics under it")
             if self._recipe == "moerge":
                 self._wait_for_trunk_contributions(client, early, workers)
-            trunk = wait(client, client.merge_trunk(NewTrunk(method=_TRUNKS[self._recipe], experts=experts)))
+            trunk = wait(client, client.merge_trunk(NewTrunk(method=_RECIPES[self._recipe].method, experts=experts)))
             self._wait_for_contributions(processes, client, trunk, workers)
             numbers = [self._publish(processes, client, trunk, experts, early)]
             self._say(f"{late.name} joins under the same trunk; nobody else does anything")
@@ -129,7 +122,9 @@ class Demo:
             out.write(_POLICY)
         arguments = ["worker", "run", "--domain", domain.name, "--expert", domain.expert]
         arguments += ["--data", domain.texts["statistics"], "--data", domain.texts["tuning"], "--home", home, *more]
-        arguments += ["--license", "Apache-2.0", "--context", 256, *_WORKERS[self._recipe]]
+        arguments += ["--license", "Apache-2.0", "--context", 256]
+        if self._recipe == "moerge":
+            arguments.append("--trunk-contribution")
         environment = {"MOERGE_COORDINATOR": self._url, "MOERGE_TOKEN": token}
         return processes.start(arguments, environment, label=domain.name)
 
@@ -176,7 +171,7 @@ class Demo:
         self._say("Summing, solving, publishing")
         come = {row.expert for row in client.contributions() if row.active and row.trunk == trunk}
         chosen = {row.plain: row.digest for row in client.experts() if row.digest in come}
-        new = NewVersion(experts=[chosen[each] for each in experts], options=_ROUTERS[self._recipe])
+        new = NewVersion(experts=[chosen[each] for each in experts], options=_RECIPES[self._recipe].solve)
         version = client.version(int(wait(client, client.solve_version(new))))
         show_files(version)
         self._say(f"Each owner evaluates version {version.number} on documents that it held out, and reports sums")

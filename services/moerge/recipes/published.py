@@ -21,8 +21,8 @@ from moerge.routers.solve import solve_layers
 from moerge.statistics.contribution import router_contribution, trunk_contribution
 from moerge.trunk.regmean import ModuleGrams, solved_plan
 from moerge.versions.folder import write_trunk, write_version
+from moerge_proto.options import SolveOptions
 from moerge_proto.statistics_file import StatisticsFile
-from moerge_proto.versions import SolveOptions
 
 Texts = Callable[[Domain], Sequence[list[int]]]
 """What of a domain's text statistics come from."""

@@ -10,8 +10,9 @@ from moerge.errors import SolveError
 from moerge.routers.discriminants import discriminants
 from moerge.routers.ridge import Ridge, one_thread, unit_columns
 from moerge.routers.system import domain_weights, ridge_system
+from moerge_proto.options import SolveOptions
 from moerge_proto.statistics_file import StatisticsFile
-from moerge_proto.versions import SolvedLayer, SolveOptions, SolveReport
+from moerge_proto.versions import SolvedLayer, SolveReport
 
 CANDIDATES = tuple(10.0**power for power in range(-9, 1))
 """What `auto` chooses from, in units of the mean diagonal."""

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from moerge.errors import ContributionError
 from moerge.statistics.integers import add, to_floats, unpack
+from moerge_proto.options import SolveOptions
 from moerge_proto.statistics_file import MAX_TOKENS, Int64, StatisticsFile, gram_length
-from moerge_proto.versions import SolveOptions
 
 
 def domain_weights(files: Sequence[StatisticsFile], domains: Sequence[str], options: SolveOptions) -> dict[str, float]:

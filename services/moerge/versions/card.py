@@ -7,8 +7,9 @@ from huggingface_hub import ModelCardData
 from moerge.versions.files import FilePlan, text_file
 from moerge_proto.contributions import Contribution
 from moerge_proto.experts import Expert
+from moerge_proto.options import SolveOptions
 from moerge_proto.trunks import Trunk
-from moerge_proto.versions import Lineage, SolveOptions
+from moerge_proto.versions import Lineage
 
 
 def card_file(

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from moerge.errors import SolveError
 from moerge.routers.solve import CANDIDATES, solve_layers
+from moerge_proto.options import SolveOptions
 from moerge_proto.statistics_file import StatisticsFile
-from moerge_proto.versions import SolveOptions
 from support.statistics import LAYERS, manifest_of, shard_of, written
 
 HIDDEN = 12

@@ -18,8 +18,8 @@ from moerge.routers.ridge import solve
 from moerge.routers.solve import solve_layers
 from moerge.routers.system import ridge_system
 from moerge.versions.files import FilePlan, expert_file, router_file, trunk_files
+from moerge_proto.options import SolveOptions
 from moerge_proto.statistics_file import StatisticsFile
-from moerge_proto.versions import SolveOptions
 from support.models import expert
 from support.statistics import LAYERS, honest_sums, manifest_of, written
 

@@ -18,7 +18,8 @@ from moerge.table.measure import Settings, Texts, measure
 from moerge.table.runs import possible
 from moerge.table.table import Run
 from moerge.table.texts import Cut, Sources, is_held_out, read_texts
-from moerge_proto.versions import Lineage, SolveOptions
+from moerge_proto.options import SolveOptions
+from moerge_proto.versions import Lineage
 from support.models import expert, texts
 from support.progress import Silent
 from support.versions import ROWS, published
