@@ -8,38 +8,27 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import cache, partial, wraps
+from functools import wraps
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec
 
 from dbos import DBOS, DBOSClient, DBOSConfiguredInstance, EnqueueOptions, SetWorkflowID, WorkflowStatus
 from sqlalchemy import Engine, func, select
-from torch import Tensor
 from transformers import PretrainedConfig
 
 from moerge.blobs.store import Blobs, show
 from moerge.errors import MoergeError
-from moerge.models.bounds import feature_bounds, feature_exponents, feature_gains
-from moerge.models.config import read_config, trunk_config
+from moerge.models.bounds import feature_bounds, feature_exponents
+from moerge.models.config import read_config
 from moerge.models.expert_folder import require_finite
-from moerge.models.families import EMBEDDING, Family, family_of
+from moerge.models.families import Family, family_of
 from moerge.models.reader import Checkpoint
 from moerge.models.writer import TensorPlan, write_safetensors
-from moerge.routers.solve import solve_layers
 from moerge.trunk.merge import elementwise_method, merge_plan, trunk_digest
 from moerge.trunk.regmean import ModuleGrams, solved_plan
-from moerge.versions.card import card_file
-from moerge.versions.files import (
-    FilePlan,
-    config_files,
-    dense_config_file,
-    expert_file,
-    index_file,
-    report_file,
-    router_file,
-    text_file,
-    trunk_files,
-)
+from moerge.versions.card import Contributed, ExpertRecord
+from moerge.versions.files import FilePlan, dense_config_file
+from moerge.versions.plan import Slot, Solution, VersionInputs, VersionPlan, plan_version, solve_lineage
 from moerge_coordinator import views
 from moerge_coordinator.database import reading, transaction
 from moerge_coordinator.intake import checked_family, others, require_held
@@ -50,12 +39,12 @@ from moerge_coordinator.settings import Settings
 from moerge_coordinator.sources import fetch
 from moerge_coordinator.tables import ArtifactRow, ContributionRow, ExpertRow, TrunkRow, VersionRow
 from moerge_coordinator.uploads import Uploads
-from moerge_proto.digests import canonical_json, digest_of
+from moerge_proto.digests import digest_of
 from moerge_proto.experts import ExpertState
 from moerge_proto.messages import FileEntry
 from moerge_proto.statistics_file import StatisticsFile
 from moerge_proto.trunks import SOLVED, TrunkLineage
-from moerge_proto.versions import Lineage, SolveReport, VersionFile
+from moerge_proto.versions import Lineage, VersionFile
 from moerge_proto.workflows import Workflow, WorkflowEntry, WorkflowState
 
 P = ParamSpec("P")
@@ -410,7 +399,7 @@ class Workflows(DBOSConfiguredInstance):
         made = Lineage.model_validate(lineage)
         with reading(self._engine) as session:
             require_usable(session, made.experts, made.contributions)
-        for plan in self._shared_files(made):
+        for plan in self._plan(made).shared:
             self._artifact(plan, made)
 
     @DBOS.step()
@@ -419,7 +408,7 @@ class Workflows(DBOSConfiguredInstance):
         made = Lineage.model_validate(lineage)
         layers = read_config(self.expert_folder(made.experts[0])).num_hidden_layers
         with progress().track(f"solving routers of {', '.join(made.domains)}", layers, "layers") as tracker:
-            for plan in self._router_files(made, lambda layer: tracker.advance(1)):
+            for plan in self._plan(made, lambda layer: tracker.advance(1)).solved:
                 self._artifact(plan, made)
 
     @DBOS.step()
@@ -433,7 +422,7 @@ class Workflows(DBOSConfiguredInstance):
                 if row is not None:
                     return str(row.number)
                 number = (session.scalar(select(func.max(VersionRow.number))) or 0) + 1
-            files = [self._artifact(plan, made) for plan in self._all_files(made)]
+            files = [self._artifact(plan, made) for plan in self._plan(made).files]
             if self._blobs.lasting:
                 self._show_folder(number, files)
             with transaction(self._engine) as session:
@@ -474,58 +463,31 @@ class Workflows(DBOSConfiguredInstance):
         new, tensors = row.maker == maker, len(plan.tensors)
         return VersionFile(name=plan.name, sha256=row.sha256, size=row.size, new=new, tensors=tensors)
 
-    def _shared_files(self, lineage: Lineage) -> list[FilePlan]:
-        family, config, trunk, sha256 = self._trunk(lineage.trunk)
-        plans = trunk_files(trunk, family, config, lineage.trunk, sha256, tied=lineage.tied)
-        for slot, digest in enumerate(lineage.experts):
-            checkpoint = Checkpoint(self.expert_folder(digest))
-            plans.append(expert_file(checkpoint, family, config.num_hidden_layers, slot, digest))
-        return plans
-
-    def _router_files(self, lineage: Lineage, solved: Callable[[int], None]) -> list[FilePlan]:
-        """The plans of the routers and of the report; whichever is written first solves."""
-        family, config, trunk, _ = self._trunk(lineage.trunk)
-        gains = feature_gains(trunk, family, config)
-
-        @cache
-        def solution() -> tuple[list[Tensor], SolveReport]:
-            with ExitStack() as stack:
-                paths = map(self._blobs.local, lineage.contributions)
-                files = [stack.enter_context(StatisticsFile(path)) for path in paths]
-                solve = partial(solve_layers, files, lineage.domains, gains, lineage.options, solved)
-                return self._metrics.timed_solve(solve)
-
-        name = digest_of(lineage.model_dump(mode="json"))
-        shape = (len(lineage.domains), config.hidden_size)
-        dtype = trunk.specs[EMBEDDING].dtype
-        routers = router_file(lambda: solution()[0], config.num_hidden_layers, shape, family, dtype, name)
-        return [routers, report_file(lambda: solution()[1], name)]
-
-    def _all_files(self, lineage: Lineage) -> list[FilePlan]:
-        family, config, trunk, _ = self._trunk(lineage.trunk)
-        routers, report = self._router_files(lineage, lambda layer: None)
-        weights = [*self._shared_files(lineage), routers]
+    def _plan(self, lineage: Lineage, solved: Callable[[int], None] = lambda layer: None) -> VersionPlan:
+        """The version's files, from the rows and blobs that its lineage names."""
         with reading(self._engine) as session:
-            rows = {row.digest: row.plain for row in session.scalars(select(ExpertRow))}
-        folders = [self.expert_folder(rows[digest]) for digest in lineage.experts]
-        tokenizer = max(folders, key=lambda folder: read_config(folder).vocab_size)
-        size, top_k = len(folders), lineage.options.top_k
-        texts = config_files(tokenizer, config, family, size, top_k, trunk, tied=lineage.tied)
-        texts.append(text_file("moerge.json", canonical_json(lineage.model_dump(mode="json")).decode() + "\n"))
-        return [*weights, index_file(weights), *texts, report, self._card(lineage)]
-
-    def _card(self, lineage: Lineage) -> FilePlan:
-        with transaction(self._engine) as session:
-            experts = {row.digest: views.expert(row) for row in session.scalars(select(ExpertRow))}
-            parts = {row.digest: views.contribution(row) for row in session.scalars(select(ContributionRow))}
-            trunk = views.trunk(session.scalars(select(TrunkRow).where(TrunkRow.digest == lineage.trunk)).one())
-        return card_file(
-            lineage,
-            [experts[digest] for digest in lineage.experts],
-            trunk,
-            [experts[digest] for digest in trunk.contains],
-            [parts[digest] for digest in lineage.contributions],
+            experts = {row.digest: row for row in session.scalars(select(ExpertRow))}
+            parts = {row.digest: row for row in session.scalars(select(ContributionRow))}
+            trunk = session.scalars(select(TrunkRow).where(TrunkRow.digest == lineage.trunk)).one()
+        sha256 = next(file["sha256"] for file in trunk.files if file["name"] == DENSE_TRUNK_FILE)
+        inputs = VersionInputs(
+            slots=[self._slot(experts[digest]) for digest in lineage.experts],
+            trunk=self._blobs.local(sha256),
+            trunk_sha256=sha256,
+            method=trunk.method,
+            merged=[_record(experts[digest]) for digest in views.trunk(trunk).contains],
+            config=self.expert_folder(trunk.experts[0]),
+            contributed=[_contributed(parts[digest]) for digest in lineage.contributions],
+            statistics=lambda: [self._blobs.local(digest) for digest in lineage.contributions],
         )
+
+        def solve(lineage: Lineage, inputs: VersionInputs) -> Solution:
+            return self._metrics.timed_solve(lambda: solve_lineage(lineage, inputs, solved))
+
+        return plan_version(lineage, inputs, solve)
+
+    def _slot(self, row: ExpertRow) -> Slot:
+        return Slot(_record(row), self.expert_folder(row.digest), self.expert_folder(row.plain))
 
     def drop_folders(self, experts: Sequence[str], versions: Sequence[int]) -> None:
         """Removes views whose files were let go of."""
@@ -534,11 +496,10 @@ class Workflows(DBOSConfiguredInstance):
         for number in versions:
             shutil.rmtree(self.version_folder(number), ignore_errors=True)
 
-    def _trunk(self, digest: str) -> tuple[Family, PretrainedConfig, Checkpoint, str]:
-        """A trunk's family and dense config, its weights, and the digest of their file."""
-        with transaction(self._engine) as session:
-            row = session.scalars(select(TrunkRow).where(TrunkRow.digest == digest)).one()
-        sha256 = next(file["sha256"] for file in row.files if file["name"] == DENSE_TRUNK_FILE)
-        trunk = Checkpoint(self._blobs.local(sha256))
-        config = trunk_config(read_config(self.expert_folder(row.experts[0])), trunk.shapes)
-        return family_of(config), config, trunk, sha256
+
+def _record(row: ExpertRow) -> ExpertRecord:
+    return ExpertRecord(row.digest, row.domain, row.owner, row.license, row.fitted_from)
+
+
+def _contributed(row: ContributionRow) -> Contributed:
+    return Contributed(row.digest, row.domain, row.owner, row.tokens, row.documents)

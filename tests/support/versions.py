@@ -6,13 +6,17 @@ from pathlib import Path
 
 import torch
 
+from moerge.files import file_sha256
+from moerge.merging.local import LocalTrunk, given, local_version
 from moerge.models.bounds import feature_gains
 from moerge.models.config import read_config
+from moerge.models.expert_folder import DenseExpert
 from moerge.models.families import family_of
 from moerge.models.reader import Checkpoint
 from moerge.routers.solve import solve_layers
 from moerge.statistics.contribution import router_contribution
 from moerge.versions.folder import write_trunk, write_version
+from moerge.versions.plan import plan_version
 from moerge_proto.options import SolveOptions
 from moerge_proto.statistics_file import StatisticsFile
 
@@ -48,7 +52,23 @@ def published(
             sent = router_contribution(domains[slot], each, path, own, folder / domains[slot], precision)
             files.append(stack.enter_context(StatisticsFile(sent)))
         routers, _ = solve_layers(files, domains, gains, SolveOptions(top_k=top_k))
-    return write_version(experts, path, lambda: routers, folder / "version", top_k, tied=tied)
+    return of_routers(experts, path, routers, folder / "version", top_k, tied=tied)
+
+
+def of_routers(
+    experts: Sequence[Path],
+    trunk: Path,
+    routers: Sequence[torch.Tensor],
+    folder: Path,
+    top_k: int = 1,
+    *,
+    tied: bool = False,
+) -> Path:
+    """The version of these experts under a trunk's file, with these routers."""
+    own = [DenseExpert(f"d{slot}", each) for slot, each in enumerate(experts)]
+    merged = LocalTrunk(trunk, file_sha256(trunk), "average", own)
+    lineage, inputs = local_version(own, merged, [], SolveOptions(top_k=top_k), tied=tied)
+    return write_version(plan_version(lineage, inputs, given(routers)), folder)
 
 
 def logits(model: torch.nn.Module) -> torch.Tensor:

@@ -27,6 +27,7 @@ from moerge.experts import fitting as fit
 from moerge.files import atomic_file, cache_folder
 from moerge.models.batches import batches
 from moerge.models.config import read_config
+from moerge.models.expert_folder import DenseExpert
 from moerge.models.families import EMBEDDING
 from moerge.models.reader import Checkpoint
 from moerge.progress import progress
@@ -110,7 +111,10 @@ def behind_the_mean(fleet: Fleet, slot: int, trunk: Path, options: Options, **mo
     own = domains[slot].expert
     folder = fit.write_fitted(domains[slot].expert, trunk, mean, fleet.work / "mean")
     domains[slot] = replace(domains[slot], expert=folder)
-    return Member(own, moerged.contribute(replace(fleet, domains=domains), slot, trunk, options).contribution)
+    return Member(
+        DenseExpert(f"d{slot}", own),
+        moerged.contribute(replace(fleet, domains=domains), slot, trunk, options).contribution,
+    )
 
 
 @torch.inference_mode()

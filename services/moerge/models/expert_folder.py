@@ -1,13 +1,16 @@
 """An expert as a folder: which of its files count, what they are called together, and whether it fits the others."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
+from typing import Self
 
 import torch
 from transformers import PretrainedConfig
 
 from moerge.errors import CheckpointError
-from moerge.files import require_small
+from moerge.files import file_sha256, require_small
 from moerge.models.config import (
     Vocabulary,
     read_config,
@@ -47,6 +50,42 @@ def expert_files(folder: Path) -> dict[str, Path]:
     if folder / SINGLE in weights:
         others.discard(folder / INDEX)  # stale
     return {path.name: path for path in sorted(weights | others)}
+
+
+@dataclass(frozen=True)
+class DenseExpert:
+    """An expert on this machine.
+
+    Attributes:
+        domain: its label.
+        folder: dense checkpoint.
+        owner: who made it.
+        license: SPDX identifier.
+        trained: the expert that its MLPs were fitted from, if they were.
+    """
+
+    domain: str
+    folder: Path
+    owner: str = "local"
+    license: str = "unknown"
+    trained: Self | None = None
+
+    @cached_property
+    def digest(self) -> str:
+        """Its name, from the digests of its files."""
+        return expert_digest({name: file_sha256(path) for name, path in expert_files(self.folder).items()})
+
+    @cached_property
+    def config(self) -> PretrainedConfig:
+        return read_config(self.folder)
+
+    @cached_property
+    def checkpoint(self) -> Checkpoint:
+        return Checkpoint(self.folder)
+
+    @cached_property
+    def family(self) -> Family:
+        return family_of(self.config)
 
 
 def counts(name: str) -> bool:

@@ -9,6 +9,7 @@ from typing import NamedTuple, Protocol
 from torch import Tensor
 
 from moerge.errors import MoergeError
+from moerge.models.expert_folder import DenseExpert
 from moerge.scoring.perplexity import Rows
 
 Options = Mapping[str, float]
@@ -79,9 +80,9 @@ def whole(options: Options, name: str, least: int, most: float = inf) -> int:
 
 
 class Member(NamedTuple):
-    """What an owner gives to a version: a dense folder, whose MLPs it has, and the file of a router contribution."""
+    """An owner's part in a version: an expert, whose MLPs it has, and the file of a router contribution."""
 
-    expert: Path
+    expert: DenseExpert
     contribution: Path
 
 

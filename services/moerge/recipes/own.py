@@ -8,10 +8,12 @@ from torch import Tensor
 
 from moerge.experts.fitting import fit_mlps, write_fitted
 from moerge.models.batches import batches
+from moerge.models.expert_folder import DenseExpert
 from moerge.recipes.base import Fleet, Member, Model, Options, Parts, Recipe, whole
 from moerge.recipes.models import Oracle
 from moerge.recipes.published import (
     contribute,
+    dense,
     first_tokens,
     published_recipe,
     random_routers,
@@ -39,14 +41,17 @@ def _trunk(fleet: Fleet, options: Options) -> Path:
     return solved_trunk(fleet, options, turned=turned, context=context)
 
 
-def _expert(fleet: Fleet, slot: int, trunk: Path, options: Options) -> Path:
-    return fitted(fleet, slot, trunk, options) if whole(options, "fit", 0, 1) else fleet.domains[slot].expert
+def _expert(fleet: Fleet, slot: int, trunk: Path, options: Options) -> DenseExpert:
+    own = dense(fleet, slot)
+    if not whole(options, "fit", 0, 1):
+        return own
+    return DenseExpert(own.domain, fitted(fleet, slot, trunk, options), trained=own)
 
 
 def _contribute(fleet: Fleet, slot: int, trunk: Path, options: Options) -> Member:
-    domains = list(fleet.domains)
-    domains[slot] = replace(domains[slot], expert=_expert(fleet, slot, trunk, options))
-    return contribute(replace(fleet, domains=domains), slot, trunk, options)
+    expert, domains = _expert(fleet, slot, trunk, options), list(fleet.domains)
+    domains[slot] = replace(domains[slot], expert=expert.folder)
+    return Member(expert, contribute(replace(fleet, domains=domains), slot, trunk, options).contribution)
 
 
 def _solve(members: Sequence[Member], trunk: Path, options: Options) -> list[Tensor]:

@@ -8,19 +8,20 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from moerge.files import atomic_file
-from moerge.models.bounds import feature_gains
+from moerge.files import atomic_file, file_sha256
+from moerge.merging.local import LocalTrunk, given, local_version
 from moerge.models.config import read_config
+from moerge.models.expert_folder import DenseExpert
 from moerge.models.families import family_of
 from moerge.models.reader import Checkpoint
 from moerge.models.writer import write_safetensors
 from moerge.recipes.base import Domain, Fleet, Member, Model, Options, Parts, Recipe, whole
 from moerge.recipes.dense import TASK_VECTORS, checked, method_of
 from moerge.recipes.models import Oracle, Routed
-from moerge.routers.solve import solve_layers
 from moerge.statistics.contribution import router_contribution, trunk_contribution
 from moerge.trunk.regmean import ModuleGrams, solved_plan
 from moerge.versions.folder import write_trunk, write_version
+from moerge.versions.plan import plan_version, solve_routers
 from moerge_proto.options import SolveOptions
 from moerge_proto.statistics_file import StatisticsFile
 
@@ -81,29 +82,35 @@ def contribute(fleet: Fleet, slot: int, trunk: Path, options: Options, texts: Te
     """The expert as it is, and its router contribution from the domain's texts."""
     domain, sent = fleet.domains[slot], fleet.work / f"contribution-{slot}"
     rows = first_tokens(texts(domain), options)
-    return Member(
-        domain.expert, router_contribution(_name(slot), domain.expert, trunk, rows, sent, device=fleet.device)
-    )
+    router_contribution(_name(slot), domain.expert, trunk, rows, sent, device=fleet.device)
+    return Member(dense(fleet, slot), sent)
 
 
 def solve(members: Sequence[Member], trunk: Path, fields: Mapping[str, object]) -> list[Tensor]:
     """The closed form from router contributions, [D, H] float64 per layer; `fields` are those of SolveOptions."""
-    config = read_config(members[0].expert)
-    gains = feature_gains(Checkpoint(trunk), family_of(config), config)
     chosen = checked(SolveOptions, fields)
-    with ExitStack() as stack:
-        files = [stack.enter_context(StatisticsFile(each.contribution)) for each in members]
-        return solve_layers(files, [file.manifest.domain for file in files], gains, chosen)[0]
+    contributions = [each.contribution for each in members]
+    domains = [each.expert.domain for each in members]
+    return list(solve_routers(trunk, members[0].expert.folder, contributions, domains, chosen)[0])
 
 
-def version(experts: Sequence[Path], trunk: Path, routers: Sequence[Tensor], options: Options, folder: Path) -> Path:
+def dense(fleet: Fleet, slot: int) -> DenseExpert:
+    """A domain's expert. Its name in files is its slot's: users may have chosen any."""
+    return DenseExpert(f"d{slot}", fleet.domains[slot].expert)
+
+
+def version(
+    experts: Sequence[DenseExpert], trunk: Path, routers: Sequence[Tensor], options: Options, folder: Path
+) -> Path:
     """Publishes a version; k experts see each token, by default one.
 
     Raises:
         MoergeError: there are fewer experts than that.
     """
     top_k = whole(options, "k", 1, len(experts)) if "k" in options else 1
-    return write_version(experts, trunk, lambda: routers, folder, top_k)
+    merged = LocalTrunk(trunk, file_sha256(trunk), "", [each.trained or each for each in experts])
+    lineage, inputs = local_version(experts, merged, [], SolveOptions(top_k=top_k))
+    return write_version(plan_version(lineage, inputs, given(routers)), folder)
 
 
 def published_recipe(
@@ -136,13 +143,13 @@ def _name(slot: int) -> str:
 
 
 def _random(fleet: Fleet, options: Options) -> Iterator[tuple[str, Model]]:
-    trunk, experts = trunk_of(fleet, "average", options), [domain.expert for domain in fleet.domains]
+    trunk, experts = trunk_of(fleet, "average", options), [dense(fleet, slot) for slot in range(len(fleet.domains))]
     folder = version(experts, trunk, random_routers(fleet), options, fleet.work / "version")
     yield "random", Routed.of(folder, fleet.device)
 
 
 def _oracle(row: str, method: str, fleet: Fleet, options: Options) -> Iterator[tuple[str, Model]]:
-    trunk, experts = trunk_of(fleet, method, options), [domain.expert for domain in fleet.domains]
+    trunk, experts = trunk_of(fleet, method, options), [dense(fleet, slot) for slot in range(len(fleet.domains))]
     folder = version(experts, trunk, random_routers(fleet), options, fleet.work / "version")
     yield row, Oracle.of(folder, fleet)
 

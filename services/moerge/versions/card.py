@@ -1,36 +1,57 @@
 """The model card: what a version was made of, by digest and licence, and how to load it."""
 
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from huggingface_hub import ModelCardData
 
 from moerge.versions.files import FilePlan, text_file
-from moerge_proto.contributions import Contribution
-from moerge_proto.experts import Expert
 from moerge_proto.options import SolveOptions
-from moerge_proto.trunks import Trunk
 from moerge_proto.versions import Lineage
+
+_KINDS = {"ridge": "ridge regressions", "discriminant": "linear discriminants"}
+
+
+class ExpertRecord(NamedTuple):
+    """An expert in a card; `fitted_from` names the expert that its MLPs were fitted from, if they were."""
+
+    digest: str
+    domain: str
+    owner: str
+    license: str
+    fitted_from: str | None = None
+
+
+class Contributed(NamedTuple):
+    """A router contribution in a card."""
+
+    digest: str
+    domain: str
+    owner: str
+    tokens: int
+    documents: int
 
 
 def card_file(
     lineage: Lineage,
-    experts: Sequence[Expert],
-    trunk: Trunk,
-    merged: Sequence[Expert],
-    parts: Sequence[Contribution],
+    experts: Sequence[ExpertRecord],
+    method: str,
+    merged: Sequence[ExpertRecord],
+    contributed: Sequence[Contributed],
 ) -> FilePlan:
     """README.md: a pure function of the lineage and of what its digests name.
 
     Args:
         experts: the version's, in slot order.
-        trunk: the version's.
+        method: by which the trunk was merged.
         merged: the experts whose parameters the trunk contains.
-        parts: the contributions, in the lineage's order.
+        contributed: the router contributions, in the lineage's order.
     """
     licenses = {expert.license for expert in (*experts, *merged)}
     data = ModelCardData(
         license=licenses.pop().lower() if len(licenses) == 1 else "other",
         library_name="transformers",
+        pipeline_tag="text-generation",
         tags=["mixture-of-experts", "moerge", "dume"],
     )
     options = lineage.options
@@ -41,9 +62,9 @@ def card_file(
 # Mixture of {len(experts)} experts: {", ".join(lineage.domains)}
 
 {_notices(lineage, merged)}\
-Made by [moerge](https://arxiv.org/abs/2603.29765) from dense experts, without training: the trunk is merged from
-{len(merged)} of them by the method `{trunk.method}`, every expert's MLPs are kept, and the routers are ridge
-regressions on statistics that the owners computed on their own data.
+Made by moerge, the method of DUME ([arXiv 2603.29765](https://arxiv.org/abs/2603.29765)) as a service, from dense
+experts and without training. The trunk is merged from {len(merged)} of them by the method `{method}`. {_mlps(experts)}
+The routers are {_KINDS[options.routers]}, solved from statistics that the owners computed on their own data.
 
 ## Experts
 
@@ -63,7 +84,7 @@ regressions on statistics that the owners computed on their own data.
 
 | domain | owner | tokens | documents | digest |
 |---|---|---|---|---|
-{_rows((p.domain, p.owner, f"{p.tokens:,}", f"{p.documents:,}", f"`{p.digest}`") for p in parts)}
+{_rows((p.domain, p.owner, f"{p.tokens:,}", f"{p.documents:,}", f"`{p.digest}`") for p in contributed)}
 
 Solved by {options.routers} with lambda = {_lambda(options)}, top-k = {options.top_k},
 temperature = {options.temperature:g} by `{lineage.solver}`. The complete lineage is in `moerge.json`.
@@ -80,7 +101,7 @@ tokenizer = AutoTokenizer.from_pretrained("DIR")
     return text_file("README.md", text)
 
 
-def _notices(lineage: Lineage, merged: Sequence[Expert]) -> str:
+def _notices(lineage: Lineage, merged: Sequence[ExpertRecord]) -> str:
     """What somebody must know who uses the version: what it still contains, and whom it lacks."""
     domains = {expert.digest: expert.domain for expert in merged}
     lines = []
@@ -93,8 +114,15 @@ def _notices(lineage: Lineage, merged: Sequence[Expert]) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-def _digest(expert: Expert) -> str:
-    fitted = "" if expert.fitted is None else f", its MLPs fitted to the trunk from `{expert.fitted.expert}`"
+def _mlps(experts: Sequence[ExpertRecord]) -> str:
+    fitted = [expert.domain for expert in experts if expert.fitted_from is not None]
+    if not fitted:
+        return "Every expert's MLPs are kept as they are."
+    return f"The MLPs of {', '.join(fitted)} are fitted to the trunk; all others are kept as they are."
+
+
+def _digest(expert: ExpertRecord) -> str:
+    fitted = "" if expert.fitted_from is None else f", its MLPs fitted to the trunk from `{expert.fitted_from}`"
     return f"`{expert.digest}`{fitted}"
 
 

@@ -1,19 +1,19 @@
-"""A version as a folder, without a coordinator: every planned file written in its place."""
+"""A version as a folder: every planned file written in its place."""
 
+import os
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from torch import Tensor
-
-from moerge.files import atomic_file, file_sha256
-from moerge.models.config import read_config, trunk_config
-from moerge.models.families import EMBEDDING, family_of
+from moerge.errors import MoergeError
+from moerge.files import atomic_file, sync_folder
+from moerge.models.config import read_config
+from moerge.models.families import family_of
 from moerge.models.reader import Checkpoint
 from moerge.models.writer import write_safetensors
 from moerge.trunk.merge import AVERAGE, Method, merge_plan
-from moerge.versions.files import config_files, expert_file, index_file, router_file, trunk_files
-
-_UNNAMED = "0" * 64  # what is not kept by its name
+from moerge.versions.files import FilePlan
+from moerge.versions.plan import VersionPlan
 
 
 def write_trunk(experts: Sequence[Path], path: Path, method: Method = AVERAGE) -> Path:
@@ -26,30 +26,27 @@ def write_trunk(experts: Sequence[Path], path: Path, method: Method = AVERAGE) -
     return path
 
 
-def write_version(
-    experts: Sequence[Path],
-    trunk: Path,
-    routers: Callable[[], Sequence[Tensor]],
-    folder: Path,
-    top_k: int = 1,
-    *,
-    tied: bool = False,
-) -> Path:
-    """Writes the version of `experts`, in the order of their slots, under a trunk's file; returns its folder.
+def write_version(plan: VersionPlan, folder: Path, written: Callable[[FilePlan], None] = lambda file: None) -> Path:
+    """Writes a version's files into a new folder, which appears whole (law 10), and returns it.
 
-    `routers` gives one [D, H] per layer.
+    Args:
+        plan: as `plan_version` gives it.
+        folder: must not exist, or must be empty.
+        written: called after each file.
+
+    Raises:
+        MoergeError: there is something in the folder.
     """
-    merged = Checkpoint(trunk)
-    config = trunk_config(read_config(experts[0]), merged.shapes)
-    family, layers = family_of(config), config.num_hidden_layers
-    weights = trunk_files(merged, family, config, _UNNAMED, file_sha256(trunk), tied=tied)
-    for slot, each in enumerate(experts):
-        weights.append(expert_file(Checkpoint(each), family, layers, slot, str(slot)))
-    shape = (len(experts), config.hidden_size)
-    weights.append(router_file(routers, layers, shape, family, merged.specs[EMBEDDING].dtype, _UNNAMED))
-    tokenizer = max(experts, key=lambda each: int(read_config(each).vocab_size))
-    texts = config_files(tokenizer, config, family, len(experts), top_k, merged, tied=tied)
-    for plan in [*weights, index_file(weights), *texts]:
-        with atomic_file(folder / plan.name) as out:
-            plan.write(out)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise MoergeError("it exists already", where=str(folder), todo="name a new folder, or remove this one")
+    part = folder.with_name(f".{folder.name}.part")
+    shutil.rmtree(part, ignore_errors=True)  # of a run that was killed
+    for file in plan.files:
+        with atomic_file(part / file.name) as out:
+            file.write(out)
+        written(file)
+    if folder.is_dir():
+        folder.rmdir()
+    os.rename(part, folder)
+    sync_folder(folder.parent)
     return folder

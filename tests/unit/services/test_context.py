@@ -22,10 +22,9 @@ from moerge.statistics.contribution import trunk_contribution
 from moerge.trunk.context_head import SIZE, WIDTH, by_distance, context_of
 from moerge.trunk.regmean import ModuleGrams, solved_plan
 from moerge.trunk.stray import require_near
-from moerge.versions.folder import write_version
 from moerge_proto.statistics_file import StatisticsFile
 from support.models import SMALL, expert
-from support.versions import contributed_rows
+from support.versions import contributed_rows, of_routers
 
 CONTEXTUAL = sorted(FAMILIES.keys() - {"olmo2", "qwen3"})
 IDS = torch.tensor([[3 * column * column % 250 for column in range(60)]])
@@ -140,7 +139,7 @@ def test_far_tokens_weigh_next_to_nothing_however_long_the_text(width: int, base
 def test_a_version_with_them_is_of_the_stock_class(tmp_path: Path, family: str) -> None:
     experts, _, context = trunks(tmp_path, family)
     routers = [torch.zeros(2, 32) for _ in range(3)]
-    folder = write_version([experts[0], experts[0]], context, lambda: routers, tmp_path / "version")
+    folder = of_routers([experts[0], experts[0]], context, routers, tmp_path / "version")
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     assert type(model).__name__ == FAMILIES[family].published_class
     alone = domain_model(experts[0], context)[0]

@@ -1,0 +1,169 @@
+"""The plan of a version: a pure function of its lineage and of the files that the lineage names (law 3)."""
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from torch import Tensor
+
+from moerge.models.bounds import feature_gains
+from moerge.models.config import read_config, trunk_config
+from moerge.models.families import EMBEDDING, family_of
+from moerge.models.reader import Checkpoint
+from moerge.routers.solve import solve_layers
+from moerge.versions.card import Contributed, ExpertRecord, card_file
+from moerge.versions.files import (
+    FilePlan,
+    config_files,
+    expert_file,
+    index_file,
+    report_file,
+    router_file,
+    text_file,
+    trunk_files,
+)
+from moerge_proto.digests import canonical_json, digest_of
+from moerge_proto.options import SolveOptions
+from moerge_proto.statistics_file import StatisticsFile
+from moerge_proto.versions import Lineage, SolveReport
+
+Solution = tuple[Sequence[Tensor], SolveReport]
+"""One router [D, H] per layer, and the report of the solves."""
+
+
+@dataclass(frozen=True)
+class Slot:
+    """An expert of a version.
+
+    Attributes:
+        record: its line in the card.
+        folder: its dense checkpoint.
+        trained: the checkpoint that its owner trained, which gives tokenizer and generation config; another folder than
+            `folder` if the MLPs are fitted.
+    """
+
+    record: ExpertRecord
+    folder: Path
+    trained: Path
+
+
+@dataclass(frozen=True)
+class VersionInputs:
+    """The files and facts that a lineage's digests name.
+
+    Attributes:
+        slots: the version's experts, in order.
+        trunk: the trunk's safetensors file.
+        trunk_sha256: the digest of that file.
+        method: by which the trunk was merged.
+        merged: the experts whose parameters the trunk contains.
+        config: folder of a dense expert that the trunk was merged from.
+        contributed: facts of the router contributions, in the lineage's order.
+        statistics: gives their files in that order, when the routers are solved.
+    """
+
+    slots: Sequence[Slot]
+    trunk: Path
+    trunk_sha256: str
+    method: str
+    merged: Sequence[ExpertRecord]
+    config: Path
+    contributed: Sequence[Contributed]
+    statistics: Callable[[], Sequence[Path]]
+
+
+Solve = Callable[[Lineage, VersionInputs], Solution]
+
+
+@dataclass(frozen=True)
+class VersionPlan:
+    """The planned files of a version.
+
+    Attributes:
+        shared: trunk and experts, which other versions may share.
+        solved: routers and report; writing either solves, once.
+        texts: index, configs, tokenizer, lineage and card.
+    """
+
+    shared: list[FilePlan]
+    solved: list[FilePlan]
+    texts: list[FilePlan]
+
+    @property
+    def files(self) -> list[FilePlan]:
+        return [*self.shared, *self.solved, *self.texts]
+
+
+def solve_routers(
+    trunk: Path,
+    config: Path,
+    statistics: Sequence[Path],
+    domains: Sequence[str],
+    options: SolveOptions,
+    solved: Callable[[int], None] = lambda layer: None,
+) -> Solution:
+    """Solves every layer's router from router contributions (DUME eq. 6).
+
+    Args:
+        trunk: its safetensors file.
+        config: folder of a dense expert of the trunk's architecture.
+        statistics: the contributions' files.
+        domains: the routers' columns, in order.
+        options: regulariser, weights, kind of router.
+        solved: called after each layer.
+
+    Raises:
+        ContributionError, SolveError: a layer can't be solved.
+    """
+    dense = read_config(config)
+    gains = feature_gains(Checkpoint(trunk), family_of(dense), dense)
+    with ExitStack() as stack:
+        files = [stack.enter_context(StatisticsFile(path)) for path in statistics]
+        return solve_layers(files, domains, gains, options, solved)
+
+
+def solve_lineage(
+    lineage: Lineage, inputs: VersionInputs, solved: Callable[[int], None] = lambda layer: None
+) -> Solution:
+    """The routers that a lineage says."""
+    statistics = inputs.statistics()
+    return solve_routers(inputs.trunk, inputs.config, statistics, lineage.domains, lineage.options, solved)
+
+
+def plan_version(lineage: Lineage, inputs: VersionInputs, solve: Solve = solve_lineage) -> VersionPlan:
+    """The files of a version; a pure function of its arguments (law 3). Nothing is computed until a file is written.
+
+    Args:
+        lineage: trunk, experts and domains in slot order, contributions, options.
+        inputs: the files and facts that it names.
+        solve: gives the routers; by default from the contributions.
+
+    Raises:
+        IncompatibleExpertError: the lineage says `tied`, but the trunk has a head of its own.
+        MoergeError: a checkpoint can't be read.
+    """
+    trunk = Checkpoint(inputs.trunk)
+    config = trunk_config(read_config(inputs.config), trunk.shapes)
+    family, layers, count = family_of(config), config.num_hidden_layers, len(inputs.slots)
+    content = lineage.model_dump(mode="json")
+    name = digest_of(content)
+    shared = trunk_files(trunk, family, config, lineage.trunk, inputs.trunk_sha256, tied=lineage.tied)
+    for number, slot in enumerate(inputs.slots):
+        shared.append(expert_file(Checkpoint(slot.folder), family, layers, number, slot.record.digest))
+
+    @cache
+    def solution() -> Solution:
+        return solve(lineage, inputs)
+
+    dtype = trunk.specs[EMBEDDING].dtype
+    routers = router_file(lambda: solution()[0], layers, (count, config.hidden_size), family, dtype, name)
+    tokenizer = max((slot.trained for slot in inputs.slots), key=lambda folder: int(read_config(folder).vocab_size))
+    texts = [
+        index_file([*shared, routers]),
+        *config_files(tokenizer, config, family, count, lineage.options.top_k, trunk, tied=lineage.tied),
+        text_file("moerge.json", canonical_json(content).decode() + "\n"),
+        card_file(lineage, [slot.record for slot in inputs.slots], inputs.method, inputs.merged, inputs.contributed),
+    ]
+    return VersionPlan(shared, [routers, report_file(lambda: solution()[1], name)], texts)
