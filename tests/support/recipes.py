@@ -1,5 +1,6 @@
 """A tiny fleet, and what recipes make of it."""
 
+import shutil
 from pathlib import Path
 
 from moerge.recipes.base import Domain, Fleet, Model
@@ -22,7 +23,9 @@ def fleet(folder: Path, domains: int = 3) -> Fleet:
 
 
 def built(spec: str, on: Fleet) -> list[tuple[str, Model]]:
-    """All that a recipe makes."""
+    """All that a recipe makes, in an empty folder."""
+    shutil.rmtree(on.work)
+    on.work.mkdir()
     recipe, options, _ = parse(spec)
     return list(recipe.build(on, options))
 
