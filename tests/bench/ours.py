@@ -50,7 +50,7 @@ def statistics_pass(model: "PreTrainedModel", gains: Tensor, rows: Sequence[Tens
     from moerge.models.batches import Batch
     from moerge.statistics.accumulate import shard_sums
 
-    batches = [Batch(ids, torch.full((len(ids),), ids.shape[1])) for ids in rows]
+    batches = [Batch(ids, torch.full((len(ids),), ids.shape[1]), ids >= 0) for ids in rows]
     bits = [exponent(gains.shape[1])] * len(gains)
     shard_sums(model, gains, bits, batches, sum(map(len, rows)))
 

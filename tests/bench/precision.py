@@ -17,6 +17,7 @@ from moerge.documents.reader import texts_of
 from moerge.files import cache_folder
 from moerge.models.batches import batches
 from moerge.models.dense import domain_model
+from moerge.models.tokens import all_counted
 from moerge.progress import progress
 from moerge.scoring.perplexity import score, windows
 from moerge.scoring.routers import routers
@@ -64,7 +65,7 @@ def elsewhere(expert: Path, trunk: Path, cut: Sequence[list[int]], both: Sequenc
         one, other = ((x @ each[layer].T).argmax(dim=1) for each in both)
         moved, seen = moved + int((one != other).sum()), seen + len(x)
 
-    for batch in batches(list(cut), 4096):
+    for batch in batches(all_counted(cut), 4096):
         visit_features(model, batch, visit)
     return moved, seen
 
@@ -96,5 +97,7 @@ def precision_perplexity() -> list[Pair]:
     found = []
     for dtype in (torch.bfloat16, torch.float32):
         model = AutoModelForCausalLM.from_pretrained(folders[dtype], dtype=torch.float32)
-        found.append([score(model, windows(cut, CONTEXT, CONTEXT // 2), Silent()).perplexity for cut in held])
+        found.append(
+            [score(model, windows(all_counted(cut), CONTEXT, CONTEXT // 2), Silent()).perplexity for cut in held]
+        )
     return list(zip(*found, strict=True))

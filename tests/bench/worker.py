@@ -15,6 +15,7 @@ from bench.registry import Pair, benchmark
 from moerge.documents import shards as plans
 from moerge.documents.shards import Shard, enough
 from moerge.models.batches import batches
+from moerge.models.tokens import Tokens, all_counted
 from moerge.statistics.accumulate import ShardSums
 from moerge.statistics.journal import Journal
 from moerge.statistics.passes import RouterPass
@@ -44,7 +45,7 @@ def work() -> RouterPass:
 def shard(number: int, rows: int = ROWS) -> Shard:
     generator = torch.Generator().manual_seed(number)
     ids: list[list[int]] = torch.randint(256, (rows, SETTINGS.context), generator=generator).tolist()
-    return Shard(str(number), ids, rows)
+    return Shard(str(number), all_counted(ids), rows)
 
 
 def with_ray(slots: int) -> float:
@@ -53,7 +54,7 @@ def with_ray(slots: int) -> float:
 
     def source() -> Iterator[Shard]:
         nonlocal begin
-        yield from (Shard(f"warm {number}", [[0] * 16], 1) for number in range(4 * slots))
+        yield from (Shard(f"warm {number}", [Tokens([0] * 16)], 1) for number in range(4 * slots))
         begin = time.perf_counter()
         yield from given
 

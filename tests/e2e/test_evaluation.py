@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from moerge.cli.common import wait
 from moerge.files import file_sha256
+from moerge.models.tokens import all_counted
 from moerge.scoring.perplexity import load, score, windows
 from moerge.scoring.routers import RoutingCounter, forced
 from moerge_proto.evaluations import Evaluation
@@ -108,7 +109,7 @@ def test_a_version_is_scored_on_held_out_documents_and_only_sums_leave(art: tupl
 
     documents, sums = held_out(house), sent.sums
     assert (sums.documents, sums.context, sums.stride) == (len(documents), CONTEXT, CONTEXT // 2)
-    cut = windows(documents, CONTEXT, CONTEXT // 2)
+    cut = windows(all_counted(documents), CONTEXT, CONTEXT // 2)
     model = load(house.server.home / "versions" / "1")
     counter = RoutingCounter(model)
     with counter.counting():

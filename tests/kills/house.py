@@ -17,6 +17,7 @@ from moerge.documents.reader import texts_of
 from moerge.documents.shards import plan
 from moerge.models.batches import batches
 from moerge.models.dense import domain_model
+from moerge.models.tokens import Tokens
 from moerge.statistics.accumulate import shard_sums
 from moerge.statistics.journal import Journal
 from moerge_proto.statistics_file import StatisticsFile
@@ -82,9 +83,8 @@ class House:
         model, gains = domain_model(self.member.folder, trunk_path(self.server, self.trunk))
         tokenizer = AutoTokenizer.from_pretrained(self.member.folder)
 
-        def encode(text: str) -> list[int]:
-            ids: list[int] = tokenizer(text)["input_ids"]
-            return ids
+        def encode(text: str) -> Tokens:
+            return Tokens(tokenizer(text)["input_ids"])
 
         expected = home / "undisturbed"
         journal = Journal(expected, manifest, 1e9)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from moerge.documents.shards import plan, shard_name
 from moerge.errors import MoergeError
+from moerge.models.tokens import Tokens, all_counted
 from moerge_proto.evaluations import NewEvaluation, Scored
 from moerge_proto.statistics_file import RouterManifest, StatisticsSettings, TrunkManifest
 from moerge_workers.history import Decision, History
@@ -45,20 +46,20 @@ def test_law_1_manifests_and_evaluations_have_these_fields_and_no_others() -> No
 
 def test_law_1_shard_names_tell_nothing_without_the_owner_s_key(tmp_path: Path) -> None:
     keys = [read_key(tmp_path / name) for name in ("one", "other")]
-    names = [shard_name(key, [[1, 2, 3]]) for key in keys]
+    names = [shard_name(key, [Tokens([1, 2, 3])]) for key in keys]
     assert names[0] != names[1]
-    assert names[0] == shard_name(read_key(tmp_path / "one"), [[1, 2, 3]])
+    assert names[0] == shard_name(read_key(tmp_path / "one"), [Tokens([1, 2, 3])])
     assert (tmp_path / "one" / "key").stat().st_mode & 0o777 == 0o600
 
 
 def test_law_1_equal_tokens_in_other_rows_have_another_name() -> None:
-    assert shard_name(b"k", [[1, 2], [3]]) != shard_name(b"k", [[1], [2, 3]])
+    assert shard_name(b"k", all_counted([[1, 2], [3]])) != shard_name(b"k", all_counted([[1], [2, 3]]))
 
 
 def test_law_1_nothing_of_a_text_stands_in_the_plan_s_names() -> None:
     encode = tokenizer()
     text = "the patient has a fever"
-    [shard] = plan([text], lambda each: encode(each)["input_ids"], StatisticsSettings(), 1, b"key")
+    [shard] = plan([text], lambda each: Tokens(encode(each)["input_ids"]), StatisticsSettings(), 1, b"key")
     assert len(shard.name) == 64
     assert text not in json.dumps(shard.name)
 

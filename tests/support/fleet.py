@@ -15,6 +15,7 @@ from moerge.models.dense import domain_model
 from moerge.models.expert_folder import expert_files
 from moerge.models.families import family_of
 from moerge.models.reader import Checkpoint
+from moerge.models.tokens import all_counted
 from moerge.progress import LogProgress
 from moerge.statistics.accumulate import ShardSums, shard_sums
 from moerge.statistics.passes import TrunkPass
@@ -105,7 +106,7 @@ def trunk_path(server: Coordinator, trunk: Trunk) -> Path:
 def fit(server: Coordinator, member: Member, trunk: Trunk) -> Member:
     """The member with its expert's MLPs fitted to a trunk over the fixed rows; not registered yet."""
     path, home = trunk_path(server, trunk), member.folder.with_name(f"{member.folder.name}-{trunk.digest[:8]}")
-    mlps = fit_mlps(member.folder, path, list(batches(ROWS, 512)))
+    mlps = fit_mlps(member.folder, path, list(batches(all_counted(ROWS), 512)))
     return replace(member, folder=write_fitted(member.folder, path, mlps, home))
 
 
@@ -122,7 +123,7 @@ def honest(
     which is the member's folder then.
     """
     model, gains = domain_model(member.folder, trunk_path(server, trunk))
-    sums = shard_sums(model, gains, trunk.exponents, batches(ROWS, 512), len(ROWS))
+    sums = shard_sums(model, gains, trunk.exponents, batches(all_counted(ROWS), 512), len(ROWS))
     manifest = RouterManifest(
         owner=member.name,
         expert=(fitted or registered(member)).digest,
@@ -143,7 +144,7 @@ def honest_trunk(member: Member, rows: list[list[int]] = ROWS) -> tuple[TrunkMan
     """What the member's worker would send for trunks."""
     config, checkpoint = read_config(member.folder), Checkpoint(member.folder)
     exponents = input_exponents(checkpoint, family_of(config), config)
-    sums = TrunkPass(member.folder, exponents).load()(batches(rows, 512), len(rows))
+    sums = TrunkPass(member.folder, exponents).load()(batches(all_counted(rows), 512), len(rows))
     manifest = TrunkManifest(
         owner=member.name,
         expert=registered(member).digest,

@@ -13,6 +13,7 @@ from moerge.models.config import read_config
 from moerge.models.expert_folder import DenseExpert
 from moerge.models.families import family_of
 from moerge.models.reader import Checkpoint
+from moerge.models.tokens import all_counted
 from moerge.routers.solve import solve_layers
 from moerge.statistics.contribution import router_contribution
 from moerge.versions.folder import write_trunk, write_version
@@ -49,7 +50,7 @@ def published(
         files = []
         for slot, each in enumerate(experts):
             own = rows[slot] if rows else contributed_rows(slot)
-            sent = router_contribution(domains[slot], each, path, own, folder / domains[slot], precision)
+            sent = router_contribution(domains[slot], each, path, all_counted(own), folder / domains[slot], precision)
             files.append(stack.enter_context(StatisticsFile(sent)))
         routers, _ = solve_layers(files, domains, gains, SolveOptions(top_k=top_k))
     return of_routers(experts, path, routers, folder / "version", top_k, tied=tied)

@@ -30,6 +30,7 @@ from moerge.models.config import read_config
 from moerge.models.expert_folder import DenseExpert
 from moerge.models.families import EMBEDDING
 from moerge.models.reader import Checkpoint
+from moerge.models.tokens import Tokens, all_counted
 from moerge.progress import progress
 from moerge.recipes import own as moerge
 from moerge.recipes import published as moerged
@@ -131,7 +132,7 @@ def second_pass(fleet: Fleet, options: Options) -> Iterator[tuple[str, Model]]:
     seen: list[Tensor] = []
     handles = [gate.register_forward_pre_hook(lambda _, given: seen.append(given[0])) for gate in gates]
     for number, domain in enumerate(fleet.domains):
-        for batch in batches(list(domain.statistics), 2048):
+        for batch in batches(all_counted(domain.statistics), 2048):
             model.model.base_model(input_ids=batch.input_ids, use_cache=False)
             for layer, x in enumerate(seen):
                 real = x.reshape(-1, hidden)[batch.real.flatten()].double()
@@ -211,12 +212,14 @@ def trunk_by(build: Callable[..., Path]) -> Patches:
 def switched(domains: Mapping[str, Texts]) -> dict[str, Texts]:
     """The domains with windows whose first half is of the others in turn, and of which the rest is scored."""
     half = PRESETS["demo"].cut.context // 2
-    long = {name: [w.ids[:half] for w in each.held_out if len(w.ids) >= half] for name, each in domains.items()}
+    long = {
+        name: [[*w.tokens.ids[:half]] for w in each.held_out if len(w.tokens) >= half] for name, each in domains.items()
+    }
     found = {}
     for name, each in domains.items():
         others = zip(*(cycle(long[other]) for other in domains if other != name), strict=False)
         foreign = chain.from_iterable(others)
-        mixed = [Window(next(foreign) + own, half) for own in long[name]]
+        mixed = [Window(Tokens(next(foreign) + own), half) for own in long[name]]
         found[name] = replace(each, held_out=mixed)
     return found
 

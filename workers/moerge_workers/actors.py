@@ -17,6 +17,7 @@ from ray.exceptions import RayError, RayTaskError
 from moerge.documents.shards import Shard
 from moerge.errors import MoergeError
 from moerge.models.batches import batches
+from moerge.models.tokens import Tokens
 from moerge.statistics.accumulate import ShardSums
 from moerge.statistics.passes import RouterPass, TrunkPass
 from moerge_proto.statistics_file import StatisticsSettings
@@ -283,4 +284,4 @@ class _Pool:
 
 def _largest(settings: StatisticsSettings) -> Shard:
     rows = max(1, settings.batch_tokens // settings.context)
-    return Shard("largest", [[0] * settings.context] * rows, rows)
+    return Shard("largest", [Tokens([0] * settings.context)] * rows, rows)

@@ -130,7 +130,7 @@ class _Machine:
                 break
             splits[split] += 1
             size += len(document.text.encode())
-            counted = sum(id_ >= 0 for id_ in data.encode(document))
+            counted = data.encode(document).count
             tokens += min(counted, settings.statistics.tokens_per_document or counted)
         if not splits["statistics"]:
             todo = "check what --text-field or --chat names, and the shares"

@@ -12,6 +12,7 @@ from moerge.documents.files import data_files, silent
 from moerge.documents.reader import BadLines, documents
 from moerge.documents.shards import Shard, plan
 from moerge.errors import MoergeError
+from moerge.models.tokens import Tokens
 from moerge.progress import Tracker
 from moerge_workers.identity import read_key
 from moerge_workers.ledger import Ledger
@@ -60,8 +61,8 @@ class Data:
         """Bytes of all files, as stored."""
         return sum(file.size for file in data_files(*self._settings.data))
 
-    def encode(self, document: Document) -> list[int]:
-        """A document's token ids; one that doesn't count is ~id."""
+    def encode(self, document: Document) -> Tokens:
+        """A document's tokens."""
         return encode(self._tokenizer, document)
 
     def documents(self, tracker: Tracker | None = None) -> Iterator[tuple[bytes, Split, Document]]:

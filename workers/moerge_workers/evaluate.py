@@ -15,10 +15,10 @@ from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from moerge.client.client import Client
-from moerge.documents.shards import first
 from moerge.errors import CoordinatorError
 from moerge.files import atomic_file
 from moerge.models.reader import Checkpoint
+from moerge.models.tokens import Tokens
 from moerge.progress import Tracker
 from moerge.scoring.perplexity import Window, load, score, windows
 from moerge.scoring.routers import RoutingCounter, forced
@@ -184,15 +184,15 @@ class Evaluations:
 
     def _documents(
         self, ledger: Ledger, *, earlier: bool, tracker: Tracker | None = None
-    ) -> Iterator[tuple[bytes, list[int]]]:
-        """(mac, ids) of each held-out document with a token to score; `earlier`: of those that were sent before."""
+    ) -> Iterator[tuple[bytes, Tokens]]:
+        """(mac, tokens) of each held-out document with a token to score; `earlier`: of those that were sent before."""
         most = self.settings.statistics.tokens_per_document
         ledger.begin()
         for mac, split, document in self.data.documents(tracker):
             if split == "held-out" and not (ledger.see(mac) and earlier):
-                ids = first(self.data.encode(document), most)
-                if any(id_ >= 0 for id_ in ids[1:]):
-                    yield mac, ids
+                tokens = self.data.encode(document).first(most)
+                if tokens[1:].count:
+                    yield mac, tokens
 
     def _held_out(self, ledger: Ledger) -> _HeldOut:
         """What may be scored by the policy: enough documents, and none or enough that differ from the last time."""
@@ -213,9 +213,9 @@ class Evaluations:
     def _counted(self, ledger: Ledger, *, earlier: bool) -> _HeldOut:
         mark, documents, tokens = hashlib.sha256(), 0, 0
         with self.watch.track("reading held-out documents", self.data.size(), "B") as tracker:
-            for ids in _marked(self._documents(ledger, earlier=earlier, tracker=tracker), mark.update):
+            for read in _marked(self._documents(ledger, earlier=earlier, tracker=tracker), mark.update):
                 documents += 1
-                tokens += sum(id_ >= 0 for id_ in ids[1:])
+                tokens += read[1:].count
         return _HeldOut(documents, tokens, mark.hexdigest(), earlier)
 
     # --- scoring
@@ -297,22 +297,22 @@ class Evaluations:
         return Scored(nll=nll, tokens=tokens)
 
 
-def _marked(documents: Iterable[tuple[bytes, list[int]]], note: Callable[[bytes], None]) -> Iterator[list[int]]:
-    """The documents' ids; `note` is told what tells the documents from others."""
-    for mac, ids in documents:
-        note(mac + len(ids).to_bytes(8, "big"))
-        yield ids
+def _marked(documents: Iterable[tuple[bytes, Tokens]], note: Callable[[bytes], None]) -> Iterator[Tokens]:
+    """The documents' tokens; `note` is told what tells the documents from others."""
+    for mac, tokens in documents:
+        note(mac + len(tokens).to_bytes(8, "big"))
+        yield tokens
 
 
-def _blocks(documents: Iterable[list[int]], context: int) -> Iterator[list[Window]]:
+def _blocks(documents: Iterable[Tokens], context: int) -> Iterator[list[Window]]:
     """Windows that advance by half a context, of some documents at a time; those without a token to score are left
     out.
     """
     cut: list[Window] = []
     size = 0
-    for ids in documents:
-        cut += [window for window in windows([ids], context, context // 2) if window.tokens]
-        size += len(ids)
+    for tokens in documents:
+        cut += [window for window in windows([tokens], context, context // 2) if window.scored]
+        size += len(tokens)
         if size >= _BLOCK_TOKENS:
             yield cut
             cut, size = [], 0

@@ -15,6 +15,7 @@ from moerge.files import sync_folder
 from moerge.models.batches import batches
 from moerge.models.config import read_config
 from moerge.models.reader import Checkpoint
+from moerge.models.tokens import Tokens
 from moerge_proto.progress import Stage
 from moerge_workers.data import Data
 from moerge_workers.memory import free_bytes, is_out_of_memory
@@ -23,7 +24,6 @@ from moerge_workers.watch import Watch
 
 TOKENS = 2**16
 """Enough to fit MLPs to; a shard's worth, if that is more."""
-Rows = list[list[int]]
 
 
 def fit_bytes(expert: Path) -> int:
@@ -53,7 +53,7 @@ def fitted(settings: Settings, data: Data, watch: Watch, expert: str, trunk: Pat
         return folder
     hidden = read_config(settings.expert).hidden_size
     rows, documents = drawn(settings, data, watch, _most(hidden))
-    tokens = sum(id_ >= 0 for row in rows for id_ in row)
+    tokens = sum(row.count for row in rows)
     if (why := settings.policy.too_small(documents, tokens, enough(hidden))) is not None:
         watch.say(f"the MLPs stay as they are: all there is to fit them to is {why}")
         return None
@@ -82,12 +82,12 @@ def _too_large(found: str) -> MoergeError:
     return MoergeError(found, where="--fit", todo="choose a larger machine or another --device, or go on without --fit")
 
 
-def drawn(settings: Settings, data: Data, watch: Watch, most: int) -> tuple[Rows, int]:
+def drawn(settings: Settings, data: Data, watch: Watch, most: int) -> tuple[list[Tokens], int]:
     """(rows, documents) of the statistics' split: by lot, so many documents that they hold `most` tokens or are all.
 
     The lots are the documents' MACs, so the same documents are drawn again, whatever their order.
     """
-    kept: list[tuple[int, int, Rows]] = []  # the last lot first; its tokens, its rows
+    kept: list[tuple[int, int, list[Tokens]]] = []  # the last lot first; its tokens, its rows
     lots, tokens = set[int](), 0
     watch.enter(Stage.READING)
     with watch.track("drawing documents to fit to", data.size(), "B") as tracker:
@@ -99,7 +99,7 @@ def drawn(settings: Settings, data: Data, watch: Watch, most: int) -> tuple[Rows
             rows = cut(data.encode(document), settings.statistics)
             if not rows:
                 continue
-            size = sum(id_ >= 0 for row in rows for id_ in row)
+            size = sum(row.count for row in rows)
             heapq.heappush(kept, (lot, size, rows))
             lots.add(lot)
             tokens += size

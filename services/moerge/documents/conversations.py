@@ -10,6 +10,7 @@ from transformers import PreTrainedTokenizerBase
 
 from moerge.documents.reader import as_text
 from moerge.errors import MoergeError
+from moerge.models.tokens import Tokens
 
 Turns = Literal["all", "assistant"]
 _MARK = "\ue000{}\ue001"  # stands for a turn's content, in the Unicode block for private use
@@ -113,23 +114,20 @@ def _spans(
         shift += len(content) - (stop - start)
 
 
-def encode(tokenizer: PreTrainedTokenizerBase, document: Document) -> list[int]:
-    """A document's token ids. One that the model reads but that doesn't count is ~id, so negative.
-
-    A token counts if its first character does.
-    """
+def encode(tokenizer: PreTrainedTokenizerBase, document: Document) -> Tokens:
+    """A document's tokens. A token counts if its first character does."""
     asked = document.counted is not None
     encoded = tokenizer(
         document.text, add_special_tokens=not document.rendered, return_offsets_mapping=asked, verbose=False
     )
     ids: list[int] = encoded["input_ids"]
     if document.counted is None:
-        return ids
+        return Tokens(ids)
     spans = iter(document.counted)
     start, stop = next(spans, (0, 0))
-    marked = []
-    for token, (first, last) in zip(ids, encoded["offset_mapping"], strict=True):
+    counted = []
+    for first, last in encoded["offset_mapping"]:
         while first >= stop and stop:
             start, stop = next(spans, (0, 0))
-        marked.append(token if start <= first < min(stop, last) else ~token)
-    return marked
+        counted.append(start <= first < min(stop, last))
+    return Tokens(ids, counted)

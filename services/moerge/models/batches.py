@@ -7,6 +7,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from moerge.models.tokens import Tokens
+
 T = TypeVar("T")
 
 
@@ -22,10 +24,10 @@ def bucket(rows: Sequence[T], length: Callable[[T], int], batch_tokens: int) -> 
         yield batch
 
 
-def pad(rows: Sequence[list[int]]) -> Tensor:
-    """Rows of ids, padded on the right with 0: [B, T] int64. Causal models never look at the padding."""
+def pad(rows: Sequence[Sequence[int]], dtype: torch.dtype = torch.int64) -> Tensor:
+    """Rows of ids or marks, padded on the right with 0: [B, T]. Causal models never look at the padding."""
     width = max(map(len, rows))
-    return torch.tensor([row + [0] * (width - len(row)) for row in rows])
+    return torch.tensor([[*row, *[0] * (width - len(row))] for row in rows], dtype=dtype)
 
 
 @dataclass(frozen=True)
@@ -35,25 +37,23 @@ class Batch:
     Attributes:
         input_ids: [B, T] int64.
         lengths: [B] int64, real tokens of each row.
-        chosen: [B, T] bool, which of the real tokens count; None if all do. The model reads the others too.
+        counted: [B, T] bool, the tokens whose features are summed; of the real ones the model reads the others too.
     """
 
     input_ids: Tensor
     lengths: Tensor
-    chosen: Tensor | None = None
+    counted: Tensor
 
     @property
     def real(self) -> Tensor:  # [B, T] bool
         return torch.arange(self.input_ids.shape[1]) < self.lengths[:, None]
 
-    @property
-    def counted(self) -> Tensor:  # [B, T] bool
-        """The tokens whose features are summed."""
-        return self.real if self.chosen is None else self.real & self.chosen
 
-
-def batches(rows: list[list[int]], batch_tokens: int) -> Iterator[Batch]:
-    """The micro-batches of a shard's rows, by length; a pure function of both. An id that doesn't count is ~id."""
+def batches(rows: Sequence[Tokens], batch_tokens: int) -> Iterator[Batch]:
+    """The micro-batches of a shard's rows, by length; a pure function of both."""
     for batch in bucket(rows, len, batch_tokens):
-        ids = pad(batch)
-        yield Batch(torch.where(ids < 0, ~ids, ids), torch.tensor([len(row) for row in batch]), ids >= 0)
+        yield Batch(
+            pad([row.ids for row in batch]),
+            torch.tensor([len(row) for row in batch]),
+            pad([row.mask for row in batch], torch.bool),
+        )

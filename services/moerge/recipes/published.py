@@ -14,6 +14,7 @@ from moerge.models.config import read_config
 from moerge.models.expert_folder import DenseExpert
 from moerge.models.families import family_of
 from moerge.models.reader import Checkpoint
+from moerge.models.tokens import Tokens, all_counted
 from moerge.models.writer import write_safetensors
 from moerge.recipes.base import Domain, Fleet, Member, Model, Options, Parts, Recipe, whole
 from moerge.recipes.dense import TASK_VECTORS, checked, method_of
@@ -39,10 +40,10 @@ def other(domain: Domain) -> Sequence[list[int]]:
     return domain.other
 
 
-def first_tokens(documents: Sequence[list[int]], options: Options) -> list[list[int]]:
+def first_tokens(documents: Sequence[list[int]], options: Options) -> list[Tokens]:
     """As many first tokens of each document as the option `tokens` says; 0: all."""
     most = whole(options, "tokens", 0) if "tokens" in options else 0
-    return [ids[: most or None] for ids in documents]
+    return [tokens.first(most or None) for tokens in all_counted(documents)]
 
 
 def trunk_of(fleet: Fleet, method: str, options: Options) -> Path:

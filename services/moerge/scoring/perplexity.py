@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from moerge.models.batches import bucket, pad
 from moerge.models.dense import place
+from moerge.models.tokens import Tokens
 from moerge.progress import Tracker
 
 BATCH_TOKENS = 4096
@@ -39,18 +40,22 @@ class Rows:
 
 @dataclass(frozen=True)
 class Window:
-    """Token ids of which the last `scored` are predicted from what stands before them.
+    """Tokens of which the last `new` are predicted from those before them; of these, the counted ones are scored."""
 
-    A token that the model reads but that doesn't count is ~id, so negative; it isn't scored.
-    """
-
-    ids: list[int]
-    scored: int
+    tokens: Tokens
+    new: int
 
     @property
-    def tokens(self) -> int:
-        """How many are scored."""
-        return sum(id_ >= 0 for id_ in self.ids[len(self.ids) - self.scored :])
+    def scored(self) -> int:
+        """Number of scored tokens."""
+        return sum(self.predicts)
+
+    @property
+    def predicts(self) -> list[bool]:
+        """Whether the token after each place is scored; False at the last place."""
+        known = len(self.tokens) - self.new
+        scored = [place >= known and counts for place, counts in enumerate(self.tokens.mask)]
+        return [*scored[1:], False]
 
 
 def load(folder: Path, dtype: torch.dtype = torch.float32, device: str = "cpu") -> PreTrainedModel:
@@ -63,8 +68,8 @@ def load(folder: Path, dtype: torch.dtype = torch.float32, device: str = "cpu") 
     return model
 
 
-def windows(documents: Sequence[list[int]], context: int, stride: int) -> list[Window]:
-    """Cuts documents of token ids into windows of at most `context` ids that advance by `stride`.
+def windows(documents: Sequence[Tokens], context: int, stride: int) -> list[Window]:
+    """Cuts documents into windows of at most `context` tokens that advance by `stride`.
 
     Every token but a document's first is scored exactly once, with at least context - stride tokens before it
     wherever the document has them.
@@ -118,18 +123,16 @@ def score_of(
         domain: of the text; only an oracle is helped by it.
     """
     nll, tokens = 0.0, 0
-    for batch in bucket(cut, lambda window: len(window.ids), BATCH_TOKENS):
-        read = pad([window.ids for window in batch])  # [B, T]
-        counted, ids = read >= 0, torch.where(read < 0, ~read, read)
-        found = predict(Rows(ids, [len(window.ids) for window in batch], domain))[:, :-1]
+    for batch in bucket(cut, lambda window: len(window.tokens), BATCH_TOKENS):
+        ids = pad([window.tokens.ids for window in batch])  # [B, T]
+        scored = pad([window.predicts for window in batch], torch.bool)[:, :-1]
+        found = predict(Rows(ids, [len(window.tokens) for window in batch], domain))[:, :-1]
         wanted_ids = ids[:, 1:].to(found.device)
         losses = torch.nn.functional.cross_entropy(found.transpose(1, 2), wanted_ids, reduction="none").cpu()
-        for row, wanted, window in zip(losses, counted[:, 1:], batch, strict=True):  # [T-1] each
-            last = len(window.ids) - 1
-            places = slice(last - window.scored, last)
-            nll += float(row[places][wanted[places]].double().sum())
+        for row, places in zip(losses, scored, strict=True):  # [T-1] each
+            nll += float(row[places].double().sum())
         after_batch(batch)
-        done = sum(window.tokens for window in batch)
+        done = int(scored.sum())
         tokens += done
         tracker.advance(done)
     return Score(nll, tokens)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from moerge.models.batches import pad
 from moerge.models.families import published_family
 from moerge.scoring.perplexity import Window
 
@@ -69,10 +70,7 @@ class RoutingCounter:
         self.counts = torch.zeros(len(self._routers), _experts(model), dtype=torch.int64)
 
     def count(self, batch: Sequence[Window]) -> None:
-        predicts = torch.zeros(len(batch), max(len(window.ids) for window in batch), dtype=torch.bool)
-        for row, window in zip(predicts, batch, strict=True):
-            last = len(window.ids) - 1
-            row[last - window.scored : last] = torch.tensor(window.ids[last + 1 - window.scored :]) >= 0
+        predicts = pad([window.predicts for window in batch], torch.bool)  # [B, T]
         for layer, chosen in enumerate(self._seen):
             first = chosen[:, 0].cpu()[predicts.flatten()]
             self.counts[layer] += torch.bincount(first, minlength=self.counts.shape[1])

@@ -9,12 +9,13 @@ from moerge.models.bounds import attention_size, feature_exponents, input_expone
 from moerge.models.config import read_config
 from moerge.models.families import family_of
 from moerge.models.reader import Checkpoint
+from moerge.models.tokens import Tokens
 from moerge.statistics.passes import RouterPass, TrunkPass
 from moerge_proto.digests import digest_of
 from moerge_proto.statistics_file import Manifest, RouterManifest, StatisticsSettings, TrunkManifest, write
 
-Rows = Sequence[list[int]]
-"""Documents of token ids; one that is only read, and doesn't count, is ~id."""
+Rows = Sequence[Tokens]
+"""Documents."""
 
 
 def router_contribution(
@@ -41,7 +42,7 @@ def _written(
     kind: type[Manifest], work: RouterPass | TrunkPass, domain: str, rows: Rows, path: Path, **more: object
 ) -> Path:
     config, settings = read_config(work.expert), StatisticsSettings()
-    sums = work.load()(batches(list(rows), settings.batch_tokens), len(rows))
+    sums = work.load()(batches(rows, settings.batch_tokens), len(rows))
     manifest = kind.model_validate(
         {
             "owner": f"{domain}-owner",
@@ -53,7 +54,7 @@ def _written(
             "exponents": list(work.exponents),
             "tokens": sums.tokens,
             "documents": sums.documents,
-            "shards": [digest_of({"rows": [list(row) for row in rows]})],
+            "shards": [digest_of({"rows": [[*row.signed] for row in rows]})],
             **more,
         }
     )

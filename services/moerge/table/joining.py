@@ -55,7 +55,7 @@ def join(
         runs: of recipes that have parts.
         domains: in the order of slots, and in which they join.
     """
-    tokens = {name: sum(window.tokens for window in each.held_out) for name, each in domains.items()}
+    tokens = {name: sum(window.scored for window in each.held_out) for name, each in domains.items()}
     versions = [each for under in planned.values() for each in (*under, under[-1])]  # the largest by an oracle too
     total = sum(tokens[name] for each in versions for name in each)
     with progress.track("experts", sum(tokens.values()), "tokens") as tracker:

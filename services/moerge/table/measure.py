@@ -60,7 +60,7 @@ def measure(runs: Sequence[Run], domains: Mapping[str, Texts], settings: Setting
         runs: `experts` must be among them, because all is normalised by its scores.
         domains: in the order of a version's slots.
     """
-    tokens = sum(window.tokens for each in domains.values() for window in each.held_out)
+    tokens = sum(window.scored for each in domains.values() for window in each.held_out)
     rows: list[Row] = []
     for run in runs:
         seeds = settings.seeds if run.recipe.uses_text or run.recipe.drawn else 1

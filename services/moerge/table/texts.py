@@ -10,6 +10,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from moerge.documents.files import data_files
 from moerge.documents.reader import BadLines, as_text, documents
 from moerge.errors import MoergeError
+from moerge.models.tokens import Tokens
 from moerge.scoring.perplexity import Window, windows
 from moerge.table.measure import Texts
 
@@ -75,7 +76,7 @@ def _windows(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], cut: Cut)
     found: list[Window] = []
     scored = 0
     for text in texts:
-        for window in windows([tokenizer(text)["input_ids"]], cut.context, cut.stride):
+        for window in windows([Tokens(tokenizer(text)["input_ids"])], cut.context, cut.stride):
             if scored >= cut.tokens:
                 return found
             found.append(window)

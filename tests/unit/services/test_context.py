@@ -17,6 +17,7 @@ from moerge.models.config import read_config
 from moerge.models.dense import domain_model
 from moerge.models.families import EMBEDDING, FAMILIES, HEAD, family_of
 from moerge.models.reader import Checkpoint
+from moerge.models.tokens import Tokens
 from moerge.models.writer import write_safetensors
 from moerge.statistics.contribution import trunk_contribution
 from moerge.trunk.context_head import SIZE, WIDTH, by_distance, context_of
@@ -41,7 +42,7 @@ def trunks(
         parts = []
         for slot, each in enumerate(experts):
             sent = trunk_contribution(
-                "law", each, [row[:first] for row in contributed_rows(slot)], folder / f"sent-{slot}"
+                "law", each, [Tokens(row[:first]) for row in contributed_rows(slot)], folder / f"sent-{slot}"
             )
             parts.append(
                 ModuleGrams(Checkpoint(each), stack.enter_context(StatisticsFile(sent)), family_of(config), config)

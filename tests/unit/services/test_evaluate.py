@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 
+from moerge.models.tokens import Tokens, all_counted
 from moerge.progress import LogProgress
 from moerge.recipes.registry import RECIPES, parse
 from moerge.recipes.version_folder import VERSION
@@ -35,25 +36,26 @@ def test_every_token_but_a_document_s_first_is_scored_once(
 ) -> None:
     stride = min(stride, context - 1)
     documents = [list(range(1000 * number, 1000 * number + length)) for number, length in enumerate(lengths)]
-    cut = windows(documents, context, stride)
-    scored = [token for window in cut for token in window.ids[len(window.ids) - window.scored :]]
+    cut = windows(all_counted(documents), context, stride)
+    scored = [token for window in cut for token in window.tokens.ids[len(window.tokens) - window.new :]]
     assert sorted(scored) == sorted(token for document in documents for token in document[1:])
     for window in cut:
-        first = window.ids[len(window.ids) - window.scored]
-        assert len(window.ids) - window.scored >= min(first % 1000, context - stride)
-        assert len(window.ids) <= context
+        known = len(window.tokens) - window.new
+        first = window.tokens.ids[known]
+        assert known >= min(first % 1000, context - stride)
+        assert len(window.tokens) <= context
 
 
 @pytest.mark.parametrize(("context", "stride"), [(8, 8), (8, 0), (1, 1)])
 def test_strides_that_leave_tokens_without_context_are_refused(context: int, stride: int) -> None:
     with pytest.raises(ValueError, match="stride"):
-        windows([[1, 2, 3]], context, stride)
+        windows([Tokens([1, 2, 3])], context, stride)
 
 
 def test_a_score_is_the_cross_entropy_of_each_document_alone(tmp_path: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(expert(tmp_path, seed=1), dtype=torch.float32)
     documents = [ROWS[0], ROWS[1][:7], ROWS[2][:2], [9]]
-    found = score(model, windows(documents, 64, 32), Silent())
+    found = score(model, windows(all_counted(documents), 64, 32), Silent())
     expected = 0.0
     for document in documents[:3]:
         ids = torch.tensor([document])
@@ -66,7 +68,7 @@ def test_a_score_is_the_cross_entropy_of_each_document_alone(tmp_path: Path) -> 
 def test_the_first_choice_is_counted_once_for_each_scored_token_and_forcing_sends_all_to_one(tmp_path: Path) -> None:
     experts = [expert(tmp_path / str(seed), seed=seed) for seed in (1, 2)]
     model = AutoModelForCausalLM.from_pretrained(published(experts, tmp_path), dtype=torch.float32)
-    cut = windows([ROWS[0], ROWS[1][:3]], 16, 8)
+    cut = windows(all_counted([ROWS[0], ROWS[1][:3]]), 16, 8)
     counter = RoutingCounter(model)
     with counter.counting():
         score(model, cut, Silent(), counter.count)
@@ -80,10 +82,10 @@ def test_the_first_choice_is_counted_once_for_each_scored_token_and_forcing_send
 def test_tokens_that_don_t_count_are_read_and_neither_scored_nor_counted(tmp_path: Path) -> None:
     experts = [expert(tmp_path / str(seed), seed=seed) for seed in (1, 2)]
     model = AutoModelForCausalLM.from_pretrained(published(experts, tmp_path), dtype=torch.float32)
-    marked = [~id_ if place < 30 else id_ for place, id_ in enumerate(ROWS[0])]
+    marked = Tokens(ROWS[0], [False] * 30 + [True] * 10)
     found, counter = {}, RoutingCounter(model)
     for name, ids in {"all": ROWS[0], "first": ROWS[0][:30]}.items():
-        found[name] = score(model, windows([ids], 64, 32), Silent())
+        found[name] = score(model, windows([Tokens(ids)], 64, 32), Silent())
     with counter.counting():
         last = score(model, windows([marked], 64, 32), Silent(), counter.count)
     assert last.tokens == 10
@@ -122,7 +124,7 @@ def test_figures_over_seeds_are_their_mean_and_the_sample_s_deviation() -> None:
 
 def test_the_table_of_equal_experts_is_100_everywhere(tmp_path: Path) -> None:
     dense = expert(tmp_path / "dense", seed=1)
-    domains = {name: Texts(dense, windows(ROWS[:2], 32, 16), ROWS) for name in ("law", "art")}
+    domains = {name: Texts(dense, windows(all_counted(ROWS[:2]), 32, 16), ROWS) for name in ("law", "art")}
     names = ["experts", "averaging", "weighted", "random", "oracle", "dume", "regmean", "regmean-oracle"]
     runs = [
         *(Run(*parse(name)) for name in names),

@@ -12,6 +12,7 @@ from moerge.documents.reader import texts_of
 from moerge.documents.shards import plan
 from moerge.models.batches import batches
 from moerge.models.dense import domain_model
+from moerge.models.tokens import Tokens, all_counted
 from moerge.statistics.accumulate import ShardSums, shard_sums
 from moerge.statistics.integers import to_floats, unpack
 from moerge.statistics.packed_attention import PACKED
@@ -20,15 +21,15 @@ from moerge_proto.statistics_file import StatisticsSettings
 from support.models import expert, texts, tokenizer
 
 
-def rows_of(folder: Path, settings: StatisticsSettings, hidden_size: int) -> tuple[list[list[int]], int]:
+def rows_of(folder: Path, settings: StatisticsSettings, hidden_size: int) -> tuple[list[Tokens], int]:
     encode = tokenizer()
     path = texts(folder / "texts.jsonl", seed=3, documents=40)
-    shards = list(plan(texts_of([path]), lambda text: encode(text)["input_ids"], settings, hidden_size, b"key"))
+    shards = list(plan(texts_of([path]), lambda text: Tokens(encode(text)["input_ids"]), settings, hidden_size, b"key"))
     return [row for shard in shards for row in shard.rows], sum(shard.documents for shard in shards)
 
 
 @torch.inference_mode()
-def textbook(model: PreTrainedModel, gains: Tensor, rows: list[list[int]]) -> tuple[list[Tensor], list[Tensor]]:
+def textbook(model: PreTrainedModel, gains: Tensor, rows: list[Tokens]) -> tuple[list[Tensor], list[Tensor]]:
     """Grams and crosses of features / gain, one document at a time: no batches, no padding, no hooks.
 
     The MLP's input is rebuilt from what transformers returns: hidden_states[l] enters layer l, and adding the layer's
@@ -38,7 +39,7 @@ def textbook(model: PreTrainedModel, gains: Tensor, rows: list[list[int]]) -> tu
     grams = [torch.zeros(hidden, hidden, dtype=torch.float64) for _ in range(layers)]
     crosses = [torch.zeros(hidden, dtype=torch.float64) for _ in range(layers)]
     for row in rows:
-        ids = torch.tensor([[id_ if id_ >= 0 else ~id_ for id_ in row]])
+        ids = torch.tensor([row.ids])
         states = model.model(ids, output_hidden_states=True, use_cache=False).hidden_states
         positions = torch.arange(len(row))[None]
         for number, layer in enumerate(model.model.layers):
@@ -51,7 +52,7 @@ def textbook(model: PreTrainedModel, gains: Tensor, rows: list[list[int]]) -> tu
             )
             residual = (states[number] + attended)[0].double()
             u = residual / (residual.pow(2).mean(dim=1, keepdim=True) + model.config.rms_norm_eps).sqrt()
-            u = torch.where(gains[number] == 0, 0.0, u)[torch.tensor(row) >= 0]
+            u = torch.where(gains[number] == 0, 0.0, u)[torch.tensor(row.mask)]
             grams[number] += u.T @ u
             crosses[number] += u.sum(dim=0)
     return grams, crosses
@@ -81,14 +82,20 @@ def test_what_is_read_but_does_not_count_is_in_no_sum(tmp_path: Path, attention:
     folder = expert(tmp_path / "expert", seed=1)
     model, gains = domain_model(folder, folder / "model.safetensors")
     generator = torch.Generator().manual_seed(3)
-    rows = [torch.randint(-256, 256, (length,), generator=generator).tolist() for length in (3, 40, 17, 25)]
+    rows = [
+        Tokens(
+            torch.randint(256, (length,), generator=generator).tolist(),
+            torch.randint(2, (length,), generator=generator).bool().tolist(),
+        )
+        for length in (3, 40, 17, 25)
+    ]
     expected = textbook(model, gains, rows)
     model.set_attn_implementation(attention)
     sums = shard_sums(model, gains, [16] * len(gains), batches(rows, 90), len(rows))
-    assert sums.tokens == sum(id_ >= 0 for row in rows for id_ in row)
+    assert sums.tokens == sum(sum(row.mask) for row in rows)
     require_equal(sums, *expected)
     counts = TrunkPass(folder, [16] * 7).load()(batches(rows, 90), len(rows)).arrays["token_counts"]
-    assert counts.tolist() == [sum(row.count(id_) for row in rows) for id_ in range(len(counts))]
+    assert counts.tolist() == [sum(row.signed.count(id_) for row in rows) for id_ in range(len(counts))]
 
 
 def require_equal(sums: ShardSums, grams: list[Tensor], crosses: list[Tensor]) -> None:
@@ -107,7 +114,7 @@ def test_a_zero_gain_gives_a_zero_feature(tmp_path: Path) -> None:
     with torch.no_grad():
         model.model.layers[1].post_attention_layernorm.weight[7] = 0
     gains = torch.stack([layer.post_attention_layernorm.weight.detach() for layer in model.model.layers])
-    sums = shard_sums(model, gains, [16] * 3, batches([[1, 2, 3, 4]], 64), 1)
+    sums = shard_sums(model, gains, [16] * 3, batches([Tokens([1, 2, 3, 4])], 64), 1)
     square = unpack(to_floats(sums.arrays["layers.1.gram"], 16), 32)
     assert not square[7].any()
     assert sums.arrays["layers.1.cross"][7] == 0
@@ -117,7 +124,7 @@ def test_a_zero_gain_gives_a_zero_feature(tmp_path: Path) -> None:
 def test_padding_is_never_counted(tmp_path: Path) -> None:
     folder = expert(tmp_path / "expert", seed=1)
     model, gains = domain_model(folder, folder / "model.safetensors")
-    rows = [[5] * 3, [6] * 17, [7]]
+    rows = all_counted([[5] * 3, [6] * 17, [7]])
     together = shard_sums(model, gains, [16] * 3, batches(rows, 10_000), 3)
     one_by_one = [shard_sums(model, gains, [16] * 3, batches([row], 10_000), 1) for row in rows]
     apart = one_by_one[0] + one_by_one[1] + one_by_one[2]
@@ -132,6 +139,6 @@ def test_the_pass_leaves_no_hook_and_skips_head_and_last_mlp(tmp_path: Path) -> 
     called: list[str] = []
     model.model.layers[2].mlp.register_forward_hook(lambda *seen: called.append("last MLP"))
     model.lm_head.register_forward_hook(lambda *seen: called.append("head"))
-    shard_sums(model, gains, [16] * 3, batches([[1, 2]], 64), 1)
+    shard_sums(model, gains, [16] * 3, batches([Tokens([1, 2])], 64), 1)
     assert called == []
     assert not any(layer.mlp._forward_pre_hooks for layer in model.model.layers)

@@ -14,6 +14,7 @@ from moerge.models.batches import batches
 from moerge.models.dense import domain_model, expert_model
 from moerge.models.families import FAMILIES
 from moerge.models.reader import Checkpoint
+from moerge.models.tokens import all_counted
 from moerge.versions.folder import write_trunk
 from support.models import expert
 
@@ -22,7 +23,7 @@ GATE, UP, DOWN = (f"model.layers.0.mlp.{name}_proj.weight" for name in ("gate", 
 
 
 def fitted(folder: Path, trunk: Path) -> dict[str, Tensor]:
-    return fit_mlps(folder, trunk, list(batches(DOCUMENTS, 200)))
+    return fit_mlps(folder, trunk, list(batches(all_counted(DOCUMENTS), 200)))
 
 
 def two(folder: Path, family: str = "llama") -> tuple[Path, Path]:

@@ -9,6 +9,7 @@ import pytest
 
 from moerge.errors import MoergeError
 from moerge.models.dense import domain_model
+from moerge.models.tokens import Tokens
 from moerge.progress import LogProgress
 from moerge.recipes.base import Fleet, Member, Options
 from moerge.recipes.registry import parse
@@ -27,7 +28,7 @@ from support.recipes import fleet
 def measured(on: Fleet) -> dict[str, Texts]:
     """Each domain's statistics, and one of its documents held out."""
     return {
-        domain.name: Texts(domain.expert, windows([list(domain.statistics[0])], 16, 8), domain.statistics)
+        domain.name: Texts(domain.expert, windows([Tokens(domain.statistics[0])], 16, 8), domain.statistics)
         for domain in on.domains
     }
 

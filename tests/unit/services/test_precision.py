@@ -13,6 +13,7 @@ from moerge.models.config import read_config
 from moerge.models.dense import expert_model
 from moerge.models.families import FAMILIES, family_of
 from moerge.models.reader import Checkpoint
+from moerge.models.tokens import Tokens
 from moerge.statistics.accumulate import ShardSums
 from moerge.statistics.features import visit_features, visit_trunk_inputs
 from moerge.statistics.integers import to_floats
@@ -23,7 +24,7 @@ from moerge_proto.statistics_file import StatisticsFile
 from support.models import expert
 from support.statistics import LAYERS, manifest_of, written
 
-ROWS = [[(11 * row + 3 * column) % 256 for column in range(4 + 9 * row)] for row in range(6)]
+ROWS = [Tokens([(11 * row + 3 * column) % 256 for column in range(4 + 9 * row)]) for row in range(6)]
 KINDS: list[tuple[str, dict[str, object]]] = [
     *[(family, {}) for family in sorted(FAMILIES)],
     ("mistral", {"sliding_window": 8}),

@@ -18,6 +18,7 @@ from moerge.models.config import read_config
 from moerge.models.dense import expert_model
 from moerge.models.families import EMBEDDING, FAMILIES, HEAD, family_of
 from moerge.models.reader import Checkpoint
+from moerge.models.tokens import all_counted
 from moerge.models.writer import write_safetensors
 from moerge.statistics.accumulate import ShardSums
 from moerge.statistics.contribution import trunk_contribution
@@ -38,12 +39,12 @@ NORM = "model.layers.1.input_layernorm.weight"
 def sums(folder: Path, rows: list[list[int]]) -> ShardSums:
     config = read_config(folder)
     exponents = input_exponents(Checkpoint(folder), family_of(config), config)
-    return TrunkPass(folder, exponents).load()(batches(rows, 512), len(rows))
+    return TrunkPass(folder, exponents).load()(batches(all_counted(rows), 512), len(rows))
 
 
 def sent(folder: Path, rows: list[list[int]], path: Path) -> Path:
     """An expert's trunk contribution over `rows`."""
-    return trunk_contribution("law", folder, rows, path)
+    return trunk_contribution("law", folder, all_counted(rows), path)
 
 
 def merged(
@@ -108,7 +109,7 @@ def test_features_stay_within_their_bounds(tmp_path: Path, family: str) -> None:
         u = x / gains[layer] if family == "llama" else x
         largest[layer] = max(largest[layer], float((u**2).sum(dim=1).max()))
 
-    for batch in batches(contributed_rows(0), 512):
+    for batch in batches(all_counted(contributed_rows(0)), 512):
         visit_features(model, batch, visit)
     assert all(bound / 200 < found <= bound for found, bound in zip(largest, bounds, strict=True))
 

@@ -7,6 +7,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from moerge.models.dense import domain_model
+from moerge.models.tokens import Tokens
 from moerge.scoring.perplexity import score, windows
 from moerge.scoring.routers import forced
 from support.models import expert
@@ -25,7 +26,7 @@ def test_overlapping_windows_score_each_token_once_from_its_own_window(tmp_path:
         for place in range(scored, end):
             expected -= float(chances[place - start - 1, document[place]])
         scored = end
-    found = score(model, windows([document], context, stride), Silent())
+    found = score(model, windows([Tokens(document)], context, stride), Silent())
     assert found.tokens == len(document) - 1
     assert found.nll == pytest.approx(expected, rel=1e-5)
 

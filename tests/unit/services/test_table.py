@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM
 
 from moerge.documents.reader import texts_of
 from moerge.errors import MoergeError
+from moerge.models.tokens import Tokens
 from moerge.progress import LogProgress
 from moerge.recipes.registry import RECIPES, parse
 from moerge.scoring.perplexity import score, windows
@@ -122,7 +123,7 @@ def test_a_tenth_is_held_out_by_its_text_alone_and_never_counted_for_statistics(
     every = [text for file in sorted((tmp_path / "t0").rglob("*.jsonl")) for text in texts_of([file])]
     held = [text for text in every if is_held_out(text)]
     assert 0 < len(held) < 20
-    assert sum(window.tokens for window in found.held_out) == sum(len(text) - 1 for text in held)
+    assert sum(window.scored for window in found.held_out) == sum(len(text) - 1 for text in held)
     assert sum(map(len, found.statistics)) == sum(len(text) for text in every if text not in held)
     assert max(map(len, found.statistics)) <= 64
     named = read_texts("d0", Sources(folder, files, [str(tmp_path / "t0" / "more")]), Cut(64, 32, 10**6))
@@ -221,7 +222,7 @@ def test_the_average_of_a_tied_and_an_untied_expert_counts_the_embedding_as_head
     tmp_path: Path, tied: tuple[bool, bool]
 ) -> None:
     folders = [expert(tmp_path / f"e{i}", seed=i, tie_word_embeddings=tie) for i, tie in enumerate(tied)]
-    cut = windows(ROWS[:1], 32, 16)
+    cut = windows([Tokens(ROWS[0])], 32, 16)
     domains = {f"d{slot}": Texts(folder, cut) for slot, folder in enumerate(folders)}
     runs = [Run(*parse(name)) for name in ("experts", "averaging")]
     result = measure(runs, domains, Settings(), LogProgress())

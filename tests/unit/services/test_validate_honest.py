@@ -11,6 +11,7 @@ import torch
 from moerge.errors import ContributionError
 from moerge.models.batches import batches
 from moerge.models.dense import domain_model
+from moerge.models.tokens import all_counted
 from moerge.statistics.accumulate import ShardSums, shard_sums
 from moerge.statistics.integers import LIMIT
 from moerge.statistics.validate import validate
@@ -46,7 +47,7 @@ def test_real_models_pass_with_one_token_and_with_one_document_repeated(tmp_path
     model, gains = domain_model(folder, folder / "model.safetensors")
     bits = [16] * LAYERS
     for rows in ([[5]], [[5] * 60] * 40, [[1, 2, 3]] * 500):
-        sums = shard_sums(model, gains, bits, batches(rows, 4096), len(rows))
+        sums = shard_sums(model, gains, bits, batches(all_counted(rows), 4096), len(rows))
         check(tmp_path / "file", sums)  # layer 0 may be under half of the trace: eps
         check(tmp_path / "file", reduce(add, [sums] * 7), shards=7)
 

@@ -1,6 +1,8 @@
 """In a conversation exactly the tokens that should count do, and the others are read all the same."""
 
-from itertools import chain
+import hmac
+import struct
+from itertools import chain, compress
 from typing import Any
 
 import pytest
@@ -8,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moerge.documents.conversations import conversation, encode, plain, require_template
-from moerge.documents.shards import plan
+from moerge.documents.shards import plan, shard_name
 from moerge.errors import MoergeError
+from moerge.models.tokens import Tokens
 from moerge_proto.statistics_file import StatisticsSettings
 from support.models import tokenizer
 
@@ -32,22 +35,22 @@ def chat_tokenizer(template: str | None = CHATML) -> Any:
     return made
 
 
-def spoken(ids: list[int]) -> str:
-    """The text of the ids that count."""
-    return str(chat_tokenizer().decode([id_ for id_ in ids if id_ >= 0]))
+def spoken(tokens: Tokens) -> str:
+    """The text of the tokens that count."""
+    return str(chat_tokenizer().decode(list(compress(tokens.ids, tokens.mask))))
 
 
 @pytest.mark.parametrize(("template", "said"), [(CHATML, " th\u00e4t user"), (TRIMS, "th\u00e4tuser")])
 def test_of_an_assistant_the_tokens_of_its_content_count_and_no_others(template: str, said: str) -> None:
     made = chat_tokenizer(template)
-    ids = encode(made, conversation(TALK, made, "assistant"))
-    assert spoken(ids) == said
-    assert [id_ if id_ >= 0 else ~id_ for id_ in ids] == made.apply_chat_template(TALK)["input_ids"]
+    tokens = encode(made, conversation(TALK, made, "assistant"))
+    assert spoken(tokens) == said
+    assert tokens.ids == made.apply_chat_template(TALK)["input_ids"]
 
 
 def test_of_all_turns_every_token_counts_with_the_template_s_marks() -> None:
     made = chat_tokenizer()
-    assert encode(made, conversation(TALK, made, "all")) == made.apply_chat_template(TALK)["input_ids"]
+    assert encode(made, conversation(TALK, made, "all")) == Tokens(made.apply_chat_template(TALK)["input_ids"])
 
 
 @settings(deadline=None)
@@ -89,7 +92,7 @@ def test_a_tokenizer_without_a_template_is_refused() -> None:
 
 def test_a_plain_text_is_read_as_ever() -> None:
     made = tokenizer()
-    assert encode(made, plain("a text")) == made("a text")["input_ids"]
+    assert encode(made, plain("a text")) == Tokens(made("a text")["input_ids"])
 
 
 # --- what counts, in shards
@@ -103,16 +106,20 @@ IDS = st.lists(st.tuples(st.integers(0, 255), st.booleans()), max_size=60)
 def test_shards_hold_the_first_tokens_that_count_and_what_is_read_before_them(
     documents: list[list[tuple[int, bool]]], context: int, most: int | None
 ) -> None:
-    given = [[id_ if counts else ~id_ for id_, counts in document] for document in documents]
+    given = [Tokens([id_ for id_, _ in each], [counts for _, counts in each]) for each in documents]
     settings = StatisticsSettings(tokens_per_document=most, context=context)
-    shards = list(plan(given, list, settings, 1, b"key"))
-    counted = [[id_ for id_ in ids if id_ >= 0][:most] for ids in given]
-    assert [id_ for shard in shards for row in shard.rows for id_ in row if id_ >= 0] == list(chain(*counted))
+    shards = list(plan(given, lambda tokens: tokens, settings, 1, b"key"))
+    counted = [[id_ for id_, counts in each if counts][:most] for each in documents]
+    assert [id_ for shard in shards for row in shard.rows for id_ in compress(row.ids, row.mask)] == list(
+        chain(*counted)
+    )
     assert sum(shard.tokens for shard in shards) == sum(map(len, counted))
     assert sum(shard.documents for shard in shards) == sum(map(bool, counted))
-    assert all(any(id_ >= 0 for id_ in row) for shard in shards for row in shard.rows)
+    assert all(any(row.mask) for shard in shards for row in shard.rows)
 
 
 def test_the_name_of_a_shard_tells_what_counts() -> None:
-    names = {next(plan([ids], list, StatisticsSettings(), 1, b"k")).name for ids in ([1, 2], [1, ~2], [~1, 2])}
-    assert len(names) == 3
+    """Its name is of signed integers, ~id where a token doesn't count, so that it is the same in every release."""
+    names = [shard_name(b"k", [Tokens([1, 70_000], counted)]) for counted in (None, [True, True], [True, False])]
+    assert names[0] == names[1] == hmac.new(b"k", struct.pack("<qii", 2, 1, 70_000), "sha256").hexdigest()
+    assert names[2] == hmac.new(b"k", struct.pack("<qii", 2, 1, ~70_000), "sha256").hexdigest()

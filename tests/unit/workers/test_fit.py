@@ -28,7 +28,7 @@ def draw(folder: Path, texts: list[str], most: int, **changed: object) -> tuple[
     with view("text", status) as shown:
         rows, documents = drawn(settings, Data(settings, print), Watch(status, shown), most)
     read = tokenizer()
-    return [str(read.decode(row)) for row in rows], documents
+    return [str(read.decode(list(row.ids))) for row in rows], documents
 
 
 def test_all_are_drawn_if_they_hold_no_more(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 
 from moerge.documents.shards import Shard, plan
 from moerge.models.batches import batches
+from moerge.models.tokens import Tokens, all_counted
 from moerge_proto.statistics_file import StatisticsSettings
 
 HIDDEN = 2
@@ -14,7 +15,7 @@ ENOUGH = 64 * HIDDEN
 def planned(lengths: list[int], **settings: int) -> list[Shard]:
     texts = ["x" * length for length in lengths]
     return list(
-        plan(texts, lambda text: list(range(len(text))), StatisticsSettings.model_validate(settings), HIDDEN, b"key")
+        plan(texts, lambda text: Tokens(range(len(text))), StatisticsSettings.model_validate(settings), HIDDEN, b"key")
     )
 
 
@@ -42,7 +43,7 @@ def test_tokens_per_document_is_honoured() -> None:
 def test_batches_hold_every_row_once_within_their_bound(lengths: list[int], batch_tokens: int) -> None:
     rows = [[number] * length for number, length in enumerate(lengths)]
     seen = []
-    for batch in batches(rows, batch_tokens):
+    for batch in batches(all_counted(rows), batch_tokens):
         assert batch.input_ids.numel() <= batch_tokens or len(batch.input_ids) == 1
         for ids, real in zip(batch.input_ids, batch.real, strict=True):
             seen.append(ids[real].tolist())

@@ -1,0 +1,54 @@
+"""Token ids that a model reads, and which of them count."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """A sequence of token ids. The model reads all of them; sums and scores are over those that count.
+
+    Attributes:
+        ids: token ids.
+        counted: whether each id counts; None if all do.
+    """
+
+    ids: Sequence[int]
+    counted: Sequence[bool] | None = None
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __getitem__(self, places: slice) -> "Tokens":
+        return Tokens(self.ids[places], None if self.counted is None else self.counted[places])
+
+    @property
+    def mask(self) -> Sequence[bool]:
+        """Whether each token counts."""
+        return [True] * len(self.ids) if self.counted is None else self.counted
+
+    @property
+    def count(self) -> int:
+        """Number of tokens that count."""
+        return sum(self.mask)
+
+    @property
+    def signed(self) -> list[int]:
+        """One integer a token: its id if it counts, else ~id. Names of shards are made of these."""
+        return [id_ if counts else ~id_ for id_, counts in zip(self.ids, self.mask, strict=True)]
+
+    def first(self, most: int | None) -> "Tokens":
+        """The tokens up to the last of the first `most` that count; None: all."""
+        if most is None or self.count <= most:
+            return self
+        places = [place for place, counts in enumerate(self.mask) if counts]
+        return self[: places[most - 1] + 1]
+
+    def pieces(self, size: int) -> list["Tokens"]:
+        """The tokens in pieces of `size`; the last may be shorter."""
+        return [self[start : start + size] for start in range(0, len(self), size)]
+
+
+def all_counted(rows: Iterable[Sequence[int]]) -> list[Tokens]:
+    """Rows of token ids that all count."""
+    return [Tokens(ids) for ids in rows]
