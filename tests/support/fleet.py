@@ -9,15 +9,12 @@ from moerge.cli.common import wait
 from moerge.client.client import Client
 from moerge.experts.fitting import fit_mlps, write_fitted
 from moerge.models.batches import batches
-from moerge.models.bounds import attention_size, input_exponents
-from moerge.models.config import read_config
 from moerge.models.dense import domain_model
-from moerge.models.expert_folder import expert_files
-from moerge.models.families import family_of
-from moerge.models.reader import Checkpoint
+from moerge.models.expert_folder import DenseExpert, expert_files
 from moerge.models.tokens import all_counted
 from moerge.progress import LogProgress
 from moerge.statistics.accumulate import ShardSums, shard_sums
+from moerge.statistics.contribution import router_manifest, trunk_manifest
 from moerge.statistics.passes import TrunkPass
 from moerge_proto.contributions import Contribution, NewContribution, TrunkContribution
 from moerge_proto.digests import sha256_hex
@@ -124,43 +121,19 @@ def honest(
     """
     model, gains = domain_model(member.folder, trunk_path(server, trunk))
     sums = shard_sums(model, gains, trunk.exponents, batches(all_counted(ROWS), 512), len(ROWS))
-    manifest = RouterManifest(
-        owner=member.name,
-        expert=(fitted or registered(member)).digest,
-        domain=member.domain,
-        trunk=trunk.digest,
-        settings=StatisticsSettings(),
-        hidden_size=trunk.hidden_size,
-        layers=trunk.layers,
-        exponents=trunk.exponents,
-        tokens=sums.tokens,
-        documents=sums.documents,
-        shards=sorted(sha256_hex(f"{member.domain} {first + n}".encode()) for n in range(shards)),
-    )
-    return manifest.model_copy(update={"split": split}), sums
+    name = (fitted or registered(member)).digest
+    manifest = router_manifest(member.name, name, member.domain, trunk, StatisticsSettings(), split)
+    names = sorted(sha256_hex(f"{member.domain} {first + n}".encode()) for n in range(shards))
+    return manifest.model_copy(update={"tokens": sums.tokens, "documents": sums.documents, "shards": names}), sums
 
 
 def honest_trunk(member: Member, rows: list[list[int]] = ROWS) -> tuple[TrunkManifest, ShardSums]:
     """What the member's worker would send for trunks."""
-    config, checkpoint = read_config(member.folder), Checkpoint(member.folder)
-    exponents = input_exponents(checkpoint, family_of(config), config)
-    sums = TrunkPass(member.folder, exponents).load()(batches(all_counted(rows), 512), len(rows))
-    manifest = TrunkManifest(
-        owner=member.name,
-        expert=registered(member).digest,
-        domain=member.domain,
-        settings=StatisticsSettings(),
-        hidden_size=config.hidden_size,
-        layers=config.num_hidden_layers,
-        attention_size=attention_size(config),
-        vocab_size=config.vocab_size,
-        exponents=exponents,
-        tokens=sums.tokens,
-        documents=sums.documents,
-        shards=[sha256_hex(member.domain.encode())],
-        rare_below=0,
-    )
-    return manifest, sums
+    own = DenseExpert(member.domain, member.folder)
+    manifest = trunk_manifest(member.name, own, registered(member).digest, StatisticsSettings())
+    sums = TrunkPass(member.folder, manifest.exponents).load()(batches(all_counted(rows), 512), len(rows))
+    names = [sha256_hex(member.domain.encode())]
+    return manifest.model_copy(update={"tokens": sums.tokens, "documents": sums.documents, "shards": names}), sums
 
 
 def send_trunk(member: Member, path: Path, *supersedes: str) -> TrunkContribution:

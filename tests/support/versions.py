@@ -1,25 +1,19 @@
 """A version's folder without a coordinator: every planned file written in its place."""
 
 from collections.abc import Sequence
-from contextlib import ExitStack
 from pathlib import Path
 
 import torch
 
 from moerge.files import file_sha256
 from moerge.merging.local import LocalTrunk, given, local_version
-from moerge.models.bounds import feature_gains
-from moerge.models.config import read_config
 from moerge.models.expert_folder import DenseExpert
-from moerge.models.families import family_of
-from moerge.models.reader import Checkpoint
 from moerge.models.tokens import all_counted
-from moerge.routers.solve import solve_layers
 from moerge.statistics.contribution import router_contribution
 from moerge.versions.folder import write_trunk, write_version
 from moerge.versions.plan import plan_version
 from moerge_proto.options import SolveOptions
-from moerge_proto.statistics_file import StatisticsFile
+from moerge_proto.statistics_file import StatisticsSettings
 
 ROWS = [[(7 * row + 3 * column) % 256 for column in range(40)] for row in range(8)]
 
@@ -42,18 +36,22 @@ def published(
 
     `precision` is what the statistics are computed in.
     """
+    own = [DenseExpert(f"d{slot}", each) for slot, each in enumerate(experts)]
     path = write_trunk(experts, folder / "trunk")
-    domains = [f"d{slot}" for slot in range(len(experts))]
-    config = read_config(experts[0])
-    gains = feature_gains(Checkpoint(path), family_of(config), config)
-    with ExitStack() as stack:
-        files = []
-        for slot, each in enumerate(experts):
-            own = rows[slot] if rows else contributed_rows(slot)
-            sent = router_contribution(domains[slot], each, path, all_counted(own), folder / domains[slot], precision)
-            files.append(stack.enter_context(StatisticsFile(sent)))
-        routers, _ = solve_layers(files, domains, gains, SolveOptions(top_k=top_k))
-    return of_routers(experts, path, routers, folder / "version", top_k, tied=tied)
+    trunk = LocalTrunk(path, file_sha256(path), "average", own)
+    settings = StatisticsSettings.model_validate({"precision": precision})
+    sent = [
+        router_contribution(
+            each,
+            trunk,
+            all_counted(rows[slot] if rows else contributed_rows(slot)),
+            folder / f"{each.domain}.safetensors",
+            settings,
+        )
+        for slot, each in enumerate(own)
+    ]
+    made = local_version(own, trunk, sent, SolveOptions(top_k=top_k), tied=tied)
+    return write_version(plan_version(*made), folder / "version")
 
 
 def of_routers(

@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import stamina
 import torch
 import transformers
@@ -21,12 +20,9 @@ from moerge.client.client import Client
 from moerge.client.register import WithdrawnError, register
 from moerge.errors import CoordinatorError, MoergeError
 from moerge.experts.fitting import require_fittable
-from moerge.files import atomic_file, file_sha256, is_of_full_disk
-from moerge.models.bounds import attention_size, input_exponents
-from moerge.models.config import read_config
-from moerge.models.expert_folder import check_expert
-from moerge.models.families import family_of
-from moerge.models.reader import Checkpoint
+from moerge.files import file_sha256, is_of_full_disk
+from moerge.models.expert_folder import DenseExpert, check_expert
+from moerge.statistics.contribution import router_manifest, trunk_manifest, withhold_rare
 from moerge.statistics.passes import RouterPass, TrunkPass
 from moerge.trunk.stray import require_near
 from moerge_proto.contributions import Contribution, NewContribution, TrunkContribution
@@ -34,7 +30,7 @@ from moerge_proto.digests import digest_of
 from moerge_proto.experts import Fitted
 from moerge_proto.problems import ProblemType
 from moerge_proto.progress import Stage
-from moerge_proto.statistics_file import Int64, Manifest, RouterManifest, StatisticsFile, TrunkManifest, write
+from moerge_proto.statistics_file import Manifest, RouterManifest
 from moerge_proto.trunks import Trunk
 from moerge_workers.data import Data
 from moerge_workers.evaluate import Evaluations
@@ -52,7 +48,6 @@ from moerge_workers.view import view
 from moerge_workers.watch import Watch
 
 TRUNK_FILE = "trunk.safetensors"
-_NOTHING_YET: dict[str, Any] = {"tokens": 1, "documents": 1, "shards": ["0" * 64]}
 SOFTWARE = {
     "moerge": __version__,
     "torch": str(torch.__version__),
@@ -262,22 +257,9 @@ class _Work:
     def contribute_trunk(self) -> tuple[TrunkContribution | None, Path | None]:
         """Sends the expert's trunk contribution, and tells where it lies; rare tokens' counts stay in the journal."""
         settings, folder = self._settings, self._settings.expert
-        config, checkpoint = read_config(folder), Checkpoint(folder)
-        exponents = input_exponents(checkpoint, family_of(config), config)
-        blank = TrunkManifest(
-            owner=self.owner,
-            expert=self.expert,
-            domain=settings.domain,
-            settings=settings.statistics,
-            hidden_size=config.hidden_size,
-            layers=config.num_hidden_layers,
-            attention_size=attention_size(config),
-            vocab_size=config.vocab_size,
-            exponents=exponents,
-            rare_below=0,
-            **_NOTHING_YET,
-        )
-        work = TrunkPass(folder, exponents, settings.statistics.precision, settings.device)
+        own = DenseExpert(settings.domain, folder)
+        blank = trunk_manifest(self.owner, own, self.expert, settings.statistics)
+        work = TrunkPass(folder, blank.exponents, settings.statistics.precision, settings.device)
         with closing(Ledger(self._ledger(blank))) as ledger:
             sums = self._sums(ledger, blank, work)
             made = sums.complete()
@@ -285,9 +267,7 @@ class _Work:
             if not whole.is_file():
                 return None, None
             path = whole.with_name(f"{whole.stem}-sent.safetensors")
-            with StatisticsFile(whole) as file, atomic_file(path) as out:
-                manifest = file.manifest.model_copy(update={"rare_below": settings.rare_below})
-                write(out, manifest, _without_rare(file, settings.rare_below))
+            withhold_rare(whole, path, settings.rare_below)
             item = self.outbox.contribution(path, file_sha256(path))
             rows = list(self.worker.client.trunk_contributions())
             self.outbox.settle(rows)
@@ -333,20 +313,7 @@ class _Work:
         work = RouterPass(mlps, weights, trunk.exponents, settings.statistics.precision, settings.device)
         sent: list[Contribution] = []
         for split in ("statistics", "tuning"):
-            blank = RouterManifest.model_validate(
-                {
-                    "owner": self.owner,
-                    "expert": expert,
-                    "domain": settings.domain,
-                    "trunk": trunk.digest,
-                    "split": split,
-                    "settings": settings.statistics,
-                    "hidden_size": trunk.hidden_size,
-                    "layers": trunk.layers,
-                    "exponents": trunk.exponents,
-                    **_NOTHING_YET,
-                }
-            )
+            blank = router_manifest(self.owner, expert, settings.domain, trunk, settings.statistics, split)
             path = self._ledger(blank)
             if split == "tuning" and not settings.tuning_share and not path.exists():
                 continue
@@ -450,9 +417,3 @@ class _Work:
         self.worker.client.withdraw_contribution(digest)
         self.outbox.withdrawn(digest)
         self.worker.say(f"withdrawn {digest[:12]}: no document of {blank.split} is left")
-
-
-def _without_rare(file: StatisticsFile, rare_below: int) -> Iterator[Int64]:
-    for name, _ in file.manifest.layout():
-        array = file.array(name)
-        yield np.where(array < rare_below, 0, array) if name == "token_counts" else array

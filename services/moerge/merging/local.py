@@ -9,7 +9,9 @@ from torch import Tensor
 
 from moerge.errors import MoergeError
 from moerge.files import file_sha256
+from moerge.models.bounds import feature_exponents
 from moerge.models.expert_folder import DenseExpert
+from moerge.models.reader import Checkpoint
 from moerge.routers.ridge import SOLVER
 from moerge.versions.card import Contributed, ExpertRecord
 from moerge.versions.plan import Slot, Solution, Solve, VersionInputs
@@ -33,6 +35,20 @@ class LocalTrunk:
     digest: str
     method: str
     experts: Sequence[DenseExpert]
+
+    @property
+    def hidden_size(self) -> int:
+        return int(self.experts[0].config.hidden_size)
+
+    @property
+    def layers(self) -> int:
+        return int(self.experts[0].config.num_hidden_layers)
+
+    @cached_property
+    def exponents(self) -> Sequence[int]:
+        """Fractional bits of each layer's gram and cross."""
+        first = self.experts[0]
+        return feature_exponents(Checkpoint(self.path), first.family, first.config)
 
     @cached_property
     def sha256(self) -> str:

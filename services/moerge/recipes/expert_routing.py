@@ -12,8 +12,9 @@ from moerge.models.reader import Checkpoint
 from moerge.recipes.base import Fleet, Model, Options, Recipe, whole
 from moerge.recipes.likelihoods import documents, experts, in_groups, likelihoods
 from moerge.recipes.models import active_parameters
-from moerge.routers.ridge import Ridge, one_thread
+from moerge.routers.ridge import Ridge
 from moerge.scoring.perplexity import Rows, logits
+from moerge.threads import one_thread
 from moerge.trunk.average import average
 
 SHORTEST, LONGEST = 32, 256

@@ -19,7 +19,7 @@ from moerge.models.writer import write_safetensors
 from moerge.recipes.base import Domain, Fleet, Member, Model, Options, Parts, Recipe, whole
 from moerge.recipes.dense import TASK_VECTORS, checked, method_of
 from moerge.recipes.models import Oracle, Routed
-from moerge.statistics.contribution import router_contribution, trunk_contribution
+from moerge.statistics.contribution import Computing, router_contribution, trunk_contribution
 from moerge.trunk.regmean import ModuleGrams, solved_plan
 from moerge.versions.folder import write_trunk, write_version
 from moerge.versions.plan import plan_version, solve_routers
@@ -64,7 +64,7 @@ def solved_trunk(fleet: Fleet, options: Options, *, turned: bool = False, contex
         for slot, domain in enumerate(fleet.domains):
             sent = fleet.work / f"trunk-contribution-{slot}"
             rows = first_tokens(domain.statistics, options)
-            trunk_contribution(_name(slot), domain.expert, rows, sent, device=fleet.device)
+            trunk_contribution(dense(fleet, slot), rows, sent, computing=Computing(fleet.device), rare_below=0)
             file = stack.enter_context(StatisticsFile(sent))
             owners.append(ModuleGrams(Checkpoint(domain.expert), file, family, config))
         with atomic_file(path) as out:
@@ -83,8 +83,9 @@ def contribute(fleet: Fleet, slot: int, trunk: Path, options: Options, texts: Te
     """The expert as it is, and its router contribution from the domain's texts."""
     domain, sent = fleet.domains[slot], fleet.work / f"contribution-{slot}"
     rows = first_tokens(texts(domain), options)
-    router_contribution(_name(slot), domain.expert, trunk, rows, sent, device=fleet.device)
-    return Member(dense(fleet, slot), sent)
+    own = dense(fleet, slot)
+    router_contribution(own, _trunk_file(fleet, trunk), rows, sent, computing=Computing(fleet.device))
+    return Member(own, sent)
 
 
 def solve(members: Sequence[Member], trunk: Path, fields: Mapping[str, object]) -> list[Tensor]:
@@ -98,6 +99,10 @@ def solve(members: Sequence[Member], trunk: Path, fields: Mapping[str, object]) 
 def dense(fleet: Fleet, slot: int) -> DenseExpert:
     """A domain's expert. Its name in files is its slot's: users may have chosen any."""
     return DenseExpert(f"d{slot}", fleet.domains[slot].expert)
+
+
+def _trunk_file(fleet: Fleet, path: Path) -> LocalTrunk:
+    return LocalTrunk(path, file_sha256(path), "", [dense(fleet, slot) for slot in range(len(fleet.domains))])
 
 
 def version(
@@ -136,11 +141,6 @@ def published_recipe(
     return Recipe(
         name, source, build, options, drawn=drawn, needs_base=needs_base, needs_other=needs_other, parts=parts
     )
-
-
-def _name(slot: int) -> str:
-    """A domain's name in files that are seen here alone; users may have chosen any."""
-    return f"d{slot}"
 
 
 def _random(fleet: Fleet, options: Options) -> Iterator[tuple[str, Model]]:

@@ -1,14 +1,12 @@
 """The ridge solve: W = (A + lambda I)^-1 b, columns normalised (DUME eq. 6)."""
 
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from moerge.errors import SolveError
+from moerge.threads import one_thread
 
 SOLVER = f"ridge-2 torch-{torch.__version__} {torch.backends.cpu.get_cpu_capability()}"
 """Names the build whose bits a version has: method, library, instruction set."""
@@ -17,19 +15,6 @@ _REFINEMENTS = 4
 _CONVERGED = 2.0**-22  # a correction this small leaves an error of about its square
 _MATRIX_BITS = 26
 _ITERATIONS = 4
-_threads = threading.Lock()
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Runs torch on one thread, because another number gives other bits."""
-    with _threads:
-        before = torch.get_num_threads()
-        torch.set_num_threads(1)
-        try:
-            yield
-        finally:
-            torch.set_num_threads(before)
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,9 @@ from torch import Tensor
 
 from moerge.errors import SolveError
 from moerge.routers.discriminants import discriminants
-from moerge.routers.ridge import Ridge, one_thread, unit_columns
+from moerge.routers.ridge import Ridge, unit_columns
 from moerge.routers.system import domain_weights, ridge_system
+from moerge.threads import one_thread
 from moerge_proto.options import SolveOptions
 from moerge_proto.statistics_file import StatisticsFile
 from moerge_proto.versions import SolvedLayer, SolveReport

@@ -1,63 +1,293 @@
-"""Contributions without an owner's worker: the same passes over texts that are here, into the same files."""
+"""Contributions of one domain: sums over its documents, each kind in one statistics file."""
 
-from collections.abc import Sequence
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
+from typing import Any, Protocol
 
-from moerge.files import atomic_file, file_sha256
+import numpy as np
+
+from moerge.documents.shards import Shard, plan
+from moerge.errors import MoergeError
+from moerge.files import atomic_file
 from moerge.models.batches import batches
-from moerge.models.bounds import attention_size, feature_exponents, input_exponents
-from moerge.models.config import read_config
-from moerge.models.families import family_of
-from moerge.models.reader import Checkpoint
+from moerge.models.bounds import attention_size, input_exponents
+from moerge.models.expert_folder import DenseExpert
 from moerge.models.tokens import Tokens
-from moerge.statistics.passes import RouterPass, TrunkPass
-from moerge_proto.digests import digest_of
-from moerge_proto.statistics_file import Manifest, RouterManifest, StatisticsSettings, TrunkManifest, write
+from moerge.progress import NO_PROGRESS, Progress
+from moerge.statistics.accumulate import ShardSums
+from moerge.statistics.journal import Journal, join
+from moerge.statistics.passes import Compute, RouterPass, TrunkPass
+from moerge.threads import one_thread
+from moerge_proto.statistics_file import (
+    Int64,
+    Manifest,
+    RouterManifest,
+    StatisticsFile,
+    StatisticsFileError,
+    StatisticsSettings,
+    TrunkManifest,
+    write,
+)
 
-Rows = Sequence[Tokens]
-"""Documents."""
+RARE_BELOW = 10
+"""Counts of tokens that stand fewer times are withheld from a trunk contribution."""
+_NO_COUNTS: Mapping[str, Any] = {"tokens": 1, "documents": 1, "shards": ["0" * 64]}
+_JOURNAL_SECONDS = 5.0
+
+
+class TrunkFacts(Protocol):
+    """What a router contribution says of its trunk."""
+
+    @property
+    def digest(self) -> str: ...
+    @property
+    def hidden_size(self) -> int: ...
+    @property
+    def layers(self) -> int: ...
+    @property
+    def exponents(self) -> Sequence[int]: ...
+
+
+class TrunkFile(TrunkFacts, Protocol):
+    """A trunk that is here, as a safetensors file."""
+
+    @property
+    def path(self) -> Path: ...
+
+
+@dataclass(frozen=True)
+class Computing:
+    """How sums are computed on this machine; changes no integer but for `device`.
+
+    Attributes:
+        device: torch device of the model.
+        slots: shards that are computed at a time, each by one thread.
+        groups: passes over the documents, each of which sums some of the layers.
+        key: of shard names.
+        progress: is told the tokens.
+    """
+
+    device: str = "cpu"
+    slots: int = 1
+    groups: int = 1
+    key: bytes = b""
+    progress: Progress = NO_PROGRESS
+
+
+def router_manifest(
+    owner: str, expert: str, domain: str, trunk: TrunkFacts, settings: StatisticsSettings, split: str = "statistics"
+) -> RouterManifest:
+    """The manifest of a router contribution under a trunk, before anything is summed; `expert` is a digest."""
+    return RouterManifest.model_validate(
+        {
+            "owner": owner,
+            "expert": expert,
+            "domain": domain,
+            "trunk": trunk.digest,
+            "split": split,
+            "settings": settings,
+            "hidden_size": trunk.hidden_size,
+            "layers": trunk.layers,
+            "exponents": list(trunk.exponents),
+            **_NO_COUNTS,
+        }
+    )
+
+
+def trunk_manifest(owner: str, expert: DenseExpert, digest: str, settings: StatisticsSettings) -> TrunkManifest:
+    """The manifest of an expert's trunk contribution, before anything is summed; no count is withheld yet."""
+    config = expert.config
+    return TrunkManifest(
+        owner=owner,
+        expert=digest,
+        domain=expert.domain,
+        settings=settings,
+        hidden_size=config.hidden_size,
+        layers=config.num_hidden_layers,
+        attention_size=attention_size(config),
+        vocab_size=config.vocab_size,
+        exponents=input_exponents(expert.checkpoint, expert.family, config),
+        rare_below=0,
+        **_NO_COUNTS,
+    )
 
 
 def router_contribution(
-    domain: str, expert: Path, trunk: Path, rows: Rows, path: Path, precision: str = "float32", device: str = "cpu"
+    expert: DenseExpert,
+    trunk: TrunkFile,
+    documents: Iterable[Tokens],
+    path: Path,
+    settings: StatisticsSettings | None = None,
+    computing: Computing | None = None,
 ) -> Path:
-    """Writes the grams and sums of what each MLP of the expert reads behind the trunk."""
-    config = read_config(expert)
-    exponents = feature_exponents(Checkpoint(trunk), family_of(config), config)
-    work = RouterPass(expert, trunk, exponents, precision, device)
-    return _written(RouterManifest, work, domain, rows, path, trunk=file_sha256(trunk))
+    """Writes gram and cross of every layer's features (DUME eq. 5), from the expert's MLPs behind a trunk.
+
+    A run that was cut goes on from its journal beside `path`.
+
+    Args:
+        expert: whose MLPs run.
+        trunk: in the dense family's tensor names.
+        documents: read several times, in the same order.
+        path: of the statistics file, which appears whole.
+
+    Raises:
+        MoergeError: no document has a token, or a journal is of other work.
+        ContributionError: a sum is no finite number.
+    """
+    settings, computing = settings or StatisticsSettings(), computing or Computing()
+    blank = router_manifest(expert.owner, expert.digest, expert.domain, trunk, settings)
+    work = RouterPass(expert.folder, trunk.path, trunk.exponents, settings.precision, computing.device)
+    journal = _summed(blank, work, documents, path, computing)
+    if journal is not None:
+        os.replace(journal, path)
+    return path
 
 
 def trunk_contribution(
-    domain: str, expert: Path, rows: Rows, path: Path, precision: str = "float32", device: str = "cpu"
+    expert: DenseExpert,
+    documents: Iterable[Tokens],
+    path: Path,
+    settings: StatisticsSettings | None = None,
+    computing: Computing | None = None,
+    rare_below: int = RARE_BELOW,
 ) -> Path:
-    """Writes the grams of what attention and head of the dense expert read, and how often each token stood."""
-    config = read_config(expert)
-    exponents = input_exponents(Checkpoint(expert), family_of(config), config)
-    sizes = {"attention_size": attention_size(config), "vocab_size": config.vocab_size, "rare_below": 0}
-    return _written(TrunkManifest, TrunkPass(expert, exponents, precision, device), domain, rows, path, **sizes)
+    """Writes grams of what the expert's attention and head read, and counts of tokens (Jin et al., 2023).
 
-
-def _written(
-    kind: type[Manifest], work: RouterPass | TrunkPass, domain: str, rows: Rows, path: Path, **more: object
-) -> Path:
-    config, settings = read_config(work.expert), StatisticsSettings()
-    sums = work.load()(batches(rows, settings.batch_tokens), len(rows))
-    manifest = kind.model_validate(
-        {
-            "owner": f"{domain}-owner",
-            "expert": digest_of({"expert": str(work.expert.resolve())}),
-            "domain": domain,
-            "settings": settings,
-            "hidden_size": config.hidden_size,
-            "layers": config.num_hidden_layers,
-            "exponents": list(work.exponents),
-            "tokens": sums.tokens,
-            "documents": sums.documents,
-            "shards": [digest_of({"rows": [[*row.signed] for row in rows]})],
-            **more,
-        }
-    )
-    with atomic_file(path) as out:
-        write(out, manifest, sums.arrays.values())
+    Arguments and errors are those of `router_contribution`; counts below `rare_below` are withheld.
+    """
+    settings, computing = settings or StatisticsSettings(), computing or Computing()
+    blank = trunk_manifest(expert.owner, expert, expert.digest, settings)
+    work = TrunkPass(expert.folder, blank.exponents, settings.precision, computing.device)
+    journal = _summed(blank, work, documents, path, computing, rare_below=rare_below)
+    if journal is not None:
+        withhold_rare(journal, path, rare_below)
+        journal.unlink()
     return path
+
+
+def withhold_rare(whole: Path, path: Path, rare_below: int) -> None:
+    """Writes a trunk contribution from sums that hold every count."""
+
+    def arrays(file: StatisticsFile) -> Iterator[Int64]:
+        for name, _ in file.manifest.layout():
+            array = file.array(name)
+            yield np.where(array < rare_below, 0, array) if name == "token_counts" else array
+
+    with StatisticsFile(whole) as file, atomic_file(path) as out:
+        write(out, file.manifest.model_copy(update={"rare_below": rare_below}), arrays(file))
+
+
+def _summed(
+    blank: Manifest,
+    work: RouterPass | TrunkPass,
+    documents: Iterable[Tokens],
+    path: Path,
+    computing: Computing,
+    **told: object,
+) -> Path | None:
+    """The journal that holds the sums over all documents; None if `path` holds them already.
+
+    `told` is what the file at `path` says besides.
+    """
+
+    def shards() -> Iterator[Shard]:
+        return plan(iter(documents), lambda tokens: tokens, blank.settings, blank.hidden_size, computing.key)
+
+    sizes = {shard.name: shard.tokens for shard in shards()}
+    if not sizes:
+        raise MoergeError("no document has a token that counts", where=blank.domain, todo="give more text")
+    if _holds(path, blank.model_copy(update=told), sizes):
+        return None
+    journal = path.with_name(f"{path.stem}.journal")
+    parts: list[tuple[Path, range | None]] = []
+    for group, layers in enumerate(_groups(blank.layers, computing.groups)):
+        part = journal if computing.groups == 1 else journal.with_name(f"{journal.name}-{group}-of-{computing.groups}")
+        title = f"{blank.kind} statistics of {blank.domain}" + (f", layers {layers[0]}-{layers[-1]}" if layers else "")
+        _fill(part, blank, replace(work, layers=layers), shards, sizes, computing, title)
+        parts.append((part, layers))
+    if computing.groups > 1:
+        join(journal, parts)
+        for part, _ in parts:
+            part.unlink()
+    return journal
+
+
+def _holds(path: Path, expected: Manifest, sizes: Mapping[str, int]) -> bool:
+    if not path.is_file():
+        return False
+    try:
+        with StatisticsFile(path) as file:
+            return file.manifest.shards == sorted(sizes) and file.manifest.model_copy(update=_NO_COUNTS) == expected
+    except StatisticsFileError:
+        return False
+
+
+def _groups(layers: int, groups: int) -> list[range | None]:
+    """Consecutive layers of each group; None: all."""
+    if groups == 1:
+        return [None]
+    ends = [layers * number // groups for number in range(groups + 1)]
+    return [range(start, stop) for start, stop in pairwise(ends)]
+
+
+def _fill(
+    path: Path,
+    blank: Manifest,
+    work: RouterPass | TrunkPass,
+    shards: Callable[[], Iterator[Shard]],
+    sizes: Mapping[str, int],
+    computing: Computing,
+    title: str,
+) -> None:
+    """Sums every shard that the journal at `path` lacks."""
+    if path.is_file() and not _begins(path, blank, work.layers, sizes):
+        path.unlink()
+    journal = Journal(path, blank, _JOURNAL_SECONDS, layers=work.layers)
+    left = (shard for shard in shards() if shard.name not in journal.shards)
+    with computing.progress.track(title, sum(sizes.values()), "tokens") as tracker:
+        tracker.advance(sum(sizes[name] for name in journal.shards))
+        if len(journal.shards) < len(sizes):
+            for shard, sums in _computed(work, left, blank.settings, computing.slots):
+                if shard.name not in journal.shards:
+                    journal.add(shard.name, sums)
+                    tracker.advance(shard.tokens)
+        journal.save()
+
+
+def _begins(path: Path, blank: Manifest, layers: range | None, sizes: Mapping[str, int]) -> bool:
+    """Whether a journal is of this work and of these shards."""
+    try:
+        with StatisticsFile(path, layers) as file:
+            made = file.manifest
+    except StatisticsFileError:
+        return False
+    return made.model_copy(update=_NO_COUNTS) == blank and set(made.shards) <= sizes.keys()
+
+
+def _computed(
+    work: RouterPass | TrunkPass, shards: Iterator[Shard], settings: StatisticsSettings, slots: int
+) -> Iterator[tuple[Shard, ShardSums]]:
+    """(shard, its sums), by threads that share one model's weights; each shard by one thread, for equal integers."""
+    with one_thread(), ThreadPoolExecutor(slots) as threads:
+        free = deque(work.loaded(slots))
+        running: deque[tuple[Shard, Compute, Future[ShardSums]]] = deque()
+
+        def ended() -> tuple[Shard, ShardSums]:
+            shard, compute, future = running.popleft()
+            sums = future.result()
+            free.append(compute)
+            return shard, sums
+
+        for shard in shards:
+            if not free:
+                yield ended()
+            compute = free.popleft()
+            cut = batches(shard.rows, settings.batch_tokens)
+            running.append((shard, compute, threads.submit(compute, cut, shard.documents)))
+        while running:
+            yield ended()

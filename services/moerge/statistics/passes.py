@@ -1,6 +1,7 @@
 """The two passes over an owner's documents, as data that travels to where they run."""
 
 from collections.abc import Callable, Iterable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,9 +37,17 @@ class RouterPass:
     layers: range | None = None
 
     def load(self) -> Compute:
+        return self.loaded(1)[0]
+
+    def loaded(self, copies: int) -> list[Compute]:
+        """The pass, so often that as many threads can run it at a time; all have one model's weights."""
         model, gains = domain_model(self.expert, self.trunk, getattr(torch, self.precision))
         _place(model, self.device)
-        return lambda batches, documents: shard_sums(model, gains, self.exponents, batches, documents, self.layers)
+
+        def compute(model: PreTrainedModel) -> Compute:
+            return lambda batches, documents: shard_sums(model, gains, self.exponents, batches, documents, self.layers)
+
+        return [compute(each) for each in _shared(model, copies)]
 
 
 @dataclass(frozen=True)
@@ -52,13 +61,28 @@ class TrunkPass:
     layers: range | None = None
 
     def load(self) -> Compute:
+        return self.loaded(1)[0]
+
+    def loaded(self, copies: int) -> list[Compute]:
+        """As of `RouterPass`."""
         config, own = read_config(self.expert), Checkpoint(self.expert)
         family = family_of(config)
         gains = [None if name is None else own.tensor(name) for name in input_gain_names(family, config)]
         model = expert_model(self.expert, getattr(torch, self.precision))
         _place(model, self.device)
-        how = model, family, gains, self.exponents
-        return lambda batches, documents: trunk_shard_sums(*how, batches, documents, self.layers)
+
+        def compute(model: PreTrainedModel) -> Compute:
+            return lambda batches, documents: trunk_shard_sums(
+                model, family, gains, self.exponents, batches, documents, self.layers
+            )
+
+        return [compute(each) for each in _shared(model, copies)]
+
+
+def _shared(model: PreTrainedModel, copies: int) -> list[PreTrainedModel]:
+    """The model and copies of it that share its tensors, since hooks are of a module."""
+    tensors = [*model.parameters(), *model.buffers()]
+    return [model, *(deepcopy(model, {id(tensor): tensor for tensor in tensors}) for _ in range(copies - 1))]
 
 
 def _place(model: PreTrainedModel, device: str) -> None:

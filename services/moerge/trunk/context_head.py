@@ -24,7 +24,7 @@ from moerge.errors import IncompatibleExpertError
 from moerge.models.families import EMBEDDING, Family, head_dim
 from moerge.models.reader import Checkpoint
 from moerge.models.writer import TensorPlan
-from moerge.routers.ridge import one_thread
+from moerge.threads import one_thread
 
 WIDTH = 24.0
 """Standard deviation of the bell that the weights of tokens before make over distance, in tokens."""

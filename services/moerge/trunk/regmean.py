@@ -13,8 +13,9 @@ from moerge.models.bounds import input_gain_names
 from moerge.models.families import EMBEDDING, HEAD, Family
 from moerge.models.reader import Checkpoint
 from moerge.models.writer import TensorPlan
-from moerge.routers.ridge import Ridge, one_thread
+from moerge.routers.ridge import Ridge
 from moerge.statistics.integers import to_floats, unpack
+from moerge.threads import one_thread
 from moerge.trunk.average import average
 from moerge.trunk.context_head import WIDTH, with_context
 from moerge.trunk.merge import Method, Piece, merge_plan

@@ -15,6 +15,7 @@ from moerge.experts.fitting import write_fitted
 from moerge.files import atomic_file
 from moerge.models.config import read_config
 from moerge.models.dense import domain_model
+from moerge.models.expert_folder import DenseExpert
 from moerge.models.families import EMBEDDING, FAMILIES, HEAD, family_of
 from moerge.models.reader import Checkpoint
 from moerge.models.tokens import Tokens
@@ -42,7 +43,10 @@ def trunks(
         parts = []
         for slot, each in enumerate(experts):
             sent = trunk_contribution(
-                "law", each, [Tokens(row[:first]) for row in contributed_rows(slot)], folder / f"sent-{slot}"
+                DenseExpert("law", each),
+                [Tokens(row[:first]) for row in contributed_rows(slot)],
+                folder / f"sent-{slot}",
+                rare_below=0,
             )
             parts.append(
                 ModuleGrams(Checkpoint(each), stack.enter_context(StatisticsFile(sent)), family_of(config), config)

@@ -16,6 +16,7 @@ from moerge.models.batches import batches
 from moerge.models.bounds import feature_bounds, input_bounds, input_exponents
 from moerge.models.config import read_config
 from moerge.models.dense import expert_model
+from moerge.models.expert_folder import DenseExpert
 from moerge.models.families import EMBEDDING, FAMILIES, HEAD, family_of
 from moerge.models.reader import Checkpoint
 from moerge.models.tokens import all_counted
@@ -44,7 +45,7 @@ def sums(folder: Path, rows: list[list[int]]) -> ShardSums:
 
 def sent(folder: Path, rows: list[list[int]], path: Path) -> Path:
     """An expert's trunk contribution over `rows`."""
-    return trunk_contribution("law", folder, all_counted(rows), path)
+    return trunk_contribution(DenseExpert("law", folder), all_counted(rows), path, rare_below=0)
 
 
 def merged(
