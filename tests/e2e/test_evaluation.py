@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from moerge.cli.common import wait
+from moerge.documents.splits import split_of
 from moerge.files import file_sha256
 from moerge.models.tokens import all_counted
 from moerge.scoring.perplexity import load, score, windows
@@ -20,7 +21,7 @@ from moerge_proto.experts import NewExpert
 from moerge_proto.options import SolveOptions
 from moerge_proto.versions import NewVersion
 from moerge_workers import commands
-from moerge_workers.data import document_mac, split_of
+from moerge_workers.data import document_mac
 from moerge_workers.history import History
 from moerge_workers.identity import read_key
 from support.fleet import Member, eventually, honest, joined, merge, send

@@ -1,6 +1,5 @@
 """The table's texts: documents of each domain as token ids, some of them held out."""
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,12 +8,11 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from moerge.documents.files import data_files
 from moerge.documents.reader import BadLines, as_text, documents
+from moerge.documents.splits import HELD_OUT_SHARE, split_of, text_digest
 from moerge.errors import MoergeError
 from moerge.models.tokens import Tokens
 from moerge.scoring.perplexity import Window, windows
 from moerge.table.measure import Texts
-
-_TENTH = 10
 
 
 @dataclass(frozen=True)
@@ -63,7 +61,7 @@ def read_texts(name: str, sources: Sources, cut: Cut) -> Texts:
 
 def is_held_out(text: str) -> bool:
     """Whether a document is of the tenth that is held out: a function of its text alone."""
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") % _TENTH == 0
+    return split_of(text_digest(text), 0, HELD_OUT_SHARE) == "held-out"
 
 
 def _texts(option: str, sources: Sequence[str]) -> list[str]:

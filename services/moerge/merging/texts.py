@@ -1,0 +1,102 @@
+"""The texts of a domain in a merge on one machine: documents for its statistics, and windows that are scored."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import islice
+
+from moerge.documents.corpus import Corpus
+from moerge.documents.shards import cut
+from moerge.documents.splits import Split, split_of, text_digest
+from moerge.models.tokens import Tokens
+from moerge.progress import Progress, Tracker
+from moerge.scoring.perplexity import Window, windows
+from moerge_proto.statistics_file import StatisticsSettings
+
+FEW_DOCUMENTS = 20
+"""With fewer documents, such as one plain text file, each is cut into pieces of a window, which count as documents."""
+
+
+@dataclass(frozen=True)
+class Texts:
+    """A domain's documents, of which a share is held out by a digest of each.
+
+    Equal documents count once.
+
+    Attributes:
+        corpus: the documents.
+        settings: how they become features.
+        held_out_share: of all documents.
+        in_pieces: whether documents are cut into pieces of a window first.
+    """
+
+    corpus: Corpus
+    settings: StatisticsSettings
+    held_out_share: float
+    in_pieces: bool = False
+
+    def __iter__(self) -> Iterator[Tokens]:
+        """The documents for statistics."""
+        return self.of("statistics")
+
+    def of(self, split: Split, tracker: Tracker | None = None) -> Iterator[Tokens]:
+        """The documents of a split."""
+        seen = set[bytes]()
+        for digest, tokens in self._documents(tracker):
+            if digest not in seen and split_of(digest, 0, self.held_out_share) == split:
+                seen.add(digest)
+                yield tokens()
+
+    def _documents(self, tracker: Tracker | None) -> Iterator[tuple[bytes, Callable[[], Tokens]]]:
+        for document in self.corpus.documents(tracker):
+            if not self.in_pieces:
+                yield text_digest(document.text), partial(self.corpus.encode, document)
+                continue
+            for piece in self.corpus.encode(document).pieces(self.settings.context):
+                yield text_digest(" ".join(map(str, piece.ids))), partial(_same, piece)
+
+
+def _same(tokens: Tokens) -> Tokens:
+    return tokens
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What a domain's texts hold.
+
+    Attributes:
+        texts: the documents for its statistics.
+        documents, tokens: of the statistics; tokens that count.
+        scored: windows of documents that are set aside.
+    """
+
+    texts: Texts
+    documents: int
+    tokens: int
+    scored: list[Window]
+
+
+def survey(texts: Texts, most: int, title: str, progress: Progress) -> Survey:
+    """Reads a domain's texts; windows hold about `most` tokens. Few documents are cut into pieces first."""
+    if sum(1 for _ in islice(texts.corpus.documents(), FEW_DOCUMENTS)) < FEW_DOCUMENTS:
+        texts = replace(texts, in_pieces=True)
+    documents = tokens = 0
+    with progress.track(title, texts.corpus.size(), "B") as tracker:
+        for each in texts.of("statistics", tracker):
+            if rows := cut(each, texts.settings):
+                documents += 1
+                tokens += sum(row.count for row in rows)
+    return Survey(texts, documents, tokens, _scored(texts, most))
+
+
+def _scored(texts: Texts, most: int) -> list[Window]:
+    context = texts.settings.context
+    found: list[Window] = []
+    tokens = 0
+    for document in texts.of("held-out"):
+        for window in windows([document], context, max(1, context // 2)):
+            if tokens >= most:
+                return found
+            found.append(window)
+            tokens += window.tokens
+    return found
