@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from moerge.trunk.methods.registry import METHODS
 from moerge.trunk.remerge_estimate import WORTH, estimate
 from moerge_coordinator import views
 from moerge_coordinator.tables import EvaluationRow, ExpertRow, TrunkRow, VersionRow
@@ -92,7 +93,7 @@ def history_of(
         lines.append(_line(trunk, each, last))
         last |= {each.experts[domain]: score for domain, (score, _) in each.scores.items()}
     remerge = before = None
-    if trunk.method != "base":
+    if not METHODS[trunk.method].base_only:
         there = kin.index(trunk)
         usable = [each for each in own if set(each.experts.values()) <= set(ready)]
         if usable and usable[-1].newcomers(trunk):

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from moerge.trunk.methods.registry import METHODS
 from moerge_coordinator import tables, views
 from moerge_coordinator.needed import drop_artifacts
 from moerge_coordinator.refusals import RefusedError
@@ -21,7 +22,7 @@ from moerge_coordinator.tables import (
 from moerge_proto.digests import digest_of
 from moerge_proto.experts import ExpertState
 from moerge_proto.problems import ProblemType
-from moerge_proto.trunks import SOLVED, TrunkLineage
+from moerge_proto.trunks import TrunkLineage
 from moerge_proto.versions import Lineage
 
 
@@ -106,6 +107,7 @@ def remerge(session: Session, newcomer: str | None = None) -> TrunkLineage | Non
     if row is None or (newcomer is None and row.retired is None):
         return None
     made = TrunkLineage.model_validate(views.trunk_lineage(row))
+    method = METHODS[made.method]
     ready = dict(
         session.execute(select(ExpertRow.digest, ExpertRow.domain).where(ExpertRow.state == ExpertState.READY.value))
         .tuples()
@@ -115,8 +117,8 @@ def remerge(session: Session, newcomer: str | None = None) -> TrunkLineage | Non
         return None
     own = select(TrunkContributionRow).where(TrunkContributionRow.active)
     contributed = {part.expert: part.digest for part in session.scalars(own)}
-    experts = list(dict.fromkeys([*made.experts, *([newcomer] if newcomer and made.method != "base" else [])]))
-    experts = [each for each in experts if each in ready and (made.method not in SOLVED or each in contributed)]
+    experts = list(dict.fromkeys([*made.experts, *([newcomer] if newcomer and not method.base_only else [])]))
+    experts = [each for each in experts if each in ready and (not method.solved or each in contributed)]
     weights = {name: weight for name, weight in made.options.weights.items() if name in map(ready.get, experts)}
     if not experts or (weights.keys() >= {ready[each] for each in experts} and not any(weights.values())):
         return None
@@ -124,7 +126,8 @@ def remerge(session: Session, newcomer: str | None = None) -> TrunkLineage | Non
         method=made.method,
         options=made.options.model_copy(update={"weights": weights}),
         experts=experts,
-        contributions=[contributed[each] for each in experts] if made.method in SOLVED else [],
+        contributions=[contributed[each] for each in experts] if method.solved else [],
+        revision=method.revision,
     )
 
 

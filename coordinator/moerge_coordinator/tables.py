@@ -156,6 +156,7 @@ class TrunkRow(Base):
     number: Mapped[int] = mapped_column(primary_key=True)
     digest: Mapped[str] = mapped_column(String(64), unique=True)
     method: Mapped[str] = mapped_column(String(32))
+    revision: Mapped[int] = mapped_column(default=1, server_default="1")
     options: Mapped[dict[str, Any]]
     experts: Mapped[list[Any]]
     contributions: Mapped[list[Any]]

@@ -8,6 +8,7 @@ from dbos import WorkflowStatus
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
+from moerge.trunk.merge import MergedTrunk
 from moerge_coordinator import keys
 from moerge_coordinator.tables import (
     AliasMoveRow,
@@ -57,8 +58,12 @@ def contribution(row: ContributionRow) -> Contribution:
     return Contribution.model_validate(_fields(row, *Contribution.model_fields))
 
 
+def merged_trunk(row: TrunkRow) -> MergedTrunk:
+    return MergedTrunk.model_validate(_fields(row, *MergedTrunk.model_fields))
+
+
 def trunk_lineage(row: TrunkRow) -> dict[str, Any]:
-    """What the trunk was made of, as `TrunkLineage` in JSON."""
+    """The trunk's `TrunkLineage` as JSON."""
     return TrunkLineage.model_validate(_fields(row, *TrunkLineage.model_fields)).model_dump(mode="json")
 
 

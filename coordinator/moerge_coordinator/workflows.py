@@ -6,28 +6,22 @@ Every step can be repeated: files are named by content, rows are added once.
 import shutil
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
 from functools import wraps
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec
 
 from dbos import DBOS, DBOSClient, DBOSConfiguredInstance, EnqueueOptions, SetWorkflowID, WorkflowStatus
 from sqlalchemy import Engine, func, select
-from transformers import PretrainedConfig
 
 from moerge.blobs.store import Blobs, show
 from moerge.errors import MoergeError
-from moerge.models.bounds import feature_bounds, feature_exponents
 from moerge.models.config import read_config
 from moerge.models.expert_folder import require_finite
-from moerge.models.families import Family, family_of
 from moerge.models.reader import Checkpoint
-from moerge.models.writer import TensorPlan, write_safetensors
-from moerge.trunk.merge import elementwise_method, merge_plan, trunk_digest
-from moerge.trunk.regmean import ModuleGrams, solved_plan
+from moerge.trunk.merge import DENSE_TRUNK_FILE, TrunkInputs, merge_trunk
 from moerge.versions.card import Contributed, ExpertRecord
-from moerge.versions.files import FilePlan, dense_config_file
+from moerge.versions.files import FilePlan
 from moerge.versions.plan import Slot, Solution, VersionInputs, VersionPlan, plan_version, solve_lineage
 from moerge_coordinator import views
 from moerge_coordinator.database import reading, transaction
@@ -42,21 +36,15 @@ from moerge_coordinator.uploads import Uploads
 from moerge_proto.digests import digest_of
 from moerge_proto.experts import ExpertState
 from moerge_proto.messages import FileEntry
-from moerge_proto.statistics_file import StatisticsFile
-from moerge_proto.trunks import SOLVED, TrunkLineage
+from moerge_proto.trunks import TrunkLineage
 from moerge_proto.versions import Lineage, VersionFile
 from moerge_proto.workflows import Workflow, WorkflowEntry, WorkflowState
 
 P = ParamSpec("P")
 Outcome = dict[str, Any]
-DENSE_TRUNK_FILE = "trunk.safetensors"
 EXECUTOR_ID = "coordinator"
 INSTANCE = "coordinator"
 QUEUE = "workflows"
-_TRUNK_FIELDS = (
-    "digest", "method", "options", "experts", "contributions", "family", "hidden_size", "layers", "exponents",
-    "bounds", "tensors", "files",
-)  # fmt: skip
 _GONE: Outcome = {"result": None}  # what a step needs was removed meanwhile: make it again
 APPLICATION_VERSION = "3"  # raise only when a workflow's steps change, and let running ones finish first
 
@@ -320,51 +308,16 @@ class Workflows(DBOSConfiguredInstance):
             for row in session.scalars(select(TrunkRow)):
                 here = all(self._blobs.has(file["sha256"]) for file in row.files)
                 if here and views.trunk_lineage(row) == lineage:
-                    return {name: getattr(row, name) for name in _TRUNK_FIELDS}
+                    return views.merged_trunk(row).model_dump(mode="json")
+            domains = {row.digest: row.domain for row in session.scalars(select(ExpertRow))}
         made = TrunkLineage.model_validate(lineage)
-        folders = [self.expert_folder(digest) for digest in made.experts]
-        config = read_config(folders[0])
-        family, layers = family_of(config), config.num_hidden_layers
-        with self._trunk_plan(made, family, config) as plans:
-            total, title = sum(plan.bytes for plan in plans), f"merging a trunk of {len(folders)} by {made.method}"
-            with progress().track(title, total, "B") as tracker:
-                weights = self._blobs.put(DENSE_TRUNK_FILE, lambda out: write_safetensors(out, plans, tracker.advance))
-        trunk = Checkpoint(self._blobs.local(weights.sha256))
-        files = [weights, self._blobs.put("config.json", dense_config_file(folders[0], trunk).write)]
-        exponents = feature_exponents(trunk, family, config)
-        return {
-            "digest": trunk_digest(lineage, {file.name: file.sha256 for file in files}, exponents),
-            **lineage,
-            "family": family.model_type,
-            "hidden_size": config.hidden_size,
-            "layers": layers,
-            "exponents": exponents,
-            "bounds": feature_bounds(trunk, family, config),
-            "tensors": len(trunk.specs),
-            "files": [file.model_dump() for file in files],
-        }
-
-    @contextmanager
-    def _trunk_plan(
-        self, lineage: TrunkLineage, family: Family, config: PretrainedConfig
-    ) -> Iterator[list[TensorPlan]]:
-        """The plan of the trunk's file; it can be written while the context is open."""
-        layers, options = config.num_hidden_layers, lineage.options
-        experts = [Checkpoint(self.expert_folder(digest)) for digest in lineage.experts]
-        with ExitStack() as stack:
-            if lineage.method in SOLVED:
-                paths = map(self._blobs.local, lineage.contributions)
-                files = [stack.enter_context(StatisticsFile(path)) for path in paths]
-                pairs = zip(experts, files, strict=True)
-                owners = [ModuleGrams(expert, file, family, config) for expert, file in pairs]
-                fitted = lineage.method == "moerge"
-                yield solved_plan(owners, family, config, turned=fitted, context=fitted)
-                return
-            with transaction(self._engine) as session:
-                domains = {row.digest: row.domain for row in session.scalars(select(ExpertRow))}
-            weights = [options.weights.get(domains[digest], 1.0) for digest in lineage.experts]
-            base = None if options.base is None else Checkpoint(self.expert_folder(options.base))
-            yield merge_plan(experts, family, layers, elementwise_method(lineage.method, options, weights, base))
+        experts = [*made.experts, *([] if made.options.base is None else [made.options.base])]
+        inputs = TrunkInputs(
+            folders={digest: self.expert_folder(digest) for digest in experts},
+            domains=domains,
+            statistics={digest: self._blobs.local(digest) for digest in made.contributions},
+        )
+        return merge_trunk(made, inputs, self._blobs, progress()).model_dump(mode="json")
 
     @DBOS.step()
     @_telling_problems

@@ -9,14 +9,13 @@ from moerge_proto.digests import Digest, Name
 from moerge_proto.messages import FileEntry, Message
 
 TrunkMethod = Literal["average", "weighted", "base", "ties", "dare", "regmean", "moerge"]
-"""average (DUME); weighted; base: one model's own; ties, dare (MergeME); regmean: least squares on owners' grams;
-moerge: the same for MLPs that owners fit to it, with a context head."""
-SOLVED: tuple[TrunkMethod, ...] = ("regmean", "moerge")
-"""Those that are solved from owners' trunk contributions."""
+"""Names of the methods. `moerge.trunk.methods` declares what each takes and computes."""
+Revision = Annotated[int, Field(ge=1, exclude_if=lambda value: value == 1)]
+"""Revision of a method's formula. 1 is left out of the JSON, so that digests of earlier trunks stay."""
 
 
 class TrunkOptions(Message):
-    """What some methods take besides the experts. What a method doesn't use must be left out.
+    """Options of the methods. Those that a method doesn't take must be left out.
 
     `weights`: domain -> weight, 1 for those not named (weighted). `base`: the digest of a registered expert, whose
     trunk this is (base), or from which task vectors start (ties, dare). `retain`: share of a task vector's elements
@@ -32,49 +31,36 @@ class TrunkOptions(Message):
     context_head: bool = Field(default=False, exclude_if=lambda value: not value)
 
 
-_USED: dict[str, set[str]] = {
-    "average": set(),
-    "weighted": {"weights"},
-    "base": {"base"},
-    "ties": {"base", "retain", "scale"},
-    "dare": {"base", "retain", "scale", "seed"},
-    **{method: {"context_head"} for method in SOLVED},
-}
-_NEEDED = ("weights", "base")
-
-
 class NewTrunk(Message):
     """Asks for a merge of `experts` in this order; None means every ready expert but the base, in order of arrival.
 
     `round` names a round for trunk contributions instead of experts: those that have contributed are merged, once all
-    have, or enough of them by the deadline.
+    have, or enough of them by the deadline. `method`: None means the recommended one if every expert to be merged has
+    an active trunk contribution, or a round is named; else the paper's. Only a named method takes options.
     """
 
-    method: TrunkMethod = "average"
+    method: TrunkMethod | None = None
     experts: list[Digest] | None = Field(default=None, min_length=1)
     options: TrunkOptions = TrunkOptions()
     round: Name | None = None
 
     @model_validator(mode="after")
-    def _options_of_the_method(self) -> "NewTrunk":
-        given = self.options.model_dump(exclude_defaults=True).keys()
-        if superfluous := sorted(given - _USED[self.method]):
-            raise ValueError(f"options.{superfluous[0]}: the method {self.method!r} doesn't take it")
-        if missing := [name for name in _NEEDED if name in _USED[self.method] and name not in given]:
-            raise ValueError(f"options.{missing[0]}: the method {self.method!r} needs it")
-        if self.round is not None and (self.experts is not None or self.method not in SOLVED):
-            raise ValueError("round: it goes with the methods 'regmean' and 'moerge', and without experts")
+    def _consistent(self) -> "NewTrunk":
+        if self.method is None and (given := sorted(self.options.model_dump(exclude_defaults=True))):
+            raise ValueError(f"options.{given[0]}: no method is named; name the one that takes it")
+        if self.round is not None and self.experts is not None:
+            raise ValueError("round: it names the experts already; leave experts out")
         return self
 
 
 class TrunkLineage(Message):
-    """All that a trunk is a function of. Contributions stand in the experts' order (regmean, moerge), or there are
-    none."""
+    """All inputs of a trunk. `contributions`: of a solved method, one of each expert, in order; else none."""
 
     method: TrunkMethod
     options: TrunkOptions
     experts: list[Digest]
     contributions: list[Digest]
+    revision: Revision = 1
 
 
 class Trunk(Message):
@@ -90,6 +76,7 @@ class Trunk(Message):
     options: TrunkOptions
     experts: list[Digest]
     contributions: list[Digest]
+    revision: Revision = 1
     family: str
     hidden_size: int
     layers: int

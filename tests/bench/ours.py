@@ -18,11 +18,11 @@ from moerge.models.bounds import feature_gains
 from moerge.models.config import read_config
 from moerge.models.families import family_of
 from moerge.models.reader import Checkpoint
-from moerge.models.writer import write_safetensors
+from moerge.progress import NoProgress
 from moerge.routers.ridge import solve
 from moerge.routers.solve import solve_layers
 from moerge.statistics.integers import pack, to_integers
-from moerge.trunk.merge import elementwise_method, merge_plan
+from moerge.trunk.merge import TrunkInputs, merge_trunk
 from moerge.versions.files import (
     FilePlan,
     config_files,
@@ -36,7 +36,7 @@ from moerge_proto.digests import digest_of, sha256_hex
 from moerge_proto.messages import FileEntry
 from moerge_proto.options import SolveOptions
 from moerge_proto.statistics_file import RouterManifest, StatisticsFile, StatisticsSettings, exponent, write
-from moerge_proto.trunks import TrunkOptions
+from moerge_proto.trunks import TrunkLineage, TrunkOptions
 from moerge_proto.versions import SolveReport
 
 if TYPE_CHECKING:
@@ -115,11 +115,10 @@ class Store:
 
 def merge(store: Store, experts: Sequence[Path]) -> FileEntry:
     """The experts' average trunk."""
-    config = read_config(experts[0])
-    checkpoints = [Checkpoint(each) for each in experts]
-    average = elementwise_method("average", TrunkOptions(), [1.0] * len(experts), None)
-    plans = merge_plan(checkpoints, family_of(config), config.num_hidden_layers, average)
-    return store.blobs.put("trunk.safetensors", lambda out: write_safetensors(out, plans))
+    named = [digest_of(slot) for slot in range(len(experts))]
+    lineage = TrunkLineage(method="average", options=TrunkOptions(), experts=named, contributions=[])
+    inputs = TrunkInputs(dict(zip(named, experts, strict=True)), {digest: digest for digest in named})
+    return merge_trunk(lineage, inputs, store.blobs, NoProgress()).files[0]
 
 
 def publish(

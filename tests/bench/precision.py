@@ -22,7 +22,7 @@ from moerge.progress import progress
 from moerge.scoring.perplexity import score, windows
 from moerge.scoring.routers import routers
 from moerge.statistics.features import visit_features
-from moerge.versions.folder import write_trunk
+from moerge.trunk.folder import write_trunk
 from support.progress import Silent
 from support.versions import published
 

@@ -129,12 +129,12 @@ def test_a_version_has_its_mlps_in_the_place_of_the_plain_ones(fleet: Fleet) -> 
     assert line.newcomers == []  # its expert is in the trunk
 
 
-def test_a_trunk_for_them_has_a_context_head_and_so_has_its_version(fleet: Fleet) -> None:
+def test_a_version_has_the_context_head_of_a_trunk_for_them(fleet: Fleet) -> None:
     for start, member in enumerate((fleet.law, fleet.art)):
         rows = [[(start * 40 + row + column) % 250 for column in range(30)] for row in range(10)]
         send_trunk(member, written(fleet.folder / "trunk-contribution", *honest_trunk(member, rows)))
     experts = [registered(fleet.law).digest, registered(fleet.art).digest]
-    fleet.trunk = merge(fleet.server, experts, method="moerge")
+    fleet.trunk = merge(fleet.server, experts, method="moerge", options={"context_head": True})
     fleet.fitted = fit(fleet.server, fleet.law, fleet.trunk)
     fitted = fleet.fitted.register(fleet.of)
     fleet.contribute(fleet.fitted, fitted=fitted)

@@ -10,14 +10,17 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
+from typer.testing import CliRunner
 
+from moerge.cli.app import app
 from moerge.cli.common import wait
 from moerge.errors import CoordinatorError, IncompatibleExpertError
 from moerge.statistics.accumulate import ShardSums
+from moerge.trunk.methods.registry import METHODS
 from moerge.trunk.stray import require_near
 from moerge_proto.options import SolveOptions
 from moerge_proto.statistics_file import TrunkManifest
-from moerge_proto.trunks import SOLVED, Trunk, TrunkMethod
+from moerge_proto.trunks import Trunk
 from moerge_proto.versions import NewVersion, Version
 from support.fleet import Member, honest, honest_trunk, joined, merge, send, send_trunk, trunk_path
 from support.models import expert
@@ -93,7 +96,8 @@ def test_each_method_merges_what_it_says(fleet: Fleet) -> None:
 @pytest.mark.parametrize(
     ("how", "said"),
     [
-        ({"options": {"retain": 0.5}}, "options.retain"),
+        ({"options": {"retain": 0.5}}, "options.retain: no method is named"),
+        ({"method": "regmean", "options": {"retain": 0.5}}, "options.retain"),
         ({"method": "ties"}, "options.base"),
         ({"method": "weighted"}, "options.weights"),
         ({"method": "weighted", "options": {"weights": {"law": -1}}}, "weights.law"),
@@ -105,6 +109,31 @@ def test_options_that_don_t_belong_to_the_method_are_refused_by_name(
     with fleet.server.client() as operator, pytest.raises(CoordinatorError) as caught:
         operator._send("POST", "/v1/trunks", content=json.dumps(how).encode(), headers=JSON)
     assert said in str(caught.value)
+
+
+def test_without_a_method_the_trunk_contributions_decide(fleet: Fleet) -> None:
+    law = [fleet.experts()["law"]]
+    assert (merge(fleet.server, law).method, merge(fleet.server).method) == ("regmean", "average")
+    command = ["trunk", "merge", "--expert", "law"]
+    first = CliRunner().invoke(app, command, env=fleet.server.environment())
+    assert "Method: regmean" in first.stderr
+    second = CliRunner().invoke(app, [*command, "--expert", "art"], env=fleet.server.environment())
+    assert "Method: average, because these domains have no trunk contribution: art." in second.stderr
+    assert "worker run --trunk-contribution" in second.stderr
+    with fleet.server.client() as operator:
+        assert operator.trunk(second.stdout.strip()).method == "average"
+
+
+def test_a_changed_formula_gives_a_trunk_of_its_own(fleet: Fleet) -> None:
+    trunk = merge(fleet.server, [fleet.experts()["law"]], method="moerge")
+    assert trunk.revision == 2
+    assert merge(fleet.server).revision == 1
+
+
+def test_a_round_is_for_solved_methods(fleet: Fleet) -> None:
+    with pytest.raises(CoordinatorError, match="the method 'average' takes no round") as caught:
+        merge(fleet.server, method="average", round="first")
+    assert "regmean, moerge" in caught.value.todo
 
 
 def test_weights_name_domains_of_the_trunk(fleet: Fleet) -> None:
@@ -120,8 +149,8 @@ def test_regmean_needs_everyone_s_trunk_contribution_and_names_who_lacks(fleet: 
     assert "--trunk-contribution" in caught.value.todo
 
 
-@pytest.mark.parametrize("method", SOLVED)
-def test_of_one_expert_a_solved_trunk_is_its_own_with_a_head(fleet: Fleet, method: TrunkMethod) -> None:
+@pytest.mark.parametrize("method", [method.name for method in METHODS.values() if method.solved])
+def test_of_one_expert_a_solved_trunk_is_its_own_with_a_head(fleet: Fleet, method: str) -> None:
     trunk = merge(fleet.server, [fleet.experts()["law"]], method=method)
     assert len(trunk.contributions) == 1
     merged = tensors(fleet, trunk)

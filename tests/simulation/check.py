@@ -13,8 +13,8 @@ from moerge.models.expert_folder import expert_files
 from moerge.models.families import EMBEDDING, family_of
 from moerge.models.reader import Checkpoint
 from moerge.routers.solve import solve_layers
+from moerge.trunk.folder import write_trunk
 from moerge.versions.files import FilePlan, expert_file, router_file, trunk_files
-from moerge.versions.folder import write_trunk
 from moerge_coordinator.database import open_database, transaction
 from moerge_coordinator.needed import needed
 from moerge_coordinator.settings import read_settings

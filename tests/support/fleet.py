@@ -7,7 +7,7 @@ from pathlib import Path
 
 from moerge.cli.common import wait
 from moerge.client.client import Client
-from moerge.experts.fitting import fit_mlps, write_fitted
+from moerge.experts.fitting import fit as fit_expert
 from moerge.models.batches import batches
 from moerge.models.dense import domain_model
 from moerge.models.expert_folder import DenseExpert, expert_files
@@ -103,8 +103,7 @@ def trunk_path(server: Coordinator, trunk: Trunk) -> Path:
 def fit(server: Coordinator, member: Member, trunk: Trunk) -> Member:
     """The member with its expert's MLPs fitted to a trunk over the fixed rows; not registered yet."""
     path, home = trunk_path(server, trunk), member.folder.with_name(f"{member.folder.name}-{trunk.digest[:8]}")
-    mlps = fit_mlps(member.folder, path, list(batches(all_counted(ROWS), 512)))
-    return replace(member, folder=write_fitted(member.folder, path, mlps, home))
+    return replace(member, folder=fit_expert(member.folder, path, list(batches(all_counted(ROWS), 512)), home))
 
 
 def honest(

@@ -10,7 +10,8 @@ from moerge.merging.local import LocalTrunk, given, local_version
 from moerge.models.expert_folder import DenseExpert
 from moerge.models.tokens import all_counted
 from moerge.statistics.contribution import router_contribution
-from moerge.versions.folder import write_trunk, write_version
+from moerge.trunk.folder import write_trunk
+from moerge.versions.folder import write_version
 from moerge.versions.plan import plan_version
 from moerge_proto.options import SolveOptions
 from moerge_proto.statistics_file import StatisticsSettings

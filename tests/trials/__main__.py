@@ -1,5 +1,6 @@
-"""`python -m trials [--training-seeds 1,2,3] [--json FILE] [--switch] [NAME ...]`: moerge's recipe, without each of its
-parts and with ideas that were tried beside it, on the demo's experts, which each training seed makes anew.
+"""`python -m trials [--training-seeds 1,2,3] [--json FILE] [--switch] [NAME ...]`: moerge's recipe with fitted MLPs and
+a context head, without each of its parts, and with ideas that were tried beside it. The experts are the demo's; each
+training seed makes them anew.
 
 With `--switch` every window begins with another domain's text, and what is scored stands behind that; the dense expert
 that it is compared with reads the same.
@@ -49,12 +50,14 @@ from moerge.table.texts import read_texts
 from moerge.trunk import context_head as context
 from moerge.trunk import regmean
 from moerge.trunk.average import average
+from moerge_proto.trunks import TrunkMethod
 
 Patches = Callable[[Fleet], Sequence[AbstractContextManager[object]]]
 STATISTICS_TOKENS, TOKENS = 15_000, 4_000
+FULL = "moerge:fit=1,context_head=1"
 
 
-def changed(name: str, patches: Patches, spec: str = "moerge") -> Run:
+def changed(name: str, patches: Patches, spec: str = FULL) -> Run:
     """The recipe with parts of it replaced."""
     recipe, options, _ = parse(spec)
 
@@ -71,22 +74,22 @@ def nothing(*given: object) -> None:
     """Takes the place of a step that is left out."""
 
 
-def averaged_trunk(fleet: Fleet, options: Options, **how: bool) -> Path:
-    return moerged.trunk_of(fleet, "average", options)
+_trunk_of = moerged.trunk_of
 
 
-_solved_trunk = moerged.solved_trunk
+def averaged_trunk(fleet: Fleet, method: TrunkMethod, options: Options) -> Path:
+    return _trunk_of(fleet, "average", options)
 
 
-def straight_head(fleet: Fleet, options: Options, *, turned: bool, context: bool) -> Path:
-    return _solved_trunk(fleet, options, turned=False, context=context)
+def straight_head(fleet: Fleet, method: TrunkMethod, options: Options) -> Path:
+    return _trunk_of(fleet, "regmean", options)
 
 
 def one_owner_s(modules: Sequence[str]) -> Callable[..., Path]:
     """In each layer, these modules are those of the owner whose own lie nearest to all others'."""
 
-    def trunk(fleet: Fleet, options: Options, *, turned: bool, context: bool) -> Path:
-        path = _solved_trunk(fleet, options, turned=turned, context=context)
+    def trunk(fleet: Fleet, method: TrunkMethod, options: Options) -> Path:
+        path = _trunk_of(fleet, method, options)
         state = {name: tensor.clone() for name, tensor in load_file(path).items()}
         experts = [Checkpoint(domain.expert) for domain in fleet.domains]
         for layer in range(read_config(fleet.domains[0].expert).num_hidden_layers):
@@ -121,7 +124,7 @@ def behind_the_mean(fleet: Fleet, slot: int, trunk: Path, options: Options, **mo
 @torch.inference_mode()
 def second_pass(fleet: Fleet, options: Options) -> Iterator[tuple[str, Model]]:
     """Routers solved again from what they read in the routed model."""
-    recipe, own, _ = parse("moerge")
+    recipe, own, _ = parse(FULL)
     [(_, model)] = recipe.build(fleet, own)
     assert isinstance(model, Routed)
     gates, domains = routers(model.model), len(fleet.domains)
@@ -206,7 +209,7 @@ def set_to(module: object, name: str, value: object) -> Patches:
 
 
 def trunk_by(build: Callable[..., Path]) -> Patches:
-    return set_to(moerge, "solved_trunk", build)
+    return set_to(moerge, "trunk_of", build)
 
 
 def switched(domains: Mapping[str, Texts]) -> dict[str, Texts]:
@@ -227,14 +230,14 @@ def switched(domains: Mapping[str, Texts]) -> dict[str, Texts]:
 def all_runs() -> list[Run]:
     runs = []
     for label, spec in (
-        *((spec, spec) for spec in ("experts", "dume", "oracle", "regmean", "moerge", "moerge-oracle")),
+        *((spec, spec) for spec in ("experts", "dume", "oracle", "regmean", "moerge", FULL)),
+        ("moerge-oracle", "moerge-oracle:fit=1,context_head=1"),
         ("btm", "btm"),
         ("expert-routing", "expert-routing"),
-        ("without the context head", "moerge:context=0"),
-        ("without fitted MLPs", "moerge:fit=0"),
-        ("without either", "moerge:fit=0,context=0"),
-        ("the paper's routers", "moerge:discriminant=0"),
-        ("k = 2", "moerge:k=2"),
+        ("without the context head", "moerge:fit=1"),
+        ("without fitted MLPs", "moerge:context_head=1"),
+        ("the paper's routers", f"{FULL},discriminant=0"),
+        ("k = 2", f"{FULL},k=2"),
     ):
         recipe, options, _ = parse(spec)
         runs.append(Run(recipe, options, label))
@@ -242,7 +245,7 @@ def all_runs() -> list[Run]:
         *runs,
         changed("averaged trunk", trunk_by(averaged_trunk)),
         changed("head for the experts' own vectors", trunk_by(straight_head)),
-        changed("head turned five times", set_to(regmean, "TURNS", 5)),
+        changed("head aligned five times", set_to(regmean, "ALIGNMENTS", 5)),
         changed("q and k of one owner", trunk_by(one_owner_s("qk"))),
         changed("q, k and v of one owner", trunk_by(one_owner_s("qkv"))),
         changed("first matrices as they were", set_to(fit, "_fit_first", nothing)),
@@ -252,8 +255,8 @@ def all_runs() -> list[Run]:
         changed("context twice as wide", set_to(context, "WIDTH", 48.0)),
         changed("all tokens alike", set_to(context, "WIDTH", 1e5)),
         recipe_of("routers' second pass", second_pass),
-        recipe_of("first layer by the domain", partial(first_by_domain, "moerge")),
-        recipe_of("first layer by the domain, no context head", partial(first_by_domain, "moerge:context=0")),
+        recipe_of("first layer by the domain", partial(first_by_domain, FULL)),
+        recipe_of("first layer by the domain, no context head", partial(first_by_domain, "moerge:fit=1")),
         recipe_of("oracle with own head", partial(oracle_with_own, "lm_head")),
         recipe_of("oracle with own attention", partial(oracle_with_own, "self_attn")),
     ]
@@ -280,8 +283,8 @@ def main() -> None:
         for row in table.rows:
             if row.run.label != "experts":
                 figures.setdefault(row.run.label, []).append([table.normalised(row, domain).mean for domain in domains])
-    print(f"{'average of domains, by training seed':40} " + "  mean  worst domain against moerge")
-    best = figures.get("moerge", [])
+    print(f"{'average of domains, by training seed':40} " + f"  mean  worst domain against {FULL}")
+    best = figures.get(FULL, [])
     for label, seeds in figures.items():
         against = [a - b for one, two in zip(seeds, best, strict=False) for a, b in zip(one, two, strict=True)]
         cells = "".join(f"{fmean(each):7.1f}" for each in seeds)

@@ -24,6 +24,8 @@ from moerge.files import file_sha256, is_of_full_disk
 from moerge.models.expert_folder import DenseExpert, check_expert
 from moerge.statistics.contribution import router_manifest, trunk_manifest, withhold_rare
 from moerge.statistics.passes import RouterPass, TrunkPass
+from moerge.trunk.merge import DENSE_TRUNK_FILE
+from moerge.trunk.methods.registry import METHODS
 from moerge.trunk.stray import require_near
 from moerge_proto.contributions import Contribution, NewContribution, TrunkContribution
 from moerge_proto.digests import digest_of
@@ -47,7 +49,6 @@ from moerge_workers.sums import Sums
 from moerge_workers.view import view
 from moerge_workers.watch import Watch
 
-TRUNK_FILE = "trunk.safetensors"
 SOFTWARE = {
     "moerge": __version__,
     "torch": str(torch.__version__),
@@ -299,7 +300,7 @@ class _Work:
         place = f"/v1/trunks/{trunk.digest}/files"
         watch.enter(Stage.DOWNLOADING)
         client.download(place, trunk.files, folder, watch, title="downloading the trunk")
-        weights, limit = folder / TRUNK_FILE, settings.policy.max_stray
+        weights, limit = folder / DENSE_TRUNK_FILE, settings.policy.max_stray
         stray = require_near(settings.expert, weights, limit, statistics)
         self.worker.say(f"the trunk strays from the expert by at most {stray:.3f} of a tensor's norm (limit {limit:g})")
         expert, mlps = self.expert, settings.expert
@@ -308,7 +309,7 @@ class _Work:
                 expert, mlps = self._fitted(trunk, weights)
             except _KeptError:
                 return []
-        elif trunk.method == "moerge":
+        elif (method := METHODS.get(trunk.method)) is not None and method.for_fitted_mlps:
             self.worker.say("the trunk was merged for fitted MLPs; with --fit this domain would do better")
         work = RouterPass(mlps, weights, trunk.exponents, settings.statistics.precision, settings.device)
         sent: list[Contribution] = []

@@ -10,7 +10,7 @@ from rich.filesize import decimal
 
 from moerge.documents.shards import cut, enough
 from moerge.errors import MoergeError
-from moerge.experts.fitting import fit_mlps, write_fitted
+from moerge.experts.fitting import fit
 from moerge.files import sync_folder
 from moerge.models.batches import batches
 from moerge.models.config import read_config
@@ -68,12 +68,12 @@ def fitted(settings: Settings, data: Data, watch: Watch, expert: str, trunk: Pat
     with watch.track(f"fitting {settings.domain}'s MLPs to the trunk", total, "tokens") as tracker:
         try:
             cut_up = list(batches(rows, settings.statistics.batch_tokens))
-            mlps = fit_mlps(settings.expert, trunk, cut_up, device=settings.device, done=tracker.advance)
+            fit(settings.expert, trunk, cut_up, part, settings.device, tracker.advance)
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
             raise _too_large("the memory isn't enough to fit the MLPs") from error
-    os.replace(write_fitted(settings.expert, trunk, mlps, part), folder)
+    os.replace(part, folder)
     sync_folder(folder.parent)
     return folder
 

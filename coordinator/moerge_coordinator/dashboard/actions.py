@@ -4,11 +4,12 @@ from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from urllib.parse import quote
 
+from moerge.trunk.methods.registry import METHODS
 from moerge_coordinator.dashboard.rest import RestError
 from moerge_coordinator.dashboard.visit import HOME, Action, Field, Form, Visit
 from moerge_proto.experts import Expert, Purge, Withdraw
 from moerge_proto.history import Remerge, TrunkHistory
-from moerge_proto.options import SolveOptions
+from moerge_proto.options import PAPER, RECOMMENDED, SolveOptions
 from moerge_proto.owners import Owner
 from moerge_proto.problems import Problem, ProblemType
 from moerge_proto.rounds import NewRound, Round, RoundChange
@@ -191,10 +192,11 @@ async def _ask_merge(visit: Visit) -> Form:
                 "method",
                 "Method",
                 options=(
-                    ("average", "average"),
-                    ("regmean", "regmean, from owners' grams"),
-                    ("moerge", "moerge, for fitted MLPs"),
+                    ("", "recommended"),
+                    *((each.name, f"{each.name}: {each.about}") for each in METHODS.values() if not each.needs),
                 ),
+                hint=f"recommended: {RECOMMENDED.method}, if every owner has sent a trunk contribution;"
+                f" else {PAPER.method}",
             ),
         ),
     )
@@ -202,7 +204,7 @@ async def _ask_merge(visit: Visit) -> Form:
 
 async def _merge(visit: Visit, given: Given) -> str:
     try:
-        asked = NewTrunk.model_validate({"method": given.get("method", "average")})
+        asked = NewTrunk.model_validate({"method": given.get("method") or None})
     except ValueError as error:
         raise _invalid("method", "choose one of the list") from error
     await visit.rest.send("POST", "/v1/trunks", asked)

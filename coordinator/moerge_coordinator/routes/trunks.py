@@ -8,6 +8,8 @@ from fastapi import Path as PathParameter
 from fastapi.responses import FileResponse, Response
 from sqlalchemy import Engine, select
 
+from moerge.trunk.methods.method import Method
+from moerge.trunk.methods.registry import METHODS, require_options
 from moerge_coordinator import views
 from moerge_coordinator.auth import Anyone, Operator, OperatorOrOwner
 from moerge_coordinator.database import reading
@@ -21,9 +23,10 @@ from moerge_proto.digests import Digest
 from moerge_proto.experts import ExpertState
 from moerge_proto.history import TrunkHistory
 from moerge_proto.messages import Page
+from moerge_proto.options import PAPER, RECOMMENDED
 from moerge_proto.owners import Role
 from moerge_proto.problems import ProblemType
-from moerge_proto.trunks import SOLVED, NewTrunk, Trunk, TrunkLineage, TrunkOptions
+from moerge_proto.trunks import NewTrunk, Trunk, TrunkLineage, TrunkOptions
 from moerge_proto.workflows import Workflow
 
 router = APIRouter(prefix="/trunks", tags=["trunks"])
@@ -33,6 +36,7 @@ TrunkName = Annotated[str, PathParameter(pattern="^([0-9a-f]{64}|current)$")]
 @router.post("", status_code=202)
 def merge(request: Request, caller: Operator, new: NewTrunk) -> Workflow:
     """Merges a trunk, which then is the current one. Role: operator."""
+    named = None if new.method is None else _checked(METHODS[new.method], new)
     with reading(request.app.state.engine) as session:
         query = select(ExpertRow).where(ExpertRow.state == ExpertState.READY.value).order_by(ExpertRow.number)
         found = list(session.scalars(query))
@@ -49,20 +53,42 @@ def merge(request: Request, caller: Operator, new: NewTrunk) -> Workflow:
     experts = [digest for digest in ready if digest != base] if new.experts is None else new.experts
     if asked is not None:
         experts = [digest for digest in experts if ready[digest] in asked.contributed]
-    if new.method == "base":
+    if named is not None and named.base_only:
         experts = [str(base)]
     if unknown := [digest for digest in experts if digest not in ready]:
         raise _not_ready(unknown[0], "experts")
     if not experts or len(set(experts)) < len(experts):
         raise RefusedError(ProblemType.NOT_READY, "a trunk needs at least one expert, and none twice", where="experts")
-    if new.method in SOLVED:
+    complete = asked is not None or contributions.keys() >= set(experts)
+    method = named or METHODS[RECOMMENDED.method if complete else PAPER.method]
+    if method.solved:
         _require_contributions(experts, ready, contributions)
-    if new.method == "weighted":
+    if new.options.weights:
         _require_weights(new.options, [ready[digest] for digest in experts])
-    parts = [contributions[digest] for digest in experts] if new.method in SOLVED else []
-    lineage = TrunkLineage(method=new.method, options=new.options, experts=experts, contributions=parts)
+    lineage = TrunkLineage(
+        method=method.name,
+        options=new.options,
+        experts=experts,
+        contributions=[contributions[digest] for digest in experts] if method.solved else [],
+        revision=method.revision,
+    )
     workflow: Workflow = request.app.state.workflows.start_trunk(lineage)
     return workflow
+
+
+def _checked(method: Method, new: NewTrunk) -> Method:
+    """The method, once its options are checked, and that a round is for a solved one.
+
+    Raises:
+        MoergeError: names the option.
+        RefusedError: a round is named, and the method needs no trunk contributions.
+    """
+    require_options(method, new.options)
+    if new.round is not None and not method.solved:
+        solved = ", ".join(each.name for each in METHODS.values() if each.solved)
+        found = f"the method {method.name!r} takes no round"
+        raise RefusedError(ProblemType.INVALID_REQUEST, found, where="round", todo=f"choose one of {solved}")
+    return method
 
 
 def _require_trained(fitted: Mapping[str, str], where: str, experts: list[str]) -> None:

@@ -32,10 +32,10 @@ from moerge.client.client import Client
 from moerge.errors import MoergeError
 from moerge_proto.contributions import ContributionSignature
 from moerge_proto.experts import ExpertState
-from moerge_proto.options import LambdaScale, Routers, SolveOptions
+from moerge_proto.options import PAPER, RECOMMENDED, LambdaScale, Routers, SolveOptions
 from moerge_proto.owners import Role
 from moerge_proto.signatures import fingerprint, in_groups
-from moerge_proto.trunks import NewTrunk, TrunkMethod
+from moerge_proto.trunks import NewTrunk, Trunk, TrunkMethod
 from moerge_proto.versions import NewVersion, SolveReport, Version
 
 COMPONENTS = {
@@ -78,9 +78,12 @@ def merge_trunk(
     coordinator: Coordinator,
     secret: Secret,
     method: Annotated[
-        TrunkMethod,
-        typer.Option(help="How: average, weighted, base, ties, dare, or from owners' grams: regmean, moerge (--fit)."),
-    ] = "average",
+        TrunkMethod | None,
+        typer.Option(
+            help="How to merge. regmean and moerge (for --fit) need every owner's trunk contribution."
+            f" Default: {RECOMMENDED.method} if there are all of them, else {PAPER.method}."
+        ),
+    ] = None,
     expert: Annotated[
         list[str] | None, typer.Option(help="A domain to merge; repeat. Default: all but the base.")
     ] = None,
@@ -89,13 +92,14 @@ def merge_trunk(
         str | None, typer.Option(help="The domain whose expert is the base model (base, ties, dare).")
     ] = None,
     retain: Annotated[float | None, typer.Option(help="Share of a task vector that is kept (ties, dare).")] = None,
-    scale: Annotated[float | None, typer.Option(help="What the task vectors' sum is times (ties, dare).")] = None,
-    seed: Annotated[int | None, typer.Option(help="Which elements fall (dare).")] = None,
+    scale: Annotated[float | None, typer.Option(help="Factor for the sum of task vectors (ties, dare).")] = None,
+    seed: Annotated[int | None, typer.Option(help="Random seed for dropping elements (dare).")] = None,
+    context_head: Annotated[bool, typer.Option("--context-head", help="Add a context head (regmean, moerge).")] = False,
     round: Annotated[str | None, typer.Option(help="Merge who contributed to this round (regmean, moerge).")] = None,
 ) -> None:
     """Merges a trunk from every ready expert; it becomes the one that owners contribute under.
 
-    Example: moerge trunk merge --method moerge
+    Example: moerge trunk merge --method regmean
     """
     with Client(coordinator, secret) as client:
         ready = [row for row in client.experts() if row.state is ExpertState.READY and row.fitted is None]
@@ -106,6 +110,7 @@ def merge_trunk(
             "retain": retain,
             "scale": scale,
             "seed": seed,
+            "context_head": context_head or None,
         }
         options = {name: value for name, value in given.items() if value is not None}
         experts = [digest_of_domain("--expert", domain, digests) for domain in expert] if expert else None
@@ -113,7 +118,22 @@ def merge_trunk(
             new = NewTrunk.model_validate({"method": method, "experts": experts, "options": options, "round": round})
         except ValidationError as error:
             raise MoergeError(error.errors()[0]["msg"], where="moerge trunk merge", todo="see --help") from error
-        typer.echo(wait(client, client.merge_trunk(new)))
+        digest = wait(client, client.merge_trunk(new))
+        typer.echo(digest)
+        if method is None:
+            typer.echo(_chosen(client, client.trunk(digest)), err=True)
+
+
+def _chosen(client: Client, merged: Trunk) -> str:
+    """The method that was chosen for a trunk, and the reason."""
+    if merged.contributions:
+        return f"Method: {merged.method}, because every merged expert has a trunk contribution."
+    sent = {each.expert for each in client.trunk_contributions() if each.active}
+    missing = sorted(each.domain for each in client.experts() if each.digest in set(merged.experts) - sent)
+    return (
+        f"Method: {merged.method}, because these domains have no trunk contribution: {', '.join(missing)}."
+        " `moerge worker run --trunk-contribution` sends it."
+    )
 
 
 @trunk.command("list")

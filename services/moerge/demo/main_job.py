@@ -19,6 +19,7 @@ from moerge.client.client import Client
 from moerge.demo.processes import Processes, free_port
 from moerge.errors import MoergeError
 from moerge.files import atomic_file
+from moerge.trunk.methods.registry import METHODS
 from moerge_proto.experts import Expert, ExpertState
 from moerge_proto.options import PAPER, RECOMMENDED, VersionRecipe
 from moerge_proto.owners import NewOwner, NewToken, Role
@@ -74,7 +75,7 @@ class Demo:
             workers = [(domain, self._start_worker(processes, client, domain)) for domain in early]
             experts = self._ready_experts(client, early, workers)
             self._say("Merging their trunk; each owner then contributes statistics under it")
-            if self._recipe == "moerge":
+            if METHODS[_RECIPES[self._recipe].method].solved:
                 self._wait_for_trunk_contributions(client, early, workers)
             trunk = wait(client, client.merge_trunk(NewTrunk(method=_RECIPES[self._recipe].method, experts=experts)))
             self._wait_for_contributions(processes, client, trunk, workers)
@@ -123,7 +124,7 @@ class Demo:
         arguments = ["worker", "run", "--domain", domain.name, "--expert", domain.expert]
         arguments += ["--data", domain.texts["statistics"], "--data", domain.texts["tuning"], "--home", home, *more]
         arguments += ["--license", "Apache-2.0", "--context", 256]
-        if self._recipe == "moerge":
+        if METHODS[_RECIPES[self._recipe].method].solved:
             arguments.append("--trunk-contribution")
         environment = {"MOERGE_COORDINATOR": self._url, "MOERGE_TOKEN": token}
         return processes.start(arguments, environment, label=domain.name)

@@ -1,11 +1,10 @@
-"""MLPs fitted to a trunk: an owner solves its expert's MLPs anew, so that behind the trunk they do what it does.
+"""MLPs fitted to a trunk: solved anew by their owner, so that behind the trunk they reproduce the expert.
 
-An MLP behind a merged trunk reads other vectors than the one that it was trained on, and what the trunk's attention
-adds is not what the expert's own adds. Layer by layer, the MLP's first matrices become the least-squares fit from what
-the trunk gives them to what they answered in the expert; then the last one becomes the fit from its new inputs to what
-is missing in the residual, so that after each layer the residual is the expert's again as nearly as it can be. In the
-last layer it is what makes the trunk's head say what the expert's head says. All of it needs the owner's expert, the
-trunk and the owner's own text, and no other owner's MLPs.
+A merged trunk changes the inputs of an expert's MLPs and the residual that they add to. Layer by layer, the MLP's first
+matrices become the least-squares fit from their new inputs to their outputs in the expert. Then the last matrix becomes
+the fit from its new inputs to the difference of the two residuals. In the last layer the target is the residual to
+which the trunk's head answers as the expert's head does. This takes the owner's expert, the trunk and the owner's text,
+and no other owner's MLPs.
 """
 
 import json
@@ -28,30 +27,29 @@ from moerge.models.families import EMBEDDING, HEAD, family_of
 from moerge.models.reader import SINGLE, Checkpoint
 from moerge.models.writer import TensorPlan, write_safetensors
 from moerge.routers.ridge import Ridge
-from moerge.trunk.context_head import without_context
-from moerge.trunk.regmean import turn
+from moerge.trunk.context_head import without_context_head
+from moerge.trunk.regmean import head_alignment
 
-TOWARDS_OWN = 0.25
-"""How strongly a matrix is drawn to the expert's own where hardly any token points: times dimensions per token, in
-units of the gram's mean diagonal."""
+SHRINKAGE_TO_EXPERT = 0.25
+"""Ridge towards the expert's own matrix, times dimensions per token, in units of the gram's mean diagonal."""
 
 
-class _Seen(Exception):  # noqa: N818  # not an error: it ends a pass
-    """Carries what a module was given."""
+class _InputReached(Exception):  # noqa: N818  # not an error: it ends a pass
+    """Carries a module's input."""
 
     def __init__(self, states: Tensor) -> None:
         self.states = states
 
 
-class _Passed(nn.Module):
-    """Stands for a layer that the states have passed."""
+class _Identity(nn.Module):
+    """Takes the place of a layer whose output is already in the states."""
 
     def forward(self, hidden_states: Tensor, **kwargs: object) -> Tensor:
         return hidden_states
 
 
 class _Residuals:
-    """A dense model that all batches pass together, half a layer at a time; only their residuals are kept.
+    """Residuals of all batches in a dense model, computed half a layer at a time.
 
     Attributes:
         states: [B, T, H] of each batch.
@@ -66,19 +64,19 @@ class _Residuals:
         """Adds a layer's attention; the layer must be the next one."""
 
         def stop(module: nn.Module, given: tuple[Tensor, ...]) -> None:
-            raise _Seen(given[0])
+            raise _InputReached(given[0])
 
         handle = self.layers[layer].post_attention_layernorm.register_forward_pre_hook(stop)
         for number, states in enumerate(self.states):
             try:
                 self._decoder(inputs_embeds=states, use_cache=False)
-            except _Seen as seen:
-                self.states[number] = seen.states
+            except _InputReached as reached:
+                self.states[number] = reached.states
         handle.remove()
-        self._decoder.layers[layer] = _Passed()
+        self._decoder.layers[layer] = _Identity()
 
     def features(self, layer: int, number: int) -> Tensor:
-        """What a layer's MLP reads of a batch, [B, T, H]."""
+        """The input of a layer's MLP for a batch, [B, T, H]."""
         normed: Tensor = self.layers[layer].post_attention_layernorm(self.states[number])
         return normed
 
@@ -86,26 +84,38 @@ class _Residuals:
         self.states[number] = self.states[number] + self.layers[layer].mlp(self.features(layer, number))
 
 
-class _Fit:
-    """Grams of a module's new inputs, [in, in], and their products with what it should answer, [in, out]."""
+class _LeastSquares:
+    """The gram of a module's new inputs, [in, in], and its cross product with the targets, [in, out]; float64."""
 
-    def __init__(self, inputs: int, answers: int, device: torch.device) -> None:
+    def __init__(self, inputs: int, outputs: int, device: torch.device) -> None:
         self.gram = torch.zeros(inputs, inputs, dtype=torch.float64, device=device)
-        self.cross = torch.zeros(inputs, answers, dtype=torch.float64, device=device)
+        self.cross = torch.zeros(inputs, outputs, dtype=torch.float64, device=device)
         self.tokens = 0
 
-    def add(self, inputs: Tensor, wanted: Tensor) -> None:
-        """Adds inputs [n, in] and answers [n, out], float32."""
+    def add(self, inputs: Tensor, targets: Tensor) -> None:
+        """Adds inputs [n, in] and targets [n, out], float32."""
         self.gram += inputs.T @ inputs
-        self.cross += inputs.T @ wanted
+        self.cross += inputs.T @ targets
         self.tokens += len(inputs)
 
-    def solve(self, own: Tensor, answers: Tensor | None = None) -> Tensor:
-        """[out, in] like `own`: the least-squares fit, drawn to `own`. `answers` [wanted, out] multiply the cross."""
-        pull = TOWARDS_OWN * len(self.gram) / self.tokens * float(self.gram.diagonal().mean())
-        right = self.cross if answers is None else self.cross @ answers.double()
-        factor = Ridge.of(self.gram.clone(), pull).factor
-        return torch.cholesky_solve(right + pull * own.double().T, factor).T.to(own.dtype)
+    def solve(self, own: Tensor, projection: Tensor | None = None) -> Tensor:
+        """[out, in] like `own`: the fit, shrunk towards `own`; with `projection` [targets, out], to targets x it."""
+        shrinkage = SHRINKAGE_TO_EXPERT * len(self.gram) / self.tokens * float(self.gram.diagonal().mean())
+        right = self.cross if projection is None else self.cross @ projection.double()
+        factor = Ridge.of(self.gram.clone(), shrinkage).factor
+        return torch.cholesky_solve(right + shrinkage * own.double().T, factor).T.to(own.dtype)
+
+
+def fit(
+    expert: Path,
+    trunk: Path,
+    batches: Sequence[Batch],
+    folder: Path,
+    device: str = "cpu",
+    done: Callable[[int], None] = lambda tokens: None,
+) -> Path:
+    """Writes the expert with MLPs fitted to the trunk into `folder`; returns it. See `fit_mlps` and `write_fitted`."""
+    return write_fitted(expert, trunk, fit_mlps(expert, trunk, batches, device, done), folder)
 
 
 @torch.inference_mode()
@@ -116,17 +126,17 @@ def fit_mlps(
     device: str = "cpu",
     done: Callable[[int], None] = lambda tokens: None,
 ) -> dict[str, Tensor]:
-    """The expert's MLPs, solved anew for the trunk, by their dense names.
+    """The expert's MLPs, fitted to the trunk, by their dense names.
 
     Args:
         expert: the owner's dense checkpoint folder.
         trunk: the trunk's safetensors file.
         batches: the owner's text; its residuals, twice tokens x H float32, are in memory.
         device: torch device.
-        done: called with numbers of tokens, each token as often as there are layers.
+        done: called with numbers of tokens; every token is counted once a layer.
 
     Raises:
-        IncompatibleExpertError: its family's MLPs don't write into the residual as they are.
+        IncompatibleExpertError: its family normalises the outputs of its MLPs.
     """
     require_fittable(expert)
     config = read_config(expert)
@@ -142,10 +152,10 @@ def fit_mlps(
         _fit_first(own, new, counted, layer)
         for number in range(len(batches)):
             own.add_mlp(layer, number)
-        wanted = own.states
+        targets = own.states
         if layer == config.num_hidden_layers - 1:
-            wanted = _through_head(own, new.model, _counts(batches, config.vocab_size).to(device))
-        _fit_last(wanted, new, counted, layer)
+            targets = _through_head(own, new.model, _counts(batches, config.vocab_size).to(device))
+        _fit_last(targets, new, counted, layer)
         for number, tokens in enumerate(counted):
             new.add_mlp(layer, number)
             done(int(tokens.sum()))
@@ -155,27 +165,27 @@ def fit_mlps(
 
 
 def require_fittable(expert: Path) -> None:
-    """Requires that the expert's MLPs write into the residual as they are.
+    """Requires MLPs whose outputs are added to the residual unchanged.
 
     Raises:
-        IncompatibleExpertError: they don't.
+        IncompatibleExpertError: the family normalises them.
     """
     config = read_config(expert)
     if family_of(config).gain is None:
-        found = f"{config.model_type} normalises what its MLPs answer, so that they can't be fitted"
-        raise IncompatibleExpertError(found, where=str(expert), todo="go on without --fit")
+        found = f"{config.model_type} normalises the outputs of its MLPs, so they can't be fitted"
+        raise IncompatibleExpertError(found, where=str(expert), todo="leave out --fit")
 
 
 def _counts(batches: Sequence[Batch], vocabulary: int) -> Tensor:
-    """[V] float64: how often each token stood."""
+    """[V] float64: each token's count."""
     ids = torch.cat([batch.input_ids[batch.counted] for batch in batches])
     return torch.bincount(ids, minlength=vocabulary).double()
 
 
 def _fit_first(own: _Residuals, new: _Residuals, counted: Sequence[Tensor], layer: int) -> None:
-    """The matrices that read the MLP's input answer to the new one what they answered to the expert's."""
+    """Fits the matrices that read the MLP's input: from the new input to their outputs in the expert."""
     hidden = new.states[0].shape[-1]
-    fit = _Fit(hidden, hidden, new.model.device)
+    fit = _LeastSquares(hidden, hidden, new.model.device)
     for number, tokens in enumerate(counted):
         fit.add(new.features(layer, number)[tokens], own.features(layer, number)[tokens])
     for name, module in new.layers[layer].mlp.named_children():
@@ -183,42 +193,41 @@ def _fit_first(own: _Residuals, new: _Residuals, counted: Sequence[Tensor], laye
             module.weight.copy_(fit.solve(module.weight, module.weight.T))
 
 
-def _fit_last(wanted: Sequence[Tensor], new: _Residuals, counted: Sequence[Tensor], layer: int) -> None:
-    """The last matrix answers what is missing in the residual: [B, T, H] wanted of each batch."""
+def _fit_last(targets: Sequence[Tensor], new: _Residuals, counted: Sequence[Tensor], layer: int) -> None:
+    """Fits the last matrix to the difference of target residuals, [B, T, H] of each batch, and present ones."""
     mlp = new.layers[layer].mlp
     module = mlp.down_proj
-    fit = _Fit(module.in_features, module.out_features, new.model.device)
+    fit = _LeastSquares(module.in_features, module.out_features, new.model.device)
     seen: list[Tensor] = []
     handle = module.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
     for number, tokens in enumerate(counted):
         mlp(new.features(layer, number))
-        fit.add(seen.pop()[tokens], (wanted[number] - new.states[number])[tokens])
+        fit.add(seen.pop()[tokens], (targets[number] - new.states[number])[tokens])
     handle.remove()
     module.weight.copy_(fit.solve(module.weight))
 
 
 def _through_head(own: _Residuals, behind: PreTrainedModel, counts: Tensor) -> list[Tensor]:
-    """[B, T, H] of each batch: residuals to which the trunk's head answers as nearly as it can what the expert's head
-    answers to the expert's."""
-    turned = turn(behind.lm_head.weight[: len(counts)], own.model.lm_head.weight, counts)
+    """[B, T, H] of each batch: residuals to which the trunk's head answers nearly as the expert's head to its own."""
+    alignment = head_alignment(behind.lm_head.weight[: len(counts)], own.model.lm_head.weight, counts)
     gain = behind.model.norm.weight.double()
-    undone = torch.where(gain == 0, 0.0, 1 / torch.where(gain == 0, 1.0, gain))
-    answers = []
+    inverse = torch.where(gain == 0, 0.0, 1 / torch.where(gain == 0, 1.0, gain))
+    targets = []
     for states in own.states:
         size = (states.pow(2).mean(dim=-1, keepdim=True) + own.model.config.rms_norm_eps).sqrt()
-        last = own.model.model.norm(states).double() @ turned.T * undone
-        answers.append((last * size).to(states.dtype))
-    return answers
+        last = own.model.model.norm(states).double() @ alignment.T * inverse
+        targets.append((last * size).to(states.dtype))
+    return targets
 
 
 def write_fitted(expert: Path, trunk: Path, mlps: Mapping[str, Tensor], folder: Path) -> Path:
-    """Writes a dense checkpoint, the trunk with fitted MLPs in the expert's dtypes; returns its folder.
+    """Writes a dense checkpoint: the trunk with fitted MLPs in the expert's dtypes; returns its folder.
 
-    It is an expert like any other: its MLPs go into a version, and alone it is what an oracle would run, but for
-    context heads, of which a dense class may not have as many.
+    It is an expert like any other: a version takes its MLPs, and an oracle would run it alone. A context head is left
+    out, because a dense class may not allow as many heads.
     """
     config, own, merged = read_config(expert), Checkpoint(expert), Checkpoint(trunk)
-    tensor, plans = without_context(merged, family_of(config), config), []
+    tensor, plans = without_context_head(merged, family_of(config), config), []
     for name, at in merged.specs.items():
         shape = at.shape if name in (EMBEDDING, HEAD) else own.specs[name].shape
         plans.append(TensorPlan(name, at.dtype, shape, partial(tensor, name)))

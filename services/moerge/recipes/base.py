@@ -60,7 +60,7 @@ class Model(Protocol):
     Embedding rows are looked up, not multiplied by; a head is multiplied by."""
 
     def logits(self, rows: Rows) -> Tensor:
-        """[B, T, V] float32, the logarithm of each next token's chance up to a constant per place.
+        """[B, T, V] float32, the logarithm of each next token's probability up to a constant per place.
 
         Only the oracle may look at `rows.domain`.
         """

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from functools import partial
+from pathlib import Path
 from typing import TypeVar
 
 import torch
@@ -15,14 +16,17 @@ from moerge.models.families import family_of
 from moerge.models.reader import Checkpoint
 from moerge.recipes.base import Fleet, Model, Options, Recipe
 from moerge.recipes.models import Loaded
-from moerge.trunk.merge import Method, Piece, elementwise_method, merge_plan
-from moerge_proto.trunks import TrunkOptions
+from moerge.trunk.folder import domain_name
+from moerge.trunk.methods.method import MethodInputs
+from moerge.trunk.methods.registry import METHODS
+from moerge.trunk.pieces import Piece
+from moerge_proto.trunks import TrunkMethod, TrunkOptions
 
 Checked = TypeVar("Checked", bound=BaseModel)
 EXPERTS = "experts"
 """The recipe that scores are normalised by."""
 TASK_VECTORS: Mapping[str, float] = {"retain": 0.8, "scale": 1 / 3}
-"""The share of a task vector that is kept, and what their sum is times (MergeME appendix)."""
+"""The share of a task vector that is kept, and the factor of their sum (MergeME appendix)."""
 
 
 def expert_row(domain: str) -> str:
@@ -30,14 +34,16 @@ def expert_row(domain: str) -> str:
     return f"{domain} expert"
 
 
-def method_of(name: str, fleet: Fleet, options: Options) -> Method:
-    """A trunk method of that name, over the fleet's experts; `weighted` by how many tokens their statistics have."""
-    weights = [float(sum(map(len, domain.statistics))) for domain in fleet.domains]
-    base = None if fleet.base is None else Checkpoint(fleet.base)
-    numbers = {each: options[each] for each in TASK_VECTORS if each in options} | {"seed": fleet.seed}
-    if name == "task-arithmetic":  # what DARE is when nothing falls
-        return elementwise_method("dare", checked(TrunkOptions, {**numbers, "retain": 1}), weights, base)
-    return elementwise_method(name, checked(TrunkOptions, numbers), weights, base)
+def trunk_options(method: TrunkMethod, fleet: Fleet, options: Options) -> TrunkOptions:
+    """The options that a trunk method takes, but for the base. Weights are the domains' tokens of statistics."""
+    tokens = {domain_name(slot): sum(map(len, domain.statistics)) for slot, domain in enumerate(fleet.domains)}
+    given = {**options, "seed": fleet.seed, "weights": tokens}
+    return checked(TrunkOptions, {name: value for name, value in given.items() if name in METHODS[method].takes})
+
+
+def base_of(method: TrunkMethod, fleet: Fleet) -> Path | None:
+    """The base model's folder, if the method takes one."""
+    return fleet.base if "base" in METHODS[method].takes else None
 
 
 def checked(kind: type[Checked], fields: Mapping[str, object]) -> Checked:
@@ -53,15 +59,29 @@ def checked(kind: type[Checked], fields: Mapping[str, object]) -> Checked:
         raise MoergeError(f"{first['loc'][0]} is {first['input']}: {first['msg']}", where="--recipe") from error
 
 
-def merged_model(fleet: Fleet, method: Method) -> PreTrainedModel:
-    """The dense model whose every parameter is merged by the method."""
-    config = read_config(fleet.domains[0].expert)
-    family, layers = family_of(config), config.num_hidden_layers
+def merged_model(fleet: Fleet, method: TrunkMethod, options: Options) -> PreTrainedModel:
+    """The dense model whose every parameter is merged by an elementwise method.
+
+    Raises:
+        MoergeError: the method isn't elementwise.
+    """
+    if (rule := METHODS[method].rule) is None:
+        raise MoergeError("the method merges no MLPs", where=method, todo="choose an elementwise method")
+    config, base = read_config(fleet.domains[0].expert), base_of(method, fleet)
     experts = [Checkpoint(domain.expert) for domain in fleet.domains]
-    state = {plan.name: plan.compute().float() for plan in merge_plan(experts, family, layers, method)}
-    for name in family.dense_mlp_names(layers):
+    inputs = MethodInputs(
+        experts=experts,
+        domains=[domain_name(slot) for slot in range(len(experts))],
+        family=family_of(config),
+        config=config,
+        options=trunk_options(method, fleet, options),
+        base=None if base is None else Checkpoint(base),
+    )
+    state = {plan.name: plan.compute().float() for plan in METHODS[method].plan(inputs)}
+    merge = rule(inputs)
+    for name in inputs.family.dense_mlp_names(config.num_hidden_layers):
         tensors = [each.tensor(name) for each in experts]
-        state[name] = method(Piece(name, 0, range(len(experts)), tensors, torch.float32))
+        state[name] = merge(Piece(name, 0, range(len(experts)), tensors, torch.float32))
     model = dense_model(config, state, torch.float32)
     place(model, fleet.device)
     return model
@@ -72,8 +92,13 @@ def _experts(fleet: Fleet, options: Options) -> Iterator[tuple[str, Model]]:
         yield expert_row(domain.name), Loaded.of(domain.expert, fleet.device)
 
 
-def _merged(row: str, method: str, fleet: Fleet, options: Options) -> Iterator[tuple[str, Model]]:
-    yield row, Loaded(merged_model(fleet, method_of(method, fleet, options)))
+def _merged(row: str, method: TrunkMethod, fleet: Fleet, options: Options) -> Iterator[tuple[str, Model]]:
+    yield row, Loaded(merged_model(fleet, method, options))
+
+
+def _task_arithmetic(fleet: Fleet, options: Options) -> Iterator[tuple[str, Model]]:
+    """DARE that drops no element."""
+    return _merged("task-arithmetic", "dare", fleet, {**options, "retain": 1})
 
 
 RECIPES = (
@@ -83,7 +108,7 @@ RECIPES = (
     Recipe(
         "task-arithmetic",
         "Ilharco et al. 2022, section 2; 0.4 as TIES section 4.1 has it",
-        partial(_merged, "task-arithmetic", "task-arithmetic"),
+        _task_arithmetic,
         {"scale": 0.4},
         uses_text=False,
         needs_base=True,

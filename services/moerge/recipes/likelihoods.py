@@ -21,13 +21,13 @@ def documents(rows: Rows) -> list[list[int]]:
     return [ids[:length] for ids, length in zip(rows.ids.tolist(), rows.lengths, strict=True)]
 
 
-def predicted(log_chances: Tensor, rows: Rows) -> Tensor:
+def predicted(log_probabilities: Tensor, rows: Rows) -> Tensor:
     """[B, T - 1] float64: log p(x_t | x_<t) of every token but the first; 0 where there is only padding.
 
-    `log_chances` is [B, T, V], of each next token.
+    `log_probabilities` is [B, T, V], of each next token.
     """
-    following = rows.ids[:, 1:].to(log_chances.device)
-    told = log_chances[:, :-1].gather(2, following[:, :, None])[:, :, 0].double()
+    following = rows.ids[:, 1:].to(log_probabilities.device)
+    told = log_probabilities[:, :-1].gather(2, following[:, :, None])[:, :, 0].double()
     places = torch.arange(1, rows.ids.shape[1], device=told.device)
     return told * (places < torch.tensor(rows.lengths, device=told.device)[:, None])
 

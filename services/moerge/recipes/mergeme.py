@@ -18,7 +18,6 @@ from moerge.recipes.dense import merged_model
 from moerge.recipes.likelihoods import documents, experts, in_groups, likelihoods, predicted
 from moerge.recipes.models import active_parameters
 from moerge.scoring.perplexity import Rows, load, logits
-from moerge.trunk.merge import AVERAGE
 
 Scores = Callable[[Rows], Tensor]
 """How near each row is to each expert: [B, D]."""
@@ -31,7 +30,7 @@ def top_softmax(scores: Tensor, k: int) -> Tensor:
 
 
 def confidence(models: Sequence[PreTrainedModel]) -> Scores:
-    """1 / PPL of each row under each expert: the geometric mean of its tokens' chances, all but the first."""
+    """1 / PPL of each row under each expert: the geometric mean of its tokens' probabilities, all but the first."""
 
     def scores(rows: Rows) -> Tensor:
         tokens = (torch.tensor(rows.lengths) - 1).clamp_min(1)
@@ -146,7 +145,7 @@ class Upcycled:
 
 
 def _by_perplexity(name: str, separate: bool, fleet: Fleet, options: Options) -> Iterator[tuple[str, Model]]:
-    models, trunk = experts(fleet), merged_model(fleet, AVERAGE)
+    models, trunk = experts(fleet), merged_model(fleet, "average", {})
     routing = sum(map(active_parameters, models))
     yield name, Upcycled(trunk, models, confidence(models), routing, whole(options, "k", 1), separate=separate)
 
@@ -154,7 +153,7 @@ def _by_perplexity(name: str, separate: bool, fleet: Fleet, options: Options) ->
 def _by_task_vector(name: str, separate: bool, fleet: Fleet, options: Options) -> Iterator[tuple[str, Model]]:
     if fleet.base is None:
         raise MoergeError("task vectors start from the base model", where=name, todo="name its folder with --base")
-    models, trunk = experts(fleet), merged_model(fleet, AVERAGE)
+    models, trunk = experts(fleet), merged_model(fleet, "average", {})
     base = load(fleet.base, torch.float32, fleet.device)
     routing = 3 * active_parameters(base)  # a backward pass costs two forward ones
     yield name, Upcycled(trunk, models, alignment(base, models), routing, whole(options, "k", 1), separate=separate)

@@ -1,4 +1,4 @@
-"""moerge's own: a regmean trunk with a context head, MLPs that their owners fit to it, and discriminants as routers."""
+"""moerge's own recipe: the recommended options, and what can be added to them."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from moerge.experts.fitting import fit_mlps, write_fitted
+from moerge.experts.fitting import fit
 from moerge.models.batches import batches
 from moerge.models.expert_folder import DenseExpert
 from moerge.recipes.base import Fleet, Member, Model, Options, Parts, Recipe, whole
@@ -18,27 +18,33 @@ from moerge.recipes.published import (
     published_recipe,
     random_routers,
     solve,
-    solved_trunk,
+    trunk_of,
     version,
 )
+from moerge_proto.options import PAPER, RECOMMENDED
 from moerge_proto.statistics_file import StatisticsSettings
 
-_OPTIONS: Options = {"k": 1, "lambda": 0.001, "tokens": 0, "fit": 1, "context": 1, "discriminant": 1}
-"""As DUME's, but lambda is in units of the mean diagonal; `fit=0` leaves the MLPs as they are, `context=0` the
-attention, and `discriminant=0` takes the paper's routers."""
+_TRUNK: Options = {"tokens": 0, "fit": int(RECOMMENDED.fit), "context_head": int(RECOMMENDED.context_head)}
+"""`fit=1`: MLPs are fitted to the trunk, by the method `moerge`. `context_head=1` adds one to the trunk."""
+_OPTIONS: Options = {
+    "k": 1,
+    "lambda": RECOMMENDED.solve.ridge_lambda,
+    **_TRUNK,
+    "discriminant": int(RECOMMENDED.solve.routers == "discriminant"),
+}
+"""lambda is in the recommended scale; `discriminant=0` takes the paper's routers."""
 
 
 def fitted(fleet: Fleet, slot: int, trunk: Path, options: Options) -> Path:
     """The folder of a slot's expert with MLPs that are fitted to the trunk."""
     domain = fleet.domains[slot]
     cut = list(batches(first_tokens(domain.statistics, options), StatisticsSettings().batch_tokens))
-    mlps = fit_mlps(domain.expert, trunk, cut, fleet.device)
-    return write_fitted(domain.expert, trunk, mlps, fleet.work / f"fitted-{slot}")
+    return fit(domain.expert, trunk, cut, fleet.work / f"fitted-{slot}", fleet.device)
 
 
 def _trunk(fleet: Fleet, options: Options) -> Path:
-    turned, context = (bool(whole(options, name, 0, 1)) for name in ("fit", "context"))
-    return solved_trunk(fleet, options, turned=turned, context=context)
+    whole(options, "context_head", 0, 1)
+    return trunk_of(fleet, "moerge" if whole(options, "fit", 0, 1) else RECOMMENDED.method, options)
 
 
 def _expert(fleet: Fleet, slot: int, trunk: Path, options: Options) -> DenseExpert:
@@ -55,9 +61,8 @@ def _contribute(fleet: Fleet, slot: int, trunk: Path, options: Options) -> Membe
 
 
 def _solve(members: Sequence[Member], trunk: Path, options: Options) -> list[Tensor]:
-    fields = {"ridge_lambda": options["lambda"], "lambda_scale": "relative", "domain_weights": "balanced"}
-    if whole(options, "discriminant", 0, 1):
-        fields["routers"] = "discriminant"
+    routers = "discriminant" if whole(options, "discriminant", 0, 1) else PAPER.solve.routers
+    fields = {**RECOMMENDED.solve.model_dump(), "ridge_lambda": options["lambda"], "routers": routers}
     return solve(members, trunk, fields)
 
 
@@ -69,13 +74,6 @@ def _oracle(fleet: Fleet, options: Options) -> Iterator[tuple[str, Model]]:
 
 
 RECIPES = (
-    published_recipe(
-        "moerge",
-        "regmean trunk with a context head, fitted MLPs, discriminants",
-        Parts(_trunk, _contribute, _solve),
-        _OPTIONS,
-    ),
-    Recipe(
-        "moerge-oracle", "the same trunk and MLPs, DUME section 3.2", _oracle, {"tokens": 0, "fit": 1, "context": 1}
-    ),
+    published_recipe("moerge", "regmean trunk, discriminants as routers", Parts(_trunk, _contribute, _solve), _OPTIONS),
+    Recipe("moerge-oracle", "the same trunk and MLPs, DUME section 3.2", _oracle, _TRUNK),
 )

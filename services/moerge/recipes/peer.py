@@ -17,7 +17,6 @@ from moerge.files import cache_folder
 from moerge.recipes.base import Fleet, Model, Options, Recipe, whole
 from moerge.recipes.dense import merged_model
 from moerge.recipes.models import Routed
-from moerge.trunk.merge import AVERAGE
 
 MERGEKIT = "mergekit==0.1.5"
 COMMAND = "MOERGE_MERGEKIT"
@@ -98,7 +97,7 @@ def _merged(fleet: Fleet, base: Path, gates: str, options: Options) -> Model:
 
 def _build(name: str, gates: str, fleet: Fleet, options: Options) -> Iterator[tuple[str, Model]]:
     trunk = fleet.work / "averaged"
-    merged_model(fleet, AVERAGE).save_pretrained(trunk)
+    merged_model(fleet, "average", {}).save_pretrained(trunk)
     _tokenizer(fleet).save_pretrained(trunk)
     yield name, _merged(fleet, trunk, gates, options)
     if fleet.base is not None:

@@ -1,30 +1,27 @@
 """MoErged models: every expert's MLPs behind one trunk, with routers, published and loaded as moerge does it."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from moerge.files import atomic_file, file_sha256
+from moerge.files import file_sha256
 from moerge.merging.local import LocalTrunk, given, local_version
 from moerge.models.config import read_config
 from moerge.models.expert_folder import DenseExpert
-from moerge.models.families import family_of
-from moerge.models.reader import Checkpoint
 from moerge.models.tokens import Tokens, all_counted
-from moerge.models.writer import write_safetensors
 from moerge.recipes.base import Domain, Fleet, Member, Model, Options, Parts, Recipe, whole
-from moerge.recipes.dense import TASK_VECTORS, checked, method_of
+from moerge.recipes.dense import TASK_VECTORS, base_of, checked, trunk_options
 from moerge.recipes.models import Oracle, Routed
 from moerge.statistics.contribution import Computing, router_contribution, trunk_contribution
-from moerge.trunk.regmean import ModuleGrams, solved_plan
-from moerge.versions.folder import write_trunk, write_version
+from moerge.trunk.folder import domain_name, write_trunk
+from moerge.trunk.methods.registry import METHODS
+from moerge.versions.folder import write_version
 from moerge.versions.plan import plan_version, solve_routers
 from moerge_proto.options import SolveOptions
-from moerge_proto.statistics_file import StatisticsFile
+from moerge_proto.trunks import TrunkMethod
 
 Texts = Callable[[Domain], Sequence[list[int]]]
 """What of a domain's text statistics come from."""
@@ -46,29 +43,22 @@ def first_tokens(documents: Sequence[list[int]], options: Options) -> list[Token
     return [tokens.first(most or None) for tokens in all_counted(documents)]
 
 
-def trunk_of(fleet: Fleet, method: str, options: Options) -> Path:
-    """The trunk's file, merged by the name of a method that looks at one element at a time, or by regmean."""
-    if method == "regmean":
-        return solved_trunk(fleet, options)
-    experts = [domain.expert for domain in fleet.domains]
-    return write_trunk(experts, fleet.work / "trunk.safetensors", method_of(method, fleet, options))
+def trunk_of(fleet: Fleet, method: TrunkMethod, options: Options) -> Path:
+    """The trunk's file, merged by a method; a solved one takes the trunk contributions of the domains' statistics."""
+    slots = range(len(fleet.domains) if METHODS[method].solved else 0)
+    return write_trunk(
+        [domain.expert for domain in fleet.domains],
+        fleet.work,
+        method,
+        trunk_options(method, fleet, options),
+        statistics=[_trunk_contribution(fleet, slot, options) for slot in slots],
+        base=base_of(method, fleet),
+    )
 
 
-def solved_trunk(fleet: Fleet, options: Options, *, turned: bool = False, context: bool = False) -> Path:
-    """The file of the trunk that is solved from the owners' trunk contributions."""
-    path = fleet.work / "trunk.safetensors"
-    config = read_config(fleet.domains[0].expert)
-    family = family_of(config)
-    with ExitStack() as stack:
-        owners = []
-        for slot, domain in enumerate(fleet.domains):
-            sent = fleet.work / f"trunk-contribution-{slot}"
-            rows = first_tokens(domain.statistics, options)
-            trunk_contribution(dense(fleet, slot), rows, sent, computing=Computing(fleet.device), rare_below=0)
-            file = stack.enter_context(StatisticsFile(sent))
-            owners.append(ModuleGrams(Checkpoint(domain.expert), file, family, config))
-        with atomic_file(path) as out:
-            write_safetensors(out, solved_plan(owners, family, config, turned=turned, context=context))
+def _trunk_contribution(fleet: Fleet, slot: int, options: Options) -> Path:
+    rows, path = first_tokens(fleet.domains[slot].statistics, options), fleet.work / f"trunk-contribution-{slot}"
+    trunk_contribution(dense(fleet, slot), rows, path, computing=Computing(fleet.device), rare_below=0)
     return path
 
 
@@ -98,7 +88,7 @@ def solve(members: Sequence[Member], trunk: Path, fields: Mapping[str, object]) 
 
 def dense(fleet: Fleet, slot: int) -> DenseExpert:
     """A domain's expert. Its name in files is its slot's: users may have chosen any."""
-    return DenseExpert(f"d{slot}", fleet.domains[slot].expert)
+    return DenseExpert(domain_name(slot), fleet.domains[slot].expert)
 
 
 def _trunk_file(fleet: Fleet, path: Path) -> LocalTrunk:
@@ -149,13 +139,13 @@ def _random(fleet: Fleet, options: Options) -> Iterator[tuple[str, Model]]:
     yield "random", Routed.of(folder, fleet.device)
 
 
-def _oracle(row: str, method: str, fleet: Fleet, options: Options) -> Iterator[tuple[str, Model]]:
+def _oracle(row: str, method: TrunkMethod, fleet: Fleet, options: Options) -> Iterator[tuple[str, Model]]:
     trunk, experts = trunk_of(fleet, method, options), [dense(fleet, slot) for slot in range(len(fleet.domains))]
     folder = version(experts, trunk, random_routers(fleet), options, fleet.work / "version")
     yield row, Oracle.of(folder, fleet)
 
 
-def _ridge(method: str, texts: Texts = statistics) -> Parts:
+def _ridge(method: TrunkMethod, texts: Texts = statistics) -> Parts:
     """DUME's routers under the trunk of a method, from the domains' texts."""
     return Parts(
         lambda fleet, options: trunk_of(fleet, method, options),

@@ -1,4 +1,4 @@
-"""Linear discriminants from a ridge solution: the experts' scores as logarithms of their domains' chances."""
+"""Linear discriminants from a ridge solution: the experts' scores as logarithms of their domains' probabilities."""
 
 from collections.abc import Sequence
 
@@ -19,7 +19,7 @@ def discriminants(solution: Tensor, cross: Tensor, tokens: Sequence[float]) -> T
         tokens: of each domain, weighted as its features are.
 
     Returns:
-        [H, D] float64; a softmax over the scores gives the domains' chances, as far as features are Gaussian.
+        [H, D] float64; a softmax over the scores gives the domains' probabilities, as far as features are Gaussian.
     """
     counts = torch.tensor(tokens, dtype=torch.float64)
     inner = counts.diag() - cross.T @ solution  # symmetric

@@ -15,7 +15,7 @@ from moerge.statistics.packed_attention import PACKED, packed_inputs
 Visit = Callable[[int, Tensor], None]
 
 
-class _AllSeen(Exception):  # noqa: N818  # not an error: it ends the pass
+class _Complete(Exception):  # noqa: N818  # not an error: it ends the pass
     """Stops the decoder at the last input that is wanted; nothing behind it is needed."""
 
 
@@ -58,9 +58,9 @@ def _run_to_last(model: PreTrainedModel, batch: Batch, modules: Mapping[int, nn.
     def seen(index: int, x: Tensor) -> None:
         visit(index, x)
         if index == last:
-            raise _AllSeen
+            raise _Complete
 
-    with suppress(_AllSeen):
+    with suppress(_Complete):
         _run(model, batch, modules, seen)
 
 

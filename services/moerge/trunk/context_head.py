@@ -1,14 +1,15 @@
-"""A context head: one more group of attention heads, by which routers see what the text is about.
+"""The context head: one more group of attention heads, by which routers see the text's domain.
 
-A router reads one token's vector, and in the first layer that has seen little else of the text. In that layer the added
-head attends to the tokens before by their distance alone, most to the nearest, and to what is linear in an embedding
-of the logarithm of how much likelier its token is in each domain (the evidence of naive Bayes). It writes the mean into
-a few directions of the residual that embeddings hardly use. In the layers behind it is zero. All of it follows from the
-merged embedding and from how often each token stood in each domain, and the model's class stays what it is.
+A router reads one token's vector, and in the first layer that vector holds little of the text before. The context head
+attends there to the tokens before, by their distance alone and most to the nearest. Its values are a linear estimate,
+from the embedding, of how much likelier each token is in each domain: log p(token | domain) less its mean over domains
+(naive Bayes). Their mean goes to a few reserved directions of the residual that embeddings hardly use. In later layers
+the added heads are zero. All of it follows from the merged embedding and the token counts of each domain; the model's
+class stays the same.
 
-Attention by distance needs queries and keys that are the same for all tokens. They read a constant, which every
-embedding gets in one more such direction, and have parts in some of the planes that positions rotate, so that a score
-is a sum of w cos(theta x distance), which is nearly - distance^2 / 2 WIDTH^2 up to a constant.
+Attention by distance needs queries and keys that are equal for all tokens. They read a constant, which every embedding
+gets in one more reserved direction. They lie in some of the planes that rotary positions turn, so that a score is a sum
+of w cos(theta x distance), nearly - distance^2 / 2 WIDTH^2 up to a constant.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,51 +28,51 @@ from moerge.models.writer import TensorPlan
 from moerge.threads import one_thread
 
 WIDTH = 24.0
-"""Standard deviation of the bell that the weights of tokens before make over distance, in tokens."""
+"""Standard deviation, in tokens, of the attention weights' bell over the distance."""
 SIZE = 0.2
-"""How large what is written is where one domain differs from the others, by the size of an embedding."""
+"""Norm of the head's output where one domain differs from the others, relative to an embedding's."""
 _CONSTANT = 0.1
-"""How large the constant is, by the size of an embedding."""
+"""Norm of the constant, relative to an embedding's."""
 _ROWS = 4096
 _RIDGE = 1e-4
-_SAME = 1e-6
-_ALIKE = 0.1
+_ABSOLUTE_TOLERANCE = 1e-6
+_RELATIVE_TOLERANCE = 0.1
 
 
 @dataclass(frozen=True)
-class Context:
-    """What the head reads and writes, in n directions; float64.
+class ContextHead:
+    """The parameters of the head, over n directions; float64.
 
     Attributes:
-        lane: [H, n + 1] orthonormal, directions of the residual: of the constant, and those that are written to.
-        asking: [head dim, H], the rows of queries and of keys.
-        evidence: [n, H], rows of values.
-        written: [H, n], what a unit of evidence adds to the residual.
-        epsilon: of the norm that the first layer's attention reads through.
+        reserved: [H, n + 1] orthonormal, reserved directions of the residual: the constant's, then the output's.
+        query_key: [head dim, H], rows of the query and the key projection.
+        values: [n, H], rows of the value projection.
+        output: [H, n], columns of the output projection.
+        epsilon: of the first layer's attention norm.
     """
 
-    lane: Tensor
-    asking: Tensor
-    evidence: Tensor
-    written: Tensor
+    reserved: Tensor
+    query_key: Tensor
+    values: Tensor
+    output: Tensor
     epsilon: float
 
     def embedded(self, embedding: Tensor) -> Tensor:
-        """An embedding [V, H] with nothing in the lane but the constant, in its dtype."""
+        """An embedding [V, H] whose reserved directions hold the constant alone, in its dtype."""
         return torch.cat(
-            [_embedded(part.double(), self.lane, self.epsilon).to(part.dtype) for part in embedding.split(_ROWS)]
+            [_embedded(part.double(), self.reserved, self.epsilon).to(part.dtype) for part in embedding.split(_ROWS)]
         )
 
-    def without_lane(self, tensor: Tensor) -> Tensor:
-        """[H, any], with nothing in the lane, in its dtype."""
-        return (tensor.double() - self.lane @ (self.lane.T @ tensor.double())).to(tensor.dtype)
+    def without_reserved(self, tensor: Tensor) -> Tensor:
+        """[H, any] without the reserved directions, in its dtype."""
+        return (tensor.double() - self.reserved @ (self.reserved.T @ tensor.double())).to(tensor.dtype)
 
 
-def _embedded(rows: Tensor, lane: Tensor, epsilon: float) -> Tensor:
-    """Rows [n, H] with nothing in the lane but what a norm makes the same constant of each."""
-    rest = rows - rows @ lane @ lane.T
+def _embedded(rows: Tensor, reserved: Tensor, epsilon: float) -> Tensor:
+    """Rows [n, H] whose reserved directions hold a constant alone; behind the norm it is the same for every row."""
+    rest = rows - rows @ reserved @ reserved.T
     size = (rest.pow(2).sum(dim=1, keepdim=True) + epsilon * rows.shape[1]).sqrt()
-    constant: Tensor = size * _CONSTANT / (1 - _CONSTANT**2) ** 0.5 * lane[:, 0]
+    constant: Tensor = size * _CONSTANT / (1 - _CONSTANT**2) ** 0.5 * reserved[:, 0]
     return rest + constant
 
 
@@ -81,52 +82,53 @@ def _normed(rows: Tensor, epsilon: float) -> Tensor:
     return normed
 
 
-def context_of(
-    embedding: Tensor, gain: Tensor, counts: Tensor, asked: Tensor, epsilon: float, directions: int
-) -> Context:
-    """Solves for what the context head does.
+def context_head_of(
+    embedding: Tensor, gain: Tensor, counts: Tensor, query: Tensor, epsilon: float, directions: int
+) -> ContextHead:
+    """Solves for the head's parameters.
 
     Args:
         embedding: [V, H], the trunk's.
         gain: [H], of the norm that the first layer's attention reads through.
-        counts: [D, V] float64, how often each token stood in each domain's text.
-        asked: [head dim], the query and key of every token, as `by_distance` gives them.
+        counts: [D, V] float64, each token's count in each domain's text.
+        query: [head dim], the query and key of every token, see `by_distance`.
         epsilon: of that norm.
-        directions: n, how many there may be; D - 1 tell all.
+        directions: n, at most; D - 1 hold all evidence.
     """
     domains, hidden = len(counts), embedding.shape[1]
-    chances = (counts + 1) / (counts + 1).sum(dim=1, keepdim=True)
-    frequency = chances.mean(dim=0).split(_ROWS)
+    probabilities = (counts + 1) / (counts + 1).sum(dim=1, keepdim=True)
+    frequency = probabilities.mean(dim=0).split(_ROWS)
     square = torch.zeros(hidden, hidden).double()
     for part, weights in zip(embedding.split(_ROWS), frequency, strict=True):
         read = _normed(part.double(), epsilon)
         square += read.T @ (weights[:, None] * read)
-    lane = torch.linalg.eigh(square).eigenvectors[:, : directions + 1]
+    reserved = torch.linalg.eigh(square).eigenvectors[:, : directions + 1]
     square, cross = torch.zeros(hidden, hidden).double(), torch.zeros(hidden, domains).double()
     means, power = torch.zeros(domains, hidden).double(), 0.0
-    for part, weights, chance in zip(embedding.split(_ROWS), frequency, chances.split(_ROWS, dim=1), strict=True):
-        rows, logs = _embedded(part.double(), lane, epsilon), chance.log()
+    blocks = zip(embedding.split(_ROWS), frequency, probabilities.split(_ROWS, dim=1), strict=True)
+    for part, weights, likelihoods in blocks:
+        rows, logs = _embedded(part.double(), reserved, epsilon), likelihoods.log()
         read = _normed(rows, epsilon)
         square += read.T @ (weights[:, None] * read)
         cross += read.T @ (weights[:, None] * (logs - logs.mean(dim=0)).T)
-        means += chance @ read
+        means += likelihoods @ read
         power += float((weights[:, None] * rows.pow(2)).sum())
     readout = torch.linalg.solve(square + _RIDGE * square.diagonal().mean() * torch.eye(hidden), cross)
     apart = means @ readout
     _, spread, axes = torch.linalg.svd(apart - apart.mean(dim=0))
     spread, axes = spread[:directions, None] / domains**0.5, axes[:directions]
-    told = (spread > _SAME) & (gain != 0)  # domains may have the same tokens
-    evidence = torch.where(told, axes @ readout.T / spread / gain.double(), 0.0)
-    constant = torch.where(gain != 0, lane[:, 0] / gain.double(), 0.0) / (_CONSTANT * hidden**0.5)
-    asking = torch.outer(asked.double(), constant)
-    return Context(lane, asking, evidence, lane[:, 1:] * SIZE * (power / directions) ** 0.5, epsilon)
+    distinct = (spread > _ABSOLUTE_TOLERANCE) & (gain != 0)  # domains may have the same tokens
+    values = torch.where(distinct, axes @ readout.T / spread / gain.double(), 0.0)
+    constant = torch.where(gain != 0, reserved[:, 0] / gain.double(), 0.0) / (_CONSTANT * hidden**0.5)
+    query_key = torch.outer(query.double(), constant)
+    return ContextHead(reserved, query_key, values, reserved[:, 1:] * SIZE * (power / directions) ** 0.5, epsilon)
 
 
 def by_distance(config: PretrainedConfig) -> Tensor:
-    """[head dim] float64: the query and key of every token, for scores that fall with the distance.
+    """[head dim] float64: the query and key of every token, for scores that decrease with the distance.
 
-    Their parts lie in planes whose frequencies are each at most half of the one before, from a third of 1 / WIDTH on,
-    so that what is a whole turn away in one plane is far away in another.
+    They lie in planes whose frequencies are each at most half of the one before, from a third of 1 / WIDTH on. So a
+    whole turn in one plane is a part of a turn in another, and distant tokens get small weights.
     """
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
@@ -140,21 +142,21 @@ def by_distance(config: PretrainedConfig) -> Tensor:
     chosen = chosen or [len(frequencies) - 1]
     weight = 1 / (WIDTH**2 * float(frequencies[chosen].pow(2).sum()))
     scale = model.model.layers[0].self_attn.scaling * rotary.attention_scaling**2
-    asked = torch.zeros(head_dim(config), dtype=torch.float64)
-    asked[chosen] = (weight / scale) ** 0.5
-    return asked
+    query = torch.zeros(head_dim(config), dtype=torch.float64)
+    query[chosen] = (weight / scale) ** 0.5
+    return query
 
 
-def with_context(
+def with_context_head(
     plans: Sequence[TensorPlan], counts: Sequence[Tensor], family: Family, config: PretrainedConfig
 ) -> list[TensorPlan]:
     """The same trunk with a context head.
 
-    It stays as it is if there is one domain alone, or if attention normalises queries, so that they can't be chosen.
+    It stays unchanged if there is only one domain, or if attention normalises queries, which the head must set.
 
     Args:
         plans: the trunk's tensors, in the dense family's names.
-        counts: one domain's tokens each, [V_d] float64; vocabularies may end sooner than the trunk's.
+        counts: each domain's token counts, [V_d] float64; V_d may be smaller than the trunk's vocabulary.
         config: of the experts.
     """
     if len(counts) < 2 or family.attention.gain is None or any(plan.name.endswith("q_norm.weight") for plan in plans):
@@ -164,35 +166,35 @@ def with_context(
     directions = min(len(counts) - 1, head_dim(config))
 
     @cache
-    def context() -> Context:
+    def head() -> ContextHead:
         padded = torch.zeros(len(counts), embedding.shape[0], dtype=torch.float64)
         for row, own in zip(padded, counts, strict=True):
             row[: len(own)] = own
-        rows, norm, asked = embedding.compute(), gain.compute(), by_distance(config)
+        rows, norm, query = embedding.compute(), gain.compute(), by_distance(config)
         with one_thread():
-            return context_of(rows, norm, padded, asked, config.rms_norm_eps, directions)
+            return context_head_of(rows, norm, padded, query, config.rms_norm_eps, directions)
 
     def change(name: str, by: Callable[[Tensor], Tensor], rows: int = 0, columns: int = 0) -> None:
         plan = named[name]
         shape = (plan.shape[0] + rows, *(size + columns for size in plan.shape[1:]))
         named[name] = replace(plan, shape=shape, compute=lambda: by(plan.compute()))
 
-    change(EMBEDDING, lambda tensor: context().embedded(tensor))
+    change(EMBEDDING, lambda tensor: head().embedded(tensor))
     wide = _wide(config)
     columns = (wide.num_attention_heads - config.num_attention_heads) * head_dim(config)
     for layer in range(config.num_hidden_layers):
-        first = context if layer == 0 else None
+        first = head if layer == 0 else None
         own, wider = family.input_blocks(config, layer), family.input_blocks(wide, layer)
         place = 0
         for module, blocks in own.items():
             added = [more - rows for rows, more in zip(blocks, wider[module], strict=True)]
-            reading = partial(_reading, blocks=blocks, added=added, place=place)
-            change(f"{module}.weight", partial(reading, context=first), sum(added))
+            widened = partial(_widened_input, blocks=blocks, added=added, place=place)
+            change(f"{module}.weight", partial(widened, head=first), sum(added))
             if f"{module}.bias" in named:
-                change(f"{module}.bias", partial(reading, context=None), sum(added))
+                change(f"{module}.bias", partial(widened, head=None), sum(added))
             place += len(blocks)
         output = family.attention.output.format(layer=layer) + ".weight"
-        change(output, partial(_writing, added=columns, context=first), columns=columns)
+        change(output, partial(_widened_output, added=columns, head=first), columns=columns)
     return [named[plan.name] for plan in plans]
 
 
@@ -205,40 +207,43 @@ def _wide(config: PretrainedConfig) -> PretrainedConfig:
     return wide
 
 
-def _reading(
-    tensor: Tensor, blocks: Sequence[int], added: Sequence[int], place: int, context: Callable[[], Context] | None
+def _widened_input(
+    tensor: Tensor, blocks: Sequence[int], added: Sequence[int], place: int, head: Callable[[], ContextHead] | None
 ) -> Tensor:
-    """A projection with more rows behind each of its blocks, of which the first is number `place` of queries, keys and
-    values: what the context head reads, else zero."""
+    """A projection with rows added behind each of its blocks: the context head's, or zeros.
+
+    Blocks are queries, keys and values, counted from 0; the projection's first one is number `place`.
+    """
     parts = []
     for number, (block, rows) in enumerate(zip(tensor.split(list(blocks)), added, strict=True), place):
         more = torch.zeros(rows, *tensor.shape[1:], dtype=tensor.dtype)
-        if context is not None:
-            read = context().evidence if number == 2 else context().asking
-            more[: len(read)] = read.to(tensor.dtype)
+        if head is not None:
+            own = head().values if number == 2 else head().query_key
+            more[: len(own)] = own.to(tensor.dtype)
         parts += [block, more]
     return torch.cat(parts)
 
 
-def _writing(tensor: Tensor, added: int, context: Callable[[], Context] | None) -> Tensor:
-    """The output projection with columns of zero; in the first layer the lane is written by the evidence alone."""
+def _widened_output(tensor: Tensor, added: int, head: Callable[[], ContextHead] | None) -> Tensor:
+    """The output projection with added columns: zeros, or the context head's, which alone write to the reserved
+    directions."""
     more = torch.zeros(len(tensor), added, dtype=tensor.dtype)
-    if context is None:
+    if head is None:
         return torch.cat([tensor, more], dim=1)
-    written = context().written
-    more[:, : written.shape[1]] = written.to(tensor.dtype)
-    return torch.cat([context().without_lane(tensor), more], dim=1)
+    output = head().output
+    more[:, : output.shape[1]] = output.to(tensor.dtype)
+    return torch.cat([head().without_reserved(tensor), more], dim=1)
 
 
-def without_context(trunk: Checkpoint, family: Family, config: PretrainedConfig) -> Callable[[str], Tensor]:
-    """What gives a trunk's tensors by name, as they would be without a context head.
+def without_context_head(trunk: Checkpoint, family: Family, config: PretrainedConfig) -> Callable[[str], Tensor]:
+    """A reader of a trunk's tensors by name, without the added heads of a context head.
 
     Args:
-        trunk: holds all tensors that an expert's trunk has; shapes may be wrong, and stay so.
+        trunk: holds all tensors of an expert's trunk; wrong shapes are passed on.
         config: of the experts.
 
     Raises:
-        IncompatibleExpertError: when a tensor is given: heads that the experts lack attend by more than distance.
+        IncompatibleExpertError: on reading a tensor: the added heads attend by more than distance.
     """
     layers, wide = range(config.num_hidden_layers), _wide(config)
     own = {name: rows for layer in layers for name, rows in family.input_blocks(config, layer).items()}
@@ -246,7 +251,7 @@ def without_context(trunk: Checkpoint, family: Family, config: PretrainedConfig)
     if any(trunk.shapes[f"{name}.weight"][:1] != (sum(rows),) for name, rows in wider.items()):
         return trunk.tensor
     outputs = {family.attention.output.format(layer=layer) + ".weight" for layer in layers}
-    asking = {name.format(layer=layer): layer for layer in layers for name in family.attention.inputs[:2]}
+    queries_keys = {name.format(layer=layer): layer for layer in layers for name in family.attention.inputs[:2]}
     columns = config.num_attention_heads * head_dim(config)
 
     def tensor(name: str) -> Tensor:
@@ -256,9 +261,9 @@ def without_context(trunk: Checkpoint, family: Family, config: PretrainedConfig)
         if module not in own or len(found) != sum(wider[module]):
             return found
         parts = found.split(wider[module])
-        if module in asking:
+        if module in queries_keys:
             added = torch.cat([part[rows:] for part, rows in list(zip(parts, own[module], strict=True))[:2]])
-            if not _by_distance_alone(added, trunk, family, asking[module], config.rms_norm_eps):
+            if not _by_distance_alone(added, trunk, family, queries_keys[module], config.rms_norm_eps):
                 odd = "the trunk has heads that your expert lacks, and they attend by more than distance"
                 raise IncompatibleExpertError(odd, where=name, todo="ask the operator how the trunk was merged")
         return torch.cat([part[:rows] for part, rows in zip(parts, own[module], strict=True)])
@@ -267,8 +272,10 @@ def without_context(trunk: Checkpoint, family: Family, config: PretrainedConfig)
 
 
 def _by_distance_alone(rows: Tensor, trunk: Checkpoint, family: Family, layer: int, epsilon: float) -> bool:
-    """Whether queries or keys are the same for all tokens: in the first layer, where they read embeddings; in others
-    they must be zero, and biases too."""
+    """Whether added queries or keys are equal for all tokens: nearly, in the first layer, where they read embeddings.
+
+    In other layers they must be zero, and biases everywhere.
+    """
     if layer > 0 or rows.dim() != 2 or not bool(rows.any()):
         return not bool(rows.any())
     gain = trunk.tensor(str(family.attention.gain).format(layer=0)).double()
@@ -276,6 +283,6 @@ def _by_distance_alone(rows: Tensor, trunk: Checkpoint, family: Family, layer: i
     for part in trunk.tensor(EMBEDDING).split(_ROWS):
         read = _normed(part.double()[part.any(dim=1)], epsilon) * gain @ rows.double().T
         expected = read.mean(dim=0) if expected is None else expected
-        if not bool(((read - expected).abs() <= _ALIKE * expected.abs() + _SAME).all()):
+        if not bool(((read - expected).abs() <= _RELATIVE_TOLERANCE * expected.abs() + _ABSOLUTE_TOLERANCE).all()):
             return False
     return True

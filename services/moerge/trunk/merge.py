@@ -1,125 +1,134 @@
-"""Merging a trunk, tensor by tensor, from open checkpoints."""
+"""The one assembly of a trunk: from expert folders and trunk contributions to named files."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import reduce
-from typing import Protocol
+import json
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO, Protocol
 
-import torch
-from torch import Tensor
+from moerge.errors import MoergeError
+from moerge.models.bounds import feature_bounds, feature_exponents
+from moerge.models.config import read_config, trunk_settings
+from moerge.models.families import family_of
+from moerge.models.reader import Checkpoint
+from moerge.models.writer import write_safetensors
+from moerge.progress import Progress
+from moerge.trunk.methods.method import MethodInputs
+from moerge.trunk.methods.registry import METHODS
+from moerge_proto.digests import Digest, digest_of, sha256_hex
+from moerge_proto.messages import FileEntry
+from moerge_proto.statistics_file import StatisticsFile
+from moerge_proto.trunks import TrunkLineage
 
-from moerge.models.dense import trunk_names
-from moerge.models.families import EMBEDDING, HEAD, Family
-from moerge.models.reader import Checkpoint, TensorSpec
-from moerge.models.writer import TensorPlan
-from moerge.trunk.average import average
-from moerge.trunk.task_vectors import dare, ties
-from moerge_proto.digests import digest_of
-from moerge_proto.trunks import TrunkOptions
+DENSE_TRUNK_FILE, CONFIG_FILE = "trunk.safetensors", "config.json"
+
+
+class Files(Protocol):
+    """A place for files, such as `Blobs`."""
+
+    def put(self, name: str, write: Callable[[BinaryIO], str]) -> FileEntry:
+        """Runs `write`, which fills the file and returns its SHA-256. A `write` that raises leaves nothing."""
+
+    def local(self, digest: str) -> Path:
+        """The local path of a file that was put."""
 
 
 @dataclass(frozen=True)
-class Piece:
-    """What is merged at a time: a tensor, or those of its rows that the same experts have.
+class TrunkInputs:
+    """Local files behind the digests of a lineage.
 
     Attributes:
-        name: of the tensor, in the dense family's names.
-        start: first row; 0 but for vocabularies of unequal length.
-        experts: which of the ordered experts have it.
-        tensors: theirs, equally shaped.
-        dtype: of the trunk's tensor.
+        folders: expert -> its dense checkpoint folder; the base among them.
+        domains: expert -> its domain.
+        statistics: trunk contribution -> its file.
     """
 
-    name: str
-    start: int
-    experts: Sequence[int]
-    tensors: Sequence[Tensor]
-    dtype: torch.dtype
+    folders: Mapping[str, Path]
+    domains: Mapping[str, str]
+    statistics: Mapping[str, Path] = field(default_factory=dict)
 
 
-class Method(Protocol):
-    """How the experts' tensors become the trunk's; a pure function of the ordered experts and what it was made with."""
+class MergedTrunk(TrunkLineage):
+    """A merged trunk: its lineage, files and properties.
 
-    def __call__(self, piece: Piece) -> Tensor:
-        """The merged tensor, in the piece's dtype."""
-
-
-def elementwise_method(method: str, options: TrunkOptions, weights: Sequence[float], base: Checkpoint | None) -> Method:
-    """The method of that name, of those that look at one element at a time.
-
-    Args:
-        method: average, base, weighted, ties or dare.
-        options: the numbers that it takes.
-        weights: one per expert, for `weighted`.
-        base: the model that task vectors start from, for `ties` and `dare`.
+    `exponents` and `bounds` are per layer: the fractional bits of router contributions, and the largest squared norm of
+    a feature divided by its gain.
     """
 
-    def merge(piece: Piece) -> Tensor:
-        if method == "weighted":
-            return average(piece.tensors, piece.dtype, [weights[expert] for expert in piece.experts])
-        start = None if base is None else _rows(base, piece)
-        if start is None or method not in ("ties", "dare"):
-            return average(piece.tensors, piece.dtype)
-        if method == "ties":
-            return ties(start, piece.tensors, piece.dtype, options.retain, options.scale)
-        seed = f"{options.seed} {piece.name} {piece.start}"
-        return dare(start, piece.tensors, piece.dtype, options.retain, options.scale, seed)
-
-    return merge
+    digest: Digest
+    family: str
+    hidden_size: int
+    layers: int
+    exponents: list[int]
+    bounds: list[float]
+    tensors: int
+    files: list[FileEntry]
 
 
-AVERAGE = elementwise_method("average", TrunkOptions(), [], None)
-"""The paper's method."""
+def merge_trunk(lineage: TrunkLineage, inputs: TrunkInputs, files: Files, progress: Progress) -> MergedTrunk:
+    """Merges the trunk of a lineage; equal inputs give equal bytes.
 
+    At most one tensor of each expert and two merged ones are in memory at a time.
 
-def _rows(base: Checkpoint, piece: Piece) -> Tensor | None:
-    """The base model's part of a piece; None where its vocabulary ends before."""
-    part = _tensor(base, piece.name)[piece.start :][: len(piece.tensors[0])]
-    return part if part.shape == piece.tensors[0].shape else None
-
-
-def merge_plan(
-    checkpoints: Sequence[Checkpoint], family: Family, layers: int, method: Method, *, own_head: bool = False
-) -> list[TensorPlan]:
-    """The trunk's tensors in the dense family's names: at most len(checkpoints) + 2 tensors in memory at a time.
-
-    A tensor has the widest of its experts' dtypes. Where vocabularies differ in length, a row is merged from those
-    experts that have it. An expert with a tied head counts with its embedding as head where another has a head of its
-    own, or where `own_head` is set.
+    Raises:
+        MoergeError: the lineage asks for another revision of its method.
+        IncompatibleExpertError: the method doesn't fit the experts' family.
+        SolveError: the trunk contributions hold too little text.
     """
-    names = {name for checkpoint in checkpoints for name in trunk_names(checkpoint, family, layers)}
-    if own_head:
-        names.add(HEAD)
+    method = METHODS[lineage.method]
+    if lineage.revision != method.revision:
+        found = f"revision {lineage.revision} of {method.name!r} was asked for; this build has {method.revision}"
+        raise MoergeError(found, where="method", todo="merge the trunk again")
+    folders = [inputs.folders[digest] for digest in lineage.experts]
+    config, base = read_config(folders[0]), lineage.options.base
+    family = family_of(config)
+    with ExitStack() as stack:
+        paths = [inputs.statistics[digest] for digest in lineage.contributions]
+        opened = MethodInputs(
+            experts=[Checkpoint(folder) for folder in folders],
+            domains=[inputs.domains[digest] for digest in lineage.experts],
+            family=family,
+            config=config,
+            options=lineage.options,
+            base=None if base is None else Checkpoint(inputs.folders[base]),
+            statistics=[stack.enter_context(StatisticsFile(path)) for path in paths],
+        )
+        plans = method.plan(opened)
+        title = f"merging a trunk of {len(folders)} by {method.name}"
+        tracker = stack.enter_context(progress.track(title, sum(plan.bytes for plan in plans), "B"))
+        weights = files.put(DENSE_TRUNK_FILE, lambda out: write_safetensors(out, plans, tracker.advance))
+    trunk = Checkpoint(files.local(weights.sha256))
+    written = [weights, files.put(CONFIG_FILE, _config_writer(folders[0], trunk))]
+    exponents = feature_exponents(trunk, family, config)
+    digests = {file.name: file.sha256 for file in written}
+    return MergedTrunk(
+        **dict(lineage),
+        digest=trunk_digest(lineage.model_dump(mode="json"), digests, exponents),
+        family=family.model_type,
+        hidden_size=config.hidden_size,
+        layers=config.num_hidden_layers,
+        exponents=exponents,
+        bounds=feature_bounds(trunk, family, config),
+        tensors=len(trunk.specs),
+        files=written,
+    )
 
-    def plan(name: str) -> TensorPlan:
-        specs = [_source(checkpoint, name)[1] for checkpoint in checkpoints]
-        longest = max(specs, key=lambda spec: spec.shape[0])
-        dtype = reduce(torch.promote_types, [spec.dtype for spec in specs])
-        return TensorPlan(name, dtype, longest.shape, lambda: _merged(checkpoints, name, dtype, method))
 
-    return [plan(name) for name in sorted(names)]
+def _config_writer(expert: Path, trunk: Checkpoint) -> Callable[[BinaryIO], str]:
+    """Writes the expert's config.json with the trunk's vocabulary and heads, and without names of code."""
+    fields = json.loads((expert / "config.json").read_text(encoding="utf-8"))
+    fields.pop("auto_map", None)
+    fields |= trunk_settings(read_config(expert), trunk.shapes)
+    data = (json.dumps(fields, indent=2, sort_keys=True) + "\n").encode()
 
+    def write(out: BinaryIO) -> str:
+        out.write(data)
+        return sha256_hex(data)
 
-def _merged(checkpoints: Sequence[Checkpoint], name: str, dtype: torch.dtype, method: Method) -> Tensor:
-    tensors = [_tensor(each, name) for each in checkpoints]
-    ends = sorted({len(tensor) for tensor in tensors})
-    parts = []
-    for start, stop in zip([0, *ends], ends, strict=False):
-        having = [expert for expert, tensor in enumerate(tensors) if len(tensor) >= stop]
-        parts.append(method(Piece(name, start, having, [tensors[expert][start:stop] for expert in having], dtype)))
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
-
-
-def _source(checkpoint: Checkpoint, name: str) -> tuple[str, TensorSpec]:
-    if name == HEAD and name not in checkpoint.specs:
-        name = EMBEDDING
-    return name, checkpoint.specs[name]
-
-
-def _tensor(checkpoint: Checkpoint, name: str) -> Tensor:
-    return checkpoint.tensor(_source(checkpoint, name)[0])
+    return write
 
 
 def trunk_digest(lineage: Mapping[str, object], files: Mapping[str, str], exponents: Sequence[int]) -> str:
-    """The trunk's name: a digest of all that it was made of and how, and every file's digest."""
+    """The trunk's name: a digest of its lineage as JSON, of every file's digest, and of the exponents."""
     return digest_of({**lineage, "files": dict(files), "exponents": list(exponents)})  # type: ignore[dict-item]

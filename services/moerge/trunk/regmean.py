@@ -1,5 +1,8 @@
-"""RegMean trunks: every linear module outside the MLPs is the least-squares fit to what the experts' own computes on
-their own inputs, W = (sum_d W_d G_d) (sum_d G_d)^-1 (Jin et al., 2023), from the owners' trunk contributions."""
+"""RegMean trunks, solved from the owners' trunk contributions.
+
+Every linear module outside the MLPs is the least-squares fit to the experts' own outputs on their own inputs,
+W = (sum_d W_d G_d) (sum_d G_d)^-1 (Jin et al., 2023). G_d [in, in] is the gram of a module's inputs in domain d.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -17,25 +20,26 @@ from moerge.routers.ridge import Ridge
 from moerge.statistics.integers import to_floats, unpack
 from moerge.threads import one_thread
 from moerge.trunk.average import average
-from moerge.trunk.context_head import WIDTH, with_context
-from moerge.trunk.merge import Method, Piece, merge_plan
+from moerge.trunk.context_head import WIDTH, with_context_head
+from moerge.trunk.pieces import Piece, Rule, merge_plan
 from moerge_proto.statistics_file import StatisticsFile, trunk_gram_names
 
 _ROWS = 4096
 _STEPS = 8
-"""A token's shares are rounded to so many parts of the largest, so that many rows of the head have the same."""
-TOWARDS_AVERAGE = 0.1
-"""How strongly a solution is drawn to the average where hardly any token points: times dimensions per token, in units
-of the summed grams' mean diagonal. Measured: much less lets few tokens mislead, much more costs quality with many."""
-_ROUNDING = 1e-6
-"""It is never drawn less than this, which lies above what float32 products leave of eigenvalues that should be zero."""
-_TURN_PULL = 1e-3
-TURNS = 1
-"""How often the head is solved and turned before it is solved for good. Measured: more than once costs quality."""
+"""A token's shares are rounded to multiples of 1 / _STEPS of the largest, so that many rows of the head share them."""
+SHRINKAGE_TO_AVERAGE = 0.1
+"""Ridge towards the average, times dimensions per token, in units of the summed grams' mean diagonal.
+
+Measured: much less lets few tokens mislead, much more costs quality with many tokens."""
+_LEAST_SHRINKAGE = 1e-6
+"""Above the eigenvalues that float32 products leave where they should be zero."""
+_ALIGNMENT_RIDGE = 1e-3
+ALIGNMENTS = 1
+"""Number of head solves for alignment before the last solve. Measured: more than one costs quality."""
 
 
 class ModuleGrams:
-    """The grams of one owner's trunk contribution, by the modules that read what was summed; read one at a time."""
+    """The grams of one owner's trunk contribution, by weight of the module; read from the file one at a time."""
 
     def __init__(self, expert: Checkpoint, file: StatisticsFile, family: Family, config: PretrainedConfig) -> None:
         self.expert, self.file = expert, file
@@ -70,97 +74,99 @@ def solved_plan(
     family: Family,
     config: PretrainedConfig,
     *,
-    turned: bool = False,
-    context: bool = False,
+    for_fitted_mlps: bool = False,
+    context_head: bool = False,
 ) -> list[TensorPlan]:
-    """The trunk's tensors, as `merge_plan` has them, from each ordered expert's trunk contribution.
+    """The trunk's tensors from each ordered expert's trunk contribution.
 
-    `turned` is for MLPs that their owners fit to the trunk, see `regmean`; `context` adds a context head, where the
-    family can have one, and where every owner's documents are longer on average than the head looks back: statistics of
-    first tokens don't show what it does later in a text.
+    With `context_head` it gets one, where the family can have it and every owner's documents are longer on
+    average than the head looks back: statistics of first tokens don't show its effect later in a text.
+
+    Args:
+        for_fitted_mlps: solves the head for MLPs that owners fit to the trunk, see `regmean`.
 
     Raises:
-        IncompatibleExpertError: `turned`, but the family's MLPs can't be fitted.
+        IncompatibleExpertError: with `for_fitted_mlps`, if the family's MLPs can't be fitted.
     """
-    if turned and family.gain is None:
-        found = f"{family.model_type} normalises what its MLPs answer, so that they can't be fitted"
+    if for_fitted_mlps and family.gain is None:
+        found = f"{family.model_type} normalises the outputs of its MLPs, so they can't be fitted"
         raise IncompatibleExpertError(found, where="method", todo="merge the trunk by regmean")
-    experts = [owner.expert for owner in owners]
-    plans = merge_plan(experts, family, config.num_hidden_layers, regmean(owners, turned=turned), own_head=True)
-    sizes = [owner.file.manifest for owner in owners]
-    if not context or any(size.tokens < WIDTH * size.documents for size in sizes):
+    experts, files = [owner.expert for owner in owners], [owner.file for owner in owners]
+    rule = regmean(owners, for_fitted_mlps=for_fitted_mlps)
+    plans = merge_plan(experts, family, config.num_hidden_layers, rule, own_head=True)
+    sizes = [file.manifest for file in files]
+    if not context_head or any(size.tokens < WIDTH * size.documents for size in sizes):
         return plans
-    return with_context(plans, [_counts(owner.file) for owner in owners], family, config)
+    return with_context_head(plans, [_counts(file) for file in files], family, config)
 
 
-def regmean(owners: Sequence[ModuleGrams], *, turned: bool = False) -> Method:
-    """The method, over each ordered expert's trunk contribution.
+def regmean(owners: Sequence[ModuleGrams], *, for_fitted_mlps: bool = False) -> Rule:
+    """The rule over each ordered expert's trunk contribution.
 
-    Each domain's grams have a mean diagonal of 1, so that domains count alike. Embedding rows are weighted by how large
-    a share of its domain's tokens each token is, and so are the domains in the least squares of each of the head's
-    rows; norms and biases are averaged.
+    Each domain's grams have a mean diagonal of 1, so that domains count alike. Embedding rows are weighted by each
+    token's share of its domain's tokens, and so are the domains in the least squares of each row of the head; norms and
+    biases are averaged.
 
-    An MLP that is fitted to the trunk ends in what the trunk's head reads best, which is what the expert's own head
-    reads times a `turn`. So with `turned` the head is solved once more, for the vectors that it then reads. A
-    vocabulary's pieces must come in order.
+    An MLP that is fitted to the trunk ends in the vectors that the trunk's head reads best: those of the expert's own
+    head times its `head_alignment`. So with `for_fitted_mlps` the head is solved once more, for the aligned vectors.
+    A vocabulary's pieces must come in order.
     """
-    turns: dict[int, Tensor] = {}
+    alignments: dict[int, Tensor] = {}  # expert -> [H, H] float64
 
     def merge(piece: Piece) -> Tensor:
-        those = [owners[expert] for expert in piece.experts]
+        having = [owners[expert] for expert in piece.experts]
         if piece.name == EMBEDDING:
-            return _embedding(piece, [owner.file for owner in those])
-        tokens = sum(owner.file.manifest.tokens for owner in those)
+            return _embedding(piece, [owner.file for owner in having])
+        tokens = sum(owner.file.manifest.tokens for owner in having)
         if piece.name == HEAD:
-            if turned and piece.start == 0:
-                for _ in range(TURNS):
-                    head = _head(piece, those, tokens, turns)
+            if for_fitted_mlps and piece.start == 0:
+                for _ in range(ALIGNMENTS):
+                    head = _head(piece, having, tokens, alignments)
                     with one_thread():
-                        for expert, own, owner in zip(piece.experts, piece.tensors, those, strict=True):
-                            turns[expert] = turn(head, own, _counts(owner.file)[: len(own)])
-            return _head(piece, those, tokens, turns)
-        if piece.name in those[0]:
-            return _least_squares(piece, ((gram, gram) for gram in (each.gram(piece.name) for each in those)), tokens)
+                        for expert, own, owner in zip(piece.experts, piece.tensors, having, strict=True):
+                            alignments[expert] = head_alignment(head, own, _counts(owner.file)[: len(own)])
+            return _head(piece, having, tokens, alignments)
+        if piece.name in having[0]:
+            return _least_squares(piece, ((gram, gram) for gram in (each.gram(piece.name) for each in having)), tokens)
         return average(piece.tensors, piece.dtype)
 
     return merge
 
 
-def turn(trunk: Tensor, own: Tensor, counts: Tensor) -> Tensor:
-    """[H, H] float64: what takes the vectors that an expert's head reads to those to which the trunk's head answers as
-    nearly as it can the same.
+def head_alignment(trunk: Tensor, own: Tensor, counts: Tensor) -> Tensor:
+    """[H, H] float64: the matrix M for which trunk (M x) is nearest to own x.
 
-    Near in the logits' variance under the tokens' frequencies, which is what small errors cost a softmax.
+    The distance is the logits' variance under the tokens' frequencies: the cost of small errors to a softmax.
 
     Args:
         trunk: the trunk's head, [V, H].
         own: the expert's, [V, H].
-        counts: [V] float64, how often each token stood in the domain's text.
+        counts: [V] float64, each token's count in the domain's text.
     """
-    chances = (counts + 1) / (counts + 1).sum()
+    probabilities = (counts + 1) / (counts + 1).sum()
     hidden = trunk.shape[1]
     square, cross = (torch.zeros(hidden, hidden, dtype=torch.float64, device=trunk.device) for _ in range(2))
     for start in range(0, len(trunk), _ROWS):
         rows = slice(start, start + _ROWS)
-        weighted = trunk[rows].double() * chances[rows, None]
+        weighted = trunk[rows].double() * probabilities[rows, None]
         square += weighted.T @ trunk[rows].double()
         cross += weighted.T @ own[rows].double()
-    mean, other = (chances @ head.double() for head in (trunk, own))
+    mean, other = (probabilities @ head.double() for head in (trunk, own))
     square -= torch.outer(mean, mean)
     cross -= torch.outer(mean, other)
-    pull = _TURN_PULL * square.diagonal().mean() * torch.eye(hidden, dtype=torch.float64, device=trunk.device)
-    solution: Tensor = torch.linalg.solve(square + pull, cross + pull)
+    ridge = _ALIGNMENT_RIDGE * square.diagonal().mean() * torch.eye(hidden, dtype=torch.float64, device=trunk.device)
+    solution: Tensor = torch.linalg.solve(square + ridge, cross + ridge)
     return solution
 
 
 def _least_squares(
     piece: Piece, grams: Iterable[tuple[Tensor, Tensor]], tokens: int, shares: Sequence[float] | None = None
 ) -> Tensor:
-    """[out, in]: argmin over W of sum_d s_d E_d |W y - W_d x|^2, drawn slightly to the mean by `shares` s.
+    """[out, in]: argmin over W of sum_d s_d E_d |W y - W_d x|^2, shrunk towards the mean by `shares` s.
 
     Args:
         grams: sums of x y^T and of y y^T of each domain, [in, in] float64 each, one domain's in memory at a time.
-        tokens: that all grams were summed over.
+        tokens: number of tokens in all grams together.
         shares: one per expert of the piece, with a sum of 1; equal by default.
     """
     rows, columns = piece.tensors[0].shape
@@ -174,19 +180,19 @@ def _least_squares(
             total += square * share
             right += wide @ cross
             mean += wide
-        pull = max(TOWARDS_AVERAGE * columns / tokens, _ROUNDING) * float(total.diagonal().mean())
+        shrinkage = max(SHRINKAGE_TO_AVERAGE * columns / tokens, _LEAST_SHRINKAGE) * float(total.diagonal().mean())
         try:
-            factor = Ridge.of(total, pull).factor
+            factor = Ridge.of(total, shrinkage).factor
         except SolveError as error:
             todo = "the owners send trunk contributions of more text"
             raise SolveError(error.what, where=piece.name, todo=todo) from error
-        return torch.cholesky_solve((right + pull * mean).T, factor).T.to(piece.dtype)
+        return torch.cholesky_solve((right + shrinkage * mean).T, factor).T.to(piece.dtype)
 
 
 def _shares(piece: Piece, files: Sequence[StatisticsFile]) -> Tensor:
-    """[owners, rows] float64: how large a share of its domain's tokens each row's is, scaled to a sum of 1 over owners.
+    """[owners, rows] float64: each token's share of its domain's tokens, scaled to a sum of 1 over owners.
 
-    Every token counts once more than it stood.
+    One is added to every count.
     """
     shares = []
     for file in files:
@@ -196,21 +202,24 @@ def _shares(piece: Piece, files: Sequence[StatisticsFile]) -> Tensor:
 
 
 def _counts(file: StatisticsFile) -> Tensor:
-    """[V] float64: how often each token stood."""
+    """[V] float64: each token's count."""
     return torch.from_numpy(file.array("token_counts")).double()
 
 
-def _head(piece: Piece, owners: Sequence[ModuleGrams], tokens: int, turns: Mapping[int, Tensor]) -> Tensor:
-    """Least squares row by row, domains weighted by `_shares`: an error of a token's logit costs about as much as the
-    token has chance. Rows of about equal shares are solved together. Vectors are turned by their expert's turn, if it
-    has one."""
+def _head(piece: Piece, owners: Sequence[ModuleGrams], tokens: int, alignments: Mapping[int, Tensor]) -> Tensor:
+    """Least squares row by row, domains weighted by `_shares`.
+
+    An error of a token's logit costs about its probability. Rows of about equal shares are solved together. An expert's
+    vectors are multiplied by its alignment, if it has one.
+    """
     shares = _shares(piece, [owner.file for owner in owners])
     steps = (_STEPS * shares / shares.amax(dim=0)).round().int().T
     kinds, which = steps.unique(dim=0, return_inverse=True)
     grams = []
     for expert, gram in zip(piece.experts, (owner.gram(piece.name) for owner in owners), strict=True):
-        turned = gram if expert not in turns else gram @ turns[expert].T
-        grams.append((turned, turned if expert not in turns else turns[expert] @ turned))
+        matrix = alignments.get(expert)
+        cross = gram if matrix is None else gram @ matrix.T
+        grams.append((cross, cross if matrix is None else matrix @ cross))
     merged = torch.empty(piece.tensors[0].shape, dtype=piece.dtype)
     for number, kind in enumerate(kinds.double()):
         rows = which == number

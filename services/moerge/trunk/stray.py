@@ -11,7 +11,7 @@ from moerge.models.config import read_config
 from moerge.models.dense import trunk_names
 from moerge.models.families import EMBEDDING, HEAD, family_of
 from moerge.models.reader import Checkpoint
-from moerge.trunk.context_head import without_context
+from moerge.trunk.context_head import without_context_head
 from moerge.trunk.regmean import ModuleGrams
 from moerge_proto.statistics_file import StatisticsFile
 
@@ -36,7 +36,7 @@ def require_near(expert: Path, trunk: Path, limit: float, statistics: Path | Non
         if statistics is not None:
             file = stack.enter_context(StatisticsFile(statistics))
             grams = ModuleGrams(own, file, family, config)
-        return _furthest(own, without_context(merged, family, config), names, limit, grams)
+        return _furthest(own, without_context_head(merged, family, config), names, limit, grams)
 
 
 def _unlike(name: str) -> IncompatibleExpertError:

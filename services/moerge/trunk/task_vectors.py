@@ -1,12 +1,26 @@
 """Trunks from task vectors, expert minus base model: TIES and DARE as MergeME uses them (its section 3.1)."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-from moerge.trunk.average import elementwise
+from moerge.models.reader import Checkpoint
+from moerge.trunk.average import average, elementwise
+from moerge.trunk.pieces import Piece, Rule, tensor_of
 from moerge_proto.digests import sha256_hex
+
+
+def from_base(base: Checkpoint | None, merge: Callable[[Piece, Tensor], Tensor]) -> Rule:
+    """The rule merge(piece, base's part of it); the average for rows behind the end of the base's vocabulary."""
+
+    def rule(piece: Piece) -> Tensor:
+        part = None if base is None else tensor_of(base, piece.name)[piece.start :][: len(piece.tensors[0])]
+        if part is None or part.shape != piece.tensors[0].shape:
+            return average(piece.tensors, piece.dtype)
+        return merge(piece, part)
+
+    return rule
 
 
 def ties(base: Tensor, experts: Sequence[Tensor], dtype: torch.dtype, retain: float, scale: float) -> Tensor:
@@ -39,8 +53,8 @@ def _threshold(base: Tensor, expert: Tensor, retain: float) -> float:
 
 
 def dare(base: Tensor, experts: Sequence[Tensor], dtype: torch.dtype, retain: float, scale: float, seed: str) -> Tensor:
-    """base + scale x the sum of the task vectors, of which each element is kept with chance `retain`, and then divided
-    by it. Equal seeds give equal trunks.
+    """base + scale x the sum of the task vectors, each element of which is kept with probability `retain`
+    and then divided by it. Equal seeds give equal trunks.
     """
     generators = [
         torch.Generator().manual_seed(int(sha256_hex(f"{seed} {n}".encode())[:15], 16)) for n in range(len(experts))

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import PretrainedConfig
 
 from moerge.errors import IncompatibleExpertError
-from moerge.models.config import published_config, read_config, trunk_settings
+from moerge.models.config import published_config
 from moerge.models.expert_folder import TOKENIZER_FILES
 from moerge.models.families import EMBEDDING, HEAD, Family
 from moerge.models.reader import Checkpoint
@@ -144,14 +144,6 @@ def report_file(report: Callable[[], SolveReport], lineage: str) -> FilePlan:
         return text_file(REPORT_FILE, report().model_dump_json(indent=1) + "\n").write(out)
 
     return FilePlan(REPORT_FILE, digest_of({"report": lineage}), write, {})
-
-
-def dense_config_file(expert: Path, trunk: Checkpoint) -> FilePlan:
-    """A dense expert's config.json, with the trunk's vocabulary and heads, and without what names code."""
-    config = json.loads((expert / "config.json").read_text(encoding="utf-8"))
-    config.pop("auto_map", None)
-    config |= trunk_settings(read_config(expert), trunk.shapes)
-    return text_file("config.json", json.dumps(config, indent=2, sort_keys=True) + "\n")
 
 
 def text_file(name: str, text: str) -> FilePlan:

@@ -2,28 +2,13 @@
 
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 from moerge.errors import MoergeError
 from moerge.files import atomic_file, sync_folder
-from moerge.models.config import read_config
-from moerge.models.families import family_of
-from moerge.models.reader import Checkpoint
-from moerge.models.writer import write_safetensors
-from moerge.trunk.merge import AVERAGE, Method, merge_plan
 from moerge.versions.files import FilePlan
 from moerge.versions.plan import VersionPlan
-
-
-def write_trunk(experts: Sequence[Path], path: Path, method: Method = AVERAGE) -> Path:
-    """The experts' trunk, by default their average, as one file."""
-    config = read_config(experts[0])
-    checkpoints = [Checkpoint(each) for each in experts]
-    plans = merge_plan(checkpoints, family_of(config), config.num_hidden_layers, method)
-    with atomic_file(path) as out:
-        write_safetensors(out, plans)
-    return path
 
 
 def write_version(plan: VersionPlan, folder: Path, written: Callable[[FilePlan], None] = lambda file: None) -> Path:

@@ -21,7 +21,7 @@ from moerge.models.reader import Checkpoint
 from moerge.models.tokens import Tokens
 from moerge.models.writer import write_safetensors
 from moerge.statistics.contribution import trunk_contribution
-from moerge.trunk.context_head import SIZE, WIDTH, by_distance, context_of
+from moerge.trunk.context_head import SIZE, WIDTH, by_distance, context_head_of
 from moerge.trunk.regmean import ModuleGrams, solved_plan
 from moerge.trunk.stray import require_near
 from moerge_proto.statistics_file import StatisticsFile
@@ -53,7 +53,9 @@ def trunks(
             )
         for name, context in (("plain", False), ("context", True)):
             with atomic_file(folder / name) as out:
-                write_safetensors(out, solved_plan(parts, family_of(config), config, turned=context, context=context))
+                write_safetensors(
+                    out, solved_plan(parts, family_of(config), config, for_fitted_mlps=context, context_head=context)
+                )
     return experts, folder / "plain", folder / "context"
 
 
@@ -62,27 +64,27 @@ def test_evidence_is_the_logarithm_of_how_much_likelier_a_token_is() -> None:
     generator = torch.Generator().manual_seed(0)
     embedding, gain = torch.randn(6, 16, generator=generator), torch.rand(16, generator=generator) + 0.5
     counts = torch.tensor([[90, 40, 20, 9, 5, 1], [1, 5, 9, 20, 40, 90]]).double()
-    asked = torch.tensor([2.0, 0.0])
-    context = context_of(embedding, gain, counts, asked, 0.0, 1)
-    assert (context.lane.shape, context.evidence.shape, context.written.shape) == ((16, 2), (1, 16), (16, 1))
-    rows = context.embedded(embedding).double()
-    assert float((rows @ context.lane[:, 1]).abs().max()) < 1e-6
+    query = torch.tensor([2.0, 0.0])
+    head = context_head_of(embedding, gain, counts, query, 0.0, 1)
+    assert (head.reserved.shape, head.values.shape, head.output.shape) == ((16, 2), (1, 16), (16, 1))
+    rows = head.embedded(embedding).double()
+    assert float((rows @ head.reserved[:, 1]).abs().max()) < 1e-6
     read = rows / rows.pow(2).mean(dim=1, keepdim=True).sqrt() * gain
-    torch.testing.assert_close(read @ context.asking.T, asked.double().expand(6, 2), rtol=0, atol=1e-5)
-    found = (read @ context.evidence.T)[:, 0]
-    chances = (counts + 1) / (counts + 1).sum(dim=1, keepdim=True)
-    ratio = (chances[0] / chances[1]).log()
+    torch.testing.assert_close(read @ head.query_key.T, query.double().expand(6, 2), rtol=0, atol=1e-5)
+    found = (read @ head.values.T)[:, 0]
+    probabilities = (counts + 1) / (counts + 1).sum(dim=1, keepdim=True)
+    ratio = (probabilities[0] / probabilities[1]).log()
     torch.testing.assert_close(found / found[0], ratio / ratio[0], rtol=0, atol=2e-3)
-    means = chances @ found
+    means = probabilities @ found
     assert float((means - means.mean()).abs().mean()) == pytest.approx(1.0, abs=1e-3)
-    size = float((chances.mean(dim=0)[:, None] * rows.pow(2)).sum()) ** 0.5
-    assert float(context.written.norm()) == pytest.approx(SIZE * size, rel=1e-3)
+    size = float((probabilities.mean(dim=0)[:, None] * rows.pow(2)).sum()) ** 0.5
+    assert float(head.output.norm()) == pytest.approx(SIZE * size, rel=1e-3)
 
 
 def test_domains_with_the_same_tokens_write_nothing() -> None:
     embedding = torch.randn(6, 16, generator=torch.Generator().manual_seed(0))
     counts = torch.tensor([[9, 4, 2, 9, 5, 1]]).double().expand(3, 6)
-    assert not context_of(embedding, torch.ones(16), counts, torch.ones(2), 0.0, 2).evidence.any()
+    assert not context_head_of(embedding, torch.ones(16), counts, torch.ones(2), 0.0, 2).values.any()
 
 
 @torch.inference_mode()
@@ -108,8 +110,8 @@ def test_the_head_adds_the_mean_evidence_of_the_tokens_before_by_their_distance(
     counted = [torch.bincount(torch.tensor(contributed_rows(slot)).flatten(), minlength=300) for slot in range(3)]
     gain, embedding = (Checkpoint(plain).tensor(name) for name in ("model.layers.0.input_layernorm.weight", EMBEDDING))
     counts, epsilon = torch.stack(counted).double(), config.rms_norm_eps
-    context = context_of(embedding, gain, counts, by_distance(config), epsilon, 2)
-    torch.testing.assert_close(tensors[EMBEDDING], context.embedded(embedding), rtol=0, atol=1e-6)
+    head = context_head_of(embedding, gain, counts, by_distance(config), epsilon, 2)
+    torch.testing.assert_close(tensors[EMBEDDING], head.embedded(embedding), rtol=0, atol=1e-6)
     save_file({**load_file(plain), EMBEDDING: tensors[EMBEDDING]}, tmp_path / "plain-embedded")
     _, before, _ = attended(domain_model(experts[0], tmp_path / "plain-embedded", torch.float64)[0])
     read, after, weights = attended(domain_model(experts[0], path, torch.float64)[0])
@@ -119,7 +121,7 @@ def test_the_head_adds_the_mean_evidence_of_the_tokens_before_by_their_distance(
     bell = torch.where((distances >= 0) & (weights[heads] > 0), (-(distances**2) / (2 * WIDTH**2)).exp(), 0.0)
     bell /= bell.sum(dim=1, keepdim=True)
     assert float((weights[heads] - bell).abs().sum(dim=1).max()) < 0.02
-    expected = context.without_lane(before.T).T + weights[heads] @ read @ context.evidence.T @ context.written.T
+    expected = head.without_reserved(before.T).T + weights[heads] @ read @ head.values.T @ head.output.T
     torch.testing.assert_close(after, expected, rtol=0, atol=1e-5 * float(expected.abs().max()))
     assert float((after - before).norm()) > 0.01 * float(before.norm())
 
@@ -130,9 +132,9 @@ def test_far_tokens_weigh_next_to_nothing_however_long_the_text(width: int, base
     config = AutoConfig.for_model(
         "llama", **SMALL, head_dim=width, rope_parameters={"rope_theta": base, "rope_type": "default"}
     )
-    asked, distances = by_distance(config), torch.arange(100_000).double()
+    query, distances = by_distance(config), torch.arange(100_000).double()
     frequencies = base ** (-torch.arange(0, width, 2).double() / width)
-    scores = (asked[: width // 2] ** 2 / width**0.5) @ torch.cos(torch.outer(frequencies, distances))
+    scores = (query[: width // 2] ** 2 / width**0.5) @ torch.cos(torch.outer(frequencies, distances))
     weights = (scores - scores[0]).exp()
     assert float(weights[: int(3 * WIDTH)].sum() / weights.sum()) > 0.9
     spread = float((weights[:200] * distances[:200] ** 2).sum() / weights[:200].sum()) ** 0.5
@@ -161,9 +163,9 @@ def test_an_owner_takes_heads_that_attend_by_distance_and_no_others(tmp_path: Pa
         tensors, [name, *_] = load_file(context), FAMILIES[family].input_blocks(config, layer)
         added = FAMILIES[family].input_blocks(config, layer)[name][0]
         tensors[f"{name}.weight"][added, 3] += 0.5
-        save_file(tensors, tmp_path / "asking")
+        save_file(tensors, tmp_path / "queries")
         with pytest.raises(IncompatibleExpertError, match="attend by more than distance"):
-            require_near(experts[0], tmp_path / "asking", 10.0)
+            require_near(experts[0], tmp_path / "queries", 10.0)
 
 
 def test_a_family_that_normalises_queries_has_none(tmp_path: Path) -> None:
@@ -172,7 +174,7 @@ def test_a_family_that_normalises_queries_has_none(tmp_path: Path) -> None:
 
 
 def test_a_family_whose_mlps_can_t_be_fitted_gets_no_such_trunk(tmp_path: Path) -> None:
-    with pytest.raises(IncompatibleExpertError, match="olmo2 normalises what its MLPs answer"):
+    with pytest.raises(IncompatibleExpertError, match="olmo2 normalises the outputs of its MLPs"):
         trunks(tmp_path, "olmo2")
 
 

@@ -10,8 +10,8 @@ from transformers import AutoModelForCausalLM
 
 from moerge.errors import IncompatibleExpertError
 from moerge.models.dense import domain_model
+from moerge.trunk.folder import write_trunk
 from moerge.trunk.stray import require_near
-from moerge.versions.folder import write_trunk
 from support.models import expert
 from support.versions import logits
 

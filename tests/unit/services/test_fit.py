@@ -9,13 +9,13 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
 from moerge.errors import IncompatibleExpertError
-from moerge.experts.fitting import TOWARDS_OWN, fit_mlps, write_fitted
+from moerge.experts.fitting import SHRINKAGE_TO_EXPERT, fit, fit_mlps
 from moerge.models.batches import batches
 from moerge.models.dense import domain_model, expert_model
 from moerge.models.families import FAMILIES
 from moerge.models.reader import Checkpoint
 from moerge.models.tokens import all_counted
-from moerge.versions.folder import write_trunk
+from moerge.trunk.folder import write_trunk
 from support.models import expert
 
 DOCUMENTS = [[(5 * row + 3 * column * (1 + row % 3)) % 256 for column in range(20 + row)] for row in range(40)]
@@ -45,9 +45,9 @@ def reads(model: nn.Module, module: str) -> Tensor:
 
 def drawn_fit(inputs: Tensor, wanted: Tensor, own: Tensor) -> Tensor:
     """The textbook's ridge towards `own`."""
-    pull = (TOWARDS_OWN * inputs.shape[1] / len(inputs) * inputs.pow(2).sum(dim=0).mean()) ** 0.5
-    left = torch.cat([inputs, pull * torch.eye(inputs.shape[1], dtype=torch.float64)])
-    right = torch.cat([wanted, pull * own.double().T])
+    shrinkage = (SHRINKAGE_TO_EXPERT * inputs.shape[1] / len(inputs) * inputs.pow(2).sum(dim=0).mean()) ** 0.5
+    left = torch.cat([inputs, shrinkage * torch.eye(inputs.shape[1], dtype=torch.float64)])
+    right = torch.cat([wanted, shrinkage * own.double().T])
     solution: Tensor = torch.linalg.lstsq(left, right).solution
     return solution.T
 
@@ -70,7 +70,7 @@ def test_the_first_layer_is_the_textbook_s_fit(tmp_path: Path) -> None:
 
 @torch.inference_mode()
 def divergence(one: nn.Module, other: nn.Module) -> float:
-    """KL divergence of the next token's chances, in nats, averaged over the documents."""
+    """KL divergence of the next token's probabilities, in nats, averaged over the documents."""
     total, tokens = 0.0, 0
     for document in DOCUMENTS:
         left, right = (model(torch.tensor([document])).logits[0].log_softmax(dim=-1) for model in (one, other))
@@ -85,7 +85,7 @@ PRE_NORM = sorted(name for name, family in FAMILIES.items() if family.gain)
 @pytest.mark.parametrize("family", PRE_NORM)
 def test_behind_the_trunk_the_fitted_mlps_say_more_nearly_what_the_expert_says(tmp_path: Path, family: str) -> None:
     folder, trunk = two(tmp_path, family)
-    target = write_fitted(folder, trunk, fitted(folder, trunk), tmp_path / "fitted")
+    target = fit(folder, trunk, list(batches(all_counted(DOCUMENTS), 200)), tmp_path / "fitted")
     after = AutoModelForCausalLM.from_pretrained(target)
     own, before = expert_model(folder), domain_model(folder, trunk)[0]
     assert divergence(own, after) < 0.9 * divergence(own, before)
@@ -95,14 +95,14 @@ def test_behind_the_trunk_the_fitted_mlps_say_more_nearly_what_the_expert_says(t
 def test_behind_the_expert_s_own_trunk_nothing_changes(tmp_path: Path, family: str) -> None:
     folder = expert(tmp_path / "expert", seed=1, family=family)
     trunk = write_trunk([folder], tmp_path / "trunk")
-    write_fitted(folder, trunk, fitted(folder, trunk), tmp_path / "fitted")
+    fit(folder, trunk, list(batches(all_counted(DOCUMENTS), 200)), tmp_path / "fitted")
     assert divergence(expert_model(folder), expert_model(tmp_path / "fitted")) < 1e-6
 
 
 def test_a_fitted_expert_is_the_trunk_with_the_fitted_mlps(tmp_path: Path) -> None:
     folder, trunk = two(tmp_path)
     mlps = fitted(folder, trunk)
-    found = Checkpoint(write_fitted(folder, trunk, mlps, tmp_path / "fitted"))
+    found = Checkpoint(fit(folder, trunk, list(batches(all_counted(DOCUMENTS), 200)), tmp_path / "fitted"))
     merged = Checkpoint(trunk)
     assert found.specs.keys() == merged.specs.keys() | mlps.keys()
     assert all(torch.equal(found.tensor(name), merged.tensor(name)) for name in merged.specs)
@@ -115,7 +115,7 @@ def kept(folder: Path) -> Sequence[str]:
     return sorted(path.name for path in folder.iterdir() if path.name != "generation_config.json")
 
 
-def test_a_family_that_normalises_its_mlps_answers_is_refused(tmp_path: Path) -> None:
+def test_a_family_that_normalises_its_mlps_outputs_is_refused(tmp_path: Path) -> None:
     folder, trunk = two(tmp_path, "olmo2")
-    with pytest.raises(IncompatibleExpertError, match="olmo2 normalises what its MLPs answer"):
+    with pytest.raises(IncompatibleExpertError, match="olmo2 normalises the outputs of its MLPs"):
         fitted(folder, trunk)

@@ -1,5 +1,7 @@
 """A trunk is every non-MLP tensor of its experts, in order, and is named by all that made it."""
 
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -7,13 +9,20 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from transformers import LlamaConfig
 
+from moerge.errors import MoergeError
+from moerge.models.families import FAMILIES
 from moerge.models.reader import Checkpoint
+from moerge.progress import NoProgress
 from moerge.trunk.average import average
-from moerge.trunk.merge import Piece, elementwise_method, trunk_digest
+from moerge.trunk.folder import FolderFiles, write_trunk
+from moerge.trunk.merge import TrunkInputs, merge_trunk, trunk_digest
+from moerge.trunk.methods.method import MethodInputs
+from moerge.trunk.methods.registry import METHODS
+from moerge.trunk.pieces import Piece
 from moerge.trunk.task_vectors import dare
-from moerge.versions.folder import write_trunk
-from moerge_proto.trunks import TrunkOptions
+from moerge_proto.trunks import TrunkLineage, TrunkOptions
 from support.models import expert
 
 
@@ -58,11 +67,34 @@ def test_a_trunk_s_name_tells_every_input_and_their_order() -> None:
     assert name() in names
 
 
+def test_a_lineage_of_revision_1_has_the_name_that_it_had_before_revisions() -> None:
+    lineage = TrunkLineage(method="average", options=TrunkOptions(), experts=["0" * 64], contributions=[])
+    told = lineage.model_dump(mode="json")
+    assert told.keys() == {"method", "options", "experts", "contributions"}
+    assert lineage.model_copy(update={"revision": 2}).model_dump(mode="json") == {**told, "revision": 2}
+
+
+def test_no_trunk_is_merged_by_another_revision_of_a_method(tmp_path: Path) -> None:
+    """Else it would be named, and found again, as what the other formula makes."""
+    lineage = TrunkLineage(method="moerge", options=TrunkOptions(), experts=["0" * 64], contributions=["1" * 64])
+    with pytest.raises(MoergeError, match="revision 1 of 'moerge' was asked for; this build has 2"):
+        merge_trunk(lineage, TrunkInputs({}, {}), FolderFiles(tmp_path), NoProgress())
+
+
+def test_the_registry_is_imported_without_torch() -> None:
+    code = "import sys, moerge.trunk.methods.registry; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)  # noqa: S603  # ours
+
+
 def pieces(method: str, tensors: list[Tensor], options: dict[str, object], folder: Path) -> Tensor:
     """One tensor merged by a method, against a base model of zeros and ones."""
     save_file({"w": torch.tensor([0.0, 0.0, 0.0, 0.0, 1.0])}, folder / "base", metadata={"format": "pt"})
-    made = elementwise_method(method, TrunkOptions.model_validate(options), [1.0, 3.0], Checkpoint(folder / "base"))
-    return made(Piece("w", 0, range(len(tensors)), tensors, torch.float32))
+    base = Checkpoint(folder / "base")
+    chosen = TrunkOptions.model_validate(options)
+    rule = METHODS[method].rule
+    assert rule is not None
+    merge = rule(MethodInputs([], ["d0", "d1"], FAMILIES["llama"], LlamaConfig(), chosen, base))
+    return merge(Piece("w", 0, range(len(tensors)), tensors, torch.float32))
 
 
 EXPERTS = [torch.tensor([4.0, 1.0, -2.0, 0.5, 1.0]), torch.tensor([-1.0, 2.0, -3.0, 0.25, 3.0])]

@@ -16,8 +16,8 @@ from moerge.recipes.models import Loaded
 from moerge.recipes.registry import parse
 from moerge.scoring.perplexity import Rows
 from moerge.scoring.routers import routers
-from moerge.trunk.regmean import TOWARDS_AVERAGE
-from moerge.versions.folder import write_trunk
+from moerge.trunk.folder import write_trunk
+from moerge.trunk.regmean import SHRINKAGE_TO_AVERAGE
 from support.models import SMALL, VOCAB
 from support.recipes import fleet, only
 
@@ -150,8 +150,8 @@ def test_a_regmean_trunk_is_the_least_squares_fit_on_the_experts_own_inputs(tmp_
         gram, own = x.T @ x, expert.get_submodule(module).get_parameter("weight").double()
         gram /= gram.diagonal().mean()
         total, right, mean, tokens = total + gram, right + own @ gram, mean + own / 3, tokens + len(x)
-    pull = TOWARDS_AVERAGE * 32 / tokens * total.diagonal().mean() * torch.eye(32, dtype=torch.float64)
-    expected = torch.linalg.solve(total + pull, (right + mean @ pull).T).T
+    shrinkage = SHRINKAGE_TO_AVERAGE * 32 / tokens * total.diagonal().mean() * torch.eye(32, dtype=torch.float64)
+    expected = torch.linalg.solve(total + shrinkage, (right + mean @ shrinkage).T).T
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
 
 

@@ -27,7 +27,7 @@ from moerge.statistics.features import visit_features
 from moerge.statistics.integers import to_floats, unpack
 from moerge.statistics.passes import TrunkPass
 from moerge.statistics.validate import validate_trunk
-from moerge.trunk.regmean import TOWARDS_AVERAGE, ModuleGrams, solved_plan, turn
+from moerge.trunk.regmean import SHRINKAGE_TO_AVERAGE, ModuleGrams, head_alignment, solved_plan
 from moerge.trunk.stray import require_near
 from moerge_proto.statistics_file import StatisticsFile, trunk_gram_names
 from support.models import expert
@@ -49,7 +49,11 @@ def sent(folder: Path, rows: list[list[int]], path: Path) -> Path:
 
 
 def merged(
-    experts: Sequence[Path], folder: Path, rows: Sequence[list[list[int]]] | None = None, *, turned: bool = False
+    experts: Sequence[Path],
+    folder: Path,
+    rows: Sequence[list[list[int]]] | None = None,
+    *,
+    for_fitted_mlps: bool = False,
 ) -> dict[str, Tensor]:
     """The experts' regmean trunk; the n-th contributes the n-th rows."""
     config = read_config(experts[0])
@@ -61,7 +65,7 @@ def merged(
         pairs = zip(experts, files, strict=True)
         owners = [ModuleGrams(Checkpoint(each), file, family_of(config), config) for each, file in pairs]
         with atomic_file(folder / "trunk") as out:
-            write_safetensors(out, solved_plan(owners, family_of(config), config, turned=turned))
+            write_safetensors(out, solved_plan(owners, family_of(config), config, for_fitted_mlps=for_fitted_mlps))
     return load_file(folder / "trunk")
 
 
@@ -124,10 +128,10 @@ def least_squares(experts: Sequence[Path], name: str, rows: slice, shares: Seque
         left.append(x * (shares[slot] / len(x)) ** 0.5)
         right.append(left[-1] @ Checkpoint(folder).tensor(name)[rows].double().T)
     size, tokens = left[0].shape[1], sum(map(len, left))
-    pull = (TOWARDS_AVERAGE * size / tokens) ** 0.5 * torch.eye(size, dtype=torch.float64)
+    shrinkage = (SHRINKAGE_TO_AVERAGE * size / tokens) ** 0.5 * torch.eye(size, dtype=torch.float64)
     own = [Checkpoint(folder).tensor(name)[rows].double() for folder in experts]
     mean = torch.einsum("d,dri->ri", torch.tensor(shares, dtype=torch.float64), torch.stack(own))
-    fit: Tensor = torch.linalg.lstsq(torch.cat([*left, pull]), torch.cat([*right, pull @ mean.T])).solution
+    fit: Tensor = torch.linalg.lstsq(torch.cat([*left, shrinkage]), torch.cat([*right, shrinkage @ mean.T])).solution
     return fit.T
 
 
@@ -153,31 +157,33 @@ def test_a_row_of_the_head_follows_the_domains_that_use_its_token(tmp_path: Path
 
 
 def test_a_head_for_fitted_mlps_answers_to_what_they_will_end_in(tmp_path: Path) -> None:
-    """Behind its turn it answers more like the experts' heads than a head that is fitted to their vectors."""
+    """For aligned vectors it answers more like the experts' heads than a head that is fitted to their own."""
     experts = [expert(tmp_path / str(seed), seed=seed) for seed in (1, 2)]
-    heads = [merged(experts, tmp_path, turned=turned)[HEAD] for turned in (False, True)]
+    heads = [merged(experts, tmp_path, for_fitted_mlps=fitted)[HEAD] for fitted in (False, True)]
     off = []
     for head in heads:
         missing = 0.0
         for slot, folder in enumerate(experts):
             own, x = Checkpoint(folder).tensor(HEAD), inputs(folder, "lm_head", contributed_rows(slot))
             counts = torch.bincount(torch.tensor(contributed_rows(slot)).flatten(), minlength=300).double()
-            chances = (counts + 1) / (counts + 1).sum()
-            error = x @ (head.double() @ turn(head, own, counts) - own.double()).T
-            error -= (error @ chances)[:, None]  # a softmax doesn't see what all logits share
-            missing += float((error.pow(2) @ chances).mean() / ((x @ own.double().T).pow(2) @ chances).mean())
+            probabilities = (counts + 1) / (counts + 1).sum()
+            error = x @ (head.double() @ head_alignment(head, own, counts) - own.double()).T
+            error -= (error @ probabilities)[:, None]  # a softmax doesn't see what all logits share
+            missing += float(
+                (error.pow(2) @ probabilities).mean() / ((x @ own.double().T).pow(2) @ probabilities).mean()
+            )
         off.append(missing)
     assert off[1] < 0.95 * off[0]
 
 
-def test_a_turn_is_the_textbook_s_weighted_fit() -> None:
+def test_a_head_alignment_is_the_textbook_s_weighted_fit() -> None:
     generator = torch.Generator().manual_seed(0)
     trunk, own = (torch.randn(50, 8, generator=generator) for _ in range(2))
     counts = torch.arange(50).double()
     weights = ((counts + 1) / (counts + 1).sum()).sqrt()[:, None]
     centred = [head.double() - (counts + 1) @ head.double() / (counts + 1).sum() for head in (trunk, own)]
     expected = torch.linalg.lstsq(weights * centred[0], weights * centred[1]).solution
-    torch.testing.assert_close(turn(trunk, own, counts), expected, rtol=0, atol=5e-3)
+    torch.testing.assert_close(head_alignment(trunk, own, counts), expected, rtol=0, atol=5e-3)
 
 
 def test_of_one_expert_the_trunk_is_its_own(tmp_path: Path) -> None:

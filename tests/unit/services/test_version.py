@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from moerge.models.dense import domain_model
 from moerge.models.families import FAMILIES
 from moerge.scoring.routers import forced, randomised, routers
-from moerge.versions.folder import write_trunk
+from moerge.trunk.folder import write_trunk
 from support.models import expert
 from support.versions import ROWS, logits, published
 

@@ -1,0 +1,89 @@
+"""The declaration of a trunk method."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from moerge_proto.trunks import TrunkMethod, TrunkOptions
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+    from moerge.models.families import Family
+    from moerge.models.reader import Checkpoint
+    from moerge.models.writer import TensorPlan
+    from moerge.trunk.pieces import Rule
+    from moerge_proto.statistics_file import StatisticsFile
+
+
+@dataclass(frozen=True)
+class MethodInputs:
+    """Opened inputs of a merge.
+
+    Attributes:
+        experts: in order.
+        domains: of the experts, in their order.
+        family: of the experts.
+        config: of the first expert.
+        options: of the method.
+        base: the checkpoint that `options.base` names.
+        statistics: trunk contributions in the experts' order; empty unless the method is solved.
+    """
+
+    experts: Sequence[Checkpoint]
+    domains: Sequence[str]
+    family: Family
+    config: PretrainedConfig
+    options: TrunkOptions
+    base: Checkpoint | None = None
+    statistics: Sequence[StatisticsFile] = ()
+
+
+@dataclass(frozen=True)
+class Method:
+    """A way to merge a trunk: a pure function of its inputs.
+
+    Attributes:
+        name: in requests and lineages.
+        about: one phrase for help texts and forms.
+        plan: the trunk's tensors, which can be written while the inputs are open.
+        takes: fields of TrunkOptions; `needs` are those without a usable default.
+        solved: whether it needs every expert's trunk contribution.
+        for_fitted_mlps: whether its head is for MLPs that owners fit to the trunk.
+        base_only: whether it takes the base's tensors and merges no other expert.
+        revision: raised when the formula changes, so that no earlier trunk is reused.
+        rule: of elementwise methods, the rule for one tensor; it merges MLPs too.
+    """
+
+    name: TrunkMethod
+    about: str
+    plan: Callable[[MethodInputs], list[TensorPlan]]
+    takes: frozenset[str] = frozenset()
+    needs: frozenset[str] = frozenset()
+    solved: bool = False
+    for_fitted_mlps: bool = False
+    base_only: bool = False
+    revision: int = 1
+    rule: Callable[[MethodInputs], Rule] | None = None
+
+
+def elementwise(
+    name: TrunkMethod,
+    about: str,
+    rule: Callable[[MethodInputs], Rule],
+    *,
+    takes: frozenset[str] = frozenset(),
+    needs: frozenset[str] = frozenset(),
+    base_only: bool = False,
+) -> Method:
+    """A method whose rule sees the elements of one tensor at a time."""
+    return Method(name, about, partial(_planned, rule), takes, needs, base_only=base_only, rule=rule)
+
+
+def _planned(rule: Callable[[MethodInputs], Rule], inputs: MethodInputs) -> list[TensorPlan]:
+    from moerge.trunk.pieces import merge_plan
+
+    return merge_plan(inputs.experts, inputs.family, inputs.config.num_hidden_layers, rule(inputs))

@@ -1,0 +1,26 @@
+"""Every trunk method by name, and the check of a request's options."""
+
+from moerge.errors import MoergeError
+from moerge.trunk.methods import average, base, dare, moerge, regmean, ties, weighted
+from moerge.trunk.methods.method import Method
+from moerge_proto.trunks import TrunkOptions
+
+METHODS: dict[str, Method] = {
+    module.METHOD.name: module.METHOD for module in (average, weighted, base, ties, dare, regmean, moerge)
+}
+
+
+def require_options(method: Method, options: TrunkOptions) -> None:
+    """Requires the options that a method needs, and no option that it doesn't take.
+
+    Raises:
+        MoergeError: names the first one that is wrong.
+    """
+    given = options.model_dump(exclude_defaults=True).keys()
+    if superfluous := sorted(given - method.takes):
+        takes = f"it takes {', '.join(sorted(method.takes))}" if method.takes else "it takes none"
+        found = f"the method {method.name!r} doesn't take this option"
+        raise MoergeError(found, where=f"options.{superfluous[0]}", todo=f"leave it out; {takes}")
+    if missing := sorted(method.needs - given):
+        found = f"the method {method.name!r} needs this option"
+        raise MoergeError(found, where=f"options.{missing[0]}", todo="give it, or choose another method")

@@ -1,0 +1,23 @@
+"""Least squares on the owners' grams (Jin et al., 2023)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from moerge.trunk.methods.method import Method, MethodInputs
+
+if TYPE_CHECKING:
+    from moerge.models.writer import TensorPlan
+
+
+def plan(inputs: MethodInputs, *, for_fitted_mlps: bool = False) -> list[TensorPlan]:
+    from moerge.trunk.regmean import ModuleGrams, solved_plan
+
+    family, config = inputs.family, inputs.config
+    pairs = zip(inputs.experts, inputs.statistics, strict=True)
+    owners = [ModuleGrams(expert, file, family, config) for expert, file in pairs]
+    context_head = inputs.options.context_head
+    return solved_plan(owners, family, config, for_fitted_mlps=for_fitted_mlps, context_head=context_head)
+
+
+METHOD = Method("regmean", "least squares on owners' grams", plan, takes=frozenset({"context_head"}), solved=True)

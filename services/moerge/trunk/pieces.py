@@ -1,0 +1,79 @@
+"""A trunk's tensors, merged piece by piece from open checkpoints."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import reduce
+
+import torch
+from torch import Tensor
+
+from moerge.models.dense import trunk_names
+from moerge.models.families import EMBEDDING, HEAD, Family
+from moerge.models.reader import Checkpoint, TensorSpec
+from moerge.models.writer import TensorPlan
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A tensor, or those of its rows that the same experts have: the unit of merging.
+
+    Attributes:
+        name: of the tensor, in the dense family's names.
+        start: first row; 0 but for vocabularies of unequal length.
+        experts: which of the ordered experts have it.
+        tensors: theirs, equally shaped.
+        dtype: of the trunk's tensor.
+    """
+
+    name: str
+    start: int
+    experts: Sequence[int]
+    tensors: Sequence[Tensor]
+    dtype: torch.dtype
+
+
+Rule = Callable[[Piece], Tensor]
+"""Gives a piece's merged tensor, in the piece's dtype; pure."""
+
+
+def merge_plan(
+    checkpoints: Sequence[Checkpoint], family: Family, layers: int, rule: Rule, *, own_head: bool = False
+) -> list[TensorPlan]:
+    """The trunk's tensors in the dense family's names: at most len(checkpoints) + 2 tensors in memory at a time.
+
+    A tensor has the widest of its experts' dtypes. Where vocabularies differ in length, a row is merged from those
+    experts that have it. An expert with a tied head counts with its embedding as head where another has a head of its
+    own, or where `own_head` is set.
+    """
+    names = {name for checkpoint in checkpoints for name in trunk_names(checkpoint, family, layers)}
+    if own_head:
+        names.add(HEAD)
+
+    def plan(name: str) -> TensorPlan:
+        specs = [_source(checkpoint, name)[1] for checkpoint in checkpoints]
+        longest = max(specs, key=lambda spec: spec.shape[0])
+        dtype = reduce(torch.promote_types, [spec.dtype for spec in specs])
+        return TensorPlan(name, dtype, longest.shape, lambda: _merged(checkpoints, name, dtype, rule))
+
+    return [plan(name) for name in sorted(names)]
+
+
+def _merged(checkpoints: Sequence[Checkpoint], name: str, dtype: torch.dtype, rule: Rule) -> Tensor:
+    tensors = [tensor_of(each, name) for each in checkpoints]
+    ends = sorted({len(tensor) for tensor in tensors})
+    parts = []
+    for start, stop in zip([0, *ends], ends, strict=False):
+        having = [expert for expert, tensor in enumerate(tensors) if len(tensor) >= stop]
+        parts.append(rule(Piece(name, start, having, [tensors[expert][start:stop] for expert in having], dtype)))
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _source(checkpoint: Checkpoint, name: str) -> tuple[str, TensorSpec]:
+    if name == HEAD and name not in checkpoint.specs:
+        name = EMBEDDING
+    return name, checkpoint.specs[name]
+
+
+def tensor_of(checkpoint: Checkpoint, name: str) -> Tensor:
+    """A trunk's tensor in a checkpoint; the embedding stands in for the head of a tied one."""
+    return checkpoint.tensor(_source(checkpoint, name)[0])
