@@ -102,20 +102,6 @@ class _Line:
         self._say(f"{self._title}: {share:.0f} %, {amount(rate, self._unit)}/s, {end}")
 
 
-class _NoProgress:
-    """Shows nothing."""
-
-    def advance(self, n: int) -> None:
-        pass
-
-    @contextmanager
-    def track(self, title: str, total: int, unit: str) -> Iterator[Tracker]:
-        yield self
-
-
-NO_PROGRESS: Progress = _NoProgress()
-
-
 def progress() -> Progress:
     """The progress that fits standard error: bars on a terminal, lines elsewhere."""
     console = Console(stderr=True)

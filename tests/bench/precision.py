@@ -22,9 +22,8 @@ from moerge.progress import progress
 from moerge.scoring.perplexity import score, windows
 from moerge.scoring.routers import routers
 from moerge.statistics.features import visit_features
-from moerge.trunk.folder import write_trunk
 from support.progress import Silent
-from support.versions import published
+from support.versions import published, trunk_file
 
 CONTEXT, DOCUMENTS = 256, 30
 SHAPES = f"the demo's four experts, {DOCUMENTS} documents a domain to solve and {DOCUMENTS} to look at"
@@ -81,7 +80,7 @@ def elsewhere(expert: Path, trunk: Path, cut: Sequence[list[int]], both: Sequenc
 )
 def precision_routing() -> list[Pair]:
     experts, held, folders = versions()
-    trunk = write_trunk(experts, HOME / "precision-trunk")
+    trunk = trunk_file(experts, HOME / "precision-trunk")
     both = []
     for dtype in (torch.bfloat16, torch.float32):
         model = AutoModelForCausalLM.from_pretrained(folders[dtype], dtype=torch.float32)

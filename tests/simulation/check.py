@@ -13,7 +13,6 @@ from moerge.models.expert_folder import expert_files
 from moerge.models.families import EMBEDDING, family_of
 from moerge.models.reader import Checkpoint
 from moerge.routers.solve import solve_layers
-from moerge.trunk.folder import write_trunk
 from moerge.versions.files import FilePlan, expert_file, router_file, trunk_files
 from moerge_coordinator.database import open_database, transaction
 from moerge_coordinator.needed import needed
@@ -25,6 +24,7 @@ from moerge_proto.statistics_file import StatisticsFile
 from simulation.model import SHARDS, Key, Part
 from simulation.operations import Run, experts, sums
 from support.statistics import manifest_of, written
+from support.versions import trunk_file
 
 
 class _Digest:
@@ -82,7 +82,7 @@ def _weights(key: Key) -> dict[str, str]:
     """Name -> SHA-256 of a version's weights, made here by the library alone."""
     folder = next(iter(experts().values())).parent
     dense = [experts()[domain] for domain in key.trunk]
-    path = write_trunk(dense, folder / f"trunk-{'-'.join(key.trunk)}")
+    path = trunk_file(dense, folder / f"trunk-{'-'.join(key.trunk)}")
     trunk, config = Checkpoint(path), read_config(dense[0])
     family, layers = family_of(config), config.num_hidden_layers
     plans = trunk_files(trunk, family, config, "", file_sha256(path))

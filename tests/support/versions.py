@@ -6,11 +6,10 @@ from pathlib import Path
 import torch
 
 from moerge.files import file_sha256
-from moerge.merging.local import LocalTrunk, given, local_version
+from moerge.merging.local import LocalTrunk, given, local_trunk, local_version
 from moerge.models.expert_folder import DenseExpert
 from moerge.models.tokens import all_counted
 from moerge.statistics.contribution import router_contribution
-from moerge.trunk.folder import write_trunk
 from moerge.versions.folder import write_version
 from moerge.versions.plan import plan_version
 from moerge_proto.options import SolveOptions
@@ -38,8 +37,7 @@ def published(
     `precision` is what the statistics are computed in.
     """
     own = [DenseExpert(f"d{slot}", each) for slot, each in enumerate(experts)]
-    path = write_trunk(experts, folder / "trunk")
-    trunk = LocalTrunk(path, file_sha256(path), "average", own)
+    trunk = local_trunk(own, folder / "trunk", "average")
     settings = StatisticsSettings.model_validate({"precision": precision})
     sent = [
         router_contribution(
@@ -55,6 +53,12 @@ def published(
     return write_version(plan_version(*made), folder / "version")
 
 
+def trunk_file(experts: Sequence[Path], folder: Path) -> Path:
+    """The experts' average trunk."""
+    own = [DenseExpert(f"d{slot}", each) for slot, each in enumerate(experts)]
+    return local_trunk(own, folder, "average").path
+
+
 def of_routers(
     experts: Sequence[Path],
     trunk: Path,
@@ -66,7 +70,7 @@ def of_routers(
 ) -> Path:
     """The version of these experts under a trunk's file, with these routers."""
     own = [DenseExpert(f"d{slot}", each) for slot, each in enumerate(experts)]
-    merged = LocalTrunk(trunk, file_sha256(trunk), "average", own)
+    merged = LocalTrunk(trunk, file_sha256(trunk), "average", own, [])
     lineage, inputs = local_version(own, merged, [], SolveOptions(top_k=top_k), tied=tied)
     return write_version(plan_version(lineage, inputs, given(routers)), folder)
 

@@ -26,6 +26,7 @@ from transformers.utils import logging as transformers_logging
 
 from moerge.experts import fitting as fit
 from moerge.files import atomic_file, cache_folder
+from moerge.merging.local import LocalTrunk
 from moerge.models.batches import batches
 from moerge.models.config import read_config
 from moerge.models.expert_folder import DenseExpert
@@ -77,20 +78,20 @@ def nothing(*given: object) -> None:
 _trunk_of = moerged.trunk_of
 
 
-def averaged_trunk(fleet: Fleet, method: TrunkMethod, options: Options) -> Path:
+def averaged_trunk(fleet: Fleet, method: TrunkMethod, options: Options) -> LocalTrunk:
     return _trunk_of(fleet, "average", options)
 
 
-def straight_head(fleet: Fleet, method: TrunkMethod, options: Options) -> Path:
+def straight_head(fleet: Fleet, method: TrunkMethod, options: Options) -> LocalTrunk:
     return _trunk_of(fleet, "regmean", options)
 
 
-def one_owner_s(modules: Sequence[str]) -> Callable[..., Path]:
+def one_owner_s(modules: Sequence[str]) -> Callable[..., LocalTrunk]:
     """In each layer, these modules are those of the owner whose own lie nearest to all others'."""
 
-    def trunk(fleet: Fleet, method: TrunkMethod, options: Options) -> Path:
-        path = _trunk_of(fleet, method, options)
-        state = {name: tensor.clone() for name, tensor in load_file(path).items()}
+    def trunk(fleet: Fleet, method: TrunkMethod, options: Options) -> LocalTrunk:
+        made = _trunk_of(fleet, method, options)
+        state = {name: tensor.clone() for name, tensor in load_file(made.path).items()}
         experts = [Checkpoint(domain.expert) for domain in fleet.domains]
         for layer in range(read_config(fleet.domains[0].expert).num_hidden_layers):
             names = [f"model.layers.{layer}.self_attn.{module}_proj.weight" for module in modules]
@@ -99,21 +100,21 @@ def one_owner_s(modules: Sequence[str]) -> Callable[..., Path]:
             for name in names:
                 own = middle.tensor(name)
                 state[name][: len(own)] = own
-        path.unlink()
-        save_file(state, path)
-        return path
+        made.path.unlink()
+        save_file(state, made.path)
+        return made
 
     return trunk
 
 
-def behind_the_mean(fleet: Fleet, slot: int, trunk: Path, options: Options, **more: object) -> Member:
+def behind_the_mean(fleet: Fleet, slot: int, trunk: LocalTrunk, options: Options, **more: object) -> Member:
     """Statistics of features behind the mean of all experts' MLPs instead of the owner's."""
     checkpoints = [Checkpoint(domain.expert) for domain in fleet.domains]
     names = [name for name in checkpoints[0].specs if ".mlp." in name]
     mean = {name: average([each.tensor(name) for each in checkpoints], torch.float32) for name in names}
     domains = list(fleet.domains)
     own = domains[slot].expert
-    folder = fit.write_fitted(domains[slot].expert, trunk, mean, fleet.work / "mean")
+    folder = fit.write_fitted(domains[slot].expert, trunk.path, mean, fleet.work / "mean")
     domains[slot] = replace(domains[slot], expert=folder)
     return Member(
         DenseExpert(f"d{slot}", own),
@@ -167,7 +168,8 @@ class PerDomain:
 
 def oracle_with_own(part: str, fleet: Fleet, options: Options) -> Iterator[tuple[str, Model]]:
     """The oracle, if each domain had its own expert's tensors with `part` in their names in the trunk."""
-    merged = Checkpoint(moerged.trunk_of(fleet, "regmean", options))
+    made = moerged.trunk_of(fleet, "regmean", options)
+    merged = Checkpoint(made.path)
     models = {}
     for slot, domain in enumerate(fleet.domains):
         own = Checkpoint(domain.expert)
@@ -176,7 +178,7 @@ def oracle_with_own(part: str, fleet: Fleet, options: Options) -> Iterator[tuple
             state[name] = own.tensor(name if name in own.specs else EMBEDDING)
         trunk = fleet.work / f"trunk-{slot}"
         save_file(state, trunk)
-        models[domain.name] = load(fitted(fleet, slot, trunk, {"tokens": 0}))
+        models[domain.name] = load(fitted(fleet, slot, replace(made, path=trunk), {"tokens": 0}))
     yield part, PerDomain(models)
 
 
@@ -208,7 +210,7 @@ def set_to(module: object, name: str, value: object) -> Patches:
     return lambda fleet: [patch.object(module, name, value)]
 
 
-def trunk_by(build: Callable[..., Path]) -> Patches:
+def trunk_by(build: Callable[..., LocalTrunk]) -> Patches:
     return set_to(moerge, "trunk_of", build)
 
 

@@ -8,15 +8,18 @@ from pathlib import Path
 from torch import Tensor
 
 from moerge.errors import MoergeError
-from moerge.files import file_sha256
-from moerge.models.bounds import feature_exponents
+from moerge.files import atomic_file, file_sha256
 from moerge.models.expert_folder import DenseExpert
-from moerge.models.reader import Checkpoint
+from moerge.progress import NoProgress, Progress
 from moerge.routers.ridge import SOLVER
+from moerge.trunk.folder import FolderFiles
+from moerge.trunk.merge import DENSE_TRUNK_FILE, MergedTrunk, TrunkInputs, merge_trunk
+from moerge.trunk.methods.registry import METHODS, require_options
 from moerge.versions.card import Contributed, ExpertRecord
 from moerge.versions.plan import Slot, Solution, Solve, VersionInputs
 from moerge_proto.options import RECOMMENDED, SolveOptions
 from moerge_proto.statistics_file import StatisticsFile
+from moerge_proto.trunks import TrunkLineage, TrunkMethod, TrunkOptions
 from moerge_proto.versions import Lineage, SolveReport
 
 
@@ -28,13 +31,17 @@ class LocalTrunk:
         path: its safetensors file, in the dense family's tensor names.
         digest: its name.
         method: by which it was merged.
-        experts: whose parameters it contains.
+        experts: that it was merged from, in order.
+        base: the base model, if the method took one.
+        exponents: fractional bits of each layer's gram and cross.
     """
 
     path: Path
     digest: str
     method: str
     experts: Sequence[DenseExpert]
+    exponents: Sequence[int]
+    base: DenseExpert | None = None
 
     @property
     def hidden_size(self) -> int:
@@ -44,16 +51,67 @@ class LocalTrunk:
     def layers(self) -> int:
         return int(self.experts[0].config.num_hidden_layers)
 
-    @cached_property
-    def exponents(self) -> Sequence[int]:
-        """Fractional bits of each layer's gram and cross."""
-        first = self.experts[0]
-        return feature_exponents(Checkpoint(self.path), first.family, first.config)
+    @property
+    def contains(self) -> Sequence[DenseExpert]:
+        """The experts whose parameters it contains, the base among them."""
+        if self.base is None or self.base.digest in [each.digest for each in self.experts]:
+            return self.experts
+        return [self.base, *self.experts]
 
     @cached_property
     def sha256(self) -> str:
         """The digest of its file."""
         return file_sha256(self.path)
+
+
+def local_trunk(
+    experts: Sequence[DenseExpert],
+    folder: Path,
+    method: TrunkMethod = RECOMMENDED.method,
+    contributions: Sequence[Path] = (),
+    options: TrunkOptions | None = None,
+    *,
+    base: DenseExpert | None = None,
+    progress: Progress | None = None,
+) -> LocalTrunk:
+    """Merges a trunk into `folder`, unless it is there.
+
+    Args:
+        experts: in order.
+        method: one of `moerge.trunk.methods`.
+        contributions: the experts' trunk contributions, for a method that is solved from them.
+        options: without `base`.
+        base: the base model, for a method that takes one.
+
+    Raises:
+        MoergeError: the method lacks an option, or takes it not.
+        IncompatibleExpertError: the method doesn't fit the experts' family.
+        SolveError: the trunk contributions hold too little text.
+    """
+    chosen = options or TrunkOptions()
+    if base is not None:
+        chosen = chosen.model_copy(update={"base": base.digest})
+    require_options(METHODS[method], chosen)
+    sent = {file_sha256(path): path for path in contributions}
+    every = [*([base] if base is not None else []), *experts]
+    lineage = TrunkLineage(
+        method=method,
+        options=chosen,
+        experts=[each.digest for each in experts],
+        contributions=list(sent),
+        revision=METHODS[method].revision,
+    )
+    record = folder / "merged.json"
+    merged = MergedTrunk.model_validate_json(record.read_bytes()) if record.is_file() else None
+    if merged is None or merged.lineage != lineage:
+        record.unlink(missing_ok=True)
+        inputs = TrunkInputs(
+            {each.digest: each.folder for each in every}, {each.digest: each.domain for each in every}, sent
+        )
+        merged = merge_trunk(lineage, inputs, FolderFiles(folder), progress or NoProgress())
+        with atomic_file(record) as out:
+            out.write(merged.model_dump_json().encode())
+    return LocalTrunk(folder / DENSE_TRUNK_FILE, merged.digest, method, experts, merged.exponents, base)
 
 
 def local_version(
@@ -94,7 +152,7 @@ def local_version(
         trunk=trunk.path,
         trunk_sha256=trunk.sha256,
         method=trunk.method,
-        merged=[_record(each) for each in trunk.experts],
+        merged=[_record(each) for each in trunk.contains],
         config=trunk.experts[0].folder,
         contributed=[_contributed(digest, path) for digest, path in parts.items()],
         statistics=lambda: list(parts.values()),

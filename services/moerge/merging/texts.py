@@ -98,5 +98,5 @@ def _scored(texts: Texts, most: int) -> list[Window]:
             if tokens >= most:
                 return found
             found.append(window)
-            tokens += window.tokens
+            tokens += window.scored
     return found

@@ -9,6 +9,7 @@ from typing import NamedTuple, Protocol
 from torch import Tensor
 
 from moerge.errors import MoergeError
+from moerge.merging.local import LocalTrunk
 from moerge.models.expert_folder import DenseExpert
 from moerge.scoring.perplexity import Rows
 
@@ -91,14 +92,14 @@ class Parts:
     """A version in the steps that it is made in, so that experts can join one that is there.
 
     Attributes:
-        trunk: merged from the fleet's experts; its file, in the fleet's folder.
+        trunk: merged from the fleet's experts, in the fleet's folder.
         contribute: what the owner of a slot of the fleet does behind a trunk, whoever is in that.
         solve: the routers of these members, [D, H] per layer, in their order.
     """
 
-    trunk: Callable[[Fleet, Options], Path]
-    contribute: Callable[[Fleet, int, Path, Options], Member]
-    solve: Callable[[Sequence[Member], Path, Options], list[Tensor]]
+    trunk: Callable[[Fleet, Options], LocalTrunk]
+    contribute: Callable[[Fleet, int, LocalTrunk, Options], Member]
+    solve: Callable[[Sequence[Member], LocalTrunk, Options], list[Tensor]]
 
 
 @dataclass(frozen=True)

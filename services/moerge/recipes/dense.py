@@ -16,7 +16,6 @@ from moerge.models.families import family_of
 from moerge.models.reader import Checkpoint
 from moerge.recipes.base import Fleet, Model, Options, Recipe
 from moerge.recipes.models import Loaded
-from moerge.trunk.folder import domain_name
 from moerge.trunk.methods.method import MethodInputs
 from moerge.trunk.methods.registry import METHODS
 from moerge.trunk.pieces import Piece
@@ -27,6 +26,11 @@ EXPERTS = "experts"
 """The recipe that scores are normalised by."""
 TASK_VECTORS: Mapping[str, float] = {"retain": 0.8, "scale": 1 / 3}
 """The share of a task vector that is kept, and the factor of their sum (MergeME appendix)."""
+
+
+def domain_name(slot: int) -> str:
+    """The domain of a slot in files, d0, d1, …; users may have chosen any name."""
+    return f"d{slot}"
 
 
 def expert_row(domain: str) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 from torch import Tensor
 
 from moerge.experts.fitting import fit
+from moerge.merging.local import LocalTrunk
 from moerge.models.batches import batches
 from moerge.models.expert_folder import DenseExpert
 from moerge.recipes.base import Fleet, Member, Model, Options, Parts, Recipe, whole
@@ -35,32 +36,32 @@ _OPTIONS: Options = {
 """lambda is in the recommended scale; `discriminant=0` takes the paper's routers."""
 
 
-def fitted(fleet: Fleet, slot: int, trunk: Path, options: Options) -> Path:
+def fitted(fleet: Fleet, slot: int, trunk: LocalTrunk, options: Options) -> Path:
     """The folder of a slot's expert with MLPs that are fitted to the trunk."""
     domain = fleet.domains[slot]
     cut = list(batches(first_tokens(domain.statistics, options), StatisticsSettings().batch_tokens))
-    return fit(domain.expert, trunk, cut, fleet.work / f"fitted-{slot}", fleet.device)
+    return fit(domain.expert, trunk.path, cut, fleet.work / f"fitted-{slot}", fleet.device)
 
 
-def _trunk(fleet: Fleet, options: Options) -> Path:
+def _trunk(fleet: Fleet, options: Options) -> LocalTrunk:
     whole(options, "context_head", 0, 1)
     return trunk_of(fleet, "moerge" if whole(options, "fit", 0, 1) else RECOMMENDED.method, options)
 
 
-def _expert(fleet: Fleet, slot: int, trunk: Path, options: Options) -> DenseExpert:
+def _expert(fleet: Fleet, slot: int, trunk: LocalTrunk, options: Options) -> DenseExpert:
     own = dense(fleet, slot)
     if not whole(options, "fit", 0, 1):
         return own
     return DenseExpert(own.domain, fitted(fleet, slot, trunk, options), trained=own)
 
 
-def _contribute(fleet: Fleet, slot: int, trunk: Path, options: Options) -> Member:
+def _contribute(fleet: Fleet, slot: int, trunk: LocalTrunk, options: Options) -> Member:
     expert, domains = _expert(fleet, slot, trunk, options), list(fleet.domains)
     domains[slot] = replace(domains[slot], expert=expert.folder)
     return Member(expert, contribute(replace(fleet, domains=domains), slot, trunk, options).contribution)
 
 
-def _solve(members: Sequence[Member], trunk: Path, options: Options) -> list[Tensor]:
+def _solve(members: Sequence[Member], trunk: LocalTrunk, options: Options) -> list[Tensor]:
     routers = "discriminant" if whole(options, "discriminant", 0, 1) else PAPER.solve.routers
     fields = {**RECOMMENDED.solve.model_dump(), "ridge_lambda": options["lambda"], "routers": routers}
     return solve(members, trunk, fields)

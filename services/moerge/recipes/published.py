@@ -7,16 +7,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from moerge.files import file_sha256
-from moerge.merging.local import LocalTrunk, given, local_version
+from moerge.merging.local import LocalTrunk, given, local_trunk, local_version
 from moerge.models.config import read_config
 from moerge.models.expert_folder import DenseExpert
 from moerge.models.tokens import Tokens, all_counted
 from moerge.recipes.base import Domain, Fleet, Member, Model, Options, Parts, Recipe, whole
-from moerge.recipes.dense import TASK_VECTORS, base_of, checked, trunk_options
+from moerge.recipes.dense import TASK_VECTORS, base_of, checked, domain_name, trunk_options
 from moerge.recipes.models import Oracle, Routed
 from moerge.statistics.contribution import Computing, router_contribution, trunk_contribution
-from moerge.trunk.folder import domain_name, write_trunk
 from moerge.trunk.methods.registry import METHODS
 from moerge.versions.folder import write_version
 from moerge.versions.plan import plan_version, solve_routers
@@ -43,16 +41,16 @@ def first_tokens(documents: Sequence[list[int]], options: Options) -> list[Token
     return [tokens.first(most or None) for tokens in all_counted(documents)]
 
 
-def trunk_of(fleet: Fleet, method: TrunkMethod, options: Options) -> Path:
-    """The trunk's file, merged by a method; a solved one takes the trunk contributions of the domains' statistics."""
-    slots = range(len(fleet.domains) if METHODS[method].solved else 0)
-    return write_trunk(
-        [domain.expert for domain in fleet.domains],
+def trunk_of(fleet: Fleet, method: TrunkMethod, options: Options) -> LocalTrunk:
+    """The trunk, merged by a method; a solved one takes the trunk contributions of the domains' statistics."""
+    slots = range(len(fleet.domains))
+    return local_trunk(
+        [dense(fleet, slot) for slot in slots],
         fleet.work,
         method,
+        [_trunk_contribution(fleet, slot, options) for slot in slots if METHODS[method].solved],
         trunk_options(method, fleet, options),
-        statistics=[_trunk_contribution(fleet, slot, options) for slot in slots],
-        base=base_of(method, fleet),
+        base=None if (base := base_of(method, fleet)) is None else DenseExpert("base", base),
     )
 
 
@@ -69,21 +67,21 @@ def random_routers(fleet: Fleet) -> list[Tensor]:
     return [torch.randn(shape, generator=generator) for _ in range(config.num_hidden_layers)]
 
 
-def contribute(fleet: Fleet, slot: int, trunk: Path, options: Options, texts: Texts = statistics) -> Member:
+def contribute(fleet: Fleet, slot: int, trunk: LocalTrunk, options: Options, texts: Texts = statistics) -> Member:
     """The expert as it is, and its router contribution from the domain's texts."""
     domain, sent = fleet.domains[slot], fleet.work / f"contribution-{slot}"
     rows = first_tokens(texts(domain), options)
     own = dense(fleet, slot)
-    router_contribution(own, _trunk_file(fleet, trunk), rows, sent, computing=Computing(fleet.device))
+    router_contribution(own, trunk, rows, sent, computing=Computing(fleet.device))
     return Member(own, sent)
 
 
-def solve(members: Sequence[Member], trunk: Path, fields: Mapping[str, object]) -> list[Tensor]:
+def solve(members: Sequence[Member], trunk: LocalTrunk, fields: Mapping[str, object]) -> list[Tensor]:
     """The closed form from router contributions, [D, H] float64 per layer; `fields` are those of SolveOptions."""
     chosen = checked(SolveOptions, fields)
     contributions = [each.contribution for each in members]
     domains = [each.expert.domain for each in members]
-    return list(solve_routers(trunk, members[0].expert.folder, contributions, domains, chosen)[0])
+    return list(solve_routers(trunk.path, members[0].expert.folder, contributions, domains, chosen)[0])
 
 
 def dense(fleet: Fleet, slot: int) -> DenseExpert:
@@ -91,12 +89,8 @@ def dense(fleet: Fleet, slot: int) -> DenseExpert:
     return DenseExpert(domain_name(slot), fleet.domains[slot].expert)
 
 
-def _trunk_file(fleet: Fleet, path: Path) -> LocalTrunk:
-    return LocalTrunk(path, file_sha256(path), "", [dense(fleet, slot) for slot in range(len(fleet.domains))])
-
-
 def version(
-    experts: Sequence[DenseExpert], trunk: Path, routers: Sequence[Tensor], options: Options, folder: Path
+    experts: Sequence[DenseExpert], trunk: LocalTrunk, routers: Sequence[Tensor], options: Options, folder: Path
 ) -> Path:
     """Publishes a version; k experts see each token, by default one.
 
@@ -104,8 +98,7 @@ def version(
         MoergeError: there are fewer experts than that.
     """
     top_k = whole(options, "k", 1, len(experts)) if "k" in options else 1
-    merged = LocalTrunk(trunk, file_sha256(trunk), "", [each.trained or each for each in experts])
-    lineage, inputs = local_version(experts, merged, [], SolveOptions(top_k=top_k))
+    lineage, inputs = local_version(experts, trunk, [], SolveOptions(top_k=top_k))
     return write_version(plan_version(lineage, inputs, given(routers)), folder)
 
 

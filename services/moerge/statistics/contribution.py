@@ -4,7 +4,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,7 +18,7 @@ from moerge.models.batches import batches
 from moerge.models.bounds import attention_size, input_exponents
 from moerge.models.expert_folder import DenseExpert
 from moerge.models.tokens import Tokens
-from moerge.progress import NO_PROGRESS, Progress
+from moerge.progress import NoProgress, Progress
 from moerge.statistics.accumulate import ShardSums
 from moerge.statistics.journal import Journal, join
 from moerge.statistics.passes import Compute, RouterPass, TrunkPass
@@ -76,7 +76,7 @@ class Computing:
     slots: int = 1
     groups: int = 1
     key: bytes = b""
-    progress: Progress = NO_PROGRESS
+    progress: Progress = field(default_factory=NoProgress)
 
 
 def router_manifest(

@@ -65,6 +65,11 @@ class MergedTrunk(TrunkLineage):
     tensors: int
     files: list[FileEntry]
 
+    @property
+    def lineage(self) -> TrunkLineage:
+        """All that the trunk is a function of."""
+        return TrunkLineage.model_validate(self.model_dump(include=set(TrunkLineage.model_fields)))
+
 
 def merge_trunk(lineage: TrunkLineage, inputs: TrunkInputs, files: Files, progress: Progress) -> MergedTrunk:
     """Merges the trunk of a lineage; equal inputs give equal bytes.

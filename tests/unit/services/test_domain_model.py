@@ -10,10 +10,9 @@ from transformers import AutoModelForCausalLM
 
 from moerge.errors import IncompatibleExpertError
 from moerge.models.dense import domain_model
-from moerge.trunk.folder import write_trunk
 from moerge.trunk.stray import require_near
 from support.models import expert
-from support.versions import logits
+from support.versions import logits, trunk_file
 
 NORM = "model.layers.1.input_layernorm.weight"
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
@@ -33,7 +32,7 @@ def test_a_tied_expert_beside_an_untied_one_keeps_the_trunk_s_embedding(
 ) -> None:
     """Their trunk has a head of its own, which must not replace the embedding of a model whose config says tied."""
     experts = [expert(tmp_path / str(i), seed=i, tie_word_embeddings=tie) for i, tie in enumerate(tied)]
-    trunk = write_trunk(experts, tmp_path / "trunk")
+    trunk = trunk_file(experts, tmp_path / "trunk")
     tensors = load_file(trunk)
     assert not torch.equal(tensors[HEAD], tensors[EMBEDDING])
     for folder in experts:

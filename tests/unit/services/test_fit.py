@@ -15,8 +15,8 @@ from moerge.models.dense import domain_model, expert_model
 from moerge.models.families import FAMILIES
 from moerge.models.reader import Checkpoint
 from moerge.models.tokens import all_counted
-from moerge.trunk.folder import write_trunk
 from support.models import expert
+from support.versions import trunk_file
 
 DOCUMENTS = [[(5 * row + 3 * column * (1 + row % 3)) % 256 for column in range(20 + row)] for row in range(40)]
 GATE, UP, DOWN = (f"model.layers.0.mlp.{name}_proj.weight" for name in ("gate", "up", "down"))
@@ -29,7 +29,7 @@ def fitted(folder: Path, trunk: Path) -> dict[str, Tensor]:
 def two(folder: Path, family: str = "llama") -> tuple[Path, Path]:
     """An expert, and the average trunk of it and another."""
     experts = [expert(folder / str(seed), seed=seed, family=family, tie_word_embeddings=False) for seed in (1, 2)]
-    return experts[0], write_trunk(experts, folder / "trunk")
+    return experts[0], trunk_file(experts, folder / "trunk")
 
 
 @torch.inference_mode()
@@ -94,7 +94,7 @@ def test_behind_the_trunk_the_fitted_mlps_say_more_nearly_what_the_expert_says(t
 @pytest.mark.parametrize("family", PRE_NORM)
 def test_behind_the_expert_s_own_trunk_nothing_changes(tmp_path: Path, family: str) -> None:
     folder = expert(tmp_path / "expert", seed=1, family=family)
-    trunk = write_trunk([folder], tmp_path / "trunk")
+    trunk = trunk_file([folder], tmp_path / "trunk")
     fit(folder, trunk, list(batches(all_counted(DOCUMENTS), 200)), tmp_path / "fitted")
     assert divergence(expert_model(folder), expert_model(tmp_path / "fitted")) < 1e-6
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from moerge.errors import MoergeError
+from moerge.merging.local import LocalTrunk
 from moerge.models.dense import domain_model
 from moerge.models.tokens import Tokens
 from moerge.progress import LogProgress
@@ -19,10 +20,10 @@ from moerge.table.joining import join, plan
 from moerge.table.joining_results import Growth
 from moerge.table.measure import Settings, Texts, measure
 from moerge.table.table import Run
-from moerge.trunk.folder import write_trunk
 from support.models import expert, texts
 from support.progress import Silent
 from support.recipes import fleet
+from support.versions import trunk_file
 
 
 def measured(on: Fleet) -> dict[str, Texts]:
@@ -75,28 +76,28 @@ def test_a_newcomer_speaks_through_the_trunk_that_it_is_not_in(tmp_path: Path) -
     assert (first.domains, second.domains) == (("d0", "d1"), ("d0", "d1", "d2"))
     assert (first.trunk, second.trunk) == (("d0", "d1"), ("d0", "d1"))
     assert second.oracles["d0"] == first.oracles["d0"]  # routers don't touch it
-    trunk = write_trunk([domain.expert for domain in on.domains[:2]], tmp_path / "trunk")
+    trunk = trunk_file([domain.expert for domain in on.domains[:2]], tmp_path / "trunk")
     domain, held = on.domains[2], measured(on)["d2"].held_out
     behind = score(domain_model(domain.expert, trunk)[0], held, Silent()).perplexity
-    alone = score(domain_model(domain.expert, write_trunk([domain.expert], tmp_path / "own"))[0], held, Silent())
+    alone = score(domain_model(domain.expert, trunk_file([domain.expert], tmp_path / "own"))[0], held, Silent())
     assert second.oracles["d2"].mean == pytest.approx(100 * alone.perplexity / behind, rel=1e-4)
 
 
 def test_under_a_kept_trunk_the_newcomer_alone_contributes(tmp_path: Path) -> None:
-    on, called = fleet(tmp_path), list[tuple[int, Path]]()
+    on, called = fleet(tmp_path), list[tuple[int, LocalTrunk]]()
     recipe, options, label = parse("dume")
     parts = recipe.parts
     assert parts is not None
 
-    def contribute(fleet: Fleet, slot: int, trunk: Path, options: Options) -> Member:
+    def contribute(fleet: Fleet, slot: int, trunk: LocalTrunk, options: Options) -> Member:
         called.append((slot, trunk))
         return parts.contribute(fleet, slot, trunk, options)
 
     run = Run(replace(recipe, parts=replace(parts, contribute=contribute)), options, label)
     domains = measured(on)
     join([run], domains, plan(tuple(domains), 1), Settings(), LogProgress())
-    kept = called[0][1]
-    assert [slot for slot, trunk in called if trunk == kept] == [0, 1, 2]
+    kept = called[0][1].digest
+    assert [slot for slot, trunk in called if trunk.digest == kept] == [0, 1, 2]
     assert len(called) == 3 + 2 + 3
 
 

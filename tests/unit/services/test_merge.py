@@ -16,7 +16,7 @@ from moerge.models.families import FAMILIES
 from moerge.models.reader import Checkpoint
 from moerge.progress import NoProgress
 from moerge.trunk.average import average
-from moerge.trunk.folder import FolderFiles, write_trunk
+from moerge.trunk.folder import FolderFiles
 from moerge.trunk.merge import TrunkInputs, merge_trunk, trunk_digest
 from moerge.trunk.methods.method import MethodInputs
 from moerge.trunk.methods.registry import METHODS
@@ -24,6 +24,7 @@ from moerge.trunk.pieces import Piece
 from moerge.trunk.task_vectors import dare
 from moerge_proto.trunks import TrunkLineage, TrunkOptions
 from support.models import expert
+from support.versions import trunk_file
 
 
 def test_the_mean_is_summed_wider_than_its_dtype() -> None:
@@ -40,7 +41,7 @@ def test_a_trunk_holds_no_mlp_and_no_buffer_of_an_older_file(tmp_path: Path) -> 
     tensors = load_file(path)
     older = {**tensors, "model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)}
     save_file(older, path, metadata={"format": "pt"})
-    merged = load_file(write_trunk([folder], tmp_path / "trunk"))
+    merged = load_file(trunk_file([folder], tmp_path / "trunk"))
     assert merged.keys() == {name for name in tensors if ".mlp." not in name}
     assert all(torch.equal(tensor, tensors[name]) for name, tensor in merged.items())
 
@@ -50,9 +51,9 @@ def test_a_tied_expert_counts_with_its_embedding_as_head(tmp_path: Path) -> None
     embedding = load_file(tied / "model.safetensors")["model.embed_tokens.weight"]
     head = load_file(untied / "model.safetensors")["lm_head.weight"]
     for order in ([tied, untied], [untied, tied]):
-        merged = load_file(write_trunk(order, tmp_path / "trunk"))
+        merged = load_file(trunk_file(order, tmp_path / "trunk"))
         torch.testing.assert_close(merged["lm_head.weight"], (embedding + head) / 2)
-    assert "lm_head.weight" not in load_file(write_trunk([tied, tied], tmp_path / "trunk"))
+    assert "lm_head.weight" not in load_file(trunk_file([tied, tied], tmp_path / "trunk"))
 
 
 def test_a_trunk_s_name_tells_every_input_and_their_order() -> None:
@@ -138,6 +139,4 @@ def test_a_trunk_has_the_widest_of_its_experts_dtypes(tmp_path: Path) -> None:
     path = folders[0] / "model.safetensors"
     save_file({name: tensor.bfloat16() for name, tensor in load_file(path).items()}, path, metadata={"format": "pt"})
     for order in (folders, folders[::-1]):
-        assert {tensor.dtype for tensor in load_file(write_trunk(order, tmp_path / "trunk")).values()} == {
-            torch.float32
-        }
+        assert {tensor.dtype for tensor in load_file(trunk_file(order, tmp_path / "trunk")).values()} == {torch.float32}

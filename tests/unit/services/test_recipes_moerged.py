@@ -16,10 +16,10 @@ from moerge.recipes.models import Loaded
 from moerge.recipes.registry import parse
 from moerge.scoring.perplexity import Rows
 from moerge.scoring.routers import routers
-from moerge.trunk.folder import write_trunk
 from moerge.trunk.regmean import SHRINKAGE_TO_AVERAGE
 from support.models import SMALL, VOCAB
 from support.recipes import fleet, only
+from support.versions import trunk_file
 
 HELD = torch.tensor([[3 * column % 250 for column in range(30)]])
 
@@ -44,7 +44,7 @@ def textbook(
     on: Fleet, layer: int, texts: Sequence[Sequence[list[int]]], ridge_lambda: float, merged: int | None = None
 ) -> Tensor:
     """DUME eq. 7 for one layer, with unit columns: [D, H] float64. By default all experts are in the trunk."""
-    trunk = write_trunk([domain.expert for domain in on.domains[:merged]], on.work / "expected-trunk")
+    trunk = trunk_file([domain.expert for domain in on.domains[:merged]], on.work / "expected-trunk")
     models = [domain_model(domain.expert, trunk)[0] for domain in on.domains]
     each = [inputs(m, f"model.layers.{layer}.mlp", text) for m, text in zip(models, texts, strict=True)]
     x = torch.cat(each)
@@ -107,7 +107,7 @@ def test_out_of_distribution_statistics_are_those_of_the_other_text(tmp_path: Pa
 def test_an_oracle_is_the_trunk_with_the_text_s_own_mlps(tmp_path: Path) -> None:
     on = fleet(tmp_path)
     oracle = only("oracle", on)
-    trunk = write_trunk([domain.expert for domain in on.domains], tmp_path / "trunk")
+    trunk = trunk_file([domain.expert for domain in on.domains], tmp_path / "trunk")
     for domain in on.domains:
         with torch.inference_mode():
             expected = domain_model(domain.expert, trunk)[0](HELD).logits

@@ -13,9 +13,8 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from moerge.models.dense import domain_model
 from moerge.models.families import FAMILIES
 from moerge.scoring.routers import forced, randomised, routers
-from moerge.trunk.folder import write_trunk
 from support.models import expert
-from support.versions import ROWS, logits, published
+from support.versions import ROWS, logits, published, trunk_file
 
 LLAMA3 = {
     "rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
@@ -162,7 +161,7 @@ def test_the_average_trunk_is_the_mean_in_the_experts_dtype(tmp_path: Path) -> N
     for folder in experts:
         with safe_open(folder / "model.safetensors", framework="pt") as file:
             tensors.append(file.get_tensor(name))
-    with safe_open(write_trunk(experts, tmp_path / "trunk"), framework="pt") as file:
+    with safe_open(trunk_file(experts, tmp_path / "trunk"), framework="pt") as file:
         names = set(file.keys())
         trunk = file.get_tensor(name)
     torch.testing.assert_close(trunk, torch.stack(tensors).double().mean(dim=0).float())
