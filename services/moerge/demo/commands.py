@@ -5,11 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
-from transformers.utils import logging
 
-from moerge.demo import corpora
-from moerge.demo.main_job import Demo, Domain
-from moerge.demo.train import train
 from moerge.files import cache_folder
 from moerge.progress import progress
 
@@ -32,6 +28,12 @@ def demo(
 
     Example: moerge demo --home /tmp/moerge-demo
     """
+    from transformers.utils import logging
+
+    from moerge.demo import corpora
+    from moerge.demo.main_job import Demo, Domain
+    from moerge.demo.train import train
+
     logging.disable_progress_bar()
     texts = corpora.write(cache_folder() / "texts")
     experts = train(texts, cache_folder() / "experts", progress()).experts
