@@ -2,8 +2,9 @@
 
 import colorsys
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 import typer
 from pydantic import ValidationError
@@ -18,7 +19,7 @@ from moerge.cli.version_page import show_files, show_routers, show_signatures
 from moerge.client.client import Client
 from moerge.client.http import found
 from moerge.errors import MoergeError
-from moerge_proto.options import LambdaScale, Routers, SolveOptions
+from moerge_proto.options import RECOMMENDED, VERSION_RECIPES, LambdaScale, RecipeName, Routers
 from moerge_proto.owners import Role
 from moerge_proto.routing import MAX_CHARACTERS, RoutedText
 from moerge_proto.versions import NewVersion, VersionChange
@@ -45,22 +46,34 @@ def resolve(client: Client, name: str) -> int:
     return alias.version
 
 
+def _option(field: str, help: str, *names: str) -> Any:
+    """A solve option that shows the recommended value."""
+    return typer.Option(*names, help=help, show_default=str(getattr(RECOMMENDED.solve, field) or "none"))
+
+
 @app.command("solve")
 def solve_version(
     coordinator: Coordinator,
     secret: Secret,
-    ridge_lambda: Annotated[float, typer.Option("--lambda", help="Ridge regulariser.")] = 0.01,
+    recipe: Annotated[
+        RecipeName, typer.Option(help="Default of the options below: moerge, the recommended ones; dume, the paper's.")
+    ] = "moerge",
+    ridge_lambda: Annotated[float | None, _option("ridge_lambda", "Ridge regulariser.", "--lambda")] = None,
     lambda_scale: Annotated[
-        LambdaScale, typer.Option(help="What lambda counts: absolute; relative, mean diagonals; auto, not given.")
-    ] = "absolute",
+        LambdaScale | None,
+        _option("lambda_scale", "Unit of lambda: absolute; relative, the mean diagonal; auto, by the tuning splits."),
+    ] = None,
     domain_weight: Annotated[
-        list[str] | None, typer.Option(help="DOMAIN=NUMBER, what its statistics count; repeat. Or: balanced.")
+        list[str] | None,
+        _option("domain_weights", "DOMAIN=NUMBER, weight of its statistics; repeat. Or: balanced, all alike; none."),
     ] = None,
     routers: Annotated[
-        Routers, typer.Option(help="discriminant; or ridge, the paper's, with columns of norm 1.")
-    ] = "discriminant",
-    top_k: Annotated[int, typer.Option(help="Experts per token.")] = 1,
-    temperature: Annotated[float, typer.Option(help="Divides the routers' scores; matters for top-k > 1.")] = 1.0,
+        Routers | None, _option("routers", "discriminant; or ridge, the paper's, with columns of norm 1.")
+    ] = None,
+    top_k: Annotated[int | None, _option("top_k", "Experts per token.")] = None,
+    temperature: Annotated[
+        float | None, _option("temperature", "Divides the routers' scores; matters for top-k > 1.")
+    ] = None,
     tied: Annotated[bool, typer.Option("--tied", help="Leave the head out where it is the embedding.")] = False,
     round: Annotated[str | None, typer.Option(help="Take who contributed to this round.")] = None,
 ) -> None:
@@ -68,16 +81,42 @@ def solve_version(
 
     Example: moerge version solve --lambda-scale auto
     """
-    weights = "balanced" if domain_weight == ["balanced"] else numbers("--domain-weight", domain_weight or [])
-    options = {"ridge_lambda": ridge_lambda, "lambda_scale": lambda_scale, "domain_weights": weights}
-    options |= {"routers": routers, "top_k": top_k, "temperature": temperature}
-    try:
-        new = NewVersion(options=SolveOptions.model_validate(options), tied=tied, round=round)
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise MoergeError(first["msg"], where=".".join(map(str, first["loc"])), todo="see --help") from error
+    options = {
+        "ridge_lambda": ridge_lambda,
+        "lambda_scale": lambda_scale,
+        "domain_weights": _weights(domain_weight),
+        "routers": routers,
+        "top_k": top_k,
+        "temperature": temperature,
+    }
+    new = new_version(recipe, options, tied=tied, round=round)
     with Client(coordinator, secret) as client:
         typer.echo(wait(client, client.solve_version(new)))
+
+
+def _weights(given: list[str] | None) -> dict[str, float] | Literal["balanced"] | None:
+    if given == ["balanced"]:
+        return "balanced"
+    return {} if given == ["none"] else numbers("--domain-weight", given) if given else None
+
+
+def new_version(recipe: RecipeName, options: Mapping[str, object], **more: object) -> NewVersion:
+    """The message for a version by a recipe. Of `options`, None is not given.
+
+    Only the given ones are sent by the recommended recipe; the coordinator knows the rest.
+
+    Raises:
+        MoergeError: an option is invalid; names it.
+    """
+    given = {name: value for name, value in options.items() if value is not None}
+    if recipe != "moerge":
+        given = {**VERSION_RECIPES[recipe].solve.model_dump(), **given}
+    try:
+        return NewVersion.model_validate({"options": given, **more})
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])).removeprefix("options.")
+        raise MoergeError(first["msg"], where=where, todo="see --help") from error
 
 
 @app.command("list")

@@ -8,7 +8,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import httpx
 from rich.console import Console
@@ -18,16 +17,13 @@ from moerge.demo.processes import Processes, free_port
 from moerge.errors import MoergeError
 from moerge.files import atomic_file
 from moerge_proto.experts import Expert, ExpertState
-from moerge_proto.options import PAPER, RECOMMENDED, VersionRecipe
+from moerge_proto.options import VERSION_RECIPES, RecipeName
 from moerge_proto.owners import NewOwner, NewToken, Role
 from moerge_proto.trunks import NewTrunk
 from moerge_proto.versions import CHAMPION, NewVersion, Version
 
 TABLE_TOKENS = 10_000
 """Held-out tokens per domain in the demo's tables."""
-RecipeName = Literal["moerge", "dume"]
-"""Of the library's recipes, those that the demo's owners and operator can follow."""
-_RECIPES: dict[RecipeName, VersionRecipe] = {"moerge": RECOMMENDED, "dume": PAPER}
 _BESIDE: dict[RecipeName, list[str]] = {"moerge": ["averaging", "dume"], "dume": ["averaging"]}
 _POLICY = b"""\
 held_out_share = 0.1
@@ -74,7 +70,9 @@ class Demo:
             self._say("Merging their trunk; each owner then contributes statistics under it")
             if self._recipe == "moerge":
                 self._wait_for_trunk_contributions(client, early, workers)
-            trunk = client.wait(client.merge_trunk(NewTrunk(method=_RECIPES[self._recipe].method, experts=experts)))
+            trunk = client.wait(
+                client.merge_trunk(NewTrunk(method=VERSION_RECIPES[self._recipe].method, experts=experts))
+            )
             self._wait_for_contributions(processes, client, trunk, workers)
             numbers = [self._publish(processes, client, trunk, experts, early)]
             self._say(f"{late.name} joins under the same trunk; nobody else does anything")
@@ -171,7 +169,7 @@ class Demo:
         self._say("Summing, solving, publishing")
         come = {row.expert for row in client.contributions() if row.active and row.trunk == trunk}
         chosen = {row.plain: row.digest for row in client.experts() if row.digest in come}
-        new = NewVersion(experts=[chosen[each] for each in experts], options=_RECIPES[self._recipe].solve)
+        new = NewVersion(experts=[chosen[each] for each in experts], options=VERSION_RECIPES[self._recipe].solve)
         version = client.version(int(client.wait(client.solve_version(new))))
         show = ["version", "show", version.number]
         processes.finish("version show", processes.start(show, self._environment(self._operator_token())))
