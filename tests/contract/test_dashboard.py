@@ -17,6 +17,7 @@ from moerge.cli.common import wait
 from moerge.errors import MoergeError
 from moerge_coordinator.dashboard.actions import ACTIONS
 from moerge_proto.experts import ExpertState
+from moerge_proto.options import RECOMMENDED
 from moerge_proto.owners import NewOwner, NewToken, Role
 from moerge_proto.trunks import NewTrunk
 from moerge_proto.versions import NewVersion, VersionChange
@@ -224,7 +225,7 @@ def test_solving_and_merging_start_workflows(house: House) -> None:
     with house.visit() as browser, house.server.client() as operator:
         assert act(browser, "/solve", ridge_lambda="0.5", top_k="1").headers["Location"].endswith("said=started")
         eventually(lambda: len(list(operator.versions())) == 3)
-        assert "lambda 0.01 → 0.5" in browser.get("/versions").text
+        assert f"lambda {RECOMMENDED.solve.ridge_lambda} → 0.5" in browser.get("/versions").text
         assert act(browser, "/solve", ridge_lambda="none", top_k="1").status_code == 422
         assert act(browser, "/solve", ridge_lambda="0", top_k="1").status_code == 422
         assert act(browser, "/versions/3/retire").headers["Location"].endswith("said=retired")
