@@ -1,23 +1,18 @@
-"""`moerge coordinator …`"""
+"""`moerge coordinator …`; each command imports what it alone needs, which takes seconds to load."""
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from moerge.progress import progress
-from moerge_coordinator import log, server
-from moerge_coordinator.backups import back_up
-from moerge_coordinator.backups import restore as restore_home
-from moerge_coordinator.bootstrap import initialise, make_app, only_one, stores
-from moerge_coordinator.check import problems
-from moerge_coordinator.database import open_database
-from moerge_coordinator.settings import Settings, read_settings
-from moerge_coordinator.upkeep import Finding
-from moerge_coordinator.upkeep import verify as verify_home
+
+if TYPE_CHECKING:
+    from moerge_coordinator.settings import Settings
+    from moerge_coordinator.upkeep import Finding
 
 _SHOWN = 4
 _WIDE = 500  # in a log, a path stays in one piece
@@ -33,6 +28,8 @@ def init(home: Home) -> None:
 
     Example: moerge coordinator init /srv/moerge
     """
+    from moerge_coordinator.bootstrap import initialise
+
     token = initialise(home)
     typer.echo(token.secret)
     typer.echo(f"This operator token is shown once. Next: moerge coordinator serve {home}", err=True)
@@ -46,6 +43,10 @@ def serve(home: Home, host: Host = None, port: Port = None) -> None:
 
     Example: moerge coordinator serve /srv/moerge --port 8080
     """
+    from moerge_coordinator import log, server
+    from moerge_coordinator.bootstrap import make_app, only_one
+    from moerge_coordinator.settings import read_settings
+
     settings = _overridden(read_settings(home), host, port)
     log.configure()
     with only_one(settings):
@@ -58,6 +59,8 @@ def check(home: Home, host: Host = None, port: Port = None) -> None:
 
     Example: moerge coordinator check /srv/moerge
     """
+    from moerge_coordinator.check import problems
+
     found = list(problems(home, os.environ, lambda settings: _overridden(settings, host, port)))
     for problem in found:
         typer.echo(problem)
@@ -66,7 +69,7 @@ def check(home: Home, host: Host = None, port: Port = None) -> None:
     typer.echo(f"nothing is wrong; next: moerge coordinator serve {home}")
 
 
-def _overridden(settings: Settings, host: str | None, port: int | None) -> Settings:
+def _overridden(settings: "Settings", host: str | None, port: int | None) -> "Settings":
     given = {"host": host, "port": port}
     return settings.model_copy(update={key: value for key, value in given.items() if value is not None})
 
@@ -82,6 +85,9 @@ def backup(
 
     Example: moerge coordinator backup /srv/moerge /mnt/backup/moerge
     """
+    from moerge_coordinator.backups import back_up
+    from moerge_coordinator.settings import read_settings
+
     made = back_up(read_settings(home), target, progress())
     typer.echo(f"{target}: {len(made.databases)} databases and settings, {len(made.blobs)} blobs")
 
@@ -95,7 +101,9 @@ def restore(
 
     Example: moerge coordinator restore /mnt/backup/moerge /srv/moerge
     """
-    made = restore_home(source, home, progress())
+    from moerge_coordinator import backups
+
+    made = backups.restore(source, home, progress())
     typer.echo(f"{home}: as it was on {made.made:%Y-%m-%d %H:%M} UTC. Next: moerge coordinator serve {home}")
 
 
@@ -107,10 +115,15 @@ def verify(home: Home) -> None:
 
     Example: moerge coordinator verify /srv/moerge
     """
+    from moerge_coordinator import upkeep
+    from moerge_coordinator.bootstrap import stores
+    from moerge_coordinator.database import open_database
+    from moerge_coordinator.settings import read_settings
+
     settings = read_settings(home)
     engine = open_database(settings.database)
     try:
-        found = verify_home(engine, stores(settings)[0], home, progress())
+        found = upkeep.verify(engine, stores(settings)[0], home, progress())
     finally:
         engine.dispose()
     if found:
@@ -121,7 +134,7 @@ def verify(home: Home) -> None:
         raise typer.Exit(1)
 
 
-def _show(findings: list[Finding]) -> None:
+def _show(findings: "list[Finding]") -> None:
     table = Table(title="Findings")
     for column in ("", "file", "digest", "needed by", "what to do"):
         table.add_column(column, overflow="fold")

@@ -9,11 +9,10 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from moerge.blobs.store import Blobs
-from moerge.models.config import Vocabulary
 from moerge.models.expert_folder import check_expert
 from moerge_coordinator.refusals import RefusedError
 from moerge_coordinator.tables import ExpertRow, HoldingRow
-from moerge_proto.experts import ExpertState
+from moerge_proto.experts import ExpertState, Vocabulary
 from moerge_proto.messages import FileEntry
 from moerge_proto.problems import ProblemType
 

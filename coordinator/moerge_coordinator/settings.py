@@ -9,9 +9,9 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validat
 
 from moerge.blobs.s3 import S3
 from moerge.errors import MoergeError
-from moerge.models.config import Vocabulary
 from moerge.settings import built, put, read_toml, unknown
 from moerge_coordinator.sources import require_address
+from moerge_proto.experts import Vocabulary
 
 FILE = "coordinator.toml"
 PREFIX = "MOERGE_COORDINATOR_"

@@ -11,6 +11,9 @@ from moerge_proto.messages import FileEntry, Message
 from moerge_proto.problems import Problem
 from moerge_proto.workflows import Workflow
 
+Vocabulary = Literal["same", "pad"]
+"""Whether experts must have the same vocabulary, or one may add tokens behind the other's."""
+
 
 class ExpertState(StrEnum):
     """received -> ready, or refused with the reason; ready -> withdrawn."""

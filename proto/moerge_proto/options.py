@@ -53,6 +53,9 @@ RECOMMENDED = VersionRecipe(
     solve=SolveOptions(ridge_lambda=0.001, lambda_scale="relative", domain_weights="balanced", routers="discriminant"),
 )
 """The default of REST, the commands, the dashboard, the demo and the recipe `moerge`. Measured in docs/quality.md."""
+RecipeName = Literal["moerge", "dume"]
+VERSION_RECIPES: dict[RecipeName, VersionRecipe] = {"moerge": RECOMMENDED, "dume": PAPER}
+"""Of the library's recipes, those that owners and an operator can follow."""
 _SOLVE = RECOMMENDED.solve
 
 

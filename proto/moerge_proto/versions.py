@@ -1,9 +1,10 @@
 """Router versions: immutable, numbered 1, 2, 3, …"""
 
+from collections.abc import Callable
 from datetime import datetime
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, JsonValue, WithJsonSchema
+from pydantic import Field, JsonValue, PlainSerializer, WithJsonSchema, WrapValidator
 
 from moerge_proto.digests import Digest, Name
 from moerge_proto.messages import FileEntry, Message
@@ -13,12 +14,26 @@ CHAMPION = "champion"
 """The alias of the version that consumers use."""
 
 
-def _completed(value: object) -> object:
-    """Options with the recommended ones for those that are left out."""
-    return {**RECOMMENDED.solve.model_dump(), **value} if isinstance(value, dict) else value
+def _completed(value: object, validate: Callable[[object], SolveOptions]) -> SolveOptions:
+    """Options with the recommended values for those left out, which don't count as set."""
+    given = dict(value) if isinstance(value, SolveOptions) else value
+    if not isinstance(given, dict):
+        return validate(given)
+    options = validate({**RECOMMENDED.solve.model_dump(), **given})
+    return SolveOptions.model_construct(set(given), **dict(options))
 
 
-Completed = Annotated[SolveOptions, BeforeValidator(_completed), WithJsonSchema(RecommendedOptions.model_json_schema())]
+def _given(options: SolveOptions) -> dict[str, Any]:
+    return options.model_dump(exclude_unset=True)
+
+
+Completed = Annotated[
+    SolveOptions,
+    WrapValidator(_completed),
+    PlainSerializer(_given),
+    WithJsonSchema(RecommendedOptions.model_json_schema()),
+]
+"""Solve options that travel as they were given; whoever reads them completes them with the recommended ones."""
 
 
 class NewVersion(Message):
@@ -33,7 +48,7 @@ class NewVersion(Message):
     trunk: Digest | None = None
     experts: list[Digest] | None = Field(default=None, min_length=1)
     round: Name | None = None
-    options: Completed = RECOMMENDED.solve
+    options: Completed = Field(default_factory=lambda: _completed({}, SolveOptions.model_validate))
     tied: bool = False
 
 

@@ -81,9 +81,9 @@ def write_statistics(path: Path, gram: Tensor, cross: Tensor, *, domain: str, to
 
 def compressed_chunks(path: Path) -> list[bytes]:
     """The bodies that the client sends for a file."""
-    from moerge.client.client import _compress, _plain_chunks
+    from moerge.client.uploads import compressed, plain_chunks
 
-    return [_compress(plain) for _, plain in _plain_chunks(path)]
+    return [compressed(plain) for _, plain in plain_chunks(path)]
 
 
 class Store:

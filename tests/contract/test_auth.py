@@ -186,7 +186,7 @@ def test_on_another_owner_s_thing_every_route_of_owners_answers_as_if_it_were_no
     sent = send(law, written(tmp_path / "contribution", *honest(server, law, trunk)))
     asked = send_trunk(law, written(tmp_path / "trunk-contribution", *honest_trunk(law)))
     new = NewUpload(sha256=sent.digest, size=1, chunks=[Chunk(sha256=sent.digest, size=1)])
-    upload = law.client._post(Upload, "/v1/uploads", new).id
+    upload = law.client.http.post(Upload, "/v1/uploads", new).id
     things: dict[str, dict[str, Any]] = {
         "/v1/experts/{digest}": {"digest": sent.expert},
         "/v1/experts/{digest}/withdraw": {"digest": sent.expert},

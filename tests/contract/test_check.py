@@ -130,7 +130,7 @@ def test_a_home_that_can_t_be_written_is_told(home: Path) -> None:
 
 def test_the_command_exits_with_1_if_anything_is_wrong(home: Path) -> None:
     def run(*options: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "moerge.cli.app", "coordinator", "check", str(home), *options]
+        command = [sys.executable, "-m", "moerge", "coordinator", "check", str(home), *options]
         return subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)  # noqa: S603
 
     good, bad = run(), run("--host", "0.0.0.0")  # noqa: S104

@@ -17,6 +17,7 @@ from moerge.cli.common import wait
 from moerge.errors import MoergeError
 from moerge_coordinator.dashboard.actions import ACTIONS
 from moerge_proto.experts import ExpertState
+from moerge_proto.options import RECOMMENDED
 from moerge_proto.owners import NewOwner, NewToken, Role
 from moerge_proto.trunks import NewTrunk
 from moerge_proto.versions import NewVersion, VersionChange
@@ -224,7 +225,7 @@ def test_solving_and_merging_start_workflows(house: House) -> None:
     with house.visit() as browser, house.server.client() as operator:
         assert act(browser, "/solve", ridge_lambda="0.5", top_k="1").headers["Location"].endswith("said=started")
         eventually(lambda: len(list(operator.versions())) == 3)
-        assert "lambda 0.01 → 0.5" in browser.get("/versions").text
+        assert f"lambda {RECOMMENDED.solve.ridge_lambda} → 0.5" in browser.get("/versions").text
         assert act(browser, "/solve", ridge_lambda="none", top_k="1").status_code == 422
         assert act(browser, "/solve", ridge_lambda="0", top_k="1").status_code == 422
         assert act(browser, "/versions/3/retire").headers["Location"].endswith("said=retired")
@@ -307,7 +308,7 @@ def test_with_many_versions_and_owners_pages_are_small_and_paged(house: House, t
             if table == "versions":
                 given = [dict(zip(columns, rows[1], strict=True), number=number) for number in range(1, 1001)]
                 for row in given:  # lambda differs
-                    row["lineage"] = row["lineage"].replace("0.01", str(row["number"]))
+                    row["lineage"] = row["lineage"].replace(str(RECOMMENDED.solve.ridge_lambda), str(row["number"]))
                     row["lineage_digest"] = f"{row['number']:064}"
                 rows = [tuple(row[name] for name in columns) for row in given]
             target.executemany(f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({marks})", rows)  # noqa: S608

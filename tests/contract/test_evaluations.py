@@ -221,6 +221,6 @@ def test_a_withdrawn_expert_s_evaluation_stays_and_its_version_goes_to_no_owner(
     art.withdraw_expert(house.experts["art"].digest)
     for client, told in (law, "contains withdrawn experts: art"), (art, "no ready expert of yours is in version"):
         with pytest.raises(CoordinatorError, match=told) as caught:
-            client._send("GET", f"/v1/versions/{number}/files/config.json")
+            client.http.send("GET", f"/v1/versions/{number}/files/config.json")
         assert refused(caught)[0] == "forbidden"
     assert [each.domain for each in house.operator.version_table(number).scores] == ["art"]

@@ -15,7 +15,7 @@ from support.processes import Coordinator, coordinator
 def test_a_second_coordinator_on_a_home_refuses_to_start_and_says_why(tmp_path: Path) -> None:
     with coordinator(tmp_path / "home") as first:
         second = subprocess.run(  # noqa: S603  # our own command
-            [sys.executable, "-m", "moerge.cli.app", "coordinator", "serve", str(first.home), "--port", "0"],
+            [sys.executable, "-m", "moerge", "coordinator", "serve", str(first.home), "--port", "0"],
             capture_output=True,
             text=True,
             check=False,

@@ -12,7 +12,7 @@ from moerge.client.register import register
 from moerge.errors import CoordinatorError, MoergeError
 from moerge_proto.contributions import NewContribution
 from moerge_proto.experts import ExpertState
-from moerge_proto.options import SolveOptions
+from moerge_proto.options import RECOMMENDED
 from moerge_proto.trunks import Trunk
 from moerge_proto.versions import NewVersion, Version
 from support.fleet import SILENT, Member, files_below, honest, honest_trunk, join, joined, merge, send, send_trunk
@@ -273,13 +273,12 @@ def test_withdrawing_a_trunk_contribution_retires_the_trunk_that_was_solved_from
 def test_solving_again_with_other_options_needs_nobody(fleets: Callable[..., Fleet]) -> None:
     fleet = fleets("law", "art")
     solved(fleet, "law", "art")
-    again = fleet.solve(NewVersion(options=SolveOptions(ridge_lambda=10.0, top_k=2, domain_weights={"law": 2.0})))
+    others = {"ridge_lambda": 10.0, "top_k": 2, "domain_weights": {"law": 2.0}}
+    again = fleet.solve(NewVersion.model_validate({"options": others}))
     assert again.number == 2
     with fleet.server.client() as operator:
         found = operator.compare_versions(1, 2)
-    assert found.options == {
-        "ridge_lambda": (0.01, 10.0), "top_k": (1, 2), "domain_weights": ({}, {"law": 2.0})
-    }  # fmt: skip
+    assert found.options == {name: (getattr(RECOMMENDED.solve, name), value) for name, value in others.items()}
     assert found.same_trunk
     assert (found.experts_added, found.experts_removed, found.contributions_added) == ([], [], [])
     router = next(file for file in again.files if file.name == "model-router.safetensors")

@@ -107,7 +107,7 @@ def test_options_that_don_t_belong_to_the_method_are_refused_by_name(
     fleet: Fleet, how: dict[str, object], said: str
 ) -> None:
     with fleet.server.client() as operator, pytest.raises(CoordinatorError) as caught:
-        operator._send("POST", "/v1/trunks", content=json.dumps(how).encode(), headers=JSON)
+        operator.http.send("POST", "/v1/trunks", content=json.dumps(how).encode(), headers=JSON)
     assert said in str(caught.value)
 
 

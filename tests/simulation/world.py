@@ -10,12 +10,12 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
-import httpx
 import uvicorn
 from dbos import _dbos
 
 from moerge.blobs.s3 import S3, S3Blobs
 from moerge.client.client import Client
+from moerge.client.http import Http
 from moerge.demo.processes import free_port
 from moerge.files import file_sha256
 from moerge_coordinator import tables
@@ -121,12 +121,7 @@ class InProcess(World):
 
     def client(self, token: str) -> Client:
         client = super().client(token)
-        client._http = httpx.Client(
-            base_url=self.url,
-            headers={"Authorization": f"Bearer {token}"},
-            timeout=60,
-            transport=LossyTransport(self._faults),
-        )
+        client.http = Http(self.url, token, patience=60, timeout=60, transport=LossyTransport(self._faults))
         return client
 
     def apply(self, fault: Fault | None, call: Any) -> Any:

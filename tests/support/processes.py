@@ -20,9 +20,9 @@ from moerge.demo.processes import free_port
 from moerge_coordinator.bootstrap import initialise
 
 _ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-MOERGE = [sys.executable, "-m", "moerge.cli.app"]
+MOERGE = [sys.executable, "-m", "moerge"]
 _FORKS = multiprocessing.get_context("forkserver")
-_FORKS.set_forkserver_preload(["moerge_coordinator.commands"])  # what a coordinator imports takes it three seconds
+_FORKS.set_forkserver_preload(["moerge_coordinator.bootstrap", "moerge_coordinator.server"])  # they take seconds
 
 
 def marked(mark: str) -> dict[int, str]:

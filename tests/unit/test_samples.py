@@ -1,6 +1,5 @@
 """What README and deploy/ tell people to type exists: commands, options, paths, settings, extras."""
 
-import importlib
 import re
 import shlex
 import subprocess
@@ -11,6 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
+from typer import Context
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
@@ -35,13 +35,8 @@ def instructions(dockerfile: Path) -> list[tuple[str, str]]:
 def command(words: list[str]) -> TyperCommand:
     """The command that the words name, with what comes after it left out."""
     found: Any = get_command(cli.app)
-    if words[0] in cli.COMPONENTS:
-        found, words = get_command(importlib.import_module(cli.COMPONENTS[words[0]][0]).app), words[1:]
-    for word in words:
-        if not (isinstance(found, TyperGroup) and found.commands):
-            break
-        assert word in found.commands, f"{word} of {' '.join(words)}"
-        found = found.commands[word]
+    while words and isinstance(found, TyperGroup) and found.commands:
+        _, found, words = found.resolve_command(Context(found), words)
     return found  # type: ignore[no-any-return]  # what typer makes of its groups has no public type
 
 
@@ -67,9 +62,39 @@ def test_every_command_that_is_written_down_exists(arguments: list[str]) -> None
     require_command(arguments)
 
 
-def test_commands_that_only_speak_rest_don_t_wait_for_torch() -> None:
-    code = "import sys, moerge.cli.app; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0  # noqa: S603
+EVERY_HELP = """
+import sys
+from typer import Context
+from typer.main import get_command
+from moerge.cli.app import app, main
+
+def show(command, *path):
+    context = Context(command, info_name=" ".join(path))
+    print(command.get_help(context))
+    for name in getattr(command, "commands", ()):
+        show(command.resolve_command(context, [name])[1], *path, name)
+
+show(get_command(app), "moerge")
+print("loaded:", *{"torch", "transformers", "dbos", "sqlalchemy", "ray"}.intersection(sys.modules))
+sys.modules["structlog"] = None  # as if the extra were not installed
+sys.argv = ["moerge", "worker", "run", "--log-format", "json"]
+main()
+"""
+
+
+def test_no_help_and_no_command_that_only_speaks_rest_waits_for_torch_and_a_missing_extra_is_named() -> None:
+    done = subprocess.run([sys.executable, "-c", EVERY_HELP], capture_output=True, text=True, check=False)  # noqa: S603
+    helps, _, loaded = done.stdout.partition("loaded:")
+    assert not loaded.strip()
+    for words in ("version solve", "coordinator init", "worker run", "table", "demo"):
+        assert f"Usage: moerge {words} " in helps, done.stderr
+    assert "error: moerge worker: needs structlog" in done.stderr
+    assert "pip install 'moerge[worker]'" in done.stderr
+
+
+def test_a_noun_s_verbs_are_listed_in_the_order_of_use() -> None:
+    for noun, verbs in (("trunk", ["merge", "list", "show"]), ("version", ["solve", "list", "show", "promote"])):
+        assert list(command([noun]).commands)[: len(verbs)] == verbs  # type: ignore[attr-defined]  # it is a group
 
 
 def test_the_readme_s_paths_and_make_targets_exist() -> None:

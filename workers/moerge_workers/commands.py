@@ -1,6 +1,5 @@
 """`moerge worker …`"""
 
-import importlib
 import inspect
 from collections.abc import Callable
 from contextlib import closing
@@ -169,7 +168,8 @@ def _with_options(do: Callable[[Settings], None], *, alone: bool = False) -> Non
             if settings.log_format == "text":
                 do(settings)
                 return
-        log = importlib.import_module("moerge_workers.log")
+        from moerge_workers import log
+
         log.configure(given.get("data", []))
         with log.errors_told():
             settings = read_settings(given, config, alone=alone)
@@ -265,7 +265,9 @@ def _decide(home: Path, which: str, decision: Literal["approved", "refused"]) ->
             what = f"{which or 'one item'} is meant, {len(found)} are found"
             raise MoergeError(what, where="digest", todo=f"name one digest; waiting: {waiting}")
         if decision == "approved":
-            importlib.import_module("moerge_workers.outbox").require_unchanged(found[0])
+            from moerge_workers.outbox import require_unchanged
+
+            require_unchanged(found[0])
         history.note(found[0], decision)
     typer.echo(f"{decision}: {found[0].about}, {decimal(found[0].bytes)}, {found[0].digest}")
 

@@ -9,7 +9,7 @@ from moerge_coordinator.dashboard.rest import RestError
 from moerge_coordinator.dashboard.visit import HOME, Action, Field, Form, Visit
 from moerge_proto.experts import Expert, Purge, Withdraw
 from moerge_proto.history import Remerge, TrunkHistory
-from moerge_proto.options import PAPER, RECOMMENDED, SolveOptions
+from moerge_proto.options import PAPER, RECOMMENDED
 from moerge_proto.owners import Owner
 from moerge_proto.problems import Problem, ProblemType
 from moerge_proto.rounds import NewRound, Round, RoundChange
@@ -133,49 +133,66 @@ async def _retire(visit: Visit, given: Given) -> str:
     return _said(_version(visit), "retired")
 
 
+def _choice(name: str, label: str, first: object, words: Mapping[str, str]) -> Field:
+    """A choice whose first option is the recommended one."""
+    return Field(name, label, options=tuple(sorted(words.items(), key=lambda each: each[0] != first)))
+
+
 async def _ask_solve(visit: Visit) -> Form:
+    return solve_form()
+
+
+def solve_form() -> Form:
+    """The form for a version; left as it is, it asks for the recommended options."""
+    best = RECOMMENDED.solve
+    scales = {
+        "absolute": "absolute",
+        "relative": "relative to the mean diagonal",
+        "auto": "chosen by the tuning splits",
+    }
+    routers = {"discriminant": "discriminants", "ridge": "ridge, as in the paper"}
+    weights = {"": "as they contributed", "balanced": "all the same"}
     return Form(
         heading="Solve a version",
         button="Solve",
         back=f"{HOME}/versions",
         facts=("Of the current trunk, with every ready expert whose owner has contributed under it.",),
         fields=(
-            Field("ridge_lambda", "lambda", value="0.01", hint="added to the diagonal of every layer's gram"),
             Field(
-                "lambda_scale",
-                "lambda is",
-                options=(
-                    ("absolute", "absolute"),
-                    ("relative", "relative to the mean diagonal"),
-                    ("auto", "chosen by the tuning splits"),
-                ),
+                "ridge_lambda",
+                "lambda",
+                value=str(best.ridge_lambda),
+                hint="added to the diagonal of every layer's gram",
             ),
-            Field(
-                "routers", "Routers", options=(("discriminant", "discriminants"), ("ridge", "ridge, as in the paper"))
-            ),
-            Field("top_k", "Experts per token", value="1"),
-            Field(
-                "domain_weights", "Domains weigh", options=(("", "as they contributed"), ("balanced", "all the same"))
+            _choice("lambda_scale", "lambda is", best.lambda_scale, scales),
+            _choice("routers", "Routers", best.routers, routers),
+            Field("top_k", "Experts per token", value=str(best.top_k)),
+            _choice(
+                "domain_weights", "Domains weigh", "balanced" if best.domain_weights == "balanced" else "", weights
             ),
         ),
     )
 
 
 async def _solve(visit: Visit, given: Given) -> str:
-    chosen: dict[str, object] = {
-        "ridge_lambda": _number(given, "ridge_lambda"),
-        "lambda_scale": given.get("lambda_scale", "absolute"),
-        "routers": given.get("routers", "discriminant"),
-        "top_k": int(_number(given, "top_k", int)),
-    }
-    if given.get("domain_weights"):
-        chosen["domain_weights"] = given["domain_weights"]
+    await visit.rest.send("POST", "/v1/versions", asked_version(given))
+    return _said("/workflows", "started")
+
+
+def asked_version(given: Given) -> NewVersion:
+    """The version that a filled in form asks for.
+
+    Raises:
+        RestError: a value is invalid.
+    """
+    chosen: dict[str, object] = {name: given[name] for name in ("lambda_scale", "routers") if name in given}
+    chosen |= {"ridge_lambda": _number(given, "ridge_lambda"), "top_k": int(_number(given, "top_k", int))}
+    if "domain_weights" in given:
+        chosen["domain_weights"] = given["domain_weights"] or {}
     try:
-        options = SolveOptions.model_validate(chosen)
+        return NewVersion.model_validate({"options": chosen})
     except ValueError as error:
         raise _invalid("options", "lambda must be above 0, and at least 1 expert per token") from error
-    await visit.rest.send("POST", "/v1/versions", NewVersion(options=options))
-    return _said("/workflows", "started")
 
 
 async def _ask_merge(visit: Visit) -> Form:

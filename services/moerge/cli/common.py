@@ -1,6 +1,5 @@
 """What the commands share: whom they speak to, how they wait and how they show tables."""
 
-import time
 from collections.abc import Mapping
 from typing import Annotated
 
@@ -10,8 +9,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from moerge.client.client import Client
-from moerge.errors import CoordinatorError, MoergeError
-from moerge_proto.workflows import Workflow, WorkflowState
+from moerge.errors import MoergeError
+from moerge_proto.workflows import Workflow
 
 Coordinator = Annotated[str, typer.Option(envvar="MOERGE_COORDINATOR", help="Address of the coordinator.")]
 Secret = Annotated[str, typer.Option("--token", envvar="MOERGE_TOKEN", help="Bearer token; better in the environment.")]
@@ -25,19 +24,13 @@ def show(title: str, columns: list[str], rows: list[list[str]]) -> None:
 
 
 def wait(client: Client, workflow: Workflow) -> str:
-    """Waits for a workflow and returns its result.
+    """The result of a workflow, once it is done; a terminal shows meanwhile that it runs.
 
     Raises:
         CoordinatorError: it failed; carries its problem.
     """
-    pause = 0.05
-    while workflow.state is WorkflowState.RUNNING:
-        time.sleep(pause)
-        pause = min(2 * pause, 2.0)
-        workflow = client.workflow(workflow.id)
-    if workflow.problem is not None:
-        raise CoordinatorError(workflow.problem)
-    return str(workflow.result)
+    with Console(stderr=True).status(f"{workflow.id} runs at the coordinator"):
+        return client.wait(workflow)
 
 
 def numbers(option: str, values: list[str]) -> dict[str, float]:

@@ -1,6 +1,5 @@
 """`moerge expert …`"""
 
-import importlib
 from typing import Annotated, Literal
 
 import typer
@@ -48,11 +47,23 @@ def add(
 
     Example: moerge expert add expert/ --domain law --trunk remerge
     """
-    folder = importlib.import_module("moerge.models.sources").checkpoint_folder(expert)  # needs seconds to load
-    register = importlib.import_module("moerge.client.register").register
+    from moerge.client.register import register  # it brings torch, which the other commands need not wait for
+    from moerge.models.sources import checkpoint_folder
+
+    folder = checkpoint_folder(expert)
     with Client(coordinator, secret) as client:
-        how = {"domain": domain, "license": license, "trunk": trunk, "source": source, "redistribute": redistribute}
-        typer.echo(register(client, folder, progress(), again=True, **how).digest)
+        added = register(
+            client,
+            folder,
+            progress(),
+            again=True,
+            domain=domain,
+            license=license,
+            trunk=trunk,
+            source=source,
+            redistribute=redistribute,
+        )
+        typer.echo(added.digest)
 
 
 @app.command("list")

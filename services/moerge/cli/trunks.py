@@ -1,21 +1,131 @@
-"""`moerge trunk …`: how a trunk does as experts join, and merging it anew."""
+"""`moerge trunk …`"""
 
 from typing import Annotated
 
 import typer
+from pydantic import ValidationError
+from rich.filesize import decimal
 
-from moerge.cli.common import Coordinator, Secret, show, wait
+from moerge.cli.common import Coordinator, Secret, digest_of_domain, numbers, show, wait
 from moerge.client.client import Client
 from moerge.errors import MoergeError
+from moerge_proto.experts import ExpertState
 from moerge_proto.history import Remerge, TrunkHistory, TrunkVersion
+from moerge_proto.options import PAPER, RECOMMENDED
+from moerge_proto.trunks import NewTrunk, Trunk, TrunkMethod
+
+app = typer.Typer(no_args_is_help=True, help="Trunks (operator).")
 
 
-def add_to(app: typer.Typer) -> None:
-    """Adds these commands to the group `trunk`."""
-    app.command("history")(show_history)
-    app.command()(remerge)
+@app.command("merge")
+def merge_trunk(
+    coordinator: Coordinator,
+    secret: Secret,
+    method: Annotated[
+        TrunkMethod | None,
+        typer.Option(
+            help="How to merge. regmean and moerge (for --fit) need every owner's trunk contribution."
+            f" Default: {RECOMMENDED.method} if there are all of them, else {PAPER.method}."
+        ),
+    ] = None,
+    expert: Annotated[
+        list[str] | None, typer.Option(help="A domain to merge; repeat. Default: all but the base.")
+    ] = None,
+    weight: Annotated[list[str] | None, typer.Option(help="DOMAIN=NUMBER for weighted; repeat.")] = None,
+    base: Annotated[
+        str | None, typer.Option(help="The domain whose expert is the base model (base, ties, dare).")
+    ] = None,
+    retain: Annotated[float | None, typer.Option(help="Share of a task vector that is kept (ties, dare).")] = None,
+    scale: Annotated[float | None, typer.Option(help="Factor for the sum of task vectors (ties, dare).")] = None,
+    seed: Annotated[int | None, typer.Option(help="Random seed for dropping elements (dare).")] = None,
+    context_head: Annotated[bool, typer.Option("--context-head", help="Add a context head (regmean, moerge).")] = False,
+    round: Annotated[str | None, typer.Option(help="Merge who contributed to this round (regmean, moerge).")] = None,
+) -> None:
+    """Merges a trunk from every ready expert; it becomes the one that owners contribute under.
+
+    Example: moerge trunk merge --method regmean
+    """
+    with Client(coordinator, secret) as client:
+        ready = [row for row in client.experts() if row.state is ExpertState.READY and row.fitted is None]
+        digests = {row.domain: row.digest for row in ready}
+        given = {
+            "weights": numbers("--weight", weight) if weight else None,
+            "base": digest_of_domain("--base", base, digests) if base else None,
+            "retain": retain,
+            "scale": scale,
+            "seed": seed,
+            "context_head": context_head or None,
+        }
+        options = {name: value for name, value in given.items() if value is not None}
+        experts = [digest_of_domain("--expert", domain, digests) for domain in expert] if expert else None
+        try:
+            new = NewTrunk.model_validate({"method": method, "experts": experts, "options": options, "round": round})
+        except ValidationError as error:
+            raise MoergeError(error.errors()[0]["msg"], where="moerge trunk merge", todo="see --help") from error
+        digest = wait(client, client.merge_trunk(new))
+        typer.echo(digest)
+        if method is None:
+            typer.echo(_chosen(client, client.trunk(digest)), err=True)
 
 
+def _chosen(client: Client, merged: Trunk) -> str:
+    """The method that was chosen for a trunk, and the reason."""
+    if merged.contributions:
+        return f"Method: {merged.method}, because every merged expert has a trunk contribution."
+    sent = {each.expert for each in client.trunk_contributions() if each.active}
+    missing = sorted(each.domain for each in client.experts() if each.digest in set(merged.experts) - sent)
+    return (
+        f"Method: {merged.method}, because these domains have no trunk contribution: {', '.join(missing)}."
+        " `moerge worker run --trunk-contribution` sends it."
+    )
+
+
+@app.command("list")
+def list_trunks(coordinator: Coordinator, secret: Secret) -> None:
+    """Lists trunks.
+
+    Example: moerge trunk list
+    """
+    with Client(coordinator, secret) as client:
+        rows = [
+            [row.digest, row.method, str(len(row.experts)), "yes" if row.current else ""] for row in client.trunks()
+        ]
+    show("Trunks", ["digest", "method", "experts", "current"], rows)
+
+
+@app.command("show")
+def show_trunk(
+    coordinator: Coordinator,
+    secret: Secret,
+    digest: Annotated[str, typer.Argument(help="The trunk's digest, or 'current'.")] = "current",
+) -> None:
+    """Shows what a trunk was merged from, and how; its files, and the versions on it.
+
+    Example: moerge trunk show
+    """
+    with Client(coordinator, secret) as client:
+        row = client.trunk(digest)
+        domains = {expert.digest: expert.domain for expert in client.experts()}
+        versions = [str(each.number) for each in client.versions() if each.lineage.trunk == row.digest]
+    names = [domains.get(expert, expert[:12]) for expert in row.experts]
+    options = row.options.model_dump(exclude_defaults=True)
+    if row.options.base:
+        options["base"] = domains.get(row.options.base, row.options.base[:12])
+    lines = {
+        "digest": row.digest,
+        "method": ", ".join([row.method, *(f"{name} = {value}" for name, value in options.items())]),
+        "merged from": ", ".join(names),
+        "trunk contributions": ", ".join(each[:12] for each in row.contributions) or "none needed",
+        "family": f"{row.family}, {row.layers} layers, hidden size {row.hidden_size}",
+        "tensors": f"{row.tensors}, {decimal(sum(file.size for file in row.files))}",
+        "fractional bits": f"{min(row.exponents)} to {max(row.exponents)}",
+        "versions on it": ", ".join(versions) or "none",
+        "made": f"{row.created:%Y-%m-%d %H:%M} UTC" + (", the current one" if row.current else ""),
+    }
+    show("Trunk", ["", ""], [list(line) for line in lines.items()])
+
+
+@app.command("history")
 def show_history(
     coordinator: Coordinator,
     secret: Secret,
@@ -84,6 +194,7 @@ def _expected(found: Remerge) -> str:
     return f"expected {found.expected:+.1f} on average ({rests}; members lose {found.fall:.1f})"
 
 
+@app.command()
 def remerge(coordinator: Coordinator, secret: Secret) -> None:
     """Merges the current trunk anew, with the experts of its versions that it wasn't merged from; prints its digest.
 

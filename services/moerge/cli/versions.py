@@ -1,42 +1,34 @@
-"""`moerge version …`: what is done with versions after they are solved."""
+"""`moerge version …`"""
 
 import colorsys
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 import typer
+from pydantic import ValidationError
 from rich.color import Color
 from rich.console import Console
 from rich.filesize import decimal
 from rich.style import Style
 from rich.text import Text
 
-from moerge.cli.common import Coordinator, Secret, show
+from moerge.cli.common import Coordinator, Secret, numbers, show, wait
+from moerge.cli.version_page import show_files, show_routers, show_signatures
 from moerge.client.client import Client
-from moerge.errors import CoordinatorError, MoergeError
-from moerge_proto.problems import ProblemType
+from moerge.client.http import found
+from moerge.errors import MoergeError
+from moerge_proto.options import RECOMMENDED, VERSION_RECIPES, LambdaScale, RecipeName, Routers
+from moerge_proto.owners import Role
 from moerge_proto.routing import MAX_CHARACTERS, RoutedText
-from moerge_proto.versions import VersionChange
+from moerge_proto.versions import NewVersion, VersionChange
 
+REPORT_FILE = "moerge-report.json"
 Number = Annotated[int, typer.Argument(help="The version's number.")]
 AliasName = Annotated[str, typer.Option("--alias", help="Which alias.")]
 Note = Annotated[str, typer.Option(help="Why, for the history.")]
-
-
-def add_to(app: typer.Typer) -> None:
-    """Adds these commands to the group `version`."""
-    for name, command in (
-        ("promote", promote),
-        ("rollback", roll_back),
-        ("history", history),
-        ("note", note),
-        ("compare", compare),
-        ("table", table),
-        ("route", route),
-        ("retire", retire),
-    ):
-        app.command(name)(command)
+app = typer.Typer(no_args_is_help=True, help="Router versions.")
 
 
 def resolve(client: Client, name: str) -> int:
@@ -47,15 +39,126 @@ def resolve(client: Client, name: str) -> int:
     """
     if name.isdecimal():
         return int(name)
-    try:
-        return client.alias(name).version
-    except CoordinatorError as error:
-        if error.type != ProblemType.NOT_FOUND.urn:
-            raise
+    alias = found(lambda: client.alias(name))
+    if alias is None:
         known = ", ".join(alias.name for alias in client.aliases()) or "none yet"
-        raise MoergeError(f"no alias {name!r}", where="version", todo=f"the aliases are: {known}") from error
+        raise MoergeError(f"no alias {name!r}", where="version", todo=f"the aliases are: {known}")
+    return alias.version
 
 
+def _option(field: str, help: str, *names: str) -> Any:
+    """A solve option that shows the recommended value."""
+    return typer.Option(*names, help=help, show_default=str(getattr(RECOMMENDED.solve, field) or "none"))
+
+
+@app.command("solve")
+def solve_version(
+    coordinator: Coordinator,
+    secret: Secret,
+    recipe: Annotated[
+        RecipeName, typer.Option(help="Default of the options below: moerge, the recommended ones; dume, the paper's.")
+    ] = "moerge",
+    ridge_lambda: Annotated[float | None, _option("ridge_lambda", "Ridge regulariser.", "--lambda")] = None,
+    lambda_scale: Annotated[
+        LambdaScale | None,
+        _option("lambda_scale", "Unit of lambda: absolute; relative, the mean diagonal; auto, by the tuning splits."),
+    ] = None,
+    domain_weight: Annotated[
+        list[str] | None,
+        _option("domain_weights", "DOMAIN=NUMBER, weight of its statistics; repeat. Or: balanced, all alike; none."),
+    ] = None,
+    routers: Annotated[
+        Routers | None, _option("routers", "discriminant; or ridge, the paper's, with columns of norm 1.")
+    ] = None,
+    top_k: Annotated[int | None, _option("top_k", "Experts per token.")] = None,
+    temperature: Annotated[
+        float | None, _option("temperature", "Divides the routers' scores; matters for top-k > 1.")
+    ] = None,
+    tied: Annotated[bool, typer.Option("--tied", help="Leave the head out where it is the embedding.")] = False,
+    round: Annotated[str | None, typer.Option(help="Take who contributed to this round.")] = None,
+) -> None:
+    """Sums all contributions under the current trunk, solves the routers, publishes; prints the version's number.
+
+    Example: moerge version solve --lambda-scale auto
+    """
+    options = {
+        "ridge_lambda": ridge_lambda,
+        "lambda_scale": lambda_scale,
+        "domain_weights": _weights(domain_weight),
+        "routers": routers,
+        "top_k": top_k,
+        "temperature": temperature,
+    }
+    new = new_version(recipe, options, tied=tied, round=round)
+    with Client(coordinator, secret) as client:
+        typer.echo(wait(client, client.solve_version(new)))
+
+
+def _weights(given: list[str] | None) -> dict[str, float] | Literal["balanced"] | None:
+    if given == ["balanced"]:
+        return "balanced"
+    return {} if given == ["none"] else numbers("--domain-weight", given) if given else None
+
+
+def new_version(recipe: RecipeName, options: Mapping[str, object], **more: object) -> NewVersion:
+    """The message for a version by a recipe. Of `options`, None is not given.
+
+    Only the given ones are sent by the recommended recipe; the coordinator knows the rest.
+
+    Raises:
+        MoergeError: an option is invalid; names it.
+    """
+    given = {name: value for name, value in options.items() if value is not None}
+    if recipe != "moerge":
+        given = {**VERSION_RECIPES[recipe].solve.model_dump(), **given}
+    try:
+        return NewVersion.model_validate({"options": given, **more})
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])).removeprefix("options.")
+        raise MoergeError(first["msg"], where=where, todo="see --help") from error
+
+
+@app.command("list")
+def list_versions(coordinator: Coordinator, secret: Secret) -> None:
+    """Lists versions.
+
+    Example: moerge version list
+    """
+    with Client(coordinator, secret) as client:
+        rows = [
+            [
+                str(row.number),
+                ", ".join(row.lineage.domains),
+                decimal(row.bytes_total),
+                decimal(row.bytes_written),
+                f"{row.created:%Y-%m-%d %H:%M}",
+                ", ".join([*row.aliases, *row.tags]),
+                "retired" if row.retired else "withheld" if row.withheld else "",
+            ]
+            for row in client.versions()
+        ]
+    columns = ["number", "domains", "size", "written", "made, UTC", "aliases and tags", ""]
+    show("Versions", columns, rows)
+
+
+@app.command("show")
+def show_version(
+    number: Annotated[int, typer.Argument(help="The version's number.")], coordinator: Coordinator, secret: Secret
+) -> None:
+    """Shows a version's lineage, files and signatures, and how well each layer's router was determined.
+
+    Example: moerge version show 1
+    """
+    with Client(coordinator, secret) as client:
+        row = client.version(number)
+        show_files(row)
+        show_signatures(client.version_signatures(number))
+        if client.identity().role is not Role.OWNER and any(file.name == REPORT_FILE for file in row.files):
+            show_routers(client.version_report(number))
+
+
+@app.command()
 def promote(
     number: Number, coordinator: Coordinator, secret: Secret, alias: AliasName = "champion", note: Note = ""
 ) -> None:
@@ -68,6 +171,7 @@ def promote(
     typer.echo(f"{alias} is version {number}")
 
 
+@app.command("rollback")
 def roll_back(coordinator: Coordinator, secret: Secret, alias: AliasName = "champion", note: Note = "") -> None:
     """Points an alias back to the version before its last promotion.
 
@@ -78,6 +182,7 @@ def roll_back(coordinator: Coordinator, secret: Secret, alias: AliasName = "cham
     typer.echo(f"{alias} is version {moved.version}")
 
 
+@app.command()
 def history(coordinator: Coordinator, secret: Secret, alias: AliasName = "champion") -> None:
     """Shows who moved an alias, when and why.
 
@@ -91,6 +196,7 @@ def history(coordinator: Coordinator, secret: Secret, alias: AliasName = "champi
     show(f"{alias}, times in UTC", ["when", "", "from", "to", "who", "note"], rows)
 
 
+@app.command()
 def note(
     number: Number,
     coordinator: Coordinator,
@@ -107,6 +213,7 @@ def note(
     typer.echo(f"version {number}: tags {', '.join(row.tags) or 'none'}; note: {row.note or 'none'}")
 
 
+@app.command()
 def compare(
     before: Annotated[str, typer.Argument(help="A version's number or alias.")],
     after: Annotated[str, typer.Argument(help="Another one's.")],
@@ -137,6 +244,7 @@ def compare(
     show("Files that differ", ["file", "", "size"], changed)
 
 
+@app.command()
 def table(
     which: Annotated[str, typer.Argument(metavar="VERSION", help="A version's number or alias.")],
     coordinator: Coordinator,
@@ -182,16 +290,7 @@ def _percent(layers: tuple[float, ...]) -> str:
     return f"{100 * sum(layers) / len(layers):.0f} %"
 
 
-def retire(number: Number, coordinator: Coordinator, secret: Secret) -> None:
-    """Retires a version: its number and lineage stay, files that no other version has go.
-
-    Example: moerge version retire 1
-    """
-    with Client(coordinator, secret) as client:
-        client.retire_version(number)
-    typer.echo(f"version {number} is retired")
-
-
+@app.command()
 def route(
     version: Annotated[str, typer.Argument(help="The version's number or alias.")],
     coordinator: Coordinator,
@@ -215,6 +314,17 @@ def route(
         raise MoergeError(found, where="--layer", todo=f"the layers are 0 to {len(routed.experts) - 1}")
     for line in coloured(routed, layer):
         Console().print(line, soft_wrap=True)
+
+
+@app.command()
+def retire(number: Number, coordinator: Coordinator, secret: Secret) -> None:
+    """Retires a version: its number and lineage stay, files that no other version has go.
+
+    Example: moerge version retire 1
+    """
+    with Client(coordinator, secret) as client:
+        client.retire_version(number)
+    typer.echo(f"version {number} is retired")
 
 
 def _text(path: Path) -> str:

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from moerge.client.client import Client
+from moerge.client.http import found
 from moerge.errors import CoordinatorError, MoergeError
 from moerge.files import file_sha256
 from moerge.models.expert_folder import expert_digest, expert_files
 from moerge.progress import Progress
 from moerge_proto.experts import Expert, ExpertState, NewExpert
-from moerge_proto.problems import ProblemType
 
 _LONGEST_PAUSE = 2.0
 
@@ -52,7 +52,7 @@ def register(
     paths = expert_files(folder)
     new = NewExpert.model_validate({"files": {name: file_sha256(path) for name, path in paths.items()}, **how})
     digest = expert_digest(new.files)
-    expert = _known(client, digest)
+    expert = found(lambda: client.expert(digest))
     if expert is not None and expert.state is ExpertState.WITHDRAWN and not again:
         todo = f"if it shall join again: moerge expert add {folder} --domain {new.domain}"
         raise WithdrawnError(f"the expert was withdrawn {expert.withdrawn:%Y-%m-%d}", where=str(folder), todo=todo)
@@ -72,12 +72,3 @@ def register(
     if expert.problem is not None:
         raise CoordinatorError(expert.problem)
     return expert
-
-
-def _known(client: Client, digest: str) -> Expert | None:
-    try:
-        return client.expert(digest)
-    except CoordinatorError as error:
-        if error.type == ProblemType.NOT_FOUND.urn:
-            return None
-        raise

@@ -1,17 +1,14 @@
 """`moerge demo`"""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 from rich.console import Console
-from transformers.utils import logging
 
-from moerge.demo import corpora
-from moerge.demo.main_job import Demo, Domain
-from moerge.demo.train import train
 from moerge.files import cache_folder
 from moerge.progress import progress
+from moerge_proto.options import RecipeName
 
 app = typer.Typer()
 
@@ -20,7 +17,7 @@ app = typer.Typer()
 def demo(
     home: Annotated[Path, typer.Option(help="Folder of the demo's coordinator and workers.")] = Path("moerge-demo"),
     recipe: Annotated[
-        Literal["moerge", "dume"],
+        RecipeName,
         typer.Option(help="moerge: the recommended recipe, regmean trunk and discriminants. dume: the paper's."),
     ] = "moerge",
     serve: Annotated[
@@ -32,6 +29,12 @@ def demo(
 
     Example: moerge demo --home /tmp/moerge-demo
     """
+    from transformers.utils import logging
+
+    from moerge.demo import corpora
+    from moerge.demo.main_job import Demo, Domain
+    from moerge.demo.train import train
+
     logging.disable_progress_bar()
     texts = corpora.write(cache_folder() / "texts")
     experts = train(texts, cache_folder() / "experts", progress()).experts

@@ -8,29 +8,23 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import httpx
 from rich.console import Console
 
-from moerge.cli.app import show_files
-from moerge.cli.common import wait
 from moerge.client.client import Client
 from moerge.demo.processes import Processes, free_port
 from moerge.errors import MoergeError
 from moerge.files import atomic_file
 from moerge.trunk.methods.registry import METHODS
 from moerge_proto.experts import Expert, ExpertState
-from moerge_proto.options import PAPER, RECOMMENDED, VersionRecipe
+from moerge_proto.options import VERSION_RECIPES, RecipeName
 from moerge_proto.owners import NewOwner, NewToken, Role
 from moerge_proto.trunks import NewTrunk
 from moerge_proto.versions import CHAMPION, NewVersion, Version
 
 TABLE_TOKENS = 10_000
 """Held-out tokens per domain in the demo's tables."""
-RecipeName = Literal["moerge", "dume"]
-"""Of the library's recipes, those that the demo's owners and operator can follow."""
-_RECIPES: dict[RecipeName, VersionRecipe] = {"moerge": RECOMMENDED, "dume": PAPER}
 _BESIDE: dict[RecipeName, list[str]] = {"moerge": ["averaging", "dume"], "dume": ["averaging"]}
 _POLICY = b"""\
 held_out_share = 0.1
@@ -77,7 +71,9 @@ class Demo:
             self._say("Merging their trunk; each owner then contributes statistics under it")
             if METHODS[_RECIPES[self._recipe].method].solved:
                 self._wait_for_trunk_contributions(client, early, workers)
-            trunk = wait(client, client.merge_trunk(NewTrunk(method=_RECIPES[self._recipe].method, experts=experts)))
+            trunk = client.wait(
+                client.merge_trunk(NewTrunk(method=VERSION_RECIPES[self._recipe].method, experts=experts))
+            )
             self._wait_for_contributions(processes, client, trunk, workers)
             numbers = [self._publish(processes, client, trunk, experts, early)]
             self._say(f"{late.name} joins under the same trunk; nobody else does anything")
@@ -96,7 +92,7 @@ class Demo:
             shutil.rmtree(self._coordinator, ignore_errors=True)  # from a run that was cut before it kept the token
             with atomic_file(self._coordinator / "coordinator.toml") as out:
                 out.write(b"route_bytes = 2_000_000_000  # texts may be routed, on the dashboard\n")
-            command = [sys.executable, "-m", "moerge.cli.app", "coordinator", "init", str(self._coordinator)]
+            command = [sys.executable, "-m", "moerge", "coordinator", "init", str(self._coordinator)]
             token = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout.strip()  # noqa: S603
             with atomic_file(path) as out:
                 os.chmod(out.name, 0o600)
@@ -126,8 +122,10 @@ class Demo:
         arguments += ["--license", "Apache-2.0", "--context", 256]
         if METHODS[_RECIPES[self._recipe].method].solved:
             arguments.append("--trunk-contribution")
-        environment = {"MOERGE_COORDINATOR": self._url, "MOERGE_TOKEN": token}
-        return processes.start(arguments, environment, label=domain.name)
+        return processes.start(arguments, self._environment(token), label=domain.name)
+
+    def _environment(self, token: str) -> dict[str, str]:
+        return {"MOERGE_COORDINATOR": self._url, "MOERGE_TOKEN": token}
 
     def _ready_experts(
         self, client: Client, domains: Sequence[Domain], workers: Sequence[tuple[Domain, subprocess.Popen[str]]]
@@ -172,9 +170,10 @@ class Demo:
         self._say("Summing, solving, publishing")
         come = {row.expert for row in client.contributions() if row.active and row.trunk == trunk}
         chosen = {row.plain: row.digest for row in client.experts() if row.digest in come}
-        new = NewVersion(experts=[chosen[each] for each in experts], options=_RECIPES[self._recipe].solve)
-        version = client.version(int(wait(client, client.solve_version(new))))
-        show_files(version)
+        new = NewVersion(experts=[chosen[each] for each in experts], options=VERSION_RECIPES[self._recipe].solve)
+        version = client.version(int(client.wait(client.solve_version(new))))
+        show = ["version", "show", version.number]
+        processes.finish("version show", processes.start(show, self._environment(self._operator_token())))
         self._say(f"Each owner evaluates version {version.number} on documents that it held out, and reports sums")
         workers = [(domain, self._start_worker(processes, client, domain, "--once")) for domain in domains]
         for domain, worker in workers:

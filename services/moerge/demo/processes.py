@@ -38,7 +38,7 @@ class Processes:
         if log is not None:
             out = log.open("a", encoding="utf-8")
         process = subprocess.Popen(  # noqa: S603  # our own command
-            [sys.executable, "-m", "moerge.cli.app", *map(str, arguments)],
+            [sys.executable, "-m", "moerge", *map(str, arguments)],
             env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **environment},
             stdout=out,
             stderr=None if out is None else subprocess.STDOUT,

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from copy import copy
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, PretrainedConfig
@@ -12,6 +12,7 @@ from transformers import AutoConfig, PretrainedConfig
 from moerge.errors import CheckpointError, IncompatibleExpertError
 from moerge.files import require_small
 from moerge.models.families import EMBEDDING, HEAD, Family, family_of, head_dim, require_family
+from moerge_proto.experts import Vocabulary
 
 _MAX_CONFIG_BYTES = 2**20
 _MAX_TOKENIZER_BYTES = 2**26
@@ -23,9 +24,6 @@ _MOST = {
     "max_position_embeddings": 2**40,
 }
 """As in statistics files, or far beyond any model."""
-
-Vocabulary = Literal["same", "pad"]
-"""Whether experts must have the same vocabulary, or one may add tokens behind the other's."""
 
 # What transformers raises on settings that make no sense.
 _SENSELESS = (ValueError, KeyError, TypeError, AttributeError, ArithmeticError, OSError, StrictDataclassError)

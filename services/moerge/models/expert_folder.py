@@ -12,7 +12,6 @@ from transformers import PretrainedConfig
 from moerge.errors import CheckpointError
 from moerge.files import file_sha256, require_small
 from moerge.models.config import (
-    Vocabulary,
     read_config,
     require_plain_config,
     require_same_config,
@@ -22,6 +21,7 @@ from moerge.models.families import Family, family_of
 from moerge.models.reader import INDEX, SINGLE, Checkpoint, require_tensors
 from moerge.progress import Tracker
 from moerge_proto.digests import digest_of
+from moerge_proto.experts import Vocabulary
 
 TOKENIZER_FILES = (
     "added_tokens.json",

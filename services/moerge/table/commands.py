@@ -1,29 +1,17 @@
 """`moerge table`"""
 
 import json
-from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
-from transformers.utils import logging
 
 from moerge.errors import MoergeError
 from moerge.files import atomic_file, cache_folder
 from moerge.models.sources import checkpoint_folder
 from moerge.progress import progress
-from moerge.recipes.version_folder import VERSION, published
-from moerge.table.joining import join, plan
-from moerge.table.joining_results import Growth
-from moerge.table.measure import Settings, Texts, measure
-from moerge.table.plots import growth_picture, picture
-from moerge.table.presets import PRESETS
-from moerge.table.runs import asked, in_parts, possible, swept
-from moerge.table.table import Run, Table
-from moerge.table.texts import Cut, Sources, read_texts
-from moerge_proto.versions import Lineage
 
 app = typer.Typer()
 WITH_VERSION = ("averaging",)
@@ -33,65 +21,6 @@ JOINED = ("dume", "moerge")
 """The recipes whose versions experts join, if no recipe is named."""
 FIRST = 2
 """Experts of the version that others join: as few as can be merged."""
-
-
-def _pairs(option: str, values: Sequence[str]) -> dict[str, list[str]]:
-    """NAME=PLACE, of which a name may have several."""
-    pairs: dict[str, list[str]] = {}
-    for value in values:
-        name, _, place = value.partition("=")
-        if not name or not place:
-            raise MoergeError(f"expected NAME=PATH, found {value!r}", where=option)
-        pairs.setdefault(name, []).append(place)
-    return pairs
-
-
-def _sources(expert: Sequence[str], **files: Sequence[str]) -> dict[str, Sources]:
-    """Each domain's expert and files; `files` are text, held_out and other, as options have them."""
-    experts = _pairs("--expert", expert)
-    for name, folders in experts.items():
-        if len(folders) > 1:
-            raise MoergeError(f"two experts of {name!r}", where="--expert", todo="give each domain one")
-    if not files["text"] and not files["held_out"]:
-        todo = "name each domain's text with --text NAME=FILES, or take a --preset"
-        raise MoergeError("no text is given", where="--text", todo=todo)
-    places = {kind: _pairs(_option(kind), values) for kind, values in files.items()}
-    for kind, found in places.items():
-        if found and found.keys() != experts.keys():
-            names = f"{', '.join(found)}, but {', '.join(experts) or 'none'} by --expert"
-            raise MoergeError(f"names differ: {names}", where=_option(kind), todo="name the same domains")
-    return {
-        name: Sources(checkpoint_folder(folder), **{kind: found.get(name, ()) for kind, found in places.items()})
-        for name, [folder] in experts.items()
-    }
-
-
-def _option(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
-
-
-def _in_slot_order(version: Path, sources: Mapping[str, Sources]) -> dict[str, Sources]:
-    """The domains as the version's slots have them, whatever the order of the options."""
-    path = version / "moerge.json"
-    if not path.is_file():
-        raise MoergeError("not found", where=str(path), todo="name the folder of a version that moerge published")
-    domains = Lineage.model_validate_json(path.read_text(encoding="utf-8")).domains
-    if set(domains) != sources.keys():
-        raise MoergeError(f"expected {', '.join(domains)}, found {', '.join(sources)}", where="--expert")
-    return {domain: sources[domain] for domain in domains}
-
-
-def _values(sweep: str) -> tuple[str, list[float]]:
-    """The option of a sweep, and its values."""
-    option, _, values = sweep.partition("=")
-    try:
-        return option, [float(value) for value in values.split(",")]
-    except ValueError as error:
-        raise MoergeError(f"expected OPTION=NUMBER,NUMBER,…, found {sweep!r}", where="--sweep") from error
-
-
-def _texts(sources: Mapping[str, Sources], cut: Cut) -> dict[str, Texts]:
-    return {name: read_texts(name, each, cut) for name, each in sources.items()}
 
 
 def _write(path: Path, text: str) -> None:
@@ -172,11 +101,24 @@ def table(
 
     Example: moerge table --preset demo --recipe dume --recipe regmean
     """
+    from transformers.utils import logging
+
+    from moerge.recipes.version_folder import VERSION, published
+    from moerge.table import arguments
+    from moerge.table.joining import join, plan
+    from moerge.table.joining_results import Growth
+    from moerge.table.measure import Settings, measure
+    from moerge.table.plots import growth_picture, picture
+    from moerge.table.presets import PRESETS
+    from moerge.table.runs import asked, in_parts, possible, swept
+    from moerge.table.table import Run, Table
+    from moerge.table.texts import Cut
+
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     console = Console()
     if preset is None:
-        sources = _sources(expert or (), text=text or (), held_out=held_out or (), other=other or ())
+        sources = arguments.sources(expert or (), text=text or (), held_out=held_out or (), other=other or ())
         start = None if base is None else checkpoint_folder(base)
         cut, most, place = Cut(), STATISTICS_TOKENS, "cpu"
     elif expert or text or held_out or other or base or version:
@@ -204,22 +146,22 @@ def table(
             in_parts(recipe or JOINED, sources, start),
             plan(tuple(sources), first or FIRST, subsets=subsets),
         )
-        result = join(runs, _texts(sources, cut), planned, settings, progress())
+        result = join(runs, arguments.texts(sources, cut), planned, settings, progress())
     elif first is not None or subsets:
         raise MoergeError("goes with --incremental only", where="--first" if first is not None else "--subsets")
     else:
         if version is not None:
-            sources = _in_slot_order(version, sources)
+            sources = arguments.in_slot_order(version, sources)
         if recipe or version is not None:
             runs = asked(recipe or WITH_VERSION, sources, start)
         else:
             runs = possible(sources, start, say)
         if sweep is not None:
-            option, values = _values(sweep)
+            option, values = arguments.values(sweep)
             runs = swept(runs, option, values)
         if version is not None:
             runs.append(Run(published(version), {}, VERSION))
-        result = measure(runs, _texts(sources, cut), settings, progress())
+        result = measure(runs, arguments.texts(sources, cut), settings, progress())
     for each in result.render(console):
         console.print(each, highlight=False, markup=False)
     if json_file is not None:

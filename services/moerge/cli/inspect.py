@@ -1,0 +1,18 @@
+"""`moerge inspect`"""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+
+def inspect_file(file: Annotated[Path, typer.Argument(help="A contribution, as a worker keeps or sends it.")]) -> None:
+    """Shows what a contribution contains, and what it reveals.
+
+    Example: moerge inspect ~/.moerge/worker-law/contributions/*.safetensors
+    """
+    from moerge.statistics.describe import describe  # it brings torch
+
+    for part in describe(file):
+        Console().print(part)

@@ -1,0 +1,82 @@
+"""The tables of `moerge version show`."""
+
+from collections.abc import Sequence
+
+import typer
+from rich.console import Console
+from rich.filesize import decimal
+
+from moerge.cli.common import show
+from moerge_proto.contributions import ContributionSignature
+from moerge_proto.signatures import fingerprint, in_groups
+from moerge_proto.versions import SolveReport, Version
+
+FLOAT32_LIMIT = 2.0**24
+
+
+def show_files(row: Version) -> None:
+    """Prints a version's lineage and files."""
+    made, options = row.lineage, row.lineage.options
+    for line in _notices(row):
+        Console().print(line, highlight=False, markup=False)
+    chosen = options.model_dump(exclude_defaults=True, exclude={"top_k", "ridge_lambda"})
+    more = "".join(f", {name.replace('_', ' ')} {value}" for name, value in chosen.items())
+    Console().print(
+        f"Version {row.number}: {', '.join(made.domains)}; trunk {made.trunk[:12]}, "
+        f"lambda {options.ridge_lambda:g}, top-k {options.top_k}{more}, "
+        f"{len(made.contributions)} contributions, {row.created:%Y-%m-%d %H:%M} UTC"
+    )
+    show(
+        f"{sum(f.tensors for f in row.files)} tensors; {decimal(row.bytes_total)}, "
+        f"of which {decimal(row.bytes_written)} new",
+        ["file", "tensors", "size", "", "sha256"],
+        [
+            [f.name, str(f.tensors or ""), decimal(f.size), "new" if f.new else "shared", f.sha256[:12]]
+            for f in row.files
+        ],
+    )
+
+
+def show_signatures(rows: Sequence[ContributionSignature]) -> None:
+    """Prints who vouches for what a version was made of; each signature is checked here."""
+    title = "Contributions; a key is the owner's if its fingerprint is the one that the owner tells"
+    lines = [[row.kind, row.domain, row.owner, row.digest[:12], _signed(row)] for row in rows]
+    show(title, ["", "domain", "owner", "digest", "signature"], lines)
+
+
+def _signed(row: ContributionSignature) -> str:
+    if row.public_key is None:
+        return "unsigned"
+    key = in_groups(fingerprint(row.public_key)[:16])
+    return f"by key {key}" if row.is_genuine() else f"NOT by key {key}"
+
+
+def _notices(row: Version) -> list[str]:
+    lines = [f"Aliases: {', '.join(row.aliases)}"] if row.aliases else []
+    lines += [f"Tags: {', '.join(row.tags)}"] if row.tags else []
+    lines += [f"Note: {row.note}"] if row.note else []
+    if row.contains_withdrawn:
+        domains = dict(zip(row.lineage.experts, row.lineage.domains, strict=True))
+        withdrawn = [domains.get(each, f"{each[:12]}, in its trunk") for each in row.contains_withdrawn]
+        lines.append(f"Contains what is withdrawn: {'; '.join(withdrawn)}")
+    if row.retired or row.withheld:
+        lines.append(f"{'Retired' if row.retired else 'Withheld'} {row.retired or row.withheld:%Y-%m-%d %H:%M} UTC")
+    return lines
+
+
+def show_routers(report: SolveReport) -> None:
+    """Prints what solving each layer's router showed."""
+    rows = []
+    for number, layer in enumerate(report.layers):
+        apart = [value for i, row in enumerate(layer.cosines) for value in row[:i]]
+        cosines = [f"{min(apart):.2f}", f"{max(apart):.2f}"] if apart else ["", ""]
+        norms = [f"{norm:.3g}" for norm in layer.norms]
+        rows.append([str(number), f"{layer.ridge_lambda:.3g}", f"{layer.condition:.1e}", *cosines, *norms])
+    columns = ["layer", "lambda", "condition", "lowest cosine", "highest", *(f"norm: {d}" for d in report.domains)]
+    title = "Routers: condition of A + lambda I, cosines between domains' columns, norms before normalisation"
+    show(title, columns, rows)
+    if any(layer.condition > FLOAT32_LIMIT for layer in report.layers):
+        typer.echo(
+            f"Above a condition of {FLOAT32_LIMIT:.0e}, float32 products leave the weakest directions undetermined."
+            " To quiet them, raise lambda: --lambda-scale relative --lambda 1e-6, or --lambda-scale auto."
+        )

@@ -1,0 +1,77 @@
+"""Files from the coordinator, checked against their digests."""
+
+import hashlib
+import os
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+import httpx
+
+from moerge.client.http import Http
+from moerge.errors import MoergeError
+from moerge.files import file_sha256, sync_folder
+from moerge.progress import Progress
+from moerge_proto.messages import FileEntry
+
+_READ_BYTES = 2**20
+
+
+def download(http: Http, path: str, files: list[FileEntry], folder: Path, progress: Progress, *, title: str) -> int:
+    """Downloads `files` from below `path` into `folder` and returns the bytes that came.
+
+    Each file is checked against its digest and appears under its name only when complete. Files that are there
+    already, with the right content, are kept.
+    """
+    come = 0
+    with progress.track(title, sum(file.size for file in files), "B") as tracker:
+        for file in files:
+            target = folder / file.name
+            if Path(file.name).name != file.name:
+                raise MoergeError(f"the coordinator names a file outside the folder: {file.name!r}")
+            if target.is_file() and file_sha256(target) == file.sha256:
+                tracker.advance(file.size)
+                continue
+            if _part(target).is_file():
+                tracker.advance(_part(target).stat().st_size)
+            http.patiently(lambda f=file, t=target: _download_one(http, f"{path}/{f.name}", f, t, tracker.advance))  # type: ignore[misc]
+            come += file.size
+    return come
+
+
+def _download_one(http: Http, path: str, file: FileEntry, target: Path, advance: Callable[[int], None]) -> None:
+    """Fetches one file; what an earlier attempt left beside it is not fetched again."""
+    part = _part(target)
+    part.parent.mkdir(parents=True, exist_ok=True)
+    digest = hashlib.sha256()
+    with ExitStack() as stack:
+        out = stack.enter_context(part.open("a+b"))
+        out.seek(0)
+        while piece := out.read(_READ_BYTES):
+            digest.update(piece)
+        if out.tell() < file.size:
+            headers = {"Range": f"bytes={out.tell()}-"} if out.tell() else {}
+            stack.callback(lambda: None if out.tell() else part.unlink())  # nothing came, so nothing is left
+            with http.content(path, headers) as response:
+                if headers and response.status_code != httpx.codes.PARTIAL_CONTENT:
+                    out.truncate(0)
+                    digest = hashlib.sha256()
+                for piece in response.iter_bytes(_READ_BYTES):
+                    digest.update(piece)
+                    out.write(piece)
+                    advance(len(piece))
+        out.flush()
+        os.fsync(out.fileno())
+    if digest.hexdigest() != file.sha256:
+        part.unlink(missing_ok=True)
+        raise MoergeError(
+            f"expected SHA-256 {file.sha256}, received {digest.hexdigest()}",
+            where=file.name,
+            todo="run the command again; if it stays, the coordinator's disk is damaged",
+        )
+    part.replace(target)
+    sync_folder(target.parent)
+
+
+def _part(target: Path) -> Path:
+    return target.with_name(f".{target.name}.part")

@@ -1,0 +1,202 @@
+"""Requests to a coordinator: patience, retries, problems, pages."""
+
+import ipaddress
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import TypeVar
+
+import httpx
+import stamina
+from pydantic import BaseModel, ValidationError
+
+from moerge.errors import CoordinatorError, MoergeError
+from moerge_proto.messages import Page
+from moerge_proto.problems import Problem, ProblemType
+
+M = TypeVar("M", bound=BaseModel)
+T = TypeVar("T")
+_FIRST_TOLD_SECONDS, _TOLD_SECONDS = 5.0, 60.0
+_LONGEST_PAUSE = 30.0
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _require_encrypted(url: httpx.URL, where: str) -> None:
+    if url.scheme != "https" and not (url.scheme == "http" and _is_loopback(url.host)):
+        raise MoergeError(
+            f"{url.copy_with(query=None)} is not encrypted, so the token and the statistics could be read on the way",
+            where=where,
+            todo="use an https:// address; plain http:// is for 127.0.0.1 and localhost only",
+        )
+
+
+class _UnavailableError(Exception):
+    """The coordinator can't answer now; try again."""
+
+
+class _TooFastError(Exception):
+    """The coordinator asks to wait for `seconds`."""
+
+    def __init__(self, seconds: int) -> None:
+        super().__init__(seconds)
+        self.seconds = seconds
+
+
+class Http:
+    """Requests with one bearer token to one coordinator; see `Client`. `transport` takes the network's place in tests.
+
+    Raises:
+        MoergeError: the URL is plain HTTP to another machine.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        token: str,
+        *,
+        patience: float | None,
+        timeout: float = 600.0,
+        say: Callable[[str], None] = lambda text: None,
+        heard: Callable[[], None] = lambda: None,
+        transport: httpx.BaseTransport | None = None,
+    ) -> None:
+        parsed = httpx.URL(url)
+        _require_encrypted(parsed, "coordinator")
+        limits = httpx.Timeout(timeout, connect=min(timeout, 10.0))
+        self._patience, self._say = patience, say
+        headers, hooks = {"Authorization": f"Bearer {token}"}, {"response": [lambda response: heard()]}
+        self._here = httpx.Client(
+            base_url=parsed, headers=headers, timeout=limits, event_hooks=hooks, transport=transport
+        )
+        self._elsewhere = httpx.Client(timeout=limits)  # without the token
+
+    @property
+    def url(self) -> httpx.URL:
+        """The coordinator's address."""
+        return self._here.base_url
+
+    def close(self) -> None:
+        """Ends the connections."""
+        self._here.close()
+        self._elsewhere.close()
+
+    def patiently(self, call: Callable[[], T]) -> T:
+        """What `call` returns, repeated while the coordinator can't be reached or asks to wait."""
+        while True:
+            try:
+                return self._repeated(call)
+            except _TooFastError as error:
+                time.sleep(error.seconds)
+
+    def _repeated(self, call: Callable[[], T]) -> T:
+        begin = time.monotonic()
+        tell = begin + _FIRST_TOLD_SECONDS
+
+        def passes(error: Exception) -> bool:
+            nonlocal tell
+            if not (isinstance(error, httpx.TransportError | _UnavailableError) or self._is_full(error)):
+                return False
+            if self._patience is None and (now := time.monotonic()) >= tell:
+                tell = now + _TOLD_SECONDS
+                reason = str(error) or type(error).__name__
+                self._say(f"no answer from {self.url} for {now - begin:.0f} s ({reason}); waiting for it")
+            return True
+
+        longest = _LONGEST_PAUSE if self._patience is None else 5.0
+        try:
+            for attempt in stamina.retry_context(on=passes, attempts=None, timeout=self._patience, wait_max=longest):
+                with attempt:
+                    answer = call()
+                    if tell > begin + _FIRST_TOLD_SECONDS:
+                        self._say(f"{self.url} answers again, after {time.monotonic() - begin:.0f} s")
+                    return answer
+        except (httpx.TransportError, _UnavailableError) as error:
+            raise MoergeError(
+                f"no answer for {time.monotonic() - begin:.0f} s: {error or type(error).__name__}",
+                where=str(self.url),
+                todo="check that the coordinator runs and that this machine reaches it, then run the command again",
+            ) from error
+        raise AssertionError("unreachable: the last attempt returns or raises")
+
+    def _is_full(self, error: Exception) -> bool:
+        full = isinstance(error, CoordinatorError) and error.type == ProblemType.STORAGE_FULL.urn
+        return full and self._patience is None
+
+    def send(
+        self,
+        method: str,
+        path: str,
+        *,
+        content: bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+        params: Mapping[str, int] | None = None,
+    ) -> httpx.Response:
+        def send() -> httpx.Response:
+            response = self._here.request(method, path, content=content, headers=headers, params=params)
+            _raise_for_problem(response)
+            return response
+
+        return self.patiently(send)
+
+    def get(self, kind: type[M], path: str) -> M:
+        return kind.model_validate_json(self.send("GET", path).content)
+
+    def post(self, kind: type[M], path: str, message: BaseModel | None = None) -> M:
+        return self.message(kind, "POST", path, message)
+
+    def message(self, kind: type[M], method: str, path: str, message: BaseModel | None = None) -> M:
+        content = b"" if message is None else message.model_dump_json().encode()
+        headers = {"Content-Type": "application/json"}
+        return kind.model_validate_json(self.send(method, path, content=content, headers=headers).content)
+
+    def pages(self, kind: type[M], path: str, after: int = 0) -> Iterator[M]:
+        following: int | None = after
+        while following is not None:
+            page = Page[kind].model_validate_json(  # type: ignore[valid-type]  # a generic built at run time
+                self.send("GET", path, params={"after": following}).content
+            )
+            yield from page.items
+            following = page.next
+
+    @contextmanager
+    def content(self, path: str, headers: Mapping[str, str]) -> Iterator[httpx.Response]:
+        """A file's content, from the coordinator or from where it sends us; that place never sees the token."""
+        with ExitStack() as stack:
+            response = stack.enter_context(self._here.stream("GET", path, headers=headers))
+            if response.next_request is not None:
+                url = response.next_request.url
+                _require_encrypted(url, "download")
+                response = stack.enter_context(self._elsewhere.stream("GET", url, headers=headers))
+            if not response.is_success:
+                response.read()
+                _raise_for_problem(response)
+            yield response
+
+
+def found(call: Callable[[], T]) -> T | None:
+    """What `call` returns; None if the coordinator has no such thing."""
+    try:
+        return call()
+    except CoordinatorError as error:
+        if error.type == ProblemType.NOT_FOUND.urn:
+            return None
+        raise
+
+
+def _raise_for_problem(response: httpx.Response) -> None:
+    if response.status_code == 429 and (seconds := response.headers.get("Retry-After", "")).isdecimal():
+        raise _TooFastError(int(seconds))
+    if response.status_code in (429, 502, 503, 504):
+        raise _UnavailableError(f"status {response.status_code}")
+    if not response.is_success:
+        try:
+            problem = Problem.model_validate_json(response.content)
+        except ValidationError:
+            problem = Problem.of(ProblemType.INTERNAL, f"status {response.status_code} without a problem document")
+        raise CoordinatorError(problem)

@@ -1,0 +1,69 @@
+"""The options of `moerge table`, read."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from moerge.errors import MoergeError
+from moerge.models.sources import checkpoint_folder
+from moerge.table.measure import Texts
+from moerge.table.texts import Cut, Sources, read_texts
+from moerge_proto.versions import Lineage
+
+
+def _pairs(option: str, values: Sequence[str]) -> dict[str, list[str]]:
+    """NAME=PLACE, of which a name may have several."""
+    pairs: dict[str, list[str]] = {}
+    for value in values:
+        name, _, place = value.partition("=")
+        if not name or not place:
+            raise MoergeError(f"expected NAME=PATH, found {value!r}", where=option)
+        pairs.setdefault(name, []).append(place)
+    return pairs
+
+
+def sources(expert: Sequence[str], **files: Sequence[str]) -> dict[str, Sources]:
+    """Each domain's expert and files; `files` are text, held_out and other, as options have them."""
+    experts = _pairs("--expert", expert)
+    for name, folders in experts.items():
+        if len(folders) > 1:
+            raise MoergeError(f"two experts of {name!r}", where="--expert", todo="give each domain one")
+    if not files["text"] and not files["held_out"]:
+        todo = "name each domain's text with --text NAME=FILES, or take a --preset"
+        raise MoergeError("no text is given", where="--text", todo=todo)
+    places = {kind: _pairs(_option(kind), values) for kind, values in files.items()}
+    for kind, found in places.items():
+        if found and found.keys() != experts.keys():
+            names = f"{', '.join(found)}, but {', '.join(experts) or 'none'} by --expert"
+            raise MoergeError(f"names differ: {names}", where=_option(kind), todo="name the same domains")
+    return {
+        name: Sources(checkpoint_folder(folder), **{kind: found.get(name, ()) for kind, found in places.items()})
+        for name, [folder] in experts.items()
+    }
+
+
+def _option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def in_slot_order(version: Path, sources: Mapping[str, Sources]) -> dict[str, Sources]:
+    """The domains as the version's slots have them, whatever the order of the options."""
+    path = version / "moerge.json"
+    if not path.is_file():
+        raise MoergeError("not found", where=str(path), todo="name the folder of a version that moerge published")
+    domains = Lineage.model_validate_json(path.read_text(encoding="utf-8")).domains
+    if set(domains) != sources.keys():
+        raise MoergeError(f"expected {', '.join(domains)}, found {', '.join(sources)}", where="--expert")
+    return {domain: sources[domain] for domain in domains}
+
+
+def values(sweep: str) -> tuple[str, list[float]]:
+    """The option of a sweep, and its values."""
+    option, _, values = sweep.partition("=")
+    try:
+        return option, [float(value) for value in values.split(",")]
+    except ValueError as error:
+        raise MoergeError(f"expected OPTION=NUMBER,NUMBER,…, found {sweep!r}", where="--sweep") from error
+
+
+def texts(sources: Mapping[str, Sources], cut: Cut) -> dict[str, Texts]:
+    return {name: read_texts(name, each, cut) for name, each in sources.items()}

@@ -1,0 +1,69 @@
+"""One value for the recommended options: REST, the command line, the dashboard and the demo have the same defaults."""
+
+from inspect import signature
+from typing import Any
+
+import pytest
+from typer.main import get_group
+
+from moerge.cli import versions
+from moerge.demo.commands import demo
+from moerge.errors import MoergeError
+from moerge_coordinator.dashboard.actions import asked_version, solve_form
+from moerge_proto.options import PAPER, RECOMMENDED, VERSION_RECIPES, SolveOptions
+from moerge_proto.versions import NewVersion
+
+PLACE = ("coordinator", "secret")
+
+
+def received(new: NewVersion) -> SolveOptions:
+    """The options as the coordinator reads them."""
+    return NewVersion.model_validate_json(new.model_dump_json()).options
+
+
+def given(*arguments: str) -> dict[str, Any]:
+    """The parameters of `moerge version solve` that are given, or have a default."""
+    solve: Any = get_group(versions.app).commands["solve"]
+    found = solve.make_context("solve", ["--coordinator", "https://x", "--token", "x", *arguments]).params
+    return {name: value for name, value in found.items() if value not in (None, ()) and name not in PLACE}
+
+
+def test_rest_completes_options_with_the_recommended_ones() -> None:
+    assert NewVersion().options == RECOMMENDED.solve
+    assert NewVersion.model_validate_json("{}").options == RECOMMENDED.solve
+    assert received(NewVersion()) == RECOMMENDED.solve
+    some = NewVersion.model_validate_json('{"options": {"top_k": 2}}')
+    assert some.options == RECOMMENDED.solve.model_copy(update={"top_k": 2})
+    assert received(NewVersion(options=PAPER.solve)) == PAPER.solve
+    assert received(NewVersion(options=SolveOptions(top_k=2))) == SolveOptions(top_k=2)
+
+
+def test_version_solve_sends_what_is_given_and_nothing_else() -> None:
+    assert given() == {"recipe": "moerge", "tied": False}
+    new = versions.new_version("moerge", {"top_k": None})
+    assert received(new) == RECOMMENDED.solve
+    assert new.model_dump(mode="json")["options"] == {}
+    new = versions.new_version("moerge", {"top_k": 2, "routers": None}, tied=True, round="spring")
+    assert new.model_dump(exclude_none=True) == {"options": {"top_k": 2}, "tied": True, "round": "spring"}
+
+
+def test_the_paper_s_recipe_is_the_paper_s_options_with_the_given_ones_on_top() -> None:
+    assert given("--recipe", "dume")["recipe"] == "dume"
+    assert received(versions.new_version("dume", {})) == PAPER.solve
+    assert received(versions.new_version("dume", {"top_k": 2})) == PAPER.solve.model_copy(update={"top_k": 2})
+
+
+def test_an_invalid_option_is_named() -> None:
+    with pytest.raises(MoergeError, match="top_k: "):
+        versions.new_version("moerge", {"top_k": 0})
+
+
+def test_the_dashboard_s_form_as_it_is_asks_for_the_recommended_options() -> None:
+    left = {each.name: each.options[0][0] if each.options else each.value for each in solve_form().fields}
+    assert received(asked_version(left)) == RECOMMENDED.solve
+    assert received(asked_version({**left, "domain_weights": ""})).domain_weights == {}
+
+
+def test_the_demo_s_recipe_is_the_recommended_one() -> None:
+    assert VERSION_RECIPES[signature(demo).parameters["recipe"].default] == RECOMMENDED
+    assert VERSION_RECIPES["dume"] == PAPER
