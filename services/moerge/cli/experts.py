@@ -1,6 +1,5 @@
 """`moerge expert …`"""
 
-import importlib
 from typing import Annotated, Literal
 
 import typer
@@ -10,7 +9,7 @@ from moerge.cli.common import Coordinator, Secret, show, wait
 from moerge.client.client import Client
 from moerge.errors import MoergeError
 from moerge.progress import progress
-from moerge_proto.experts import Expert, ExpertState
+from moerge_proto.experts import Expert, ExpertState, NewExpert
 
 app = typer.Typer(no_args_is_help=True, help="Experts (operator; an owner its own).")
 Domain = Annotated[str, typer.Argument(help="The expert's domain, or its digest.")]
@@ -48,11 +47,21 @@ def add(
 
     Example: moerge expert add expert/ --domain law --trunk remerge
     """
-    folder = importlib.import_module("moerge.models.sources").checkpoint_folder(expert)  # needs seconds to load
-    register = importlib.import_module("moerge.client.register").register
+    from moerge.client.register import register  # these need seconds to load
+    from moerge.models.expert_folder import file_digests
+    from moerge.models.sources import checkpoint_folder
+
+    folder = checkpoint_folder(expert)
     with Client(coordinator, secret) as client:
-        how = {"domain": domain, "license": license, "trunk": trunk, "source": source, "redistribute": redistribute}
-        typer.echo(register(client, folder, progress(), again=True, **how).digest)
+        new = NewExpert(
+            domain=domain,
+            files=file_digests(folder),
+            source=source,
+            license=license,
+            trunk=trunk,
+            redistribute=redistribute,
+        )
+        typer.echo(register(client, folder, new, progress(), again=True).digest)
 
 
 @app.command("list")
