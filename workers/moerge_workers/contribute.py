@@ -163,9 +163,9 @@ class _Worker:
         if settings.policy.redistribute:
             self.say("owners of other experts in a version may have it, with this expert's MLPs: redistribute = true")
         work = _Work(self, self._outbox, data, owner, expert)
-        statistics = None
+        own_grams = None
         if settings.trunk_contribution:
-            sent, statistics = work.contribute_trunk()
+            sent, own_grams = work.contribute_trunk()
             if sent is not None:
                 self.say(f"contributed {sent.digest[:12]} for trunks")
         evaluations = None
@@ -183,17 +183,17 @@ class _Worker:
             more = "only evaluations are left" if evaluations else "there is nothing more to do"
             self.say(f"the policy keeps router contributions here; {more}")
         else:
-            self._contribute(work, statistics, evaluations)
+            self._contribute(work, own_grams, evaluations)
         while evaluations is not None:
             evaluations.look()
             if settings.once or settings.dry_run:
                 return
             time.sleep(POLL_SECONDS)
 
-    def _contribute(self, work: "_Work", statistics: Path | None, evaluations: Evaluations | None) -> None:
+    def _contribute(self, work: "_Work", own_grams: Path | None, evaluations: Evaluations | None) -> None:
         """Contributes under each trunk, and evaluates versions while it waits for the next; once, it only contributes.
 
-        `statistics` is the expert's own trunk contribution, with which trunks are compared.
+        `own_grams` is the file of the expert's own trunk contribution, with which trunks are compared.
         """
         client, settings = self.client, self.settings
         for asked in client.rounds():
@@ -206,7 +206,7 @@ class _Worker:
             last = trunk.digest
             self.watch.status.update(trunk=trunk.digest)
             try:
-                for contribution in work.contribute(trunk, statistics):
+                for contribution in work.contribute(trunk, own_grams):
                     self.say(f"contributed {contribution.digest[:12]} under trunk {trunk.digest[:12]}")
             except CoordinatorError as error:
                 if error.type != ProblemType.WRONG_TRUNK.urn:
@@ -302,10 +302,10 @@ class _Work:
         signed = signature(self._settings.home, self.owner, digest)
         return NewContribution(sha256=digest, supersedes=supersedes, signature=signed, software=SOFTWARE)
 
-    def contribute(self, trunk: Trunk, statistics: Path | None) -> list[Contribution]:
+    def contribute(self, trunk: Trunk, own_grams: Path | None) -> list[Contribution]:
         """Sends what isn't sent yet under a trunk, of the statistics and of the tuning split.
 
-        `statistics` is the expert's own trunk contribution, with which the trunk is compared.
+        `own_grams` is the file of the expert's own trunk contribution, with which the trunk is compared.
         """
         settings, client, watch = self._settings, self.worker.client, self.worker.watch
         self.outbox.outdate(lambda item: item.trunk not in ("", trunk.digest))
@@ -314,7 +314,7 @@ class _Work:
         watch.enter(Stage.DOWNLOADING)
         client.download(place, trunk.files, folder, watch, title="downloading the trunk")
         weights, limit = folder / DENSE_TRUNK_FILE, settings.policy.max_stray
-        stray = require_near(settings.expert, weights, limit, statistics)
+        stray = require_near(settings.expert, weights, limit, own_grams)
         self.worker.say(f"the trunk strays from the expert by at most {stray:.3f} of a tensor's norm (limit {limit:g})")
         expert, mlps = self.expert, settings.expert
         if settings.fit:

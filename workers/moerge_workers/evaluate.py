@@ -106,7 +106,7 @@ class Evaluations:
 
     def _newest(self) -> Version | None:
         served = [row for row in self.client.versions() if row.retired is None and row.withheld is None]
-        own = {self.expert, *(row.digest for row in self.client.experts() if row.plain == self.expert)}
+        own = {self.expert, *(row.digest for row in self.client.experts() if row.trained == self.expert)}
         return next((row for row in reversed(served) if not own.isdisjoint(row.lineage.experts)), None)
 
     @property

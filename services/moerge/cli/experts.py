@@ -95,7 +95,7 @@ def show_expert(domain: Domain, coordinator: Coordinator, secret: Secret) -> Non
     with Client(coordinator, secret) as client:
         row = _find(client, domain)
         trunks = [trunk.digest[:12] for trunk in client.trunks() if row.digest in trunk.contains]
-        own = {row.digest, *(each.digest for each in client.experts() if each.plain == row.digest)}
+        own = {row.digest, *(each.digest for each in client.experts() if each.trained == row.digest)}
         versions = [str(each.number) for each in client.versions() if not own.isdisjoint(each.lineage.experts)]
     lines = {
         "domain": row.domain,

@@ -171,7 +171,7 @@ class Demo:
         """Publishes a version of these experts, or of those fitted from them, by who contributed under the trunk."""
         self._say("Summing, solving, publishing")
         come = {row.expert for row in client.contributions() if row.active and row.trunk == trunk}
-        chosen = {row.plain: row.digest for row in client.experts() if row.digest in come}
+        chosen = {row.trained: row.digest for row in client.experts() if row.digest in come}
         new = NewVersion(experts=[chosen[each] for each in experts], options=_RECIPES[self._recipe].solve)
         version = client.version(int(wait(client, client.solve_version(new))))
         show_files(version)
