@@ -10,9 +10,10 @@ import torch
 from rich.filesize import decimal
 
 from moerge.client.client import Client
+from moerge.documents.fitting_sample import fitting_tokens
 from moerge.documents.shards import enough
 from moerge.errors import IncompatibleExpertError, MoergeError
-from moerge.experts.fitting import require_fittable
+from moerge.experts.fitting import fitting_bytes, require_fittable
 from moerge.models.config import read_config
 from moerge.models.dense import trunk_names
 from moerge.models.expert_folder import check_expert
@@ -21,7 +22,6 @@ from moerge.models.reader import Checkpoint
 from moerge.statistics.passes import RouterPass, TrunkPass
 from moerge_workers import actors
 from moerge_workers.data import Data
-from moerge_workers.fit import fit_bytes
 from moerge_workers.identity import own_identity, require_approved
 from moerge_workers.memory import described, free_memory, need, that_fit
 from moerge_workers.settings import Settings
@@ -180,7 +180,8 @@ class _Machine:
             said += f"; for trunks {described(that_fit(trunk, settings, free))}"
         if settings.fit:
             require_fittable(settings.expert)
-            said += f"; fitting takes at least {decimal(fit_bytes(settings.expert))}"
+            tokens = fitting_tokens(read_config(settings.expert).hidden_size)
+            said += f"; fitting takes at least {decimal(fitting_bytes(settings.expert, tokens))}"
         if settings.device == "cuda" and free.slot is not None:
             said += f"; a GPU has {decimal(free.slot)}"
         return said if free.host is None else f"{said}; this machine has {decimal(free.host)}"
