@@ -19,11 +19,12 @@ from moerge.models.dense import trunk_names
 from moerge.models.expert_folder import check_expert
 from moerge.models.families import family_of
 from moerge.models.reader import Checkpoint
-from moerge.statistics.passes import RouterPass, TrunkPass
+from moerge.statistics.memory import need
+from moerge.statistics.passes import RouterPass, TrunkPass, described
 from moerge_workers import actors
 from moerge_workers.data import Data
 from moerge_workers.identity import own_identity, require_approved
-from moerge_workers.memory import described, free_memory, need, that_fit
+from moerge_workers.memory import free_memory, that_fit
 from moerge_workers.settings import Settings
 
 _SAMPLE_DOCUMENTS = 2000
@@ -174,7 +175,7 @@ class _Machine:
         self._passes = that_fit(self._work, settings, free)
         own = need(self._passes[-1], settings.statistics)
         said = f"{described(self._passes)}; each of {settings.slots} slots takes at least {own}"
-        said += f", the worker itself {decimal(own.journal)}"
+        said += f", the journal {decimal(own.journal)}"
         if settings.trunk_contribution:
             trunk = TrunkPass(settings.expert, [], settings.statistics.precision, settings.device)
             said += f"; for trunks {described(that_fit(trunk, settings, free))}"

@@ -14,9 +14,9 @@ from moerge.files import sync_folder
 from moerge.models.batches import batches
 from moerge.models.config import read_config
 from moerge.models.tokens import Tokens
+from moerge.statistics.memory import free_bytes, is_out_of_memory
 from moerge_proto.progress import Stage
 from moerge_workers.data import Data
-from moerge_workers.memory import free_bytes, is_out_of_memory
 from moerge_workers.settings import Settings
 from moerge_workers.watch import Watch
 

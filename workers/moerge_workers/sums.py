@@ -10,14 +10,14 @@ from moerge.documents.splits import Split
 from moerge.errors import MoergeError
 from moerge.files import file_sha256
 from moerge.statistics.journal import Journal, join
-from moerge.statistics.passes import RouterPass, TrunkPass
+from moerge.statistics.passes import RouterPass, TrunkPass, described, named
 from moerge_proto.digests import digest_of
 from moerge_proto.progress import Stage
 from moerge_proto.statistics_file import Manifest, StatisticsFile, TrunkManifest
 from moerge_workers import actors
 from moerge_workers.data import Data
 from moerge_workers.ledger import Ledger, Sent
-from moerge_workers.memory import described, free_memory, named, that_fit
+from moerge_workers.memory import free_memory, that_fit
 from moerge_workers.settings import Settings
 from moerge_workers.watch import Watch
 
