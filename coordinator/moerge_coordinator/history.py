@@ -64,14 +64,14 @@ def _evaluated(session: Session, trunks: Sequence[str]) -> list[Evaluated]:
     told = select(
         EvaluationRow.version, EvaluationRow.domain, *sums, EvaluationRow.sums["version"]["tokens"].as_float()
     ).where(EvaluationRow.active, EvaluationRow.version.in_([number for number, *_ in found]))
-    plain = {row.digest: row.plain for row in session.scalars(select(ExpertRow))}
+    trained = {row.digest: row.trained for row in session.scalars(select(ExpertRow))}
     scores: dict[int, dict[str, tuple[float, float]]] = {}
     for number, domain, dense, version, oracle, tokens in session.execute(told).tuples():
         normalised = 100 * math.exp((dense - version) / tokens), 100 * math.exp((dense - oracle) / tokens)
         scores.setdefault(number, {})[domain] = normalised
     return [
         Evaluated(
-            number, trunk, dict(zip(domains, map(plain.__getitem__, experts), strict=True)), scores.get(number, {})
+            number, trunk, dict(zip(domains, map(trained.__getitem__, experts), strict=True)), scores.get(number, {})
         )
         for number, trunk, domains, experts in found
     ]

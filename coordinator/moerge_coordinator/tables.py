@@ -146,7 +146,7 @@ class ExpertRow(Base):
         return None if self.fitted_from is None else {"expert": self.fitted_from, "trunk": self.fitted_to}
 
     @property
-    def plain(self) -> str:
+    def trained(self) -> str:
         """The digest of the expert that was trained: its own, or of the one that it is fitted from."""
         return self.fitted_from or self.digest
 

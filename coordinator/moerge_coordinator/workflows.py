@@ -440,7 +440,7 @@ class Workflows(DBOSConfiguredInstance):
         return plan_version(lineage, inputs, solve)
 
     def _slot(self, row: ExpertRow) -> Slot:
-        return Slot(_record(row), self.expert_folder(row.digest), self.expert_folder(row.plain))
+        return Slot(_record(row), self.expert_folder(row.digest), self.expert_folder(row.trained))
 
     def drop_folders(self, experts: Sequence[str], versions: Sequence[int]) -> None:
         """Removes views whose files were let go of."""

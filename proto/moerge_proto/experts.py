@@ -87,7 +87,7 @@ class Expert(Message):
     purged: datetime | None
 
     @property
-    def plain(self) -> str:
+    def trained(self) -> str:
         """The digest of the expert that was trained: its own, or of the one that it is fitted from."""
         return self.digest if self.fitted is None else self.fitted.expert
 

@@ -109,8 +109,8 @@ class TimedData(Data):
 class TimedJournal(Journal):
     watch: Stopwatch
 
-    def __init__(self, *given: Any) -> None:
-        super().__init__(*given)
+    def __init__(self, *given: Any, **options: Any) -> None:
+        super().__init__(*given, **options)
         self._adding = False
 
     def add(self, shard: str, sums: ShardSums) -> None:

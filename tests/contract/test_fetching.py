@@ -16,7 +16,7 @@ import pytest
 from moerge.client.client import Client
 from moerge.errors import CoordinatorError
 from moerge.files import file_sha256
-from moerge.models.expert_folder import expert_files
+from moerge.models.expert_folder import expert_files, file_digests
 from moerge_coordinator.refusals import RefusedError
 from moerge_coordinator.sources import fetch, require_allowed
 from moerge_proto.experts import Expert, ExpertState, NewExpert
@@ -109,10 +109,6 @@ def server_of(member: Member) -> Coordinator:
     return server
 
 
-def digests(folder: Path) -> dict[str, str]:
-    return {name: file_sha256(path) for name, path in expert_files(folder).items()}
-
-
 def registered(client: Client, url: str, files: dict[str, str]) -> Expert:
     found = client.register_expert(NewExpert(domain="law", files=files, source=url))
     for _ in range(400):
@@ -126,7 +122,7 @@ def registered(client: Client, url: str, files: dict[str, str]) -> Expert:
 def refused(member: Member, url: str, files: dict[str, str] | None = None) -> str:
     """The reason; nothing of the expert is kept."""
     before = files_below(server_of(member))
-    found = registered(member.client, url, digests(member.folder) if files is None else files)
+    found = registered(member.client, url, file_digests(member.folder) if files is None else files)
     assert found.state is ExpertState.REFUSED
     assert found.problem is not None
     eventually(lambda: files_below(server_of(member)) == before)
@@ -135,22 +131,22 @@ def refused(member: Member, url: str, files: dict[str, str] | None = None) -> st
 
 
 def test_an_expert_is_fetched_checked_and_kept_like_an_uploaded_one(member: Member, source: Source) -> None:
-    found = registered(member.client, f"{source.url}/models/law", digests(member.folder))
+    found = registered(member.client, f"{source.url}/models/law", file_digests(member.folder))
     assert (found.state, found.family, found.problem) == (ExpertState.READY, "llama", None)
     assert {file.name: file.size for file in found.files} == {
         name: path.stat().st_size for name, path in expert_files(member.folder).items()
     }
-    assert found == member.client.register_expert(NewExpert(domain="law", files=digests(member.folder)))
+    assert found == member.client.register_expert(NewExpert(domain="law", files=file_digests(member.folder)))
     stored = {path.read_bytes() for path in (server_of(member).home / "experts" / found.digest).iterdir()}
     assert stored == {path.read_bytes() for path in expert_files(member.folder).values()}
 
 
 def test_an_operator_may_have_it_fetched_for_the_domain_s_owner(member: Member, source: Source) -> None:
     with server_of(member).client() as operator:
-        found = registered(operator, f"{source.url}/models/law", digests(member.folder))
+        found = registered(operator, f"{source.url}/models/law", file_digests(member.folder))
         assert (found.state, found.owner) == (ExpertState.READY, "law-owner")
         with pytest.raises(CoordinatorError) as caught:
-            operator.register_expert(NewExpert(domain="law", files=digests(member.folder)))
+            operator.register_expert(NewExpert(domain="law", files=file_digests(member.folder)))
         assert caught.value.type == "urn:moerge:problem:forbidden"
 
 
@@ -168,7 +164,7 @@ def test_a_command_has_it_fetched_again_once_the_source_is_mended(member: Member
 def test_a_fetch_that_breaks_off_goes_on_where_it_was(member: Member, source: Source) -> None:
     path = "/models/law/model.safetensors"
     source.behaves[path] = "breaks off"
-    assert registered(member.client, f"{source.url}/models/law", digests(member.folder)).state is ExpertState.READY
+    assert registered(member.client, f"{source.url}/models/law", file_digests(member.folder)).state is ExpertState.READY
     first, second = [asked for at, asked in source.asked if at == path]
     assert first is None
     half = (member.folder / "model.safetensors").stat().st_size // 2
@@ -180,7 +176,7 @@ def test_a_fetch_goes_on_after_the_coordinator_was_killed(member: Member, source
     source.behaves[path] = "status 500"
     server = server_of(member)
     found = member.client.register_expert(
-        NewExpert(domain="law", files=digests(member.folder), source=f"{source.url}/models/law")
+        NewExpert(domain="law", files=file_digests(member.folder), source=f"{source.url}/models/law")
     )
     while not any(at == path for at, _ in source.asked):
         time.sleep(0.02)
@@ -207,7 +203,7 @@ def test_redirects_are_followed_below_allowed_sources_only_and_not_for_ever(memb
         assert {at for at, _ in source.asked} == {path}
         assert len(source.asked) == (6 if target == path else 1)
     source.behaves[path] = f"{host}/models/cache/config.json?signature=a%2Fb"
-    assert registered(member.client, f"{host}/models/law", digests(member.folder)).state is ExpertState.READY
+    assert registered(member.client, f"{host}/models/law", file_digests(member.folder)).state is ExpertState.READY
 
 
 @pytest.mark.parametrize(
@@ -233,7 +229,7 @@ def test_no_other_address_is_asked_for_anything(url: str) -> None:
 def test_an_address_that_is_not_allowed_is_refused_at_once(member: Member, source: Source) -> None:
     for url in (f"{source.url}/private", f"{source.url}/models/../private", "file:///etc", "https://example.org"):
         with pytest.raises(CoordinatorError) as caught:
-            member.client.register_expert(NewExpert(domain="law", files=digests(member.folder), source=url))
+            member.client.register_expert(NewExpert(domain="law", files=file_digests(member.folder), source=url))
         assert caught.value.where == "source"
     assert source.asked == []
     assert list(member.client.experts()) == []
@@ -242,7 +238,7 @@ def test_an_address_that_is_not_allowed_is_refused_at_once(member: Member, sourc
 def test_what_can_t_be_had_is_refused_by_address_and_reason_and_may_be_tried_again(
     member: Member, source: Source, folder: Path, tmp_path: Path
 ) -> None:
-    url, files = f"{source.url}/models/law", digests(folder)
+    url, files = f"{source.url}/models/law", file_digests(folder)
     assert "status 404" in refused(member, url, {**files, "vocab.json": "0" * 64})
     assert "has the SHA-256" in refused(member, url, {**files, "config.json": "0" * 64})
     (tmp_path / "large").mkdir()

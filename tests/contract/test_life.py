@@ -10,8 +10,9 @@ import pytest
 from moerge.cli.common import wait
 from moerge.client.register import register
 from moerge.errors import CoordinatorError, MoergeError
+from moerge.models.expert_folder import file_digests
 from moerge_proto.contributions import NewContribution
-from moerge_proto.experts import ExpertState
+from moerge_proto.experts import ExpertState, NewExpert
 from moerge_proto.options import RECOMMENDED
 from moerge_proto.trunks import Trunk
 from moerge_proto.versions import NewVersion, Version
@@ -244,11 +245,12 @@ def test_what_was_withdrawn_joins_again_only_when_that_is_asked(fleets: Callable
     law = fleet.members["law"]
     digest = fleet.expert("law")
     law.client.withdraw_expert(digest)
+    again = NewExpert(domain="law", files=file_digests(law.folder))
     with pytest.raises(MoergeError, match="was withdrawn") as caught:  # a worker that starts again
-        register(law.client, law.folder, SILENT, domain="law")
+        register(law.client, law.folder, again, SILENT)
     assert "moerge expert add" in caught.value.todo
     assert moerge("expert", "add", law.folder, "--domain", "law", **fleet.server.environment(law.token)) == digest
-    assert register(law.client, law.folder, SILENT, domain="law").state is ExpertState.READY
+    assert register(law.client, law.folder, again, SILENT).state is ExpertState.READY
 
 
 def test_withdrawing_a_trunk_contribution_retires_the_trunk_that_was_solved_from_it(

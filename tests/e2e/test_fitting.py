@@ -63,7 +63,7 @@ def test_from_the_plain_contribution_to_the_evaluated_version_with_fitted_mlps(h
     assert house.run(**FIT) == "ran"  # as after a kill between fitting and sending
     assert {path.name: path.stat().st_mtime_ns for path in folder.iterdir()} == made
     [expert] = fitted(house)
-    assert (expert.state, expert.plain) == (ExpertState.READY, registered(house.member).digest)
+    assert (expert.state, expert.trained) == (ExpertState.READY, registered(house.member).digest)
     [row] = house.active()
     assert (row.expert, row.documents) == (expert.digest, plain.documents)
     with closing(History(house.home)) as history:
@@ -79,7 +79,7 @@ def test_from_the_plain_contribution_to_the_evaluated_version_with_fitted_mlps(h
     assert house.run(**FIT, policy=policy) == "ran"
     with house.server.client() as operator:
         [evaluation] = operator.evaluations(number)
-    assert evaluation.sums.expert == expert.plain
+    assert evaluation.sums.expert == expert.trained
     assert len(house.active()) == 1  # nothing was sent anew
 
     said = house.run(held_out_share=0.3)

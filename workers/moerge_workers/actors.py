@@ -19,9 +19,9 @@ from moerge.errors import MoergeError
 from moerge.models.batches import batches
 from moerge.models.tokens import Tokens
 from moerge.statistics.accumulate import ShardSums
+from moerge.statistics.memory import is_out_of_memory, too_large
 from moerge.statistics.passes import RouterPass, TrunkPass
 from moerge_proto.statistics_file import StatisticsSettings
-from moerge_workers.memory import is_out_of_memory, too_large
 
 _WAITING_PER_SLOT = 2
 _DEATHS = 4  # of an actor and those in its place, in a row, before one finishes a shard

@@ -10,20 +10,21 @@ import torch
 from rich.filesize import decimal
 
 from moerge.client.client import Client
+from moerge.documents.fitting_sample import fitting_tokens
 from moerge.documents.shards import enough
 from moerge.errors import IncompatibleExpertError, MoergeError
-from moerge.experts.fitting import require_fittable
+from moerge.experts.fitting import fitting_bytes, require_fittable
 from moerge.models.config import read_config
 from moerge.models.dense import trunk_names
 from moerge.models.expert_folder import check_expert
 from moerge.models.families import family_of
 from moerge.models.reader import Checkpoint
-from moerge.statistics.passes import RouterPass, TrunkPass
+from moerge.statistics.memory import need
+from moerge.statistics.passes import RouterPass, TrunkPass, described
 from moerge_workers import actors
 from moerge_workers.data import Data
-from moerge_workers.fit import fit_bytes
 from moerge_workers.identity import own_identity, require_approved
-from moerge_workers.memory import described, free_memory, need, that_fit
+from moerge_workers.memory import free_memory, that_fit
 from moerge_workers.settings import Settings
 
 _SAMPLE_DOCUMENTS = 2000
@@ -174,13 +175,14 @@ class _Machine:
         self._passes = that_fit(self._work, settings, free)
         own = need(self._passes[-1], settings.statistics)
         said = f"{described(self._passes)}; each of {settings.slots} slots takes at least {own}"
-        said += f", the worker itself {decimal(own.journal)}"
+        said += f", the journal {decimal(own.journal)}"
         if settings.trunk_contribution:
             trunk = TrunkPass(settings.expert, [], settings.statistics.precision, settings.device)
             said += f"; for trunks {described(that_fit(trunk, settings, free))}"
         if settings.fit:
             require_fittable(settings.expert)
-            said += f"; fitting takes at least {decimal(fit_bytes(settings.expert))}"
+            tokens = fitting_tokens(read_config(settings.expert).hidden_size)
+            said += f"; fitting takes at least {decimal(fitting_bytes(settings.expert, tokens))}"
         if settings.device == "cuda" and free.slot is not None:
             said += f"; a GPU has {decimal(free.slot)}"
         return said if free.host is None else f"{said}; this machine has {decimal(free.host)}"

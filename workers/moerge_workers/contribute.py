@@ -8,7 +8,6 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import stamina
 import torch
@@ -21,7 +20,7 @@ from moerge.client.register import WithdrawnError, register
 from moerge.errors import CoordinatorError, MoergeError
 from moerge.experts.fitting import require_fittable
 from moerge.files import file_sha256, is_of_full_disk
-from moerge.models.expert_folder import DenseExpert, check_expert
+from moerge.models.expert_folder import DenseExpert, check_expert, file_digests
 from moerge.statistics.contribution import router_manifest, trunk_manifest, withhold_rare
 from moerge.statistics.passes import RouterPass, TrunkPass
 from moerge.trunk.merge import DENSE_TRUNK_FILE
@@ -29,7 +28,7 @@ from moerge.trunk.methods.registry import METHODS
 from moerge.trunk.stray import require_near
 from moerge_proto.contributions import Contribution, NewContribution, TrunkContribution
 from moerge_proto.digests import digest_of
-from moerge_proto.experts import Fitted
+from moerge_proto.experts import Fitted, NewExpert
 from moerge_proto.problems import ProblemType
 from moerge_proto.progress import Stage
 from moerge_proto.statistics_file import Manifest, RouterManifest
@@ -106,8 +105,9 @@ def run(settings: Settings) -> None:
             ):
                 watch = Watch(status, shown)
                 watch.sent(history.sent())
-                told: dict[str, Any] = {"patience": None, "say": watch.say, "heard": status.heard}
-                with Client(settings.coordinator, settings.token, **told) as client:
+                with Client(
+                    settings.coordinator, settings.token, patience=None, say=watch.say, heard=status.heard
+                ) as client:
                     _Worker(settings, client, history, watch).run()
         except MoergeError as error:
             with suppress(OSError):  # of a disk that is full
@@ -140,15 +140,19 @@ class _Worker:
             require_fittable(settings.expert)
         data = Data(settings, self.say)
         try:
-            how: dict[str, Any] = {"domain": settings.domain, "license": settings.license}
-            how["redistribute"] = settings.policy.redistribute
+            new = NewExpert(
+                domain=settings.domain,
+                files=file_digests(settings.expert),
+                license=settings.license,
+                redistribute=settings.policy.redistribute,
+            )
             registered = register(
                 client,
                 settings.expert,
+                new,
                 self.watch,
                 change=not settings.dry_run,
                 leaving=self.expert_leaving,
-                **how,
             )
             self._outbox.settle([registered])
             expert = registered.digest
@@ -159,28 +163,37 @@ class _Worker:
         if settings.policy.redistribute:
             self.say("owners of other experts in a version may have it, with this expert's MLPs: redistribute = true")
         work = _Work(self, self._outbox, data, owner, expert)
-        statistics = None
+        own_grams = None
         if settings.trunk_contribution:
-            sent, statistics = work.contribute_trunk()
+            sent, own_grams = work.contribute_trunk()
             if sent is not None:
                 self.say(f"contributed {sent.digest[:12]} for trunks")
-        told = self._outbox, data, self.watch, SOFTWARE, expert
-        evaluations = Evaluations(settings, client, *told) if settings.policy.evaluation_sums else None
+        evaluations = None
+        if settings.policy.evaluation_sums:
+            evaluations = Evaluations(
+                settings=settings,
+                client=client,
+                outbox=self._outbox,
+                data=data,
+                watch=self.watch,
+                software=SOFTWARE,
+                expert=expert,
+            )
         if not settings.policy.router_contributions:
             more = "only evaluations are left" if evaluations else "there is nothing more to do"
             self.say(f"the policy keeps router contributions here; {more}")
         else:
-            self._contribute(work, statistics, evaluations)
+            self._contribute(work, own_grams, evaluations)
         while evaluations is not None:
             evaluations.look()
             if settings.once or settings.dry_run:
                 return
             time.sleep(POLL_SECONDS)
 
-    def _contribute(self, work: "_Work", statistics: Path | None, evaluations: Evaluations | None) -> None:
+    def _contribute(self, work: "_Work", own_grams: Path | None, evaluations: Evaluations | None) -> None:
         """Contributes under each trunk, and evaluates versions while it waits for the next; once, it only contributes.
 
-        `statistics` is the expert's own trunk contribution, with which trunks are compared.
+        `own_grams` is the file of the expert's own trunk contribution, with which trunks are compared.
         """
         client, settings = self.client, self.settings
         for asked in client.rounds():
@@ -193,7 +206,7 @@ class _Worker:
             last = trunk.digest
             self.watch.status.update(trunk=trunk.digest)
             try:
-                for contribution in work.contribute(trunk, statistics):
+                for contribution in work.contribute(trunk, own_grams):
                     self.say(f"contributed {contribution.digest[:12]} under trunk {trunk.digest[:12]}")
             except CoordinatorError as error:
                 if error.type != ProblemType.WRONG_TRUNK.urn:
@@ -289,10 +302,10 @@ class _Work:
         signed = signature(self._settings.home, self.owner, digest)
         return NewContribution(sha256=digest, supersedes=supersedes, signature=signed, software=SOFTWARE)
 
-    def contribute(self, trunk: Trunk, statistics: Path | None) -> list[Contribution]:
+    def contribute(self, trunk: Trunk, own_grams: Path | None) -> list[Contribution]:
         """Sends what isn't sent yet under a trunk, of the statistics and of the tuning split.
 
-        `statistics` is the expert's own trunk contribution, with which the trunk is compared.
+        `own_grams` is the file of the expert's own trunk contribution, with which the trunk is compared.
         """
         settings, client, watch = self._settings, self.worker.client, self.worker.watch
         self.outbox.outdate(lambda item: item.trunk not in ("", trunk.digest))
@@ -301,7 +314,7 @@ class _Work:
         watch.enter(Stage.DOWNLOADING)
         client.download(place, trunk.files, folder, watch, title="downloading the trunk")
         weights, limit = folder / DENSE_TRUNK_FILE, settings.policy.max_stray
-        stray = require_near(settings.expert, weights, limit, statistics)
+        stray = require_near(settings.expert, weights, limit, own_grams)
         self.worker.say(f"the trunk strays from the expert by at most {stray:.3f} of a tensor's norm (limit {limit:g})")
         expert, mlps = self.expert, settings.expert
         if settings.fit:
@@ -334,16 +347,20 @@ class _Work:
         folder = fitted(settings, self.data, worker.watch, self.expert, weights)
         if folder is None:
             return self.expert, settings.expert
+        new = NewExpert(
+            domain=settings.domain,
+            files=file_digests(folder),
+            license=settings.license,
+            fitted=Fitted(expert=self.expert, trunk=trunk.digest),
+        )
         try:
             expert = register(
                 worker.client,
                 folder,
+                new,
                 worker.watch,
                 change=False,
                 leaving=partial(worker.expert_leaving, trunk=trunk.digest),
-                domain=settings.domain,
-                license=settings.license,
-                fitted=Fitted(expert=self.expert, trunk=trunk.digest),
             )
         except WithdrawnError:
             worker.say("the fitted expert was withdrawn; the contribution is made with the expert as it is")

@@ -22,6 +22,7 @@ from moerge.models.tokens import Tokens
 from moerge.progress import Tracker
 from moerge.scoring.perplexity import Window, load, score, windows
 from moerge.scoring.routers import RoutingCounter, forced
+from moerge.statistics.memory import free_bytes, is_out_of_memory
 from moerge_proto.digests import canonical_json, digest_of
 from moerge_proto.evaluations import NewEvaluation, Scored
 from moerge_proto.problems import ProblemType
@@ -29,7 +30,6 @@ from moerge_proto.progress import Stage
 from moerge_proto.versions import Version
 from moerge_workers.data import Data
 from moerge_workers.ledger import Ledger, Sent
-from moerge_workers.memory import free_bytes, is_out_of_memory
 from moerge_workers.outbox import Outbox
 from moerge_workers.settings import Settings
 from moerge_workers.watch import Watch
@@ -106,7 +106,7 @@ class Evaluations:
 
     def _newest(self) -> Version | None:
         served = [row for row in self.client.versions() if row.retired is None and row.withheld is None]
-        own = {self.expert, *(row.digest for row in self.client.experts() if row.plain == self.expert)}
+        own = {self.expert, *(row.digest for row in self.client.experts() if row.trained == self.expert)}
         return next((row for row in reversed(served) if not own.isdisjoint(row.lineage.experts)), None)
 
     @property

@@ -79,8 +79,12 @@ def _alone(path: Path) -> Iterator[None]:
 def _made(path: Path) -> Ed25519PrivateKey:
     """The key in a file; a new one, as PKCS#8 PEM with mode 0600, if there is no file."""
     if not path.is_file():
-        form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-        _write_secret(path, Ed25519PrivateKey.generate().private_bytes(*form))
+        pem = Ed25519PrivateKey.generate().private_bytes(
+            encoding=serialization.Encoding.PEM,
+            format=serialization.PrivateFormat.PKCS8,
+            encryption_algorithm=serialization.NoEncryption(),
+        )
+        _write_secret(path, pem)
     return read_owner_key(path)
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from moerge.documents.shards import Shard, enough
@@ -9,14 +10,14 @@ from moerge.documents.splits import Split
 from moerge.errors import MoergeError
 from moerge.files import file_sha256
 from moerge.statistics.journal import Journal, join
-from moerge.statistics.passes import RouterPass, TrunkPass
+from moerge.statistics.passes import RouterPass, TrunkPass, described, named
 from moerge_proto.digests import digest_of
 from moerge_proto.progress import Stage
 from moerge_proto.statistics_file import Manifest, StatisticsFile, TrunkManifest
 from moerge_workers import actors
 from moerge_workers.data import Data
 from moerge_workers.ledger import Ledger, Sent
-from moerge_workers.memory import described, free_memory, named, that_fit
+from moerge_workers.memory import free_memory, that_fit
 from moerge_workers.settings import Settings
 from moerge_workers.watch import Watch
 
@@ -201,12 +202,19 @@ class Sums:
 
     def _journal(self, plan: _Plan, path: Path, layers: range | None) -> Journal:
         kept = plan.sent if self._grows else frozenset()
-        how = self.blank, self.settings.journal_seconds, self.path(self.ledger.files()[-1]) if kept else None, layers
-        journal = Journal(path, *how)
+        opened = partial(
+            Journal,
+            path,
+            self.blank,
+            seconds=self.settings.journal_seconds,
+            before=self.path(self.ledger.files()[-1]) if kept else None,
+            layers=layers,
+        )
+        journal = opened()
         if journal.shards - plan.sizes.keys() - kept or kept - journal.shards:
             self.say("the data has changed since the journal was begun; its sums are begun anew")
             path.unlink()
-            journal = Journal(path, *how)
+            journal = opened()
         return journal
 
     def _compute(
@@ -242,9 +250,14 @@ class Sums:
                 return journal.save()
             hidden = self.blank.hidden_size
             again = self.data.shards(self.split, self.ledger, hidden, everything=plan.replaces, again=True)
-            settings = self.settings
-            given = settings.ray_address, settings.slots, work, settings.statistics, self.say, self.watch
-            slots = actors.Slots(*given)
+            slots = actors.Slots(
+                address=self.settings.ray_address,
+                slots=self.settings.slots,
+                work=work,
+                statistics=self.settings.statistics,
+                say=self.say,
+                watch=self.watch,
+            )
             for shard, sums in slots.compute(each_once(again)):
                 journal.add(shard.name, sums)
                 tracker.advance(shard.tokens)

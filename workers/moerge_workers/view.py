@@ -153,8 +153,10 @@ def _bar(work: _Work, state: State) -> RenderableType:
     line = Table.grid(padding=(0, 1))
     for justify in ("left", "left", "right", "right", "right"):
         line.add_column(no_wrap=True, overflow="ellipsis", justify=justify)
-    told = f"{amount(rate, work.unit)}/s" if rate else "", "" if left is None else f"{timedelta(seconds=left)}"
-    line.add_row(Text(f"{work.title:.30}"), ProgressBar(work.total, work.done, width=_BAR), f"{share} %", *told)
+    bar = ProgressBar(work.total, work.done, width=_BAR)
+    pace = f"{amount(rate, work.unit)}/s" if rate else ""
+    time_left = "" if left is None else f"{timedelta(seconds=left)}"
+    line.add_row(Text(f"{work.title:.30}"), bar, f"{share} %", pace, time_left)
     return line
 
 

@@ -51,7 +51,7 @@ def needs(
             what = f"Round {asked.name} ended short: {', '.join(asked.missing)} did not contribute"
             found.append(Need(what, "move the deadline, or lower the minimum", "/owners"))
     ready = [expert for expert in experts if expert.state is ExpertState.READY and expert.fitted is None]
-    plain = {expert.digest: expert.plain for expert in experts}
+    trained = {expert.digest: expert.trained for expert in experts}
     if newest is None:
         if trunk is None and ready:
             found.append(Need("There are experts, but no trunk", "merge one", "/trunks/new"))
@@ -59,7 +59,7 @@ def needs(
             found.append(Need("There is a trunk, but no version", "solve one once owners have contributed", "/solve"))
     elif champion is None:
         found.append(Need("No version is the champion", "promote one", f"/versions/{newest.number}/promote"))
-    there = {plain.get(digest, digest) for digest in newest.lineage.experts} if newest is not None else set()
+    there = {trained.get(digest, digest) for digest in newest.lineage.experts} if newest is not None else set()
     if newest is not None and (late := [each for each in ready if each.digest not in there]):
         names = ", ".join(each.domain for each in late)
         found.append(Need(f"Not in the newest version: {names}", "solve again once they have contributed", "/solve"))

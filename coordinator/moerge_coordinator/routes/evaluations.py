@@ -67,7 +67,7 @@ def _require_of(session: Session, version: VersionRow, new: NewEvaluation) -> No
         todo = "evaluate a version that has your domain's expert"
         raise RefusedError(ProblemType.INVALID_REQUEST, found, where="domain", todo=todo)
     slot = select(ExpertRow).where(ExpertRow.digest == made.experts[made.domains.index(new.domain)])
-    expert = session.scalars(slot).one().plain  # the dense one, if the version has its fitted MLPs
+    expert = session.scalars(slot).one().trained  # the dense one, if the version has its fitted MLPs
     if new.expert != expert:
         found = f"version {version.number} has the expert {expert} of {new.domain!r}, not {new.expert}"
         todo = "compare with the dense expert that is in the version"

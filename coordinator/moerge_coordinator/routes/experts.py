@@ -160,9 +160,9 @@ def _require_fitted(session: Session, new: NewExpert) -> None:
     """
     if new.fitted is None:
         return
-    plain = session.scalar(select(ExpertRow).where(ExpertRow.digest == new.fitted.expert))
-    own = plain is not None and plain.fitted_to is None and plain.domain == new.domain
-    if plain is None or not own or plain.state != ExpertState.READY.value:
+    trained = session.scalar(select(ExpertRow).where(ExpertRow.digest == new.fitted.expert))
+    own = trained is not None and trained.fitted_to is None and trained.domain == new.domain
+    if trained is None or not own or trained.state != ExpertState.READY.value:
         found = f"{new.fitted.expert} is not the ready expert of {new.domain!r}"
         raise RefusedError(ProblemType.NOT_READY, found, where="fitted.expert", todo="register that one first")
     trunk = session.scalar(select(TrunkRow).where(TrunkRow.digest == new.fitted.trunk))

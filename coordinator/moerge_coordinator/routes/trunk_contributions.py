@@ -59,7 +59,7 @@ def _checked(request: Request, caller: Identity, file: StatisticsFile) -> TrunkM
         raise ContributionError(found, where="manifest.kind", todo=todo)
     expert = ready_expert(request, caller, manifest)
     if expert.fitted_to is not None:
-        found, todo = "the expert is fitted to a trunk, so it isn't merged into one", f"send it for {expert.plain}"
+        found, todo = "the expert is fitted to a trunk, so it isn't merged into one", f"send it for {expert.trained}"
         raise ContributionError(found, where="manifest.expert", todo=todo)
     folder = request.app.state.workflows.expert_folder(expert.digest)
     config, checkpoint = read_config(folder), Checkpoint(folder)

@@ -41,7 +41,7 @@ def merge(request: Request, caller: Operator, new: NewTrunk) -> Workflow:
         query = select(ExpertRow).where(ExpertRow.state == ExpertState.READY.value).order_by(ExpertRow.number)
         found = list(session.scalars(query))
         ready = {row.digest: row.domain for row in found if row.fitted_to is None}
-        fitted = {row.digest: row.plain for row in found if row.fitted_to is not None}
+        fitted = {row.digest: row.trained for row in found if row.fitted_to is not None}
         rows = session.scalars(select(TrunkContributionRow).where(TrunkContributionRow.active))
         contributions = {row.expert: row.digest for row in rows}
     asked = None if new.round is None else ended_round(request, new.round, "trunk")

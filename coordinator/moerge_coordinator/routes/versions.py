@@ -67,7 +67,7 @@ def _lineage(request: Request, new: NewVersion) -> Lineage:
         query = select(ContributionRow).where(ContributionRow.trunk == trunk.digest, ContributionRow.active)
         parts = list(session.scalars(query))
         rows = {row.digest: row for row in session.scalars(select(ExpertRow).order_by(ExpertRow.number))}
-        domains = {row.digest: row.domain for row in sorted(rows.values(), key=lambda row: rows[row.plain].number)}
+        domains = {row.digest: row.domain for row in sorted(rows.values(), key=lambda row: rows[row.trained].number)}
         withdrawn = withdrawn_in(session, trunk.digest)
     contributed = {part.expert for part in parts if part.split == "statistics"}
     experts = [digest for digest in domains if digest in contributed] if new.experts is None else new.experts

@@ -9,7 +9,7 @@ from moerge.cli.common import Coordinator, Secret, show, wait
 from moerge.client.client import Client
 from moerge.errors import MoergeError
 from moerge.progress import progress
-from moerge_proto.experts import Expert, ExpertState
+from moerge_proto.experts import Expert, ExpertState, NewExpert
 
 app = typer.Typer(no_args_is_help=True, help="Experts (operator; an owner its own).")
 Domain = Annotated[str, typer.Argument(help="The expert's domain, or its digest.")]
@@ -47,23 +47,21 @@ def add(
 
     Example: moerge expert add expert/ --domain law --trunk remerge
     """
-    from moerge.client.register import register  # it brings torch, which the other commands need not wait for
+    from moerge.client.register import register  # these need seconds to load
+    from moerge.models.expert_folder import file_digests
     from moerge.models.sources import checkpoint_folder
 
     folder = checkpoint_folder(expert)
     with Client(coordinator, secret) as client:
-        added = register(
-            client,
-            folder,
-            progress(),
-            again=True,
+        new = NewExpert(
             domain=domain,
+            files=file_digests(folder),
+            source=source,
             license=license,
             trunk=trunk,
-            source=source,
             redistribute=redistribute,
         )
-        typer.echo(added.digest)
+        typer.echo(register(client, folder, new, progress(), again=True).digest)
 
 
 @app.command("list")
@@ -97,7 +95,7 @@ def show_expert(domain: Domain, coordinator: Coordinator, secret: Secret) -> Non
     with Client(coordinator, secret) as client:
         row = _find(client, domain)
         trunks = [trunk.digest[:12] for trunk in client.trunks() if row.digest in trunk.contains]
-        own = {row.digest, *(each.digest for each in client.experts() if each.plain == row.digest)}
+        own = {row.digest, *(each.digest for each in client.experts() if each.trained == row.digest)}
         versions = [str(each.number) for each in client.versions() if not own.isdisjoint(each.lineage.experts)]
     lines = {
         "domain": row.domain,

@@ -4,12 +4,10 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any
 
 from moerge.client.client import Client
 from moerge.client.http import found
 from moerge.errors import CoordinatorError, MoergeError
-from moerge.files import file_sha256
 from moerge.models.expert_folder import expert_digest, expert_files
 from moerge.progress import Progress
 from moerge_proto.experts import Expert, ExpertState, NewExpert
@@ -31,32 +29,32 @@ def _freely(digest: str, paths: dict[str, Path]) -> AbstractContextManager[None]
 def register(
     client: Client,
     folder: Path,
+    new: NewExpert,
     progress: Progress,
     *,
     again: bool = False,
     change: bool = True,
     leaving: Leaving = _freely,
-    **how: Any,
 ) -> Expert:
-    """The expert of the folder's files, once the coordinator has found it in order; `how` are fields of `NewExpert`.
+    """The expert of the folder's files, once the coordinator has found it in order.
 
-    Its files are uploaded, or with a `source` fetched by the coordinator, which then compares them with the folder's.
-    An expert that is known stays as it is, but for `redistribute` if `change` is set; `again` says that one which was
-    withdrawn joins again. Files leave only within `leaving(digest, paths)`, which may raise.
+    `new.files` are the folder's (`file_digests`). The files are uploaded, or with a `source` fetched by the
+    coordinator, which then compares them with `new.files`. An expert that is known stays as it is, but for
+    `redistribute` if `change` is set; `again` says that one which was withdrawn joins again. Files leave only within
+    `leaving(digest, paths)`, which may raise.
 
     Raises:
         CheckpointError: the folder is no dense checkpoint.
         CoordinatorError: the expert is refused; carries the reason.
         WithdrawnError: it was withdrawn.
     """
-    paths = expert_files(folder)
-    new = NewExpert.model_validate({"files": {name: file_sha256(path) for name, path in paths.items()}, **how})
     digest = expert_digest(new.files)
     expert = found(lambda: client.expert(digest))
     if expert is not None and expert.state is ExpertState.WITHDRAWN and not again:
         todo = f"if it shall join again: moerge expert add {folder} --domain {new.domain}"
         raise WithdrawnError(f"the expert was withdrawn {expert.withdrawn:%Y-%m-%d}", where=str(folder), todo=todo)
     if expert is None or expert.state in (ExpertState.REFUSED, ExpertState.WITHDRAWN):
+        paths = expert_files(folder)
         with leaving(digest, paths):
             if new.source is None:
                 for name, path in paths.items():

@@ -69,7 +69,7 @@ class Demo:
             workers = [(domain, self._start_worker(processes, client, domain)) for domain in early]
             experts = self._ready_experts(client, early, workers)
             self._say("Merging their trunk; each owner then contributes statistics under it")
-            if METHODS[_RECIPES[self._recipe].method].solved:
+            if METHODS[VERSION_RECIPES[self._recipe].method].solved:
                 self._wait_for_trunk_contributions(client, early, workers)
             trunk = client.wait(
                 client.merge_trunk(NewTrunk(method=VERSION_RECIPES[self._recipe].method, experts=experts))
@@ -120,7 +120,7 @@ class Demo:
         arguments = ["worker", "run", "--domain", domain.name, "--expert", domain.expert]
         arguments += ["--data", domain.texts["statistics"], "--data", domain.texts["tuning"], "--home", home, *more]
         arguments += ["--license", "Apache-2.0", "--context", 256]
-        if METHODS[_RECIPES[self._recipe].method].solved:
+        if METHODS[VERSION_RECIPES[self._recipe].method].solved:
             arguments.append("--trunk-contribution")
         return processes.start(arguments, self._environment(token), label=domain.name)
 
@@ -169,7 +169,7 @@ class Demo:
         """Publishes a version of these experts, or of those fitted from them, by who contributed under the trunk."""
         self._say("Summing, solving, publishing")
         come = {row.expert for row in client.contributions() if row.active and row.trunk == trunk}
-        chosen = {row.plain: row.digest for row in client.experts() if row.digest in come}
+        chosen = {row.trained: row.digest for row in client.experts() if row.digest in come}
         new = NewVersion(experts=[chosen[each] for each in experts], options=VERSION_RECIPES[self._recipe].solve)
         version = client.version(int(client.wait(client.solve_version(new))))
         show = ["version", "show", version.number]

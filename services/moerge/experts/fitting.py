@@ -27,6 +27,7 @@ from moerge.models.families import EMBEDDING, HEAD, family_of
 from moerge.models.reader import SINGLE, Checkpoint
 from moerge.models.writer import TensorPlan, write_safetensors
 from moerge.routers.ridge import Ridge
+from moerge.threads import one_thread
 from moerge.trunk.context_head import without_context_head
 from moerge.trunk.regmean import head_alignment
 
@@ -118,6 +119,7 @@ def fit(
     return write_fitted(expert, trunk, fit_mlps(expert, trunk, batches, device, done), folder)
 
 
+@one_thread()
 @torch.inference_mode()
 def fit_mlps(
     expert: Path,
@@ -126,7 +128,7 @@ def fit_mlps(
     device: str = "cpu",
     done: Callable[[int], None] = lambda tokens: None,
 ) -> dict[str, Tensor]:
-    """The expert's MLPs, fitted to the trunk, by their dense names.
+    """The expert's MLPs, fitted to the trunk, by their dense names; on one thread, for equal bytes.
 
     Args:
         expert: the owner's dense checkpoint folder.
@@ -162,6 +164,18 @@ def fit_mlps(
     new.model.model.layers = nn.ModuleList(new.layers)
     fitted = new.model.state_dict()
     return {name: fitted[name].cpu() for name in family.dense_mlp_names(config.num_hidden_layers)}
+
+
+def fitting_bytes(expert: Path, tokens: int) -> int:
+    """Memory that fitting to so many tokens takes at least.
+
+    Both models and three vectors of each token in float32, and a last matrix's gram, what is added to it, and its
+    factor in float64.
+    """
+    config, own = read_config(expert), Checkpoint(expert)
+    elements = sum(torch.Size(spec.shape).numel() for spec in own.specs.values())
+    vectors = 3 * tokens * config.hidden_size
+    return int(4 * (2 * elements + vectors) + 8 * 3 * config.intermediate_size**2)
 
 
 def require_fittable(expert: Path) -> None:

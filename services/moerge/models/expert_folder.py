@@ -52,6 +52,15 @@ def expert_files(folder: Path) -> dict[str, Path]:
     return {path.name: path for path in sorted(weights | others)}
 
 
+def file_digests(folder: Path) -> dict[str, str]:
+    """Name -> SHA-256 of the expert's files.
+
+    Raises:
+        CheckpointError: as in `expert_files`.
+    """
+    return {name: file_sha256(path) for name, path in expert_files(folder).items()}
+
+
 @dataclass(frozen=True)
 class DenseExpert:
     """An expert on this machine.
@@ -73,7 +82,7 @@ class DenseExpert:
     @cached_property
     def digest(self) -> str:
         """Its name, from the digests of its files."""
-        return expert_digest({name: file_sha256(path) for name, path in expert_files(self.folder).items()})
+        return expert_digest(file_digests(self.folder))
 
     @cached_property
     def config(self) -> PretrainedConfig:

@@ -88,7 +88,9 @@ def _solve(
     if held is None:
         chosen = options.ridge_lambda * (1.0 if options.lambda_scale == "absolute" else unit)
     else:
-        chosen = min((share * unit for share in CANDIDATES), key=lambda each: _error(gram, cross, *held, each))
+        tuning_gram, tuning_cross = held
+        candidates = [share * unit for share in CANDIDATES]
+        chosen = min(candidates, key=lambda each: _error(gram, cross, tuning_gram, tuning_cross, each))
     ridge = Ridge.of(gram, chosen)
     solution = ridge.solve(cross)
     columns = unit_columns(solution)

@@ -4,8 +4,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,7 +20,7 @@ from moerge.models.tokens import Tokens
 from moerge.progress import NoProgress, Progress
 from moerge.statistics.accumulate import ShardSums
 from moerge.statistics.journal import Journal, join
-from moerge.statistics.passes import Compute, RouterPass, TrunkPass
+from moerge.statistics.passes import Compute, RouterPass, TrunkPass, in_groups, named
 from moerge.threads import one_thread
 from moerge_proto.statistics_file import (
     Int64,
@@ -205,11 +204,11 @@ def _summed(
         return None
     journal = path.with_name(f"{path.stem}.journal")
     parts: list[tuple[Path, range | None]] = []
-    for group, layers in enumerate(_groups(blank.layers, computing.groups)):
+    for group, each in enumerate(in_groups(work, blank.layers, computing.groups)):
         part = journal if computing.groups == 1 else journal.with_name(f"{journal.name}-{group}-of-{computing.groups}")
-        title = f"{blank.kind} statistics of {blank.domain}" + (f", layers {layers[0]}-{layers[-1]}" if layers else "")
-        _fill(part, blank, replace(work, layers=layers), shards, sizes, computing, title)
-        parts.append((part, layers))
+        title = f"{blank.kind} statistics of {blank.domain}" + (f", layers {named(each.layers)}" if each.layers else "")
+        _fill(part, blank, each, shards, sizes, computing, title)
+        parts.append((part, each.layers))
     if computing.groups > 1:
         join(journal, parts)
         for part, _ in parts:
@@ -225,14 +224,6 @@ def _holds(path: Path, expected: Manifest, sizes: Mapping[str, int]) -> bool:
             return file.manifest.shards == sorted(sizes) and file.manifest.model_copy(update=_NO_COUNTS) == expected
     except StatisticsFileError:
         return False
-
-
-def _groups(layers: int, groups: int) -> list[range | None]:
-    """Consecutive layers of each group; None: all."""
-    if groups == 1:
-        return [None]
-    ends = [layers * number // groups for number in range(groups + 1)]
-    return [range(start, stop) for start, stop in pairwise(ends)]
 
 
 def _fill(

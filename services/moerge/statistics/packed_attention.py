@@ -44,8 +44,18 @@ def _attend(
     if query.is_cuda:
         q, k, v = (each[0].transpose(0, 1).contiguous() for each in (query, key, value))
         window = (sliding_window - 1 if sliding_window else -1, 0)
-        limits = (cu_seq_lens_q, cu_seq_lens_q, max_length_q, max_length_q)
-        attended = varlen_attn(q, k, v, *limits, scale=scaling, window_size=window, enable_gqa=True)
+        attended = varlen_attn(
+            q,
+            k,
+            v,
+            cu_seq_q=cu_seq_lens_q,
+            cu_seq_k=cu_seq_lens_q,
+            max_q=max_length_q,
+            max_k=max_length_q,
+            scale=scaling,
+            window_size=window,
+            enable_gqa=True,
+        )
         return (attended if isinstance(attended, Tensor) else attended[0])[None], None
     documents = []
     for start, stop in pairwise(cu_seq_lens_q.tolist()):

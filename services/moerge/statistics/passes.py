@@ -2,12 +2,14 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 
 import torch
 from transformers import PreTrainedModel
 
+from moerge.errors import MoergeError
 from moerge.models.batches import Batch
 from moerge.models.bounds import input_gain_names
 from moerge.models.config import read_config
@@ -90,3 +92,31 @@ def _place(model: PreTrainedModel, device: str) -> None:
     place(model, device)
     if device == "cuda" and model.dtype is torch.bfloat16:
         model.set_attn_implementation(PACKED)
+
+
+def in_groups(work: RouterPass | TrunkPass, layers: int, groups: int) -> list[RouterPass | TrunkPass]:
+    """The pass in so many over consecutive layers, in their order; the last takes the most memory.
+
+    Raises:
+        MoergeError: there are fewer layers.
+    """
+    if groups > layers:
+        found = f"the model has {layers} layers, which {groups} groups can't share"
+        raise MoergeError(found, where="--layer-groups", todo=f"choose at most {layers}")
+    if groups == 1:
+        return [work]
+    ends = [layers * number // groups for number in range(groups + 1)]
+    return [replace(work, layers=range(start, stop)) for start, stop in pairwise(ends)]
+
+
+def described(passes: Sequence[RouterPass | TrunkPass]) -> str:
+    """In which layer groups passes sum, as in "2 layer groups: 0-15, 16-31"."""
+    groups = [each.layers for each in passes if each.layers is not None]
+    if not groups:
+        return "1 layer group"
+    return f"{len(groups)} layer groups: {', '.join(map(named, groups))}"
+
+
+def named(layers: range) -> str:
+    """The first and the last layer, as in "16-31"."""
+    return f"{layers[0]}-{layers[-1]}" if len(layers) > 1 else str(layers[0])

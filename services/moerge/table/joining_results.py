@@ -64,8 +64,17 @@ class Remerge:
         """What the coordinator would expect it to gain, from the oracles of the trunk that is kept."""
         members = mean(self.kept.oracles[name] for name in self.kept.trunk)
         late = mean(self.kept.oracles[name] for name in self.newcomers)
-        counts = len(self.kept.trunk), len(self.newcomers), len(self.kept.domains)
-        return Figure([estimate(*each, *counts).gain for each in zip(members.values, late.values, strict=True)])
+        estimates = [
+            estimate(
+                members=before,
+                newcomers=joining,
+                merged=len(self.kept.trunk),
+                joining=len(self.newcomers),
+                domains=len(self.kept.domains),
+            )
+            for before, joining in zip(members.values, late.values, strict=True)
+        ]
+        return Figure([each.gain for each in estimates])
 
 
 @dataclass(frozen=True)

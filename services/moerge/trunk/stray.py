@@ -16,10 +16,10 @@ from moerge.trunk.regmean import ModuleGrams
 from moerge_proto.statistics_file import StatisticsFile
 
 
-def require_near(expert: Path, trunk: Path, limit: float, statistics: Path | None = None) -> float:
+def require_near(expert: Path, trunk: Path, limit: float, own_grams: Path | None = None) -> float:
     """Requires that no trunk tensor strays from the expert's own by more than `limit` of its norm; returns the most.
 
-    With the owner's own trunk contribution at `statistics`, linear modules are compared by what they answer on its
+    With the owner's own trunk contribution at `own_grams`, linear modules are compared by what they answer on its
     text, ||(W - W_d) x|| by ||W_d x||. Rows that only other experts' vocabularies have are not compared, nor the heads
     of one further group, which may only attend by distance (`moerge.trunk.context_head`).
 
@@ -33,8 +33,8 @@ def require_near(expert: Path, trunk: Path, limit: float, statistics: Path | Non
         raise _unlike(missing[0])
     with ExitStack() as stack:
         grams = None
-        if statistics is not None:
-            file = stack.enter_context(StatisticsFile(statistics))
+        if own_grams is not None:
+            file = stack.enter_context(StatisticsFile(own_grams))
             grams = ModuleGrams(own, file, family, config)
         return _furthest(own, without_context_head(merged, family, config), names, limit, grams)
 

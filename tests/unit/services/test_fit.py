@@ -52,6 +52,23 @@ def drawn_fit(inputs: Tensor, wanted: Tensor, own: Tensor) -> Tensor:
     return solution.T
 
 
+def test_it_runs_on_one_thread_and_leaves_as_many_as_there_were(tmp_path: Path) -> None:
+    folder, trunk = two(tmp_path)
+    threads: list[int] = []
+    torch.set_num_threads(2)
+    try:
+        fit_mlps(
+            folder,
+            trunk,
+            list(batches(all_counted(DOCUMENTS[:3]), 200)),
+            done=lambda tokens: threads.append(torch.get_num_threads()),
+        )
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(1)
+    assert set(threads) == {1}
+
+
 def test_the_first_layer_is_the_textbook_s_fit(tmp_path: Path) -> None:
     folder, trunk = two(tmp_path)
     own, behind = expert_model(folder), domain_model(folder, trunk)[0]

@@ -1,4 +1,4 @@
-"""Which documents the MLPs are fitted to."""
+"""The documents that a worker fits its expert's MLPs to, and what its policy must allow."""
 
 import json
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from moerge_workers.data import Data
-from moerge_workers.fit import drawn
+from moerge_workers.fit import sample_of
 from moerge_workers.settings import Settings
 from moerge_workers.status import Status
 from moerge_workers.view import view
@@ -16,49 +16,35 @@ from support.models import tokenizer
 TEXTS = [f"{'of the law ' * (number % 5)}document {number}" for number in range(60)]
 
 
-def draw(folder: Path, texts: list[str], most: int, **changed: object) -> tuple[list[str], int]:
-    """(texts in the order that they were drawn in, documents)."""
+def sampled(folder: Path, tokens: int, **changed: object) -> list[str]:
+    """The texts of the sample, from a home whose key is made anew."""
     tokenizer().save_pretrained(folder)
-    (folder / "data.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    (folder / "data.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
     given: dict[str, object] = {"coordinator": "", "token": "", "domain": "law", "data": [str(folder / "data.jsonl")]}
     given |= {"expert": folder, "home": folder / "home", "policy": {"min_documents": 10}, **changed}
     settings = Settings.model_validate(given)
     settings.home.mkdir(exist_ok=True)
+    (settings.home / "key").unlink(missing_ok=True)
     status = Status(settings.home, "law", "")
     with view("text", status) as shown:
-        rows, documents = drawn(settings, Data(settings, print), Watch(status, shown), most)
+        sample = sample_of(settings, Data(settings, print), Watch(status, shown), tokens)
     read = tokenizer()
-    return [str(read.decode(list(row.ids))) for row in rows], documents
+    return [str(read.decode(list(row.ids))) for rows in sample for row in rows]
 
 
-def test_all_are_drawn_if_they_hold_no_more(tmp_path: Path) -> None:
-    texts, documents = draw(tmp_path, [*TEXTS, *TEXTS[:7]], 10**6)
-    assert sorted(texts) == sorted(TEXTS)  # each once
-    assert documents == len(TEXTS)
-
-
-def test_the_same_are_drawn_in_any_order_and_as_few_as_are_enough(tmp_path: Path) -> None:
-    texts, documents = draw(tmp_path, TEXTS, 900)
-    assert draw(tmp_path, TEXTS[::-1], 900) == (texts, documents)
-    assert documents == len(texts) < len(TEXTS)
-    assert sum(map(len, texts)) >= 900 > sum(map(len, texts[:-1]))  # a token a letter
-    assert set(texts) != set(TEXTS[:documents])
-    fewer, _ = draw(tmp_path, TEXTS, 500)
-    assert texts[: len(fewer)] == fewer
-
-
-def test_never_fewer_documents_than_the_policy_s_least(tmp_path: Path) -> None:
-    assert draw(tmp_path, TEXTS, 1)[1] == 10
+def test_the_sample_is_the_same_under_another_key_and_holds_the_policy_s_least(tmp_path: Path) -> None:
+    texts = sampled(tmp_path, 900)
+    assert sampled(tmp_path, 900) == texts == [text for text in TEXTS if text in texts]
+    assert 10 < len(texts) < len(TEXTS)
+    assert len(sampled(tmp_path, 1)) == 10
 
 
 def test_only_the_statistics_split_and_what_counts_of_a_document(tmp_path: Path) -> None:
-    some, _ = draw(tmp_path, TEXTS, 10**6, held_out_share=0.3, tuning_share=0.3)
-    assert 0 < len(some) < 50
-    texts, _ = draw(tmp_path, TEXTS, 10**6, statistics={"tokens_per_document": 4})
-    assert {len(text) for text in texts} == {4}
+    assert 0 < len(sampled(tmp_path, 10**6, held_out_share=0.3, tuning_share=0.3)) < 50
+    assert {len(text) for text in sampled(tmp_path, 10**6, statistics={"tokens_per_document": 4})} == {4}
 
 
 @pytest.mark.parametrize("switch", ["expert_weights", "router_contributions"])
 def test_fit_is_refused_where_the_policy_forbids_what_it_sends(tmp_path: Path, switch: str) -> None:
     with pytest.raises(ValueError, match=f"fit asks for what the policy forbids: {switch} = false"):
-        draw(tmp_path, TEXTS, 1, fit=True, policy={switch: False})
+        sampled(tmp_path, 1, fit=True, policy={switch: False})

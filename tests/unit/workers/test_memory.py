@@ -11,10 +11,11 @@ import pytest
 from transformers import LlamaConfig
 
 from moerge.errors import MoergeError
-from moerge.statistics.passes import Compute, RouterPass, TrunkPass
+from moerge.statistics.memory import Free, free_bytes, need, too_large
+from moerge.statistics.passes import Compute, RouterPass, TrunkPass, described
 from moerge_proto.statistics_file import StatisticsSettings
 from moerge_workers.actors import Slots
-from moerge_workers.memory import Free, described, free_bytes, free_memory, need, that_fit, too_large
+from moerge_workers.memory import free_memory, that_fit
 from moerge_workers.settings import Settings
 from support.models import expert
 

@@ -1,0 +1,59 @@
+"""The documents that an expert's MLPs are fitted to: a bounded sample of its owner's text."""
+
+import hashlib
+import heapq
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from moerge.documents.conversations import Document
+from moerge.documents.shards import cut, enough
+from moerge.models.tokens import Tokens
+from moerge_proto.statistics_file import StatisticsSettings
+
+_TOKENS = 2**16
+
+
+class _Kept(NamedTuple):
+    """A document of the sample; `lot` is negative, so that a heap gives the document of the highest digest first."""
+
+    lot: int
+    place: int
+    tokens: int
+    rows: list[Tokens]
+
+
+def fitting_tokens(hidden_size: int) -> int:
+    """Tokens that are enough to fit MLPs to: 65,536, or a shard's if that is more."""
+    return max(_TOKENS, enough(hidden_size))
+
+
+def fitting_sample(
+    documents: Iterable[Document],
+    encode: Callable[[Document], Tokens],
+    settings: StatisticsSettings,
+    tokens: int,
+    least_documents: int,
+) -> list[list[Tokens]]:
+    """The rows of each document of the sample, in the order of the data; equal documents count once.
+
+    The sample is a function of the texts alone: the documents with the lowest SHA-256 of their text, as few as hold
+    `tokens` tokens that count and are `least_documents`; all, if they are not enough. Only the sample is in memory.
+    """
+    kept: list[_Kept] = []
+    lots, total = set[int](), 0
+    for place, document in enumerate(documents):
+        lot = -int.from_bytes(hashlib.sha256(document.text.encode()).digest())
+        enough_there = total >= tokens and len(kept) >= least_documents
+        if lot in lots or (enough_there and lot < kept[0].lot):
+            continue
+        rows = cut(encode(document), settings)
+        if not rows:
+            continue
+        heapq.heappush(kept, _Kept(lot, place, sum(row.count for row in rows), rows))
+        lots.add(lot)
+        total += sum(row.count for row in rows)
+        while total - kept[0].tokens >= tokens and len(kept) > least_documents:
+            last = heapq.heappop(kept)
+            lots.remove(last.lot)
+            total -= last.tokens
+    return [each.rows for each in sorted(kept, key=lambda each: each.place)]

@@ -1,0 +1,54 @@
+"""Which documents the MLPs are fitted to: a function of the texts alone."""
+
+from moerge.documents.conversations import Document, plain
+from moerge.documents.fitting_sample import fitting_sample, fitting_tokens
+from moerge.models.tokens import Tokens
+from moerge_proto.statistics_file import StatisticsSettings
+
+TEXTS = [f"{'of the law ' * (number % 5)}document {number}" for number in range(60)]
+LEAST = 10
+
+
+def encode(document: Document) -> Tokens:
+    """A token a letter, of which spaces don't count."""
+    return Tokens([ord(letter) for letter in document.text], [letter != " " for letter in document.text])
+
+
+def chosen(texts: list[str], tokens: int, **settings: int) -> list[str]:
+    limits = StatisticsSettings.model_validate({"context": 16, **settings})
+    sample = fitting_sample(map(plain, texts), encode, limits, tokens, LEAST)
+    return ["".join(chr(id_) for row in rows for id_ in row.ids) for rows in sample]
+
+
+def letters(texts: list[str]) -> int:
+    return sum(len(text.replace(" ", "")) for text in texts)
+
+
+def test_all_are_chosen_once_in_the_order_of_the_data_if_they_hold_no_more() -> None:
+    assert chosen([*TEXTS, *TEXTS[:7]], 10**6) == TEXTS
+    assert chosen([" ", *TEXTS], 10**6) == TEXTS  # nothing of it counts
+
+
+def test_the_same_are_chosen_in_any_order_and_as_few_as_are_enough() -> None:
+    found = chosen(TEXTS, 700)
+    assert letters(found) >= 700
+    assert LEAST < len(found) < len(TEXTS)
+    assert found == [text for text in TEXTS if text in found] != TEXTS[: len(found)]
+    shuffled = [*TEXTS[1::2], *TEXTS[::2]]
+    assert chosen(shuffled, 700) == [text for text in shuffled if text in found]
+    fewer = chosen(TEXTS, letters(found) - max(map(len, TEXTS)))
+    assert set(fewer) < set(found)
+    assert len(chosen(TEXTS, letters(found) + 1)) == len(found) + 1
+    assert len(chosen(TEXTS, letters(found))) == len(found)
+
+
+def test_never_fewer_documents_than_the_least() -> None:
+    assert len(chosen(TEXTS, 1)) == LEAST
+
+
+def test_of_a_document_the_first_tokens_that_count() -> None:
+    assert {letters([text]) for text in chosen(TEXTS, 10**6, tokens_per_document=4)} == {4}
+
+
+def test_enough_is_a_shard_or_65_536_tokens() -> None:
+    assert (fitting_tokens(16), fitting_tokens(4096)) == (2**16, 64 * 4096)
