@@ -38,5 +38,5 @@ def test_law_6_forced_to_one_expert_others_weigh_nothing_at_any_top_k(tmp_path: 
     for slot, folder in enumerate(experts):
         with forced(version, slot):
             found = logits(version)
-        dense, _ = domain_model(folder, tmp_path / "trunk")
+        dense, _ = domain_model(folder, tmp_path / "trunk" / "trunk.safetensors")
         torch.testing.assert_close(found, logits(dense), atol=1e-4, rtol=0)

@@ -80,7 +80,7 @@ def test_law_6_forced_to_one_expert_logits_equal_trunk_and_its_mlps(
     version = load(published(experts, tmp_path), family)
     seen = []
     for slot, folder in enumerate(experts):
-        dense, _ = domain_model(folder, tmp_path / "trunk")
+        dense, _ = domain_model(folder, tmp_path / "trunk" / "trunk.safetensors")
         with forced(version, slot):
             seen.append(logits(version))
         torch.testing.assert_close(seen[-1], logits(dense), atol=1e-4, rtol=0)
@@ -112,7 +112,7 @@ def test_an_expert_of_mixed_dtypes_keeps_them(tmp_path: Path) -> None:
     kept = {name: tensor.dtype for path in folder.glob("*.safetensors") for name, tensor in load_file(path).items()}
     assert {dtype for name, dtype in kept.items() if "norm" in name} == {torch.float32}
     assert {dtype for name, dtype in kept.items() if "norm" not in name} == {torch.bfloat16}
-    dense, _ = domain_model(experts[1], tmp_path / "trunk")
+    dense, _ = domain_model(experts[1], tmp_path / "trunk" / "trunk.safetensors")
     version = load(folder)
     with forced(version, 1):
         torch.testing.assert_close(logits(version), logits(dense), atol=1e-4, rtol=0)
