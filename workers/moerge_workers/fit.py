@@ -2,12 +2,14 @@
 
 import os
 import shutil
+from functools import partial
 from pathlib import Path
 
 from rich.filesize import decimal
 
 from moerge.documents.fitting_sample import fitting_sample, fitting_tokens
 from moerge.documents.shards import enough
+from moerge.documents.splits import text_digest
 from moerge.errors import MoergeError
 from moerge.experts.fitting import fit, fitting_bytes
 from moerge.files import sync_folder
@@ -67,5 +69,9 @@ def sample_of(settings: Settings, data: Data, watch: Watch, tokens: int) -> list
     """The rows of each document to fit to, of the statistics' split."""
     watch.enter(Stage.READING)
     with watch.track("choosing documents to fit to", data.size(), "B") as tracker:
-        documents = (document for _, split, document in data.documents(tracker) if split == "statistics")
-        return fitting_sample(documents, data.encode, settings.statistics, tokens, settings.policy.min_documents)
+        documents = (
+            (text_digest(document.text), partial(data.encode, document))
+            for _, split, document in data.documents(tracker)
+            if split == "statistics"
+        )
+        return fitting_sample(documents, settings.statistics, tokens, settings.policy.min_documents)

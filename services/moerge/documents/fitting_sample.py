@@ -1,11 +1,9 @@
 """The documents that an expert's MLPs are fitted to: a bounded sample of its owner's text."""
 
-import hashlib
 import heapq
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from moerge.documents.conversations import Document
 from moerge.documents.shards import cut, enough
 from moerge.models.tokens import Tokens
 from moerge_proto.statistics_file import StatisticsSettings
@@ -28,25 +26,27 @@ def fitting_tokens(hidden_size: int) -> int:
 
 
 def fitting_sample(
-    documents: Iterable[Document],
-    encode: Callable[[Document], Tokens],
+    documents: Iterable[tuple[bytes, Callable[[], Tokens]]],
     settings: StatisticsSettings,
     tokens: int,
     least_documents: int,
 ) -> list[list[Tokens]]:
     """The rows of each document of the sample, in the order of the data; equal documents count once.
 
-    The sample is a function of the texts alone: the documents with the lowest SHA-256 of their text, as few as hold
-    `tokens` tokens that count and are `least_documents`; all, if they are not enough. Only the sample is in memory.
+    The sample is a function of the texts alone: the documents with the lowest digests, as few as hold `tokens` tokens
+    that count and are `least_documents`; all, if they are not enough. Only the sample is in memory.
+
+    Args:
+        documents: the digest of each document's text, and a function that gives its tokens.
     """
     kept: list[_Kept] = []
     lots, total = set[int](), 0
-    for place, document in enumerate(documents):
-        lot = -int.from_bytes(hashlib.sha256(document.text.encode()).digest())
+    for place, (digest, encoded) in enumerate(documents):
+        lot = -int.from_bytes(digest)
         enough_there = total >= tokens and len(kept) >= least_documents
         if lot in lots or (enough_there and lot < kept[0].lot):
             continue
-        rows = cut(encode(document), settings)
+        rows = cut(encoded(), settings)
         if not rows:
             continue
         heapq.heappush(kept, _Kept(lot, place, sum(row.count for row in rows), rows))

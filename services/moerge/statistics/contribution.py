@@ -20,7 +20,8 @@ from moerge.models.tokens import Tokens
 from moerge.progress import NoProgress, Progress
 from moerge.statistics.accumulate import ShardSums
 from moerge.statistics.journal import Journal, join
-from moerge.statistics.passes import Compute, RouterPass, TrunkPass, in_groups, named
+from moerge.statistics.memory import Free, free_bytes, layer_groups, need
+from moerge.statistics.passes import Compute, RouterPass, TrunkPass, named
 from moerge.threads import one_thread
 from moerge_proto.statistics_file import (
     Int64,
@@ -65,15 +66,13 @@ class Computing:
 
     Attributes:
         device: torch device of the model.
-        slots: shards that are computed at a time, each by one thread.
-        groups: passes over the documents, each of which sums some of the layers.
+        slots: most shards that are computed at a time, each by one thread; fewer where memory is short.
         key: of shard names.
         progress: is told the tokens.
     """
 
     device: str = "cpu"
     slots: int = 1
-    groups: int = 1
     key: bytes = b""
     progress: Progress = field(default_factory=NoProgress)
 
@@ -203,17 +202,30 @@ def _summed(
     if _holds(path, blank.model_copy(update=told), sizes):
         return None
     journal = path.with_name(f"{path.stem}.journal")
-    parts: list[tuple[Path, range | None]] = []
-    for group, each in enumerate(in_groups(work, blank.layers, computing.groups)):
-        part = journal if computing.groups == 1 else journal.with_name(f"{journal.name}-{group}-of-{computing.groups}")
-        title = f"{blank.kind} statistics of {blank.domain}" + (f", layers {named(each.layers)}" if each.layers else "")
-        _fill(part, blank, each, shards, sizes, computing, title)
-        parts.append((part, each.layers))
-    if computing.groups > 1:
-        join(journal, parts)
-        for part, _ in parts:
+    passes = layer_groups(work, blank.settings, _free(computing.device), 1, shared=computing.device == "cpu")
+    parts = [journal]
+    if len(passes) > 1:
+        parts = [path.with_name(f"{path.stem}.{number}-of-{len(passes)}.journal") for number in range(len(passes))]
+    for each, part in zip(passes, parts, strict=True):
+        _fill(part, blank, each, shards, sizes, computing)
+    if len(passes) > 1:
+        join(journal, [(part, each.layers) for part, each in zip(parts, passes, strict=True)])
+        for part in parts:
             part.unlink()
     return journal
+
+
+def _free(device: str) -> Free:
+    host = free_bytes("cpu")
+    return Free(host, host if device == "cpu" else free_bytes(device))
+
+
+def _slots(work: RouterPass | TrunkPass, settings: StatisticsSettings, most: int) -> int:
+    """Shards at a time for which the memory is enough; they share the model's weights."""
+    own, free = need(work, settings), free_bytes("cpu")
+    if work.device != "cpu" or free is None:
+        return 1 if work.device != "cpu" else most
+    return max(1, min(most, (free - own.weights - own.journal) // (own.sums + own.batch)))
 
 
 def _holds(path: Path, expected: Manifest, sizes: Mapping[str, int]) -> bool:
@@ -233,9 +245,11 @@ def _fill(
     shards: Callable[[], Iterator[Shard]],
     sizes: Mapping[str, int],
     computing: Computing,
-    title: str,
 ) -> None:
     """Sums every shard that the journal at `path` lacks."""
+    title = f"{blank.kind} statistics of {blank.domain}"
+    title += f", layers {named(work.layers)}" if work.layers is not None else ""
+    slots = _slots(work, blank.settings, computing.slots)
     if path.is_file() and not _begins(path, blank, work.layers, sizes):
         path.unlink()
     journal = Journal(path, blank, _JOURNAL_SECONDS, layers=work.layers)
@@ -243,7 +257,7 @@ def _fill(
     with computing.progress.track(title, sum(sizes.values()), "tokens") as tracker:
         tracker.advance(sum(sizes[name] for name in journal.shards))
         if len(journal.shards) < len(sizes):
-            for shard, sums in _computed(work, left, blank.settings, computing.slots):
+            for shard, sums in _computed(work, left, blank.settings, slots):
                 if shard.name not in journal.shards:
                     journal.add(shard.name, sums)
                     tracker.advance(shard.tokens)

@@ -1,7 +1,10 @@
 """Which documents the MLPs are fitted to: a function of the texts alone."""
 
+from functools import partial
+
 from moerge.documents.conversations import Document, plain
 from moerge.documents.fitting_sample import fitting_sample, fitting_tokens
+from moerge.documents.splits import text_digest
 from moerge.models.tokens import Tokens
 from moerge_proto.statistics_file import StatisticsSettings
 
@@ -16,7 +19,8 @@ def encode(document: Document) -> Tokens:
 
 def chosen(texts: list[str], tokens: int, **settings: int) -> list[str]:
     limits = StatisticsSettings.model_validate({"context": 16, **settings})
-    sample = fitting_sample(map(plain, texts), encode, limits, tokens, LEAST)
+    documents = ((text_digest(text), partial(encode, plain(text))) for text in texts)
+    sample = fitting_sample(documents, limits, tokens, LEAST)
     return ["".join(chr(id_) for row in rows for id_ in row.ids) for rows in sample]
 
 
