@@ -28,6 +28,21 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise MoergeError(f"can't be read: {error.strerror}", where=str(path), todo="check the path") from error
 
 
+def named_values(option: str, values: Sequence[str]) -> dict[str, list[str]]:
+    """The values of an option that is given as NAME=VALUE; a name may have several.
+
+    Raises:
+        MoergeError: one is of another form.
+    """
+    pairs: dict[str, list[str]] = {}
+    for value in values:
+        name, _, place = value.partition("=")
+        if not name or not place:
+            raise MoergeError(f"expected NAME=PATH, found {value!r}", where=option, todo="see --help")
+        pairs.setdefault(name, []).append(place)
+    return pairs
+
+
 def put(values: dict[str, Any], keys: Keys, value: object) -> None:
     """Sets a key, or a key of a table, whatever was there."""
     for key in keys[:-1]:

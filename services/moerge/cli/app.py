@@ -71,6 +71,7 @@ PANELS: dict[str, dict[str, typer.Typer | Component | Callable[..., None]]] = {
         "audit": audit.app,
     },
     "One machine": {
+        "merge": Component("moerge.merging.commands", "Merge experts on this machine into one MoE model.", "all"),
         "demo": Component(
             "moerge.demo.commands", "Run the main job on real text: four owners, one coordinator, two versions.", "demo"
         ),

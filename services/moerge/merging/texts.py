@@ -41,11 +41,15 @@ class Texts:
 
     def of(self, split: Split, tracker: Tracker | None = None) -> Iterator[Tokens]:
         """The documents of a split."""
+        return (tokens() for _, tokens in self.named(split, tracker))
+
+    def named(self, split: Split, tracker: Tracker | None = None) -> Iterator[tuple[bytes, Callable[[], Tokens]]]:
+        """The digest of each document of a split, and a function that gives its tokens."""
         seen = set[bytes]()
         for digest, tokens in self._documents(tracker):
             if digest not in seen and split_of(digest, 0, self.held_out_share) == split:
                 seen.add(digest)
-                yield tokens()
+                yield digest, tokens
 
     def _documents(self, tracker: Tracker | None) -> Iterator[tuple[bytes, Callable[[], Tokens]]]:
         for document in self.corpus.documents(tracker):
@@ -65,28 +69,30 @@ class Survey:
     """What a domain's texts hold.
 
     Attributes:
+        domain: its label.
         texts: the documents for its statistics.
         documents, tokens: of the statistics; tokens that count.
         scored: windows of documents that are set aside.
     """
 
+    domain: str
     texts: Texts
     documents: int
     tokens: int
     scored: list[Window]
 
 
-def survey(texts: Texts, most: int, title: str, progress: Progress) -> Survey:
+def survey(domain: str, texts: Texts, most: int, progress: Progress) -> Survey:
     """Reads a domain's texts; windows hold about `most` tokens. Few documents are cut into pieces first."""
     if sum(1 for _ in islice(texts.corpus.documents(), FEW_DOCUMENTS)) < FEW_DOCUMENTS:
         texts = replace(texts, in_pieces=True)
     documents = tokens = 0
-    with progress.track(title, texts.corpus.size(), "B") as tracker:
+    with progress.track(f"reading texts of {domain}", texts.corpus.size(), "B") as tracker:
         for each in texts.of("statistics", tracker):
             if rows := cut(each, texts.settings):
                 documents += 1
                 tokens += sum(row.count for row in rows)
-    return Survey(texts, documents, tokens, _scored(texts, most))
+    return Survey(domain, texts, documents, tokens, _scored(texts, most) if most else [])
 
 
 def _scored(texts: Texts, most: int) -> list[Window]:

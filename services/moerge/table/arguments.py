@@ -5,32 +5,22 @@ from pathlib import Path
 
 from moerge.errors import MoergeError
 from moerge.models.sources import checkpoint_folder
+from moerge.settings import named_values
 from moerge.table.measure import Texts
 from moerge.table.texts import Cut, Sources, read_texts
 from moerge_proto.versions import Lineage
 
 
-def _pairs(option: str, values: Sequence[str]) -> dict[str, list[str]]:
-    """NAME=PLACE, of which a name may have several."""
-    pairs: dict[str, list[str]] = {}
-    for value in values:
-        name, _, place = value.partition("=")
-        if not name or not place:
-            raise MoergeError(f"expected NAME=PATH, found {value!r}", where=option)
-        pairs.setdefault(name, []).append(place)
-    return pairs
-
-
 def sources(expert: Sequence[str], **files: Sequence[str]) -> dict[str, Sources]:
     """Each domain's expert and files; `files` are text, held_out and other, as options have them."""
-    experts = _pairs("--expert", expert)
+    experts = named_values("--expert", expert)
     for name, folders in experts.items():
         if len(folders) > 1:
             raise MoergeError(f"two experts of {name!r}", where="--expert", todo="give each domain one")
     if not files["text"] and not files["held_out"]:
         todo = "name each domain's text with --text NAME=FILES, or take a --preset"
         raise MoergeError("no text is given", where="--text", todo=todo)
-    places = {kind: _pairs(_option(kind), values) for kind, values in files.items()}
+    places = {kind: named_values(_option(kind), values) for kind, values in files.items()}
     for kind, found in places.items():
         if found and found.keys() != experts.keys():
             names = f"{', '.join(found)}, but {', '.join(experts) or 'none'} by --expert"

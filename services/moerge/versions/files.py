@@ -22,7 +22,7 @@ from moerge_proto.versions import SolveReport
 
 TRUNK_FILE, ADDED_FILE = "model-trunk.safetensors", "model-trunk-added.safetensors"
 ROUTER_FILE, INDEX_FILE = "model-router.safetensors", "model.safetensors.index.json"
-REPORT_FILE = "moerge-report.json"
+REPORT_FILE, LINEAGE_FILE = "moerge-report.json", "moerge.json"
 _PIECE = 2**22
 _LAYOUT = 1  # raise when the bytes of a planned file change for the same inputs
 

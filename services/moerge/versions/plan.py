@@ -15,6 +15,7 @@ from moerge.models.reader import Checkpoint
 from moerge.routers.solve import solve_layers
 from moerge.versions.card import Contributed, ExpertRecord, card_file
 from moerge.versions.files import (
+    LINEAGE_FILE,
     FilePlan,
     config_files,
     expert_file,
@@ -163,7 +164,7 @@ def plan_version(lineage: Lineage, inputs: VersionInputs, solve: Solve = solve_l
     texts = [
         index_file([*shared, routers]),
         *config_files(tokenizer, config, family, count, lineage.options.top_k, trunk, tied=lineage.tied),
-        text_file("moerge.json", canonical_json(content).decode() + "\n"),
+        text_file(LINEAGE_FILE, canonical_json(content).decode() + "\n"),
         card_file(lineage, [slot.record for slot in inputs.slots], inputs.method, inputs.merged, inputs.contributed),
     ]
     return VersionPlan(shared, [routers, report_file(lambda: solution()[1], name)], texts)

@@ -1,0 +1,178 @@
+"""`moerge merge`"""
+
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+from pydantic import TypeAdapter, ValidationError
+from rich.console import Console
+
+from moerge.errors import MoergeError
+from moerge.settings import named_values
+from moerge_proto.digests import Name
+from moerge_proto.options import RECOMMENDED, VERSION_RECIPES, RecipeName, SolveOptions, VersionRecipe
+from moerge_proto.statistics_file import StatisticsSettings
+from moerge_proto.trunks import TrunkMethod, TrunkOptions
+
+if TYPE_CHECKING:
+    from moerge.merging.merge import Source
+
+app = typer.Typer()
+_DEFAULTS = StatisticsSettings()
+
+
+@app.callback(invoke_without_command=True)
+def merge(
+    expert: Annotated[
+        list[str], typer.Option(help="NAME=DIR or NAME=HUB/ID@REVISION: a domain's dense expert; repeat.")
+    ],
+    text: Annotated[
+        list[str], typer.Option(help="NAME=FILES: a domain's documents, a file, folder or pattern; repeat.")
+    ],
+    out: Annotated[Path, typer.Option(help="New folder for the merged model.")],
+    recipe: Annotated[RecipeName, typer.Option(help="moerge: the recommended one. dume: the paper's.")] = "moerge",
+    method: Annotated[
+        TrunkMethod | None, typer.Option(help=f"Trunk method. Default: the recipe's; of moerge {RECOMMENDED.method}.")
+    ] = None,
+    base: Annotated[
+        str | None, typer.Option(help="DIR or HUB/ID of the base model, for the methods base, ties and dare.")
+    ] = None,
+    ridge_lambda: Annotated[
+        float | None, typer.Option("--lambda", help="Ridge regulariser, in the recipe's scale. Default: the recipe's.")
+    ] = None,
+    top_k: Annotated[int | None, typer.Option("--k", min=1, help="Experts per token. Default: 1.")] = None,
+    fit: Annotated[bool, typer.Option("--fit", help="Fit every expert's MLPs to the trunk.")] = False,
+    context_head: Annotated[
+        bool, typer.Option("--context-head", help="Add a context head to the trunk (regmean, moerge).")
+    ] = False,
+    text_field: Annotated[str, typer.Option(help="Field or column with a document's text.")] = "text",
+    chat: Annotated[
+        str | None, typer.Option(help="Field or column with messages, read through the expert's chat template.")
+    ] = None,
+    context: Annotated[int, typer.Option(min=2, help="Tokens that a model sees at once.")] = _DEFAULTS.context,
+    precision: Annotated[
+        Literal["float32", "bfloat16"], typer.Option(help="Number format of the passes.")
+    ] = _DEFAULTS.precision,
+    device: Annotated[Literal["cpu", "cuda"], typer.Option(help="Device of the passes and scores.")] = "cpu",
+    slots: Annotated[
+        int | None, typer.Option(min=1, help="Shards at a time on a CPU. Default: one a core, if memory is enough.")
+    ] = None,
+    license: Annotated[
+        list[str] | None, typer.Option(help="NAME=SPDX: an expert's licence, for the model card; repeat.")
+    ] = None,
+    scored_tokens: Annotated[
+        int, typer.Option(min=0, help="Tokens per domain for the table at the end; 0: no table.")
+    ] = 10_000,
+    keep_statistics: Annotated[
+        bool, typer.Option("--keep-statistics", help="Keep the work folder, OUT.work, at the end.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the table as JSON.")] = False,
+) -> None:
+    """Merges experts on this machine into one MoE model, without training and without a server.
+
+    Statistics and work in progress are in OUT.work, so a run that was cut goes on where it was. A tenth of each
+    domain's documents is set aside, and the table at the end says how the merged model predicts it.
+
+    Exit status: 0 merged; 1 an input, an option or the machine is not as needed; 2 wrong usage; 130 interrupted.
+
+    Example: moerge merge --expert code=./code --text code='code/*.jsonl' --expert law=org/name --text law=law.txt
+    --out merged
+    """
+    from transformers.utils import logging
+
+    from moerge.merging.merge import MergeSettings
+    from moerge.merging.merge import merge as run
+    from moerge.models.expert_folder import DenseExpert
+    from moerge.models.sources import checkpoint_folder
+    from moerge.progress import progress
+    from moerge.statistics.contribution import Computing
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    told = Console(stderr=True)
+
+    def say(line: str) -> None:
+        told.print(line, highlight=False, markup=False)
+
+    computing = Computing(device=device, slots=slots or os.cpu_count() or 1, progress=progress())
+    settings = MergeSettings(
+        recipe=_recipe(VERSION_RECIPES[recipe], method, ridge_lambda, top_k, fit=fit),
+        trunk=TrunkOptions(context_head=context_head),
+        base=None if base is None else DenseExpert("base", checkpoint_folder(base)),
+        statistics=StatisticsSettings(context=context, precision=precision),
+        scored_tokens=scored_tokens,
+        computing=computing,
+        keep_statistics=keep_statistics,
+    )
+    sources = _sources(expert, text, license or (), text_field, chat, say)
+    report = run(sources, out, settings, say)
+    if as_json:
+        typer.echo(json.dumps(report.to_json(), indent=2))
+        return
+    for part in report.render():
+        Console().print(part, highlight=False, markup=False)
+
+
+def _recipe(
+    named: VersionRecipe, method: TrunkMethod | None, ridge_lambda: float | None, top_k: int | None, *, fit: bool
+) -> VersionRecipe:
+    """The recipe with the given options; a fit takes the method whose head suits fitted MLPs, unless one is given."""
+    given = {"ridge_lambda": ridge_lambda, "top_k": top_k}
+    solve = named.solve.model_dump() | {name: value for name, value in given.items() if value is not None}
+    try:
+        options = SolveOptions.model_validate(solve)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise MoergeError(first["msg"], where="--lambda", todo="see --help") from error
+    chosen = method or ("moerge" if fit else named.method)
+    return named.model_copy(update={"method": chosen, "fit": fit or named.fit, "solve": options})
+
+
+def _sources(
+    experts: Sequence[str],
+    texts: Sequence[str],
+    licenses: Sequence[str],
+    text_field: str,
+    chat: str | None,
+    say: Callable[[str], None],
+) -> "list[Source]":
+    from moerge.documents.corpus import Corpus
+    from moerge.merging.merge import Source
+    from moerge.models.expert_folder import DenseExpert
+    from moerge.models.sources import checkpoint_folder
+
+    folders, files = _one_each("--expert", experts), named_values("--text", texts)
+    spdx = _one_each("--license", licenses)
+    for option, names in (("--text", files), ("--license", spdx)):
+        _require_known(option, names, folders, every=option == "--text")
+    found = []
+    for name, place in folders.items():
+        folder = checkpoint_folder(place)
+        own = DenseExpert(name, folder, license=spdx.get(name, "unknown"))
+        corpus = Corpus(files[name], folder, text_field=text_field, chat=chat, say=say, option=f"--text {name}")
+        found.append(Source(own, corpus))
+    return found
+
+
+def _one_each(option: str, values: Sequence[str]) -> dict[str, str]:
+    pairs = named_values(option, values)
+    for name, found in pairs.items():
+        if len(found) > 1:
+            raise MoergeError(f"{name!r} is given {len(found)} times", where=option, todo="give each domain one")
+        try:
+            TypeAdapter(Name).validate_python(name)
+        except ValidationError as error:
+            todo = "use a-z, 0-9, - and _, at most 63 of them"
+            raise MoergeError(f"{name!r} is no domain's name", where=option, todo=todo) from error
+    return {name: found for name, [found] in pairs.items()}
+
+
+def _require_known(option: str, names: Mapping[str, object], experts: Mapping[str, str], *, every: bool) -> None:
+    """Requires that an option names domains with an expert, and with `every` all of them."""
+    if unknown := sorted(names.keys() - experts.keys()):
+        raise MoergeError(f"no expert of {', '.join(unknown)}", where=option, todo="give it with --expert NAME=DIR")
+    if every and (missing := sorted(experts.keys() - names.keys())):
+        raise MoergeError(f"no text of {', '.join(missing)}", where=option, todo="give it with --text NAME=FILES")

@@ -1,0 +1,128 @@
+"""The outcome of a merge: how each domain does in the version, against its own expert."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from math import log10
+from statistics import fmean
+from typing import Self
+
+from rich.console import RenderableType
+from rich.table import Table
+
+from moerge_proto.versions import SolveReport
+
+LOST = 10.0
+"""Points below its own expert from which on a domain is warned about."""
+FLOAT32_LIMIT = 2.0**24
+"""Condition above which float32 products leave the weakest directions of a router undetermined."""
+
+
+@dataclass(frozen=True)
+class DomainCounts:
+    """The text that a domain's statistics are made of; `tokens` are those that count."""
+
+    documents: int
+    tokens: int
+
+
+@dataclass(frozen=True)
+class DomainScore:
+    """Perplexities on a domain's documents that were set aside.
+
+    Attributes:
+        expert, version: perplexities.
+        tokens: scored ones.
+        shares: of the tokens that each expert was first choice for, in slot order, over all layers.
+    """
+
+    expert: float
+    version: float
+    tokens: int
+    shares: Sequence[float]
+
+    @property
+    def normalised(self) -> float:
+        """100 x the expert's perplexity / the version's (DUME section 3.1)."""
+        return 100 * self.expert / self.version
+
+
+@dataclass(frozen=True)
+class Report:
+    """The version's folder, and each domain's text and score, if it was scored.
+
+    Attributes:
+        conditions: least and largest condition of A + lambda I over the layers.
+    """
+
+    folder: str
+    domains: Sequence[str]
+    counts: Sequence[DomainCounts]
+    scores: Sequence[DomainScore | None]
+    conditions: tuple[float, float]
+
+    @classmethod
+    def of(
+        cls,
+        folder: str,
+        domains: Sequence[str],
+        counts: Sequence[DomainCounts],
+        scores: Sequence[DomainScore | None],
+        solved: SolveReport,
+    ) -> Self:
+        conditions = [layer.condition for layer in solved.layers]
+        return cls(folder, domains, counts, scores, (min(conditions), max(conditions)))
+
+    @property
+    def average(self) -> float | None:
+        """Mean normalised perplexity; None unless every domain is scored."""
+        found = [each.normalised for each in self.scores if each is not None]
+        return fmean(found) if len(found) == len(self.domains) else None
+
+    @property
+    def warnings(self) -> list[str]:
+        """Domains that lose, and routers that are badly determined."""
+        found = [
+            f"{domain} loses {100 - each.normalised:.1f} points against its own expert"
+            for domain, each in zip(self.domains, self.scores, strict=True)
+            if each is not None and each.normalised < 100 - LOST
+        ]
+        if self.conditions[1] > FLOAT32_LIMIT:
+            found.append(f"a router's condition is {self.conditions[1]:.0e}; raise --lambda, or give more text")
+        return found
+
+    def to_json(self) -> dict[str, object]:
+        """The same as data for JSON."""
+        rows = []
+        for domain, counts, each in zip(self.domains, self.counts, self.scores, strict=True):
+            scored = None if each is None else {**asdict(each), "normalised": each.normalised}
+            rows.append({"domain": domain, **asdict(counts), "score": scored})
+        return {
+            "folder": self.folder,
+            "average": self.average,
+            "domains": rows,
+            "conditions": list(self.conditions),
+            "warnings": self.warnings,
+        }
+
+    def render(self) -> Iterator[RenderableType]:
+        """A table and sentences for a terminal."""
+        title = "Normalised perplexity on documents that were set aside: 100 = the domain's own expert"
+        shares = [f"to {domain}" for domain in self.domains]
+        table = Table("domain", "tokens", "expert", "version", "normalised", *shares, title=title)
+        for column in table.columns[1:]:
+            column.justify = "right"
+        for domain, counts, each in zip(self.domains, self.counts, self.scores, strict=True):
+            if each is None:
+                table.add_row(domain, f"{counts.tokens:,}")
+                continue
+            figures = [f"{each.expert:.2f}", f"{each.version:.2f}", f"{each.normalised:.1f}"]
+            table.add_row(domain, f"{counts.tokens:,}", *figures, *(f"{100 * share:.0f} %" for share in each.shares))
+        if self.average is not None:
+            table.add_section()
+            table.add_row("average", "", "", "", f"{self.average:.1f}")
+        yield table
+        least, most = (f"1e{log10(each):.0f}" for each in self.conditions)
+        yield f"tokens: of statistics. Columns to …: share of the tokens routed there. Conditions: {least} to {most}."
+        for line in self.warnings:
+            yield f"warning: {line}"
+        yield f"The version is in {self.folder}"
