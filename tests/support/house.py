@@ -33,7 +33,7 @@ def _in_process(slots: actors.Slots, shards: Iterable[Shard]) -> Iterator[tuple[
 
 def _serve(requests: Connection, log: Path) -> None:
     """The body of the process: a run of the worker for each request, until there are no more."""
-    actors.Slots.compute = _in_process  # type: ignore[method-assign]
+    actors.Slots.compute = _in_process  # type: ignore[method-assign, assignment]
     with log.open("ab") as out:
         os.dup2(out.fileno(), sys.stderr.fileno())
     with suppress(EOFError):
