@@ -2,8 +2,6 @@
 
 import json
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -18,7 +16,7 @@ from moerge_workers.history import History, Sending
 from support.fleet import eventually, files_below, join, merge
 from support.house import House, house_of
 from support.models import expert
-from support.processes import coordinator, ended, start_worker
+from support.processes import coordinator, ended, run_command, start_worker
 
 ASK = {"mode": "ask"}
 KILLED = """
@@ -90,7 +88,7 @@ def test_law_1_in_mode_ask_nothing_leaves_before_the_owner_s_yes(house: House) -
 
     worker(house, "approve", asked.digest)
     given = json.dumps(house.given(policy=ASK))
-    died = subprocess.run([sys.executable, "-c", KILLED, given], check=False, capture_output=True)  # noqa: S603
+    died = run_command(given, script=KILLED)
     assert died.returncode == -signal.SIGKILL, died.stderr
     assert seen(house) == before
     assert [each.became for each in sendings(house)] == ["arrived", ""]  # written down before it left

@@ -40,13 +40,18 @@ def marked(mark: str) -> dict[int, str]:
     return found
 
 
-def run_command(*arguments: object, said: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
-    """Runs a command to its end in a forked process: its status and output. `said` is its standard input."""
+def run_command(
+    *arguments: object, said: str = "", script: str = "", **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Runs a command, or a Python script, to its end in a forked process: its status and output.
+
+    `said` is its standard input.
+    """
     command = [*map(str, arguments)]
     with tempfile.TemporaryDirectory() as folder:
         said_in, out, err = (Path(folder) / name for name in ("in", "out", "err"))
         said_in.write_text(said)
-        status = ended(_start(command, environment, out, err, said_in), 300)
+        status = ended(_start(command, environment, out, err, said_in, script), 300)
         return subprocess.CompletedProcess(command, status, out.read_text(), err.read_text())
 
 
@@ -70,16 +75,17 @@ def _start(
     out: Path,
     err: Path | None = None,
     said: Path = Path(os.devnull),
+    script: str = "",
 ) -> ForkServerProcess:
     out.touch()
-    given = (arguments, {**os.environ, **_ENVIRONMENT, **environment}, out, err or out, said)
+    given = (arguments, {**os.environ, **_ENVIRONMENT, **environment}, out, err or out, said, script)
     process = FORKS.Process(target=_run, args=given, daemon=True)
     process.start()
     return process
 
 
-def _run(arguments: list[str], environment: Mapping[str, str], out: Path, err: Path, said: Path) -> None:
-    """The body of a forked process: a command of ours, as if it had been started with these."""
+def _run(arguments: list[str], environment: Mapping[str, str], out: Path, err: Path, said: Path, script: str) -> None:
+    """The body of a forked process: a command or a script of ours, as if it had been started with these."""
     os.setsid()
     os.environ.clear()
     os.environ.update(environment)
@@ -89,7 +95,10 @@ def _run(arguments: list[str], environment: Mapping[str, str], out: Path, err: P
     sys.stdin = said.open()
     torch.set_num_threads(1)
     sys.argv = ["moerge", *arguments]
-    cli.main()
+    if script:
+        exec(script, {})  # noqa: S102  # our own script
+    else:
+        cli.main()
 
 
 class Coordinator:
@@ -112,13 +121,14 @@ class Coordinator:
         log = self.home / "log"
         command = ["coordinator", "serve", str(self.home), "--port", str(self.port)]
         self._process = _start(command, {}, log)
-        for _ in range(600):
-            try:
-                httpx.get(f"{self.url}/healthz").raise_for_status()
-                return
-            except httpx.TransportError:
-                assert self.runs(), log.read_text()
-                time.sleep(0.1)
+        with httpx.Client() as client:  # a new one for each attempt would take longer than the attempt
+            for _ in range(1200):
+                try:
+                    client.get(f"{self.url}/healthz").raise_for_status()
+                    return
+                except httpx.TransportError:
+                    assert self.runs(), log.read_text()
+                    time.sleep(0.05)
         raise AssertionError("the coordinator does not answer")
 
     @property
