@@ -1,9 +1,6 @@
 """Aliases, notes, retiring, rounds and pulling: what operators do with versions, and how consumers follow."""
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -20,7 +17,7 @@ from moerge_proto.options import SolveOptions
 from moerge_proto.rounds import NewRound, RoundChange, RoundState
 from moerge_proto.versions import NewVersion, Version, VersionChange
 from support.fleet import Member, honest, joined, merge, send
-from support.processes import Coordinator, coordinator, moerge
+from support.processes import Coordinator, coordinator, moerge, run_command
 from support.statistics import written
 
 
@@ -208,9 +205,7 @@ def test_a_pull_killed_between_any_two_file_operations_leaves_the_folder_complet
     killed = 0
     for at in range(1, 100):
         arguments = [house.server.url, house.server.operator_token, "2", str(folder), str(at)]
-        done = subprocess.run(  # noqa: S603  # our own script
-            [sys.executable, "-c", KILLED_AT, *arguments], capture_output=True, check=False, env=os.environ
-        )
+        done = run_command(*arguments, script=KILLED_AT)
         assert content(folder) in versions
         if done.returncode == 0:
             break

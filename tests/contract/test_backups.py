@@ -22,7 +22,7 @@ from moerge_coordinator.upkeep import Finding, verify
 from moerge_proto.options import SolveOptions
 from moerge_proto.versions import NewVersion
 from support.fleet import SILENT, honest, joined, merge, send
-from support.processes import MOERGE, Coordinator, coordinator, moerge
+from support.processes import Coordinator, coordinator, moerge, run_command
 from support.statistics import written
 
 
@@ -48,10 +48,7 @@ def content(home: Path) -> dict[str, bytes]:
 
 
 def failed(*arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [*MOERGE, "coordinator", *map(str, arguments)]
-    done = subprocess.run(  # noqa: S603  # our own command
-        command, capture_output=True, text=True, check=False, timeout=120, env={**os.environ, "COLUMNS": "400"}
-    )
+    done = run_command("coordinator", *arguments, COLUMNS="400")
     assert done.returncode == 1, done
     assert "Traceback" not in done.stderr
     return done
@@ -196,7 +193,7 @@ def added_to_a_view(home: Path) -> str:
 
 
 def changed_lineage(home: Path) -> str:
-    _execute(home, "UPDATE versions SET lineage = replace(lineage, '0.01', '0.02') WHERE number = 1")
+    _execute(home, "UPDATE versions SET lineage = replace(lineage, '0.001', '0.002') WHERE number = 1")
     return "version 1"
 
 

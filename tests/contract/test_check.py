@@ -3,8 +3,6 @@
 import shutil
 import socket
 import sqlite3
-import subprocess
-import sys
 from contextlib import closing
 from pathlib import Path
 
@@ -14,6 +12,7 @@ from moerge.errors import MoergeError
 from moerge_coordinator.bootstrap import initialise
 from moerge_coordinator.check import problems
 from moerge_coordinator.settings import Settings, read_settings
+from support.processes import run_command
 
 
 def same(settings: Settings) -> Settings:
@@ -129,10 +128,7 @@ def test_a_home_that_can_t_be_written_is_told(home: Path) -> None:
 
 
 def test_the_command_exits_with_1_if_anything_is_wrong(home: Path) -> None:
-    def run(*options: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "moerge", "coordinator", "check", str(home), *options]
-        return subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)  # noqa: S603
-
-    good, bad = run(), run("--host", "0.0.0.0")  # noqa: S104
+    good = run_command("coordinator", "check", home)
+    bad = run_command("coordinator", "check", home, "--host", "0.0.0.0")  # noqa: S104
     assert (good.returncode, "nothing is wrong" in good.stdout) == (0, True)
     assert (bad.returncode, "what to do:" in bad.stdout, "Traceback" in bad.stderr) == (1, True, False)

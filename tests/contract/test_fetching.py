@@ -1,8 +1,6 @@
 """Experts that the coordinator fetches: from the sources that the operator allows, and from nowhere else."""
 
 import json
-import os
-import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -22,7 +20,7 @@ from moerge_coordinator.sources import fetch, require_allowed
 from moerge_proto.experts import Expert, ExpertState, NewExpert
 from support.fleet import Member, eventually, files_below, join
 from support.models import expert
-from support.processes import MOERGE, Coordinator, moerge
+from support.processes import Coordinator, moerge, run_command
 
 
 class Source(ThreadingHTTPServer):
@@ -152,12 +150,12 @@ def test_an_operator_may_have_it_fetched_for_the_domain_s_owner(member: Member, 
 
 def test_a_command_has_it_fetched_again_once_the_source_is_mended(member: Member, source: Source) -> None:
     command = ["expert", "add", str(member.folder), "--domain", "law", "--source", f"{source.url}/models/law"]
-    environment = {**os.environ, **server_of(member).environment(member.token)}
+    environment = server_of(member).environment(member.token)
     source.behaves["/models/law/config.json"] = "/elsewhere"
-    done = subprocess.run([*MOERGE, *command], env=environment, capture_output=True, text=True, check=False)  # noqa: S603
+    done = run_command(*command, **environment)
     assert (done.returncode, "it redirects to" in done.stderr) == (1, True)
     del source.behaves["/models/law/config.json"]
-    digest = moerge(*command, **server_of(member).environment(member.token))
+    digest = moerge(*command, **environment)
     assert member.client.expert(digest).state is ExpertState.READY
 
 

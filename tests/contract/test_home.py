@@ -1,7 +1,6 @@
 """A coordinator's home: made once, held by one process, its settings and schema checked."""
 
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -9,13 +8,13 @@ import pytest
 from moerge.errors import MoergeError
 from moerge_coordinator.bootstrap import initialise
 from moerge_coordinator.settings import read_settings
-from support.processes import Coordinator, coordinator
+from support.processes import MOERGE, Coordinator, coordinator
 
 
 def test_a_second_coordinator_on_a_home_refuses_to_start_and_says_why(tmp_path: Path) -> None:
     with coordinator(tmp_path / "home") as first:
-        second = subprocess.run(  # noqa: S603  # our own command
-            [sys.executable, "-m", "moerge", "coordinator", "serve", str(first.home), "--port", "0"],
+        second = subprocess.run(  # noqa: S603  # a true process, not forked
+            [*MOERGE, "coordinator", "serve", str(first.home), "--port", "0"],
             capture_output=True,
             text=True,
             check=False,

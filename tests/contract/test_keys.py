@@ -26,7 +26,7 @@ from moerge_proto.versions import NewVersion
 from moerge_workers.identity import join_request, read_owner_key, require_approved, rotate, signature
 from support.fleet import SILENT, Member, honest, honest_trunk, merge
 from support.models import expert
-from support.processes import MOERGE, Coordinator, coordinator, moerge
+from support.processes import MOERGE, Coordinator, coordinator, moerge, run_command
 from support.statistics import written
 
 
@@ -34,18 +34,6 @@ from support.statistics import written
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Coordinator]:
     with coordinator(tmp_path_factory.mktemp("keys") / "home") as running:
         yield running
-
-
-def run(*arguments: object, said: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(  # noqa: S603  # our own command
-        [*MOERGE, *map(str, arguments)],
-        env={**os.environ, **environment},
-        input=said,
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
 
 
 def approved(server: Coordinator, home: Path, owner: str, *, replace: bool = False) -> str:
@@ -82,7 +70,7 @@ def refused(kind: str, field: str, todo: str = "") -> Iterator[None]:
 
 
 def test_an_owner_joins_by_two_commands_and_its_key_never_leaves(server: Coordinator, tmp_path: Path) -> None:
-    asked = run(
+    asked = run_command(
         "worker", "init", "--owner", "hospital", "--domain", "nursing", "--domain", "medicine", HOME=str(tmp_path)
     )
     path = tmp_path / ".moerge" / "hospital.pem"
@@ -96,13 +84,13 @@ def test_an_owner_joins_by_two_commands_and_its_key_never_leaves(server: Coordin
     assert seed.hex() not in json.dumps(JoinRequest.of_line(line).model_dump(mode="json"))
 
     before = path.read_bytes()
-    again = run(
+    again = run_command(
         "worker", "init", "--owner", "hospital", "--domain", "medicine", "--domain", "nursing", HOME=str(tmp_path)
     )
     assert path.read_bytes() == before
     assert JoinRequest.of_line(again.stdout).public_key == JoinRequest.of_line(line).public_key
 
-    done = run("owner", "approve", "-", said=line, **server.environment())
+    done = run_command("owner", "approve", "-", said=line, **server.environment())
     assert done.returncode == 0, done.stderr
     assert "Owner: hospital\nDomains: medicine, nursing\n" in done.stderr
     assert told in done.stderr
@@ -128,14 +116,16 @@ def test_an_owner_joins_by_two_commands_and_its_key_never_leaves(server: Coordin
     ],
 )
 def test_what_is_no_name_is_refused_before_a_key_is_made(tmp_path: Path, given: list[str], told: str) -> None:
-    done = run("worker", "init", *given, "--home", tmp_path / "keys")
+    done = run_command("worker", "init", *given, "--home", tmp_path / "keys")
     assert done.returncode == 1
     assert told in done.stderr
     assert not list(tmp_path.iterdir())
 
 
 def test_a_damaged_request_is_refused_before_the_coordinator_is_asked() -> None:
-    done = run("owner", "approve", "moerge-join-1.eyJ", MOERGE_COORDINATOR="https://nowhere.invalid", MOERGE_TOKEN="t")
+    done = run_command(
+        "owner", "approve", "moerge-join-1.eyJ", MOERGE_COORDINATOR="https://nowhere.invalid", MOERGE_TOKEN="t"
+    )
     assert done.returncode == 1
     assert "REQUEST: the request is damaged" in done.stderr
     assert "what to do: ask the owner for the whole line again" in done.stderr

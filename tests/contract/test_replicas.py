@@ -2,7 +2,6 @@
 
 import os
 import secrets
-import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -24,7 +23,7 @@ from moerge_proto.versions import NewVersion
 from moerge_proto.workflows import Workflow, WorkflowState
 from support.fleet import SILENT, Member, eventually, honest, join, joined, merge, send
 from support.models import expert
-from support.processes import MOERGE, Coordinator, coordinator, moerge, peak_bytes
+from support.processes import Coordinator, coordinator, moerge, peak_bytes, run_command
 from support.servers import BUCKET, Postgres, leader, settings
 from support.statistics import written
 
@@ -178,8 +177,7 @@ def refusal(home: Path, text: str) -> str:
     """What a coordinator that must not start says."""
     home.mkdir()
     (home / "coordinator.toml").write_text(text)
-    command = [*MOERGE, "coordinator", "serve", str(home), "--port", "0"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)  # noqa: S603
+    done = run_command("coordinator", "serve", home, "--port", 0)
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
     return done.stderr
@@ -202,9 +200,7 @@ def test_a_database_that_is_not_there_is_named_without_its_password(tmp_path: Pa
 def test_a_home_is_made_on_postgresql_once(replicas: Replicas, tmp_path: Path) -> None:
     (tmp_path / "home").mkdir()
     (tmp_path / "home" / "coordinator.toml").write_text(settings(replicas.database, replicas.place))
-    command = [*MOERGE, "coordinator", "init", str(tmp_path / "home")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)  # noqa: S603
-    assert "home already" in done.stderr
+    assert "home already" in run_command("coordinator", "init", tmp_path / "home").stderr
 
 
 def test_who_leads_ends_at_once_when_its_lock_is_lost_and_another_leads(

@@ -1,10 +1,11 @@
 """The dashboard in a real browser, over the coordinator that `moerge demo` left."""
 
-import os
-import subprocess
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from itertools import product
+from typing import Literal
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe  # type: ignore[import-untyped]
@@ -13,10 +14,11 @@ from playwright.sync_api import Browser, Page, expect
 from moerge_proto.owners import NewToken, Role
 from moerge_proto.versions import VersionChange
 from support.browser import SIZES, browser, visit
-from support.demo import CACHE, DEMO
+from support.demo import Demo
 from support.processes import Coordinator
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
+COLOURS: tuple[Literal["light", "dark"], ...] = ("light", "dark")
 HOSTILE = "<script>document.title='broken'</script><img src=x onerror=\"document.title='broken'\">"
 PAGES = [
     "versions", "versions/2", "compare?before=1&version=2", "aliases/champion", "experts", "owners", "contributions",
@@ -26,11 +28,10 @@ PAGES = [
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Coordinator]:
-    """Two versions of real experts, evaluated by their owners; the second is the champion."""
-    home = tmp_path_factory.mktemp("demo")
-    subprocess.run([*DEMO, str(home)], env={**os.environ, "XDG_CACHE_HOME": str(CACHE)}, check=True)  # noqa: S603
-    running = Coordinator(home / "coordinator", (home / "operator-token").read_text())
+def server(demo: Demo, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Coordinator]:
+    """Two versions of real experts, evaluated by their owners; the second is the champion. A copy of the demo's."""
+    home = shutil.copytree(demo.home / "coordinator", tmp_path_factory.mktemp("browser") / "coordinator")
+    running = Coordinator(home, (demo.home / "operator-token").read_text())
     running.start()
     with running.client() as operator:
         operator.promote("champion", 1, "the first one")
@@ -59,19 +60,18 @@ def at(server: Coordinator, place: str) -> str:
     return f"{server.url}/dashboard/{place}"
 
 
-@pytest.mark.parametrize("dark", [False, True])
-@pytest.mark.parametrize("width", SIZES.values())
-def test_every_page_is_accessible_fits_and_breaks_no_policy(
-    server: Coordinator, chromium: Browser, width: int, dark: bool
-) -> None:
-    with visit(chromium, server, server.operator_token, width=width, dark=dark) as page, quiet(page):
+def test_every_page_is_accessible_fits_and_breaks_no_policy(server: Coordinator, chromium: Browser) -> None:
+    with visit(chromium, server, server.operator_token) as page, quiet(page):
         for place in PAGES:
             page.goto(at(server, place))
-            for details in page.query_selector_all("details"):
-                details.evaluate("each => each.open = true")
-            found = Axe().run(page)
-            assert found.violations_count == 0, f"{place}: {found.generate_report()}"
-            assert page.evaluate("document.documentElement.scrollWidth") <= width, place
+            for width, colours in product(SIZES.values(), COLOURS):
+                page.set_viewport_size({"width": width, "height": 900})
+                page.emulate_media(color_scheme=colours)
+                for details in page.query_selector_all("details"):
+                    details.evaluate("each => each.open = true")
+                found = Axe().run(page)
+                assert found.violations_count == 0, f"{place}, {width}, {colours}: {found.generate_report()}"
+                assert page.evaluate("document.documentElement.scrollWidth") <= width, place
 
 
 def test_the_home_page_says_what_serves_how_good_and_who_is_in_it(server: Coordinator, chromium: Browser) -> None:

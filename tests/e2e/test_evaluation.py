@@ -1,8 +1,6 @@
 """An owner's worker evaluates a version on documents that stay at home: what it reports, and what it keeps."""
 
 import json
-import os
-import signal
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -27,7 +25,7 @@ from moerge_workers.identity import read_key
 from support.fleet import Member, eventually, honest, joined, merge, send
 from support.house import House, house_of
 from support.models import tokenizer
-from support.processes import coordinator, start_worker
+from support.processes import coordinator, ended, start_worker
 from support.progress import Silent
 from support.statistics import written
 
@@ -174,15 +172,15 @@ def test_a_worker_that_waits_for_the_next_trunk_evaluates_meanwhile(art: tuple[M
     environment = {"MOERGE_TOKEN": house.member.token}
     running = start_worker(["worker", "run", "--home", str(home)], environment, log)
     try:
-        eventually(lambda: running.poll() is not None or "evaluated version" in log.read_text(), seconds=120)
-        assert running.poll() is None, log.read_text()
+        eventually(lambda: not running.is_alive() or "evaluated version" in log.read_text(), seconds=120)
+        assert running.is_alive(), log.read_text()
         assert evaluations(house, number)
         text = log.read_text()
         assert text.index("under trunk") < text.index("waiting for the operator") < text.index("evaluated version")
         assert "tokens/s" in text
     finally:
-        os.killpg(running.pid, signal.SIGTERM)
-        running.wait(60)
+        running.terminate()
+        ended(running, 60)
 
 
 def test_too_few_documents_are_not_scored(art: tuple[Member, House]) -> None:

@@ -1,10 +1,7 @@
 """The owner rules what leaves: switches, questions and dry runs, seen from the coordinator's side."""
 
 import json
-import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -19,7 +16,7 @@ from moerge_workers.history import History, Sending
 from support.fleet import eventually, files_below, join, merge
 from support.house import House, house_of
 from support.models import expert
-from support.processes import coordinator, start_worker
+from support.processes import coordinator, ended, run_command, start_worker
 
 ASK = {"mode": "ask"}
 KILLED = """
@@ -91,7 +88,7 @@ def test_law_1_in_mode_ask_nothing_leaves_before_the_owner_s_yes(house: House) -
 
     worker(house, "approve", asked.digest)
     given = json.dumps(house.given(policy=ASK))
-    died = subprocess.run([sys.executable, "-c", KILLED, given], check=False, capture_output=True)  # noqa: S603
+    died = run_command(given, script=KILLED)
     assert died.returncode == -signal.SIGKILL, died.stderr
     assert seen(house) == before
     assert [each.became for each in sendings(house)] == ["arrived", ""]  # written down before it left
@@ -118,17 +115,17 @@ def test_a_worker_that_runs_from_its_worker_toml_waits_for_the_answer(house: Hou
     log = house.folder / "worker.log"
     running = start_worker(["worker", "run", "--home", str(house.home)], {}, log)
     try:
-        eventually(lambda: running.poll() is not None or "waits for your answer" in log.read_text(), seconds=120)
+        eventually(lambda: not running.is_alive() or "waits for your answer" in log.read_text(), seconds=120)
         assert house.active() == []
         status = worker(house, "status")
         assert "running: yes" in status
         assert "router contribution" in status
         worker(house, "approve")
-        eventually(lambda: running.poll() is not None or bool(house.active()), seconds=60)
+        eventually(lambda: not running.is_alive() or bool(house.active()), seconds=60)
         assert house.documents() == 150
     finally:
-        os.killpg(running.pid, signal.SIGTERM)
-        running.wait(60)
+        running.terminate()
+        ended(running, 60)
     assert "running: no" in worker(house, "status")
 
 

@@ -1,37 +1,56 @@
 """An owner's worker in a process that lives on, so that each run costs no start."""
 
 import json
-import subprocess
+import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
 
+from moerge.documents.shards import Shard
+from moerge.errors import MoergeError
+from moerge.statistics.accumulate import ShardSums
 from moerge_proto.contributions import Contribution
 from moerge_proto.statistics_file import StatisticsFile
-from support.fleet import Member
-from support.processes import Coordinator
-
-WORKER = """
-import sys
-from moerge.errors import MoergeError
+from moerge_workers import actors
 from moerge_workers.contribute import run
 from moerge_workers.settings import Settings
-for line in sys.stdin:
-    try:
-        run(Settings.model_validate_json(line))
-        print("ran", flush=True)
-    except MoergeError as error:
-        print(str(error).replace("\\n", " "), flush=True)
-"""
+from support.fleet import Member
+from support.processes import FORKS, Coordinator
+
+
+def _in_process(slots: actors.Slots, shards: Iterable[Shard]) -> Iterator[tuple[Shard, ShardSums]]:
+    """The sums of each shard by the function that Ray's actors call; Ray itself is tested elsewhere."""
+    slot = actors.Slot(slots.work, slots.statistics.batch_tokens)
+    slots.watch.ready(0, "cpu")
+    for shard in shards:
+        sums = slot.sums(shard)
+        slots.watch.finished(0, shard.tokens)
+        yield shard, sums
+
+
+def _serve(requests: Connection, log: Path) -> None:
+    """The body of the process: a run of the worker for each request, until there are no more."""
+    actors.Slots.compute = _in_process  # type: ignore[method-assign, assignment]
+    with log.open("ab") as out:
+        os.dup2(out.fileno(), sys.stderr.fileno())
+    with suppress(EOFError):
+        while True:
+            settings = Settings.model_validate(requests.recv())
+            try:
+                run(settings)
+                requests.send("ran")
+            except MoergeError as error:
+                requests.send(str(error).replace("\n", " "))
 
 
 @dataclass
 class House:
     server: Coordinator
     member: Member
-    worker: subprocess.Popen[str]
+    worker: Connection
     folder: Path
 
     def write(self, name: str, first: int, documents: int) -> None:
@@ -60,11 +79,9 @@ class House:
 
     def run(self, **settings: object) -> str:
         """One run of the worker over the folder, in a process that lives on."""
-        assert self.worker.stdin is not None
-        assert self.worker.stdout is not None
-        self.worker.stdin.write(json.dumps(self.given(**settings)) + "\n")
-        self.worker.stdin.flush()
-        return self.worker.stdout.readline().strip()
+        self.worker.send(self.given(**settings))
+        answer: str = self.worker.recv()
+        return answer
 
     def log(self) -> str:
         return (self.folder / "log").read_text()
@@ -83,12 +100,11 @@ class House:
 @contextmanager
 def house_of(server: Coordinator, member: Member, folder: Path) -> Iterator[House]:
     """The house of a member; its worker and its client end with the context."""
-    with (folder / "log").open("ab") as log:
-        worker = subprocess.Popen(  # noqa: S603  # our own script
-            [sys.executable, "-c", WORKER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True
-        )
-    with worker:
-        yield House(server, member, worker, folder)
-        assert worker.stdin is not None
-        worker.stdin.close()
+    ours, its = FORKS.Pipe()
+    process = FORKS.Process(target=_serve, args=(its, folder / "log"), daemon=True)
+    process.start()
+    its.close()
+    with ours:
+        yield House(server, member, ours, folder)
+    process.join()
     member.client.close()

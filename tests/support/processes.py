@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -19,10 +20,12 @@ from moerge.client.client import Client
 from moerge.demo.processes import free_port
 from moerge_coordinator.bootstrap import initialise
 
-_ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 MOERGE = [sys.executable, "-m", "moerge"]
-_FORKS = multiprocessing.get_context("forkserver")
-_FORKS.set_forkserver_preload(["moerge_coordinator.bootstrap", "moerge_coordinator.server"])  # they take seconds
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload(
+    ["pytest", "support.house", "moerge_coordinator.bootstrap", "moerge_coordinator.server"]
+)  # imports of ten seconds
 
 
 def marked(mark: str) -> dict[int, str]:
@@ -39,26 +42,65 @@ def marked(mark: str) -> dict[int, str]:
     return found
 
 
+def run_command(
+    *arguments: object, said: str = "", script: str = "", **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Runs a command, or a Python script, to its end in a forked process: its status and output.
+
+    `said` is its standard input.
+    """
+    command = [*map(str, arguments)]
+    with tempfile.TemporaryDirectory() as folder:
+        said_in, out, err = (Path(folder) / name for name in ("in", "out", "err"))
+        said_in.write_text(said)
+        status = ended(_start(command, environment, out, err, said_in, script), 300)
+        return subprocess.CompletedProcess(command, status, out.read_text(), err.read_text())
+
+
 def moerge(*arguments: object, **environment: str) -> str:
-    """Runs a command to its end and returns its standard output; its failure fails the test with what it said."""
-    command = [*MOERGE, *map(str, arguments)]
-    done = subprocess.run(  # noqa: S603  # our own command
-        command, env={**_ENVIRONMENT, **environment}, capture_output=True, text=True, timeout=300, check=False
-    )
-    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+    """Runs a command to its end and returns its standard output; its failure fails the test with its output."""
+    done = run_command(*arguments, **environment)
+    assert done.returncode == 0, f"{done.args}\n{done.stdout}\n{done.stderr}"
     return done.stdout.strip()
 
 
-def _run(arguments: list[str], environment: Mapping[str, str], log: Path) -> None:
-    """What a forked process does: a command of ours, as if it had been started with these."""
+def ended(process: ForkServerProcess, seconds: float) -> int:
+    """Its exit status, once it has ended."""
+    process.join(seconds)
+    assert process.exitcode is not None, f"it still runs after {seconds} s"
+    return process.exitcode
+
+
+def _start(
+    arguments: list[str],
+    environment: Mapping[str, str],
+    out: Path,
+    err: Path | None = None,
+    said: Path = Path(os.devnull),
+    script: str = "",
+) -> ForkServerProcess:
+    out.touch()
+    given = (arguments, {**os.environ, **_ENVIRONMENT, **environment}, out, err or out, said, script)
+    process = FORKS.Process(target=_run, args=given, daemon=True)
+    process.start()
+    return process
+
+
+def _run(arguments: list[str], environment: Mapping[str, str], out: Path, err: Path, said: Path, script: str) -> None:
+    """The body of a forked process: a command or a script of ours, as if it had been started with these."""
+    os.setsid()
     os.environ.clear()
     os.environ.update(environment)
-    with log.open("ab") as out:
-        for stream in (sys.stdout, sys.stderr):
-            os.dup2(out.fileno(), stream.fileno())
+    for path, number in ((out, 1), (err, 2)):
+        with path.open("ab") as file:
+            os.dup2(file.fileno(), number)
+    sys.stdin = said.open()
     torch.set_num_threads(1)
     sys.argv = ["moerge", *arguments]
-    cli.main()
+    if script:
+        exec(script, {})  # noqa: S102  # our own script
+    else:
+        cli.main()
 
 
 class Coordinator:
@@ -80,15 +122,15 @@ class Coordinator:
     def start(self) -> None:
         log = self.home / "log"
         command = ["coordinator", "serve", str(self.home), "--port", str(self.port)]
-        self._process = _FORKS.Process(target=_run, args=(command, {**os.environ, **_ENVIRONMENT}, log), daemon=True)
-        self._process.start()
-        for _ in range(600):
-            try:
-                httpx.get(f"{self.url}/healthz").raise_for_status()
-                return
-            except httpx.TransportError:
-                assert self.runs(), log.read_text()
-                time.sleep(0.1)
+        self._process = _start(command, {}, log)
+        with httpx.Client() as client:  # a new one for each attempt would take longer than the attempt
+            for _ in range(1200):
+                try:
+                    client.get(f"{self.url}/healthz").raise_for_status()
+                    return
+                except httpx.TransportError:
+                    assert self.runs(), log.read_text()
+                    time.sleep(0.05)
         raise AssertionError("the coordinator does not answer")
 
     @property
@@ -106,9 +148,7 @@ class Coordinator:
     def ended(self, seconds: float) -> int:
         """Its exit status, once it has ended."""
         assert self._process is not None
-        self._process.join(seconds)
-        assert self._process.exitcode is not None, f"it still runs after {seconds} s"
-        return self._process.exitcode
+        return ended(self._process, seconds)
 
     def kill(self) -> None:
         """SIGKILL: no handler runs."""
@@ -153,8 +193,5 @@ def worker_command(domain: str, expert: Path, data: Path, home: Path) -> list[st
     return ["worker", "run", "--once", "--domain", domain, *places]
 
 
-def start_worker(arguments: list[str], environment: dict[str, str], log: Path) -> subprocess.Popen[bytes]:
-    with log.open("ab") as out:
-        return subprocess.Popen(  # noqa: S603
-            [*MOERGE, *arguments], env={**_ENVIRONMENT, **environment}, stdout=out, stderr=out, start_new_session=True
-        )
+def start_worker(arguments: list[str], environment: dict[str, str], log: Path) -> ForkServerProcess:
+    return _start(arguments, environment, log)

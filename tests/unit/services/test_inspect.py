@@ -1,7 +1,6 @@
 """`moerge inspect` tells what a contribution contains and reveals, and names what it can't read."""
 
 import io
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,7 @@ from moerge.statistics.describe import describe
 from moerge.statistics.passes import TrunkPass
 from moerge_proto.statistics_file import StatisticsSettings, TrunkManifest
 from support.models import expert
-from support.processes import MOERGE, moerge
+from support.processes import moerge, run_command
 from support.statistics import honest_sums, manifest_of, written
 
 
@@ -75,5 +74,5 @@ def test_another_file_is_refused_by_its_part(tmp_path: Path) -> None:
 
 def test_an_error_names_a_path_with_brackets_as_it_is(tmp_path: Path) -> None:
     path = tmp_path / "[law] sums[/old].safetensors"
-    done = subprocess.run([*MOERGE, "inspect", str(path)], capture_output=True, text=True, check=False)  # noqa: S603
+    done = run_command("inspect", path)
     assert (done.returncode, str(path) in done.stderr) == (1, True)
