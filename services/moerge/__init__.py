@@ -1,3 +1,74 @@
-"""moerge: dense expert LLMs of different owners become one Mixture-of-Experts checkpoint (DUME, arXiv 2603.29765)."""
+"""moerge: dense expert LLMs of different owners become one Mixture-of-Experts checkpoint (DUME, arXiv 2603.29765).
+
+The pipeline on one machine, without a server; `texts` holds each domain's documents as token ids:
+
+    from pathlib import Path
+    from moerge import DenseExpert, all_counted, local_trunk, local_version, plan_version
+    from moerge import router_contribution, trunk_contribution, write_version
+
+    work, experts = Path("merged.work"), [DenseExpert(name, Path(name)) for name in ("code", "law")]
+    documents = {name: all_counted(rows) for name, rows in texts.items()}
+    grams = [trunk_contribution(each, documents[each.domain], work / f"trunk-{each.domain}") for each in experts]
+    trunk = local_trunk(experts, work / "trunk", "regmean", grams)
+    sums = [router_contribution(each, trunk, documents[each.domain], work / each.domain) for each in experts]
+    lineage, inputs = local_version(experts, trunk, sums)
+    write_version(plan_version(lineage, inputs), Path("merged"))
+
+`merge` does the same from files of text, in one call, and `moerge merge` is its command. In the service, workers make
+the contributions, and the coordinator calls `merge_trunk` and `plan_version` on them.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from moerge.experts.fitting import fit
+    from moerge.merging.local import local_trunk, local_version
+    from moerge.merging.merge import merge
+    from moerge.models.expert_folder import DenseExpert
+    from moerge.models.tokens import Tokens, all_counted
+    from moerge.statistics.contribution import router_contribution, trunk_contribution
+    from moerge.trunk.merge import merge_trunk
+    from moerge.versions.folder import write_version
+    from moerge.versions.plan import plan_version
 
 __version__ = "0.1.0"
+__all__ = [
+    "DenseExpert",
+    "Tokens",
+    "all_counted",
+    "fit",
+    "local_trunk",
+    "local_version",
+    "merge",
+    "merge_trunk",
+    "plan_version",
+    "router_contribution",
+    "trunk_contribution",
+    "write_version",
+]
+_HOMES = {
+    "DenseExpert": "models.expert_folder",
+    "Tokens": "models.tokens",
+    "all_counted": "models.tokens",
+    "fit": "experts.fitting",
+    "local_trunk": "merging.local",
+    "local_version": "merging.local",
+    "merge": "merging.merge",
+    "merge_trunk": "trunk.merge",
+    "plan_version": "versions.plan",
+    "router_contribution": "statistics.contribution",
+    "trunk_contribution": "statistics.contribution",
+    "write_version": "versions.folder",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Imports a name when it is asked for, since torch takes seconds (PEP 562)."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'moerge' has no attribute {name!r}")
+    return getattr(import_module(f"moerge.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])

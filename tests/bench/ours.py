@@ -19,7 +19,6 @@ from moerge.models.config import read_config
 from moerge.models.families import family_of
 from moerge.models.reader import Checkpoint
 from moerge.progress import NoProgress
-from moerge.routers.ridge import solve
 from moerge.routers.solve import solve_layers
 from moerge.statistics.integers import pack, to_integers
 from moerge.trunk.merge import TrunkInputs, merge_trunk
@@ -42,7 +41,7 @@ from moerge_proto.versions import SolveReport
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-__all__ = ["Store", "compressed_chunks", "merge", "publish", "solve", "statistics_pass", "write_statistics"]
+__all__ = ["Store", "compressed_chunks", "merge", "publish", "ridge_router", "statistics_pass", "write_statistics"]
 
 
 def statistics_pass(model: "PreTrainedModel", gains: Tensor, rows: Sequence[Tensor]) -> None:

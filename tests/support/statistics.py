@@ -6,8 +6,10 @@ from pathlib import Path
 
 import torch
 
+from moerge.routers.ridge import Ridge, unit_columns
 from moerge.statistics.accumulate import ShardSums
 from moerge.statistics.integers import pack, to_integers
+from moerge.threads import one_thread
 from moerge_proto.digests import sha256_hex
 from moerge_proto.statistics_file import Manifest, RouterManifest, StatisticsSettings, exponent, write
 
@@ -61,3 +63,9 @@ def written(path: Path, manifest: Manifest, sums: ShardSums) -> Path:
     with path.open("wb") as out:
         write(out, manifest, sums.arrays.values())
     return path
+
+
+def ridge_router(gram: torch.Tensor, cross: torch.Tensor, ridge_lambda: float) -> torch.Tensor:
+    """The router of one layer by ridge regression, [H, D] float64; every column has norm 1."""
+    with one_thread():
+        return unit_columns(Ridge.of(gram.clone(), ridge_lambda).solve(cross))

@@ -52,7 +52,8 @@ def require_command(arguments: list[str]) -> None:
 def written_commands() -> list[list[str]]:
     """Every command in a block of README and docs/."""
     texts = [path.read_text() for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))]
-    blocks = [block for text in texts for block in re.findall(r"```\n(.*?)```", text, re.DOTALL)]
+    fenced = (found for text in texts for found in re.findall(r"^```(\w*)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE))
+    blocks = [block for language, block in fenced if language in ("", "sh")]
     lines = {line.partition(" #")[0].strip() for block in blocks for line in block.splitlines()}
     return [shlex.split(line)[1:] for line in sorted(lines) if line.startswith("moerge ")]
 

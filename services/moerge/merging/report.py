@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from math import log10
 from statistics import fmean
 from typing import Self
 
@@ -15,6 +14,8 @@ LOST = 10.0
 """Points below its own expert from which on a domain is warned about."""
 FLOAT32_LIMIT = 2.0**24
 """Condition above which float32 products leave the weakest directions of a router undetermined."""
+
+_SHOWN = 2  # experts of a domain's tokens
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,11 @@ class Report:
             found.append(f"a router's condition is {self.conditions[1]:.0e}; raise --lambda, or give more text")
         return found
 
+    def _routed(self, score: DomainScore) -> str:
+        """The experts that most of a domain's tokens go to."""
+        largest = sorted(zip(score.shares, self.domains, strict=True), reverse=True)[:_SHOWN]
+        return ", ".join(f"{domain} {100 * share:.0f} %" for share, domain in largest)
+
     def to_json(self) -> dict[str, object]:
         """The same as data for JSON."""
         rows = []
@@ -106,23 +112,23 @@ class Report:
 
     def render(self) -> Iterator[RenderableType]:
         """A table and sentences for a terminal."""
-        title = "Normalised perplexity on documents that were set aside: 100 = the domain's own expert"
-        shares = [f"to {domain}" for domain in self.domains]
-        table = Table("domain", "tokens", "expert", "version", "normalised", *shares, title=title)
-        for column in table.columns[1:]:
+        title = "Normalised perplexity on the documents set aside: 100 = the domain's own expert"
+        table = Table("domain", "tokens", "expert", "version", "normalised", "routed to", title=title)
+        for column in table.columns[1:5]:
             column.justify = "right"
         for domain, counts, each in zip(self.domains, self.counts, self.scores, strict=True):
             if each is None:
                 table.add_row(domain, f"{counts.tokens:,}")
                 continue
             figures = [f"{each.expert:.2f}", f"{each.version:.2f}", f"{each.normalised:.1f}"]
-            table.add_row(domain, f"{counts.tokens:,}", *figures, *(f"{100 * share:.0f} %" for share in each.shares))
+            table.add_row(domain, f"{counts.tokens:,}", *figures, self._routed(each))
         if self.average is not None:
             table.add_section()
             table.add_row("average", "", "", "", f"{self.average:.1f}")
         yield table
-        least, most = (f"1e{log10(each):.0f}" for each in self.conditions)
-        yield f"tokens: of statistics. Columns to …: share of the tokens routed there. Conditions: {least} to {most}."
+        least, most = (f"{each:.0e}" for each in self.conditions)
+        yield "Columns: tokens of the statistics; perplexity of the expert and of the version; share of scored tokens."
+        yield f"Routers: condition of A + lambda I from {least} to {most}."
         for line in self.warnings:
             yield f"warning: {line}"
         yield f"The version is in {self.folder}"

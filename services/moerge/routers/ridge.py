@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from moerge.errors import SolveError
-from moerge.threads import one_thread
 
 SOLVER = f"ridge-2 torch-{torch.__version__} {torch.backends.cpu.get_cpu_capability()}"
 """Names the build whose bits a version has: method, library, instruction set."""
@@ -65,28 +64,6 @@ class Ridge:
             largest = self.matrix @ (largest / largest.norm())
             smallest = _substitute(smallest / smallest.norm(), self.factor)
         return float(largest.norm() * smallest.norm())
-
-
-def solve(gram: Tensor, cross: Tensor, ridge_lambda: float) -> Tensor:
-    """The router of one layer.
-
-    Args:
-        gram: [H, H] float64, symmetric, sum of x^T x.
-        cross: [H, D] float64, one column per domain.
-        ridge_lambda: Tikhonov regulariser, absolute.
-
-    Returns:
-        [H, D] float64; every column has norm 1.
-
-    Raises:
-        SolveError: the matrix can't be factorised, or a column of `cross` is zero.
-    """
-    diagonal = gram.diagonal().clone()
-    try:
-        with one_thread():
-            return unit_columns(Ridge.of(gram, ridge_lambda).solve(cross))
-    finally:
-        gram.diagonal().copy_(diagonal)
 
 
 def unit_columns(solution: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ import torch
 from numpy.typing import NDArray
 
 from moerge.errors import SolveError
-from moerge.routers.ridge import solve
+from support.statistics import ridge_router
 
 Float64 = NDArray[np.float64]
 
@@ -33,7 +33,7 @@ def least_squares(x: Float64, y: Float64, ridge_lambda: float) -> Float64:
 def test_the_solve_equals_lstsq_on_the_augmented_system(condition: float, ridge_lambda: float) -> None:
     x = features(condition)
     y = np.eye(3)[np.random.default_rng(1).integers(0, 3, len(x))]
-    router = solve(torch.from_numpy(x.T @ x), torch.from_numpy(x.T @ y), ridge_lambda).numpy()
+    router = ridge_router(torch.from_numpy(x.T @ x), torch.from_numpy(x.T @ y), ridge_lambda).numpy()
     expected = least_squares(x, y, ridge_lambda)
     assert np.linalg.norm(router - expected) / np.linalg.norm(expected) < 1e-8
 
@@ -41,13 +41,13 @@ def test_the_solve_equals_lstsq_on_the_augmented_system(condition: float, ridge_
 def test_fewer_tokens_than_dimensions_still_solve() -> None:
     x = features(1.0, rows=10)
     y = np.eye(2)[np.arange(10) % 2]
-    router = solve(torch.from_numpy(x.T @ x), torch.from_numpy(x.T @ y), 0.01).numpy()
+    router = ridge_router(torch.from_numpy(x.T @ x), torch.from_numpy(x.T @ y), 0.01).numpy()
     np.testing.assert_allclose(router, least_squares(x, y, 0.01), atol=1e-8)
 
 
 def test_columns_have_norm_one() -> None:
     x = torch.from_numpy(features(1.0))
-    router = solve(x.T @ x, x[:4].T * 100, 0.01)
+    router = ridge_router(x.T @ x, x[:4].T * 100, 0.01)
     torch.testing.assert_close(router.norm(dim=0), torch.ones(4, dtype=torch.float64))
 
 
@@ -60,7 +60,7 @@ def test_law_3_one_and_two_threads_give_the_same_bits() -> None:
     try:
         for threads in (1, 2):
             torch.set_num_threads(threads)
-            routers.append(solve(gram, cross, 0.01))
+            routers.append(ridge_router(gram, cross, 0.01))
             assert torch.get_num_threads() == threads
     finally:
         torch.set_num_threads(before)
@@ -69,10 +69,14 @@ def test_law_3_one_and_two_threads_give_the_same_bits() -> None:
 
 def test_a_matrix_that_is_no_gram_is_refused_with_what_to_do() -> None:
     with pytest.raises(SolveError, match=r"row 2.*-0.99") as caught:
-        solve(torch.diag(torch.tensor([1.0, -1.0], dtype=torch.float64)), torch.ones(2, 1, dtype=torch.float64), 0.01)
+        ridge_router(
+            torch.diag(torch.tensor([1.0, -1.0], dtype=torch.float64)), torch.ones(2, 1, dtype=torch.float64), 0.01
+        )
     assert "lambda" in caught.value.todo
 
 
 def test_a_domain_without_features_is_refused() -> None:
     with pytest.raises(SolveError, match="column 1"):
-        solve(torch.eye(2, dtype=torch.float64), torch.tensor([[1.0, 0.0], [0.0, 0.0]], dtype=torch.float64), 0.01)
+        ridge_router(
+            torch.eye(2, dtype=torch.float64), torch.tensor([[1.0, 0.0], [0.0, 0.0]], dtype=torch.float64), 0.01
+        )

@@ -7,7 +7,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from moerge.routers.ridge import solve
+from support.statistics import ridge_router
 
 Float64 = NDArray[np.float64]
 QUARTER = Fraction(1, 4)  # a lambda that is exact in binary
@@ -50,7 +50,7 @@ def test_the_solve_is_exact_to_rounding_up_to_a_condition_of_1e13(spread: float)
     gram, cross = x.T @ x, x.T @ y
     assert np.abs(gram).max() < 2**53
     assert np.linalg.cond(gram) == pytest.approx(spread**2, rel=0.5)
-    router = solve(torch.from_numpy(gram), torch.from_numpy(cross), float(QUARTER)).numpy()
+    router = ridge_router(torch.from_numpy(gram), torch.from_numpy(cross), float(QUARTER)).numpy()
     np.testing.assert_allclose(router, exact_ridge(gram, cross), rtol=0, atol=1e-12)
 
 
@@ -58,7 +58,7 @@ def test_columns_of_very_different_sizes_are_solved_to_rounding() -> None:
     x = np.rint(np.random.default_rng(1).integers(-9, 10, (60, 9)) * np.logspace(0, 4, 9))
     y = np.eye(2)[np.arange(60) % 2]
     gram, cross = x.T @ x, x.T @ y
-    router = solve(torch.from_numpy(gram), torch.from_numpy(cross), float(QUARTER)).numpy()
+    router = ridge_router(torch.from_numpy(gram), torch.from_numpy(cross), float(QUARTER)).numpy()
     expected = exact_ridge(gram, cross)
     np.testing.assert_allclose(router, expected, rtol=1e-12)  # of every entry, however small
 
@@ -73,7 +73,7 @@ def test_law_3_two_threads_give_the_bits_of_one_where_torch_alone_would_not() ->
         routers = []
         for threads in (1, 2):
             torch.set_num_threads(threads)
-            routers.append(solve(gram, cross, 0.01))
+            routers.append(ridge_router(gram, cross, 0.01))
     finally:
         torch.set_num_threads(before)
     assert torch.equal(*routers)

@@ -14,14 +14,13 @@ from torch import Tensor
 from moerge.models.config import read_config
 from moerge.models.families import FAMILIES
 from moerge.models.reader import Checkpoint
-from moerge.routers.ridge import solve
 from moerge.routers.solve import solve_layers
 from moerge.routers.system import ridge_system
 from moerge.versions.files import FilePlan, expert_file, router_file, trunk_files
 from moerge_proto.options import SolveOptions
 from moerge_proto.statistics_file import StatisticsFile
 from support.models import expert
-from support.statistics import LAYERS, honest_sums, manifest_of, written
+from support.statistics import LAYERS, honest_sums, manifest_of, ridge_router, written
 
 LLAMA = FAMILIES["llama"]
 HIDDEN = 6
@@ -79,10 +78,12 @@ def test_lambda_is_what_the_system_is_solved_with(tmp_path: Path) -> None:
     found = router(content(tmp_path, SolveOptions(ridge_lambda=50.0)))
     with ExitStack() as stack:
         gram, cross = ridge_system(opened(tmp_path, stack), DOMAINS, 0, GAIN)
-    torch.testing.assert_close(found, solve(gram.clone(), cross, 50.0).T.float())
-    assert not torch.allclose(found, solve(gram.clone(), cross, 0.01).T.float(), atol=1e-3)
+    torch.testing.assert_close(found, ridge_router(gram.clone(), cross, 50.0).T.float())
+    assert not torch.allclose(found, ridge_router(gram.clone(), cross, 0.01).T.float(), atol=1e-3)
     relative = router(content(tmp_path, SolveOptions(ridge_lambda=0.5, lambda_scale="relative")))
-    torch.testing.assert_close(relative, solve(gram.clone(), cross, 0.5 * float(gram.diagonal().mean())).T.float())
+    torch.testing.assert_close(
+        relative, ridge_router(gram.clone(), cross, 0.5 * float(gram.diagonal().mean())).T.float()
+    )
 
 
 def test_the_temperature_divides_the_scores(tmp_path: Path) -> None:
