@@ -41,7 +41,7 @@ from moerge_proto.versions import SolveReport
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-__all__ = ["Store", "compressed_chunks", "merge", "publish", "ridge_router", "statistics_pass", "write_statistics"]
+__all__ = ["Store", "compressed_chunks", "merge", "publish", "statistics_pass", "write_statistics"]
 
 
 def statistics_pass(model: "PreTrainedModel", gains: Tensor, rows: Sequence[Tensor]) -> None:
