@@ -78,9 +78,9 @@ def test_any_changed_header_byte_is_refused_or_means_what_it_says(
     assert again.getvalue() in (b"", data)
 
 
-@pytest.mark.parametrize("cut", range(0, len(GOOD), 7))
-def test_every_truncation_is_refused(tmp_path: Path, cut: int) -> None:
-    assert refused(tmp_path / "file", GOOD[:cut]).field in ("header", "body")
+def test_every_truncation_is_refused(tmp_path: Path) -> None:
+    for cut in range(len(GOOD)):
+        assert refused(tmp_path / "file", GOOD[:cut]).field in ("header", "body"), cut
 
 
 def test_a_manifest_that_is_not_canonical_json_is_refused(tmp_path: Path) -> None:
