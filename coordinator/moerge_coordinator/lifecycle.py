@@ -1,4 +1,4 @@
-"""What withdrawing, retiring and remerging mean, on rows (DESIGN law 5)."""
+"""Withdrawing, retiring and remerging, on rows (law 5, docs/design.md)."""
 
 from collections.abc import Sequence
 

@@ -146,7 +146,7 @@ def test_an_owner_sees_its_own_domain_only(server: Coordinator, chromium: Browse
         token = operator.add_token(NewToken(role=Role.OWNER, owner="code-owner")).secret
     with visit(chromium, server, token) as page, quiet(page):
         expect(page.locator("nav")).not_to_contain_text("Audit log")
-        expect(page.get_by_text("Needs a hand")).to_have_count(0)
+        expect(page.get_by_text("Needs attention")).to_have_count(0)
         page.goto(at(server, "experts"))
         rows = page.locator("tbody tr").all_text_contents()
         assert rows

@@ -1,4 +1,4 @@
-"""Uploads in chunks (DESIGN: manifest, missing chunks, commit)."""
+"""Uploads in chunks: a manifest, the missing chunks, a commit."""
 
 from typing import Annotated
 
