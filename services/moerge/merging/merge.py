@@ -123,7 +123,7 @@ class _Job:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Keeps other runs out of the work folder."""
+        """Keeps other runs out of the work folder, which goes if nothing is left in it."""
         self._work.mkdir(parents=True, exist_ok=True)
         lock = FileLock(self._work / _LOCK)
         try:
@@ -133,11 +133,12 @@ class _Job:
         try:
             yield
         finally:
+            if _names(self._work) == {_LOCK}:
+                shutil.rmtree(self._work)
             lock.release()
 
     def run(self) -> Report:
-        if (found := _names(self.out)) and "moerge.json" not in found:
-            raise MoergeError("the folder is not empty", where=str(self.out), todo="name a new folder")
+        self._check_out()
         self._check_options()
         self._check_experts()
         surveys = [self._surveyed(source) for source in self.sources]
@@ -156,6 +157,13 @@ class _Job:
                 if path.name != _LOCK:
                     shutil.rmtree(path) if path.is_dir() else path.unlink()
         return report
+
+    def _check_out(self) -> None:
+        """Requires a new folder, or the version that a cut run has written; that one's work folder is there."""
+        found, begun = _names(self.out), _names(self._work) != {_LOCK}
+        if self.out.is_file() or (found and not (begun and LINEAGE_FILE in found)):
+            todo = "name a new folder, or remove this one"
+            raise MoergeError("the folder is not empty", where=str(self.out), todo=todo)
 
     @property
     def _progress(self) -> Progress:
@@ -221,9 +229,10 @@ class _Job:
             hidden = int(config.hidden_size)
             total += size + 8 * hidden * (hidden + 1) * int(config.num_hidden_layers)
             total += size if self.settings.recipe.fit else 0
+        total -= sum(path.stat().st_size for path in self._work.rglob("*") if path.is_file())  # of a run that was cut
         free = shutil.disk_usage(self._work).free
-        if free < total:
-            found = f"{decimal(free)} are free; output and work take up to {decimal(total)}"
+        if free < total and not _names(self.out):
+            found = f"{decimal(free)} are free; output and work take up to {decimal(total)} more"
             raise MoergeError(found, where=str(self._work), todo="make room, or name --out on a larger disk")
 
     def _trunk(self, surveys: Sequence[Survey]) -> LocalTrunk:

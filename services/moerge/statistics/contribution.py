@@ -202,17 +202,25 @@ def _summed(
     if _holds(path, blank.model_copy(update=told), sizes):
         return None
     journal = path.with_name(f"{path.stem}.journal")
-    passes = layer_groups(work, blank.settings, _free(computing.device), 1, shared=computing.device == "cpu")
-    parts = [journal]
-    if len(passes) > 1:
-        parts = [path.with_name(f"{path.stem}.{number}-of-{len(passes)}.journal") for number in range(len(passes))]
-    for each, part in zip(passes, parts, strict=True):
-        _fill(part, blank, each, shards, sizes, computing)
-    if len(passes) > 1:
-        join(journal, [(part, each.layers) for part, each in zip(parts, passes, strict=True)])
-        for part in parts:
-            part.unlink()
+    if not _holds(journal, blank, sizes):
+        begun = max((int(part.stem.rpartition("-")[2]) for part in _parts(journal)), default=1)
+        free, shared = _free(computing.device), computing.device == "cpu"
+        passes = layer_groups(work, blank.settings, free, 1, shared=shared, begun=begun)
+        parts = [journal]
+        if len(passes) > 1:
+            parts = [path.with_name(f"{path.stem}.{number}-of-{len(passes)}.journal") for number in range(len(passes))]
+        for each, part in zip(passes, parts, strict=True):
+            _fill(part, blank, each, shards, sizes, computing)
+        if len(passes) > 1:
+            join(journal, [(part, each.layers) for part, each in zip(parts, passes, strict=True)])
+    for part in _parts(journal):
+        part.unlink()
     return journal
+
+
+def _parts(journal: Path) -> list[Path]:
+    """The journals of layer groups of a contribution."""
+    return list(journal.parent.glob(f"{journal.stem}.*-of-*.journal"))
 
 
 def _free(device: str) -> Free:

@@ -1,0 +1,163 @@
+"""`moerge merge` makes the service's version, without fitted MLPs and with them."""
+
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from moerge.cli.common import wait
+from moerge.documents.corpus import Corpus
+from moerge.files import file_sha256
+from moerge.merging.local import local_trunk, local_version
+from moerge.merging.merge import MergeSettings, Source, merge
+from moerge.models.expert_folder import DenseExpert
+from moerge.statistics.contribution import Computing
+from moerge.versions.folder import write_version
+from moerge.versions.plan import plan_version
+from moerge_proto.options import RECOMMENDED, VersionRecipe
+from moerge_proto.statistics_file import StatisticsSettings
+from moerge_proto.trunks import Trunk
+from moerge_proto.versions import Lineage, NewVersion
+from support import fleet
+from support.house import house_of
+from support.models import expert
+from support.processes import Coordinator, coordinator
+
+KEY, OTHER_KEY = bytes(range(32)), bytes(range(1, 33))
+SMALL = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2}
+STATISTICS = StatisticsSettings(context=128, batch_tokens=512)
+RARE_BELOW = 300
+FITTED = RECOMMENDED.model_copy(update={"method": "moerge", "fit": True})
+
+
+@dataclass(frozen=True)
+class Service:
+    """A version of two owners' experts at a coordinator.
+
+    Attributes:
+        number: the version's.
+        recipe: by which it was made.
+        owned: the owners' experts, in order.
+        experts: the version's; behind fitted MLPs they are not the owners'.
+        trunk: the version's.
+    """
+
+    server: Coordinator
+    number: int
+    recipe: VersionRecipe
+    owned: list[DenseExpert]
+    experts: list[DenseExpert]
+    trunk: Trunk
+
+    @property
+    def version(self) -> Path:
+        return self.server.home / "versions" / str(self.number)
+
+    def lineage(self) -> Lineage:
+        return Lineage.model_validate_json((self.version / "moerge.json").read_bytes())
+
+    def blob(self, digest: str) -> Path:
+        return self.server.home / "blobs" / digest[:2] / digest
+
+    def merged(self, out: Path, key: bytes) -> Path:
+        """The same version, computed again on this machine."""
+        settings = MergeSettings(
+            recipe=self.recipe,
+            statistics=STATISTICS,
+            held_out_share=0,
+            rare_below=RARE_BELOW,
+            scored_tokens=0,
+            computing=Computing(slots=2, key=key),
+        )
+        sources = [Source(each, Corpus([str(_texts(each))], each.folder)) for each in self.owned]
+        threads = torch.get_num_threads()
+        torch.set_num_threads(2)  # more than one must change nothing
+        try:
+            merge(sources, out, settings)
+        finally:
+            torch.set_num_threads(threads)
+        return out
+
+
+def _texts(own: DenseExpert) -> Path:
+    return own.folder.parent / "data" / "texts.jsonl"
+
+
+def _write_texts(path: Path, seed: int) -> None:
+    """Documents of 500 letters, of which every tenth is there twice."""
+    generator = torch.Generator().manual_seed(seed)
+    letters = torch.randint(97 + seed, 110 + seed, (140, 500), generator=generator)
+    letters[::10] = letters[1::10]
+    path.parent.mkdir(parents=True)
+    path.write_text("".join(json.dumps({"text": "".join(map(chr, row))}) + "\n" for row in letters.tolist()))
+
+
+@pytest.fixture(scope="module")
+def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Service]]:
+    """One coordinator: version 1 of experts as they are, version 2 with fitted MLPs behind another trunk."""
+    folder = tmp_path_factory.mktemp("service")
+    with coordinator(folder / "home") as server, ExitStack() as stack:
+        owned, houses = [], []
+        for seed, domain in enumerate(("law", "art"), 1):
+            home = folder / domain
+            own = DenseExpert(domain, expert(home / "expert", seed, **SMALL), f"{domain}-owner", f"licence-{seed}")
+            _write_texts(_texts(own), seed)
+            (home / "worker").mkdir()
+            (home / "worker" / "key").write_bytes(KEY)
+            houses.append(stack.enter_context(house_of(server, fleet.join(server, domain, own.folder), home)))
+            owned.append(own)
+
+        def contribute(**settings: object) -> None:
+            """One owner after the other, so that the order is known."""
+            for house, own in zip(houses, owned, strict=True):
+                told = {"domain": own.domain, "license": own.license, "statistics": STATISTICS.model_dump()}
+                ran = house.run(**told, trunk_contribution=True, rare_below=RARE_BELOW, **settings)
+                assert ran == "ran"
+
+        def solve() -> int:
+            with server.client() as operator:
+                return int(wait(operator, operator.solve_version(NewVersion())))
+
+        contribute(policy={"router_contributions": False})
+        trunk = fleet.merge(server)
+        contribute()
+        plain = Service(server, solve(), RECOMMENDED, owned, owned, trunk)
+        trunk = fleet.merge(server, method=FITTED.method)
+        contribute(fit=True)
+        folders = [next((house.home / "trunks" / trunk.digest).glob("fitted-*")) for house in houses]
+        experts = [replace(own, folder=each, trained=own) for own, each in zip(owned, folders, strict=True)]
+        yield {"plain": plain, "fitted": Service(server, solve(), FITTED, owned, experts, trunk)}
+
+
+@pytest.fixture(params=["plain", "fitted"])
+def service(request: pytest.FixtureRequest, services: dict[str, Service]) -> Service:
+    return services[request.param]
+
+
+def files(folder: Path) -> dict[str, str]:
+    """Name -> SHA-256."""
+    return {path.name: file_sha256(path) for path in folder.iterdir()}
+
+
+def test_from_the_same_statistics_experts_and_lineage_every_file_is_equal(service: Service, tmp_path: Path) -> None:
+    trunk_parts = [service.blob(digest) for digest in service.trunk.contributions]
+    trunk = local_trunk(service.owned, tmp_path / "trunk", service.recipe.method, trunk_parts)
+    lineage = service.lineage()
+    parts = [service.blob(digest) for digest in lineage.contributions]
+    made, inputs = local_version(service.experts, trunk, parts, service.recipe.solve)
+    assert made == lineage
+    assert files(write_version(plan_version(lineage, inputs), tmp_path / "out")) == files(service.version)
+
+
+def test_recomputed_with_the_same_key_every_file_is_equal(service: Service, tmp_path: Path) -> None:
+    assert files(service.merged(tmp_path / "out", KEY)) == files(service.version)
+
+
+def test_with_another_key_all_but_lineage_and_card_are_equal(service: Service, tmp_path: Path) -> None:
+    made, published = files(service.merged(tmp_path / "out", OTHER_KEY)), files(service.version)
+    assert made.keys() == published.keys()
+    assert {name for name in made if made[name] != published[name]} == {"moerge.json", "README.md"}

@@ -1,0 +1,442 @@
+"""A merge on one machine: cut runs, texts, refusals and the report, without a service."""
+
+import json
+import re
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from filelock import FileLock
+from hypothesis import given
+from hypothesis import settings as examples
+from hypothesis import strategies as st
+from rich.console import Console
+
+from moerge.documents.corpus import Corpus
+from moerge.errors import IncompatibleExpertError, MoergeError
+from moerge.files import file_sha256
+from moerge.merging.local import local_trunk
+from moerge.merging.merge import MergeSettings, Source, merge
+from moerge.merging.report import DomainCounts, DomainScore, Report
+from moerge.merging.texts import Texts, survey
+from moerge.models.batches import Batch, batches
+from moerge.models.expert_folder import DenseExpert
+from moerge.models.tokens import Tokens, all_counted
+from moerge.progress import NoProgress
+from moerge.statistics import contribution
+from moerge.statistics.contribution import Computing, router_contribution, trunk_contribution
+from moerge.statistics.memory import need
+from moerge.statistics.passes import RouterPass, TrunkPass
+from moerge_proto.options import PAPER, RECOMMENDED, SolveOptions, VersionRecipe
+from moerge_proto.statistics_file import StatisticsFile, StatisticsSettings
+from support.models import expert, texts
+from support.processes import run_command
+
+HIDDEN = 16
+SHARD = 64 * HIDDEN
+SMALL = {"hidden_size": HIDDEN, "intermediate_size": 16, "num_hidden_layers": 2}
+SETTINGS = MergeSettings(scored_tokens=500)
+KEPT = replace(SETTINGS, keep_statistics=True)
+KILLED = """
+import os, signal
+from moerge.cli import app
+os.rename = lambda *_: os.kill(os.getpid(), signal.{signal})  # by which the output's folder appears
+app.main()
+"""
+
+
+class _CutError(Exception):
+    """Ends a run anywhere."""
+
+
+@dataclass
+class Watched:
+    """Progress that ends the run `after` so many steps of the work whose title begins with `title`."""
+
+    title: str = "nothing"
+    after: int = 0
+    titles: list[str] = field(default_factory=list)
+
+    @contextmanager
+    def track(self, title: str, total: int, unit: str) -> Iterator["Watched"]:
+        self.titles.append(title)
+        yield self
+
+    def advance(self, n: int) -> None:
+        if self.titles[-1].startswith(self.title):
+            if not self.after:
+                raise _CutError
+            self.after -= 1
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Experts and texts of law and art; a text is several shards."""
+    made = tmp_path_factory.mktemp("merging")
+    for seed, domain in enumerate(("law", "art"), 1):
+        expert(made / domain, seed, **SMALL)
+        texts(made / f"{domain}.jsonl", seed, documents=90)
+    return made
+
+
+def source(folder: Path, domain: str, text: Path | None = None) -> Source:
+    return Source(
+        DenseExpert(domain, folder / domain), Corpus([str(text or folder / f"{domain}.jsonl")], folder / domain)
+    )
+
+
+def sources(folder: Path) -> list[Source]:
+    return [source(folder, "law"), source(folder, "art")]
+
+
+def files(folder: Path) -> dict[str, str]:
+    """Path -> SHA-256."""
+    return {str(path.relative_to(folder)): file_sha256(path) for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture
+def computed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Tokens of each shard whose sums are computed."""
+    seen: list[int] = []
+
+    def counting(rows: Sequence[Tokens], most: int) -> Iterable[Batch]:
+        seen.append(sum(row.count for row in rows))
+        return batches(rows, most)
+
+    monkeypatch.setattr(contribution, "batches", counting)
+    return seen
+
+
+@pytest.fixture(scope="module")
+def whole(folder: Path) -> Path:
+    """The output of a run that was not cut; its statistics are kept."""
+    merge(sources(folder), folder / "whole", KEPT)
+    return folder / "whole"
+
+
+def shards_of(path: Path) -> int:
+    with StatisticsFile(path) as file:
+        return len(file.manifest.shards)
+
+
+def shards_below(work: Path) -> int:
+    """Shards of all contributions in a work folder."""
+    return sum(shards_of(path) for path in work.glob("*.safetensors"))
+
+
+def stop(*_: object) -> None:
+    raise _CutError
+
+
+def short_of_memory(monkeypatch: pytest.MonkeyPatch, work: RouterPass | TrunkPass) -> None:
+    """A byte less than a pass over all layers takes."""
+    own = need(work, StatisticsSettings())
+    monkeypatch.setattr(contribution, "free_bytes", lambda device: own.journal + own.total - 1)
+
+
+# --- runs that are cut
+@pytest.mark.parametrize("title", ["trunk statistics of art", "router statistics of law", "writing"])
+def test_a_cut_run_goes_on_and_computes_no_shard_twice(
+    folder: Path, whole: Path, computed: list[int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, title: str
+) -> None:
+    monkeypatch.setattr(contribution, "_JOURNAL_SECONDS", 0)
+    cut = replace(SETTINGS, computing=Computing(progress=Watched(title, after=2)))
+    with pytest.raises(_CutError):
+        merge(sources(folder), tmp_path / "out", cut)
+    assert computed
+    assert not (tmp_path / "out").exists()
+    merge(sources(folder), tmp_path / "out", SETTINGS)
+    assert len(computed) == shards_below(whole.with_name("whole.work")) > 8
+    assert files(tmp_path / "out") == files(whole)
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+@pytest.mark.parametrize("joined", [False, True])
+def test_layer_groups_that_were_begun_go_on_when_there_is_more_memory(
+    folder: Path, whole: Path, computed: list[int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, joined: bool
+) -> None:
+    monkeypatch.setattr(contribution, "_JOURNAL_SECONDS", 0)
+    cut = Computing(progress=Watched("" if joined else "trunk statistics of law, layers 1", after=10**6 * joined))
+    with monkeypatch.context() as patch:
+        short_of_memory(patch, TrunkPass(folder / "law", []))
+        patch.setattr(contribution, "withhold_rare", stop)
+        with pytest.raises(_CutError):
+            merge(sources(folder), tmp_path / "out", replace(SETTINGS, computing=cut))
+    merge(sources(folder), tmp_path / "out", SETTINGS)
+    twice = whole.with_name("whole.work") / "trunk-law.safetensors"  # a shard is computed in each of two groups
+    assert len(computed) == shards_below(whole.with_name("whole.work")) + shards_of(twice)
+    assert files(tmp_path / "out") == files(whole)
+
+
+def test_a_killed_run_leaves_no_output_and_goes_on(
+    folder: Path, whole: Path, computed: list[int], tmp_path: Path
+) -> None:
+    done = run_command(*command(folder, tmp_path / "out"), script=KILLED.format(signal="SIGKILL"))
+    assert done.returncode == -9, done.stderr
+    assert not (tmp_path / "out").exists()
+    merge(sources(folder), tmp_path / "out", SETTINGS)
+    assert computed == []
+    assert files(tmp_path / "out") == files(whole)
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_a_changed_text_begins_its_statistics_anew(folder: Path, computed: list[int], tmp_path: Path) -> None:
+    text = shutil.copy(folder / "art.jsonl", tmp_path / "art.jsonl")
+    given = [source(folder, "law"), source(folder, "art", text)]
+    with pytest.raises(_CutError):
+        merge(given, tmp_path / "out", replace(SETTINGS, computing=Computing(progress=Watched("writing"))))
+    text.write_text("".join(text.read_text().splitlines(keepends=True)[:60]))
+    computed.clear()
+    merge(given, tmp_path / "out", SETTINGS)
+    again = list(computed)
+    computed.clear()
+    merge(given, tmp_path / "fresh", KEPT)
+    assert files(tmp_path / "out") == files(tmp_path / "fresh")
+    assert len(again) == len(computed) - shards_of(tmp_path / "fresh.work" / "trunk-law.safetensors")
+
+
+def test_kept_statistics_are_used_again(folder: Path, whole: Path, computed: list[int]) -> None:
+    before = files(whole)
+    report = merge(sources(folder), whole, KEPT)
+    assert computed == []
+    assert files(whole) == before
+    assert [each.tokens > 0 for each in report.scores if each] == [True, True]
+
+
+# --- the output
+def test_another_version_in_the_output_is_refused_and_left_as_it_is(
+    folder: Path, whole: Path, computed: list[int]
+) -> None:
+    before, recipe = files(whole), RECOMMENDED.model_copy(update={"solve": SolveOptions()})
+    with pytest.raises(MoergeError, match="holds another version"):
+        merge(sources(folder), whole, replace(KEPT, recipe=recipe))
+    assert files(whole) == before
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "moerge.json"])
+def test_an_output_that_is_no_cut_run_s_is_refused_and_left_as_it_is(folder: Path, tmp_path: Path, name: str) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / name).write_text("mine")
+    before = files(tmp_path)
+    with pytest.raises(MoergeError, match="not empty"):
+        merge(sources(folder), tmp_path / "out", SETTINGS)
+    with pytest.raises(MoergeError, match="not empty"):
+        merge(sources(folder), tmp_path / "out" / name, SETTINGS)
+    assert files(tmp_path) == before
+    assert not (tmp_path / "out.work").exists()
+
+
+def test_a_second_merge_into_the_same_folder_is_refused(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "out.work").mkdir()
+    with FileLock(tmp_path / "out.work" / "lock"), pytest.raises(MoergeError, match="another merge works there"):
+        merge(sources(folder), tmp_path / "out", SETTINGS)
+
+
+def test_a_disk_that_is_too_small_is_told_first_and_a_cut_run_s_files_count(
+    folder: Path, whole: Path, computed: list[int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    own = DenseExpert("law", folder / "law").checkpoint.specs.values()
+    asked = 2 * (sum(spec.bytes for spec in own) + 2 * 8 * HIDDEN * (HIDDEN + 1))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=asked - 1))
+    with pytest.raises(MoergeError, match="make room"):
+        merge(sources(folder), tmp_path / "out", SETTINGS)
+    shutil.copytree(whole.with_name("whole.work"), tmp_path / "out.work")
+    merge(sources(folder), tmp_path / "out", SETTINGS)
+    assert computed == []
+
+
+# --- texts
+def test_one_plain_file_is_cut_into_pieces_that_are_documents(folder: Path, tmp_path: Path) -> None:
+    path = tmp_path / "law.txt"
+    lines = (folder / "law.jsonl").read_text().splitlines()
+    path.write_text("".join(json.loads(line)["text"] for line in lines))
+    length, settings = len(path.read_text()), StatisticsSettings(context=32)
+    found = survey("law", Texts(source(folder, "law", path).corpus, settings, 0.2), 10**6, NoProgress())
+    held_out = [tokens for tokens in found.texts.of("held-out")]
+    assert 10 < found.documents < length // 32
+    assert found.documents + len(held_out) == -(-length // 32)
+    assert found.tokens + sum(tokens.count for tokens in held_out) == length
+    assert sum(window.scored for window in found.scored) == sum(tokens.count - 1 for tokens in held_out)
+
+
+def test_many_documents_stay_whole_and_none_is_in_two_splits(folder: Path) -> None:
+    found = survey("law", Texts(source(folder, "law").corpus, StatisticsSettings(), 0.2), 100, NoProgress())
+    held_out = {bytes(tokens.ids) for tokens in found.texts.of("held-out")}
+    kept = {bytes(tokens.ids) for tokens in found.texts}
+    assert (len(kept), len(kept) + len(held_out), kept & held_out) == (found.documents, 90, set())
+    assert 100 <= sum(window.scored for window in found.scored) < 200
+
+
+def test_too_little_text_is_refused_with_the_number_that_is_needed(
+    folder: Path, computed: list[int], tmp_path: Path
+) -> None:
+    short = tmp_path / "short.txt"
+    short.write_text("x" * (HIDDEN - 1))
+    with pytest.raises(MoergeError, match=f"at least {HIDDEN} tokens") as raised:
+        merge([source(folder, "law"), source(folder, "art", short)], tmp_path / "out", SETTINGS)
+    assert (raised.value.where, f"{HIDDEN - 1} tokens" in raised.value.what) == ("--text art", True)
+    assert computed == []
+    assert not (tmp_path / "out.work").exists()
+
+
+def test_little_text_is_warned_about_where_it_costs_quality_only(folder: Path, tmp_path: Path) -> None:
+    short = tmp_path / "short.txt"
+    short.write_text("x" * (SHARD - 1))
+    said: list[str] = []
+    given = [source(folder, "law"), source(folder, "art", short)]
+    report = merge(given, tmp_path / "out", replace(SETTINGS, held_out_share=0), said.append)
+    assert re.search(f"art: {SHARD - 1:,} tokens .* from {SHARD:,} on", " ".join(said))
+    assert [line.partition(":")[0] for line in said if "not scored" in line] == ["law", "art"]
+    assert report.scores == [None, None]
+    assert report.average is None
+
+
+# --- refusals, before anything is computed
+@pytest.mark.parametrize(
+    ("domains", "recipe", "found"),
+    [
+        (["law"], RECOMMENDED, "two experts or more"),
+        (["law", "art"], PAPER.model_copy(update={"solve": SolveOptions(top_k=3)}), "3 experts per token, of 2"),
+        (["law", "art"], PAPER.model_copy(update={"solve": SolveOptions(lambda_scale="auto")}), "no tuning split"),
+        (["law", "art"], PAPER.model_copy(update={"method": "ties"}), "base"),
+    ],
+)
+def test_a_recipe_that_can_t_be_followed_is_refused(
+    folder: Path, tmp_path: Path, domains: list[str], recipe: VersionRecipe, found: str
+) -> None:
+    with pytest.raises(MoergeError, match=found):
+        merge([source(folder, domain) for domain in domains], tmp_path / "out", replace(SETTINGS, recipe=recipe))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("name", "value"), [("rms_norm_eps", 1e-3), ("num_hidden_layers", 1)])
+def test_unlike_experts_are_refused_by_the_field_that_differs(
+    folder: Path, tmp_path: Path, name: str, value: Any
+) -> None:
+    expert(tmp_path / "art", 2, **{**SMALL, name: value})
+    unlike = replace(source(folder, "art"), expert=DenseExpert("art", tmp_path / "art"))
+    with pytest.raises(IncompatibleExpertError, match=f"'art' differs from the other experts: {name} is {value}"):
+        merge([source(folder, "law"), unlike], tmp_path / "out", SETTINGS)
+
+
+# --- the command
+def command(folder: Path, out: Path, *more: str) -> list[str]:
+    experts = [f"--expert={name}={folder / name}" for name in ("law", "art")]
+    documents = [f"--text={name}={folder / name}.jsonl" for name in ("law", "art")]
+    return ["merge", *experts, *documents, "--out", str(out), "--scored-tokens=500", *more]
+
+
+def test_json_is_all_of_the_output_and_the_merge_is_the_library_s(folder: Path, whole: Path, tmp_path: Path) -> None:
+    done = run_command(*command(folder, tmp_path / "out", "--json", "--slots=2", "--keep-statistics"))
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert [each["domain"] for each in told["domains"]] == ["law", "art"]
+    assert all(each["score"]["normalised"] > 0 for each in told["domains"])
+    assert told["folder"] == str(tmp_path / "out")
+    assert re.search(r"router statistics of art: 100 %, [\d,]+ tokens/s", done.stderr)
+    assert files(tmp_path / "out") == files(whole)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "out.work"]
+
+
+def test_ctrl_c_ends_with_130_and_without_an_output(folder: Path, tmp_path: Path) -> None:
+    done = run_command(*command(folder, tmp_path / "out"), script=KILLED.format(signal="SIGTERM"))
+    assert done.returncode == 130, done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("more", "status", "found"),
+    [
+        (["--text=code=code.txt"], 1, "--text: no expert of code"),
+        (["--license=code=mit"], 1, "--license: no expert of code"),
+        (["--expert=code=law"], 1, "--text: no text of code"),
+        (["--expert=law=law"], 1, "'law' is given 2 times"),
+        (["--expert=Law=law"], 1, "'Law' is no domain's name"),
+        (["--lambda=0"], 1, "--lambda"),
+        (["--slots=0"], 2, "--slots"),
+    ],
+)
+def test_wrong_options_are_told_with_their_exit_status(
+    folder: Path, tmp_path: Path, more: list[str], status: int, found: str
+) -> None:
+    done = run_command(*command(folder, tmp_path / "out", *more))
+    assert (done.returncode, done.stdout) == (status, ""), done.stderr
+    assert found in done.stderr
+    assert "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+# --- the report
+def reported(scores: Sequence[DomainScore | None], condition: float = 10.0) -> Report:
+    domains = [f"domain-{number}" for number in range(len(scores))]
+    return Report("merged", domains, [DomainCounts(5, 12_345)] * len(scores), scores, (1.0, condition))
+
+
+def printed(report: Report) -> str:
+    console = Console(width=80, force_terminal=False)
+    with console.capture() as shown:
+        for part in report.render():
+            console.print(part)
+    return shown.get()
+
+
+def test_the_table_names_every_domain_within_80_columns() -> None:
+    scores = [DomainScore(10.0, 10.0 + number, 100, [1 / 8] * 8) for number in range(8)]
+    shown = printed(reported(scores))
+    for number, each in enumerate(scores):
+        assert re.search(rf"domain-{number} .* {each.normalised:.1f} ", shown)
+    assert "average" in shown
+    assert f"{sum(each.normalised for each in scores) / 8:.1f}" in shown
+    assert max(map(len, shown.splitlines())) <= 80
+
+
+def test_without_every_score_there_is_no_average() -> None:
+    shown = printed(reported([DomainScore(10.0, 11.0, 100, [0.5, 0.5]), None]))
+    assert "domain-1" in shown
+    assert "average" not in shown
+
+
+def test_domains_that_lose_and_routers_that_are_badly_determined_are_warned_about() -> None:
+    scores = [DomainScore(10.0, 11.0, 100, [0.5, 0.5]), DomainScore(10.0, 12.5, 100, [0.5, 0.5])]
+    assert reported(scores).warnings == ["domain-1 loses 20.0 points against its own expert"]
+    [warning] = reported(scores[:1], condition=1e9).warnings
+    assert "condition is 1e+09" in warning
+    assert "warning: domain-1 loses 20.0 points" in printed(reported(scores))
+
+
+# --- slots and layer groups change no byte
+@given(
+    lengths=st.lists(st.integers(1, 3 * SHARD), min_size=1, max_size=6),
+    slots=st.integers(2, 3),
+    short=st.booleans(),
+    kind=st.sampled_from(["trunk", "router"]),
+)
+@examples(max_examples=12, deadline=None)
+def test_contributions_are_equal_whatever_the_slots_and_the_memory(
+    folder: Path, tmp_path_factory: pytest.TempPathFactory, lengths: list[int], slots: int, short: bool, kind: str
+) -> None:
+    place, own = tmp_path_factory.mktemp("sums"), DenseExpert("law", folder / "law")
+    documents = all_counted([[(7 * token + length) % 256 for token in range(length)] for length in lengths])
+    trunk = local_trunk([own], folder / "trunk", "average")
+    work = TrunkPass(own.folder, []) if kind == "trunk" else RouterPass(own.folder, trunk.path, [])
+    made: Callable[..., Path] = (
+        partial(trunk_contribution, own) if kind == "trunk" else partial(router_contribution, own, trunk)
+    )
+    one = made(documents, place / "one", computing=Computing(slots=1))
+    progress = Watched()
+    with pytest.MonkeyPatch.context() as patch:
+        if short:
+            short_of_memory(patch, work)
+        other = made(documents, place / "other", computing=Computing(slots=slots, progress=progress))
+    assert one.read_bytes() == other.read_bytes()
+    assert [title.rpartition(", ")[2] for title in progress.titles] == (
+        ["layers 0", "layers 1"] if short else [f"{kind} statistics of law"]
+    )
+    assert sorted(path.name for path in place.iterdir()) == ["one", "other"]
