@@ -26,7 +26,7 @@ from moerge.models.reader import Checkpoint
 from moerge.progress import Progress
 from moerge.scoring.perplexity import Score, load, score
 from moerge.scoring.routers import RoutingCounter
-from moerge.statistics.contribution import RARE_BELOW, Computing, router_contribution, trunk_contribution
+from moerge.statistics.contribution import Computing, router_contribution, trunk_contribution
 from moerge.statistics.memory import free_bytes
 from moerge.trunk.methods.registry import METHODS, require_options
 from moerge.versions.files import LINEAGE_FILE, REPORT_FILE
@@ -65,7 +65,8 @@ class MergeSettings:
         base: the base model, for a method that takes one.
         statistics: how documents become features.
         held_out_share: share of the documents that are set aside for the scores.
-        rare_below: counts of tokens that stand fewer times are withheld from trunk contributions.
+        rare_below: counts of tokens that stand fewer times are withheld from trunk contributions; workers withhold those
+            below 10, because rare tokens can identify people.
         scored_tokens: per domain, of the documents that are set aside; 0: nothing is scored.
         computing: device, threads, key of shard names, progress.
         keep_statistics: whether the work folder stays.
@@ -76,7 +77,7 @@ class MergeSettings:
     base: DenseExpert | None = None
     statistics: StatisticsSettings = field(default_factory=StatisticsSettings)
     held_out_share: float = HELD_OUT_SHARE
-    rare_below: int = RARE_BELOW
+    rare_below: int = 0
     scored_tokens: int = SCORED_TOKENS
     computing: Computing = field(default_factory=Computing)
     keep_statistics: bool = False

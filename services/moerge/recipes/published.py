@@ -56,7 +56,7 @@ def trunk_of(fleet: Fleet, method: TrunkMethod, options: Options) -> LocalTrunk:
 
 def _trunk_contribution(fleet: Fleet, slot: int, options: Options) -> Path:
     rows, path = first_tokens(fleet.domains[slot].statistics, options), fleet.work / f"trunk-contribution-{slot}"
-    trunk_contribution(dense(fleet, slot), rows, path, computing=Computing(fleet.device), rare_below=0)
+    trunk_contribution(dense(fleet, slot), rows, path, computing=Computing(fleet.device))
     return path
 
 

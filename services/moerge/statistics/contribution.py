@@ -34,8 +34,6 @@ from moerge_proto.statistics_file import (
     write,
 )
 
-RARE_BELOW = 10
-"""Counts of tokens that stand fewer times are withheld from a trunk contribution."""
 _NO_COUNTS: Mapping[str, Any] = {"tokens": 1, "documents": 1, "shards": ["0" * 64]}
 _JOURNAL_SECONDS = 5.0
 
@@ -152,7 +150,7 @@ def trunk_contribution(
     path: Path,
     settings: StatisticsSettings | None = None,
     computing: Computing | None = None,
-    rare_below: int = RARE_BELOW,
+    rare_below: int = 0,
 ) -> Path:
     """Writes grams of what the expert's attention and head read, and counts of tokens (Jin et al., 2023).
 

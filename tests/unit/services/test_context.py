@@ -46,7 +46,6 @@ def trunks(
                 DenseExpert("law", each),
                 [Tokens(row[:first]) for row in contributed_rows(slot)],
                 folder / f"sent-{slot}",
-                rare_below=0,
             )
             parts.append(
                 ModuleGrams(Checkpoint(each), stack.enter_context(StatisticsFile(sent)), family_of(config), config)

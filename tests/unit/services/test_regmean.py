@@ -45,7 +45,7 @@ def sums(folder: Path, rows: list[list[int]]) -> ShardSums:
 
 def sent(folder: Path, rows: list[list[int]], path: Path) -> Path:
     """An expert's trunk contribution over `rows`."""
-    return trunk_contribution(DenseExpert("law", folder), all_counted(rows), path, rare_below=0)
+    return trunk_contribution(DenseExpert("law", folder), all_counted(rows), path)
 
 
 def merged(
