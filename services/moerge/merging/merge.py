@@ -65,8 +65,8 @@ class MergeSettings:
         base: the base model, for a method that takes one.
         statistics: how documents become features.
         held_out_share: share of the documents that are set aside for the scores.
-        rare_below: counts of tokens that stand fewer times are withheld from trunk contributions. Workers withhold those
-            below 10, because rare tokens can identify people.
+        rare_below: counts of tokens that stand fewer times are withheld from trunk contributions. Workers withhold
+            those below 10, because rare tokens can identify people.
         scored_tokens: per domain, of the documents that are set aside; 0: nothing is scored.
         computing: device, threads, key of shard names, progress.
         keep_statistics: whether the work folder stays.
