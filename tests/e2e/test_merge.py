@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -28,7 +29,7 @@ from support.models import expert
 from support.processes import Coordinator, coordinator
 
 KEY, OTHER_KEY = bytes(range(32)), bytes(range(1, 33))
-SMALL = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2}
+SMALL: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2}
 STATISTICS = StatisticsSettings(context=128, batch_tokens=512)
 RARE_BELOW = 300
 FITTED = RECOMMENDED.model_copy(update={"method": "moerge", "fit": True})

@@ -40,7 +40,7 @@ from support.processes import run_command
 
 HIDDEN = 16
 SHARD = 64 * HIDDEN
-SMALL = {"hidden_size": HIDDEN, "intermediate_size": 16, "num_hidden_layers": 2}
+SMALL: dict[str, Any] = {"hidden_size": HIDDEN, "intermediate_size": 16, "num_hidden_layers": 2}
 SETTINGS = MergeSettings(scored_tokens=500)
 KEPT = replace(SETTINGS, keep_statistics=True)
 KILLED = """
@@ -187,7 +187,7 @@ def test_a_killed_run_leaves_no_output_and_goes_on(
 
 
 def test_a_changed_text_begins_its_statistics_anew(folder: Path, computed: list[int], tmp_path: Path) -> None:
-    text = shutil.copy(folder / "art.jsonl", tmp_path / "art.jsonl")
+    text = Path(shutil.copy(folder / "art.jsonl", tmp_path / "art.jsonl"))
     given = [source(folder, "law"), source(folder, "art", text)]
     with pytest.raises(_CutError):
         merge(given, tmp_path / "out", replace(SETTINGS, computing=Computing(progress=Watched("writing"))))
