@@ -1,17 +1,62 @@
-"""`moerge demo`, as a newcomer runs it, from nothing; and what its tables must say."""
+"""`moerge demo`, as a newcomer runs it, from nothing; what its tables must say; and its dashboard in a real browser."""
 
 import json
+import os
+import shutil
 import signal
+import subprocess
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+from axe_playwright_python.sync_playwright import Axe  # type: ignore[import-untyped]
+from playwright.sync_api import Browser, Page, expect
 
-from support.demo import Demo, ended_well, start
-from support.processes import marked
+from moerge_proto.owners import NewToken, Role
+from moerge_proto.versions import VersionChange
+from support.browser import SIZES, browser, visit
+from support.processes import MOERGE, Coordinator, marked
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
+CACHE = Path(__file__).parents[2] / "build" / "test-cache"
+"""Trained experts; a run that finds them is a second run."""
+
+
+@dataclass(frozen=True)
+class Demo:
+    """A demo that ended well."""
+
+    home: Path
+    output: str
+
+
+def start(home: Path, *options: str) -> subprocess.Popen[str]:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # where it is ignored, the demo would inherit that
+    return subprocess.Popen(  # noqa: S603  # our own command
+        [*MOERGE, "demo", "--home", str(home), *options],
+        env={**os.environ, "XDG_CACHE_HOME": str(CACHE), "MOERGE_TEST_MARK": str(home)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def ended_well(process: subprocess.Popen[str]) -> str:
+    """All that a demo wrote."""
+    output = process.communicate()[0]
+    assert process.returncode == 0, output
+    return output
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Demo:
+    home = tmp_path_factory.mktemp("demo") / "home"
+    return Demo(home, ended_well(start(home)))
 
 
 def left_after(seconds: float, home: Path) -> dict[int, str]:
@@ -31,7 +76,6 @@ def averages(home: Path, number: int) -> dict[str, float]:
     return {record["row"]: record["score"] for record in table(home, number)["averages"]}
 
 
-@pytest.mark.timeout(1500)
 def test_the_main_job_s_version_comes_near_the_oracle_and_every_expert_gets_its_own_text(demo: Demo) -> None:
     for number, domains in ((1, 3), (2, 4)):
         average = averages(demo.home, number)
@@ -48,7 +92,188 @@ def test_the_main_job_s_version_comes_near_the_oracle_and_every_expert_gets_its_
     assert left_after(30, demo.home) == {}
 
 
-@pytest.mark.timeout(1500)
+# --- the dashboard
+
+HOSTILE = "<script>document.title='broken'</script><img src=x onerror=\"document.title='broken'\">"
+PAGES = [
+    "versions", "versions/2", "compare?before=1&version=2", "aliases/champion", "experts", "owners", "contributions",
+    "trunks", "workflows", "audit", "settings", "route", "solve", "trunks/new", "rounds/new", "versions/2/promote",
+    "versions/2/describe", "versions/2/retire", "nothing-here",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def server(demo: Demo, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Coordinator]:
+    """Two versions of real experts, evaluated by their owners; the second is the champion. A copy of the demo's."""
+    home = shutil.copytree(demo.home / "coordinator", tmp_path_factory.mktemp("browser") / "coordinator")
+    running = Coordinator(home, (demo.home / "operator-token").read_text())
+    running.start()
+    with running.client() as operator:
+        operator.promote("champion", 1, "the first one")
+        operator.promote("champion", 2, "better everywhere")
+    yield running
+    running.stop()
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Browser]:
+    with browser() as running:
+        yield running
+
+
+@contextmanager
+def quiet(page: Page) -> Iterator[None]:
+    """Requires that nothing is said on the console meanwhile, such as that the policy forbids something."""
+    said: list[str] = []
+    page.on("console", lambda message: said.append(message.text))
+    page.on("pageerror", lambda error: said.append(str(error)))
+    yield
+    assert [line for line in said if "404 (Not Found)" not in line] == []
+
+
+def at(server: Coordinator, place: str) -> str:
+    return f"{server.url}/dashboard/{place}"
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_every_page_is_accessible_fits_and_breaks_no_policy(server: Coordinator, chromium: Browser, dark: bool) -> None:
+    with visit(chromium, server, server.operator_token, dark=dark) as page, quiet(page):
+        for place in PAGES:
+            page.goto(at(server, place))
+            for width in SIZES.values():
+                page.set_viewport_size({"width": width, "height": 900})
+                for details in page.query_selector_all("details"):
+                    details.evaluate("each => each.open = true")
+                found = Axe().run(page)
+                assert found.violations_count == 0, f"{place}, {width}: {found.generate_report()}"
+                assert page.evaluate("document.documentElement.scrollWidth") <= width, place
+
+
+def test_the_home_page_says_what_serves_how_good_and_who_is_in_it(server: Coordinator, chromium: Browser) -> None:
+    with visit(chromium, server, server.operator_token) as page:
+        serving = page.locator(".serving")
+        expect(serving).to_contain_text("Version 2")
+        expect(serving).to_contain_text("of 100")
+        expect(serving).to_contain_text("code, geography, medicine, security")
+        expect(page.get_by_role("img", name="Normalised score of each version")).to_be_visible()
+        expect(page.locator("section[aria-labelledby=all] tbody tr").first).to_contain_text("+ security")
+
+
+def test_a_version_shows_scores_routing_routers_and_lineage(server: Coordinator, chromium: Browser) -> None:
+    with visit(chromium, server, server.operator_token) as page:
+        page.goto(at(server, "versions/2"))
+        rows = page.locator("section[aria-labelledby=quality] tbody tr")
+        assert rows.count() == 5
+        for text in ("Where code's tokens went", "Norm of each router column", "Cosine", "How version 2 was made"):
+            expect(page.get_by_role("img", name=text)).to_be_visible()
+        page.get_by_text("Show", exact=True).click()
+        expect(page.get_by_role("heading", name="Mixture of 4 experts")).to_be_visible()
+        page.get_by_role("link", name="Compare with 1").click()
+        expect(page.locator("section[aria-labelledby=scores]")).to_contain_text("average")
+        expect(page.locator("section[aria-labelledby=files]")).to_contain_text("model-expert-00003.safetensors")
+
+
+@pytest.mark.parametrize("scripts", [True, False])
+def test_promoting_noting_and_rolling_back_by_keyboard_with_and_without_scripts(
+    server: Coordinator, chromium: Browser, scripts: bool
+) -> None:
+    with visit(chromium, server, server.operator_token, scripts=scripts) as page:
+        page.goto(at(server, "versions/1"))
+        page.get_by_role("link", name="Promote").focus()
+        page.keyboard.press("Enter")
+        page.wait_for_url("**/promote")
+        page.get_by_label("Note").focus()
+        page.keyboard.type("by keyboard")
+        page.keyboard.press("Enter")
+        page.wait_for_url("**said=promoted")
+        expect(page.locator("h1 .alias")).to_have_text("champion")
+        page.goto(at(server, "aliases/champion"))
+        expect(page.locator("tbody tr").first).to_contain_text("by keyboard")
+        expect(page.locator("tbody tr").first).to_contain_text("operator")
+        page.get_by_role("link", name="Roll back").click()
+        page.get_by_role("button", name="Roll back").click()
+        expect(page.locator(".big")).to_contain_text("version 2")
+        page.goto(at(server, "versions/1/describe"))
+        page.get_by_label("Tags").fill("tried")
+        page.get_by_role("button", name="Keep").click()
+        expect(page.locator(".tag")).to_have_text("tried")
+
+
+def test_live_parts_refresh_by_themselves(server: Coordinator, chromium: Browser) -> None:
+    with visit(chromium, server, server.operator_token) as page, server.client() as operator:
+        expect(page.locator(".serving")).to_contain_text("Version 2")
+        operator.promote("champion", 1)
+        expect(page.locator(".serving")).to_contain_text("Version 1", timeout=15_000)
+        operator.roll_back("champion", 1)
+
+
+def test_hostile_words_stay_words(server: Coordinator, chromium: Browser) -> None:
+    with visit(chromium, server, server.operator_token) as page, server.client() as operator:
+        operator.change_version(1, VersionChange(note=HOSTILE))
+        operator.promote("hostile", 1, HOSTILE)
+        operator.remove_alias("hostile")
+        for place in ("versions", "versions/1", "versions/1/describe", "aliases/hostile", f"audit?owner={HOSTILE}"):
+            page.goto(at(server, place))
+            assert "broken" not in page.title()
+            assert page.locator("img[src=x]").count() == 0
+        operator.change_version(1, VersionChange(note=""))
+
+
+def test_an_owner_sees_its_own_domain_only(server: Coordinator, chromium: Browser) -> None:
+    with server.client() as operator:
+        token = operator.add_token(NewToken(role=Role.OWNER, owner="code-owner")).secret
+    with visit(chromium, server, token) as page, quiet(page):
+        expect(page.locator("nav")).not_to_contain_text("Audit log")
+        expect(page.get_by_text("Needs attention")).to_have_count(0)
+        page.goto(at(server, "experts"))
+        rows = page.locator("tbody tr").all_text_contents()
+        assert rows
+        assert all("code" in row for row in rows)
+        page.goto(at(server, "versions/2"))
+        assert Axe().run(page).violations_count == 0
+        scores = page.locator("section[aria-labelledby=quality]")
+        expect(scores).to_contain_text("code")
+        expect(scores).not_to_contain_text("geography-owner")
+
+
+def test_a_session_that_has_ended_asks_to_sign_in_again(server: Coordinator, chromium: Browser) -> None:
+    with server.client() as operator:
+        ends = datetime.now(UTC) + timedelta(seconds=3)
+        token = operator.add_token(NewToken(role=Role.READER, expires=ends)).secret
+    with visit(chromium, server, token) as page:
+        expect(page.locator("h1")).to_have_text("Versions")
+        page.wait_for_timeout(max(0.0, (ends - datetime.now(UTC)).total_seconds() * 1000) + 100)
+        page.goto(at(server, "versions/2"))
+        expect(page.get_by_role("alert")).to_contain_text("session has ended")
+        page.fill("#token", server.operator_token)
+        page.click("button")
+        expect(page.locator("h1")).to_contain_text("Version 2")
+
+
+def test_a_text_is_coloured_by_the_experts_that_its_tokens_go_to(server: Coordinator, chromium: Browser) -> None:
+    with visit(chromium, server, server.operator_token) as page, quiet(page):
+        page.goto(at(server, "route"))
+        page.get_by_label("Text").fill("import os\n\n\ndef main() -> None:\n    print(os.getcwd())\n")
+        page.get_by_role("button", name="Route").click()
+        expect(page.locator(".routed")).to_contain_text("def main()", timeout=120_000)
+        assert "code" in {run.get_attribute("title") for run in page.locator(".routed .run").all()}
+        assert Axe().run(page).violations_count == 0
+        page.get_by_label("Layer").select_option("1")
+        page.get_by_role("button", name="Route").click()
+        expect(page.locator("section[aria-labelledby=tokens]")).to_contain_text("In layer 1", timeout=120_000)
+
+
+def test_the_sign_in_page_is_accessible(server: Coordinator, chromium: Browser) -> None:
+    page = chromium.new_page()
+    with quiet(page):
+        page.goto(f"{server.url}/")
+        assert Axe().run(page).violations_count == 0
+    page.close()
+
+
+# --- the demo again
+
+
 def test_after_ctrl_c_it_goes_on_and_by_the_paper_s_method_both_oracle_and_version_are_lower(demo: Demo) -> None:
     """Stopped by Ctrl-C in the midst of the workers' work, it leaves no process; run again, it goes on to the end.
 

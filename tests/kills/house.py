@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from transformers import AutoTokenizer
@@ -18,7 +18,7 @@ from moerge.documents.shards import plan
 from moerge.models.batches import batches
 from moerge.models.dense import domain_model
 from moerge.models.tokens import Tokens
-from moerge.statistics.accumulate import shard_sums
+from moerge.statistics.accumulate import ShardSums, shard_sums
 from moerge.statistics.journal import Journal
 from moerge_proto.statistics_file import StatisticsFile
 from moerge_proto.trunks import Trunk
@@ -48,6 +48,7 @@ class House:
     member: Member
     trunk: Trunk
     data: Path
+    _sums: list[ShardSums] = field(default_factory=list)
 
     def start(self, home: Path, **settings: object) -> subprocess.Popen[bytes]:
         """A worker that journals after every shard, in a process group of its own."""
@@ -74,7 +75,8 @@ class House:
     def require_undisturbed(self, home: Path) -> int:
         """Requires that the worker of this home sent what one would that nothing ever happened to; returns its shards.
 
-        That is computed here without Ray, under the worker's key.
+        That is computed here without Ray, under the worker's key. The key names the shards and decides nothing else,
+        so their sums are computed once.
         """
         path = journal_of(home)
         assert path is not None
@@ -88,9 +90,12 @@ class House:
 
         expected = home / "undisturbed"
         journal = Journal(expected, manifest, 1e9)
-        for shard in plan(texts_of([self.data]), encode, manifest.settings, manifest.hidden_size, read_key(home)):
-            rows = batches(shard.rows, manifest.settings.batch_tokens)
-            journal.add(shard.name, shard_sums(model, gains, manifest.exponents, rows, shard.documents))
+        shards = plan(texts_of([self.data]), encode, manifest.settings, manifest.hidden_size, read_key(home))
+        for number, shard in enumerate(shards):
+            if number == len(self._sums):
+                rows = batches(shard.rows, manifest.settings.batch_tokens)
+                self._sums.append(shard_sums(model, gains, manifest.exponents, rows, shard.documents))
+            journal.add(shard.name, self._sums[number])
         journal.save()
         assert path.read_bytes() == expected.read_bytes()
         digests = [each.digest for each in self.member.client.contributions() if each.shards == len(journal.shards)]
