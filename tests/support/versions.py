@@ -70,7 +70,8 @@ def of_routers(
 ) -> Path:
     """The version of these experts under a trunk's file, with these routers."""
     own = [DenseExpert(f"d{slot}", each) for slot, each in enumerate(experts)]
-    merged = LocalTrunk(trunk, file_sha256(trunk), "average", own, [])
+    sha256 = file_sha256(trunk)
+    merged = LocalTrunk(trunk, sha256, sha256, "average", own, [])
     lineage, inputs = local_version(own, merged, [], SolveOptions(top_k=top_k), tied=tied)
     return write_version(plan_version(lineage, inputs, given(routers)), folder)
 

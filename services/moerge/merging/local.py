@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 
 from torch import Tensor
@@ -29,7 +28,8 @@ class LocalTrunk:
 
     Attributes:
         path: its safetensors file, in the dense family's tensor names.
-        digest: its name.
+        sha256: the digest of that file.
+        digest: the trunk's name.
         method: by which it was merged.
         experts: that it was merged from, in order.
         base: the base model, if the method took one.
@@ -37,6 +37,7 @@ class LocalTrunk:
     """
 
     path: Path
+    sha256: str
     digest: str
     method: str
     experts: Sequence[DenseExpert]
@@ -57,11 +58,6 @@ class LocalTrunk:
         if self.base is None or self.base.digest in [each.digest for each in self.experts]:
             return self.experts
         return [self.base, *self.experts]
-
-    @cached_property
-    def sha256(self) -> str:
-        """The digest of its file."""
-        return file_sha256(self.path)
 
 
 def local_trunk(
@@ -111,7 +107,9 @@ def local_trunk(
         merged = merge_trunk(lineage, inputs, FolderFiles(folder), progress or NoProgress())
         with atomic_file(record) as out:
             out.write(merged.model_dump_json().encode())
-    return LocalTrunk(folder / DENSE_TRUNK_FILE, merged.digest, method, experts, merged.exponents, base)
+    [weights] = [file for file in merged.files if file.name == DENSE_TRUNK_FILE]
+    path = folder / weights.name
+    return LocalTrunk(path, weights.sha256, merged.digest, method, experts, merged.exponents, base)
 
 
 def local_version(

@@ -95,11 +95,16 @@ def _merged(fleet: Fleet, base: Path, gates: str, options: Options) -> Model:
     return Routed.of(out, fleet.device)
 
 
+def averaged(fleet: Fleet) -> Path:
+    """Folder of the dense average of the experts, which mergekit-moe can take the trunk from."""
+    folder = fleet.work / "averaged"
+    merged_model(fleet, "average", {}).save_pretrained(folder)
+    _tokenizer(fleet).save_pretrained(folder)
+    return folder
+
+
 def _build(name: str, gates: str, fleet: Fleet, options: Options) -> Iterator[tuple[str, Model]]:
-    trunk = fleet.work / "averaged"
-    merged_model(fleet, "average", {}).save_pretrained(trunk)
-    _tokenizer(fleet).save_pretrained(trunk)
-    yield name, _merged(fleet, trunk, gates, options)
+    yield name, _merged(fleet, averaged(fleet), gates, options)
     if fleet.base is not None:
         yield f"{name}, base trunk", _merged(fleet, fleet.base, gates, options)
 

@@ -126,13 +126,13 @@ def score_of(
     for batch in bucket(cut, lambda window: len(window.tokens), BATCH_TOKENS):
         ids = pad([window.tokens.ids for window in batch])  # [B, T]
         scored = pad([window.predicts for window in batch], torch.bool)[:, :-1]
-        found = predict(Rows(ids, [len(window.tokens) for window in batch], domain))[:, :-1]
-        wanted_ids = ids[:, 1:].to(found.device)
-        losses = torch.nn.functional.cross_entropy(found.transpose(1, 2), wanted_ids, reduction="none").cpu()
-        for row, places in zip(losses, scored, strict=True):  # [T-1] each
-            nll += float(row[places].double().sum())
+        found = predict(Rows(ids, [len(window.tokens) for window in batch], domain))
+        places = scored.to(found.device)
+        wanted = ids[:, 1:].to(found.device)[places]  # [n], of the scored places alone
+        losses = torch.nn.functional.cross_entropy(found[:, :-1][places], wanted, reduction="none")
+        nll += float(losses.double().sum())
         after_batch(batch)
-        done = int(scored.sum())
+        done = len(wanted)
         tokens += done
         tracker.advance(done)
     return Score(nll, tokens)

@@ -170,11 +170,11 @@ def _least_squares(
         shares: one per expert of the piece, with a sum of 1; equal by default.
     """
     rows, columns = piece.tensors[0].shape
-    total = torch.zeros(columns, columns, dtype=torch.float64)
-    right = torch.zeros(rows, columns, dtype=torch.float64)
-    mean = torch.zeros_like(right)
     count = len(piece.tensors)
-    with one_thread():
+    with one_thread():  # the sums too: threads that wait for each other cost more than these small matrices
+        total = torch.zeros(columns, columns, dtype=torch.float64)
+        right = torch.zeros(rows, columns, dtype=torch.float64)
+        mean = torch.zeros_like(right)
         for (cross, square), tensor, share in zip(grams, piece.tensors, shares or [1 / count] * count, strict=True):
             wide = tensor.double() * share
             total += square * share
