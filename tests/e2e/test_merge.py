@@ -89,9 +89,9 @@ def _texts(own: DenseExpert) -> Path:
 
 
 def _write_texts(path: Path, seed: int) -> None:
-    """Documents of 500 letters, of which every tenth is there twice."""
+    """Documents of 560 letters, more than MLPs are fitted to; every tenth is there twice."""
     generator = torch.Generator().manual_seed(seed)
-    letters = torch.randint(97 + seed, 110 + seed, (140, 500), generator=generator)
+    letters = torch.randint(97 + seed, 110 + seed, (140, 560), generator=generator)
     letters[::10] = letters[1::10]
     path.parent.mkdir(parents=True)
     path.write_text("".join(json.dumps({"text": "".join(map(chr, row))}) + "\n" for row in letters.tolist()))

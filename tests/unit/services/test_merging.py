@@ -157,20 +157,34 @@ def test_a_cut_run_goes_on_and_computes_no_shard_twice(
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
-@pytest.mark.parametrize("joined", [False, True])
 def test_layer_groups_that_were_begun_go_on_when_there_is_more_memory(
-    folder: Path, whole: Path, computed: list[int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, joined: bool
+    folder: Path, whole: Path, computed: list[int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(contribution, "_JOURNAL_SECONDS", 0)
-    cut = Computing(progress=Watched("" if joined else "trunk statistics of law, layers 1", after=10**6 * joined))
+    cut = Computing(progress=Watched("trunk statistics of law, layers 1", after=2))
     with monkeypatch.context() as patch:
         short_of_memory(patch, TrunkPass(folder / "law", []))
-        patch.setattr(contribution, "withhold_rare", stop)
         with pytest.raises(_CutError):
             merge(sources(folder), tmp_path / "out", replace(SETTINGS, computing=cut))
     merge(sources(folder), tmp_path / "out", SETTINGS)
-    twice = whole.with_name("whole.work") / "trunk-law.safetensors"  # a shard is computed in each of two groups
-    assert len(computed) == shards_below(whole.with_name("whole.work")) + shards_of(twice)
+    work = whole.with_name("whole.work")
+    assert len(computed) == shards_below(work) + shards_of(work / "trunk-law.safetensors")  # in two groups
+    assert files(tmp_path / "out") == files(whole)
+
+
+def test_layer_groups_that_were_joined_are_not_computed_again(
+    folder: Path, whole: Path, computed: list[int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    short_of_memory(monkeypatch, TrunkPass(folder / "law", []))
+    with monkeypatch.context() as patch:
+        patch.setattr(contribution, "withhold_rare", stop)
+        with pytest.raises(_CutError):
+            merge(sources(folder), tmp_path / "out", SETTINGS)
+    begun = len(computed)
+    merge(sources(folder), tmp_path / "out", SETTINGS)
+    trunks = [whole.with_name("whole.work") / f"trunk-{domain}.safetensors" for domain in ("law", "art")]
+    assert begun == 2 * shards_of(trunks[0])
+    assert len(computed) == shards_below(trunks[0].parent) + sum(map(shards_of, trunks))
     assert files(tmp_path / "out") == files(whole)
 
 
@@ -186,19 +200,23 @@ def test_a_killed_run_leaves_no_output_and_goes_on(
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
-def test_a_changed_text_begins_its_statistics_anew(folder: Path, computed: list[int], tmp_path: Path) -> None:
+@pytest.mark.parametrize("title", ["trunk statistics of art", "writing"])
+def test_a_changed_text_begins_its_statistics_anew(
+    folder: Path, computed: list[int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, title: str
+) -> None:
+    monkeypatch.setattr(contribution, "_JOURNAL_SECONDS", 0)
     text = Path(shutil.copy(folder / "art.jsonl", tmp_path / "art.jsonl"))
     given = [source(folder, "law"), source(folder, "art", text)]
     with pytest.raises(_CutError):
-        merge(given, tmp_path / "out", replace(SETTINGS, computing=Computing(progress=Watched("writing"))))
-    text.write_text("".join(text.read_text().splitlines(keepends=True)[:60]))
+        merge(given, tmp_path / "out", replace(SETTINGS, computing=Computing(progress=Watched(title, after=2))))
+    text.write_text("".join(text.read_text().splitlines(keepends=True)[30:]))
     computed.clear()
     merge(given, tmp_path / "out", SETTINGS)
-    again = list(computed)
+    again = len(computed)
     computed.clear()
     merge(given, tmp_path / "fresh", KEPT)
     assert files(tmp_path / "out") == files(tmp_path / "fresh")
-    assert len(again) == len(computed) - shards_of(tmp_path / "fresh.work" / "trunk-law.safetensors")
+    assert again == len(computed) - shards_of(tmp_path / "fresh.work" / "trunk-law.safetensors")
 
 
 def test_kept_statistics_are_used_again(folder: Path, whole: Path, computed: list[int]) -> None:
