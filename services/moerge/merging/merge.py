@@ -268,8 +268,8 @@ class _Job:
         if not folder.is_dir():
             asked, free = fitting_bytes(own.folder, fitting_tokens(hidden)), free_bytes(self.settings.computing.device)
             if free is not None and asked > free:
-                found_memory = f"fitting takes {decimal(asked)} of memory, and {decimal(free)} are free"
-                raise MoergeError(found_memory, where="--fit", todo="merge without --fit, or on a larger machine")
+                needs = f"fitting takes {decimal(asked)} of memory, and {decimal(free)} are free"
+                raise MoergeError(needs, where="--fit", todo="merge without --fit, or on a larger machine")
             part = self._work / f".{folder.name}.part"
             shutil.rmtree(part, ignore_errors=True)  # of a run that was killed
             total = sum(row.count for row in rows) * int(own.config.num_hidden_layers)
