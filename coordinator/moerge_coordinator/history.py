@@ -1,6 +1,5 @@
 """How the versions of one trunk did as experts joined, and what a remerge is expected to gain."""
 
-import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -11,6 +10,7 @@ from moerge.trunk.methods.registry import METHODS
 from moerge.trunk.remerge_estimate import WORTH, estimate
 from moerge_coordinator import views
 from moerge_coordinator.tables import EvaluationRow, ExpertRow, TrunkRow, VersionRow
+from moerge_proto.evaluations import normalised
 from moerge_proto.experts import ExpertState
 from moerge_proto.history import DomainMove, Remerge, TrunkHistory, TrunkVersion
 from moerge_proto.trunks import NewTrunk, Trunk
@@ -67,8 +67,8 @@ def _evaluated(session: Session, trunks: Sequence[str]) -> list[Evaluated]:
     trained = {row.digest: row.trained for row in session.scalars(select(ExpertRow))}
     scores: dict[int, dict[str, tuple[float, float]]] = {}
     for number, domain, dense, version, oracle, tokens in session.execute(told).tuples():
-        normalised = 100 * math.exp((dense - version) / tokens), 100 * math.exp((dense - oracle) / tokens)
-        scores.setdefault(number, {})[domain] = normalised
+        own = normalised(dense, version, tokens), normalised(dense, oracle, tokens)
+        scores.setdefault(number, {})[domain] = own
     return [
         Evaluated(
             number, trunk, dict(zip(domains, map(trained.__getitem__, experts), strict=True)), scores.get(number, {})

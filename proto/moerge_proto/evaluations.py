@@ -34,6 +34,11 @@ class Scored(Message):
         return math.exp(self.nll / self.tokens)
 
 
+def normalised(dense: float, model: float, tokens: float) -> float:
+    """100 x the dense expert's perplexity / a model's (DUME section 3.1), from their nats over the same tokens."""
+    return 100 * math.exp((dense - model) / tokens)
+
+
 class NewEvaluation(Message):
     """What an owner reports of version `number`: sums over its held-out documents, in windows of `context` tokens that
     advance by `stride`.
@@ -145,8 +150,8 @@ def _score(row: Evaluation) -> DomainScore:
         dense=sums.dense.perplexity,
         version=sums.version.perplexity,
         oracle=sums.oracle.perplexity,
-        normalised=100 * math.exp((sums.dense.nll - sums.version.nll) / tokens),
-        normalised_oracle=100 * math.exp((sums.dense.nll - sums.oracle.nll) / tokens),
+        normalised=normalised(sums.dense.nll, sums.version.nll, tokens),
+        normalised_oracle=normalised(sums.dense.nll, sums.oracle.nll, tokens),
         shares=[[count / tokens for count in layer] for layer in sums.routed],
         created=row.created,
     )

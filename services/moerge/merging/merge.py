@@ -24,7 +24,7 @@ from moerge.models.batches import batches
 from moerge.models.expert_folder import DenseExpert, check_expert, require_finite
 from moerge.models.reader import Checkpoint
 from moerge.progress import Progress
-from moerge.scoring.perplexity import Score, load, score
+from moerge.scoring.perplexity import Score, load, normalised, score
 from moerge.scoring.routers import RoutingCounter
 from moerge.statistics.contribution import Computing, router_contribution, trunk_contribution
 from moerge.statistics.memory import free_bytes
@@ -337,7 +337,8 @@ class _Job:
                 with counter.counting():
                     scored = score(version, each.scored, tracker, counter.count)
                 shares = (counter.counts.sum(dim=0) / counter.counts.sum()).tolist()
-                found.append(DomainScore(own.perplexity, scored.perplexity, scored.tokens, shares))
+                points = normalised(own, scored)
+                found.append(DomainScore(own.perplexity, scored.perplexity, points, scored.tokens, shares))
         return found
 
 

@@ -32,19 +32,16 @@ class DomainScore:
 
     Attributes:
         expert, version: perplexities.
+        normalised: 100 x the expert's / the version's.
         tokens: scored ones.
         shares: of the tokens that each expert was first choice for, in slot order, over all layers.
     """
 
     expert: float
     version: float
+    normalised: float
     tokens: int
     shares: Sequence[float]
-
-    @property
-    def normalised(self) -> float:
-        """100 x the expert's perplexity / the version's (DUME section 3.1)."""
-        return 100 * self.expert / self.version
 
 
 @dataclass(frozen=True)
@@ -100,8 +97,7 @@ class Report:
         """The same as data for JSON."""
         rows = []
         for domain, counts, each in zip(self.domains, self.counts, self.scores, strict=True):
-            scored = None if each is None else {**asdict(each), "normalised": each.normalised}
-            rows.append({"domain": domain, **asdict(counts), "score": scored})
+            rows.append({"domain": domain, **asdict(counts), "score": None if each is None else asdict(each)})
         return {
             "folder": self.folder,
             "average": self.average,

@@ -13,6 +13,7 @@ from moerge.models.batches import bucket, pad
 from moerge.models.dense import place
 from moerge.models.tokens import Tokens
 from moerge.progress import Tracker
+from moerge_proto import evaluations
 
 BATCH_TOKENS = 4096
 
@@ -27,6 +28,11 @@ class Score:
     @property
     def perplexity(self) -> float:
         return math.exp(self.nll / self.tokens)
+
+
+def normalised(dense: Score, model: Score) -> float:
+    """100 x the dense expert's perplexity / the model's, both over the same tokens (DUME section 3.1)."""
+    return evaluations.normalised(dense.nll, model.nll, model.tokens)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from moerge.progress import Progress, Tracker
 from moerge.recipes.base import Fleet, Member, Parts
 from moerge.recipes.models import Loaded, Oracle, Routed
 from moerge.recipes.published import version
-from moerge.scoring.perplexity import Score, score_of
+from moerge.scoring.perplexity import Score, normalised, score_of
 from moerge.table.joining_results import Growth, Joined, Names, Version
 from moerge.table.measure import Settings, Texts, fleet_of
 from moerge.table.memory import quick_collections
@@ -75,13 +75,13 @@ def join(
     return Growth(tuple(domains), found)
 
 
-def _own(name: str, texts: Texts, device: str, tracker: Tracker) -> float:
-    """The perplexity of a domain's dense expert on its own text."""
-    return score_of(Loaded.of(texts.expert, device).logits, texts.held_out, tracker, domain=name).perplexity
+def _own(name: str, texts: Texts, device: str, tracker: Tracker) -> Score:
+    """The score of a domain's dense expert on its own text."""
+    return score_of(Loaded.of(texts.expert, device).logits, texts.held_out, tracker, domain=name)
 
 
-def _normalised(seeds: Sequence[_Scores], names: Names, own: Mapping[str, float]) -> dict[str, Figure]:
-    return {name: Figure([100 * own[name] / scores[name].perplexity for scores in seeds]) for name in names}
+def _normalised(seeds: Sequence[_Scores], names: Names, own: Mapping[str, Score]) -> dict[str, Figure]:
+    return {name: Figure([normalised(own[name], scores[name]) for scores in seeds]) for name in names}
 
 
 def _measured(

@@ -11,7 +11,7 @@ from torch import Tensor
 from moerge.recipes.base import Options, Recipe
 from moerge.recipes.dense import expert_row
 from moerge.recipes.version_folder import VERSION
-from moerge.scoring.perplexity import Score
+from moerge.scoring.perplexity import Score, normalised
 
 SCORES = "Normalised perplexity: 100 = the domain's own dense expert, higher is better"
 AHEAD = "†"
@@ -104,8 +104,8 @@ class Table:
 
     def normalised(self, row: Row, domain: str) -> Figure:
         """100 x the dense expert's perplexity on its own domain / this row's, per seed."""
-        own = self._own(domain).perplexity
-        return Figure([100 * own / result.scores[domain].perplexity for result in row.results])
+        own = self._own(domain)
+        return Figure([normalised(own, result.scores[domain]) for result in row.results])
 
     def average(self, row: Row) -> Figure:
         """The normalised average perplexity score, per seed."""

@@ -406,7 +406,7 @@ def printed(report: Report) -> str:
 
 
 def test_the_table_names_every_domain_within_80_columns() -> None:
-    scores = [DomainScore(10.0, 10.0 + number, 100, [1 / 8] * 8) for number in range(8)]
+    scores = [DomainScore(10.0, 10.0 + number, 1000.0 / (10.0 + number), 100, [1 / 8] * 8) for number in range(8)]
     shown = printed(reported(scores))
     for number, each in enumerate(scores):
         assert re.search(rf"domain-{number} .* {each.normalised:.1f} ", shown)
@@ -416,13 +416,16 @@ def test_the_table_names_every_domain_within_80_columns() -> None:
 
 
 def test_without_every_score_there_is_no_average() -> None:
-    shown = printed(reported([DomainScore(10.0, 11.0, 100, [0.5, 0.5]), None]))
+    shown = printed(reported([DomainScore(10.0, 11.0, 100 * 10.0 / 11.0, 100, [0.5, 0.5]), None]))
     assert "domain-1" in shown
     assert "average" not in shown
 
 
 def test_domains_that_lose_and_routers_that_are_badly_determined_are_warned_about() -> None:
-    scores = [DomainScore(10.0, 11.0, 100, [0.5, 0.5]), DomainScore(10.0, 12.5, 100, [0.5, 0.5])]
+    scores = [
+        DomainScore(10.0, 11.0, 100 * 10.0 / 11.0, 100, [0.5, 0.5]),
+        DomainScore(10.0, 12.5, 100 * 10.0 / 12.5, 100, [0.5, 0.5]),
+    ]
     assert reported(scores).warnings == ["domain-1 loses 20.0 points against its own expert"]
     [warning] = reported(scores[:1], condition=1e9).warnings
     assert "condition is 1e+09" in warning
