@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from typing import Any
 
-from bench import contribution, load, merge, precision, solve, statistics_pass, versions, worker
+from bench import contribution, load, merge, one_machine, precision, solve, statistics_pass, versions, worker
 from bench.measure import say
 from bench.registry import BENCHMARKS
 
-MODULES = (statistics_pass, merge, versions, solve, contribution, precision, load, worker)
+MODULES = (statistics_pass, merge, one_machine, versions, solve, contribution, precision, load, worker)
 """Importing them fills the registry."""
 
 Result = dict[str, Any]

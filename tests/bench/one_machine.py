@@ -1,0 +1,137 @@
+"""`moerge merge` as a whole beside `mergekit-moe`, on the demo's experts and texts."""
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from bench.measure import Run, in_turns, process, say
+from bench.merge import emptied, mergekit
+from bench.registry import HOME, Pair, benchmark
+from moerge.files import cache_folder
+from moerge.progress import progress
+from moerge.recipes import peer
+from moerge.recipes.base import Domain, Fleet
+from moerge.scoring.perplexity import Window, load, score
+from moerge.table.presets import PRESETS
+from moerge.table.texts import Cut, Sources, read_texts
+from moerge.threads import one_thread
+from support.progress import Silent
+
+RUNS = 3
+CUT = Cut(context=256, stride=128, tokens=10_000)
+[OPTIONS] = [recipe.options for recipe in peer.RECIPES if recipe.name == "mergekit-hidden"]
+WORK = HOME / "work"
+PEER = f"{peer.MERGEKIT} mergekit-moe, hidden gates, {OPTIONS['prompts']:g} prompts of {OPTIONS['tokens']:g} tokens"
+ALL = "the demo's four experts (2.6 M parameters), float32; 230 000 tokens of text for moerge, 2000 for mergekit"
+FEW = "the demo's four experts (2.6 M parameters), float32; the same 2000 tokens of text for both"
+
+
+@cache
+def sources() -> dict[str, Sources]:
+    return PRESETS["demo"].sources(cache_folder(), 1, progress())[0]
+
+
+@cache
+def fleet() -> tuple[Fleet, list[list[Window]]]:
+    """The domains, and each one's windows of held-out text."""
+    texts = {name: read_texts(name, each, CUT) for name, each in sources().items()}
+    domains = [Domain(name, each.expert, each.statistics) for name, each in texts.items()]
+    return Fleet(domains, None, 0, WORK), [list(each.held_out) for each in texts.values()]
+
+
+def ours(texts: Sequence[str]) -> Run:
+    """The command with its default recipe, without the table of scores at the end."""
+    command = [sys.executable, "-m", "moerge", "merge", "--out", str(emptied(WORK) / "ours"), "--scored-tokens", "0"]
+    for domain, text in zip(fleet()[0].domains, texts, strict=True):
+        command += ["--expert", f"{domain.name}={domain.expert}", "--text", f"{domain.name}={text}"]
+    return process(command, HOME / "ours.log", {**os.environ, "HF_HUB_OFFLINE": "1"})
+
+
+def theirs(base: Path) -> Run:
+    """The peer's command, which takes all but MLPs and routers from `base`."""
+    config = HOME / "mergekit-moe.yml"  # JSON is YAML
+    config.write_text(json.dumps(peer.settings(fleet()[0], base, "hidden", OPTIONS)), encoding="utf-8")
+    out = emptied(WORK / "theirs")
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    command = [str(mergekit()), str(config), str(out), "--device", "cpu"]
+    return process(command, HOME / "mergekit.log", {**environment, "HF_HUB_OFFLINE": "1"})
+
+
+def all_text() -> list[str]:
+    """The file of each domain's statistics text."""
+    return [each.text[0] for each in sources().values()]
+
+
+def few_text() -> list[str]:
+    """The peer's prompts as a file for each domain."""
+    found = []
+    experts: Any = peer.settings(fleet()[0], fleet()[0].domains[0].expert, "hidden", OPTIONS)["experts"]
+    for name, expert in zip(sources(), experts, strict=True):
+        path = HOME / f"prompts-{name}.jsonl"
+        lines = [json.dumps({"text": prompt}) + "\n" for prompt in expert["positive_prompts"]]
+        path.write_text("".join(lines), encoding="utf-8")
+        found.append(str(path))
+    return found
+
+
+@cache
+def processes() -> list[tuple[tuple[Run, Run], Run]]:
+    """Ours on all text and on the prompts, and theirs with the first expert's trunk."""
+    mergekit()
+    every, few, base = all_text(), few_text(), fleet()[0].domains[0].expert
+    runs = in_turns(lambda: (ours(every), ours(few)), lambda: theirs(base), RUNS)
+    shutil.rmtree(WORK)
+    return runs
+
+
+@benchmark("one-machine-time", "moerge merge, all text, s", PEER, "<=", 10.0, ALL, "one-machine")
+def one_machine_time() -> list[Pair]:
+    return [(our.seconds, their.seconds) for (our, _), their in processes()]
+
+
+@benchmark("one-machine-time-few", "moerge merge, the peer's prompts, s", PEER, "<=", 1.5, FEW, "one-machine")
+def one_machine_time_few() -> list[Pair]:
+    return [(our.seconds, their.seconds) for (_, our), their in processes()]
+
+
+@benchmark("one-machine-memory", "moerge merge, all text, anonymous memory", PEER, "<=", 1.5, ALL, "one-machine")
+def one_machine_memory() -> list[Pair]:
+    return [(our.anonymous, their.anonymous) for (our, _), their in processes()]
+
+
+@benchmark(
+    "one-machine-quality",
+    "moerge merge, mean normalised perplexity",
+    f"{PEER}, averaged trunk",
+    ">=",
+    1.1,
+    f"{ALL}; {CUT.tokens} held-out tokens a domain",
+)
+def one_machine_quality() -> list[Pair]:
+    """Of each side 100 / the mean normalised perplexity, so that less is better."""
+    ours(all_text())
+    theirs(peer.averaged(fleet()[0]))
+    with one_thread():
+        experts = [perplexities(each.expert)[slot] for slot, each in enumerate(fleet()[0].domains)]
+        pair = normalised(experts, WORK / "ours"), normalised(experts, WORK / "theirs")
+    shutil.rmtree(WORK)
+    return [pair]
+
+
+def perplexities(folder: Path) -> list[float]:
+    """Of a model, on each domain's held-out text."""
+    model = load(folder)
+    return [score(model, each, Silent()).perplexity for each in fleet()[1]]
+
+
+def normalised(experts: Sequence[float], folder: Path) -> float:
+    """1 / the mean of expert's perplexity / model's."""
+    found = fmean(expert / own for expert, own in zip(experts, perplexities(folder), strict=True))
+    say(f"  {folder.name}: {100 * found:.1f}")
+    return 1 / found
