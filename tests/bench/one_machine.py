@@ -81,28 +81,28 @@ def few_text() -> list[str]:
 
 
 @cache
-def processes() -> list[tuple[tuple[Run, Run], Run]]:
+def processes() -> list[tuple[list[Run], list[Run]]]:
     """Ours on all text and on the prompts, and theirs with the first expert's trunk."""
     mergekit()
     every, few, base = all_text(), few_text(), fleet()[0].domains[0].expert
-    runs = in_turns(lambda: (ours(every), ours(few)), lambda: theirs(base), RUNS)
+    runs = in_turns(lambda: [ours(every), ours(few)], lambda: [theirs(base)], RUNS)
     shutil.rmtree(WORK)
     return runs
 
 
 @benchmark("one-machine-time", "moerge merge, all text, s", PEER, "<=", 10.0, ALL, "one-machine")
 def one_machine_time() -> list[Pair]:
-    return [(our.seconds, their.seconds) for (our, _), their in processes()]
+    return [(our.seconds, their.seconds) for [our, _], [their] in processes()]
 
 
 @benchmark("one-machine-time-few", "moerge merge, the peer's prompts, s", PEER, "<=", 1.5, FEW, "one-machine")
 def one_machine_time_few() -> list[Pair]:
-    return [(our.seconds, their.seconds) for (_, our), their in processes()]
+    return [(our.seconds, their.seconds) for [_, our], [their] in processes()]
 
 
 @benchmark("one-machine-memory", "moerge merge, all text, anonymous memory", PEER, "<=", 1.5, ALL, "one-machine")
 def one_machine_memory() -> list[Pair]:
-    return [(our.anonymous, their.anonymous) for (our, _), their in processes()]
+    return [(our.anonymous, their.anonymous) for [our, _], [their] in processes()]
 
 
 @benchmark(
