@@ -18,8 +18,10 @@ table: $(VENV)/.demo
 test: lint
 	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder -m "not slow"
 
+# The demo trains on both cores, so it is tested alone.
 test-slow: $(VENV)/.test
-	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 2 --dist loadfile -m slow
+	$(BIN)/pytest -m slow tests/e2e/test_demo.py
+	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 2 --dist loadfile -m slow --ignore tests/e2e/test_demo.py
 
 # One figure alone: make bench ONLY=merge-time
 bench: $(VENV)/.test
