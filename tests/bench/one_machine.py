@@ -17,7 +17,7 @@ from moerge.files import cache_folder
 from moerge.progress import progress
 from moerge.recipes import peer
 from moerge.recipes.base import Domain, Fleet
-from moerge.scoring.perplexity import Window, load, score
+from moerge.scoring.perplexity import Score, Window, load, normalised, score
 from moerge.table.presets import PRESETS
 from moerge.table.texts import Cut, Sources, read_texts
 from moerge.threads import one_thread
@@ -118,20 +118,21 @@ def one_machine_quality() -> list[Pair]:
     ours(all_text())
     theirs(peer.averaged(fleet()[0]))
     with one_thread():
-        experts = [perplexities(each.expert)[slot] for slot, each in enumerate(fleet()[0].domains)]
-        pair = normalised(experts, WORK / "ours"), normalised(experts, WORK / "theirs")
+        domains, texts = fleet()
+        experts = [scores(domain.expert, [text])[0] for domain, text in zip(domains.domains, texts, strict=True)]
+        pair = 100 / mean(experts, WORK / "ours"), 100 / mean(experts, WORK / "theirs")
     shutil.rmtree(WORK)
     return [pair]
 
 
-def perplexities(folder: Path) -> list[float]:
-    """Of a model, on each domain's held-out text."""
+def scores(folder: Path, texts: Sequence[Sequence[Window]]) -> list[Score]:
+    """Of a model, on each of the texts."""
     model = load(folder)
-    return [score(model, each, Silent()).perplexity for each in fleet()[1]]
+    return [score(model, each, Silent()) for each in texts]
 
 
-def normalised(experts: Sequence[float], folder: Path) -> float:
-    """1 / the mean of expert's perplexity / model's."""
-    found = fmean(expert / own for expert, own in zip(experts, perplexities(folder), strict=True))
-    say(f"  {folder.name}: {100 * found:.1f}")
-    return 1 / found
+def mean(experts: Sequence[Score], folder: Path) -> float:
+    """The mean normalised perplexity of a merged model."""
+    found = fmean(map(normalised, experts, scores(folder, fleet()[1])))
+    say(f"  {folder.name}: {found:.1f}")
+    return found
