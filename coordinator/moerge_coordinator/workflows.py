@@ -16,6 +16,7 @@ from sqlalchemy import Engine, func, select
 
 from moerge.blobs.store import Blobs, show
 from moerge.errors import MoergeError
+from moerge.files import is_of_full_disk
 from moerge.models.config import read_config
 from moerge.models.expert_folder import require_finite
 from moerge.models.reader import Checkpoint
@@ -29,6 +30,7 @@ from moerge_coordinator.intake import checked_family, others, require_held
 from moerge_coordinator.lifecycle import remerge, require_told, require_usable
 from moerge_coordinator.log import progress
 from moerge_coordinator.metrics import Metrics
+from moerge_coordinator.refusals import failure
 from moerge_coordinator.settings import Settings
 from moerge_coordinator.sources import fetch
 from moerge_coordinator.tables import ArtifactRow, ContributionRow, ExpertRow, TrunkRow, VersionRow
@@ -64,6 +66,10 @@ def _telling_problems(
                 return {"result": step(self, *args, **kwargs)}
         except MoergeError as error:
             return {"problem": error.problem().model_dump(mode="json")}
+        except OSError as error:
+            if not is_of_full_disk(error):
+                raise
+            return {"problem": failure(error).model_dump(mode="json")}
 
     return told
 

@@ -9,8 +9,16 @@ HELD_OUT_SHARE = 0.1
 
 
 def text_digest(text: str) -> bytes:
-    """SHA-256 of a document's text: its place in the split where no owner's key decides."""
+    """SHA-256 of a document's text."""
     return hashlib.sha256(text.encode()).digest()
+
+
+def split_digest(text: str) -> bytes:
+    """The digest that decides a document's split where no owner's key does.
+
+    It is another one than the text's SHA-256, by which users may have sorted or split their documents already.
+    """
+    return hashlib.sha256(b"moerge split\0" + text.encode()).digest()
 
 
 def split_of(digest: bytes, tuning_share: float, held_out_share: float) -> Split:

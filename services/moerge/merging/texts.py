@@ -7,7 +7,7 @@ from itertools import islice
 
 from moerge.documents.corpus import Corpus
 from moerge.documents.shards import cut
-from moerge.documents.splits import Split, split_of, text_digest
+from moerge.documents.splits import Split, split_digest, split_of, text_digest
 from moerge.models.tokens import Tokens
 from moerge.progress import Progress, Tracker
 from moerge.scoring.perplexity import Window, windows
@@ -43,17 +43,17 @@ class Texts:
 
     def named(self, split: Split, tracker: Tracker | None = None) -> Iterator[tuple[bytes, Callable[[], Tokens]]]:
         """The digest of each document of a split, and a function that gives its tokens."""
-        for digest, tokens in self._documents(tracker):
-            if split_of(digest, 0, self.held_out_share) == split:
-                yield digest, tokens
+        for text, tokens in self._documents(tracker):
+            if split_of(split_digest(text), 0, self.held_out_share) == split:
+                yield text_digest(text), tokens
 
-    def _documents(self, tracker: Tracker | None) -> Iterator[tuple[bytes, Callable[[], Tokens]]]:
+    def _documents(self, tracker: Tracker | None) -> Iterator[tuple[str, Callable[[], Tokens]]]:
         for document in self.corpus.documents(tracker):
             if not self.in_pieces:
-                yield text_digest(document.text), partial(self.corpus.encode, document)
+                yield document.text, partial(self.corpus.encode, document)
                 continue
             for piece in self.corpus.encode(document).pieces(self.settings.context):
-                yield text_digest(" ".join(map(str, piece.ids))), partial(_same, piece)
+                yield " ".join(map(str, piece.ids)), partial(_same, piece)
 
 
 def _same(tokens: Tokens) -> Tokens:

@@ -8,7 +8,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from moerge.documents.files import data_files
 from moerge.documents.reader import BadLines, as_text, documents
-from moerge.documents.splits import HELD_OUT_SHARE, split_of, text_digest
+from moerge.documents.splits import HELD_OUT_SHARE, split_digest, split_of
 from moerge.errors import MoergeError
 from moerge.models.tokens import Tokens
 from moerge.scoring.perplexity import Window, windows
@@ -61,7 +61,7 @@ def read_texts(name: str, sources: Sources, cut: Cut) -> Texts:
 
 def is_held_out(text: str) -> bool:
     """Whether a document is of the tenth that is held out: a function of its text alone."""
-    return split_of(text_digest(text), 0, HELD_OUT_SHARE) == "held-out"
+    return split_of(split_digest(text), 0, HELD_OUT_SHARE) == "held-out"
 
 
 def _texts(option: str, sources: Sequence[str]) -> list[str]:

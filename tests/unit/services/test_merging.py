@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from moerge.documents.corpus import Corpus
+from moerge.documents.splits import text_digest
 from moerge.errors import IncompatibleExpertError, MoergeError
 from moerge.files import file_sha256
 from moerge.merging.local import local_trunk
@@ -461,3 +462,13 @@ def test_contributions_are_equal_whatever_the_slots_and_the_memory(
         ["layers 0", "layers 1"] if short else [f"{kind} statistics of law"]
     )
     assert sorted(path.name for path in place.iterdir()) == ["one", "other"]
+
+
+def test_documents_that_are_sorted_by_their_sha_256_are_split_like_others(folder: Path, tmp_path: Path) -> None:
+    """Such as the share of a corpus that another split by the same digest has left."""
+    every = sorted((f"document {number}" for number in range(2000)), key=lambda text: text_digest(text))
+    share = tmp_path / "share.jsonl"
+    share.write_text("".join(json.dumps({"text": text}) + "\n" for text in every[:200]))
+    corpus = Corpus([str(share)], folder / "law")
+    held = list(Texts(corpus, StatisticsSettings(context=128), 0.1).of("held-out"))
+    assert 5 <= len(held) <= 40
