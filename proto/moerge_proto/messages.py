@@ -3,7 +3,7 @@
 from datetime import UTC, datetime
 from typing import Annotated, Generic, TypeVar
 
-from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict
+from pydantic import AfterValidator, AwareDatetime, BaseModel, BeforeValidator, ConfigDict
 
 T = TypeVar("T")
 
@@ -15,6 +15,14 @@ def _in_utc(value: datetime) -> datetime:
         raise ValueError("the year is out of range") from error
 
 
+def _no_truth_value(value: object) -> object:
+    if isinstance(value, bool):
+        raise ValueError("Input should be a valid integer")
+    return value
+
+
+Whole = Annotated[int, BeforeValidator(_no_truth_value)]
+"""An integer; true and false are none."""
 Moment = Annotated[AwareDatetime, AfterValidator(_in_utc)]
 """A time that names its zone, as UTC."""
 

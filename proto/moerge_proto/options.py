@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from moerge_proto.digests import Name
-from moerge_proto.messages import Message
+from moerge_proto.messages import Message, Whole
 from moerge_proto.trunks import TrunkMethod
 
 Routers = Literal["ridge", "discriminant"]
@@ -28,7 +28,7 @@ class SolveOptions(Message):
     lambda_scale: LambdaScale = "absolute"
     domain_weights: DomainWeights = Field(default_factory=dict)
     routers: Routers = "ridge"
-    top_k: int = Field(default=1, ge=1)
+    top_k: Whole = Field(default=1, ge=1)
     temperature: float = Field(default=1.0, gt=0, allow_inf_nan=False)
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, JsonValue, PlainSerializer, WithJsonSchema, WrapValidator
 
 from moerge_proto.digests import Digest, Name
-from moerge_proto.messages import FileEntry, Message
+from moerge_proto.messages import FileEntry, Message, Whole
 from moerge_proto.options import RECOMMENDED, RecommendedOptions, SolveOptions
 
 CHAMPION = "champion"
@@ -154,14 +154,14 @@ class Comparison(Message):
 class Move(Message):
     """Points an alias to `version`; `note` says why."""
 
-    version: int = Field(ge=1, lt=2**63)
+    version: Whole = Field(ge=1, lt=2**63)
     note: str = Field(default="", max_length=2000)
 
 
 class Rollback(Message):
     """Takes the last move of an alias back. `version` is where it points now, so that a repeated call does nothing."""
 
-    version: int = Field(ge=1, lt=2**63)
+    version: Whole = Field(ge=1, lt=2**63)
     note: str = Field(default="", max_length=2000)
 
 

@@ -5,7 +5,10 @@ from pydantic import TypeAdapter, ValidationError
 
 from moerge_proto.digests import Name, canonical_json, digest_of
 from moerge_proto.experts import NewExpert
+from moerge_proto.messages import Message
+from moerge_proto.options import SolveOptions
 from moerge_proto.problems import STATUS, Problem, ProblemType
+from moerge_proto.versions import Move
 
 
 @pytest.mark.parametrize("name", ["../x", "a/b", "", "A", "-a", "a" * 64, "a b", "a\n", "é"])
@@ -31,3 +34,9 @@ def test_unknown_fields_and_free_text_licences_are_refused() -> None:
         NewExpert.model_validate({"domain": "law", "files": {"a": "0" * 64}, "path": "/etc/passwd"})
     with pytest.raises(ValidationError, match="license"):
         NewExpert(domain="law", files={"a": "0" * 64}, license="| <script>")
+
+
+@pytest.mark.parametrize(("kind", "fields"), [(Move, {"version": True}), (SolveOptions, {"top_k": True})])
+def test_a_truth_value_is_no_number(kind: type[Message], fields: dict[str, object]) -> None:
+    with pytest.raises(ValidationError, match="valid integer"):
+        kind.model_validate(fields)
