@@ -58,7 +58,7 @@ _LONGEST_PAUSE = 2.0
 
 @dataclass(frozen=True)
 class Greeting:
-    """Who a coordinator claims to be.
+    """The identity that a coordinator claims.
 
     Attributes:
         version: of moerge that it runs.
@@ -109,7 +109,7 @@ class Client:
     # --- what the coordinator keeps
 
     def greeting(self) -> Greeting:
-        """Who answers there; no token is needed, and any HTTPS server's answer but a coordinator's is an error."""
+        """The coordinator's greeting; no token is needed, and the answer of any other HTTPS server is an error."""
         begin = datetime.now(UTC)
         response = self.http.send("GET", "/healthz")
         middle = begin + (datetime.now(UTC) - begin) / 2
@@ -232,12 +232,12 @@ class Client:
         return self.http.get(Version, f"/v1/versions/{number}")
 
     def version_signatures(self, number: int) -> list[ContributionSignature]:
-        """Who vouches for what it was made of; `is_genuine` checks each without trusting the coordinator."""
+        """Signatures of its contributions; `is_genuine` checks each without trusting the coordinator."""
         content = self.http.send("GET", f"/v1/versions/{number}/signatures").content
         return TypeAdapter(list[ContributionSignature]).validate_json(content)
 
     def version_report(self, number: int) -> SolveReport:
-        """What solving its routers showed; operators and readers may see it."""
+        """The report of its solves; operators and readers may see it."""
         return self.http.get(SolveReport, f"/v1/versions/{number}/report")
 
     def versions(self) -> Iterator[Version]:

@@ -11,6 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 from rich.console import Console
 
 from moerge.errors import MoergeError
+from moerge.merging.report import SCORED_TOKENS
 from moerge.settings import named_values
 from moerge_proto.digests import Name
 from moerge_proto.options import RECOMMENDED, VERSION_RECIPES, RecipeName, SolveOptions, VersionRecipe
@@ -65,7 +66,7 @@ def merge(
     ] = None,
     scored_tokens: Annotated[
         int, typer.Option(min=0, help="Tokens per domain for the table at the end; 0: no table.")
-    ] = 10_000,
+    ] = SCORED_TOKENS,
     keep_statistics: Annotated[
         bool, typer.Option("--keep-statistics", help="Keep the work folder, OUT.work, at the end.")
     ] = False,

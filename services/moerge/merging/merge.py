@@ -18,7 +18,7 @@ from moerge.documents.splits import HELD_OUT_SHARE
 from moerge.errors import MoergeError
 from moerge.experts.fitting import fit, fitting_bytes, require_fittable
 from moerge.merging.local import LocalTrunk, local_trunk, local_version
-from moerge.merging.report import DomainCounts, DomainScore, Report
+from moerge.merging.report import SCORED_TOKENS, DomainCounts, DomainScore, Report
 from moerge.merging.texts import Survey, Texts, survey
 from moerge.models.batches import batches
 from moerge.models.expert_folder import DenseExpert, check_expert, require_finite
@@ -38,8 +38,6 @@ from moerge_proto.statistics_file import StatisticsSettings
 from moerge_proto.trunks import TrunkOptions
 from moerge_proto.versions import Lineage, SolveReport
 
-SCORED_TOKENS = 10_000
-"""Tokens per domain on which the version is compared with the experts."""
 LEAST_DOCUMENTS = 100
 """Documents that a fit takes, if there are so many."""
 

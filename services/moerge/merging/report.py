@@ -10,6 +10,8 @@ from rich.table import Table
 
 from moerge_proto.versions import SolveReport
 
+SCORED_TOKENS = 10_000
+"""Tokens per domain on which the version is compared with the experts."""
 LOST = 10.0
 """Points below its own expert from which on a domain is warned about."""
 FLOAT32_LIMIT = 2.0**24
