@@ -20,17 +20,16 @@ from moerge.blobs.s3 import S3Blobs, S3Chunks
 from moerge.blobs.store import Blobs, Chunks
 from moerge.errors import MoergeError
 from moerge.files import atomic_file
-from moerge_coordinator import openapi, refusals
-from moerge_coordinator.calls import Calls
-from moerge_coordinator.check import LOCK
 from moerge_coordinator.dashboard.app import make_dashboard
 from moerge_coordinator.dashboard.visit import HOME
-from moerge_coordinator.database import open_database, transaction
-from moerge_coordinator.leader import Leader, beside_others
-from moerge_coordinator.limits import BodyLimit
+from moerge_coordinator.domain.tokens import LastUses, make_token
+from moerge_coordinator.domain.uploads import Uploads
 from moerge_coordinator.metrics import Metrics
-from moerge_coordinator.needed import collect
-from moerge_coordinator.routes import (
+from moerge_coordinator.operation.preflight import LOCK
+from moerge_coordinator.rest import errors, openapi
+from moerge_coordinator.rest.limits import BodyLimit
+from moerge_coordinator.rest.request_log import Calls
+from moerge_coordinator.rest.routes import (
     aliases,
     audit,
     contributions,
@@ -40,7 +39,7 @@ from moerge_coordinator.routes import (
     owners,
     progress,
     rounds,
-    routing,
+    text_routing,
     tokens,
     trunk_contributions,
     trunks,
@@ -48,12 +47,13 @@ from moerge_coordinator.routes import (
     versions,
     workflows,
 )
-from moerge_coordinator.routing import TextRouter
 from moerge_coordinator.settings import FILE, Settings, read_settings
-from moerge_coordinator.tables import TokenRow
-from moerge_coordinator.tokens import LastUses, make_token
-from moerge_coordinator.uploads import Uploads
-from moerge_coordinator.workflows import APPLICATION_VERSION, EXECUTOR_ID, QUEUE, Workflows
+from moerge_coordinator.storage.database import open_database, transaction
+from moerge_coordinator.storage.references import collect
+from moerge_coordinator.storage.tables import TokenRow
+from moerge_coordinator.workflows.leader import Leader, beside_others
+from moerge_coordinator.workflows.text_routing import TextRouter
+from moerge_coordinator.workflows.workflows import APPLICATION_VERSION, EXECUTOR_ID, QUEUE, Workflows
 from moerge_proto.owners import NewToken, Role, Token
 
 APPLICATION = "moerge-coordinator"
@@ -244,12 +244,12 @@ def make_app(settings: Settings) -> FastAPI:
     app.state.stopping = False
     app.add_middleware(BodyLimit)
     app.add_middleware(Calls, owner=app)  # the outermost: it sees every answer
-    refusals.install(app)
+    errors.install(app)
     openapi.describe(app)
     api = APIRouter(prefix="/v1")
     for module in (
         owners, tokens, uploads, experts, trunk_contributions, trunks, contributions, rounds, versions, evaluations,
-        routing, aliases, workflows, progress, audit,
+        text_routing, aliases, workflows, progress, audit,
     ):  # fmt: skip
         api.include_router(module.router)
     app.include_router(api)

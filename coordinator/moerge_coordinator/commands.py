@@ -11,8 +11,8 @@ from rich.table import Table
 from moerge.progress import progress
 
 if TYPE_CHECKING:
+    from moerge_coordinator.operation.verify import Finding
     from moerge_coordinator.settings import Settings
-    from moerge_coordinator.upkeep import Finding
 
 _SHOWN = 4
 _WIDE = 500  # in a log, a path stays in one piece
@@ -59,7 +59,7 @@ def check(home: Home, host: Host = None, port: Port = None) -> None:
 
     Example: moerge coordinator check /srv/moerge
     """
-    from moerge_coordinator.check import problems
+    from moerge_coordinator.operation.preflight import problems
 
     found = list(problems(home, os.environ, lambda settings: _overridden(settings, host, port)))
     for problem in found:
@@ -85,7 +85,7 @@ def backup(
 
     Example: moerge coordinator backup /srv/moerge /mnt/backup/moerge
     """
-    from moerge_coordinator.backups import back_up
+    from moerge_coordinator.operation.backups import back_up
     from moerge_coordinator.settings import read_settings
 
     made = back_up(read_settings(home), target, progress())
@@ -101,7 +101,7 @@ def restore(
 
     Example: moerge coordinator restore /mnt/backup/moerge /srv/moerge
     """
-    from moerge_coordinator import backups
+    from moerge_coordinator.operation import backups
 
     made = backups.restore(source, home, progress())
     typer.echo(f"{home}: as it was on {made.made:%Y-%m-%d %H:%M} UTC. Next: moerge coordinator serve {home}")
@@ -115,10 +115,10 @@ def verify(home: Home) -> None:
 
     Example: moerge coordinator verify /srv/moerge
     """
-    from moerge_coordinator import upkeep
     from moerge_coordinator.bootstrap import stores
-    from moerge_coordinator.database import open_database
+    from moerge_coordinator.operation import verify as upkeep
     from moerge_coordinator.settings import read_settings
+    from moerge_coordinator.storage.database import open_database
 
     settings = read_settings(home)
     engine = open_database(settings.database)

@@ -1,6 +1,7 @@
 """The coordinator's settings: one TOML file in its home folder and the environment, read once."""
 
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
@@ -10,11 +11,26 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validat
 from moerge.blobs.s3 import S3
 from moerge.errors import MoergeError
 from moerge.settings import built, put, read_toml, unknown
-from moerge_coordinator.sources import require_address
 from moerge_proto.experts import Vocabulary
 
 FILE = "coordinator.toml"
 PREFIX = "MOERGE_COORDINATOR_"
+_ADDRESS = re.compile(r"(https?://[a-z0-9][a-z0-9.-]*(?::[0-9]{1,5})?)((?:/[A-Za-z0-9._~+=,-]*)*)")
+
+
+def require_address(url: str) -> str:
+    """`url`, if it is written in the one plain way: lower-case host, no user, no query, no escapes, no dot segments.
+
+    Raises:
+        ValueError: says what is wrong with it.
+    """
+    match = _ADDRESS.fullmatch(url)
+    if match is None:
+        raise ValueError(f"{url!r} is not a plain https:// address: no user, query, fragment, escapes or other schemes")
+    segments = match[2].split("/")[1:]
+    if any(segment in (".", "..") for segment in segments) or "" in segments[:-1]:
+        raise ValueError(f"{url!r} has segments that lead elsewhere")
+    return url
 
 
 class Settings(BaseModel):

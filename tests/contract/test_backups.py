@@ -15,10 +15,10 @@ import pytest
 from moerge.blobs.local import LocalBlobs
 from moerge.cli.common import wait
 from moerge.errors import MoergeError
-from moerge_coordinator.backups import back_up, restore
-from moerge_coordinator.database import open_database
+from moerge_coordinator.operation.backups import back_up, restore
+from moerge_coordinator.operation.verify import Finding, verify
 from moerge_coordinator.settings import Settings, read_settings
-from moerge_coordinator.upkeep import Finding, verify
+from moerge_coordinator.storage.database import open_database
 from moerge_proto.options import SolveOptions
 from moerge_proto.versions import NewVersion
 from support.fleet import SILENT, honest, joined, merge, send

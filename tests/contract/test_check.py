@@ -10,7 +10,7 @@ import pytest
 
 from moerge.errors import MoergeError
 from moerge_coordinator.bootstrap import initialise
-from moerge_coordinator.check import problems
+from moerge_coordinator.operation.preflight import problems
 from moerge_coordinator.settings import Settings, read_settings
 from support.processes import run_command
 
@@ -118,7 +118,7 @@ def test_a_schema_of_a_newer_build_is_told_and_refused(home: Path) -> None:
 
 
 def test_a_nearly_full_disk_is_told(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("moerge_coordinator.check._LEAST_FREE", shutil.disk_usage(home).free + 2**40)
+    monkeypatch.setattr("moerge_coordinator.operation.preflight._LEAST_FREE", shutil.disk_usage(home).free + 2**40)
     assert "are free" in found(home)[str(home)]
 
 

@@ -11,9 +11,9 @@ from alembic.migration import MigrationContext
 from sqlalchemy import Engine, func, select, text
 from sqlalchemy.exc import DBAPIError
 
-from moerge_coordinator.database import open_database, reading, transaction
-from moerge_coordinator.tables import AuditRow, Base, OwnerRow, TokenRow
-from moerge_coordinator.tokens import make_token
+from moerge_coordinator.domain.tokens import make_token
+from moerge_coordinator.storage.database import open_database, reading, transaction
+from moerge_coordinator.storage.tables import AuditRow, Base, OwnerRow, TokenRow
 from moerge_proto.owners import NewToken, Role
 from support.servers import Postgres
 

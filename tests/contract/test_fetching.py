@@ -15,8 +15,8 @@ from moerge.client.client import Client
 from moerge.errors import CoordinatorError
 from moerge.files import file_sha256
 from moerge.models.expert_folder import expert_files, file_digests
-from moerge_coordinator.refusals import RefusedError
-from moerge_coordinator.sources import fetch, require_allowed
+from moerge_coordinator.domain.sources import fetch, require_allowed
+from moerge_coordinator.problems import RefusedError
 from moerge_proto.experts import Expert, ExpertState, NewExpert
 from support.fleet import Member, eventually, files_below, join
 from support.models import expert

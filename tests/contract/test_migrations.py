@@ -12,8 +12,8 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 
 import moerge_coordinator
-from moerge_coordinator.database import migrate, open_database
-from moerge_coordinator.tables import Base
+from moerge_coordinator.storage.database import migrate, open_database
+from moerge_coordinator.storage.tables import Base
 from support.servers import Postgres
 
 MIGRATIONS = ScriptDirectory(str(Path(moerge_coordinator.__file__).parent / "migrations"))

@@ -21,10 +21,10 @@ from sqlalchemy.exc import IntegrityError, OperationalError
 
 from moerge.errors import CoordinatorError
 from moerge_coordinator.bootstrap import make_app
-from moerge_coordinator.database import open_database, transaction
-from moerge_coordinator.refusals import failure
+from moerge_coordinator.problems import failure
 from moerge_coordinator.settings import Settings
-from moerge_coordinator.tables import AuditRow
+from moerge_coordinator.storage.database import open_database, transaction
+from moerge_coordinator.storage.tables import AuditRow
 from moerge_proto.audit import AuditEntry
 from moerge_proto.digests import content_digest, sha256_hex
 from moerge_proto.owners import NewOwner, NewToken, Role

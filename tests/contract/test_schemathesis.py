@@ -15,9 +15,9 @@ from schemathesis.core.result import Ok
 
 from moerge.cli.common import wait
 from moerge_coordinator.bootstrap import make_app
-from moerge_coordinator.database import open_database, transaction
 from moerge_coordinator.settings import Settings
-from moerge_coordinator.tables import TokenRow
+from moerge_coordinator.storage.database import open_database, transaction
+from moerge_coordinator.storage.tables import TokenRow
 from moerge_proto.digests import sha256_hex
 from moerge_proto.experts import Fitted
 from moerge_proto.owners import Role

@@ -8,11 +8,11 @@ import httpx
 import pytest
 from sqlalchemy import Engine
 
-from moerge_coordinator import tables
-from moerge_coordinator.database import open_database, transaction
-from moerge_coordinator.refusals import RefusedError
-from moerge_coordinator.tables import TokenRow
-from moerge_coordinator.tokens import ended, make_token, revoke_token, rotate_token
+from moerge_coordinator.domain.tokens import ended, make_token, revoke_token, rotate_token
+from moerge_coordinator.problems import RefusedError
+from moerge_coordinator.storage import tables
+from moerge_coordinator.storage.database import open_database, transaction
+from moerge_coordinator.storage.tables import TokenRow
 from moerge_proto.owners import NewToken, Role, RotateToken
 from support.processes import Coordinator, coordinator, moerge
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from moerge_coordinator import tables
-from moerge_coordinator.limits import Pace
-from moerge_coordinator.refusals import RefusedError
+from moerge_coordinator.domain.pace import Pace
+from moerge_coordinator.problems import RefusedError
+from moerge_coordinator.storage import tables
 from moerge_proto.digests import content_digest, sha256_hex
 from moerge_proto.uploads import Chunk, NewUpload, Upload
 from support.fleet import SILENT, Member, eventually, files_below, join, joined

@@ -14,10 +14,10 @@ from moerge.models.families import EMBEDDING, family_of
 from moerge.models.reader import Checkpoint
 from moerge.routers.solve import solve_layers
 from moerge.versions.files import FilePlan, expert_file, router_file, trunk_files
-from moerge_coordinator.database import open_database, transaction
-from moerge_coordinator.needed import needed
 from moerge_coordinator.settings import read_settings
-from moerge_coordinator.tables import ShardRow, UploadRow
+from moerge_coordinator.storage.database import open_database, transaction
+from moerge_coordinator.storage.references import needed
+from moerge_coordinator.storage.tables import ShardRow, UploadRow
 from moerge_proto.experts import ExpertState
 from moerge_proto.options import SolveOptions
 from moerge_proto.statistics_file import StatisticsFile

@@ -18,9 +18,9 @@ from moerge.client.client import Client
 from moerge.client.http import Http
 from moerge.demo.processes import free_port
 from moerge.files import file_sha256
-from moerge_coordinator import tables
 from moerge_coordinator.bootstrap import initialise, make_app
 from moerge_coordinator.settings import read_settings
+from moerge_coordinator.storage import tables
 from simulation.faults import Fault, Faults, LossyTransport
 from support.processes import Coordinator
 from support.servers import BUCKET, Postgres, leader, settings

@@ -20,7 +20,7 @@ from obstore.store import S3Store
 
 from moerge.blobs.s3 import S3
 from moerge.demo.processes import free_port
-from moerge_coordinator.database import LEADING
+from moerge_coordinator.storage.database import LEADING
 
 CREDENTIALS = {"AWS_ACCESS_KEY_ID": "moerge", "AWS_SECRET_ACCESS_KEY": "moerge-test"}
 BUCKET = "moerge"

@@ -24,7 +24,7 @@ from moerge_coordinator.dashboard.session import (
     visitor_guard,
 )
 from moerge_coordinator.dashboard.visit import HOME, House
-from moerge_coordinator.refusals import failure
+from moerge_coordinator.problems import failure
 from moerge_proto.owners import Identity
 from moerge_proto.problems import Problem, ProblemType
 

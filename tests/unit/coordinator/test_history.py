@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from moerge_coordinator.history import Evaluated, history_of
+from moerge_coordinator.domain.trunk_history import Evaluated, history_of
 from moerge_proto.digests import sha256_hex
 from moerge_proto.history import Remerge, TrunkHistory
 from moerge_proto.trunks import Trunk, TrunkOptions

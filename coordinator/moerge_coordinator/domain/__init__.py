@@ -1,0 +1,1 @@
+"""The coordinator's rules, on rows and messages; nothing here knows HTTP."""

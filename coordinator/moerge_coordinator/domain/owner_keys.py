@@ -1,0 +1,107 @@
+"""Owners' keys: approved, rotated, revoked, and what they signed."""
+
+from collections.abc import Iterator, Sequence
+from typing import Literal
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from moerge_coordinator.problems import RefusedError
+from moerge_coordinator.storage import tables
+from moerge_coordinator.storage.tables import ContributionRow, KeyRow, TrunkContributionRow
+from moerge_proto.contributions import ContributionSignature, NewContribution
+from moerge_proto.owners import OwnerKey
+from moerge_proto.problems import ProblemType
+from moerge_proto.signatures import PublicKey, Rotation, contribution_message, fingerprint, is_signed
+
+ANEW = "move its file away, make a new request (moerge worker init) and have it approved with --replace"
+
+
+def keys_of(session: Session, owner: str | None) -> list[KeyRow]:
+    """An owner's keys, oldest first; the last one is active unless it is revoked."""
+    return list(session.scalars(select(KeyRow).where(KeyRow.owner == owner).order_by(KeyRow.number)))
+
+
+def entry(row: KeyRow) -> OwnerKey:
+    return OwnerKey.model_validate({name: getattr(row, name) for name in OwnerKey.model_fields})
+
+
+def add_key(session: Session, owner: str, public_key: PublicKey, where: str) -> None:
+    """Makes this the owner's only active key.
+
+    Raises:
+        RefusedError: the coordinator has had it before, of whomever.
+    """
+    if session.scalar(select(KeyRow).where(KeyRow.public_key == public_key)) is not None:
+        found, todo = "the key was in use before; a key never comes back", f"a new key is needed: {ANEW}"
+        raise RefusedError(ProblemType.CONFLICT, found, where=where, todo=todo)
+    revoke_keys(session, owner)
+    session.add(KeyRow(owner=owner, public_key=public_key, fingerprint=fingerprint(public_key), created=tables.now()))
+    session.flush()
+
+
+def revoke_keys(session: Session, owner: str) -> None:
+    for row in keys_of(session, owner):
+        row.revoked = row.revoked or tables.now()
+    session.flush()
+
+
+def rotate(session: Session, asked: Rotation) -> None:
+    """Puts the new key in the old one's place. The same again changes nothing.
+
+    Raises:
+        RefusedError: a signature is forged, or the old key is not the owner's active one.
+    """
+    if (name := asked.forged()) is not None:
+        found, todo = "it is not by that key over this rotation", "run again: moerge worker rotate"
+        raise RefusedError(ProblemType.INVALID_REQUEST, found, where=name, todo=todo)
+    active = next((row.public_key for row in keys_of(session, asked.owner) if row.revoked is None), None)
+    if active == asked.new_key:
+        return
+    if active != asked.old_key:
+        found = f"it is not the active key of owner {asked.owner!r}"
+        todo = f"if it was revoked or replaced, {ANEW}"
+        raise RefusedError(ProblemType.CONFLICT, found, where="old_key", todo=todo)
+    add_key(session, asked.owner, asked.new_key, "new_key")
+
+
+def require_signed(session: Session, owner: str, new: NewContribution) -> str | None:
+    """The fingerprint of the key that signed a contribution, or None if its owner has never had one.
+
+    Raises:
+        RefusedError: the signature is missing, or not by the owner's active key over its name and this digest.
+    """
+    rows = keys_of(session, owner)
+    if not rows:
+        if new.signature is None:
+            return None
+        found, todo = f"owner {owner!r} has no key to check it with", "have it approved: moerge owner approve"
+    elif rows[-1].revoked is not None:
+        found = f"the key of owner {owner!r} was revoked on {rows[-1].revoked:%Y-%m-%d %H:%M} UTC"
+        todo = f"ask the operator why; to join again, {ANEW}"
+    elif new.signature is None:
+        found = f"it is missing; contributions of owner {owner!r} are signed with key {rows[-1].fingerprint}"
+        todo = "run the worker where that key is"
+    else:
+        message = contribution_message(owner, new.sha256)
+        signer = next((row for row in rows if is_signed(row.public_key, message, new.signature)), None)
+        if signer is rows[-1]:
+            return signer.fingerprint
+        if signer is None:
+            found = f"it is not by key {rows[-1].fingerprint} over owner {owner!r} and digest {new.sha256}"
+        else:
+            found = f"it is by key {signer.fingerprint}, which was revoked on {signer.revoked:%Y-%m-%d %H:%M} UTC"
+        todo = f"run the worker where the owner's key is; if it is lost, {ANEW}"
+    raise RefusedError(ProblemType.FORBIDDEN, found, where="signature", todo=todo)
+
+
+def signatures(
+    session: Session, kind: Literal["router", "trunk"], digests: Sequence[str]
+) -> Iterator[ContributionSignature]:
+    """Who vouches for each of these contributions, in their order."""
+    table = ContributionRow if kind == "router" else TrunkContributionRow
+    query = select(table.digest, table.owner, table.domain, KeyRow.public_key, table.signature)
+    query = query.outerjoin(KeyRow, KeyRow.fingerprint == table.fingerprint).where(table.digest.in_(digests))
+    found = {row.digest: row._asdict() for row in session.execute(query)}
+    for digest in digests:
+        yield ContributionSignature(kind=kind, **found[digest])

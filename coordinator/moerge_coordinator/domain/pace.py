@@ -1,0 +1,40 @@
+"""Pace of each owner's chunks."""
+
+import math
+from datetime import datetime
+
+from moerge_coordinator.problems import RefusedError
+from moerge_coordinator.storage import tables
+from moerge_proto.problems import ProblemType
+
+
+class Pace:
+    """A token bucket for each owner, filled with `rate` bytes per second up to one second's worth.
+
+    A chunk is let in while the bucket holds anything; what it takes beyond that is waited for before the next one.
+    """
+
+    def __init__(self, rate: int | None) -> None:
+        self._rate = rate
+        self._buckets: dict[str, tuple[float, datetime]] = {}
+
+    def take(self, owner: str, size: int) -> None:
+        """Takes `size` bytes from the owner's bucket.
+
+        Raises:
+            RefusedError: it is empty; says when to come again.
+        """
+        if self._rate is None:
+            return
+        now = tables.now()
+        left, then = self._buckets.get(owner, (self._rate, now))
+        left = min(self._rate, left + self._rate * max((now - then).total_seconds(), 0))
+        if left <= 0:
+            seconds = math.floor(-left / self._rate) + 1
+            raise RefusedError(
+                ProblemType.TOO_FAST,
+                f"more than {self._rate} bytes per second",
+                todo=f"go on in {seconds} s",
+                retry_after=seconds,
+            )
+        self._buckets[owner] = left - size, now

@@ -1,0 +1,126 @@
+"""Files fetched from the sources that the operator allows, and from nowhere else."""
+
+import os
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import httpx
+import stamina
+
+from moerge_coordinator.problems import RefusedError
+from moerge_coordinator.settings import require_address
+from moerge_proto.problems import ProblemType
+
+MAX_REDIRECTS = 5
+_QUERY = re.compile(r"[A-Za-z0-9._~+=,%&/:;!*'()-]*")
+_REDIRECTS = (301, 302, 303, 307, 308)
+_ATTEMPTS = 5
+
+
+class _TransientError(Exception):
+    """The source can't answer now; try again."""
+
+
+def require_allowed(url: str, prefixes: Sequence[str], where: str) -> None:
+    """Requires that `url` lies below one of the `prefixes`.
+
+    Raises:
+        RefusedError: it doesn't, or is no plain address.
+    """
+    try:
+        require_address(url)
+    except ValueError as error:
+        raise RefusedError(ProblemType.INVALID_REQUEST, str(error), where=where) from error
+    if not any(url == prefix.rstrip("/") or url.startswith(prefix.rstrip("/") + "/") for prefix in prefixes):
+        raise RefusedError(
+            ProblemType.FORBIDDEN,
+            f"{url} lies below none of the sources that the operator allows",
+            where=where,
+            todo="upload the files, or ask the operator to add it to sources in coordinator.toml",
+        )
+
+
+def fetch(url: str, part: Path, most: int, prefixes: Sequence[str], advance: Callable[[int], None]) -> None:
+    """Fetches `url` into `part` and goes on where an earlier try stopped; redirects lead to allowed sources only.
+
+    Args:
+        most: bytes that the file may have.
+
+    Raises:
+        RefusedError: names the address and the reason.
+    """
+    require_allowed(url, prefixes, "source")  # the settings may have changed since it was registered
+    part.parent.mkdir(parents=True, exist_ok=True)
+    transport = (httpx.TransportError, _TransientError)
+    with httpx.Client(trust_env=False, timeout=60.0, headers={"Accept-Encoding": "identity"}) as client:
+        try:
+            for attempt in stamina.retry_context(on=transport, attempts=_ATTEMPTS, timeout=None, wait_max=5.0):
+                with attempt:
+                    _fetch_once(client, url, part, most, prefixes, advance)
+        except transport as error:
+            raise _refused(url, f"{type(error).__name__}: {error}") from error
+
+
+def _refused(url: str, reason: str) -> RefusedError:
+    todo = "mend the source and register again, or upload the files"
+    return RefusedError(ProblemType.SOURCE_FAILED, f"{url} can't be fetched: {reason}", where="source", todo=todo)
+
+
+def _fetch_once(
+    client: httpx.Client, url: str, part: Path, most: int, prefixes: Sequence[str], advance: Callable[[int], None]
+) -> None:
+    come = part.stat().st_size if part.is_file() else 0
+    address = url
+    for _ in range(MAX_REDIRECTS + 1):
+        headers = {"Range": f"bytes={come}-"} if come else {}
+        with client.stream("GET", address, headers=headers) as response:
+            if response.status_code in _REDIRECTS:
+                address = _followed(url, address, response, prefixes)
+                continue
+            _receive(url, response, part, come, most, advance)
+            return
+    raise _refused(url, f"more than {MAX_REDIRECTS} redirects")
+
+
+def _followed(url: str, address: str, response: httpx.Response, prefixes: Sequence[str]) -> str:
+    """Where a redirect leads; only a redirect may bring a query, as those of stores for large files do."""
+    target = str(response.headers.get("Location", ""))
+    if target.startswith("/") and not target.startswith("//"):
+        target = address[: address.index("/", len("https://"))] + target
+    path, _, query = target.partition("?")
+    try:
+        require_allowed(path, prefixes, "source")
+    except RefusedError as error:
+        raise _refused(url, f"it redirects to {target[:200]!r}: {error.what}") from error
+    if not _QUERY.fullmatch(query):
+        raise _refused(url, f"it redirects to {target[:200]!r}, whose query is not plain")
+    return target
+
+
+def _receive(
+    url: str, response: httpx.Response, part: Path, come: int, most: int, advance: Callable[[int], None]
+) -> None:
+    """Appends what comes to `part`, or begins it anew if the source doesn't serve ranges."""
+    if response.status_code in (408, 429) or response.status_code >= 500:
+        raise _TransientError(f"status {response.status_code}")
+    if response.status_code == 416:  # the part is as long as the file, or longer
+        part.unlink()
+        raise _TransientError("the source has no more bytes than came before")
+    if response.status_code not in (200, 206):
+        raise _refused(url, f"status {response.status_code}")
+    if response.headers.get("Content-Encoding", "identity") != "identity":
+        raise _refused(url, "the source compresses what was asked for as it is")
+    if response.status_code == 206 and not response.headers.get("Content-Range", "").startswith(f"bytes {come}-"):
+        raise _refused(url, "the source sends another range than it was asked for")
+    resumed = response.status_code == 206
+    with part.open("ab" if resumed else "wb") as out:
+        size = come if resumed else 0
+        for piece in response.iter_raw():
+            size += len(piece)
+            if size > most:
+                raise _refused(url, f"it has more than the {most} bytes that are left to the owner")
+            out.write(piece)
+            advance(len(piece))
+        out.flush()
+        os.fsync(out.fileno())

@@ -1,0 +1,196 @@
+"""How the versions of one trunk did as experts joined, and what a remerge is expected to gain."""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from moerge.trunk.methods.registry import METHODS
+from moerge.trunk.remerge_estimate import WORTH, estimate
+from moerge_coordinator.storage import messages as views
+from moerge_coordinator.storage.tables import EvaluationRow, ExpertRow, TrunkRow, VersionRow
+from moerge_proto.evaluations import normalised
+from moerge_proto.experts import ExpertState
+from moerge_proto.history import DomainMove, Remerge, TrunkHistory, TrunkVersion
+from moerge_proto.trunks import NewTrunk, Trunk
+
+_MOST_VERSIONS = 100
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """A version: domain -> expert in slot order; domain -> (normalised, oracle's) of those that evaluated it.
+
+    A fitted expert stands here as the one that it is fitted from.
+    """
+
+    number: int
+    trunk: str
+    experts: Mapping[str, str]
+    scores: Mapping[str, tuple[float, float]]
+
+    @property
+    def missing(self) -> list[str]:
+        return [domain for domain in self.experts if domain not in self.scores]
+
+    @property
+    def average(self) -> float | None:
+        return None if self.missing else _mean(score for score, _ in self.scores.values())
+
+    def newcomers(self, trunk: Trunk) -> list[str]:
+        """The domains whose experts `trunk` was not merged from."""
+        return [domain for domain, expert in self.experts.items() if expert not in trunk.contains]
+
+
+def trunk_history(session: Session, row: TrunkRow) -> TrunkHistory:
+    """The history of a trunk, from the evaluations that there are."""
+    rows = session.scalars(select(TrunkRow).where(TrunkRow.method == row.method).order_by(TrunkRow.number))
+    trunk = views.trunk(row)
+    kin = [each for each in map(views.trunk, rows) if each.options.base == trunk.options.base]
+    others = [each.digest for each in kin if each.digest != trunk.digest]
+    versions = [*_evaluated(session, [trunk.digest]), *_evaluated(session, others)]
+    ready = set(session.scalars(select(ExpertRow.digest).where(ExpertRow.state == ExpertState.READY.value)))
+    return history_of(trunk, kin, sorted(versions, key=lambda each: each.number), ready)
+
+
+def _evaluated(session: Session, trunks: Sequence[str]) -> list[Evaluated]:
+    """The newest versions of any of `trunks`."""
+    made = VersionRow.lineage
+    columns = VersionRow.number, made["trunk"].as_string(), made["domains"], made["experts"]
+    query = select(*columns).where(made["trunk"].as_string().in_(trunks))
+    found = session.execute(query.order_by(VersionRow.number.desc()).limit(_MOST_VERSIONS)).tuples().all()
+    sums = [EvaluationRow.sums[name]["nll"].as_float() for name in ("dense", "version", "oracle")]
+    told = select(
+        EvaluationRow.version, EvaluationRow.domain, *sums, EvaluationRow.sums["version"]["tokens"].as_float()
+    ).where(EvaluationRow.active, EvaluationRow.version.in_([number for number, *_ in found]))
+    trained = {row.digest: row.trained for row in session.scalars(select(ExpertRow))}
+    scores: dict[int, dict[str, tuple[float, float]]] = {}
+    for number, domain, dense, version, oracle, tokens in session.execute(told).tuples():
+        own = normalised(dense, version, tokens), normalised(dense, oracle, tokens)
+        scores.setdefault(number, {})[domain] = own
+    return [
+        Evaluated(
+            number, trunk, dict(zip(domains, map(trained.__getitem__, experts), strict=True)), scores.get(number, {})
+        )
+        for number, trunk, domains, experts in found
+    ]
+
+
+def history_of(
+    trunk: Trunk, kin: Sequence[Trunk], versions: Sequence[Evaluated], ready: Collection[str]
+) -> TrunkHistory:
+    """The history of `trunk`.
+
+    Args:
+        kin: the trunks merged by the same method, it among them, in order of arrival.
+        versions: those of all these trunks, by number.
+        ready: the experts that can be merged.
+    """
+    own = [each for each in versions if each.trunk == trunk.digest]
+    lines, last = [], dict[str, float]()
+    for each in own:
+        lines.append(_line(trunk, each, last))
+        last |= {each.experts[domain]: score for domain, (score, _) in each.scores.items()}
+    remerge = before = None
+    if not METHODS[trunk.method].base_only:
+        there = kin.index(trunk)
+        usable = [each for each in own if set(each.experts.values()) <= set(ready)]
+        if usable and usable[-1].newcomers(trunk):
+            remerge = _remerge(trunk, usable[-1], versions, kin[there + 1 :])
+        before = _before(trunk, kin[:there], versions)
+    return TrunkHistory(trunk=trunk.digest, versions=lines, remerge=remerge, before=before)
+
+
+def _line(trunk: Trunk, version: Evaluated, last: Mapping[str, float]) -> TrunkVersion:
+    newcomers, scores = version.newcomers(trunk), version.scores
+    moves = []
+    for domain, expert in version.experts.items():
+        if domain in scores:
+            score, oracle = scores[domain]
+            moved = score - last[expert] if expert in last else None
+            moves.append(
+                DomainMove(
+                    domain=domain,
+                    newcomer=domain in newcomers,
+                    normalised=score,
+                    normalised_oracle=oracle,
+                    moved=moved,
+                )
+            )
+    members = _mean(each.normalised for each in moves if not each.newcomer)
+    late = _mean(each.normalised for each in moves if each.newcomer)
+    return TrunkVersion(
+        version=version.number,
+        newcomers=newcomers,
+        scores=moves,
+        average=version.average,
+        missing=version.missing,
+        behind=None if version.missing or members is None or late is None else members - late,
+    )
+
+
+def _remerge(trunk: Trunk, version: Evaluated, versions: Sequence[Evaluated], later: Sequence[Trunk]) -> Remerge:
+    """What merging `trunk` anew with the newcomers of `version` gains; trunks of `later` may have done it."""
+    experts = set(version.experts.values())
+    oracles = {
+        each.experts[domain]: oracle
+        for each in versions
+        if each.trunk == trunk.digest
+        for domain, (_, oracle) in each.scores.items()
+    }  # of the newest version that tells it: the routers don't touch it
+    newcomers = version.newcomers(trunk)
+    missing = [domain for domain, expert in version.experts.items() if expert not in oracles]
+    members = late = fall = expected = None
+    if not missing:
+        members = _mean(oracles[expert] for domain, expert in version.experts.items() if domain not in newcomers)
+        late = _mean(oracles[version.experts[domain]] for domain in newcomers)
+    if members is not None and late is not None:
+        fall, expected = estimate(members, late, len(trunk.contains), len(newcomers), len(experts))
+    done = {each.digest for each in later if experts | set(trunk.contains) <= set(each.contains)}
+    start = _best(each for each in versions if each.trunk == trunk.digest and set(each.experts.values()) == experts)
+    end = _best(each for each in versions if each.trunk in done and set(each.experts.values()) == experts)
+    real = None
+    if start is not None and end is not None and start.average is not None and end.average is not None:
+        real = end.average - start.average
+    merged = [*trunk.experts, *(version.experts[domain] for domain in newcomers)]
+    return Remerge(
+        trunk=trunk.digest,
+        version=(start or version).number,
+        newcomers=newcomers,
+        missing=missing,
+        members_oracle=members,
+        newcomers_oracle=late,
+        fall=fall,
+        expected=expected,
+        recommended=_is_open(trunk) and not done and expected is not None and expected >= WORTH,
+        merge=NewTrunk.model_validate({"method": trunk.method, "options": trunk.options, "experts": merged}),
+        after=None if end is None else end.number,
+        real=real,
+    )
+
+
+def _is_open(trunk: Trunk) -> bool:
+    return trunk.current and trunk.retired is None
+
+
+def _best(versions: Iterable[Evaluated]) -> Evaluated | None:
+    """The newest that all domains evaluated; else the newest."""
+    found = list(versions)
+    return next((each for each in reversed(found) if not each.missing), found[-1] if found else None)
+
+
+def _before(trunk: Trunk, earlier: Sequence[Trunk], versions: Sequence[Evaluated]) -> Remerge | None:
+    """What was expected of the remerge that made `trunk`: of the newest earlier one whose newcomers it contains."""
+    for other in reversed(earlier):
+        if not set(other.contains) < set(trunk.contains):
+            continue
+        for each in reversed([each for each in versions if each.trunk == other.digest]):
+            if each.newcomers(other) and set(each.experts.values()) <= set(trunk.contains):
+                return _remerge(other, each, versions, [trunk])
+    return None
+
+
+def _mean(values: Iterable[float]) -> float | None:
+    found = list(values)
+    return sum(found) / len(found) if found else None

@@ -1,0 +1,301 @@
+"""Uploads: chunks as they come, then the whole file as a blob; and how much of it an owner may have."""
+
+import asyncio
+import hashlib
+import os
+import secrets
+from collections.abc import AsyncIterator, Iterator
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import BinaryIO
+
+import zstandard
+from sqlalchemy import Engine, delete, func, select
+from sqlalchemy.orm import Session
+
+from moerge.blobs.store import Blobs, Chunks
+from moerge.files import file_sha256
+from moerge_coordinator.domain.pace import Pace
+from moerge_coordinator.problems import RefusedError
+from moerge_coordinator.settings import Settings
+from moerge_coordinator.storage import tables
+from moerge_coordinator.storage.database import reading, transaction
+from moerge_coordinator.storage.references import collect, needed
+from moerge_coordinator.storage.tables import HoldingRow, UploadRow
+from moerge_proto.digests import digest_of
+from moerge_proto.messages import FileEntry
+from moerge_proto.problems import ProblemType
+from moerge_proto.uploads import CHUNK_BYTES, NewUpload, Stored, Upload
+
+_PIECE = 2**20
+_STALE = timedelta(minutes=1)  # a row is not written for every chunk
+_MAX_WINDOW = CHUNK_BYTES  # no frame of a chunk needs more
+
+
+class Uploads:
+    """The open uploads, and what each owner holds."""
+
+    def __init__(self, engine: Engine, blobs: Blobs, chunks: Chunks, settings: Settings) -> None:
+        self._engine, self._blobs, self._chunks, self._settings = engine, blobs, chunks, settings
+        self._pace = Pace(settings.owner_bytes_per_second)
+
+    def sweep(self) -> None:
+        """Removes the half-written chunks of a process that was killed. Call it before any chunk comes."""
+        self._chunks.sweep()
+
+    def sweep_abandoned(self) -> None:
+        """Removes the uploads that nobody has touched for long, and what owners hold but nothing refers to."""
+        before = tables.now() - timedelta(hours=self._settings.abandoned_after_hours)
+        with transaction(self._engine) as session:
+            left = session.scalars(select(UploadRow.id).where(UploadRow.touched < before)).all()
+            for upload in left:  # before the rows are gone, so that a cut leaves no chunks without a row
+                self._chunks.remove(upload)
+            session.execute(delete(UploadRow).where(UploadRow.touched < before))
+            touched = {tuple(row) for row in session.execute(select(UploadRow.owner, UploadRow.sha256))}
+            referred, loose = needed(session, holdings=False), set()
+            for row in session.scalars(select(HoldingRow)):
+                if row.sha256 not in referred and (row.owner, row.sha256) not in touched:
+                    session.delete(row)
+                    loose.add(row.sha256)
+        collect(self._engine, self._blobs, loose)
+
+    def open(self, owner: str, request: NewUpload) -> Upload:
+        """Opens an upload, or finds the same one open; tells which chunks are missing.
+
+        Raises:
+            RefusedError: the owner has too many uploads open, or no room for this one.
+        """
+        content = request.model_dump(mode="json")
+        manifest = digest_of(content)
+        with transaction(self._engine) as session:
+            row = session.scalar(select(UploadRow).where(UploadRow.owner == owner, UploadRow.manifest == manifest))
+            if row is None:
+                row = UploadRow(owner=owner, manifest=manifest, request=content, sha256=request.sha256, size=0)
+                session.add(row)
+                session.flush()
+                self._chunks.remove(row.id)  # of an upload that had this id before
+            held = session.get(HoldingRow, (owner, request.sha256)) is not None
+            if not held and not row.size:
+                self._require_room(session, owner, request.size)
+            row.size, row.touched = 0 if held else request.size, tables.now()
+        wanted = [] if held else list(dict.fromkeys(chunk.sha256 for chunk in request.chunks))
+        come = self._chunks.held(row.id) if wanted else set()
+        return Upload(id=row.id, missing=[each for each in wanted if each not in come])
+
+    async def receive(self, owner: str, upload: int, sha256: str, body: AsyncIterator[bytes]) -> None:
+        """Writes one chunk to disk as it comes.
+
+        Raises:
+            RefusedError: the upload or chunk is unknown, the bytes are too many, too few or others, or come too fast.
+        """
+        request, complete = await asyncio.to_thread(self._request, owner, upload)
+        size = next((chunk.size for chunk in request.chunks if chunk.sha256 == sha256), None)
+        if size is None:
+            raise RefusedError(ProblemType.NOT_FOUND, "the upload's manifest has no such chunk", where=sha256)
+        if complete:
+            return
+        self._pace.take(owner, size)
+        digest, come = hashlib.sha256(), 0
+        self._chunks.incoming.mkdir(parents=True, exist_ok=True)
+        file = self._chunks.incoming / secrets.token_hex(16)
+        try:
+            with file.open("xb") as out:
+                async for piece in body:
+                    come += len(piece)
+                    if come > size:
+                        raise RefusedError(
+                            ProblemType.INVALID_REQUEST, f"more than the {size} bytes of the manifest", where=sha256
+                        )
+                    digest.update(piece)
+                    out.write(piece)
+                out.flush()
+                os.fsync(out.fileno())
+            if come < size:
+                raise RefusedError(
+                    ProblemType.TRUNCATED, f"expected {size} bytes, received {come}", where=sha256, todo="send it again"
+                )
+            if digest.hexdigest() != sha256:
+                raise RefusedError(
+                    ProblemType.WRONG_DIGEST,
+                    f"the bytes' SHA-256 is {digest.hexdigest()}",
+                    where=sha256,
+                    todo="send it again",
+                )
+            await asyncio.to_thread(self._chunks.keep, upload, sha256, file)
+        finally:
+            file.unlink(missing_ok=True)
+
+    def commit(self, owner: str, upload: int) -> Stored:
+        """Puts the chunks together as a blob. Doing it again changes nothing.
+
+        Raises:
+            RefusedError: a chunk is missing, or the whole isn't what its name says; then the upload is forgotten.
+        """
+        request, _ = self._request(owner, upload)
+        stored = Stored(sha256=request.sha256, size=request.size)
+        if self._holds(owner, request.sha256):
+            return stored
+        if missing := self.open(owner, request).missing:
+            if self._holds(owner, request.sha256):  # the same commit, sent twice at once, has just removed the chunks
+                return stored
+            raise RefusedError(
+                ProblemType.NOT_READY, f"{len(missing)} chunks are missing", where=missing[0], todo="send them"
+            )
+        put = partial(self._blobs.put, request.sha256, partial(self._assemble, upload, request))
+        try:
+            put()
+        except RefusedError:
+            self._forget(upload)
+            raise
+        except FileNotFoundError:  # the same commit, sent twice at once, has just removed the chunks
+            self.held(owner, request.sha256, "sha256")
+            return stored
+        while True:
+            with transaction(self._engine) as session:
+                if self._blobs.has(request.sha256):
+                    session.merge(HoldingRow(owner=owner, sha256=request.sha256, size=request.size))
+                    if (row := session.get(UploadRow, upload)) is not None:
+                        row.size = 0  # the row stays for those who commit again, until it is swept
+                    break
+            put()  # another owner's refusal removed it just before the row was there
+        self._chunks.remove(upload)
+        return stored
+
+    def held(self, owner: str, sha256: str, where: str) -> int:
+        """The size of a file that the owner has uploaded.
+
+        Raises:
+            RefusedError: it has not.
+        """
+        with transaction(self._engine) as session:
+            row = session.get(HoldingRow, (owner, sha256))
+            query = select(UploadRow).where(UploadRow.owner == owner, UploadRow.sha256 == sha256)
+            for upload in session.scalars(query):
+                upload.touched = tables.now()  # about to be referred to, so not abandoned
+        if row is None:
+            raise RefusedError(
+                ProblemType.NOT_READY, f"no complete upload {sha256}", where=where, todo="upload it first"
+            )
+        return row.size
+
+    def keep(self, owner: str, file: FileEntry, part: Path, address: str) -> None:
+        """Keeps a file that was fetched from `address` as if the owner had uploaded it.
+
+        Raises:
+            RefusedError: its content is another, or the owner has no room for it.
+        """
+
+        def copied(out: BinaryIO) -> str:
+            with part.open("rb") as source:
+                while piece := source.read(_PIECE):
+                    out.write(piece)
+            return file.sha256
+
+        if (found := file_sha256(part)) != file.sha256:
+            part.unlink()  # the next try begins anew
+            what = f"{address} has the SHA-256 {found}, not {file.sha256}"
+            raise RefusedError(ProblemType.WRONG_DIGEST, what, where=f"files.{file.name}")
+        while True:
+            self._blobs.put(file.sha256, copied)
+            with transaction(self._engine) as session:
+                left = self._left(session, owner)
+                if session.get(HoldingRow, (owner, file.sha256)) is None and file.size > left:
+                    found = f"{address} has {file.size} bytes, but only {left} are left to owner {owner!r}"
+                    raise RefusedError(ProblemType.OVER_QUOTA, found, where="source")
+                if self._blobs.has(file.sha256):  # else another owner's refusal has just removed it
+                    session.merge(HoldingRow(owner=owner, sha256=file.sha256, size=file.size))
+                    break
+        part.unlink()
+
+    def room(self, owner: str) -> int:
+        """Bytes that the owner may still bring."""
+        with reading(self._engine) as session:
+            return self._left(session, owner)
+
+    def held_size(self, owner: str, sha256: str) -> int | None:
+        """The size of a file that the owner holds, or None."""
+        with reading(self._engine) as session:
+            row = session.get(HoldingRow, (owner, sha256))
+            return None if row is None else row.size
+
+    def _holds(self, owner: str, sha256: str) -> bool:
+        with reading(self._engine) as session:
+            return session.get(HoldingRow, (owner, sha256)) is not None
+
+    def discard(self, owner: str, digests: list[str]) -> None:
+        """Forgets that the owner sent refused files; removes each blob that nothing needs."""
+        with transaction(self._engine) as session:
+            for digest in digests:
+                if (row := session.get(HoldingRow, (owner, digest))) is not None:
+                    session.delete(row)
+        collect(self._engine, self._blobs, digests)
+
+    def _assemble(self, upload: int, request: NewUpload, out: BinaryIO) -> str:
+        digest, size = hashlib.sha256(), 0
+        for chunk in request.chunks:
+            for piece in self._plain(upload, chunk.sha256, request.encoding):
+                size += len(piece)
+                if size > request.size:
+                    raise RefusedError(
+                        ProblemType.WRONG_DIGEST, f"the chunks hold more than {request.size} bytes", where="size"
+                    )
+                digest.update(piece)
+                out.write(piece)
+        if size != request.size or digest.hexdigest() != request.sha256:
+            found = f"the chunks make {size} bytes with SHA-256 {digest.hexdigest()}"
+            raise RefusedError(
+                ProblemType.WRONG_DIGEST,
+                f"{found}, not {request.size} with {request.sha256}",
+                where="sha256",
+                todo="send it again",
+            )
+        return request.sha256
+
+    def _request(self, owner: str, upload: int) -> tuple[NewUpload, bool]:
+        """What was announced, and whether it has been committed."""
+        with reading(self._engine) as session:
+            row = session.get(UploadRow, upload)
+        if row is None or row.owner != owner:
+            raise RefusedError(ProblemType.NOT_FOUND, f"no upload {upload}", todo="open it again")
+        if tables.now() - row.touched > _STALE:
+            with transaction(self._engine) as session:
+                if (again := session.get(UploadRow, upload)) is not None:
+                    again.touched = tables.now()
+        return NewUpload.model_validate(row.request), not row.size
+
+    def _require_room(self, session: Session, owner: str, size: int) -> None:
+        query = select(func.count()).select_from(UploadRow)
+        count = session.scalar(query.where(UploadRow.owner == owner, UploadRow.size > 0)) or 0
+        if count >= (most := self._settings.owner_uploads):
+            todo = "commit one first; those that nobody goes on with are removed in time"
+            raise RefusedError(ProblemType.OVER_QUOTA, f"{count} uploads are open, of at most {most}", todo=todo)
+        left = self._left(session, owner)
+        if size > left:
+            found = f"{size} bytes, but only {left} of {self._settings.owner_bytes} are left to owner {owner!r}"
+            raise RefusedError(
+                ProblemType.OVER_QUOTA, found, where="size", todo="ask the coordinator's operator for more"
+            )
+
+    def _left(self, session: Session, owner: str) -> int:
+        announced = session.scalar(select(func.sum(UploadRow.size)).where(UploadRow.owner == owner, UploadRow.size > 0))
+        held = session.scalar(select(func.sum(HoldingRow.size)).where(HoldingRow.owner == owner))
+        return max(self._settings.owner_bytes - int(announced or 0) - int(held or 0), 0)
+
+    def _forget(self, upload: int) -> None:
+        self._chunks.remove(upload)
+        with transaction(self._engine) as session:
+            session.execute(delete(UploadRow).where(UploadRow.id == upload))
+
+    def _plain(self, upload: int, sha256: str, encoding: str) -> Iterator[bytes]:
+        with self._chunks.open(upload, sha256) as file:
+            try:
+                source = (
+                    zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW).stream_reader(file)
+                    if encoding == "zstd"
+                    else file
+                )
+                while piece := source.read(_PIECE):
+                    yield piece
+            except zstandard.ZstdError as error:
+                raise RefusedError(ProblemType.WRONG_DIGEST, f"not a zstd frame: {error}", where=sha256) from error

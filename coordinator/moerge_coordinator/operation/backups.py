@@ -1,0 +1,270 @@
+"""Backups of a home: its databases as they are at one moment, its settings, and the blobs that they need.
+
+A folder is incremental: blobs that it has stay, and `backup.json`, written last, names the databases that count.
+
+    backup.json                     what is in it
+    databases-<id>/*.sqlite         with the settings beside them
+    blobs/<first two digits>/<digest>
+"""
+
+import hashlib
+import os
+import secrets
+import shutil
+import sqlite3
+import tarfile
+import tempfile
+from contextlib import closing
+from datetime import datetime
+from pathlib import Path
+from typing import Literal
+
+from pydantic import ValidationError
+
+from moerge.blobs.local import LocalBlobs
+from moerge.errors import MoergeError
+from moerge.files import atomic_file, file_sha256, sync_folder
+from moerge.progress import Progress, Tracker
+from moerge_coordinator.operation.verify import blob_file, folders, required_blobs, verify
+from moerge_coordinator.settings import FILE, Settings, read_settings
+from moerge_coordinator.storage import tables
+from moerge_coordinator.storage.database import open_database, transaction
+from moerge_proto.digests import Digest
+from moerge_proto.messages import Message
+
+CONTENTS = "backup.json"
+_ATTEMPTS = 5
+_PIECE = 2**22
+
+
+class Backup(Message):
+    """A backup's contents. `folder` holds `databases`, file name -> SHA-256; the settings count as one."""
+
+    format: Literal[1] = 1
+    made: datetime
+    folder: str
+    databases: dict[str, Digest]
+    blobs: list[Digest]
+
+
+class _ChangedError(Exception):
+    """The coordinator removed a blob after its database was copied."""
+
+
+def back_up(settings: Settings, target: Path, progress: Progress) -> Backup:
+    """Backs a home up into a folder, or into one file if `target` ends in .tar; the coordinator may serve meanwhile.
+
+    Raises:
+        MoergeError: the database is PostgreSQL, or `target` is something else already.
+    """
+    _database(settings)
+    if target.suffix != ".tar":
+        return _into_folder(settings, target, progress)
+    with tempfile.TemporaryDirectory(prefix=".backup-", dir=settings.home) as folder:  # on one disk, so blobs are links
+        made = _into_folder(settings, Path(folder), progress)
+        with atomic_file(target) as out, tarfile.open(fileobj=out, mode="w|", format=tarfile.PAX_FORMAT) as tar:
+            os.fchmod(out.fileno(), 0o600)
+            paths = sorted(path for path in Path(folder).rglob("*") if path.is_file())
+            total = sum(path.stat().st_size for path in paths)
+            with progress.track(f"writing {target.name}", total, "B") as tracker:
+                for path in paths:
+                    tar.add(path, path.relative_to(folder), recursive=False)
+                    tracker.advance(path.stat().st_size)
+    return made
+
+
+def _into_folder(settings: Settings, target: Path, progress: Progress) -> Backup:
+    if target.exists() and not (target.is_dir() and all(map(_is_ours, target.iterdir()))):
+        todo = "name a folder that does not exist, or an earlier backup"
+        raise MoergeError("is there, and no backup", where=str(target), todo=todo)
+    target.mkdir(parents=True, exist_ok=True, mode=0o700)
+    for _ in range(_ATTEMPTS):
+        folder = target / f"databases-{secrets.token_hex(4)}"
+        try:
+            made = _copied(settings, target, folder, progress)
+        except _ChangedError:
+            continue
+        with atomic_file(target / CONTENTS) as out:
+            out.write(made.model_dump_json(indent=1).encode())
+        _prune(target, made)
+        return made
+    raise MoergeError("blobs go away faster than they are copied", where=str(target), todo="run it again later")
+
+
+def _is_ours(path: Path) -> bool:
+    return path.name in (CONTENTS, "blobs") or path.name.startswith(("databases-", f".{CONTENTS}."))
+
+
+def _copied(settings: Settings, target: Path, folder: Path, progress: Progress) -> Backup:
+    """Copies databases, then blobs. The workflows' first: what they say is done, the later copy of the other has."""
+    folder.mkdir()
+    own = _database(settings)
+    for database in (settings.home / "workflows.sqlite", own):
+        _copy_database(database, folder / database.name)
+    shutil.copyfile(settings.home / FILE, folder / FILE)
+    copies = {path.name: file_sha256(path) for path in sorted(folder.iterdir())}
+    engine = open_database(folder / own.name)
+    try:
+        with transaction(engine) as session:
+            digests = sorted(required_blobs(session))
+    finally:
+        engine.dispose()
+    copies[own.name] = file_sha256(folder / own.name)
+    blobs = LocalBlobs(settings.home / "blobs")
+    new = [digest for digest in digests if not (target / blob_file(digest)).is_file()]
+    try:
+        total = sum(blobs.path(digest).stat().st_size for digest in new)
+        with progress.track(f"backing {len(new)} of {len(digests)} blobs up", total, "B") as tracker:
+            for digest in new:
+                _copy_blob(blobs.path(digest), target / blob_file(digest), digest, tracker)
+    except FileNotFoundError as error:
+        shutil.rmtree(folder)
+        if _is_required(settings, Path(str(error.filename)).name):
+            todo = f"moerge coordinator verify {settings.home}"
+            raise MoergeError("a blob is missing", where=str(error.filename), todo=todo) from error
+        raise _ChangedError from error
+    for path in folder.iterdir():
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+    sync_folder(folder)
+    sync_folder(target)
+    return Backup(made=tables.now(), folder=folder.name, databases=copies, blobs=digests)
+
+
+def _copy_database(source: Path, target: Path) -> None:
+    """By SQLite's backup interface: one moment's state, whoever writes meanwhile."""
+    if not source.is_file():
+        return
+    address = f"{source.absolute().as_uri()}?mode=ro"
+    with closing(sqlite3.connect(address, uri=True)) as one, closing(sqlite3.connect(target)) as other:
+        one.backup(other)
+
+
+def _is_required(settings: Settings, digest: str) -> bool:
+    engine = open_database(settings.database)
+    try:
+        with transaction(engine) as session:
+            return digest in required_blobs(session)
+    finally:
+        engine.dispose()
+
+
+def _copy_blob(source: Path, target: Path, digest: str, tracker: Tracker) -> None:
+    """A hard link, which nothing but the disk can alter, or on another disk a copy that is checked."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    size = source.stat().st_size
+    try:
+        os.link(source, target)
+        tracker.advance(size)
+        return
+    except FileNotFoundError:
+        raise
+    except OSError:  # another disk, or one without links
+        content = hashlib.sha256()
+    with source.open("rb") as file, atomic_file(target) as out:
+        while piece := file.read(_PIECE):
+            content.update(piece)
+            out.write(piece)
+            tracker.advance(len(piece))
+        if content.hexdigest() != digest:
+            raise MoergeError(f"its SHA-256 is {content.hexdigest()}", where=str(source), todo="see verify")
+    target.chmod(0o444)
+
+
+def _prune(target: Path, made: Backup) -> None:
+    """Removes what only earlier backups needed."""
+    for folder in target.glob("databases-*"):
+        if folder.name != made.folder:
+            shutil.rmtree(folder)
+    kept = set(made.blobs)
+    for path in (target / "blobs").glob("??/*"):
+        if path.name not in kept:
+            path.unlink()
+
+
+def restore(source: Path, home: Path, progress: Progress) -> Backup:
+    """Makes a home from a backup, verified before it appears.
+
+    Raises:
+        MoergeError: `home` is not empty, or the backup is none or damaged; then there is no home.
+    """
+    if home.exists() and (not home.is_dir() or any(home.iterdir())):
+        raise MoergeError("is not empty", where=str(home), todo="name a folder that does not exist")
+    home.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{home.name}-", dir=home.parent) as temporary:
+        unpacked = _unpacked(source, Path(temporary) / "backup") if source.is_file() else source
+        made = _contents(unpacked)
+        fresh = Path(temporary) / "home"
+        fresh.mkdir(mode=0o700)
+        _fill(unpacked, made, fresh, progress)
+        _require_whole(fresh, progress)
+        fresh.replace(home)
+    sync_folder(home.parent)
+    return made
+
+
+def _unpacked(source: Path, target: Path) -> Path:
+    try:
+        with tarfile.open(source) as tar:
+            tar.extractall(target, filter="data")
+    except (tarfile.TarError, OSError) as error:
+        raise MoergeError(f"can't be unpacked: {error}", where=str(source)) from error
+    return target
+
+
+def _contents(folder: Path) -> Backup:
+    try:
+        return Backup.model_validate_json((folder / CONTENTS).read_bytes())
+    except (OSError, ValidationError) as error:
+        todo = "name what `moerge coordinator backup` wrote"
+        raise MoergeError(f"no complete backup: {error}", where=str(folder / CONTENTS), todo=todo) from error
+
+
+def _fill(source: Path, made: Backup, home: Path, progress: Progress) -> None:
+    """Copies everything into the home, whose views are links again."""
+    for name, digest in made.databases.items():
+        path = source / Path(made.folder).name / Path(name).name
+        if not path.is_file() or file_sha256(path) != digest:
+            raise MoergeError("missing or altered", where=str(path), todo="use another backup")
+        shutil.copyfile(path, home / Path(name).name)
+    try:
+        total = sum((source / blob_file(digest)).stat().st_size for digest in made.blobs)
+        with progress.track(f"restoring {len(made.blobs)} blobs", total, "B") as tracker:
+            for digest in made.blobs:
+                _copy_blob(source / blob_file(digest), home / blob_file(digest), digest, tracker)
+    except FileNotFoundError as error:
+        raise MoergeError("missing", where=str(error.filename), todo="use another backup") from error
+    blobs = LocalBlobs(home / "blobs")
+    engine = open_database(read_settings(home).database)
+    try:
+        with transaction(engine) as session:
+            for place, (_, files) in folders(session).items():
+                for name, digest in files.items():
+                    blobs.link(digest, home / place / name)
+    finally:
+        engine.dispose()
+
+
+def _require_whole(home: Path, progress: Progress) -> None:
+    engine = open_database(read_settings(home).database)
+    try:
+        damage = [each for each in verify(engine, LocalBlobs(home / "blobs"), home, progress) if each.damage]
+    finally:
+        engine.dispose()
+    if damage:
+        found = f"{damage[0].what}, needed by {', '.join(damage[0].needed_by)}; {len(damage)} such findings"
+        raise MoergeError(found, where=damage[0].file, todo="use another backup")
+
+
+def _database(settings: Settings) -> Path:
+    """The home's own database.
+
+    Raises:
+        MoergeError: it is PostgreSQL's; says what to run.
+    """
+    if isinstance(settings.database, Path) and settings.s3 is None:
+        return settings.database
+    todo = "run: pg_dump --format=custom --file=moerge.dump DATABASE; then copy the blobs, which never change"
+    if isinstance(settings.database, Path):
+        todo = f"copy the bucket's blobs, which never change, and {settings.database} while the coordinator is stopped"
+    raise MoergeError("what lies outside the home is backed up by its own tools", where="database", todo=todo)

@@ -1,0 +1,129 @@
+"""What would keep a coordinator from starting, or make it unsafe; told before it starts."""
+
+import ipaddress
+import os
+import shutil
+import socket
+import ssl
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+from rich.filesize import decimal
+from sqlalchemy import create_engine, make_url
+from sqlalchemy.exc import OperationalError, SQLAlchemyError
+
+from moerge.errors import MoergeError
+from moerge_coordinator.settings import Settings, load
+from moerge_coordinator.storage.database import unknown_revision, unreachable
+
+_LEAST_FREE = 2 * 2**30
+LOCK = "coordinator.lock"
+
+
+def problems(
+    home: Path, environment: Mapping[str, str], override: Callable[[Settings], Settings]
+) -> Iterator[MoergeError]:
+    """Everything that is wrong, each with what to do. `override` puts in what the command line says."""
+    settings, found = load(home, environment)
+    yield from found
+    if home.is_dir():
+        yield from _home(home)
+    if settings is None:
+        return
+    settings = override(settings)
+    yield from _schema(settings)
+    yield from _tls(settings)
+    yield from _address(settings)
+
+
+def _home(home: Path) -> Iterator[MoergeError]:
+    try:
+        with tempfile.TemporaryFile(dir=home):
+            pass
+    except OSError as error:
+        todo = f"give it to the user who runs the coordinator (id {os.getuid()}), or make room"
+        yield MoergeError(f"can't be written: {error.strerror}", where=str(home), todo=todo)
+        return
+    free = shutil.disk_usage(home).free
+    if free < _LEAST_FREE:
+        todo = "make room, or move the home to a larger disk; experts and versions are kept there"
+        yield MoergeError(f"only {decimal(free)} are free", where=str(home), todo=todo)
+    try:
+        with FileLock(home / LOCK, blocking=False):
+            pass
+    except Timeout:
+        yield MoergeError(
+            "another coordinator runs on this home", where=str(home), todo="stop it before another starts"
+        )
+
+
+def _schema(settings: Settings) -> Iterator[MoergeError]:
+    database = settings.database
+    if isinstance(database, str):
+        where, engine = "database", create_engine(make_url(database).set(drivername="postgresql+psycopg"))
+    elif database.is_file():
+        where, engine = str(database), create_engine(f"sqlite:///file:{database.absolute()}?mode=ro&uri=true")
+    else:
+        yield MoergeError("no database", where=str(database), todo=f"run: moerge coordinator init {settings.home}")
+        return
+    try:
+        with engine.connect() as connection:
+            revision = unknown_revision(connection)
+    except OperationalError as error:
+        yield unreachable(error)
+        return
+    except SQLAlchemyError as error:
+        todo = "restore a backup, or check the setting"
+        yield MoergeError(f"can't be read: {type(error).__name__}", where=where, todo=todo)
+        return
+    finally:
+        engine.dispose()
+    if revision is not None:
+        todo = "install the moerge that last ran here, or a newer one; or restore a backup of before"
+        yield MoergeError(f"its schema {revision} is newer than this build", where=where, todo=todo)
+
+
+def _tls(settings: Settings) -> Iterator[MoergeError]:
+    if settings.tls_certificate is None or settings.tls_key is None:
+        if not _is_loopback(settings.host):
+            todo = "set tls_certificate and tls_key, or listen on 127.0.0.1 behind a proxy that speaks HTTPS"
+            yield MoergeError(
+                f"plain HTTP on {settings.host}; tokens could be read on the way", where="host", todo=todo
+            )
+        return
+    missing = False
+    for key in ("tls_certificate", "tls_key"):
+        path: Path = getattr(settings, key)
+        if not os.access(path, os.R_OK) or not path.is_file():
+            missing = True
+            yield MoergeError(
+                f"{path} is not there, or can't be read", where=key, todo="correct the path or its rights"
+            )
+    if missing:
+        return
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(settings.tls_certificate, settings.tls_key)
+    except ssl.SSLError as error:
+        todo = "give PEM files; the key must be the certificate's, without a passphrase"
+        yield MoergeError(f"can't be used: {error.reason or error}", where="tls_certificate", todo=todo)
+
+
+def _address(settings: Settings) -> Iterator[MoergeError]:
+    try:
+        kind, _, _, _, address = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(kind, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except OSError as error:
+        todo = "stop what listens there, or choose another host or port"
+        found = f"can't listen on {settings.host}:{settings.port}: {error.strerror}"
+        yield MoergeError(found, where="port", todo=todo)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,202 @@
+"""What a home must hold according to its rows, and whether it does."""
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from sqlalchemy import Engine, select
+from sqlalchemy.orm import Session
+
+from moerge.blobs.store import Blobs
+from moerge.files import file_sha256
+from moerge.models.expert_folder import expert_digest
+from moerge.progress import Progress, Tracker
+from moerge.trunk.merge import trunk_digest
+from moerge_coordinator.storage import messages as views
+from moerge_coordinator.storage.database import reading
+from moerge_coordinator.storage.references import needed
+from moerge_coordinator.storage.tables import (
+    ArtifactRow,
+    ContributionRow,
+    ExpertRow,
+    HoldingRow,
+    TrunkContributionRow,
+    TrunkRow,
+    UploadRow,
+    VersionRow,
+)
+from moerge_proto.digests import canonical_json, digest_of, sha256_hex
+from moerge_proto.experts import ExpertState
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that is not as it must be.
+
+    Attributes:
+        what: missing, altered or litter; litter harms nothing.
+        file: relative to the home.
+        digest: of the content that should be there, or the row's name.
+        needed_by: the experts, trunks, contributions and versions that need it.
+        todo: what to do.
+    """
+
+    what: str
+    file: str
+    digest: str
+    needed_by: tuple[str, ...]
+    todo: str
+
+    @property
+    def damage(self) -> bool:
+        return self.what != "litter"
+
+
+def blob_file(digest: str) -> str:
+    """Where a blob lies, relative to the home and to a backup."""
+    return f"blobs/{digest[:2]}/{digest}"
+
+
+def _name(row: ExpertRow | TrunkRow | VersionRow | ContributionRow | TrunkContributionRow) -> str:
+    match row:
+        case ExpertRow():
+            return f"expert {row.digest[:12]} of {row.domain}"
+        case ContributionRow():
+            return f"contribution {row.number} of {row.domain}"
+        case TrunkContributionRow():
+            return f"trunk contribution {row.number} of {row.domain}"
+        case TrunkRow():
+            return f"trunk {row.digest[:12]}"
+        case VersionRow():
+            return f"version {row.number}"
+
+
+def _complete_experts(session: Session) -> list[ExpertRow]:
+    """Those whose files must be there: not refused, not purged, not still to be fetched."""
+    query = select(ExpertRow).where(ExpertRow.state != ExpertState.REFUSED.value, ExpertRow.purged.is_(None))
+    rows = session.scalars(query.order_by(ExpertRow.number))
+    return [row for row in rows if row.family]
+
+
+def _versions(session: Session) -> list[VersionRow]:
+    return list(session.scalars(select(VersionRow).where(VersionRow.retired.is_(None)).order_by(VersionRow.number)))
+
+
+def _trunks(session: Session) -> list[TrunkRow]:
+    return list(
+        session.scalars(select(TrunkRow).where(TrunkRow.retired.is_(None) | TrunkRow.current).order_by(TrunkRow.number))
+    )
+
+
+def required_blobs(session: Session) -> dict[str, tuple[str, ...]]:
+    """Every blob that must be there, and what needs it. Those of purged and retired rows may be gone."""
+    users: dict[str, list[str]] = defaultdict(list)
+    made: list[ExpertRow | TrunkRow | VersionRow] = [
+        *_complete_experts(session),
+        *_trunks(session),
+        *_versions(session),
+    ]
+    for row in made:
+        for file in row.files:
+            users[file["sha256"]].append(f"{_name(row)} as {file['name']}")
+    for part in (
+        *session.scalars(select(ContributionRow).where(ContributionRow.purged.is_(None))),
+        *session.scalars(select(TrunkContributionRow).where(TrunkContributionRow.purged.is_(None))),
+    ):
+        users[part.digest].append(_name(part))
+    for holding in session.scalars(select(HoldingRow)):
+        users[holding.sha256].append(f"owner {holding.owner}")
+    for artifact in session.scalars(select(ArtifactRow)):
+        users[artifact.sha256].append("a version's derived file")
+    kept = needed(session)
+    return {digest: tuple(dict.fromkeys(who)) for digest, who in users.items() if digest in kept}
+
+
+def folders(session: Session) -> dict[str, tuple[str, dict[str, str]]]:
+    """Folder relative to the home -> whose it is, and file name -> digest of what it must hold."""
+    return {
+        f"versions/{row.number}": (_name(row), {file["name"]: file["sha256"] for file in row.files})
+        for row in _versions(session)
+    }
+
+
+def verify(engine: Engine, blobs: Blobs, home: Path, progress: Progress) -> list[Finding]:
+    """Reads every blob, row and folder of a home and tells what is missing, altered or litter.
+
+    A coordinator may serve meanwhile; what it removes or adds while this runs is not reported as damage.
+    """
+    listed = dict(blobs.digests())
+    with reading(engine) as session:
+        required, places = required_blobs(session), folders(session) if blobs.lasting else {}
+        found = list(_altered_rows(session))
+    total = sum(size for digest, size in listed.items() if digest in required)
+    with progress.track(f"verifying {len(required)} blobs", total, "B") as tracker:
+        for digest, users in required.items():
+            if (what := _state(blobs, digest, tracker)) is not None:
+                todo = f"copy {blob_file(digest)} from a backup, then link it anew where the folders below name it"
+                found.append(Finding(what, blob_file(digest), digest, users, todo))
+    for place, (user, files) in places.items():
+        found += _folder_findings(home, place, user, files)
+    with reading(engine) as session:  # again: what a serving coordinator has removed since is no damage
+        still, kept, owned = required_blobs(session), needed(session), folders(session)
+        uploads = set(session.scalars(select(UploadRow.id)))
+    gone = required.keys() - still.keys()
+    moved = places.keys() - owned.keys()
+    found = [each for each in found if each.digest not in gone and str(Path(each.file).parent) not in moved]
+    return found + list(_litter(home, listed.keys() - kept, owned.keys(), uploads))
+
+
+def _state(blobs: Blobs, digest: str, tracker: Tracker) -> str | None:
+    """None if the blob's content is `digest`."""
+    content = hashlib.sha256()
+    try:
+        for piece in blobs.content(digest):
+            content.update(piece)
+            tracker.advance(len(piece))
+    except FileNotFoundError:
+        return "missing"
+    return None if content.hexdigest() == digest else "altered"
+
+
+def _folder_findings(home: Path, place: str, user: str, files: Mapping[str, str]) -> Iterator[Finding]:
+    """A file that is the blob itself, by a hard link, has been read already."""
+    for name, digest in files.items():
+        path, blob = home / place / name, home / blob_file(digest)
+        what = None
+        if path.is_symlink() or not path.is_file():
+            what = "missing"
+        elif not (blob.is_file() and path.samefile(blob)) and file_sha256(path) != digest:
+            what = "altered"
+        if what is not None:
+            yield Finding(what, f"{place}/{name}", digest, (user,), f"ln -f {blob} {path}")
+    present = {path.name for path in (home / place).iterdir()} if (home / place).is_dir() else set()
+    for name in sorted(present - files.keys()):
+        yield Finding("altered", f"{place}/{name}", "", (user,), "remove it: no row names it")
+
+
+def _altered_rows(session: Session) -> Iterator[Finding]:
+    """Rows that are not what their digest says they are a function of."""
+    todo = "restore a backup: the database was changed"
+    for expert in _complete_experts(session):
+        if expert_digest({file["name"]: file["sha256"] for file in expert.files}) != expert.digest:
+            yield Finding("altered", "the database", expert.digest, (_name(expert),), todo)
+    for trunk in _trunks(session):
+        files = {file["name"]: file["sha256"] for file in trunk.files}
+        if trunk_digest(views.trunk_lineage(trunk), files, trunk.exponents) != trunk.digest:
+            yield Finding("altered", "the database", trunk.digest, (_name(trunk),), todo)
+    for version in _versions(session):
+        published = {file["name"]: file["sha256"] for file in version.files}.get("moerge.json")
+        lineage = sha256_hex(canonical_json(version.lineage) + b"\n")
+        if digest_of(version.lineage) != version.lineage_digest or published != lineage:
+            yield Finding("altered", "the database", version.lineage_digest, (_name(version),), todo)
+
+
+def _litter(home: Path, loose: Iterable[str], owned: Iterable[str], uploads: set[int]) -> Iterator[Finding]:
+    todo = "remove it, if no work runs that makes it"
+    places = [f"versions/{path.name}" for path in (home / "versions").glob("*")]
+    own = {"incoming", *map(str, uploads)}
+    chunks = [f"uploads/{path.name}" for path in (home / "uploads").glob("*") if path.name not in own]
+    for file in sorted([*map(blob_file, loose), *(set(places) - set(owned)), *chunks]):
+        yield Finding("litter", file, "", (), todo)

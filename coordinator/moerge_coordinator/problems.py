@@ -1,0 +1,30 @@
+"""Refusals and failures of the coordinator, as problems."""
+
+import psycopg
+
+from moerge.errors import MoergeError
+from moerge.files import is_of_full_disk
+from moerge_proto.problems import Problem, ProblemType
+
+
+class RefusedError(MoergeError):
+    """The coordinator won't do what was asked."""
+
+    def __init__(
+        self, kind: ProblemType, what: str, *, where: str = "", todo: str = "", retry_after: int | None = None
+    ) -> None:
+        super().__init__(what, where=where, todo=todo)
+        self.kind = kind
+        self.retry_after = retry_after  # seconds
+
+
+def failure(error: Exception) -> Problem:
+    """What a caller is told of an error that is the coordinator's own: storage full, no database, or unexpected."""
+    cause = getattr(error, "orig", error)  # of what SQLAlchemy raises
+    if is_of_full_disk(cause) or isinstance(cause, psycopg.errors.DiskFull):
+        todo = "tell its operator; once there is room, the same call may be made again"
+        return Problem.of(ProblemType.STORAGE_FULL, "the coordinator's storage is full", todo=todo)
+    if isinstance(cause, psycopg.OperationalError):
+        return Problem.of(ProblemType.UNAVAILABLE, "the database doesn't answer", todo="try again in a minute")
+    detail, todo = f"the coordinator failed: {type(error).__name__}", "tell its operator the X-Request-Id"
+    return Problem.of(ProblemType.INTERNAL, detail, todo=todo)

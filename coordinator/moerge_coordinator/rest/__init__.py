@@ -1,0 +1,1 @@
+"""The REST API: each route decodes a call, makes it, and encodes the answer."""

@@ -1,0 +1,48 @@
+"""The audit log: one row for each call that may change something, written before its answer leaves."""
+
+from fastapi import Request
+from sqlalchemy import Engine
+
+from moerge_coordinator.storage import tables
+from moerge_coordinator.storage.database import transaction
+from moerge_coordinator.storage.tables import AuditRow
+from moerge_proto.audit import AuditEntry
+from moerge_proto.owners import Identity
+
+_MUTATING = {"POST", "PUT", "PATCH", "DELETE"}
+_UNCOUNTED = {
+    ("PUT", "/v1/uploads/{upload}/chunks/{sha256}"),  # thousands for one file; its commit is in the log
+    ("PUT", "/v1/progress"),  # every ten seconds, and only the last counts
+}
+_LONGEST = 2000
+
+
+def is_audited(method: str, route: str | None) -> bool:
+    """Whether a call belongs into the log: it may change something, and isn't one chunk of many, or progress.
+
+    A path that is no route can't change anything, so scanners don't fill the log.
+    """
+    return method in _MUTATING and route is not None and (method, route) not in _UNCOUNTED
+
+
+def record(engine: Engine, request: Request, path: str, status: int) -> None:
+    """Adds the row of a call that is answered with `status`."""
+    identity: Identity | None = getattr(request.state, "identity", None)
+    with transaction(engine) as session:
+        session.add(
+            AuditRow(
+                request=request.state.request_id,
+                token=getattr(request.state, "token", None),
+                role=identity and identity.role.value,
+                owner=identity and identity.owner,
+                method=request.method,
+                path=path[:_LONGEST],
+                status=status,
+                problem=getattr(request.state, "problem", None),
+                created=tables.now(),
+            )
+        )
+
+
+def entry(row: AuditRow) -> AuditEntry:
+    return AuditEntry.model_validate({name: getattr(row, name) for name in AuditEntry.model_fields})

@@ -1,0 +1,100 @@
+"""Paged lists, and what of them a caller sees."""
+
+from collections.abc import Callable
+from typing import Annotated, Any, TypeVar
+
+from fastapi import Path, Query, Request
+from pydantic import BeforeValidator
+from sqlalchemy import Select, select
+from sqlalchemy.orm import InstrumentedAttribute, Session
+
+from moerge_coordinator.problems import RefusedError
+from moerge_coordinator.storage.database import reading
+from moerge_coordinator.storage.tables import ContributionRow, ExpertRow, ProgressRow, TrunkContributionRow
+from moerge_proto.messages import Message, Page
+from moerge_proto.owners import Identity, Role
+from moerge_proto.problems import ProblemType
+
+PAGE = 100
+LARGEST = 2**31 - 1
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, str) and not (value.isascii() and value.isdigit()):
+        raise ValueError("expected digits only")
+    return value
+
+
+After = Annotated[
+    int,
+    BeforeValidator(_plain),
+    Query(ge=0, le=LARGEST, description="The `next` of the page before; 0 for the first page."),
+]
+
+
+def _plain_flag(value: object) -> object:
+    if isinstance(value, str) and value not in ("true", "false"):
+        raise ValueError("expected true or false")
+    return value
+
+
+Flag = Annotated[bool, BeforeValidator(_plain_flag)]
+Newest = Annotated[
+    Flag,
+    Query(description="Newest first; `after` then counts down, and `next` goes on towards older ones."),
+]
+Number = Annotated[int, Path(ge=1, le=LARGEST)]
+
+M = TypeVar("M", bound=Message)
+Owned = TypeVar("Owned", ExpertRow, ContributionRow, TrunkContributionRow, ProgressRow)
+Named = TypeVar("Named", ExpertRow, ContributionRow, TrunkContributionRow)
+
+
+def page(
+    session: Session,
+    query: Select[Any],
+    number: InstrumentedAttribute[int],
+    after: int,
+    view: Callable[[Any], M],
+    *,
+    newest: bool = False,
+) -> Page[M]:
+    """The rows of `query` whose `number` comes after `after`, at most PAGE of them; with `newest`, counted down."""
+    if not newest:
+        query = query.where(number > after).order_by(number)
+    else:
+        query = (query.where(number < after) if after else query).order_by(number.desc())
+    rows = list(session.scalars(query.limit(PAGE + 1)))
+    following = getattr(rows[PAGE - 1], number.key) if len(rows) > PAGE else None
+    return Page(items=[view(row) for row in rows[:PAGE]], next=following)
+
+
+def visible_page(
+    request: Request,
+    caller: Identity,
+    kind: type[Owned],
+    after: int,
+    view: Callable[[Owned], M],
+    *,
+    newest: bool = False,
+) -> Page[M]:
+    """The rows of `kind` that come after `after`; an owner sees its own."""
+    query = select(kind)
+    if caller.role is Role.OWNER:
+        query = query.where(kind.owner == caller.owner)
+    with reading(request.app.state.engine) as session:
+        return page(session, query, kind.number, after, view, newest=newest)
+
+
+def visible_row(session: Session, caller: Identity, kind: type[Named], digest: str) -> Named:
+    """The row of that digest; an owner sees its own.
+
+    Raises:
+        RefusedError: there is none.
+    """
+    row = session.scalar(select(kind).where(kind.digest == digest))
+    if row is None or (caller.role is Role.OWNER and row.owner != caller.owner):
+        words = kind.__tablename__.split("_")
+        found, todo = f"no {' '.join(words)[:-1]} {digest}", f"see GET /v1/{'-'.join(words)}"
+        raise RefusedError(ProblemType.NOT_FOUND, found, todo=todo)
+    return row

@@ -1,0 +1,110 @@
+"""Each call from outside: its id, its line in the log, its figures, its row in the audit log."""
+
+import re
+import secrets
+import time
+from urllib.parse import quote
+
+import structlog
+from fastapi import FastAPI, Request
+from fastapi.routing import iter_route_contexts
+from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from moerge_coordinator.rest import audit
+from moerge_coordinator.rest.errors import respond, respond_failure
+from moerge_proto.problems import Problem, ProblemType
+
+HEADER = "X-Request-Id"
+_ALWAYS = {"/healthz", "/readyz"}
+_SANE = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_METHODS = {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"}
+_log = structlog.get_logger("moerge")
+
+
+def _request_id(asked: str | None) -> str:
+    return asked if asked is not None and _SANE.fullmatch(asked) else secrets.token_hex(8)
+
+
+class Calls:
+    """Wraps the app. Once it stops, new calls are answered with 503 while those that run come to their end."""
+
+    def __init__(self, app: ASGIApp, *, owner: FastAPI) -> None:
+        self._app, self._owner = app, owner
+        self._routes: dict[object, str] | None = None
+
+    def _route(self, scope: Scope) -> str | None:
+        """The template of the path, or None if no route matches."""
+        if self._routes is None:
+            contexts = iter_route_contexts(self._owner.routes)
+            self._routes = {each.endpoint: each.path_format or "" for each in contexts if each.endpoint is not None}
+        return self._routes.get(scope.get("endpoint"))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        state = self._owner.state
+        request = Request(scope, receive)
+        request.state.request_id = _request_id(request.headers.get(HEADER))
+        structlog.contextvars.bind_contextvars(request=request.state.request_id)
+        path, start = quote(scope["path"]), time.perf_counter()
+        status, received, sent, recorded, answered = 500, 0, 0, False, False
+
+        async def record() -> None:
+            nonlocal recorded
+            if not recorded and audit.is_audited(request.method, self._route(scope)):
+                await run_in_threadpool(audit.record, state.engine, request, path, status)
+                recorded = True
+
+        async def counted_receive() -> Message:
+            nonlocal received
+            message = await receive()
+            received += len(message.get("body", b""))
+            return message
+
+        async def counted_send(message: Message) -> None:
+            nonlocal status, sent, answered
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                MutableHeaders(scope=message)[HEADER] = request.state.request_id
+                try:
+                    await record()
+                except Exception:
+                    if status < 400:  # no success without its row: the caller is told to repeat the call
+                        raise
+                    _log.exception("no row in the audit log", path=path, status=status)
+                answered = True
+            sent += len(message.get("body", b""))
+            await send(message)
+
+        state.running += 1
+        try:
+            if state.stopping and path not in _ALWAYS:
+                problem = Problem.of(ProblemType.UNAVAILABLE, "the coordinator stops", todo="try again in a minute")
+                await respond(request, problem, {"Retry-After": "10"})(scope, counted_receive, counted_send)
+            else:
+                await self._app(scope, counted_receive, counted_send)
+        except Exception as error:
+            _log.exception("failed", path=path)
+            if answered:
+                request.state.problem = ProblemType.INTERNAL.urn
+                raise
+            await respond_failure(request, error)(scope, counted_receive, counted_send)
+        finally:
+            state.running -= 1
+            route, seconds = self._route(scope) or "none", time.perf_counter() - start
+            method = request.method if request.method in _METHODS else "other"
+            state.metrics.count_request(method, route, status, seconds, received, sent)
+            _log.info(
+                "request",
+                method=request.method,
+                path=path,
+                status=status,
+                seconds=round(seconds, 4),
+                received=received,
+                sent=sent,
+                token=getattr(request.state, "token", None),
+                problem=getattr(request.state, "problem", None),
+            )

@@ -1,0 +1,43 @@
+"""The audit log."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request
+from sqlalchemy import select
+
+from moerge_coordinator.rest import audit
+from moerge_coordinator.rest.auth import Operator
+from moerge_coordinator.rest.lists import After, Flag, Newest, page
+from moerge_coordinator.storage.database import reading
+from moerge_coordinator.storage.tables import AuditRow
+from moerge_proto.audit import AuditEntry
+from moerge_proto.digests import Name
+from moerge_proto.messages import Page
+
+_PATH = r"^[\x20-\x7e]{0,200}$"
+router = APIRouter(prefix="/audit", tags=["operation"])
+
+
+@router.get("")
+def list_audit(
+    request: Request,
+    caller: Operator,
+    after: After = 0,
+    newest: Newest = False,
+    owner: Annotated[Name | None, Query(description="Only this owner's calls.")] = None,
+    path: Annotated[str | None, Query(description="Only paths that begin so.", pattern=_PATH)] = None,
+    failed: Annotated[Flag, Query(description="Only what was refused or failed.")] = False,
+) -> Page[AuditEntry]:
+    """Lists every call that might have changed something, allowed or refused. Role: operator.
+
+    Single chunks of uploads, and progress, are not in it.
+    """
+    query = select(AuditRow)
+    if owner is not None:
+        query = query.where(AuditRow.owner == owner)
+    if path is not None:
+        query = query.where(AuditRow.path.startswith(path, autoescape=True))
+    if failed:
+        query = query.where(AuditRow.status >= 400)
+    with reading(request.app.state.engine) as session:
+        return page(session, query, AuditRow.number, after, audit.entry, newest=newest)

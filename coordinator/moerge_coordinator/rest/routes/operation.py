@@ -1,0 +1,62 @@
+"""For whoever runs the coordinator: does it live, can it work, what are its figures."""
+
+from dbos._error import DBOSException
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import PlainTextResponse
+from pydantic import JsonValue
+from sqlalchemy import make_url
+from sqlalchemy.exc import SQLAlchemyError
+
+from moerge import __version__
+from moerge.errors import MoergeError
+from moerge_coordinator import metrics
+from moerge_coordinator.problems import RefusedError
+from moerge_coordinator.rest.auth import Operator, OperatorOrReader
+from moerge_proto.messages import Message
+from moerge_proto.problems import ProblemType
+
+router = APIRouter(tags=["operation"])
+
+
+class Health(Message):
+    status: str = "ok"
+    version: str = __version__
+
+
+@router.get("/healthz")
+async def healthz() -> Health:
+    """Answers while the process lives. No token needed."""
+    return Health()
+
+
+@router.get("/readyz", responses={503: {}})
+def readyz(request: Request) -> Health:
+    """Answers while calls are taken: database and blob store work, workflows run. No token needed."""
+    if request.app.state.stopping:
+        raise RefusedError(ProblemType.UNAVAILABLE, "the coordinator stops", where="process")
+    for name, check in request.app.state.checks.items():
+        try:
+            check()
+        except (MoergeError, OSError, SQLAlchemyError, DBOSException) as error:
+            todo = "the coordinator's log has more"
+            raise RefusedError(ProblemType.UNAVAILABLE, f"{type(error).__name__}", where=name, todo=todo) from error
+    return Health()
+
+
+@router.get("/metrics", response_class=PlainTextResponse)
+def show_metrics(request: Request, caller: OperatorOrReader) -> Response:
+    """Figures for Prometheus. Role: operator or reader.
+
+    A scraper needs a token like anyone else, and a reader's is enough. Calls from this machine are no exception,
+    because behind a proxy every call is one.
+    """
+    return Response(request.app.state.metrics.text(), media_type=metrics.MEDIA_TYPE)
+
+
+@router.get("/v1/settings")
+def show_settings(request: Request, caller: Operator) -> dict[str, JsonValue]:
+    """The settings that it runs with; passwords are left out. Role: operator."""
+    shown: dict[str, JsonValue] = request.app.state.settings.model_dump(mode="json")
+    if "://" in (address := str(shown["database"])):
+        shown["database"] = make_url(address).render_as_string(hide_password=True)
+    return shown

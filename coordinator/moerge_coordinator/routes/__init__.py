@@ -1,1 +1,0 @@
-"""REST under /v1, one module per resource."""

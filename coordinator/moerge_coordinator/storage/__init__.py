@@ -1,0 +1,1 @@
+"""Tables, blobs and folders of links."""

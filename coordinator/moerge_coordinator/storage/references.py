@@ -1,0 +1,64 @@
+"""Which blobs the rows need; the others are removed.
+
+A row that needs a blob is added in a transaction that sees the blob there. Blobs are removed within a transaction that
+follows the one which made them superfluous. Transactions come one at a time, so no row ever names a blob that is gone.
+"""
+
+from collections.abc import Iterable
+
+from sqlalchemy import Engine, select
+from sqlalchemy.orm import Session
+
+from moerge.blobs.store import Blobs
+from moerge_coordinator.storage.database import transaction
+from moerge_coordinator.storage.tables import (
+    ArtifactRow,
+    ContributionRow,
+    ExpertRow,
+    HoldingRow,
+    TrunkContributionRow,
+    TrunkRow,
+    VersionRow,
+)
+from moerge_proto.experts import ExpertState
+
+
+def needed(session: Session, *, holdings: bool = True) -> set[str]:
+    """The digest of every blob that an owner holds, or that something not purged, refused or retired is made of.
+
+    Without `holdings`, what owners only hold does not count.
+    """
+    experts = select(ExpertRow).where(ExpertRow.state != ExpertState.REFUSED.value, ExpertRow.purged.is_(None))
+    trunks = select(TrunkRow).where(TrunkRow.retired.is_(None) | TrunkRow.current)
+    versions = select(VersionRow).where(VersionRow.retired.is_(None))
+    rows = [*session.scalars(experts), *session.scalars(trunks), *session.scalars(versions)]
+    return {
+        *(file["sha256"] for row in rows for file in row.files),
+        *(session.scalars(select(HoldingRow.sha256)) if holdings else ()),
+        *session.scalars(select(ContributionRow.digest).where(ContributionRow.purged.is_(None))),
+        *session.scalars(select(TrunkContributionRow.digest).where(TrunkContributionRow.purged.is_(None))),
+        *session.scalars(select(ArtifactRow.sha256)),
+    }
+
+
+def collect(engine: Engine, blobs: Blobs, candidates: Iterable[str] | None = None) -> tuple[int, int]:
+    """Removes those of the candidates, by default of all blobs, that nothing needs; returns their number and bytes."""
+    with transaction(engine) as session:
+        if candidates is None:
+            sizes = dict(blobs.digests())
+        else:
+            sizes = {digest: size for digest in candidates if (size := blobs.size(digest)) is not None}
+        superfluous = sizes.keys() - needed(session)
+        for digest in superfluous:
+            blobs.delete(digest)
+        return len(superfluous), sum(sizes[digest] for digest in superfluous)
+
+
+def drop_artifacts(session: Session) -> None:
+    """Forgets every derived file that no version has; a version that is being made writes its own anew."""
+    versions = session.scalars(select(VersionRow).where(VersionRow.retired.is_(None)))
+    live = {file["sha256"] for row in versions for file in row.files}
+    for artifact in session.scalars(select(ArtifactRow)):
+        if artifact.sha256 not in live:
+            session.delete(artifact)
+    session.flush()

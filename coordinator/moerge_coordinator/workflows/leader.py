@@ -1,0 +1,97 @@
+"""One of several coordinators runs the workflows: the one that holds PostgreSQL's advisory lock."""
+
+import atexit
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import psycopg
+from psycopg.conninfo import make_conninfo
+
+from moerge.errors import MoergeError
+from moerge_coordinator.storage.database import KEEPALIVES, LEADING, SERVING
+
+_POLL_SECONDS = 0.5
+_ANSWER_SECONDS = 3  # less than the server takes to give up a silent connection, by KEEPALIVES
+_LOST = 70
+_log = logging.getLogger("moerge.leader")
+
+
+class Leader:
+    """Waits for the lock, then launches the workflows and watches the connection that holds the lock.
+
+    The lock is never given back while the process lives, because a step that runs can't be stopped: a process whose
+    connection is lost ends at once, so that whoever takes over is alone.
+    """
+
+    def __init__(self, url: str, launch: Callable[[], None]) -> None:
+        self._url, self._launch = url, launch
+        self._stopped = threading.Event()
+
+    def start(self) -> None:
+        threading.Thread(target=self._run, name="leader", daemon=True).start()
+
+    def stop(self) -> None:
+        """Takes no lock any more; one that is held stays until the process ends."""
+        self._stopped.set()
+
+    def _run(self) -> None:
+        while not self._stopped.is_set():
+            try:
+                connection = _connected(self._url)
+                if self._won(connection):
+                    break
+            except psycopg.OperationalError as error:
+                _log.warning("no connection to PostgreSQL: %s", error)
+                self._stopped.wait(_POLL_SECONDS)
+        else:
+            return
+        try:
+            _log.info("this coordinator runs the workflows now")
+            self._launch()
+            while not self._stopped.wait(_POLL_SECONDS):
+                connection.execute("SELECT 1")
+        finally:
+            if not self._stopped.is_set():
+                _log.critical("this coordinator can't run the workflows any more, so it ends", exc_info=True)
+                logging.shutdown()
+                os._exit(_LOST)
+
+    def _won(self, connection: psycopg.Connection) -> bool:
+        while not _locked(connection, "pg_try_advisory_lock", LEADING):
+            if self._stopped.wait(_POLL_SECONDS):
+                connection.close()
+                return False
+        atexit.register(connection.close)  # runs when every step's thread has ended
+        return True
+
+
+@contextmanager
+def beside_others(url: str, *, shared: bool) -> Iterator[None]:
+    """Holds the right to serve on a database, with others or alone.
+
+    Raises:
+        MoergeError: another coordinator serves on it, and either of the two needs to be alone.
+    """
+    try:
+        connection = _connected(url)
+    except psycopg.OperationalError as error:
+        todo = "check that PostgreSQL runs, and the address, user and password"
+        raise MoergeError(f"no connection: {error}", where="database", todo=todo) from error
+    with connection:
+        if not _locked(connection, f"pg_try_advisory_lock{'_shared' if shared else ''}", SERVING):
+            todo = "stop it first, or give all of them the same s3 store"
+            raise MoergeError("another coordinator serves on this database", where="database", todo=todo)
+        yield
+
+
+def _connected(url: str) -> psycopg.Connection:
+    place = make_conninfo(url, tcp_user_timeout=_ANSWER_SECONDS * 1000, **KEEPALIVES)
+    return psycopg.connect(place, autocommit=True)
+
+
+def _locked(connection: psycopg.Connection, function: str, key: int) -> bool:
+    row = connection.execute(f"SELECT {function}({key})").fetchone()
+    return row is not None and bool(row[0])
