@@ -16,7 +16,7 @@ from moerge_coordinator.storage.database import migrate, open_database
 from moerge_coordinator.storage.tables import Base
 from support.servers import Postgres
 
-MIGRATIONS = ScriptDirectory(str(Path(moerge_coordinator.__file__).parent / "migrations"))
+MIGRATIONS = ScriptDirectory(str(Path(moerge_coordinator.__file__).parent / "storage" / "migrations"))
 HEAD = MIGRATIONS.get_current_head()
 EARLIER = [script.revision for script in MIGRATIONS.walk_revisions() if script.revision != HEAD]
 RENAMED = {("trunks", "nonzero_gains"): "bounds"}  # in 0002
