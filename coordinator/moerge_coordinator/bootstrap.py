@@ -3,7 +3,8 @@
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, closing, contextmanager
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from dbos import DBOS, DBOSClient, DBOSConfig, DBOSPortableJSONSerializer
 from fastapi import APIRouter, FastAPI
 from fastapi.responses import RedirectResponse
 from filelock import FileLock, Timeout
-from sqlalchemy import Engine, select, text
+from sqlalchemy import select
 from sqlalchemy.exc import SQLAlchemyError
 
 from moerge import __version__
@@ -22,6 +23,7 @@ from moerge.errors import MoergeError
 from moerge.files import atomic_file
 from moerge_coordinator.dashboard.app import make_dashboard
 from moerge_coordinator.dashboard.visit import HOME
+from moerge_coordinator.domain.ports import Ports
 from moerge_coordinator.domain.tokens import LastUses, make_token
 from moerge_coordinator.domain.uploads import Uploads
 from moerge_coordinator.metrics import Metrics
@@ -41,19 +43,20 @@ from moerge_coordinator.rest.routes import (
     rounds,
     text_routing,
     tokens,
-    trunk_contributions,
     trunks,
     uploads,
     versions,
     workflows,
 )
+from moerge_coordinator.rest.state import State, Traffic
 from moerge_coordinator.settings import FILE, Settings, read_settings
-from moerge_coordinator.storage.database import open_database, transaction
+from moerge_coordinator.storage.database import Database, open_database, utc_now
+from moerge_coordinator.storage.folders import Folders
 from moerge_coordinator.storage.references import collect
 from moerge_coordinator.storage.tables import TokenRow
 from moerge_coordinator.workflows.leader import Leader, beside_others
+from moerge_coordinator.workflows.runner import APPLICATION_VERSION, EXECUTOR_ID, QUEUE, Workflows
 from moerge_coordinator.workflows.text_routing import TextRouter
-from moerge_coordinator.workflows.workflows import APPLICATION_VERSION, EXECUTOR_ID, QUEUE, Workflows
 from moerge_proto.owners import NewToken, Role, Token
 
 APPLICATION = "moerge-coordinator"
@@ -94,15 +97,11 @@ def initialise(home: Path) -> Token:
     home.mkdir(parents=True, exist_ok=True)
     home.chmod(0o700)
     settings = read_settings(home) if (home / FILE).exists() else Settings(home=home)
-    engine = open_database(settings.database)
-    try:
-        with transaction(engine) as session:
-            if session.scalar(select(TokenRow).limit(1)) is not None:
-                todo = f"run: moerge coordinator serve {home}"
-                raise MoergeError("is a coordinator's home already", where=str(home), todo=todo)
-        token = make_token(engine, NewToken(role=Role.OPERATOR))
-    finally:
-        engine.dispose()
+    with closing(open_database(settings.database)) as database, database.transaction("make first token") as session:
+        if session.scalar(select(TokenRow).limit(1)) is not None:
+            todo = f"run: moerge coordinator serve {home}"
+            raise MoergeError("is a coordinator's home already", where=str(home), todo=todo)
+        token = make_token(session, NewToken(role=Role.OPERATOR))
     if not (home / FILE).exists():
         with atomic_file(home / FILE) as file:
             file.write(_TEMPLATE.encode())
@@ -140,11 +139,11 @@ def stores(settings: Settings) -> tuple[Blobs, Chunks]:
 
 
 @contextmanager
-def workflows_run(settings: Settings, engine: Engine, workflows: Workflows) -> Iterator[None]:
+def workflows_run(settings: Settings, database: Database, blobs: Blobs, workflows: Workflows) -> Iterator[None]:
     """While it is open, this process runs the workflows, or waits until it is the one that does."""
 
     def launch() -> None:
-        collect(engine, workflows.blobs)
+        collect(database, blobs)
         DBOS(config=dbos_config(settings))
         DBOS.launch()
 
@@ -158,7 +157,7 @@ def workflows_run(settings: Settings, engine: Engine, workflows: Workflows) -> I
 
         def lead() -> None:
             launch()
-            workflows.start_remerge()
+            workflows.resume()
 
         leader = Leader(settings.database, lead)
         leader.start()
@@ -192,46 +191,32 @@ async def _every(seconds: float, work: Callable[[], None]) -> None:
         await asyncio.sleep(seconds)
 
 
-def make_app(settings: Settings) -> FastAPI:
+def make_app(settings: Settings, traffic: Traffic | None = None, clock: Callable[[], datetime] = utc_now) -> FastAPI:
     """The coordinator as an ASGI app. Its lifespan runs the durable workflows; hold `only_one` around it."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        engine = open_database(settings.database)
-        blobs, chunks = stores(settings)
         client = workflow_client(settings) if isinstance(settings.database, str) else None
-        app.state.settings = settings
-        app.state.engine = engine
-        app.state.last_uses = LastUses(engine)
-        app.state.blobs = blobs
-        app.state.uploads = Uploads(engine, blobs, chunks, settings)
-        metrics: Metrics = app.state.metrics
-        app.state.workflows = Workflows(engine, blobs, app.state.uploads, settings, metrics, client)
-        metrics.add_workflows(app.state.workflows.count)
-        app.state.checks = {
-            "database": partial(_answers, engine),
-            "blob store": blobs.probe,
-            "workflows": partial(app.state.workflows.find, "-"),
-        }
-        app.state.texts = TextRouter(blobs, settings.home / "routing", settings.route_bytes)
-        for place in (blobs, app.state.uploads, app.state.workflows, app.state.texts):
+        state = _state(settings, traffic or Traffic(), clock, client)
+        app.state.coordinator = state
+        for place in (state.blobs, state.uploads, state.folders, state.texts):
             place.sweep()
         tasks = [
-            asyncio.create_task(_every(_PRUNE_SECONDS, blobs.prune)),
-            asyncio.create_task(_every(_SWEEP_SECONDS, app.state.uploads.sweep_abandoned)),
-            asyncio.create_task(_every(_USES_SECONDS, app.state.last_uses.save)),
+            asyncio.create_task(_every(_PRUNE_SECONDS, state.blobs.prune)),
+            asyncio.create_task(_every(_SWEEP_SECONDS, state.uploads.sweep_abandoned)),
+            asyncio.create_task(_every(_USES_SECONDS, state.last_uses.save)),
         ]
         try:
-            with workflows_run(settings, engine, app.state.workflows):
+            with workflows_run(settings, state.database, state.blobs, state.workflows):
                 if client is None:
-                    await asyncio.to_thread(app.state.workflows.start_remerge)
+                    await asyncio.to_thread(state.workflows.resume)
                 yield
         finally:
             for task in tasks:
                 task.cancel()
             if client is not None:
                 client.destroy()
-            engine.dispose()
+            state.database.close()
 
     app = FastAPI(
         title="moerge coordinator",
@@ -239,16 +224,13 @@ def make_app(settings: Settings) -> FastAPI:
         summary="Adds, solves, publishes and serves Mixture-of-Experts versions.",
         lifespan=lifespan,
     )
-    app.state.metrics = Metrics()
-    app.state.running = 0  # calls
-    app.state.stopping = False
     app.add_middleware(BodyLimit)
     app.add_middleware(Calls, owner=app)  # the outermost: it sees every answer
     errors.install(app)
     openapi.describe(app)
     api = APIRouter(prefix="/v1")
     for module in (
-        owners, tokens, uploads, experts, trunk_contributions, trunks, contributions, rounds, versions, evaluations,
+        owners, tokens, uploads, experts, trunks, contributions, rounds, versions, evaluations,
         text_routing, aliases, workflows, progress, audit,
     ):  # fmt: skip
         api.include_router(module.router)
@@ -259,9 +241,28 @@ def make_app(settings: Settings) -> FastAPI:
     return app
 
 
-def _answers(engine: Engine) -> None:
-    with engine.connect() as connection:
-        connection.execute(text("SELECT 1"))
+def _state(settings: Settings, traffic: Traffic, clock: Callable[[], datetime], client: DBOSClient | None) -> State:
+    metrics = Metrics()
+    database = open_database(settings.database, clock, metrics.count_transaction)
+    blobs, chunks = stores(settings)
+    ports = Ports(
+        settings=settings,
+        database=database,
+        blobs=blobs,
+        folders=Folders(database, blobs, settings.home),
+        uploads=Uploads(database, blobs, chunks, settings),
+    )
+    workflows = Workflows(ports, metrics, client)
+    metrics.add_workflows(workflows.count)
+    return State(
+        **vars(ports),
+        last_uses=LastUses(database),
+        workflows=workflows,
+        texts=TextRouter(blobs, settings.home / "routing", settings.route_bytes),
+        metrics=metrics,
+        traffic=traffic,
+        checks={"database": database.answers, "blob store": blobs.probe, "workflows": partial(workflows.find, "-")},
+    )
 
 
 def dbos_config(settings: Settings) -> DBOSConfig:

@@ -45,12 +45,14 @@ def serve(home: Home, host: Host = None, port: Port = None) -> None:
     """
     from moerge_coordinator import log, server
     from moerge_coordinator.bootstrap import make_app, only_one
+    from moerge_coordinator.rest.state import Traffic
     from moerge_coordinator.settings import read_settings
 
     settings = _overridden(read_settings(home), host, port)
     log.configure()
+    traffic = Traffic()
     with only_one(settings):
-        server.serve(make_app(settings), settings)
+        server.serve(make_app(settings, traffic), traffic, settings)
 
 
 @app.command()
@@ -115,17 +117,16 @@ def verify(home: Home) -> None:
 
     Example: moerge coordinator verify /srv/moerge
     """
+    from contextlib import closing
+
     from moerge_coordinator.bootstrap import stores
-    from moerge_coordinator.operation import verify as upkeep
+    from moerge_coordinator.operation import verify as verifying
     from moerge_coordinator.settings import read_settings
     from moerge_coordinator.storage.database import open_database
 
     settings = read_settings(home)
-    engine = open_database(settings.database)
-    try:
-        found = upkeep.verify(engine, stores(settings)[0], home, progress())
-    finally:
-        engine.dispose()
+    with closing(open_database(settings.database)) as database:
+        found = verifying.verify(database, stores(settings)[0], home, progress())
     if found:
         _show(found)
     damaged = sum(each.damage for each in found)

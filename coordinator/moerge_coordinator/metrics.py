@@ -42,6 +42,13 @@ class Metrics:
         self._uploads = Counter(
             "moerge_uploads", "Commits of uploads: stored, or refused.", ("outcome",), registry=kept
         )
+        self._transactions = Histogram(
+            "moerge_transaction_seconds",
+            "Seconds of writing transactions, their wait for each other included.",
+            ("name",),
+            buckets=_REQUEST_SECONDS,
+            registry=kept,
+        )
         self._solve_seconds = Histogram(
             "moerge_solve_seconds",
             "Seconds of solving the routers of a version.",
@@ -61,6 +68,10 @@ class Metrics:
         self._seconds.labels(method, route).observe(seconds)
         self._received.labels(method, route).inc(received)
         self._sent.labels(method, route).inc(sent)
+
+    def count_transaction(self, name: str, seconds: float) -> None:
+        """Counts one writing transaction."""
+        self._transactions.labels(name).observe(seconds)
 
     @contextmanager
     def committing(self) -> Iterator[None]:

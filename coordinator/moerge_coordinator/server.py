@@ -11,25 +11,25 @@ from typing import NoReturn
 import uvicorn
 from fastapi import FastAPI
 
+from moerge_coordinator.rest.state import Traffic
 from moerge_coordinator.settings import Settings
 
 
 class _Server(uvicorn.Server):
-    def __init__(self, config: uvicorn.Config, app: FastAPI, grace: int) -> None:
+    def __init__(self, config: uvicorn.Config, traffic: Traffic, grace: int) -> None:
         super().__init__(config)
-        self._app, self._grace = app, grace
+        self._traffic, self._grace = traffic, grace
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Has new calls answered with 503 until those that run have ended, at most `grace` seconds; then closes."""
-        state = self._app.state
-        state.stopping = True
+        self._traffic.stopping = True
         end = time.monotonic() + self._grace
-        while state.running and time.monotonic() < end and not self.force_exit:
+        while self._traffic.running and time.monotonic() < end and not self.force_exit:
             await asyncio.sleep(0.05)
         await super().shutdown(sockets)
 
 
-def serve(app: FastAPI, settings: Settings) -> NoReturn:
+def serve(app: FastAPI, traffic: Traffic, settings: Settings) -> NoReturn:
     """Serves until SIGTERM or SIGINT, and ends the process, with status 1 if it could not start.
 
     A step of a workflow that still runs then is cut: the next start goes on there.
@@ -44,7 +44,7 @@ def serve(app: FastAPI, settings: Settings) -> NoReturn:
         access_log=False,
         timeout_graceful_shutdown=1,
     )
-    server = _Server(config, app, settings.grace_seconds)
+    server = _Server(config, traffic, settings.grace_seconds)
     with suppress(KeyboardInterrupt):  # uvicorn hands the signal on when it has stopped
         server.run()
     sys.stderr.flush()

@@ -1,47 +1,56 @@
-"""Router and trunk contributions as the coordinator records them; their content is the statistics file."""
+"""Contributions as the coordinator records them; their content is the statistics file."""
 
 from datetime import datetime
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import Field, StringConstraints
 
 from moerge_proto.digests import Digest
 from moerge_proto.messages import Message
 from moerge_proto.signatures import PublicKey, Signature, contribution_message, is_signed
+from moerge_proto.statistics_file import Kind, Split
 
 Short = Annotated[str, StringConstraints(max_length=200)]
 
 
-class NewContribution(Message):
-    """Registers an uploaded statistics file. `software` says which builds made it; it is kept in the lineage.
+class Submission(Message):
+    """Asks that an uploaded statistics file counts. `software` says which builds made it; it is kept in the lineage.
 
     `supersedes` names the earlier contributions whose place this one takes, and whose shards it may claim again; the
     swap is atomic. `signature`: the owner's, over the digest (`contribution_message`); None from an owner without a
     key.
     """
 
-    sha256: Digest
     supersedes: list[Digest] = Field(default_factory=list, max_length=10_000)
     signature: Signature | None = None
     software: dict[Short, Short] = Field(default_factory=dict, max_length=100)
 
 
-class Contribution(Message):
-    """An accepted router contribution. `active` is false once another one superseded it, or it was withdrawn.
+class NewContribution(Submission):
+    """A submission with the digest of its file."""
 
-    `fingerprint`: of the key that `signature` is by; both are None if its owner had no key.
+    sha256: Digest
+
+
+class Contribution(Message):
+    """An accepted contribution. `active` is false once another one superseded it, or it was withdrawn.
+
+    A router contribution is of one `trunk`; a trunk contribution, of an expert for every trunk that it is merged into,
+    has no `split`, `trunk` and `shards`. `kind` is left out of the JSON where it is router. `fingerprint`: of the key
+    that `signature` is by; both are None if its owner had no key.
     """
 
     number: int
     digest: Digest
-    split: Literal["statistics", "tuning"]
+    kind: Kind = Field(default="router", exclude_if=lambda value: value == "router")
+    split: Split | None
     owner: str
     domain: str
     expert: Digest
-    trunk: Digest
+    trunk: Digest | None
     tokens: int
     documents: int
-    shards: int
+    shards: int | None
     size: int
     active: bool
     warnings: list[str]
@@ -52,23 +61,7 @@ class Contribution(Message):
     withdrawn: datetime | None
 
 
-class TrunkContribution(Message):
-    """An accepted trunk contribution: of one expert, for every trunk that it is merged into."""
-
-    number: int
-    digest: Digest
-    owner: str
-    domain: str
-    expert: Digest
-    tokens: int
-    documents: int
-    size: int
-    active: bool
-    software: dict[str, str]
-    signature: Signature | None
-    fingerprint: Digest | None
-    created: datetime
-    withdrawn: datetime | None
+TrunkContribution = Contribution
 
 
 class ContributionSignature(Message):
@@ -78,7 +71,7 @@ class ContributionSignature(Message):
     owner had no key.
     """
 
-    kind: Literal["router", "trunk"]
+    kind: Kind
     digest: Digest
     owner: str
     domain: str

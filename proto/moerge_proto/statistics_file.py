@@ -42,6 +42,11 @@ MAX_TRUNK_TOKENS = 2**30
 """Likewise in a trunk contribution; those of different owners are never added as integers."""
 
 Int64 = NDArray[np.int64]
+Kind = Literal["router", "trunk"]
+"""What a contribution is for: the routers under one trunk, or every trunk."""
+KINDS: tuple[Kind, ...] = ("router", "trunk")
+Split = Literal["statistics", "tuning"]
+"""Whose documents: those that routers are solved from, or those that lambda is chosen on."""
 
 
 class StatisticsFileError(ValueError):
@@ -117,7 +122,7 @@ class RouterManifest(_Manifest):
 
     kind: Literal["router"] = "router"
     trunk: Digest
-    split: Literal["statistics", "tuning"] = "statistics"
+    split: Split = "statistics"
 
     def scaled(self) -> int:
         return self.layers

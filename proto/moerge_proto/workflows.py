@@ -15,7 +15,7 @@ class WorkflowState(StrEnum):
 
 
 class Workflow(Message):
-    """`result` names what was made: an expert's or a trunk's digest, or a version's number."""
+    """`result` names what was made: the digest of an expert, a contribution or a trunk, or a version's number."""
 
     id: str
     state: WorkflowState
@@ -26,6 +26,6 @@ class Workflow(Message):
 class WorkflowEntry(Workflow):
     """A workflow as it is listed: what it makes, since when, and when it last changed."""
 
-    kind: Literal["expert", "trunk", "version"]
+    kind: Literal["expert", "contribution", "trunk", "version"]
     created: datetime
     updated: datetime

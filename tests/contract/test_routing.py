@@ -15,8 +15,8 @@ from moerge.blobs.local import LocalBlobs
 from moerge.cli.common import wait
 from moerge.errors import MoergeError
 from moerge_coordinator.problems import RefusedError
-from moerge_coordinator.workflows.text_routing import TextRouter
 from moerge_coordinator.workflows import text_routing as routing
+from moerge_coordinator.workflows.text_routing import TextRouter
 from moerge_proto.options import SolveOptions
 from moerge_proto.routing import MAX_CHARACTERS
 from moerge_proto.versions import NewVersion, Version

@@ -1,16 +1,13 @@
 """Owners' keys: approved, rotated, revoked, and what they signed."""
 
 from collections.abc import Iterator, Sequence
-from typing import Literal
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from moerge_coordinator.problems import RefusedError
-from moerge_coordinator.storage import tables
-from moerge_coordinator.storage.tables import ContributionRow, KeyRow, TrunkContributionRow
+from moerge_coordinator.storage.tables import ContributionRow, KeyRow, now
 from moerge_proto.contributions import ContributionSignature, NewContribution
-from moerge_proto.owners import OwnerKey
 from moerge_proto.problems import ProblemType
 from moerge_proto.signatures import PublicKey, Rotation, contribution_message, fingerprint, is_signed
 
@@ -20,10 +17,6 @@ ANEW = "move its file away, make a new request (moerge worker init) and have it 
 def keys_of(session: Session, owner: str | None) -> list[KeyRow]:
     """An owner's keys, oldest first; the last one is active unless it is revoked."""
     return list(session.scalars(select(KeyRow).where(KeyRow.owner == owner).order_by(KeyRow.number)))
-
-
-def entry(row: KeyRow) -> OwnerKey:
-    return OwnerKey.model_validate({name: getattr(row, name) for name in OwnerKey.model_fields})
 
 
 def add_key(session: Session, owner: str, public_key: PublicKey, where: str) -> None:
@@ -36,13 +29,13 @@ def add_key(session: Session, owner: str, public_key: PublicKey, where: str) -> 
         found, todo = "the key was in use before; a key never comes back", f"a new key is needed: {ANEW}"
         raise RefusedError(ProblemType.CONFLICT, found, where=where, todo=todo)
     revoke_keys(session, owner)
-    session.add(KeyRow(owner=owner, public_key=public_key, fingerprint=fingerprint(public_key), created=tables.now()))
+    session.add(KeyRow(owner=owner, public_key=public_key, fingerprint=fingerprint(public_key)))
     session.flush()
 
 
 def revoke_keys(session: Session, owner: str) -> None:
     for row in keys_of(session, owner):
-        row.revoked = row.revoked or tables.now()
+        row.revoked = row.revoked or now(session)
     session.flush()
 
 
@@ -95,13 +88,11 @@ def require_signed(session: Session, owner: str, new: NewContribution) -> str | 
     raise RefusedError(ProblemType.FORBIDDEN, found, where="signature", todo=todo)
 
 
-def signatures(
-    session: Session, kind: Literal["router", "trunk"], digests: Sequence[str]
-) -> Iterator[ContributionSignature]:
+def signatures(session: Session, digests: Sequence[str]) -> Iterator[ContributionSignature]:
     """Who vouches for each of these contributions, in their order."""
-    table = ContributionRow if kind == "router" else TrunkContributionRow
-    query = select(table.digest, table.owner, table.domain, KeyRow.public_key, table.signature)
-    query = query.outerjoin(KeyRow, KeyRow.fingerprint == table.fingerprint).where(table.digest.in_(digests))
-    found = {row.digest: row._asdict() for row in session.execute(query)}
+    row = ContributionRow
+    query = select(row.kind, row.digest, row.owner, row.domain, KeyRow.public_key, row.signature)
+    query = query.outerjoin(KeyRow, KeyRow.fingerprint == row.fingerprint).where(row.digest.in_(digests))
+    found = {each.digest: each._asdict() for each in session.execute(query)}
     for digest in digests:
-        yield ContributionSignature(kind=kind, **found[digest])
+        yield ContributionSignature(**found[digest])

@@ -1,10 +1,10 @@
 """Pace of each owner's chunks."""
 
 import math
+from collections.abc import Callable
 from datetime import datetime
 
 from moerge_coordinator.problems import RefusedError
-from moerge_coordinator.storage import tables
 from moerge_proto.problems import ProblemType
 
 
@@ -14,8 +14,8 @@ class Pace:
     A chunk is let in while the bucket holds anything; what it takes beyond that is waited for before the next one.
     """
 
-    def __init__(self, rate: int | None) -> None:
-        self._rate = rate
+    def __init__(self, rate: int | None, clock: Callable[[], datetime]) -> None:
+        self._rate, self._clock = rate, clock
         self._buckets: dict[str, tuple[float, datetime]] = {}
 
     def take(self, owner: str, size: int) -> None:
@@ -26,7 +26,7 @@ class Pace:
         """
         if self._rate is None:
             return
-        now = tables.now()
+        now = self._clock()
         left, then = self._buckets.get(owner, (self._rate, now))
         left = min(self._rate, left + self._rate * max((now - then).total_seconds(), 0))
         if left <= 0:

@@ -3,19 +3,19 @@
 import secrets
 from datetime import datetime, timedelta
 
-from sqlalchemy import Engine, or_, select, update
+from sqlalchemy import or_, select, update
 from sqlalchemy.orm import Session
 
 from moerge_coordinator.problems import RefusedError
-from moerge_coordinator.storage import tables
-from moerge_coordinator.storage.database import transaction
-from moerge_coordinator.storage.tables import OwnerRow, TokenRow
+from moerge_coordinator.storage.database import Database
+from moerge_coordinator.storage.messages import message
+from moerge_coordinator.storage.tables import OwnerRow, TokenRow, now
 from moerge_proto.digests import sha256_hex
 from moerge_proto.owners import NewToken, Role, RotateToken, Token, TokenEntry
 from moerge_proto.problems import ProblemType
 
 
-def make_token(engine: Engine, asked: NewToken) -> Token:
+def make_token(session: Session, asked: NewToken) -> Token:
     """A fresh token.
 
     Raises:
@@ -26,17 +26,14 @@ def make_token(engine: Engine, asked: NewToken) -> Token:
         raise RefusedError(
             ProblemType.INVALID_REQUEST, "the role owner, and no other, takes an owner's name", where="owner"
         )
-    now = tables.now()
-    if asked.expires is not None and asked.expires <= now:
+    if asked.expires is not None and asked.expires <= now(session):
         found = f"{asked.expires:%Y-%m-%d %H:%M} UTC is not in the future"
         raise RefusedError(ProblemType.INVALID_REQUEST, found, where="expires", todo="name a later time, or none")
-    with transaction(engine) as session:
-        if asked.owner is not None and not session.scalar(select(OwnerRow).where(OwnerRow.name == asked.owner)):
-            raise RefusedError(
-                ProblemType.NOT_FOUND, f"no owner {asked.owner!r}", where="owner", todo="add the owner first"
-            )
-        row = TokenRow(role=asked.role.value, owner=asked.owner, note=asked.note, created=now, expires=asked.expires)
-        return added(session, row)
+    if asked.owner is not None and not session.scalar(select(OwnerRow).where(OwnerRow.name == asked.owner)):
+        raise RefusedError(
+            ProblemType.NOT_FOUND, f"no owner {asked.owner!r}", where="owner", todo="add the owner first"
+        )
+    return added(session, TokenRow(role=asked.role, owner=asked.owner, note=asked.note, expires=asked.expires))
 
 
 def added(session: Session, row: TokenRow) -> Token:
@@ -45,18 +42,14 @@ def added(session: Session, row: TokenRow) -> Token:
     row.hash = sha256_hex(secret.encode())
     session.add(row)
     session.flush()
-    return Token(**entry(row).model_dump(), secret=secret)
+    return Token(**message(TokenEntry, row).model_dump(), secret=secret)
 
 
-def entry(row: TokenRow) -> TokenEntry:
-    return TokenEntry.model_validate({name: getattr(row, name) for name in TokenEntry.model_fields})
-
-
-def ended(row: TokenRow, now: datetime) -> str | None:
+def ended(row: TokenRow, when: datetime) -> str | None:
     """How a token ended, or None while it is valid."""
-    if row.revoked is not None and row.revoked <= now:
+    if row.revoked is not None and row.revoked <= when:
         return f"the token was revoked on {row.revoked:%Y-%m-%d %H:%M} UTC"
-    if row.expires is not None and row.expires <= now:
+    if row.expires is not None and row.expires <= when:
         return f"the token expired on {row.expires:%Y-%m-%d %H:%M} UTC"
     return None
 
@@ -64,58 +57,54 @@ def ended(row: TokenRow, now: datetime) -> str | None:
 class LastUses:
     """When tokens were last used. Calls note it in memory; `save` writes it, so that no call waits for the database."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(self, database: Database) -> None:
+        self._database = database
         self._uses: dict[int, datetime] = {}
 
     def note(self, token: int) -> None:
-        self._uses[token] = tables.now()
+        self._uses[token] = self._database.clock()
 
     def save(self) -> None:
         """Writes what was noted since the last time."""
         uses, self._uses = self._uses, {}
         if not uses:
             return
-        with transaction(self._engine) as session:
+        with self._database.transaction("note uses of tokens") as session:
             for token, when in list(uses.items()):
                 later = or_(TokenRow.used.is_(None), TokenRow.used < when)  # another replica may have seen it since
                 session.execute(update(TokenRow).where(TokenRow.id == token, later).values(used=when))
 
 
-def revoke_token(engine: Engine, id_: int) -> TokenEntry:
+def revoke_token(session: Session, id_: int) -> TokenEntry:
     """Ends a token at once. The same again changes nothing.
 
     Raises:
         RefusedError: there is none, or no operator could call any more.
     """
-    now = tables.now()
-    with transaction(engine) as session:
-        row = _find(session, id_)
-        if row.revoked is None:
-            _require_another_operator(session, row, now)
-            row.revoked = now
-        return entry(row)
+    row = _find(session, id_)
+    if row.revoked is None:
+        _require_another_operator(session, row)
+        row.revoked = now(session)
+    return message(TokenEntry, row)
 
 
-def rotate_token(engine: Engine, id_: int, asked: RotateToken) -> Token:
+def rotate_token(session: Session, id_: int, asked: RotateToken) -> Token:
     """A token in the place of another: same role, owner and note, and valid for as long as that one was at first.
 
     Raises:
         RefusedError: there is none, or it has ended.
     """
-    now = tables.now()
-    with transaction(engine) as session:
-        old = _find(session, id_)
-        if (how := ended(old, now)) is not None:
-            raise RefusedError(ProblemType.CONFLICT, how, where="id", todo="make a new one")
-        expires = None if old.expires is None else now + (old.expires - old.created)
-        row = TokenRow(role=old.role, owner=old.owner, note=old.note, created=now, expires=expires)
-        if asked.overlap_seconds:
-            end = now + timedelta(seconds=asked.overlap_seconds)
-            old.expires = end if old.expires is None else min(end, old.expires)
-        else:
-            old.revoked = now
-        return added(session, row)
+    when, old = now(session), _find(session, id_)
+    if (how := ended(old, when)) is not None:
+        raise RefusedError(ProblemType.CONFLICT, how, where="id", todo="make a new one")
+    expires = None if old.expires is None else when + (old.expires - old.created)
+    row = TokenRow(role=old.role, owner=old.owner, note=old.note, created=when, expires=expires)
+    if asked.overlap_seconds:
+        end = when + timedelta(seconds=asked.overlap_seconds)
+        old.expires = end if old.expires is None else min(end, old.expires)
+    else:
+        old.revoked = when
+    return added(session, row)
 
 
 def _find(session: Session, id_: int) -> TokenRow:
@@ -125,14 +114,15 @@ def _find(session: Session, id_: int) -> TokenRow:
     return row
 
 
-def _require_another_operator(session: Session, row: TokenRow, now: datetime) -> None:
-    if row.role != Role.OPERATOR.value or ended(row, now) is not None:
+def _require_another_operator(session: Session, row: TokenRow) -> None:
+    when = now(session)
+    if row.role is not Role.OPERATOR or ended(row, when) is not None:
         return
     others = select(TokenRow.id).where(
-        TokenRow.role == Role.OPERATOR.value,
+        TokenRow.role == Role.OPERATOR,
         TokenRow.id != row.id,
         TokenRow.revoked.is_(None),
-        or_(TokenRow.expires.is_(None), TokenRow.expires > now),
+        or_(TokenRow.expires.is_(None), TokenRow.expires > when),
     )
     if session.scalar(others.limit(1)) is None:
         found = "it is the last valid operator token; without one nobody could make another"

@@ -3,12 +3,12 @@
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import select
+from sqlalchemy import JSON, select, type_coerce
 from sqlalchemy.orm import Session
 
 from moerge.trunk.methods.registry import METHODS
 from moerge.trunk.remerge_estimate import WORTH, estimate
-from moerge_coordinator.storage import messages as views
+from moerge_coordinator.storage.messages import message
 from moerge_coordinator.storage.tables import EvaluationRow, ExpertRow, TrunkRow, VersionRow
 from moerge_proto.evaluations import normalised
 from moerge_proto.experts import ExpertState
@@ -46,27 +46,36 @@ class Evaluated:
 def trunk_history(session: Session, row: TrunkRow) -> TrunkHistory:
     """The history of a trunk, from the evaluations that there are."""
     rows = session.scalars(select(TrunkRow).where(TrunkRow.method == row.method).order_by(TrunkRow.number))
-    trunk = views.trunk(row)
-    kin = [each for each in map(views.trunk, rows) if each.options.base == trunk.options.base]
+    trunk = message(Trunk, row)
+    kin = [each for each in (message(Trunk, other) for other in rows) if each.options.base == trunk.options.base]
     others = [each.digest for each in kin if each.digest != trunk.digest]
     versions = [*_evaluated(session, [trunk.digest]), *_evaluated(session, others)]
-    ready = set(session.scalars(select(ExpertRow.digest).where(ExpertRow.state == ExpertState.READY.value)))
+    ready = set(session.scalars(select(ExpertRow.digest).where(ExpertRow.state == ExpertState.READY)))
     return history_of(trunk, kin, sorted(versions, key=lambda each: each.number), ready)
+
+
+def own_part(history: TrunkHistory, domains: Collection[str]) -> TrunkHistory:
+    """What the owner of these domains may see of a history: their scores, and the averages."""
+    versions = [
+        each.model_copy(update={"scores": [score for score in each.scores if score.domain in domains], "behind": None})
+        for each in history.versions
+    ]
+    return history.model_copy(update={"versions": versions, "remerge": None, "before": None})
 
 
 def _evaluated(session: Session, trunks: Sequence[str]) -> list[Evaluated]:
     """The newest versions of any of `trunks`."""
-    made = VersionRow.lineage
+    made, told = type_coerce(VersionRow.lineage, JSON), type_coerce(EvaluationRow.sums, JSON)
     columns = VersionRow.number, made["trunk"].as_string(), made["domains"], made["experts"]
     query = select(*columns).where(made["trunk"].as_string().in_(trunks))
     found = session.execute(query.order_by(VersionRow.number.desc()).limit(_MOST_VERSIONS)).tuples().all()
-    sums = [EvaluationRow.sums[name]["nll"].as_float() for name in ("dense", "version", "oracle")]
-    told = select(
-        EvaluationRow.version, EvaluationRow.domain, *sums, EvaluationRow.sums["version"]["tokens"].as_float()
-    ).where(EvaluationRow.active, EvaluationRow.version.in_([number for number, *_ in found]))
+    sums = [told[name]["nll"].as_float() for name in ("dense", "version", "oracle")]
+    reported = select(EvaluationRow.version, EvaluationRow.domain, *sums, told["version"]["tokens"].as_float()).where(
+        EvaluationRow.active, EvaluationRow.version.in_([number for number, *_ in found])
+    )
     trained = {row.digest: row.trained for row in session.scalars(select(ExpertRow))}
     scores: dict[int, dict[str, tuple[float, float]]] = {}
-    for number, domain, dense, version, oracle, tokens in session.execute(told).tuples():
+    for number, domain, dense, version, oracle, tokens in session.execute(reported).tuples():
         own = normalised(dense, version, tokens), normalised(dense, oracle, tokens)
         scores.setdefault(number, {})[domain] = own
     return [

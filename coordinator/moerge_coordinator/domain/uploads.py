@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 import zstandard
-from sqlalchemy import Engine, delete, func, select
+from sqlalchemy import delete, func, select
 from sqlalchemy.orm import Session
 
 from moerge.blobs.store import Blobs, Chunks
@@ -19,10 +19,9 @@ from moerge.files import file_sha256
 from moerge_coordinator.domain.pace import Pace
 from moerge_coordinator.problems import RefusedError
 from moerge_coordinator.settings import Settings
-from moerge_coordinator.storage import tables
-from moerge_coordinator.storage.database import reading, transaction
+from moerge_coordinator.storage.database import Database
 from moerge_coordinator.storage.references import collect, needed
-from moerge_coordinator.storage.tables import HoldingRow, UploadRow
+from moerge_coordinator.storage.tables import HoldingRow, UploadRow, now
 from moerge_proto.digests import digest_of
 from moerge_proto.messages import FileEntry
 from moerge_proto.problems import ProblemType
@@ -36,9 +35,9 @@ _MAX_WINDOW = CHUNK_BYTES  # no frame of a chunk needs more
 class Uploads:
     """The open uploads, and what each owner holds."""
 
-    def __init__(self, engine: Engine, blobs: Blobs, chunks: Chunks, settings: Settings) -> None:
-        self._engine, self._blobs, self._chunks, self._settings = engine, blobs, chunks, settings
-        self._pace = Pace(settings.owner_bytes_per_second)
+    def __init__(self, database: Database, blobs: Blobs, chunks: Chunks, settings: Settings) -> None:
+        self._database, self._blobs, self._chunks, self._settings = database, blobs, chunks, settings
+        self._pace = Pace(settings.owner_bytes_per_second, database.clock)
 
     def sweep(self) -> None:
         """Removes the half-written chunks of a process that was killed. Call it before any chunk comes."""
@@ -46,8 +45,8 @@ class Uploads:
 
     def sweep_abandoned(self) -> None:
         """Removes the uploads that nobody has touched for long, and what owners hold but nothing refers to."""
-        before = tables.now() - timedelta(hours=self._settings.abandoned_after_hours)
-        with transaction(self._engine) as session:
+        before = self._database.clock() - timedelta(hours=self._settings.abandoned_after_hours)
+        with self._database.transaction("sweep uploads") as session:
             left = session.scalars(select(UploadRow.id).where(UploadRow.touched < before)).all()
             for upload in left:  # before the rows are gone, so that a cut leaves no chunks without a row
                 self._chunks.remove(upload)
@@ -58,7 +57,7 @@ class Uploads:
                 if row.sha256 not in referred and (row.owner, row.sha256) not in touched:
                     session.delete(row)
                     loose.add(row.sha256)
-        collect(self._engine, self._blobs, loose)
+        collect(self._database, self._blobs, loose)
 
     def open(self, owner: str, request: NewUpload) -> Upload:
         """Opens an upload, or finds the same one open; tells which chunks are missing.
@@ -66,19 +65,19 @@ class Uploads:
         Raises:
             RefusedError: the owner has too many uploads open, or no room for this one.
         """
-        content = request.model_dump(mode="json")
-        manifest = digest_of(content)
-        with transaction(self._engine) as session:
+        manifest = digest_of(request.model_dump(mode="json"))
+        with self._database.transaction("open upload") as session:
             row = session.scalar(select(UploadRow).where(UploadRow.owner == owner, UploadRow.manifest == manifest))
             if row is None:
-                row = UploadRow(owner=owner, manifest=manifest, request=content, sha256=request.sha256, size=0)
+                row = UploadRow(owner=owner, manifest=manifest, request=request, sha256=request.sha256, size=0)
+                row.touched = now(session)
                 session.add(row)
                 session.flush()
                 self._chunks.remove(row.id)  # of an upload that had this id before
             held = session.get(HoldingRow, (owner, request.sha256)) is not None
             if not held and not row.size:
                 self._require_room(session, owner, request.size)
-            row.size, row.touched = 0 if held else request.size, tables.now()
+            row.size, row.touched = 0 if held else request.size, now(session)
         wanted = [] if held else list(dict.fromkeys(chunk.sha256 for chunk in request.chunks))
         come = self._chunks.held(row.id) if wanted else set()
         return Upload(id=row.id, missing=[each for each in wanted if each not in come])
@@ -152,7 +151,7 @@ class Uploads:
             self.held(owner, request.sha256, "sha256")
             return stored
         while True:
-            with transaction(self._engine) as session:
+            with self._database.transaction("commit upload") as session:
                 if self._blobs.has(request.sha256):
                     session.merge(HoldingRow(owner=owner, sha256=request.sha256, size=request.size))
                     if (row := session.get(UploadRow, upload)) is not None:
@@ -168,11 +167,11 @@ class Uploads:
         Raises:
             RefusedError: it has not.
         """
-        with transaction(self._engine) as session:
+        with self._database.transaction("hold upload") as session:
             row = session.get(HoldingRow, (owner, sha256))
             query = select(UploadRow).where(UploadRow.owner == owner, UploadRow.sha256 == sha256)
             for upload in session.scalars(query):
-                upload.touched = tables.now()  # about to be referred to, so not abandoned
+                upload.touched = now(session)  # about to be referred to, so not abandoned
         if row is None:
             raise RefusedError(
                 ProblemType.NOT_READY, f"no complete upload {sha256}", where=where, todo="upload it first"
@@ -198,7 +197,7 @@ class Uploads:
             raise RefusedError(ProblemType.WRONG_DIGEST, what, where=f"files.{file.name}")
         while True:
             self._blobs.put(file.sha256, copied)
-            with transaction(self._engine) as session:
+            with self._database.transaction("keep fetched file") as session:
                 left = self._left(session, owner)
                 if session.get(HoldingRow, (owner, file.sha256)) is None and file.size > left:
                     found = f"{address} has {file.size} bytes, but only {left} are left to owner {owner!r}"
@@ -210,26 +209,26 @@ class Uploads:
 
     def room(self, owner: str) -> int:
         """Bytes that the owner may still bring."""
-        with reading(self._engine) as session:
+        with self._database.reading() as session:
             return self._left(session, owner)
 
     def held_size(self, owner: str, sha256: str) -> int | None:
         """The size of a file that the owner holds, or None."""
-        with reading(self._engine) as session:
+        with self._database.reading() as session:
             row = session.get(HoldingRow, (owner, sha256))
             return None if row is None else row.size
 
     def _holds(self, owner: str, sha256: str) -> bool:
-        with reading(self._engine) as session:
+        with self._database.reading() as session:
             return session.get(HoldingRow, (owner, sha256)) is not None
 
     def discard(self, owner: str, digests: list[str]) -> None:
         """Forgets that the owner sent refused files; removes each blob that nothing needs."""
-        with transaction(self._engine) as session:
+        with self._database.transaction("discard upload") as session:
             for digest in digests:
                 if (row := session.get(HoldingRow, (owner, digest))) is not None:
                     session.delete(row)
-        collect(self._engine, self._blobs, digests)
+        collect(self._database, self._blobs, digests)
 
     def _assemble(self, upload: int, request: NewUpload, out: BinaryIO) -> str:
         digest, size = hashlib.sha256(), 0
@@ -254,15 +253,15 @@ class Uploads:
 
     def _request(self, owner: str, upload: int) -> tuple[NewUpload, bool]:
         """What was announced, and whether it has been committed."""
-        with reading(self._engine) as session:
+        with self._database.reading() as session:
             row = session.get(UploadRow, upload)
         if row is None or row.owner != owner:
             raise RefusedError(ProblemType.NOT_FOUND, f"no upload {upload}", todo="open it again")
-        if tables.now() - row.touched > _STALE:
-            with transaction(self._engine) as session:
+        if self._database.clock() - row.touched > _STALE:
+            with self._database.transaction("touch upload") as session:
                 if (again := session.get(UploadRow, upload)) is not None:
-                    again.touched = tables.now()
-        return NewUpload.model_validate(row.request), not row.size
+                    again.touched = now(session)
+        return row.request, not row.size
 
     def _require_room(self, session: Session, owner: str, size: int) -> None:
         query = select(func.count()).select_from(UploadRow)
@@ -284,7 +283,7 @@ class Uploads:
 
     def _forget(self, upload: int) -> None:
         self._chunks.remove(upload)
-        with transaction(self._engine) as session:
+        with self._database.transaction("forget upload") as session:
             session.execute(delete(UploadRow).where(UploadRow.id == upload))
 
     def _plain(self, upload: int, sha256: str, encoding: str) -> Iterator[bytes]:

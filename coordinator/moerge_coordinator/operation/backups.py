@@ -27,8 +27,7 @@ from moerge.files import atomic_file, file_sha256, sync_folder
 from moerge.progress import Progress, Tracker
 from moerge_coordinator.operation.verify import blob_file, folders, required_blobs, verify
 from moerge_coordinator.settings import FILE, Settings, read_settings
-from moerge_coordinator.storage import tables
-from moerge_coordinator.storage.database import open_database, transaction
+from moerge_coordinator.storage.database import open_database, utc_now
 from moerge_proto.digests import Digest
 from moerge_proto.messages import Message
 
@@ -103,12 +102,8 @@ def _copied(settings: Settings, target: Path, folder: Path, progress: Progress) 
         _copy_database(database, folder / database.name)
     shutil.copyfile(settings.home / FILE, folder / FILE)
     copies = {path.name: file_sha256(path) for path in sorted(folder.iterdir())}
-    engine = open_database(folder / own.name)
-    try:
-        with transaction(engine) as session:
-            digests = sorted(required_blobs(session))
-    finally:
-        engine.dispose()
+    with closing(open_database(folder / own.name)) as copy, copy.reading() as session:
+        digests = sorted(required_blobs(session))
     copies[own.name] = file_sha256(folder / own.name)
     blobs = LocalBlobs(settings.home / "blobs")
     new = [digest for digest in digests if not (target / blob_file(digest)).is_file()]
@@ -128,7 +123,7 @@ def _copied(settings: Settings, target: Path, folder: Path, progress: Progress) 
             os.fsync(file.fileno())
     sync_folder(folder)
     sync_folder(target)
-    return Backup(made=tables.now(), folder=folder.name, databases=copies, blobs=digests)
+    return Backup(made=utc_now(), folder=folder.name, databases=copies, blobs=digests)
 
 
 def _copy_database(source: Path, target: Path) -> None:
@@ -141,12 +136,8 @@ def _copy_database(source: Path, target: Path) -> None:
 
 
 def _is_required(settings: Settings, digest: str) -> bool:
-    engine = open_database(settings.database)
-    try:
-        with transaction(engine) as session:
-            return digest in required_blobs(session)
-    finally:
-        engine.dispose()
+    with closing(open_database(settings.database)) as database, database.reading() as session:
+        return digest in required_blobs(session)
 
 
 def _copy_blob(source: Path, target: Path, digest: str, tracker: Tracker) -> None:
@@ -235,22 +226,15 @@ def _fill(source: Path, made: Backup, home: Path, progress: Progress) -> None:
     except FileNotFoundError as error:
         raise MoergeError("missing", where=str(error.filename), todo="use another backup") from error
     blobs = LocalBlobs(home / "blobs")
-    engine = open_database(read_settings(home).database)
-    try:
-        with transaction(engine) as session:
-            for place, (_, files) in folders(session).items():
-                for name, digest in files.items():
-                    blobs.link(digest, home / place / name)
-    finally:
-        engine.dispose()
+    with closing(open_database(read_settings(home).database)) as database, database.reading() as session:
+        for place, (_, files) in folders(session).items():
+            for name, digest in files.items():
+                blobs.link(digest, home / place / name)
 
 
 def _require_whole(home: Path, progress: Progress) -> None:
-    engine = open_database(read_settings(home).database)
-    try:
-        damage = [each for each in verify(engine, LocalBlobs(home / "blobs"), home, progress) if each.damage]
-    finally:
-        engine.dispose()
+    with closing(open_database(read_settings(home).database)) as database:
+        damage = [each for each in verify(database, LocalBlobs(home / "blobs"), home, progress) if each.damage]
     if damage:
         found = f"{damage[0].what}, needed by {', '.join(damage[0].needed_by)}; {len(damage)} such findings"
         raise MoergeError(found, where=damage[0].file, todo="use another backup")

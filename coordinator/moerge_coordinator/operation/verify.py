@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from sqlalchemy import Engine, select
+from sqlalchemy import JSON, select, type_coerce
 from sqlalchemy.orm import Session
 
 from moerge.blobs.store import Blobs
@@ -14,15 +14,14 @@ from moerge.files import file_sha256
 from moerge.models.expert_folder import expert_digest
 from moerge.progress import Progress, Tracker
 from moerge.trunk.merge import trunk_digest
-from moerge_coordinator.storage import messages as views
-from moerge_coordinator.storage.database import reading
+from moerge_coordinator.storage.database import Database
+from moerge_coordinator.storage.messages import trunk_lineage
 from moerge_coordinator.storage.references import needed
 from moerge_coordinator.storage.tables import (
     ArtifactRow,
     ContributionRow,
     ExpertRow,
     HoldingRow,
-    TrunkContributionRow,
     TrunkRow,
     UploadRow,
     VersionRow,
@@ -59,14 +58,12 @@ def blob_file(digest: str) -> str:
     return f"blobs/{digest[:2]}/{digest}"
 
 
-def _name(row: ExpertRow | TrunkRow | VersionRow | ContributionRow | TrunkContributionRow) -> str:
+def _name(row: ExpertRow | TrunkRow | VersionRow | ContributionRow) -> str:
     match row:
         case ExpertRow():
             return f"expert {row.digest[:12]} of {row.domain}"
         case ContributionRow():
-            return f"contribution {row.number} of {row.domain}"
-        case TrunkContributionRow():
-            return f"trunk contribution {row.number} of {row.domain}"
+            return f"{'trunk ' if row.kind == 'trunk' else ''}contribution {row.number} of {row.domain}"
         case TrunkRow():
             return f"trunk {row.digest[:12]}"
         case VersionRow():
@@ -75,7 +72,7 @@ def _name(row: ExpertRow | TrunkRow | VersionRow | ContributionRow | TrunkContri
 
 def _complete_experts(session: Session) -> list[ExpertRow]:
     """Those whose files must be there: not refused, not purged, not still to be fetched."""
-    query = select(ExpertRow).where(ExpertRow.state != ExpertState.REFUSED.value, ExpertRow.purged.is_(None))
+    query = select(ExpertRow).where(ExpertRow.state != ExpertState.REFUSED, ExpertRow.purged.is_(None))
     rows = session.scalars(query.order_by(ExpertRow.number))
     return [row for row in rows if row.family]
 
@@ -100,11 +97,8 @@ def required_blobs(session: Session) -> dict[str, tuple[str, ...]]:
     ]
     for row in made:
         for file in row.files:
-            users[file["sha256"]].append(f"{_name(row)} as {file['name']}")
-    for part in (
-        *session.scalars(select(ContributionRow).where(ContributionRow.purged.is_(None))),
-        *session.scalars(select(TrunkContributionRow).where(TrunkContributionRow.purged.is_(None))),
-    ):
+            users[file.sha256].append(f"{_name(row)} as {file.name}")
+    for part in session.scalars(select(ContributionRow).where(ContributionRow.purged.is_(None))):
         users[part.digest].append(_name(part))
     for holding in session.scalars(select(HoldingRow)):
         users[holding.sha256].append(f"owner {holding.owner}")
@@ -117,18 +111,18 @@ def required_blobs(session: Session) -> dict[str, tuple[str, ...]]:
 def folders(session: Session) -> dict[str, tuple[str, dict[str, str]]]:
     """Folder relative to the home -> whose it is, and file name -> digest of what it must hold."""
     return {
-        f"versions/{row.number}": (_name(row), {file["name"]: file["sha256"] for file in row.files})
+        f"versions/{row.number}": (_name(row), {file.name: file.sha256 for file in row.files})
         for row in _versions(session)
     }
 
 
-def verify(engine: Engine, blobs: Blobs, home: Path, progress: Progress) -> list[Finding]:
+def verify(database: Database, blobs: Blobs, home: Path, progress: Progress) -> list[Finding]:
     """Reads every blob, row and folder of a home and tells what is missing, altered or litter.
 
     A coordinator may serve meanwhile; what it removes or adds while this runs is not reported as damage.
     """
     listed = dict(blobs.digests())
-    with reading(engine) as session:
+    with database.reading() as session:
         required, places = required_blobs(session), folders(session) if blobs.lasting else {}
         found = list(_altered_rows(session))
     total = sum(size for digest, size in listed.items() if digest in required)
@@ -139,7 +133,7 @@ def verify(engine: Engine, blobs: Blobs, home: Path, progress: Progress) -> list
                 found.append(Finding(what, blob_file(digest), digest, users, todo))
     for place, (user, files) in places.items():
         found += _folder_findings(home, place, user, files)
-    with reading(engine) as session:  # again: what a serving coordinator has removed since is no damage
+    with database.reading() as session:  # again: what a serving coordinator has removed since is no damage
         still, kept, owned = required_blobs(session), needed(session), folders(session)
         uploads = set(session.scalars(select(UploadRow.id)))
     gone = required.keys() - still.keys()
@@ -180,16 +174,19 @@ def _altered_rows(session: Session) -> Iterator[Finding]:
     """Rows that are not what their digest says they are a function of."""
     todo = "restore a backup: the database was changed"
     for expert in _complete_experts(session):
-        if expert_digest({file["name"]: file["sha256"] for file in expert.files}) != expert.digest:
+        if expert_digest({file.name: file.sha256 for file in expert.files}) != expert.digest:
             yield Finding("altered", "the database", expert.digest, (_name(expert),), todo)
     for trunk in _trunks(session):
-        files = {file["name"]: file["sha256"] for file in trunk.files}
-        if trunk_digest(views.trunk_lineage(trunk), files, trunk.exponents) != trunk.digest:
+        files = {file.name: file.sha256 for file in trunk.files}
+        if trunk_digest(trunk_lineage(trunk).model_dump(mode="json"), files, trunk.exponents) != trunk.digest:
             yield Finding("altered", "the database", trunk.digest, (_name(trunk),), todo)
+    written = session.execute(select(VersionRow.number, type_coerce(VersionRow.lineage, JSON)))
+    lineages = {number: lineage for number, lineage in written}
     for version in _versions(session):
-        published = {file["name"]: file["sha256"] for file in version.files}.get("moerge.json")
-        lineage = sha256_hex(canonical_json(version.lineage) + b"\n")
-        if digest_of(version.lineage) != version.lineage_digest or published != lineage:
+        published = {file.name: file.sha256 for file in version.files}.get("moerge.json")
+        lineage = lineages[version.number]
+        own = sha256_hex(canonical_json(lineage) + b"\n")
+        if digest_of(lineage) != version.lineage_digest or published != own:
             yield Finding("altered", "the database", version.lineage_digest, (_name(version),), todo)
 
 

@@ -1,12 +1,9 @@
 """The audit log: one row for each call that may change something, written before its answer leaves."""
 
 from fastapi import Request
-from sqlalchemy import Engine
 
-from moerge_coordinator.storage import tables
-from moerge_coordinator.storage.database import transaction
+from moerge_coordinator.storage.database import Database
 from moerge_coordinator.storage.tables import AuditRow
-from moerge_proto.audit import AuditEntry
 from moerge_proto.owners import Identity
 
 _MUTATING = {"POST", "PUT", "PATCH", "DELETE"}
@@ -25,24 +22,19 @@ def is_audited(method: str, route: str | None) -> bool:
     return method in _MUTATING and route is not None and (method, route) not in _UNCOUNTED
 
 
-def record(engine: Engine, request: Request, path: str, status: int) -> None:
+def record(database: Database, request: Request, path: str, status: int) -> None:
     """Adds the row of a call that is answered with `status`."""
     identity: Identity | None = getattr(request.state, "identity", None)
-    with transaction(engine) as session:
+    with database.transaction("record call") as session:
         session.add(
             AuditRow(
                 request=request.state.request_id,
                 token=getattr(request.state, "token", None),
-                role=identity and identity.role.value,
+                role=identity and identity.role,
                 owner=identity and identity.owner,
                 method=request.method,
                 path=path[:_LONGEST],
                 status=status,
                 problem=getattr(request.state, "problem", None),
-                created=tables.now(),
             )
         )
-
-
-def entry(row: AuditRow) -> AuditEntry:
-    return AuditEntry.model_validate({name: getattr(row, name) for name in AuditEntry.model_fields})

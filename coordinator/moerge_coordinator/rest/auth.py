@@ -6,11 +6,11 @@ from fastapi import Depends, Request
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from sqlalchemy import select
 
+from moerge_coordinator.domain import owners
 from moerge_coordinator.domain.tokens import ended
 from moerge_coordinator.problems import RefusedError
-from moerge_coordinator.storage import tables
-from moerge_coordinator.storage.database import reading
-from moerge_coordinator.storage.tables import DomainRow, TokenRow
+from moerge_coordinator.rest.state import state_of
+from moerge_coordinator.storage.tables import TokenRow
 from moerge_proto.digests import sha256_hex
 from moerge_proto.owners import Identity, Role
 from moerge_proto.problems import ProblemType
@@ -32,16 +32,16 @@ def _authenticate(request: Request, secret: str) -> Identity:
     Raises:
         RefusedError: it is unknown, expired or revoked.
     """
-    with reading(request.app.state.engine) as session:
+    state = state_of(request.app)
+    with state.database.reading() as session:
         row = session.scalar(select(TokenRow).where(TokenRow.hash == sha256_hex(secret.encode())))
         if row is None:
             raise _unauthenticated("no valid token")
-        domains = session.scalars(select(DomainRow.name).where(DomainRow.owner == row.owner).order_by(DomainRow.name))
-        identity = Identity(role=Role(row.role), owner=row.owner, domains=list(domains))
+        identity = owners.identity(session, row.role, row.owner)
     request.state.token, request.state.identity = row.id, identity
-    if (how := ended(row, tables.now())) is not None:
+    if (how := ended(row, state.database.clock())) is not None:
         raise _unauthenticated(how, "ask an operator for a new one")
-    request.app.state.last_uses.note(row.id)
+    state.last_uses.note(row.id)
     return identity
 
 
@@ -94,23 +94,6 @@ OperatorOrOwner = Annotated[Identity, Depends(allow(Role.OPERATOR, Role.OWNER))]
 OperatorOrReader = Annotated[Identity, Depends(allow(Role.OPERATOR, Role.READER))]
 
 
-def own_name(identity: Identity) -> str:
-    """The owner's name of an identity with the role owner."""
-    if identity.owner is None:
-        raise RefusedError(ProblemType.FORBIDDEN, "the token belongs to no owner")
-    return identity.owner
-
-
-def require_own_domain(identity: Identity, domain: str) -> None:
-    """Requires that the owner speaks for `domain`.
-
-    Raises:
-        RefusedError: it doesn't.
-    """
-    if domain not in identity.domains:
-        raise RefusedError(
-            ProblemType.FORBIDDEN,
-            f"domain {domain!r} is not one of owner {identity.owner!r}'s",
-            where="domain",
-            todo=f"use one of: {', '.join(identity.domains)}",
-        )
+def who(request: Request, caller: Identity) -> str:
+    """The caller and its token, for a history."""
+    return f"{caller.who}, token {request.state.token}"

@@ -3,14 +3,13 @@
 from collections.abc import Callable
 from typing import Annotated, Any, TypeVar
 
-from fastapi import Path, Query, Request
+from fastapi import Path, Query
 from pydantic import BeforeValidator
 from sqlalchemy import Select, select
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from moerge_coordinator.problems import RefusedError
-from moerge_coordinator.storage.database import reading
-from moerge_coordinator.storage.tables import ContributionRow, ExpertRow, ProgressRow, TrunkContributionRow
+from moerge_coordinator.storage.tables import ContributionRow, ExpertRow, ProgressRow
 from moerge_proto.messages import Message, Page
 from moerge_proto.owners import Identity, Role
 from moerge_proto.problems import ProblemType
@@ -46,8 +45,8 @@ Newest = Annotated[
 Number = Annotated[int, Path(ge=1, le=LARGEST)]
 
 M = TypeVar("M", bound=Message)
-Owned = TypeVar("Owned", ExpertRow, ContributionRow, TrunkContributionRow, ProgressRow)
-Named = TypeVar("Named", ExpertRow, ContributionRow, TrunkContributionRow)
+Owned = TypeVar("Owned", ExpertRow, ContributionRow, ProgressRow)
+Named = TypeVar("Named", ExpertRow, ContributionRow)
 
 
 def page(
@@ -69,21 +68,10 @@ def page(
     return Page(items=[view(row) for row in rows[:PAGE]], next=following)
 
 
-def visible_page(
-    request: Request,
-    caller: Identity,
-    kind: type[Owned],
-    after: int,
-    view: Callable[[Owned], M],
-    *,
-    newest: bool = False,
-) -> Page[M]:
-    """The rows of `kind` that come after `after`; an owner sees its own."""
+def visible(caller: Identity, kind: type[Owned]) -> Select[Owned]:
+    """The rows of `kind`; an owner sees its own."""
     query = select(kind)
-    if caller.role is Role.OWNER:
-        query = query.where(kind.owner == caller.owner)
-    with reading(request.app.state.engine) as session:
-        return page(session, query, kind.number, after, view, newest=newest)
+    return query.where(kind.owner == caller.owner) if caller.role is Role.OWNER else query
 
 
 def visible_row(session: Session, caller: Identity, kind: type[Named], digest: str) -> Named:
@@ -92,9 +80,8 @@ def visible_row(session: Session, caller: Identity, kind: type[Named], digest: s
     Raises:
         RefusedError: there is none.
     """
-    row = session.scalar(select(kind).where(kind.digest == digest))
-    if row is None or (caller.role is Role.OWNER and row.owner != caller.owner):
-        words = kind.__tablename__.split("_")
-        found, todo = f"no {' '.join(words)[:-1]} {digest}", f"see GET /v1/{'-'.join(words)}"
-        raise RefusedError(ProblemType.NOT_FOUND, found, todo=todo)
+    row = session.scalar(visible(caller, kind).where(kind.digest == digest))
+    if row is None:
+        names = kind.__tablename__
+        raise RefusedError(ProblemType.NOT_FOUND, f"no {names[:-1]} {digest}", todo=f"see GET /v1/{names}")
     return row

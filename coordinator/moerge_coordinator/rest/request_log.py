@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from moerge_coordinator.rest import audit
 from moerge_coordinator.rest.errors import respond, respond_failure
+from moerge_coordinator.rest.state import state_of
 from moerge_proto.problems import Problem, ProblemType
 
 HEADER = "X-Request-Id"
@@ -45,7 +46,7 @@ class Calls:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        state = self._owner.state
+        state = state_of(self._owner)
         request = Request(scope, receive)
         request.state.request_id = _request_id(request.headers.get(HEADER))
         structlog.contextvars.bind_contextvars(request=request.state.request_id)
@@ -55,7 +56,7 @@ class Calls:
         async def record() -> None:
             nonlocal recorded
             if not recorded and audit.is_audited(request.method, self._route(scope)):
-                await run_in_threadpool(audit.record, state.engine, request, path, status)
+                await run_in_threadpool(audit.record, state.database, request, path, status)
                 recorded = True
 
         async def counted_receive() -> Message:
@@ -79,9 +80,9 @@ class Calls:
             sent += len(message.get("body", b""))
             await send(message)
 
-        state.running += 1
+        state.traffic.running += 1
         try:
-            if state.stopping and path not in _ALWAYS:
+            if state.traffic.stopping and path not in _ALWAYS:
                 problem = Problem.of(ProblemType.UNAVAILABLE, "the coordinator stops", todo="try again in a minute")
                 await respond(request, problem, {"Retry-After": "10"})(scope, counted_receive, counted_send)
             else:
@@ -93,7 +94,7 @@ class Calls:
                 raise
             await respond_failure(request, error)(scope, counted_receive, counted_send)
         finally:
-            state.running -= 1
+            state.traffic.running -= 1
             route, seconds = self._route(scope) or "none", time.perf_counter() - start
             method = request.method if request.method in _METHODS else "other"
             state.metrics.count_request(method, route, status, seconds, received, sent)

@@ -4,15 +4,18 @@ Writing transactions are one at a time, over all processes. A reading one sees t
 none.
 """
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 from alembic import command
 from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import Connection, Engine, create_engine, event, make_url
+from sqlalchemy import Connection, Engine, create_engine, event, make_url, text
 from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
@@ -25,12 +28,68 @@ KEEPALIVES = {"keepalives_idle": 5, "keepalives_interval": 1, "keepalives_count"
 _OPTIONS = "-c lock_timeout=30s -c idle_in_transaction_session_timeout=5min"
 
 
-def open_database(database: Path | str) -> Engine:
-    """An engine on the SQLite file, or on the PostgreSQL database of a URL, its schema brought up to date.
+def utc_now() -> datetime:
+    return datetime.now(UTC)
+
+
+def _uncounted(name: str, seconds: float) -> None:
+    pass
+
+
+@dataclass(frozen=True)
+class Database:
+    """The rows, and the clock that dates them.
+
+    Attributes:
+        observe: called with the name and the seconds of each writing transaction.
+    """
+
+    engine: Engine
+    clock: Callable[[], datetime] = utc_now
+    observe: Callable[[str, float], None] = _uncounted
+
+    @contextmanager
+    def transaction(self, name: str) -> Iterator[Session]:
+        """A session whose work is committed at the end, or not done at all. `name` says what it does."""
+        start = time.perf_counter()
+        with self._session(self.engine) as session:
+            yield session
+        self.observe(name, time.perf_counter() - start)
+
+    @contextmanager
+    def reading(self) -> Iterator[Session]:
+        """A session that reads the rows of one moment, beside any writer; the database refuses its writes."""
+        with self._session(self.engine.execution_options(reads=True)) as session:
+            yield session
+
+    @contextmanager
+    def _session(self, engine: Engine) -> Iterator[Session]:
+        with Session(engine, expire_on_commit=False, info={"clock": self.clock}) as session, session.begin():
+            yield session
+
+    def answers(self) -> None:
+        """Raises an error unless the database answers."""
+        with self.engine.connect() as connection:
+            connection.execute(text("SELECT 1"))
+
+    def close(self) -> None:
+        self.engine.dispose()
+
+
+def open_database(
+    database: Path | str,
+    clock: Callable[[], datetime] = utc_now,
+    observe: Callable[[str, float], None] = _uncounted,
+) -> Database:
+    """The SQLite file, or the PostgreSQL database of a URL, its schema brought up to date.
 
     Raises:
         MoergeError: the PostgreSQL server can't be reached, or rows refer to nothing.
     """
+    return Database(_engine(database), clock, observe)
+
+
+def _engine(database: Path | str) -> Engine:
     if isinstance(database, str):
         return _open_postgresql(database)
     maker = _sqlite(database, "foreign_keys=OFF")  # a migration may make a table anew that others refer to
@@ -122,17 +181,3 @@ def unknown_revision(connection: Connection) -> str | None:
     revision = MigrationContext.configure(connection).get_current_revision()
     known = {script.revision for script in ScriptDirectory.from_config(_alembic()).walk_revisions()}
     return revision if revision is not None and revision not in known else None
-
-
-@contextmanager
-def transaction(engine: Engine) -> Iterator[Session]:
-    """A session whose work is committed at the end, or not done at all."""
-    with Session(engine, expire_on_commit=False) as session, session.begin():
-        yield session
-
-
-@contextmanager
-def reading(engine: Engine) -> Iterator[Session]:
-    """A session that reads the rows of one moment, beside any writer; the database refuses its writes."""
-    with transaction(engine.execution_options(reads=True)) as session:
-        yield session

@@ -6,17 +6,16 @@ follows the one which made them superfluous. Transactions come one at a time, so
 
 from collections.abc import Iterable
 
-from sqlalchemy import Engine, select
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from moerge.blobs.store import Blobs
-from moerge_coordinator.storage.database import transaction
+from moerge_coordinator.storage.database import Database
 from moerge_coordinator.storage.tables import (
     ArtifactRow,
     ContributionRow,
     ExpertRow,
     HoldingRow,
-    TrunkContributionRow,
     TrunkRow,
     VersionRow,
 )
@@ -28,22 +27,21 @@ def needed(session: Session, *, holdings: bool = True) -> set[str]:
 
     Without `holdings`, what owners only hold does not count.
     """
-    experts = select(ExpertRow).where(ExpertRow.state != ExpertState.REFUSED.value, ExpertRow.purged.is_(None))
+    experts = select(ExpertRow).where(ExpertRow.state != ExpertState.REFUSED, ExpertRow.purged.is_(None))
     trunks = select(TrunkRow).where(TrunkRow.retired.is_(None) | TrunkRow.current)
     versions = select(VersionRow).where(VersionRow.retired.is_(None))
     rows = [*session.scalars(experts), *session.scalars(trunks), *session.scalars(versions)]
     return {
-        *(file["sha256"] for row in rows for file in row.files),
+        *(file.sha256 for row in rows for file in row.files),
         *(session.scalars(select(HoldingRow.sha256)) if holdings else ()),
         *session.scalars(select(ContributionRow.digest).where(ContributionRow.purged.is_(None))),
-        *session.scalars(select(TrunkContributionRow.digest).where(TrunkContributionRow.purged.is_(None))),
         *session.scalars(select(ArtifactRow.sha256)),
     }
 
 
-def collect(engine: Engine, blobs: Blobs, candidates: Iterable[str] | None = None) -> tuple[int, int]:
+def collect(database: Database, blobs: Blobs, candidates: Iterable[str] | None = None) -> tuple[int, int]:
     """Removes those of the candidates, by default of all blobs, that nothing needs; returns their number and bytes."""
-    with transaction(engine) as session:
+    with database.transaction("remove blobs") as session:
         if candidates is None:
             sizes = dict(blobs.digests())
         else:
@@ -57,7 +55,7 @@ def collect(engine: Engine, blobs: Blobs, candidates: Iterable[str] | None = Non
 def drop_artifacts(session: Session) -> None:
     """Forgets every derived file that no version has; a version that is being made writes its own anew."""
     versions = session.scalars(select(VersionRow).where(VersionRow.retired.is_(None)))
-    live = {file["sha256"] for row in versions for file in row.files}
+    live = {file.sha256 for row in versions for file in row.files}
     for artifact in session.scalars(select(ArtifactRow)):
         if artifact.sha256 not in live:
             session.delete(artifact)

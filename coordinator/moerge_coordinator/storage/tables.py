@@ -1,11 +1,27 @@
-"""The coordinator's tables."""
+"""The coordinator's tables. JSON columns load as messages, words as enums, times as UTC."""
 
 from datetime import UTC, datetime
-from typing import Any
+from enum import StrEnum
+from typing import Any, Generic, TypeVar
 
-from sqlalchemy import JSON, BigInteger, DateTime, ForeignKey, Index, String, UniqueConstraint, text
-from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+from pydantic import TypeAdapter
+from sqlalchemy import JSON, BigInteger, DateTime, ForeignKey, Index, String, UniqueConstraint, event, text
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, object_session
 from sqlalchemy.types import TypeDecorator
+
+from moerge_proto.evaluations import NewEvaluation
+from moerge_proto.experts import ExpertState, Fitted
+from moerge_proto.messages import FileEntry
+from moerge_proto.owners import Role
+from moerge_proto.problems import Problem
+from moerge_proto.progress import Stage
+from moerge_proto.statistics_file import Kind, Split
+from moerge_proto.trunks import TrunkOptions
+from moerge_proto.uploads import NewUpload
+from moerge_proto.versions import Lineage, VersionFile
+
+T = TypeVar("T")
+W = TypeVar("W", bound=StrEnum)
 
 
 class _Utc(TypeDecorator[datetime]):
@@ -21,19 +37,84 @@ class _Utc(TypeDecorator[datetime]):
         return None if value is None else value.replace(tzinfo=UTC)
 
 
+class _Json(TypeDecorator[T], Generic[T]):
+    """Values of type `kind` as JSON."""
+
+    impl = JSON
+    cache_ok = True
+
+    def __init__(self, kind: Any) -> None:
+        super().__init__(none_as_null=True)
+        self.kind = kind
+        self._adapter: TypeAdapter[T] = TypeAdapter(kind)
+
+    def process_bind_param(self, value: T | None, dialect: object) -> Any:
+        return None if value is None else self._adapter.dump_python(value, mode="json")
+
+    def process_result_value(self, value: Any, dialect: object) -> T | None:
+        return None if value is None else self._adapter.validate_python(value)
+
+
+class _Word(TypeDecorator[W], Generic[W]):
+    """An enum's members as their values."""
+
+    impl = String(16)
+    cache_ok = True
+
+    def __init__(self, kind: type[W]) -> None:
+        super().__init__()
+        self.kind = kind
+
+    def process_bind_param(self, value: W | None, dialect: object) -> str | None:
+        return None if value is None else self.kind(value).value
+
+    def process_result_value(self, value: str | None, dialect: object) -> W | None:
+        return None if value is None else self.kind(value)
+
+
+_KINDS: tuple[Any, ...] = (
+    dict[str, str],
+    list[str],
+    list[int],
+    list[float],
+    list[FileEntry],
+    list[VersionFile],
+    Lineage,
+    NewEvaluation,
+    NewUpload,
+    Problem,
+    TrunkOptions,
+)
+_COLUMNS: dict[Any, Any] = {
+    datetime: _Utc,
+    **{word: _Word(word) for word in (ExpertState, Role, Stage)},
+    **{kind: _Json(kind) for kind in _KINDS},
+}
+
+
 class Base(DeclarativeBase):
-    type_annotation_map = {datetime: _Utc, dict[str, Any]: JSON, list[Any]: JSON}  # noqa: RUF012  # SQLAlchemy's own form
+    type_annotation_map = _COLUMNS
 
 
-def now() -> datetime:
-    return datetime.now(UTC)
+def now(session: Session) -> datetime:
+    """The time by the database's clock."""
+    moment: datetime = session.info["clock"]()
+    return moment
+
+
+@event.listens_for(Base, "before_insert", propagate=True)
+def _dated(mapper: Any, connection: object, row: Any) -> None:
+    """Rows whose time of creation nobody gave were created now."""
+    session = object_session(row)
+    if session is not None and "created" in mapper.columns and row.created is None:
+        row.created = now(session)
 
 
 class OwnerRow(Base):
     __tablename__ = "owners"
     number: Mapped[int] = mapped_column(primary_key=True)
     name: Mapped[str] = mapped_column(String(63), unique=True)
-    created: Mapped[datetime] = mapped_column(default=now)
+    created: Mapped[datetime]
 
 
 class KeyRow(Base):
@@ -53,7 +134,7 @@ class KeyRow(Base):
     owner: Mapped[str] = mapped_column(ForeignKey("owners.name"))
     public_key: Mapped[str] = mapped_column(String(64), unique=True)
     fingerprint: Mapped[str] = mapped_column(String(64), unique=True)
-    created: Mapped[datetime] = mapped_column(default=now)
+    created: Mapped[datetime]
     revoked: Mapped[datetime | None]
 
 
@@ -67,10 +148,10 @@ class TokenRow(Base):
     __tablename__ = "tokens"
     id: Mapped[int] = mapped_column(primary_key=True)
     hash: Mapped[str] = mapped_column(String(64), unique=True)
-    role: Mapped[str] = mapped_column(String(16))
+    role: Mapped[Role]
     owner: Mapped[str | None] = mapped_column(ForeignKey("owners.name"))
     note: Mapped[str] = mapped_column(String(200), default="")
-    created: Mapped[datetime] = mapped_column(default=now)
+    created: Mapped[datetime]
     expires: Mapped[datetime | None]
     revoked: Mapped[datetime | None]
     used: Mapped[datetime | None]  # last, to a minute
@@ -86,11 +167,11 @@ class UploadRow(Base):
     id: Mapped[int] = mapped_column(primary_key=True)
     owner: Mapped[str] = mapped_column(ForeignKey("owners.name"))
     manifest: Mapped[str] = mapped_column(String(64))  # digest of `request`
-    request: Mapped[dict[str, Any]]
+    request: Mapped[NewUpload]
     sha256: Mapped[str] = mapped_column(String(64))  # of the whole file
     size: Mapped[int] = mapped_column(BigInteger, default=0)  # of all chunks as sent
-    created: Mapped[datetime] = mapped_column(default=now)
-    touched: Mapped[datetime] = mapped_column(default=now)
+    created: Mapped[datetime]
+    touched: Mapped[datetime]
 
 
 class HoldingRow(Base):
@@ -131,19 +212,21 @@ class ExpertRow(Base):
     license: Mapped[str] = mapped_column(String(64))
     redistribute: Mapped[bool] = mapped_column(default=False)
     family: Mapped[str] = mapped_column(String(32))
-    state: Mapped[str] = mapped_column(String(16))
-    problem: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
-    files: Mapped[list[Any]]
+    state: Mapped[ExpertState]
+    problem: Mapped[Problem | None]
+    files: Mapped[list[FileEntry]]
     source: Mapped[str | None] = mapped_column(String(1000))
     fitted_from: Mapped[str | None] = mapped_column(String(64))  # an expert's digest
     fitted_to: Mapped[str | None] = mapped_column(String(64))  # a trunk's
-    created: Mapped[datetime] = mapped_column(default=now)
+    created: Mapped[datetime]
     withdrawn: Mapped[datetime | None]
     purged: Mapped[datetime | None]
 
     @property
-    def fitted(self) -> dict[str, str | None] | None:
-        return None if self.fitted_from is None else {"expert": self.fitted_from, "trunk": self.fitted_to}
+    def fitted(self) -> Fitted | None:
+        if self.fitted_from is None or self.fitted_to is None:
+            return None
+        return Fitted(expert=self.fitted_from, trunk=self.fitted_to)
 
     @property
     def trained(self) -> str:
@@ -157,61 +240,55 @@ class TrunkRow(Base):
     digest: Mapped[str] = mapped_column(String(64), unique=True)
     method: Mapped[str] = mapped_column(String(32))
     revision: Mapped[int] = mapped_column(default=1, server_default="1")
-    options: Mapped[dict[str, Any]]
-    experts: Mapped[list[Any]]
-    contributions: Mapped[list[Any]]
+    options: Mapped[TrunkOptions]
+    experts: Mapped[list[str]]
+    contributions: Mapped[list[str]]
     family: Mapped[str] = mapped_column(String(32))
     hidden_size: Mapped[int]
     layers: Mapped[int]
-    exponents: Mapped[list[Any]]
-    bounds: Mapped[list[Any]]
+    exponents: Mapped[list[int]]
+    bounds: Mapped[list[float]]
     tensors: Mapped[int]
-    files: Mapped[list[Any]]
+    files: Mapped[list[FileEntry]]
     current: Mapped[bool]
-    created: Mapped[datetime] = mapped_column(default=now)
+    created: Mapped[datetime]
     retired: Mapped[datetime | None]
 
 
 class ContributionRow(Base):
+    """A contribution of either kind. Of each expert at most one trunk contribution is active.
+
+    `split`, `trunk` and `shards` are a router contribution's.
+    """
+
     __tablename__ = "contributions"
+    __table_args__ = (
+        Index(
+            "one_trunk_contribution_of_an_expert",
+            "expert",
+            unique=True,
+            sqlite_where=text("kind = 'trunk' AND active"),
+            postgresql_where=text("kind = 'trunk' AND active"),
+        ),
+    )
     number: Mapped[int] = mapped_column(primary_key=True)
     digest: Mapped[str] = mapped_column(String(64), unique=True)
-    split: Mapped[str] = mapped_column(String(16))
+    kind: Mapped[Kind] = mapped_column(String(16))
+    split: Mapped[Split | None] = mapped_column(String(16))
     owner: Mapped[str] = mapped_column(ForeignKey("owners.name"))
     domain: Mapped[str] = mapped_column(ForeignKey("domains.name"))
     expert: Mapped[str] = mapped_column(ForeignKey("experts.digest"))
-    trunk: Mapped[str] = mapped_column(ForeignKey("trunks.digest"))
+    trunk: Mapped[str | None] = mapped_column(ForeignKey("trunks.digest"))
     tokens: Mapped[int] = mapped_column(BigInteger)
     documents: Mapped[int] = mapped_column(BigInteger)
-    shards: Mapped[int]
+    shards: Mapped[int | None]
     size: Mapped[int] = mapped_column(BigInteger)
     active: Mapped[bool]
-    warnings: Mapped[list[Any]]
-    software: Mapped[dict[str, Any]]
+    warnings: Mapped[list[str]]
+    software: Mapped[dict[str, str]]
     signature: Mapped[str | None] = mapped_column(String(128))
     fingerprint: Mapped[str | None] = mapped_column(String(64))
-    created: Mapped[datetime] = mapped_column(default=now)
-    withdrawn: Mapped[datetime | None]
-    purged: Mapped[datetime | None]
-
-
-class TrunkContributionRow(Base):
-    """Of each expert at most one is active."""
-
-    __tablename__ = "trunk_contributions"
-    number: Mapped[int] = mapped_column(primary_key=True)
-    digest: Mapped[str] = mapped_column(String(64), unique=True)
-    owner: Mapped[str] = mapped_column(ForeignKey("owners.name"))
-    domain: Mapped[str] = mapped_column(ForeignKey("domains.name"))
-    expert: Mapped[str] = mapped_column(ForeignKey("experts.digest"))
-    tokens: Mapped[int] = mapped_column(BigInteger)
-    documents: Mapped[int] = mapped_column(BigInteger)
-    size: Mapped[int] = mapped_column(BigInteger)
-    active: Mapped[bool]
-    software: Mapped[dict[str, Any]]
-    signature: Mapped[str | None] = mapped_column(String(128))
-    fingerprint: Mapped[str | None] = mapped_column(String(64))
-    created: Mapped[datetime] = mapped_column(default=now)
+    created: Mapped[datetime]
     withdrawn: Mapped[datetime | None]
     purged: Mapped[datetime | None]
 
@@ -230,13 +307,13 @@ class VersionRow(Base):
     __tablename__ = "versions"
     number: Mapped[int] = mapped_column(primary_key=True)
     lineage_digest: Mapped[str] = mapped_column(String(64), unique=True)
-    lineage: Mapped[dict[str, Any]]
-    files: Mapped[list[Any]]
+    lineage: Mapped[Lineage]
+    files: Mapped[list[VersionFile]]
     bytes_total: Mapped[int] = mapped_column(BigInteger)
     bytes_written: Mapped[int] = mapped_column(BigInteger)
     note: Mapped[str] = mapped_column(String(2000), default="")
-    tags: Mapped[list[Any]] = mapped_column(default=list)
-    created: Mapped[datetime] = mapped_column(default=now)
+    tags: Mapped[list[str]] = mapped_column(default=list)
+    created: Mapped[datetime]
     withheld: Mapped[datetime | None]
     retired: Mapped[datetime | None]
 
@@ -252,8 +329,8 @@ class EvaluationRow(Base):
     owner: Mapped[str] = mapped_column(ForeignKey("owners.name"))
     domain: Mapped[str] = mapped_column(ForeignKey("domains.name"))
     active: Mapped[bool]
-    sums: Mapped[dict[str, Any]]
-    created: Mapped[datetime] = mapped_column(default=now)
+    sums: Mapped[NewEvaluation]
+    created: Mapped[datetime]
 
 
 class AliasRow(Base):
@@ -261,7 +338,7 @@ class AliasRow(Base):
     number: Mapped[int] = mapped_column(primary_key=True)
     name: Mapped[str] = mapped_column(String(63), unique=True)
     version: Mapped[int] = mapped_column(ForeignKey("versions.number"))
-    moved: Mapped[datetime] = mapped_column(default=now)
+    moved: Mapped[datetime]
 
 
 class AliasMoveRow(Base):
@@ -275,7 +352,7 @@ class AliasMoveRow(Base):
     kind: Mapped[str] = mapped_column(String(16))  # promote, rollback or remove
     who: Mapped[str] = mapped_column(String(100))
     note: Mapped[str] = mapped_column(String(2000), default="")
-    created: Mapped[datetime] = mapped_column(default=now)
+    created: Mapped[datetime]
 
 
 class RoundRow(Base):
@@ -284,12 +361,12 @@ class RoundRow(Base):
     __tablename__ = "rounds"
     number: Mapped[int] = mapped_column(primary_key=True)
     name: Mapped[str] = mapped_column(String(63), unique=True)
-    kind: Mapped[str] = mapped_column(String(16))
+    kind: Mapped[Kind] = mapped_column(String(16))
     trunk: Mapped[str | None] = mapped_column(ForeignKey("trunks.digest"))
-    domains: Mapped[list[Any]]
+    domains: Mapped[list[str]]
     minimum: Mapped[int]
     deadline: Mapped[datetime]
-    created: Mapped[datetime] = mapped_column(default=now)
+    created: Mapped[datetime]
 
 
 class ProgressRow(Base):
@@ -299,7 +376,7 @@ class ProgressRow(Base):
     number: Mapped[int] = mapped_column(primary_key=True)
     domain: Mapped[str] = mapped_column(ForeignKey("domains.name"), unique=True)
     owner: Mapped[str] = mapped_column(ForeignKey("owners.name"))
-    stage: Mapped[str] = mapped_column(String(16))
+    stage: Mapped[Stage]
     shards_done: Mapped[int] = mapped_column(BigInteger)
     shards_total: Mapped[int] = mapped_column(BigInteger)
     tokens_per_second: Mapped[int] = mapped_column(BigInteger)
@@ -314,13 +391,13 @@ class AuditRow(Base):
     number: Mapped[int] = mapped_column(primary_key=True)
     request: Mapped[str] = mapped_column(String(64))  # the request's id
     token: Mapped[int | None]
-    role: Mapped[str | None] = mapped_column(String(16))
+    role: Mapped[Role | None]
     owner: Mapped[str | None] = mapped_column(String(63))
     method: Mapped[str] = mapped_column(String(16))
     path: Mapped[str] = mapped_column(String(2000))
     status: Mapped[int]
     problem: Mapped[str | None] = mapped_column(String(100))
-    created: Mapped[datetime] = mapped_column(default=now)
+    created: Mapped[datetime]
 
 
 class ArtifactRow(Base):

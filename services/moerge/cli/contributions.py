@@ -8,18 +8,21 @@ from rich.filesize import decimal
 from moerge.cli.common import Coordinator, Secret, show
 from moerge.client.client import Client
 from moerge.errors import MoergeError
-from moerge_proto.contributions import Contribution, TrunkContribution
+from moerge_proto.contributions import Contribution
 from moerge_proto.signatures import in_groups
+from moerge_proto.statistics_file import KINDS
 
 app = typer.Typer(no_args_is_help=True, help="Contributions (operator; an owner its own).")
 
 
-def _state(row: Contribution | TrunkContribution) -> str:
+def _state(row: Contribution) -> str:
     return "counts" if row.active else "withdrawn" if row.withdrawn else "superseded"
 
 
-def _key(row: Contribution | TrunkContribution) -> str:
-    return "unsigned" if row.fingerprint is None else in_groups(row.fingerprint[:8])
+def _line(row: Contribution) -> list[str]:
+    key = "unsigned" if row.fingerprint is None else in_groups(row.fingerprint[:8])
+    place = [row.split or "", (row.trunk or "")[:12]]
+    return [row.domain, *place, f"{row.tokens:,}", decimal(row.size), _state(row), key, row.digest]
 
 
 @app.command("list")
@@ -28,28 +31,12 @@ def list_contributions(coordinator: Coordinator, secret: Secret) -> None:
 
     Example: moerge contribution list
     """
-    with Client(coordinator, secret) as client:
-        rows = [
-            [
-                row.domain,
-                row.split,
-                row.trunk[:12],
-                f"{row.tokens:,}",
-                decimal(row.size),
-                _state(row),
-                _key(row),
-                row.digest,
-            ]
-            for row in client.contributions()
-        ]
-        own = [
-            [row.domain, "", "", f"{row.tokens:,}", decimal(row.size), _state(row), _key(row), row.digest]
-            for row in client.trunk_contributions()
-        ]
     columns = ["domain", "split", "trunk", "tokens", "size", "state", "key", "digest"]
-    show("Router contributions", columns, rows)
-    if own:
-        show("Trunk contributions", columns, own)
+    with Client(coordinator, secret) as client:
+        routers, trunks = ([*map(_line, client.contributions(kind))] for kind in KINDS)
+    show("Router contributions", columns, routers)
+    if trunks:
+        show("Trunk contributions", columns, trunks)
 
 
 @app.command("withdraw")
@@ -63,13 +50,9 @@ def withdraw(
     Example: moerge contribution withdraw 67b22c2264b8
     """
     with Client(coordinator, secret) as client:
-        routers = [row.digest for row in client.contributions() if row.digest.startswith(digest)]
-        trunks = [row.digest for row in client.trunk_contributions() if row.digest.startswith(digest)]
-        if len(routers) + len(trunks) != 1:
-            found = f"{len(routers) + len(trunks)} contributions begin with {digest!r}"
+        rows = [row.digest for kind in KINDS for row in client.contributions(kind) if row.digest.startswith(digest)]
+        if len(rows) != 1:
+            found = f"{len(rows)} contributions begin with {digest!r}"
             raise MoergeError(found, where="digest", todo="see: moerge contribution list")
-        if routers:
-            client.withdraw_contribution(routers[0])
-        else:
-            client.withdraw_trunk_contribution(trunks[0])
+        client.withdraw_contribution(rows[0])
     typer.echo("Withdrawn: the next version is solved without it.")

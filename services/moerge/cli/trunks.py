@@ -72,7 +72,7 @@ def _chosen(client: Client, merged: Trunk) -> str:
     """The method that was chosen for a trunk, and the reason."""
     if merged.contributions:
         return f"Method: {merged.method}, because every merged expert has a trunk contribution."
-    sent = {each.expert for each in client.trunk_contributions() if each.active}
+    sent = {each.expert for each in client.contributions("trunk") if each.active}
     missing = sorted(each.domain for each in client.experts() if each.digest in set(merged.experts) - sent)
     return (
         f"Method: {merged.method}, because these domains have no trunk contribution: {', '.join(missing)}."

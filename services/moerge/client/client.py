@@ -17,7 +17,7 @@ from moerge.client.uploads import upload
 from moerge.errors import CoordinatorError, MoergeError
 from moerge.progress import Progress
 from moerge_proto.audit import AuditEntry
-from moerge_proto.contributions import Contribution, ContributionSignature, NewContribution, TrunkContribution
+from moerge_proto.contributions import Contribution, ContributionSignature, NewContribution, Submission
 from moerge_proto.evaluations import Evaluation, NewEvaluation, VersionTable
 from moerge_proto.experts import Expert, NewExpert, Purge, Purged, Withdraw, Withdrawal
 from moerge_proto.history import TrunkHistory
@@ -38,6 +38,7 @@ from moerge_proto.progress import Progress as ProgressMessage
 from moerge_proto.rounds import NewRound, Round, RoundChange
 from moerge_proto.routing import RoutedText, TextToRoute
 from moerge_proto.signatures import JoinRequest, Rotation
+from moerge_proto.statistics_file import Kind
 from moerge_proto.trunks import NewTrunk, Trunk
 from moerge_proto.uploads import Stored
 from moerge_proto.versions import (
@@ -53,7 +54,7 @@ from moerge_proto.versions import (
 )
 from moerge_proto.workflows import Workflow, WorkflowEntry, WorkflowState
 
-_LONGEST_PAUSE = 2.0
+_LONGEST_PAUSE, _TOLD_SECONDS = 2.0, 60.0
 
 
 @dataclass(frozen=True)
@@ -92,6 +93,7 @@ class Client:
         say: Callable[[str], None] = lambda text: None,
         heard: Callable[[], None] = lambda: None,
     ) -> None:
+        self._say = say
         self.http = Http(url, token, patience=patience, timeout=timeout, say=say, heard=heard)
 
     def __enter__(self) -> "Client":
@@ -189,23 +191,28 @@ class Client:
         """The trunk under which contributions are asked for, or None before the first merge."""
         return found(lambda: self.trunk("current"))
 
-    def contribute(self, contribution: NewContribution) -> Contribution:
-        return self.http.post(Contribution, "/v1/contributions", contribution)
+    def contribute(self, new: NewContribution) -> Contribution:
+        """The contribution of an uploaded file, once the coordinator has checked it, which may take minutes.
 
-    def contributions(self) -> Iterator[Contribution]:
-        return self.http.pages(Contribution, "/v1/contributions")
+        Raises:
+            CoordinatorError: it is refused; carries the reason.
+        """
+        asked = Submission.model_validate(new.model_dump(exclude={"sha256"}))
+        path = f"/v1/contributions/{new.sha256}"
+        self.wait(self.http.message(Workflow, "PUT", path, asked))
+        return self.http.get(Contribution, path)
+
+    def contributions(self, kind: Kind = "router") -> Iterator[Contribution]:
+        return self.http.pages(Contribution, "/v1/contributions", kind=kind)
 
     def withdraw_contribution(self, digest: str) -> Contribution:
         return self.http.post(Contribution, f"/v1/contributions/{digest}/withdraw")
 
-    def contribute_trunk(self, contribution: NewContribution) -> TrunkContribution:
-        return self.http.post(TrunkContribution, "/v1/trunk-contributions", contribution)
+    def contribute_trunk(self, new: NewContribution) -> Contribution:
+        return self.contribute(new)
 
-    def trunk_contributions(self) -> Iterator[TrunkContribution]:
-        return self.http.pages(TrunkContribution, "/v1/trunk-contributions")
-
-    def withdraw_trunk_contribution(self, digest: str) -> TrunkContribution:
-        return self.http.post(TrunkContribution, f"/v1/trunk-contributions/{digest}/withdraw")
+    def trunk_contributions(self) -> Iterator[Contribution]:
+        return self.contributions("trunk")
 
     def open_round(self, new: NewRound) -> Round:
         return self.http.post(Round, "/v1/rounds", new)
@@ -292,16 +299,19 @@ class Client:
         return self.http.pages(WorkflowEntry, "/v1/workflows")
 
     def wait(self, workflow: Workflow) -> str:
-        """The result of a workflow, once it is done.
+        """The result of a workflow, once it is done; every minute `say` is told that it runs.
 
         Raises:
             CoordinatorError: it failed; carries its problem.
         """
-        pause = 0.05
+        pause, begin, told = 0.02, time.monotonic(), 0.0
         while workflow.state is WorkflowState.RUNNING:
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
             workflow = self.workflow(workflow.id)
+            if (seconds := time.monotonic() - begin) >= told + _TOLD_SECONDS:
+                self._say(f"the coordinator works on {workflow.id} for {seconds:.0f} s")
+                told = seconds
         if workflow.problem is not None:
             raise CoordinatorError(workflow.problem)
         return str(workflow.result)

@@ -135,7 +135,7 @@ class Http:
         *,
         content: bytes | None = None,
         headers: Mapping[str, str] | None = None,
-        params: Mapping[str, int] | None = None,
+        params: Mapping[str, int | str] | None = None,
     ) -> httpx.Response:
         def send() -> httpx.Response:
             response = self._here.request(method, path, content=content, headers=headers, params=params)
@@ -155,11 +155,12 @@ class Http:
         headers = {"Content-Type": "application/json"}
         return kind.model_validate_json(self.send(method, path, content=content, headers=headers).content)
 
-    def pages(self, kind: type[M], path: str, after: int = 0) -> Iterator[M]:
+    def pages(self, message: type[M], path: str, after: int = 0, **asked: str) -> Iterator[M]:
+        """Every item of a paged list; `asked` are further query parameters."""
         following: int | None = after
         while following is not None:
-            page = Page[kind].model_validate_json(  # type: ignore[valid-type]  # a generic built at run time
-                self.send("GET", path, params={"after": following}).content
+            page = Page[message].model_validate_json(  # type: ignore[valid-type]  # a generic built at run time
+                self.send("GET", path, params={**asked, "after": following}).content
             )
             yield from page.items
             following = page.next

@@ -144,7 +144,7 @@ class Demo:
         self, client: Client, domains: Sequence[Domain], workers: Sequence[tuple[Domain, subprocess.Popen[str]]]
     ) -> None:
         wanted = {domain.name for domain in domains}
-        while not wanted <= {row.domain for row in client.trunk_contributions() if row.active}:
+        while not wanted <= {row.domain for row in client.contributions("trunk") if row.active}:
             self._require_alive(workers)
 
     def _wait_for_contributions(

@@ -2,13 +2,13 @@
 
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Query
 from sqlalchemy import select
 
-from moerge_coordinator.rest import audit
 from moerge_coordinator.rest.auth import Operator
 from moerge_coordinator.rest.lists import After, Flag, Newest, page
-from moerge_coordinator.storage.database import reading
+from moerge_coordinator.rest.state import Coordinator
+from moerge_coordinator.storage.messages import message
 from moerge_coordinator.storage.tables import AuditRow
 from moerge_proto.audit import AuditEntry
 from moerge_proto.digests import Name
@@ -20,7 +20,7 @@ router = APIRouter(prefix="/audit", tags=["operation"])
 
 @router.get("")
 def list_audit(
-    request: Request,
+    state: Coordinator,
     caller: Operator,
     after: After = 0,
     newest: Newest = False,
@@ -39,5 +39,5 @@ def list_audit(
         query = query.where(AuditRow.path.startswith(path, autoescape=True))
     if failed:
         query = query.where(AuditRow.status >= 400)
-    with reading(request.app.state.engine) as session:
-        return page(session, query, AuditRow.number, after, audit.entry, newest=newest)
+    with state.database.reading() as session:
+        return page(session, query, AuditRow.number, after, lambda row: message(AuditEntry, row), newest=newest)

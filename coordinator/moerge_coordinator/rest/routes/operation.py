@@ -1,7 +1,7 @@
 """For whoever runs the coordinator: does it live, can it work, what are its figures."""
 
 from dbos._error import DBOSException
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Response
 from fastapi.responses import PlainTextResponse
 from pydantic import JsonValue
 from sqlalchemy import make_url
@@ -12,6 +12,7 @@ from moerge.errors import MoergeError
 from moerge_coordinator import metrics
 from moerge_coordinator.problems import RefusedError
 from moerge_coordinator.rest.auth import Operator, OperatorOrReader
+from moerge_coordinator.rest.state import Coordinator
 from moerge_proto.messages import Message
 from moerge_proto.problems import ProblemType
 
@@ -30,11 +31,11 @@ async def healthz() -> Health:
 
 
 @router.get("/readyz", responses={503: {}})
-def readyz(request: Request) -> Health:
+def readyz(state: Coordinator) -> Health:
     """Answers while calls are taken: database and blob store work, workflows run. No token needed."""
-    if request.app.state.stopping:
+    if state.traffic.stopping:
         raise RefusedError(ProblemType.UNAVAILABLE, "the coordinator stops", where="process")
-    for name, check in request.app.state.checks.items():
+    for name, check in state.checks.items():
         try:
             check()
         except (MoergeError, OSError, SQLAlchemyError, DBOSException) as error:
@@ -44,19 +45,19 @@ def readyz(request: Request) -> Health:
 
 
 @router.get("/metrics", response_class=PlainTextResponse)
-def show_metrics(request: Request, caller: OperatorOrReader) -> Response:
+def show_metrics(state: Coordinator, caller: OperatorOrReader) -> Response:
     """Figures for Prometheus. Role: operator or reader.
 
     A scraper needs a token like anyone else, and a reader's is enough. Calls from this machine are no exception,
     because behind a proxy every call is one.
     """
-    return Response(request.app.state.metrics.text(), media_type=metrics.MEDIA_TYPE)
+    return Response(state.metrics.text(), media_type=metrics.MEDIA_TYPE)
 
 
 @router.get("/v1/settings")
-def show_settings(request: Request, caller: Operator) -> dict[str, JsonValue]:
+def show_settings(state: Coordinator, caller: Operator) -> dict[str, JsonValue]:
     """The settings that it runs with; passwords are left out. Role: operator."""
-    shown: dict[str, JsonValue] = request.app.state.settings.model_dump(mode="json")
+    shown: dict[str, JsonValue] = state.settings.model_dump(mode="json")
     if "://" in (address := str(shown["database"])):
         shown["database"] = make_url(address).render_as_string(hide_password=True)
     return shown

@@ -3,11 +3,10 @@
 from fastapi import APIRouter, Request, Response
 from starlette.concurrency import run_in_threadpool
 
+from moerge_coordinator.domain import versions
 from moerge_coordinator.rest.auth import OperatorOrReader
 from moerge_coordinator.rest.lists import Number
-from moerge_coordinator.rest.routes.versions import find_version, require_served
-from moerge_coordinator.storage.database import reading
-from moerge_coordinator.workflows.text_routing import TextRouter
+from moerge_coordinator.rest.state import Coordinator, State
 from moerge_proto.routing import RoutedText, TextToRoute
 from moerge_proto.versions import VersionFile
 
@@ -15,19 +14,19 @@ router = APIRouter(tags=["versions"])
 
 
 @router.post("/versions/{number}/route", response_model=RoutedText)
-async def route_text(request: Request, caller: OperatorOrReader, number: Number, new: TextToRoute) -> Response:
+async def route_text(
+    request: Request, state: Coordinator, caller: OperatorOrReader, number: Number, new: TextToRoute
+) -> Response:
     """What each router of the version says of each token of a text; the text is neither kept nor logged.
 
     Off unless the operator sets a memory limit. One text at a time, for at most a minute. Role: operator or reader.
     """
-    texts: TextRouter = request.app.state.texts
-    texts.require_on()
-    files = await run_in_threadpool(_files, request, number)
-    return Response(await texts.route(number, files, new.text, request.is_disconnected), media_type="application/json")
+    state.texts.require_on()
+    files = await run_in_threadpool(_files, state, number)
+    routed = await state.texts.route(number, files, new.text, request.is_disconnected)
+    return Response(routed, media_type="application/json")
 
 
-def _files(request: Request, number: int) -> list[VersionFile]:
-    with reading(request.app.state.engine) as session:
-        row = find_version(session, number)
-    require_served(row)
-    return [VersionFile.model_validate(file) for file in row.files]
+def _files(state: State, number: int) -> list[VersionFile]:
+    with state.database.reading() as session:
+        return versions.find_served(session, number).files

@@ -2,13 +2,15 @@
 
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Request
+from fastapi import APIRouter, Path
 
+from moerge_coordinator.domain.owners import own_name
 from moerge_coordinator.problems import RefusedError
-from moerge_coordinator.rest.auth import Operator
+from moerge_coordinator.rest.auth import Operator, OperatorOrOwner
 from moerge_coordinator.rest.lists import PAGE, After
-from moerge_coordinator.workflows.workflows import Workflows
+from moerge_coordinator.rest.state import Coordinator
 from moerge_proto.messages import Page
+from moerge_proto.owners import Role
 from moerge_proto.problems import ProblemType
 from moerge_proto.workflows import Workflow, WorkflowEntry, WorkflowState
 
@@ -16,42 +18,36 @@ router = APIRouter(prefix="/workflows", tags=["workflows"])
 Id = Annotated[str, Path(alias="id", pattern="^[a-z0-9-]{1,200}$")]
 
 
-def _workflows(request: Request) -> Workflows:
-    workflows: Workflows = request.app.state.workflows
-    return workflows
+@router.get("")
+def list_workflows(state: Coordinator, caller: Operator, after: After = 0) -> Page[WorkflowEntry]:
+    """Lists workflows, newest first; `after` so many of them. Role: operator."""
+    found = state.workflows.entries(after, PAGE + 1)
+    return Page(items=found[:PAGE], next=after + PAGE if len(found) > PAGE else None)
 
 
-def _found(request: Request, id_: str) -> Workflow:
-    workflow = _workflows(request).find(id_)
+@router.get("/{id}")
+def show_workflow(state: Coordinator, caller: OperatorOrOwner, id_: Id) -> Workflow:
+    """How a workflow goes; an owner sees those that take in its contributions. Role: operator or owner."""
+    own = caller.role is Role.OWNER
+    return _found(id_, state.workflows.find_own(id_, own_name(caller)) if own else state.workflows.find(id_))
+
+
+def _found(id_: str, workflow: Workflow | None) -> Workflow:
     if workflow is None:
         raise RefusedError(ProblemType.NOT_FOUND, f"no workflow {id_!r}")
     return workflow
 
 
-@router.get("")
-def list_workflows(request: Request, caller: Operator, after: After = 0) -> Page[WorkflowEntry]:
-    """Lists workflows, newest first; `after` so many of them. Role: operator."""
-    found = _workflows(request).entries(after, PAGE + 1)
-    return Page(items=found[:PAGE], next=after + PAGE if len(found) > PAGE else None)
-
-
-@router.get("/{id}")
-def show_workflow(request: Request, caller: Operator, id_: Id) -> Workflow:
-    """How a workflow goes. Role: operator."""
-    return _found(request, id_)
-
-
 @router.post("/{id}/retry", status_code=202)
-def retry(request: Request, caller: Operator, id_: Id) -> Workflow:
+def retry(state: Coordinator, caller: Operator, id_: Id) -> Workflow:
     """Starts a workflow that failed anew, with what it was given; what it had made, it finds. Role: operator."""
-    found = _found(request, id_)
-    started = _workflows(request).retry(id_)
+    found = _found(id_, state.workflows.find(id_))
+    started = state.workflows.retry(id_)
     if started is None:
-        what = f"workflow {id_!r} is {found.state.value}"
-        todo = (
-            "wait for it"
-            if found.state is WorkflowState.RUNNING
-            else "there is nothing to do; register an expert again"
+        running = found.state is WorkflowState.RUNNING
+        what, todo = (
+            f"workflow {id_!r} is {found.state.value}",
+            "there is nothing to do; its owner sends the files again",
         )
-        raise RefusedError(ProblemType.CONFLICT, what, where="id", todo=todo)
+        raise RefusedError(ProblemType.CONFLICT, what, where="id", todo="wait for it" if running else todo)
     return started

@@ -1,0 +1,124 @@
+"""Aliases: movable names for versions, with their history."""
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from moerge_coordinator.domain import versions
+from moerge_coordinator.problems import RefusedError
+from moerge_coordinator.storage.messages import message, version_table
+from moerge_coordinator.storage.tables import AliasMoveRow, AliasRow, VersionRow, now
+from moerge_proto.digests import Name
+from moerge_proto.problems import ProblemType
+from moerge_proto.versions import CHAMPION, Alias, Move, Rollback
+
+
+def find(session: Session, name: str) -> AliasRow:
+    """The alias of that name.
+
+    Raises:
+        RefusedError: there is none.
+    """
+    row = session.scalar(select(AliasRow).where(AliasRow.name == name))
+    if row is None:
+        raise RefusedError(ProblemType.NOT_FOUND, f"no alias {name!r}", where="name", todo="see GET /v1/aliases")
+    return row
+
+
+def promote(session: Session, name: Name, move: Move, who: str, most_fall: float | None) -> Alias:
+    """Points an alias to a version; where it points there already, nothing changes.
+
+    Args:
+        most_fall: points by which no domain may fall where champion moves; None: it moves freely.
+
+    Raises:
+        RefusedError: the version isn't served, or may not become champion.
+    """
+    version = versions.find_served(session, move.version, "version")
+    row = session.scalar(select(AliasRow).where(AliasRow.name == name))
+    if row is None or row.version != version.number:
+        if name == CHAMPION and most_fall is not None:
+            champion = None if row is None else versions.find(session, row.version)
+            _require_promotable(session, version, champion, most_fall)
+        row = _point(session, row, name, version.number, "promote", who, move.note)
+    return message(Alias, row)
+
+
+def _require_promotable(session: Session, version: VersionRow, champion: VersionRow | None, most: float) -> None:
+    """Requires that all domains of a version have evaluated it, and none scores over `most` points below the champion.
+
+    Raises:
+        RefusedError: names the domains, with their scores.
+    """
+    table = version_table(session, version)
+    if table.missing:
+        found = f"version {version.number} is not evaluated on {', '.join(table.missing)}"
+        todo = "let these owners' workers evaluate it (evaluation_sums in their policy), or lift promotion_max_fall"
+        raise RefusedError(ProblemType.NOT_PROMOTABLE, found, where="version", todo=todo)
+    if champion is None:
+        return
+    before = {each.domain: each.normalised for each in version_table(session, champion).scores}
+    falls = [
+        f"{each.domain} from {before[each.domain]:.2f} to {each.normalised:.2f}"
+        for each in table.scores
+        if each.domain in before and each.normalised < before[each.domain] - most
+    ]
+    if falls:
+        found = f"from version {champion.number} to {version.number} fall by more than {most:g}: {', '.join(falls)}"
+        todo = "see moerge version table; promote another version, or raise promotion_max_fall"
+        raise RefusedError(ProblemType.NOT_PROMOTABLE, found, where="version", todo=todo)
+
+
+def _point(session: Session, row: AliasRow | None, name: str, version: int, kind: str, who: str, note: str) -> AliasRow:
+    when, previous = now(session), None if row is None else row.version
+    if row is None:
+        row = AliasRow(name=name)
+        session.add(row)
+    row.version, row.moved = version, when
+    session.add(
+        AliasMoveRow(alias=name, version=version, previous=previous, kind=kind, who=who, note=note, created=when)
+    )
+    session.flush()
+    return row
+
+
+def roll_back(session: Session, name: Name, back: Rollback, who: str) -> Alias:
+    """Takes the last promotion back. `back.version` is where the alias points; once it has moved, nothing changes.
+
+    Raises:
+        RefusedError: it points elsewhere, or to no earlier version that is served.
+    """
+    row = find(session, name)
+    moves = list(session.scalars(select(AliasMoveRow).where(AliasMoveRow.alias == name).order_by(AliasMoveRow.number)))
+    if row.version != back.version:
+        if moves[-1].kind == "rollback" and moves[-1].previous == back.version:
+            return message(Alias, row)
+        found = f"the alias {name!r} points to version {row.version}, not {back.version}"
+        raise RefusedError(ProblemType.CONFLICT, found, where="version", todo="look again, then decide")
+    for number in reversed(_promoted(moves)[:-1]):
+        version = versions.find(session, number)
+        if version.retired is None and version.withheld is None:
+            return message(Alias, _point(session, row, name, number, "rollback", who, back.note))
+    found = f"the alias {name!r} has no earlier version that is still served"
+    raise RefusedError(ProblemType.CONFLICT, found, where="name", todo="promote another version")
+
+
+def _promoted(moves: list[AliasMoveRow]) -> list[int]:
+    """The promotions that were not taken back, oldest first; the last is where the alias points."""
+    stack: list[int] = []
+    for move in moves:
+        if move.version is None:
+            stack = []
+        elif move.kind == "promote":
+            stack.append(move.version)
+        else:
+            while stack and stack[-1] != move.version:
+                stack.pop()
+    return stack
+
+
+def remove(session: Session, name: Name, who: str) -> None:
+    """Removes an alias; its history stays. The same again changes nothing."""
+    row = session.scalar(select(AliasRow).where(AliasRow.name == name))
+    if row is not None:
+        session.add(AliasMoveRow(alias=name, version=None, previous=row.version, kind="remove", who=who, note=""))
+        session.delete(row)

@@ -1,0 +1,226 @@
+"""Contributions: what a statistics file must be to count, and the one transaction in which it starts to (law 4)."""
+
+from collections.abc import Mapping, Sequence
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from moerge.errors import ContributionError
+from moerge.models.bounds import attention_size, input_bounds, input_exponents
+from moerge.models.config import read_config
+from moerge.models.families import FAMILIES, family_of
+from moerge.models.reader import Checkpoint
+from moerge.statistics.validate import validate, validate_trunk
+from moerge_coordinator.domain.owner_keys import require_signed
+from moerge_coordinator.domain.owners import require_own_domain
+from moerge_coordinator.domain.ports import Ports
+from moerge_coordinator.domain.withdrawal import require_usable
+from moerge_coordinator.problems import RefusedError
+from moerge_coordinator.storage.messages import message
+from moerge_coordinator.storage.tables import ContributionRow, ExpertRow, ShardRow, TrunkRow
+from moerge_proto.contributions import Contribution, NewContribution
+from moerge_proto.experts import ExpertState
+from moerge_proto.owners import Identity
+from moerge_proto.problems import ProblemType
+from moerge_proto.statistics_file import Manifest, RouterManifest, StatisticsFile, StatisticsFileError, TrunkManifest
+
+_AT_ONCE = 500  # parameters of one query
+
+
+def require_sent(ports: Ports, owner: str, new: NewContribution) -> None:
+    """Requires that a contribution counts already, or that it is signed and its file complete.
+
+    Raises:
+        RefusedError: a signature or the file is missing.
+    """
+    with ports.database.reading() as session:
+        if find(session, owner, new.sha256) is not None:
+            return
+        require_signed(session, owner, new)
+    ports.uploads.held(owner, new.sha256, "sha256")
+
+
+def find(session: Session, owner: str, digest: str) -> Contribution | None:
+    """The owner's contribution of that digest, unless it was withdrawn."""
+    row = session.scalar(select(ContributionRow).where(ContributionRow.digest == digest))
+    if row is None or row.owner != owner or row.withdrawn is not None:
+        return None
+    return message(Contribution, row)
+
+
+def check(ports: Ports, caller: Identity, sha256: str) -> list[str]:
+    """Requires that a file holds sums that the caller may contribute, and that could be honest. Returns warnings.
+
+    Raises:
+        MoergeError: names the field of the manifest, or the matrix.
+    """
+    try:
+        opened = StatisticsFile(ports.blobs.local(sha256))
+    except StatisticsFileError as error:
+        raise ContributionError(error.detail, where=error.field, todo="write it with this version of moerge") from error
+    with opened as file:
+        manifest = file.manifest
+        with ports.database.reading() as session:
+            expert = _ready_expert(session, caller, manifest)
+            if isinstance(manifest, TrunkManifest):
+                return _check_trunk_sums(ports, file, manifest, expert)
+            trunk = _require_current(session, manifest)
+        if expert.fitted_to not in (None, trunk.digest):
+            found = f"expert {expert.digest} is fitted to another trunk, {expert.fitted_to}"
+            raise ContributionError(found, where="manifest.expert", todo="fit the domain's expert to this trunk")
+        _require_sizes(manifest, {"hidden_size": trunk.hidden_size, "layers": trunk.layers})
+        normalised = FAMILIES[trunk.family].gain is not None
+        return validate(file, trunk.exponents, trunk.bounds, normalised=normalised)
+
+
+def _check_trunk_sums(ports: Ports, file: StatisticsFile, manifest: TrunkManifest, expert: ExpertRow) -> list[str]:
+    if expert.fitted_to is not None:
+        found, todo = "the expert is fitted to a trunk, so it isn't merged into one", f"send it for {expert.trained}"
+        raise ContributionError(found, where="manifest.expert", todo=todo)
+    folder = ports.folders.expert(expert.digest)
+    config, checkpoint = read_config(folder), Checkpoint(folder)
+    family = family_of(config)
+    sizes = {"hidden_size": config.hidden_size, "layers": config.num_hidden_layers, "vocab_size": config.vocab_size}
+    _require_sizes(manifest, {**sizes, "attention_size": attention_size(config)})
+    validate_trunk(file, input_exponents(checkpoint, family, config), input_bounds(checkpoint, family, config))
+    return []
+
+
+def _ready_expert(session: Session, caller: Identity, manifest: Manifest) -> ExpertRow:
+    """The expert that the manifest names, once it is sure that both are the caller's own."""
+    if manifest.owner != caller.owner:
+        raise RefusedError(ProblemType.FORBIDDEN, f"made for owner {manifest.owner!r}", where="manifest.owner")
+    require_own_domain(caller, manifest.domain)
+    expert = session.scalar(select(ExpertRow).where(ExpertRow.digest == manifest.expert))
+    if expert is None or expert.domain != manifest.domain or expert.state is not ExpertState.READY:
+        found = f"expert {manifest.expert} is not the ready expert of {manifest.domain!r}"
+        raise ContributionError(found, where="manifest.expert", todo="register the expert first")
+    return expert
+
+
+def _require_sizes(manifest: Manifest, expected: Mapping[str, int]) -> None:
+    for name, size in expected.items():
+        if getattr(manifest, name) != size:
+            found = f"expected {size}, found {getattr(manifest, name)}"
+            raise ContributionError(found, where=f"manifest.{name}", todo="compute the contribution again")
+
+
+def accept(ports: Ports, new: NewContribution, warnings: Sequence[str]) -> Contribution:
+    """The contribution of a checked file, which counts from now on (law 4).
+
+    Within one transaction: what it supersedes stops to count, no shard counts twice, and nothing that it rests on has
+    gone since it was checked.
+
+    Raises:
+        RefusedError: names the field of the request or of the manifest.
+    """
+    size = ports.blobs.size(new.sha256)
+    if size is None:
+        raise _gone(new.sha256)
+    with StatisticsFile(ports.blobs.local(new.sha256)) as file:
+        manifest = file.manifest
+    with ports.database.transaction("accept contribution") as session:
+        row = session.scalar(select(ContributionRow).where(ContributionRow.digest == new.sha256))
+        if row is not None and row.withdrawn is None:
+            return message(Contribution, row)  # the same request, sent twice at once
+        if isinstance(manifest, RouterManifest):
+            _require_current(session, manifest)
+        require_usable(session, [manifest.expert], [])
+        if not ports.blobs.has(new.sha256):
+            raise _gone(new.sha256)
+        signer = require_signed(session, manifest.owner, new)
+        if isinstance(manifest, RouterManifest):
+            for digest in dict.fromkeys(new.supersedes):
+                _supersede(session, digest, manifest)
+            _require_one_expert(session, manifest)
+            _require_unclaimed(session, manifest)
+        else:
+            _supersede_trunk_sums(session, new.supersedes, manifest)
+        row = row or ContributionRow(digest=new.sha256)
+        session.add(row)
+        _describe(row, manifest)
+        row.size, row.warnings, row.software = size, list(warnings), new.software
+        row.active, row.withdrawn, row.purged = True, None, None
+        row.signature, row.fingerprint = new.signature, signer
+        session.flush()
+        if isinstance(manifest, RouterManifest):
+            session.add_all(
+                ShardRow(trunk=manifest.trunk, domain=manifest.domain, shard=shard, contribution=new.sha256)
+                for shard in manifest.shards
+            )
+        return message(Contribution, row)
+
+
+def _gone(sha256: str) -> RefusedError:
+    return RefusedError(ProblemType.NOT_READY, f"no complete upload {sha256}", where="sha256", todo="upload it again")
+
+
+def _describe(row: ContributionRow, manifest: Manifest) -> None:
+    row.kind, row.owner, row.domain, row.expert = manifest.kind, manifest.owner, manifest.domain, manifest.expert
+    row.tokens, row.documents = manifest.tokens, manifest.documents
+    if isinstance(manifest, RouterManifest):
+        row.split, row.trunk, row.shards = manifest.split, manifest.trunk, len(manifest.shards)
+
+
+def _require_current(session: Session, manifest: RouterManifest) -> TrunkRow:
+    trunk = session.scalar(select(TrunkRow).where(TrunkRow.current))
+    if trunk is None or manifest.trunk != trunk.digest:
+        raise RefusedError(
+            ProblemType.WRONG_TRUNK,
+            f"made under trunk {manifest.trunk}, but the current one is {trunk.digest if trunk else 'not merged yet'}",
+            where="manifest.trunk",
+            todo="sums of different trunks don't add up; contribute again under the current trunk",
+        )
+    return trunk
+
+
+def _supersede(session: Session, digest: str, manifest: RouterManifest) -> None:
+    row = session.scalar(select(ContributionRow).where(ContributionRow.digest == digest, ContributionRow.active))
+    if row is None or (row.trunk, row.domain) != (manifest.trunk, manifest.domain):
+        found = f"no active contribution {digest} of {manifest.domain!r} under this trunk"
+        raise RefusedError(ProblemType.CONFLICT, found, where="supersedes", todo="see GET /v1/contributions")
+    row.active = False
+    for shard in session.scalars(select(ShardRow).where(ShardRow.contribution == digest)):
+        session.delete(shard)
+    session.flush()
+
+
+def _supersede_trunk_sums(session: Session, supersedes: Sequence[str], manifest: TrunkManifest) -> None:
+    query = select(ContributionRow).where(ContributionRow.expert == manifest.expert, ContributionRow.kind == "trunk")
+    active = session.scalar(query.where(ContributionRow.active))
+    if list(supersedes) != ([active.digest] if active else []):
+        found = f"the expert's active trunk contribution is {active.digest if active else 'none'}"
+        todo = "name it in supersedes, if this one is to take its place"
+        raise RefusedError(ProblemType.CONFLICT, found, where="supersedes", todo=todo)
+    if active is not None:
+        active.active = False
+        session.flush()
+
+
+def _require_one_expert(session: Session, manifest: RouterManifest) -> None:
+    """Requires that nothing of the domain's counts that was computed with other MLPs, fitted or not."""
+    query = select(ContributionRow).where(
+        ContributionRow.active,
+        ContributionRow.trunk == manifest.trunk,
+        ContributionRow.domain == manifest.domain,
+        ContributionRow.split == manifest.split,
+        ContributionRow.expert != manifest.expert,
+    )
+    for other in session.scalars(query.limit(1)):
+        found = f"contribution {other.digest} counts, which is of another expert of the domain, {other.expert}"
+        todo = "name it in supersedes, if this one is to take its place"
+        raise RefusedError(ProblemType.CONFLICT, found, where="supersedes", todo=todo)
+
+
+def _require_unclaimed(session: Session, manifest: RouterManifest) -> None:
+    """Requires that none of the shards counts already."""
+    query = select(ShardRow).where(ShardRow.trunk == manifest.trunk, ShardRow.domain == manifest.domain)
+    for start in range(0, len(manifest.shards), _AT_ONCE):
+        some = manifest.shards[start : start + _AT_ONCE]
+        for taken in session.scalars(query.where(ShardRow.shard.in_(some)).limit(1)):
+            raise RefusedError(
+                ProblemType.DUPLICATE_SHARD,
+                f"shard {taken.shard} counts already, in contribution {taken.contribution}",
+                where="manifest.shards",
+                todo="send only new shards, or name the contributions that this one supersedes",
+            )

@@ -1,0 +1,61 @@
+"""Evaluations: what owners report of versions."""
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from moerge_coordinator.domain import versions
+from moerge_coordinator.problems import RefusedError
+from moerge_coordinator.storage.messages import message
+from moerge_coordinator.storage.tables import EvaluationRow, ExpertRow, TrunkRow, VersionRow
+from moerge_proto.evaluations import Evaluation, NewEvaluation
+from moerge_proto.problems import ProblemType
+
+
+def evaluate(session: Session, owner: str, number: int, new: NewEvaluation) -> Evaluation:
+    """Takes an owner's evaluation of a version in the place of an earlier one. The same again changes nothing.
+
+    Raises:
+        RefusedError: the version isn't served, or the evaluation can't be of it.
+    """
+    version = versions.find(session, number)
+    query = select(EvaluationRow).where(EvaluationRow.version == number)
+    known = session.scalar(query.where(EvaluationRow.digest == new.digest))
+    if known is not None:
+        return message(Evaluation, known)
+    versions.find_served(session, number)
+    _require_of(session, version, new)
+    for earlier in session.scalars(query.where(EvaluationRow.domain == new.domain, EvaluationRow.active)):
+        earlier.active = False
+    row = EvaluationRow(digest=new.digest, version=number, owner=owner, domain=new.domain, active=True, sums=new)
+    session.add(row)
+    session.flush()
+    return message(Evaluation, row)
+
+
+def _require_of(session: Session, version: VersionRow, new: NewEvaluation) -> None:
+    """Requires that an evaluation can be of this version: its domain, expert, layers and experts.
+
+    Raises:
+        RefusedError: names the field.
+    """
+    if new.number != version.number:
+        found = f"made of version {new.number}, sent to version {version.number}"
+        todo = f"send it to /v1/versions/{new.number}/evaluations"
+        raise RefusedError(ProblemType.INVALID_REQUEST, found, where="number", todo=todo)
+    made = version.lineage
+    if new.domain not in made.domains:
+        found = f"version {version.number} has the domains {', '.join(made.domains)}; not {new.domain!r}"
+        todo = "evaluate a version that has your domain's expert"
+        raise RefusedError(ProblemType.INVALID_REQUEST, found, where="domain", todo=todo)
+    slot = select(ExpertRow).where(ExpertRow.digest == made.experts[made.domains.index(new.domain)])
+    expert = session.scalars(slot).one().trained  # the dense one, if the version has its fitted MLPs
+    if new.expert != expert:
+        found = f"version {version.number} has the expert {expert} of {new.domain!r}, not {new.expert}"
+        todo = "compare with the dense expert that is in the version"
+        raise RefusedError(ProblemType.INVALID_REQUEST, found, where="expert", todo=todo)
+    layers = session.scalars(select(TrunkRow.layers).where(TrunkRow.digest == made.trunk)).one()
+    shape = layers, len(made.experts)
+    if len(new.routed) != layers or any(len(counts) != shape[1] for counts in new.routed):
+        found = f"expected counts of {layers} layers x {shape[1]} experts"
+        todo = "count them with this version"
+        raise RefusedError(ProblemType.INVALID_REQUEST, found, where="routed", todo=todo)

@@ -1,0 +1,265 @@
+"""Experts: registered, checked against the experts that are there, taken in or refused."""
+
+import re
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from moerge.blobs.store import Blobs
+from moerge.errors import MoergeError
+from moerge.models.expert_folder import check_expert, counts, expert_digest
+from moerge_coordinator.domain import trunks, versions
+from moerge_coordinator.domain.owners import own_name, require_own_domain
+from moerge_coordinator.domain.ports import Ports
+from moerge_coordinator.domain.sources import require_allowed
+from moerge_coordinator.domain.withdrawal import containing, fitted_from, purge_expert
+from moerge_coordinator.problems import RefusedError
+from moerge_coordinator.storage.messages import message
+from moerge_coordinator.storage.tables import DomainRow, ExpertRow, HoldingRow, TrunkRow
+from moerge_proto.experts import Expert, ExpertState, NewExpert, Vocabulary
+from moerge_proto.messages import FileEntry
+from moerge_proto.owners import Identity, Role
+from moerge_proto.problems import Problem, ProblemType
+
+_FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
+
+
+def register(ports: Ports, caller: Identity, new: NewExpert) -> Expert:
+    """The expert of uploaded files, once its headers are checked; or of files that are still to be fetched.
+
+    Raises:
+        MoergeError: it is refused; its uploaded files are forgotten.
+    """
+    owner, digest, own = _owner(ports, caller, new), expert_digest(new.files), caller.role is Role.OWNER
+    for name in new.files:
+        if not _FILE_NAME.fullmatch(name) or not counts(name):
+            found = f"{name!r} is no name of a config, a tokenizer's file or safetensors weights"
+            raise RefusedError(ProblemType.INVALID_REQUEST, found, where="files", todo="leave it out")
+    try:
+        if new.source is None:
+            return _register_uploaded(ports, owner, new, digest, own=own)
+        with ports.database.transaction("register expert") as session:
+            noted = [FileEntry(name=name, sha256=sha256, size=0) for name, sha256 in sorted(new.files.items())]
+            return _known(session, new, digest, own=own) or _add(session, owner, new, digest, "", noted)
+    except MoergeError:
+        if new.source is None:
+            ports.uploads.discard(owner, list(new.files.values()))
+        raise
+
+
+def _owner(ports: Ports, caller: Identity, new: NewExpert) -> str:
+    """Whose expert it is: the caller's, or the domain's owner's if an operator has it fetched."""
+    if new.source is not None:
+        require_allowed(new.source, ports.settings.sources, "source")
+        if caller.role is Role.OPERATOR:
+            with ports.database.reading() as session:
+                row = session.get(DomainRow, new.domain)
+            if row is None:
+                raise RefusedError(ProblemType.NOT_FOUND, f"no domain {new.domain!r}", where="domain")
+            if new.redistribute:
+                found, todo = "only its owner allows redistribution of an expert", "leave it out"
+                raise RefusedError(ProblemType.FORBIDDEN, found, where="redistribute", todo=todo)
+            return row.owner
+    owner = own_name(caller)
+    require_own_domain(caller, new.domain)
+    return owner
+
+
+def _register_uploaded(ports: Ports, owner: str, new: NewExpert, digest: str, *, own: bool) -> Expert:
+    def known(session: Session) -> Expert | None:
+        return _known(session, new, digest, own=own)
+
+    with ports.database.transaction("find expert") as session:
+        if (expert := known(session)) is not None:
+            return expert
+    entries = [
+        FileEntry(name=name, sha256=sha256, size=ports.uploads.held(owner, sha256, f"files.{name}"))
+        for name, sha256 in sorted(new.files.items())
+    ]
+    return add_checked(
+        ports,
+        owner,
+        entries,
+        f"expert of {new.domain!r}",
+        known,
+        lambda session, family: _add(session, owner, new, digest, family, entries),
+    )
+
+
+def add_checked(
+    ports: Ports,
+    owner: str,
+    entries: Sequence[FileEntry],
+    who: str,
+    known: Callable[[Session], Expert | None],
+    add: Callable[[Session, str], Expert],
+) -> Expert:
+    """What `add` returns for an expert of these files and its family, in a transaction in which it is like all others.
+
+    The files are checked before that transaction, and again if other experts came or went meanwhile: two at once could
+    each be the first, and unlike each other. `known` finds the same expert registered meanwhile.
+
+    Raises:
+        CheckpointError, IncompatibleExpertError: config, tokenizer or tensor headers are wrong, or unlike the others'.
+    """
+    while True:
+        with ports.database.reading() as session:
+            before = _others(session)
+        reference = ports.folders.reference(before)
+        family = _family(ports.blobs, ports.folders.experts, entries, reference, who, ports.settings.vocabulary)
+        with ports.database.transaction("add expert") as session:
+            if (expert := known(session)) is not None:
+                return expert
+            if _others(session) == before:
+                _require_held(session, owner, entries)
+                return add(session, family)
+
+
+def _others(session: Session) -> list[str]:
+    """The experts that a new one must be like, oldest first. Those that are still being fetched are not among them, nor
+    fitted ones.
+    """
+    query = select(ExpertRow.digest).where(ExpertRow.state.in_((ExpertState.RECEIVED, ExpertState.READY)))
+    query = query.where(ExpertRow.family != "", ExpertRow.fitted_to.is_(None))
+    return list(session.scalars(query.order_by(ExpertRow.number)))
+
+
+def _family(
+    blobs: Blobs, place: Path, entries: Sequence[FileEntry], reference: Path | None, who: str, vocabulary: Vocabulary
+) -> str:
+    """The family of an expert of these files, shown for a moment as a folder in `place`."""
+    place.mkdir(exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix=".", dir=place))
+    try:
+        for entry in entries:
+            blobs.link(entry.sha256, folder / entry.name)
+        family, _ = check_expert(folder, reference, who, vocabulary)
+        return family.model_type
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _require_held(session: Session, owner: str, entries: Sequence[FileEntry]) -> None:
+    """Requires that no refusal of another expert has taken a shared file away meanwhile."""
+    for entry in entries:
+        if session.get(HoldingRow, (owner, entry.sha256)) is None:
+            where = f"files.{entry.name}"
+            raise RefusedError(ProblemType.NOT_READY, "it was discarded meanwhile", where=where, todo="upload it again")
+
+
+def _known(session: Session, new: NewExpert, digest: str, *, own: bool) -> Expert | None:
+    """The same expert, if it is registered already; a refused one makes room for another. Its owner's word on
+    redistribution is taken over.
+
+    Raises:
+        RefusedError: the domain has another expert, or the expert another domain; or what it is fitted to is not there.
+    """
+    domain, place = new.domain, _place(new)
+    query = select(ExpertRow).where((ExpertRow.domain == domain) | (ExpertRow.digest == digest))
+    rows = session.scalars(query.where(ExpertRow.withdrawn.is_(None))).all()
+    for row in rows:
+        if row.digest != digest and (row.fitted_from, row.fitted_to) != place:
+            continue
+        same = (row.domain, row.digest, row.fitted_from, row.fitted_to) == (domain, digest, *place)
+        if same and (row.source is None or row.state is not ExpertState.REFUSED):
+            if own and new.fitted is None:
+                for each in (row, *fitted_from(session, digest)):
+                    each.redistribute = new.redistribute
+            return message(Expert, row)
+        if row.state is ExpertState.REFUSED:  # a source may have been mended
+            session.delete(row)
+            session.flush()
+        elif row.domain == domain and row.digest == digest:
+            found = "the same files are registered already, fitted to nothing or to something else"
+            raise RefusedError(ProblemType.CONFLICT, found, where="fitted", todo="see GET /v1/experts")
+        elif row.domain == domain:
+            fitted = "" if new.fitted is None else f" fitted to trunk {new.fitted.trunk}"
+            found, where = f"domain {domain!r} has the expert {row.digest}{fitted}", "domain"
+            todo = "an expert stays until it is withdrawn"
+            raise RefusedError(ProblemType.CONFLICT, found, where=where, todo=todo)
+        else:
+            found = "the same files are the expert of another domain"
+            raise RefusedError(ProblemType.CONFLICT, found, where="files", todo="one expert speaks for one domain")
+    _require_fitted(session, new)
+    return None
+
+
+def _place(new: NewExpert) -> tuple[str | None, str | None]:
+    """The expert that it is fitted from, and the trunk that it is fitted to."""
+    return (None, None) if new.fitted is None else (new.fitted.expert, new.fitted.trunk)
+
+
+def _require_fitted(session: Session, new: NewExpert) -> None:
+    """Requires that what a fitted expert comes from is the domain's ready expert, and that its trunk is in use."""
+    if new.fitted is None:
+        return
+    trained = session.scalar(select(ExpertRow).where(ExpertRow.digest == new.fitted.expert))
+    own = trained is not None and trained.fitted_to is None and trained.domain == new.domain
+    if trained is None or not own or trained.state is not ExpertState.READY:
+        found = f"{new.fitted.expert} is not the ready expert of {new.domain!r}"
+        raise RefusedError(ProblemType.NOT_READY, found, where="fitted.expert", todo="register that one first")
+    trunk = session.scalar(select(TrunkRow).where(TrunkRow.digest == new.fitted.trunk))
+    if trunk is None or trunk.retired is not None:
+        found = f"trunk {new.fitted.trunk} is {'not there' if trunk is None else 'retired'}"
+        raise RefusedError(ProblemType.WRONG_TRUNK, found, where="fitted.trunk", todo="fit it to the current one")
+
+
+def _add(session: Session, owner: str, new: NewExpert, digest: str, family: str, entries: list[FileEntry]) -> Expert:
+    row = session.scalar(select(ExpertRow).where(ExpertRow.digest == digest))
+    redistribute = new.redistribute
+    if new.fitted is not None:
+        allowed = select(ExpertRow.redistribute).where(ExpertRow.digest == new.fitted.expert)
+        redistribute = session.scalars(allowed).one()
+    if row is None:  # else it was withdrawn and comes again
+        row = ExpertRow(digest=digest)
+        session.add(row)
+    row.domain, row.owner, row.license, row.family = new.domain, owner, new.license, family
+    row.redistribute = redistribute
+    row.fitted_from, row.fitted_to = _place(new)
+    row.state, row.withdrawn, row.purged, row.source = ExpertState.RECEIVED, None, None, new.source
+    row.files = entries
+    session.flush()
+    return message(Expert, row)
+
+
+def find(session: Session, digest: str) -> ExpertRow:
+    """The expert's row, which is there."""
+    return session.scalars(select(ExpertRow).where(ExpertRow.digest == digest)).one()
+
+
+def accept(session: Session, digest: str) -> None:
+    """Makes an expert ready whose weights are checked, unless it was withdrawn meanwhile."""
+    row = find(session, digest)
+    if row.state is ExpertState.RECEIVED:
+        row.state = ExpertState.READY
+
+
+def refuse(session: Session, digest: str, problem: Problem) -> ExpertRow | None:
+    """Refuses an expert; None if another has taken its place already."""
+    row = session.scalar(select(ExpertRow).where(ExpertRow.digest == digest))
+    if row is not None:
+        row.state, row.problem = ExpertState.REFUSED, problem
+    return row
+
+
+def purge(session: Session, row: ExpertRow, *, retire: bool) -> tuple[list[str], list[int]]:
+    """Lets go of a withdrawn expert's files. Returns what was purged with it, and the versions that contain it, which
+    `retire` retires.
+
+    Raises:
+        RefusedError: it is not withdrawn, or the current trunk contains it until the remerge is done.
+    """
+    if row.state is not ExpertState.WITHDRAWN:
+        found = f"the expert is {row.state.value}"
+        raise RefusedError(ProblemType.CONFLICT, found, where="digest", todo="withdraw it first")
+    retired, served = containing(session, row.digest)
+    if any(trunk.current for trunk in retired) and trunks.remerge(session) is not None:
+        todo = "wait until the remerge is done, then purge"
+        raise RefusedError(ProblemType.NOT_READY, "the current trunk still contains it", where="digest", todo=todo)
+    if retire:
+        versions.retire(session, served)
+    return purge_expert(session, row), [version.number for version in served]

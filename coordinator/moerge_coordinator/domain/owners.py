@@ -1,0 +1,142 @@
+"""Owners: their domains and keys, and what of it a token stands for."""
+
+from collections.abc import Sequence
+
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
+from moerge_coordinator.domain import owner_keys, tokens
+from moerge_coordinator.problems import RefusedError
+from moerge_coordinator.storage.messages import message
+from moerge_coordinator.storage.tables import DomainRow, OwnerRow, TokenRow, now
+from moerge_proto.owners import Approval, Approved, Identity, Owner, OwnerKey, Role
+from moerge_proto.problems import ProblemType
+from moerge_proto.signatures import Rotation
+
+
+def own_name(identity: Identity) -> str:
+    """The owner's name of an identity with the role owner."""
+    if identity.owner is None:
+        raise RefusedError(ProblemType.FORBIDDEN, "the token belongs to no owner")
+    return identity.owner
+
+
+def require_own_domain(identity: Identity, domain: str) -> None:
+    """Requires that the owner speaks for `domain`.
+
+    Raises:
+        RefusedError: it doesn't.
+    """
+    if domain not in identity.domains:
+        raise RefusedError(
+            ProblemType.FORBIDDEN,
+            f"domain {domain!r} is not one of owner {identity.owner!r}'s",
+            where="domain",
+            todo=f"use one of: {', '.join(identity.domains)}",
+        )
+
+
+def identity(session: Session, role: Role, owner: str | None) -> Identity:
+    """The identity of a token of this role and owner."""
+    return Identity(role=role, owner=owner, domains=_domains(session, owner))
+
+
+def _domains(session: Session, owner: str | None) -> list[str]:
+    return list(session.scalars(select(DomainRow.name).where(DomainRow.owner == owner).order_by(DomainRow.name)))
+
+
+def view(session: Session, row: OwnerRow) -> Owner:
+    """An owner with its domains and keys, and when a token of it was last used."""
+    seen = session.scalar(select(func.max(TokenRow.used)).where(TokenRow.owner == row.name))
+    keys = [message(OwnerKey, key) for key in owner_keys.keys_of(session, row.name)]
+    return Owner(name=row.name, domains=_domains(session, row.name), keys=keys, created=row.created, seen=seen)
+
+
+def _there(session: Session, name: str, domains: Sequence[str]) -> OwnerRow | None:
+    """The owner of this name, if there is one; it must speak for these domains."""
+    row = session.scalar(select(OwnerRow).where(OwnerRow.name == name))
+    if row is not None and _domains(session, name) != sorted(set(domains)):
+        raise RefusedError(ProblemType.CONFLICT, f"owner {name!r} is there with other domains", where="name")
+    return row
+
+
+def _add(session: Session, name: str, domains: Sequence[str]) -> OwnerRow:
+    row = OwnerRow(name=name)
+    session.add(row)
+    session.flush()
+    for domain in sorted(set(domains)):
+        if (taken := session.get(DomainRow, domain)) is not None:
+            found, todo = f"domain {domain!r} belongs to {taken.owner!r}", "choose another name"
+            raise RefusedError(ProblemType.CONFLICT, found, where="domains", todo=todo)
+        session.add(DomainRow(name=domain, owner=name))
+    session.flush()
+    return row
+
+
+def _find(session: Session, name: str) -> OwnerRow:
+    row = session.scalar(select(OwnerRow).where(OwnerRow.name == name))
+    if row is None:
+        raise RefusedError(ProblemType.NOT_FOUND, f"no owner {name!r}", where="name", todo="see GET /v1/owners")
+    return row
+
+
+def add(session: Session, name: str, domains: Sequence[str]) -> Owner:
+    """Adds an owner without a key, who speaks for these domains. The same again changes nothing.
+
+    Raises:
+        RefusedError: it is there with other domains, or a domain is another's.
+    """
+    return view(session, _there(session, name, domains) or _add(session, name, domains))
+
+
+def approve(session: Session, name: str, asked: Approval) -> Approved:
+    """Takes in the owner who made a join request, with its key, and makes a token for its worker.
+
+    Raises:
+        RefusedError: the request is forged or of another owner, or the owner has another key and it isn't replaced.
+    """
+    new = asked.request
+    if new.owner != name:
+        found = f"the request is of owner {new.owner!r}, not {name!r}"
+        raise RefusedError(ProblemType.INVALID_REQUEST, found, where="request.owner")
+    if not new.is_genuine():
+        found, todo = "it is not by the request's key", "ask the owner for the request as its worker printed it"
+        raise RefusedError(ProblemType.INVALID_REQUEST, found, where="request.signature", todo=todo)
+    row = _there(session, name, new.domains)
+    active = [key.public_key for key in owner_keys.keys_of(session, name) if key.revoked is None]
+    if active != [new.public_key]:
+        if row is not None and not asked.replace:
+            found = f"owner {name!r} is there already, {'with another key' if active else 'without this key'}"
+            todo = "if the key is to be this one from now on: moerge owner approve --replace"
+            raise RefusedError(ProblemType.CONFLICT, found, where="replace", todo=todo)
+        row = row or _add(session, name, new.domains)
+        owner_keys.add_key(session, name, new.public_key, "request.public_key")
+    token = tokens.added(session, TokenRow(role=Role.OWNER, owner=name, note="", created=now(session)))
+    return Approved(owner=view(session, _find(session, name)), token=token)
+
+
+def rotate(session: Session, owner: str, asked: Rotation) -> Owner:
+    """Puts an owner's new key in the old one's place. The same again changes nothing.
+
+    Raises:
+        RefusedError: the rotation is another owner's or forged, or the old key is not the owner's active one.
+    """
+    if asked.owner != owner:
+        found = f"the rotation is of owner {asked.owner!r}, the token of {owner!r}"
+        raise RefusedError(ProblemType.FORBIDDEN, found, where="owner")
+    owner_keys.rotate(session, asked)
+    return view(session, _find(session, owner))
+
+
+def revoke(session: Session, name: str) -> Owner:
+    """Revokes an owner's key and tokens at once. The same again changes nothing.
+
+    Raises:
+        RefusedError: there is no such owner.
+    """
+    row = _find(session, name)
+    owner_keys.revoke_keys(session, name)
+    for token in session.scalars(select(TokenRow).where(TokenRow.owner == name, TokenRow.revoked.is_(None))):
+        token.revoked = now(session)
+    session.flush()
+    return view(session, row)

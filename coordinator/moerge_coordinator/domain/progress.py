@@ -1,0 +1,21 @@
+"""Progress of owners' workers, of which the last word is kept."""
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from moerge_coordinator.storage.messages import message
+from moerge_coordinator.storage.tables import ProgressRow, now
+from moerge_proto.progress import DomainProgress, Progress
+
+
+def tell(session: Session, owner: str, new: Progress) -> DomainProgress:
+    """Keeps the progress of a domain's worker, in the place of what was told before."""
+    row = session.scalar(select(ProgressRow).where(ProgressRow.domain == new.domain))
+    if row is None:
+        row = ProgressRow(domain=new.domain, owner=owner)
+        session.add(row)
+    for name, value in dict(new).items():
+        setattr(row, name, value)
+    row.heard = now(session)
+    session.flush()
+    return message(DomainProgress, row)

@@ -1,0 +1,183 @@
+"""Trunks: the lineage of one that is asked for, the one that takes a retired one's place, and which is current."""
+
+from collections.abc import Mapping, Sequence
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from moerge.blobs.store import Blobs
+from moerge.trunk.merge import MergedTrunk
+from moerge.trunk.methods.method import Method
+from moerge.trunk.methods.registry import METHODS, require_options
+from moerge_coordinator.domain import rounds
+from moerge_coordinator.domain.withdrawal import require_usable
+from moerge_coordinator.problems import RefusedError
+from moerge_coordinator.storage.messages import message, trunk_lineage
+from moerge_coordinator.storage.tables import ContributionRow, ExpertRow, TrunkRow
+from moerge_proto.experts import ExpertState
+from moerge_proto.options import PAPER, RECOMMENDED
+from moerge_proto.problems import ProblemType
+from moerge_proto.trunks import NewTrunk, TrunkLineage, TrunkOptions
+
+
+def find(session: Session, digest: str | None) -> TrunkRow:
+    """The trunk of that digest, or the current one.
+
+    Raises:
+        RefusedError: there is none.
+    """
+    query = select(TrunkRow)
+    row = session.scalar(query.where(TrunkRow.current if digest is None else TrunkRow.digest == digest))
+    if row is None:
+        raise RefusedError(
+            ProblemType.NOT_FOUND, f"no trunk {digest or 'yet'}", where="trunk", todo="an operator merges one"
+        )
+    return row
+
+
+def lineage_of(session: Session, new: NewTrunk) -> TrunkLineage:
+    """The lineage of the trunk that is asked for, from the experts and trunk contributions that there are.
+
+    Raises:
+        MoergeError: names the field that asks for something else.
+    """
+    named = None if new.method is None else _checked(METHODS[new.method], new)
+    query = select(ExpertRow).where(ExpertRow.state == ExpertState.READY).order_by(ExpertRow.number)
+    found = list(session.scalars(query))
+    ready = {row.digest: row.domain for row in found if row.fitted_to is None}
+    fitted = {row.digest: row.trained for row in found if row.fitted_to is not None}
+    contributions = _trunk_contributions(session)
+    asked = None if new.round is None else rounds.ended(session, new.round, "trunk")
+    base = new.options.base
+    _require_trained(fitted, "options.base", [base] if base is not None else [])
+    _require_trained(fitted, "experts", new.experts or [])
+    if base is not None and base not in ready:
+        raise _not_ready(base, "options.base")
+    experts = [digest for digest in ready if digest != base] if new.experts is None else new.experts
+    if asked is not None:
+        experts = [digest for digest in experts if ready[digest] in asked.contributed]
+    if named is not None and named.base_only:
+        experts = [str(base)]
+    if unknown := [digest for digest in experts if digest not in ready]:
+        raise _not_ready(unknown[0], "experts")
+    if not experts or len(set(experts)) < len(experts):
+        raise RefusedError(ProblemType.NOT_READY, "a trunk needs at least one expert, and none twice", where="experts")
+    complete = asked is not None or contributions.keys() >= set(experts)
+    method = named or METHODS[RECOMMENDED.method if complete else PAPER.method]
+    if method.solved:
+        _require_contributions(experts, ready, contributions)
+    if new.options.weights:
+        _require_weights(new.options, [ready[digest] for digest in experts])
+    return _lineage(method, new.options, experts, contributions)
+
+
+def _trunk_contributions(session: Session) -> dict[str, str]:
+    """Expert -> its active trunk contribution."""
+    rows = session.scalars(select(ContributionRow).where(ContributionRow.active, ContributionRow.kind == "trunk"))
+    return {row.expert: row.digest for row in rows}
+
+
+def _lineage(
+    method: Method, options: TrunkOptions, experts: list[str], contributions: Mapping[str, str]
+) -> TrunkLineage:
+    return TrunkLineage(
+        method=method.name,
+        options=options,
+        experts=experts,
+        contributions=[contributions[each] for each in experts] if method.solved else [],
+        revision=method.revision,
+    )
+
+
+def _checked(method: Method, new: NewTrunk) -> Method:
+    """The method, once its options are checked, and that a round is for a solved one."""
+    require_options(method, new.options)
+    if new.round is not None and not method.solved:
+        solved = ", ".join(each.name for each in METHODS.values() if each.solved)
+        found = f"the method {method.name!r} takes no round"
+        raise RefusedError(ProblemType.INVALID_REQUEST, found, where="round", todo=f"choose one of {solved}")
+    return method
+
+
+def _require_trained(fitted: Mapping[str, str], where: str, experts: Sequence[str]) -> None:
+    """Requires that none is of `fitted`: digest -> the expert that it is fitted from."""
+    for digest in experts:
+        if digest in fitted:
+            found = f"expert {digest} is fitted to a trunk, so it isn't merged into one"
+            todo = f"name the expert that it is fitted from: {fitted[digest]}"
+            raise RefusedError(ProblemType.INVALID_REQUEST, found, where=where, todo=todo)
+
+
+def _not_ready(digest: str, where: str) -> RefusedError:
+    return RefusedError(ProblemType.NOT_READY, f"expert {digest} is not ready", where=where, todo="see GET /v1/experts")
+
+
+def _require_contributions(experts: list[str], domains: Mapping[str, str], contributions: Mapping[str, str]) -> None:
+    if missing := [domains[digest] for digest in experts if digest not in contributions]:
+        raise RefusedError(
+            ProblemType.NOT_READY,
+            f"no trunk contribution of {', '.join(missing)}",
+            where="method",
+            todo="their owners run the worker with --trunk-contribution, or use another method",
+        )
+
+
+def _require_weights(options: TrunkOptions, domains: list[str]) -> None:
+    if unknown := sorted(options.weights.keys() - set(domains)):
+        found = f"{', '.join(unknown)}; the trunk's domains are {', '.join(domains)}"
+        raise RefusedError(
+            ProblemType.INVALID_REQUEST, found, where="options.weights", todo="name domains of the trunk"
+        )
+    if not any(options.weights.get(domain, 1.0) for domain in domains):
+        found = "every weight is zero"
+        raise RefusedError(ProblemType.INVALID_REQUEST, found, where="options.weights", todo="give one above zero")
+
+
+def remerge(session: Session, newcomer: str | None = None) -> TrunkLineage | None:
+    """What to merge in the current trunk's place: the same without what is withdrawn, and with a newcomer.
+
+    None if there is no trunk, or it is not retired and nobody comes, or nothing is left that it could be merged from.
+    """
+    row = session.scalar(select(TrunkRow).where(TrunkRow.current))
+    if row is None or (newcomer is None and row.retired is None):
+        return None
+    made = trunk_lineage(row)
+    method = METHODS[made.method]
+    domains = select(ExpertRow.digest, ExpertRow.domain).where(ExpertRow.state == ExpertState.READY)
+    ready = dict(session.execute(domains).tuples().all())
+    if made.options.base is not None and made.options.base not in ready:
+        return None
+    contributions = _trunk_contributions(session)
+    experts = list(dict.fromkeys([*made.experts, *([newcomer] if newcomer and not method.base_only else [])]))
+    experts = [each for each in experts if each in ready and (not method.solved or each in contributions)]
+    weights = {name: weight for name, weight in made.options.weights.items() if name in map(ready.get, experts)}
+    if not experts or (weights.keys() >= {ready[each] for each in experts} and not any(weights.values())):
+        return None
+    return _lineage(method, made.options.model_copy(update={"weights": weights}), experts, contributions)
+
+
+def known(session: Session, blobs: Blobs, lineage: TrunkLineage) -> MergedTrunk | None:
+    """The trunk of that lineage, if it was merged before and its files are still there."""
+    for row in session.scalars(select(TrunkRow)):
+        if trunk_lineage(row) == lineage and all(blobs.has(file.sha256) for file in row.files):
+            return message(MergedTrunk, row)
+    return None
+
+
+def make_current(session: Session, blobs: Blobs, trunk: MergedTrunk) -> str | None:
+    """Makes a merged trunk the current one; None if a file of it has gone meanwhile, so it is to be merged again.
+
+    Raises:
+        RefusedError: an expert or a contribution was withdrawn meanwhile.
+    """
+    require_usable(session, [*trunk.experts, trunk.options.base], trunk.contributions)
+    if not all(blobs.has(file.sha256) for file in trunk.files):
+        return None
+    row = session.scalar(select(TrunkRow).where(TrunkRow.digest == trunk.digest))
+    if row is None:
+        row = TrunkRow(**dict(trunk), current=False)
+        session.add(row)
+    for other in session.scalars(select(TrunkRow).where(TrunkRow.current)):
+        other.current = False
+    row.current, row.retired = True, None
+    return trunk.digest

@@ -1,0 +1,225 @@
+"""Versions: the lineage of one that is asked for, its number, who may have its files, and when they go."""
+
+from collections.abc import Mapping, Sequence
+
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
+from moerge.blobs.store import Blobs
+from moerge.routers.ridge import SOLVER
+from moerge_coordinator.domain import rounds, trunks
+from moerge_coordinator.domain.withdrawal import require_told, require_usable, withdrawn_in
+from moerge_coordinator.problems import RefusedError
+from moerge_coordinator.storage.messages import versions
+from moerge_coordinator.storage.references import drop_artifacts
+from moerge_coordinator.storage.tables import AliasRow, ContributionRow, ExpertRow, TrunkRow, VersionRow, now
+from moerge_proto.digests import digest_of
+from moerge_proto.experts import ExpertState
+from moerge_proto.options import SolveOptions
+from moerge_proto.problems import ProblemType
+from moerge_proto.versions import Lineage, NewVersion, VersionChange, VersionFile
+
+
+def find(session: Session, number: int, where: str = "number") -> VersionRow:
+    """The version of that number.
+
+    Raises:
+        RefusedError: there is none.
+    """
+    row = session.get(VersionRow, number)
+    if row is None:
+        raise RefusedError(ProblemType.NOT_FOUND, f"no version {number}", where=where, todo="see GET /v1/versions")
+    return row
+
+
+def find_served(session: Session, number: int, where: str = "number") -> VersionRow:
+    """The version of that number, whose files are there for consumers.
+
+    Raises:
+        RefusedError: there is none, or it is retired, or withheld.
+    """
+    row = find(session, number, where)
+    if row.retired is not None:
+        raise RefusedError(ProblemType.GONE, f"version {row.number} is retired", todo="use another version")
+    if row.withheld is not None:
+        found = f"version {row.number} is withheld: it contains a withdrawn expert"
+        raise RefusedError(ProblemType.GONE, found, todo="use another version, or wait for the next one")
+    return row
+
+
+def lineage_of(session: Session, new: NewVersion) -> Lineage:
+    """The lineage of the version that is asked for, from the contributions that there are.
+
+    Raises:
+        RefusedError: names the field that asks for something else.
+    """
+    if new.round is not None and (new.trunk is not None or new.experts is not None):
+        found = "a round says which trunk and experts"
+        raise RefusedError(ProblemType.INVALID_REQUEST, found, where="round", todo="leave trunk and experts out")
+    asked = None if new.round is None else rounds.ended(session, new.round, "router")
+    trunk = trunks.find(session, new.trunk if asked is None else asked.trunk)
+    if trunk.retired is not None and not trunk.current:
+        found = f"trunk {trunk.digest} was retired: it contains something withdrawn"
+        raise RefusedError(ProblemType.GONE, found, where="trunk", todo="use the current one")
+    query = select(ContributionRow).where(ContributionRow.trunk == trunk.digest, ContributionRow.active)
+    parts = list(session.scalars(query))
+    rows = {row.digest: row for row in session.scalars(select(ExpertRow).order_by(ExpertRow.number))}
+    domains = {row.digest: row.domain for row in sorted(rows.values(), key=lambda row: rows[row.trained].number)}
+    contributed = {part.expert for part in parts if part.split == "statistics"}
+    experts = [digest for digest in domains if digest in contributed] if new.experts is None else new.experts
+    if asked is not None:
+        experts = [digest for digest in experts if domains[digest] in asked.contributed]
+    _require_contributed(experts, contributed, domains, trunk)
+    names = [domains[digest] for digest in experts]
+    _require_known(new.options, names)
+    if new.options.top_k > len(experts):
+        found, todo = f"{new.options.top_k} of {len(experts)} experts", "use at most as many as there are"
+        raise RefusedError(ProblemType.INVALID_REQUEST, found, where="options.top_k", todo=todo)
+    splits = ("statistics", "tuning") if new.options.lambda_scale == "auto" else ("statistics",)
+    return Lineage(
+        trunk=trunk.digest,
+        experts=experts,
+        domains=names,
+        contributions=sorted(part.digest for part in parts if part.expert in experts and part.split in splits),
+        options=new.options,
+        tied=new.tied,
+        withdrawn=withdrawn_in(session, trunk),
+        left_out=[] if asked is None else asked.missing,
+        solver=SOLVER,
+    )
+
+
+def _require_contributed(
+    experts: Sequence[str], contributed: set[str], domains: Mapping[str, str], trunk: TrunkRow
+) -> None:
+    for digest in experts:
+        if digest not in contributed:
+            found = f"expert {digest} has no contribution under trunk {trunk.digest}"
+            other = next((each for each in contributed if digest in domains and domains[each] == domains[digest]), "")
+            todo = f"name the domain's expert that has: {other}" if other else "its owner's worker contributes first"
+            raise RefusedError(ProblemType.NOT_READY, found, where="experts", todo=todo)
+    if not experts or len(set(experts)) < len(experts):
+        raise RefusedError(
+            ProblemType.NOT_READY,
+            "a version needs at least one expert with a contribution, and none twice",
+            where="experts",
+            todo="start the owners' workers, or see GET /v1/contributions",
+        )
+
+
+def _require_known(options: SolveOptions, domains: list[str]) -> None:
+    weights = options.domain_weights
+    if weights != "balanced" and (unknown := sorted(weights.keys() - set(domains))):
+        found, todo = (
+            f"{', '.join(unknown)}; the version's domains are {', '.join(domains)}",
+            "name domains of the version",
+        )
+        raise RefusedError(ProblemType.INVALID_REQUEST, found, where="options.domain_weights", todo=todo)
+
+
+def number_of(session: Session, lineage: Lineage) -> tuple[int, bool]:
+    """The number of the version of a lineage, and whether it is published; else the number that it gets."""
+    published = select(VersionRow.number).where(VersionRow.lineage_digest == _name(lineage))
+    if (number := session.scalar(published)) is not None:
+        return number, True
+    return (session.scalar(select(func.max(VersionRow.number))) or 0) + 1, False
+
+
+def _name(lineage: Lineage) -> str:
+    return digest_of(lineage.model_dump(mode="json"))
+
+
+def publish(session: Session, blobs: Blobs, number: int, lineage: Lineage, files: Sequence[VersionFile]) -> bool:
+    """Publishes a version; False if a file of it has gone meanwhile, so it is to be made again.
+
+    Raises:
+        RefusedError: something that it is made of was withdrawn meanwhile.
+    """
+    require_usable(session, lineage.experts, lineage.contributions)
+    require_told(session, lineage)
+    if not all(blobs.has(file.sha256) for file in files):
+        return False
+    session.add(
+        VersionRow(
+            number=number,
+            lineage_digest=_name(lineage),
+            lineage=lineage,
+            files=list(files),
+            bytes_total=sum(file.size for file in files),
+            bytes_written=sum(file.size for file in files if file.new),
+        )
+    )
+    return True
+
+
+def change(row: VersionRow, asked: VersionChange) -> None:
+    """Sets a version's note or tags; nothing else of it ever changes."""
+    if asked.note is not None:
+        row.note = asked.note
+    if asked.tags is not None:
+        row.tags = sorted(set(asked.tags))
+
+
+def retire(session: Session, rows: Sequence[VersionRow]) -> None:
+    """Retires versions: their rows stay, so that numbers are never used again; their files go.
+
+    Raises:
+        RefusedError: an alias points to one of them.
+    """
+    for row in rows:
+        alias = session.scalar(select(AliasRow.name).where(AliasRow.version == row.number).order_by(AliasRow.number))
+        if alias is not None:
+            found = f"the alias {alias!r} points to version {row.number}"
+            todo = f"move it first: moerge version promote N --alias {alias}"
+            raise RefusedError(ProblemType.CONFLICT, found, where="version", todo=todo)
+    for row in rows:
+        if row.retired is None:
+            row.retired = now(session)
+            row.lineage_digest = digest_of({"retired": row.number, "lineage": row.lineage.model_dump(mode="json")})
+    session.flush()
+    drop_artifacts(session)
+
+
+def file_digest(row: VersionRow, name: str) -> str:
+    """The digest of a version's file.
+
+    Raises:
+        RefusedError: it has none of that name.
+    """
+    for file in row.files:
+        if file.name == name:
+            return file.sha256
+    raise RefusedError(ProblemType.NOT_FOUND, f"version {row.number} has no file {name!r}")
+
+
+def require_shared(session: Session, owner: str, row: VersionRow) -> None:
+    """Requires that an owner may have a version's files: its own ready expert is in the version, all others in it allow
+    redistribution, and none is withdrawn.
+
+    Raises:
+        RefusedError: names the domains because of which it may not.
+    """
+    contains = [*row.lineage.experts, *versions(session)(row).contains_withdrawn]
+    experts = list(session.scalars(select(ExpertRow).where(ExpertRow.digest.in_(contains)).order_by(ExpertRow.number)))
+    if not any(each.owner == owner and each.state is ExpertState.READY for each in experts):
+        found, todo = f"no ready expert of yours is in version {row.number}", "ask the operator for a reader's token"
+        raise RefusedError(ProblemType.FORBIDDEN, found, where="number", todo=todo)
+    gone = [each.domain for each in experts if each.withdrawn is not None]
+    if gone:
+        found = f"version {row.number} contains withdrawn experts: {', '.join(gone)}"
+        raise RefusedError(ProblemType.FORBIDDEN, found, where="number", todo="wait for a version without them")
+    kept = [each.domain for each in experts if each.owner != owner and not each.redistribute]
+    if kept:
+        found = f"in version {row.number} these domains don't allow redistribution: {', '.join(kept)}"
+        todo = "their owners can allow it: redistribute = true in their policy"
+        raise RefusedError(ProblemType.FORBIDDEN, found, where="number", todo=todo)
+
+
+def card(session: Session, row: VersionRow, text: str) -> str:
+    """A version's model card, with the experts in it that were withdrawn since on top."""
+    gone = versions(session)(row).contains_withdrawn
+    if not gone:
+        return text
+    domains = {each.digest: each.domain for each in session.scalars(select(ExpertRow))}
+    names = ", ".join(f"{domains[digest]} (`{digest}`)" for digest in gone)
+    return f"> This version still contains parameters of experts that were withdrawn: {names}.\n\n{text}"

@@ -1,0 +1,158 @@
+"""Withdrawal of experts and contributions (law 5, docs/design.md)."""
+
+from collections.abc import Sequence
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from moerge_coordinator.problems import RefusedError
+from moerge_coordinator.storage.messages import contains
+from moerge_coordinator.storage.references import drop_artifacts
+from moerge_coordinator.storage.tables import (
+    ContributionRow,
+    ExpertRow,
+    HoldingRow,
+    ShardRow,
+    TrunkRow,
+    VersionRow,
+    now,
+)
+from moerge_proto.experts import ExpertState
+from moerge_proto.problems import ProblemType
+from moerge_proto.versions import Lineage
+
+
+def fitted_from(session: Session, expert: str) -> list[ExpertRow]:
+    """The experts whose MLPs are fitted from this one's, withdrawn ones too."""
+    return list(session.scalars(select(ExpertRow).where(ExpertRow.fitted_from == expert).order_by(ExpertRow.number)))
+
+
+def containing(session: Session, expert: str) -> tuple[list[TrunkRow], list[VersionRow]]:
+    """The trunks, and the versions that are not retired, that contain an expert's parameters or MLPs fitted from it."""
+    experts = {expert, *(row.digest for row in fitted_from(session, expert))}
+    trunks = [row for row in session.scalars(select(TrunkRow)) if expert in contains(row)]
+    names = {row.digest for row in trunks}
+    query = select(VersionRow).where(VersionRow.retired.is_(None)).order_by(VersionRow.number)
+    versions = [
+        row
+        for row in session.scalars(query)
+        if not experts.isdisjoint(row.lineage.experts) or row.lineage.trunk in names
+    ]
+    return trunks, versions
+
+
+def withdraw_expert(session: Session, row: ExpertRow, *, serve: bool) -> tuple[list[TrunkRow], list[VersionRow]]:
+    """Withdraws an expert with all that it contributed, and those fitted from it; again, it changes nothing.
+
+    Returns the trunks, which are retired, and the versions that still contain it; without `serve` these are withheld.
+
+    Raises:
+        RefusedError: it is a refused one.
+    """
+    if row.state is ExpertState.REFUSED:
+        raise RefusedError(ProblemType.CONFLICT, "a refused expert is nowhere to be withdrawn from", where="digest")
+    when = now(session)
+    for fitted in fitted_from(session, row.digest):
+        if fitted.state is not ExpertState.REFUSED:
+            withdraw_expert(session, fitted, serve=serve)
+    if row.withdrawn is None:
+        row.state, row.withdrawn = ExpertState.WITHDRAWN, when
+        if row.fitted_from is not None:
+            _let_count_again(session, row)
+        for part in session.scalars(select(ContributionRow).where(ContributionRow.expert == row.digest)):
+            withdraw_contribution(session, part)
+    trunks, versions = containing(session, row.digest)
+    for trunk in trunks:
+        trunk.retired = trunk.retired or when
+    if not serve:
+        for version in versions:
+            version.withheld = version.withheld or when
+    session.flush()
+    return trunks, versions
+
+
+def _let_count_again(session: Session, fitted: ExpertRow) -> None:
+    """Lets what a fitted expert's contributions took the place of be sent again."""
+    query = select(ContributionRow).where(
+        ContributionRow.expert == fitted.fitted_from, ContributionRow.trunk == fitted.fitted_to
+    )
+    for part in session.scalars(query.where(ContributionRow.active.is_(False))):
+        part.withdrawn = part.withdrawn or now(session)
+
+
+def withdraw_contribution(session: Session, row: ContributionRow) -> None:
+    """Takes a contribution out of all that is made later; again, it changes nothing.
+
+    A router contribution gives its shards free. Trunks that were solved from a trunk contribution are retired.
+    """
+    when = now(session)
+    row.active, row.withdrawn = False, row.withdrawn or when
+    for shard in session.scalars(select(ShardRow).where(ShardRow.contribution == row.digest)):
+        session.delete(shard)
+    if row.kind == "trunk":
+        for trunk in session.scalars(select(TrunkRow)):
+            if row.digest in trunk.contributions:
+                trunk.retired = trunk.retired or when
+    session.flush()
+
+
+def purge_expert(session: Session, row: ExpertRow) -> list[str]:
+    """Lets go of a withdrawn expert's files and of all statistics that were sent for it. Returns what was purged.
+
+    So it goes with experts that are fitted from it, or, holding its parameters too, to a trunk that contains it.
+    """
+    when = now(session)
+    done = [row.digest]
+    if row.fitted_from is None:
+        trunks = {trunk.digest for trunk in containing(session, row.digest)[0]}
+        query = select(ExpertRow).where((ExpertRow.fitted_from == row.digest) | ExpertRow.fitted_to.in_(trunks))
+        for fitted in session.scalars(query.where(ExpertRow.state != ExpertState.REFUSED)).all():
+            withdraw_expert(session, fitted, serve=True)
+            done += purge_expert(session, fitted)
+    row.purged = row.purged or when
+    digests = {file.sha256 for file in row.files}
+    for part in session.scalars(select(ContributionRow).where(ContributionRow.expert == row.digest)):
+        part.purged = part.purged or when
+        digests.add(part.digest)
+    others = select(ExpertRow).where(ExpertRow.owner == row.owner, ExpertRow.purged.is_(None))
+    kept = {file.sha256 for other in session.scalars(others) for file in other.files}
+    for digest in digests - kept:
+        if (holding := session.get(HoldingRow, (row.owner, digest))) is not None:
+            session.delete(holding)
+    session.flush()
+    drop_artifacts(session)
+    return done
+
+
+def require_usable(session: Session, experts: Sequence[str | None], contributions: Sequence[str]) -> None:
+    """Requires that nothing of it was withdrawn meanwhile.
+
+    Raises:
+        RefusedError: something was.
+    """
+    for kind, where, digests in (
+        (ExpertRow, "experts", experts),
+        (ContributionRow, "contributions", contributions),
+    ):
+        gone = set(session.scalars(select(kind.digest).where(kind.withdrawn.is_not(None)))) & set(digests)
+        if gone:
+            found = f"{sorted(map(str, gone))[0]} was withdrawn meanwhile"
+            raise RefusedError(ProblemType.CONFLICT, found, where=where, todo="ask again without it")
+
+
+def withdrawn_in(session: Session, trunk: TrunkRow) -> list[str]:
+    """The withdrawn experts whose parameters a trunk contains."""
+    gone = set(session.scalars(select(ExpertRow.digest).where(ExpertRow.withdrawn.is_not(None))))
+    return [digest for digest in contains(trunk) if digest in gone]
+
+
+def require_told(session: Session, lineage: Lineage) -> None:
+    """Requires that a lineage tells every withdrawn expert that its trunk contains.
+
+    Raises:
+        RefusedError: one was withdrawn meanwhile.
+    """
+    trunk = session.scalars(select(TrunkRow).where(TrunkRow.digest == lineage.trunk)).one()
+    if withdrawn_in(session, trunk) != lineage.withdrawn:
+        found = "an expert that the trunk contains was withdrawn meanwhile"
+        raise RefusedError(ProblemType.CONFLICT, found, where="trunk", todo="ask again")

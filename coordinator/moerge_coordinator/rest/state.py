@@ -1,0 +1,48 @@
+"""What the routes work with, made once by the lifespan."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, cast
+
+from fastapi import Depends, FastAPI, Request
+
+from moerge_coordinator.domain.ports import Ports
+from moerge_coordinator.domain.tokens import LastUses
+from moerge_coordinator.metrics import Metrics
+from moerge_coordinator.workflows.runner import Workflows
+from moerge_coordinator.workflows.text_routing import TextRouter
+
+
+@dataclass
+class Traffic:
+    """Calls that run, and whether new ones are still let in."""
+
+    running: int = 0
+    stopping: bool = False
+
+
+@dataclass(frozen=True)
+class State(Ports):
+    """A coordinator that serves.
+
+    Attributes:
+        checks: name of a part -> raises an error unless it works.
+    """
+
+    last_uses: LastUses
+    workflows: Workflows
+    texts: TextRouter
+    metrics: Metrics
+    traffic: Traffic
+    checks: Mapping[str, Callable[[], object]]
+
+
+def state_of(app: FastAPI) -> State:
+    return cast(State, app.state.coordinator)
+
+
+def _state(request: Request) -> State:
+    return state_of(request.app)
+
+
+Coordinator = Annotated[State, Depends(_state)]

@@ -1,0 +1,70 @@
+"""Experts and versions as folders of links to blobs."""
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from sqlalchemy import select
+
+from moerge.blobs.store import Blobs, show
+from moerge.models.config import read_config
+from moerge_coordinator.storage.database import Database
+from moerge_coordinator.storage.tables import ExpertRow, VersionRow
+from moerge_proto.messages import FileEntry
+
+
+@dataclass(frozen=True)
+class Folders:
+    """Folders below a coordinator's home. A version's are lasting where its blobs' store is; elsewhere it is pulled."""
+
+    database: Database
+    blobs: Blobs
+    home: Path
+
+    def sweep(self) -> None:
+        """Removes what a process that was killed left. Call it before any folder is made."""
+        with self.database.reading() as session:
+            live = set(map(str, session.scalars(select(VersionRow.number).where(VersionRow.retired.is_(None)))))
+        folders = [*(self.home / "experts").glob("*"), *(self.home / "versions").glob("*")]
+        for folder in folders:
+            if folder.parent.name == "experts" or folder.name not in live:
+                shutil.rmtree(folder)
+
+    @property
+    def experts(self) -> Path:
+        """Where experts' folders are made."""
+        return self.home / "experts"
+
+    def expert(self, digest: str) -> Path:
+        """The expert's files under the names that its owner gave them, as a folder that is made on demand.
+
+        Raises:
+            FileNotFoundError: one of them is not kept.
+        """
+        with self.database.reading() as session:
+            files = session.scalars(select(ExpertRow.files).where(ExpertRow.digest == digest)).one()
+        folder = self.experts / digest
+        show(self.blobs, files, folder)
+        return folder
+
+    def reference(self, experts: Sequence[str]) -> Path | None:
+        """The folder of the expert that all others must be like: the oldest of those with the longest vocabulary."""
+        folders = map(self.expert, experts)
+        return max(folders, key=lambda folder: read_config(folder).vocab_size, default=None)
+
+    def show_version(self, number: int, files: Sequence[FileEntry]) -> None:
+        """The version's folder; it appears whole."""
+        if not self.blobs.lasting:
+            return
+        target = self._version(number)
+        shutil.rmtree(target, ignore_errors=True)  # from a run that was cut before its row was written
+        show(self.blobs, files, target)
+
+    def drop(self, experts: Sequence[str] = (), versions: Sequence[int] = ()) -> None:
+        """Removes the folders; the files stay."""
+        for folder in (*(self.experts / digest for digest in experts), *map(self._version, versions)):
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _version(self, number: int) -> Path:
+        return self.home / "versions" / str(number)

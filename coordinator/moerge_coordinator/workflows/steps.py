@@ -1,0 +1,50 @@
+"""What the steps of all workflows share."""
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from dbos import DBOSConfiguredInstance
+
+from moerge.errors import MoergeError
+from moerge.files import is_of_full_disk
+from moerge_coordinator.domain.ports import Ports
+from moerge_coordinator.problems import failure
+
+INSTANCE = "coordinator"
+Outcome = dict[str, Any]
+GONE: Outcome = {"result": None}
+"""The outcome of a step whose files were removed meanwhile: they are to be made again."""
+P = ParamSpec("P")
+
+
+class Work(DBOSConfiguredInstance):
+    """One kind of long work. Its steps reach rows and files by the ports."""
+
+    def __init__(self, ports: Ports) -> None:
+        self.ports = ports
+        super().__init__(INSTANCE)
+
+
+S = TypeVar("S", bound=Work)
+
+
+def telling_problems(step: Callable[Concatenate[S, P], object]) -> Callable[Concatenate[S, P], Outcome]:
+    """A step that returns its result, or the problem of its input. Other errors break the workflow.
+
+    Problems are returned, not raised, because a workflow that goes on after a crash gets them back as they were.
+    """
+
+    @wraps(step)
+    def told(self: S, /, *args: P.args, **kwargs: P.kwargs) -> Outcome:
+        try:
+            with self.ports.blobs.holding():
+                return {"result": step(self, *args, **kwargs)}
+        except MoergeError as error:
+            return {"problem": error.problem().model_dump(mode="json")}
+        except OSError as error:
+            if not is_of_full_disk(error):
+                raise
+            return {"problem": failure(error).model_dump(mode="json")}
+
+    return told

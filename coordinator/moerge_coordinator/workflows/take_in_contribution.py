@@ -1,0 +1,41 @@
+"""Take in a contribution: check its sums, which takes minutes for large models, then let it count."""
+
+from typing import Any
+
+from dbos import DBOS
+
+from moerge_coordinator.domain import contributions, owners
+from moerge_coordinator.workflows.steps import Outcome, Work, telling_problems
+from moerge_proto.contributions import NewContribution
+from moerge_proto.owners import Role
+from moerge_proto.problems import ProblemType
+
+
+@DBOS.dbos_class()
+class TakeInContribution(Work):
+    @DBOS.workflow()
+    def take_in_contribution(self, owner: str, new: dict[str, Any]) -> Outcome:
+        outcome = self._check(owner, new)
+        if "problem" not in outcome:
+            outcome = self._accept(new, outcome["result"])
+        if "problem" in outcome and outcome["problem"]["type"] != ProblemType.STORAGE_FULL.urn:
+            self._discard(owner, new["sha256"])
+        return outcome
+
+    @DBOS.step()
+    @telling_problems
+    def _check(self, owner: str, new: dict[str, Any]) -> list[str]:
+        with self.ports.database.reading() as session:
+            if contributions.find(session, owner, new["sha256"]) is not None:
+                return []
+            caller = owners.identity(session, Role.OWNER, owner)
+        return contributions.check(self.ports, caller, new["sha256"])
+
+    @DBOS.step()
+    @telling_problems
+    def _accept(self, new: dict[str, Any], warnings: list[str]) -> str:
+        return contributions.accept(self.ports, NewContribution.model_validate(new), warnings).digest
+
+    @DBOS.step()
+    def _discard(self, owner: str, sha256: str) -> None:
+        self.ports.uploads.discard(owner, [sha256])

@@ -1,0 +1,96 @@
+"""Take in an expert: fetch its files if it has a source, check its weights, merge it if it asks."""
+
+import shutil
+from typing import Any
+
+from dbos import DBOS
+from sqlalchemy.orm import Session
+
+from moerge.models.expert_folder import require_finite
+from moerge.models.reader import Checkpoint
+from moerge_coordinator.domain import experts, trunks
+from moerge_coordinator.domain.ports import Ports
+from moerge_coordinator.domain.sources import fetch
+from moerge_coordinator.log import progress
+from moerge_coordinator.storage.messages import message
+from moerge_coordinator.storage.tables import ExpertRow
+from moerge_coordinator.workflows.merge_trunk import MergeTrunk
+from moerge_coordinator.workflows.steps import Outcome, Work, telling_problems
+from moerge_proto.experts import Expert
+from moerge_proto.messages import FileEntry
+from moerge_proto.problems import Problem
+
+
+@DBOS.dbos_class()
+class TakeInExpert(Work):
+    def __init__(self, ports: Ports, merge: MergeTrunk) -> None:
+        self._merge = merge
+        super().__init__(ports)
+
+    @DBOS.workflow()
+    def take_in_expert(self, digest: str, trunk: str) -> Outcome:
+        outcome: Outcome = {}
+        for step in (self._fetch, self._check_weights):
+            if "problem" in (outcome := step(digest)):
+                self._refuse(digest, outcome["problem"])
+                return outcome
+        if trunk == "remerge" and (lineage := self._with_newcomer(digest)) is not None:
+            self._merge.merge_trunk(lineage)
+        return outcome
+
+    @DBOS.step()
+    @telling_problems
+    def _fetch(self, digest: str) -> None:
+        """Fetches the files of an expert with a source, and checks them as those that are uploaded are checked."""
+        with self.ports.database.reading() as session:
+            row = experts.find(session, digest)
+        if row.source is None or row.family:
+            return
+        entries = [self._fetched(row, file.name, file.sha256) for file in row.files]
+        shutil.rmtree(self.ports.settings.home / "fetching" / digest, ignore_errors=True)
+
+        def fetched(session: Session, family: str) -> Expert:
+            row = experts.find(session, digest)
+            row.family, row.files = family, entries
+            return message(Expert, row)
+
+        experts.add_checked(self.ports, row.owner, entries, f"expert of {row.domain!r}", lambda session: None, fetched)
+
+    def _fetched(self, row: ExpertRow, name: str, sha256: str) -> FileEntry:
+        uploads, settings = self.ports.uploads, self.ports.settings
+        size = uploads.held_size(row.owner, sha256)
+        if size is None:
+            part, address = settings.home / "fetching" / row.digest / name, f"{row.source}".rstrip("/") + f"/{name}"
+            most = uploads.room(row.owner)
+            with progress().track(f"fetching {name}", 0, "B") as tracker:
+                fetch(address, part, most, settings.sources, tracker.advance)
+            size = part.stat().st_size
+            uploads.keep(row.owner, FileEntry(name=name, sha256=sha256, size=size), part, address)
+        return FileEntry(name=name, sha256=sha256, size=size)
+
+    @DBOS.step()
+    @telling_problems
+    def _check_weights(self, digest: str) -> str:
+        checkpoint = Checkpoint(self.ports.folders.expert(digest))
+        total = sum(spec.bytes for spec in checkpoint.specs.values())
+        with progress().track(f"expert {digest[:12]}: checking weights", total, "B") as tracker:
+            require_finite(checkpoint, tracker)
+        with self.ports.database.transaction("accept expert") as session:
+            experts.accept(session, digest)
+        return digest
+
+    @DBOS.step()
+    def _with_newcomer(self, digest: str) -> dict[str, Any] | None:
+        with self.ports.database.reading() as session:
+            lineage = trunks.remerge(session, digest)
+        return None if lineage is None else lineage.model_dump(mode="json")
+
+    @DBOS.step()
+    def _refuse(self, digest: str, problem: dict[str, Any]) -> None:
+        with self.ports.database.transaction("refuse expert") as session:
+            row = experts.refuse(session, digest, Problem.model_validate(problem))
+        if row is None:  # cut after this step's work, it is done again; meanwhile another expert took the place
+            return
+        self.ports.folders.drop([digest])
+        shutil.rmtree(self.ports.settings.home / "fetching" / digest, ignore_errors=True)
+        self.ports.uploads.discard(row.owner, [file.sha256 for file in row.files])
