@@ -21,7 +21,7 @@ from moerge.blobs.store import Blobs, Chunks
 from moerge.errors import MoergeError
 from moerge.files import atomic_file
 from moerge_coordinator.dashboard.app import make_dashboard
-from moerge_coordinator.dashboard.visit import HOME
+from moerge_coordinator.dashboard.site import HOME
 from moerge_coordinator.domain.tokens import LastUses, make_token
 from moerge_coordinator.domain.uploads import Uploads
 from moerge_coordinator.metrics import Metrics

@@ -6,7 +6,7 @@ from urllib.parse import quote
 
 from moerge.trunk.methods.registry import METHODS
 from moerge_coordinator.dashboard.rest import RestError
-from moerge_coordinator.dashboard.visit import HOME, Action, Field, Form, Visit
+from moerge_coordinator.dashboard.site import HOME, Action, Field, Form, Visit
 from moerge_proto.experts import Expert, Purge, Withdraw
 from moerge_proto.history import Remerge, TrunkHistory
 from moerge_proto.options import PAPER, RECOMMENDED

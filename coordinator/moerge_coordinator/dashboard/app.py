@@ -11,7 +11,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from moerge_coordinator.dashboard import pages, routing, show
+from moerge_coordinator.dashboard import formatting, pages, text_routing
 from moerge_coordinator.dashboard.actions import ACTIONS
 from moerge_coordinator.dashboard.rest import RestError, calls
 from moerge_coordinator.dashboard.session import (
@@ -23,7 +23,7 @@ from moerge_coordinator.dashboard.session import (
     token_of,
     visitor_guard,
 )
-from moerge_coordinator.dashboard.visit import HOME, House
+from moerge_coordinator.dashboard.site import HOME, Site
 from moerge_coordinator.problems import failure
 from moerge_proto.owners import Identity
 from moerge_proto.problems import Problem, ProblemType
@@ -56,8 +56,8 @@ class _Static(StaticFiles):
 
 def make_dashboard(app: FastAPI) -> Starlette:
     """The dashboard of a coordinator; whatever it shows or does is a REST call to `app`."""
-    templates = show.environment()
-    house = House(app, templates)
+    templates = formatting.environment()
+    site = Site(app, templates)
 
     def asked(request: Request, problem: Problem | None, status: int = 200) -> Response:
         response = HTMLResponse(status_code=status)
@@ -99,22 +99,22 @@ def make_dashboard(app: FastAPI) -> Starlette:
         return _leave(f"{HOME}/sign-in")
 
     async def failed(request: Request, error: Exception) -> Response:
-        return house.problem(failure(error))
+        return site.problem(failure(error))
 
     async def not_there(request: Request, error: Exception) -> Response:
         status = error.status_code if isinstance(error, HTTPException) else 500
         problem = Problem.of(ProblemType.NOT_FOUND, f"there is no page {request.url.path}", todo="start from Versions")
-        return house.problem(problem.model_copy(update={"status": status}))
+        return site.problem(problem.model_copy(update={"status": status}))
 
     return Starlette(
         routes=[
-            Mount("/static", _Static(directory=show.STATIC)),
+            Mount("/static", _Static(directory=formatting.STATIC)),
             Route("/sign-in", show_sign_in, methods=["GET"]),
             Route("/sign-in", do_sign_in, methods=["POST"]),
             Route("/sign-out", do_sign_out, methods=["POST"]),
-            *(house.action(path, action) for path, action in ACTIONS.items()),
-            *(house.page(path, page) for path, page in _PAGES.items()),
-            house.page("/route", routing.route, "POST"),
+            *(site.action(path, action) for path, action in ACTIONS.items()),
+            *(site.page(path, page) for path, page in _PAGES.items()),
+            site.page("/route", text_routing.route, "POST"),
         ],
         middleware=[Middleware(Guarded)],
         exception_handlers={HTTPException: not_there, Exception: failed},

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import svg
 from markupsafe import Markup, escape
 
-from moerge_coordinator.dashboard.show import step
+from moerge_coordinator.dashboard.formatting import step
 
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 580, 220, 44, 104, 12, 26
 _COLOURS = 8

@@ -14,7 +14,7 @@ from starlette.responses import RedirectResponse, Response
 from moerge_coordinator.dashboard import charts
 from moerge_coordinator.dashboard.attention import needs
 from moerge_coordinator.dashboard.rest import Rest
-from moerge_coordinator.dashboard.visit import HOME, Visit
+from moerge_coordinator.dashboard.site import HOME, Visit
 from moerge_proto.audit import AuditEntry
 from moerge_proto.contributions import Contribution
 from moerge_proto.evaluations import VersionTable

@@ -7,7 +7,7 @@ import pytest
 
 from moerge_coordinator.dashboard.attention import needs
 from moerge_coordinator.dashboard.charts import Node, curves, graph, heat, scale
-from moerge_coordinator.dashboard.show import ago, markdown, step
+from moerge_coordinator.dashboard.formatting import ago, markdown, step
 from moerge_proto.problems import Problem, ProblemType
 from moerge_proto.rounds import Round
 from moerge_proto.trunks import Trunk, TrunkOptions

@@ -110,7 +110,7 @@ class Action:
     do: Callable[[Visit, Mapping[str, str]], Awaitable[str]]
 
 
-class House:
+class Site:
     """Turns pages and actions into routes, for those who are signed in."""
 
     def __init__(self, app: FastAPI, templates: Environment) -> None:

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from moerge_coordinator.dashboard import charts
 from moerge_coordinator.dashboard.rest import RestError
 from moerge_coordinator.dashboard.session import form
-from moerge_coordinator.dashboard.visit import Visit
+from moerge_coordinator.dashboard.site import Visit
 from moerge_proto.problems import Problem, ProblemType
 from moerge_proto.routing import MAX_CHARACTERS, RoutedText, TextToRoute
 from moerge_proto.versions import Alias, Version
