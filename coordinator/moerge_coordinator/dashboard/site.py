@@ -1,24 +1,30 @@
-"""One request to the dashboard by somebody who is signed in, and how it is answered."""
+"""The site: its pages, and the visits of those who are signed in."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from hashlib import sha256
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 from fastapi import FastAPI
-from jinja2 import Environment
+from jinja2 import Environment, PackageLoader, StrictUndefined
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Route
 
+from moerge_coordinator.dashboard import formatting
 from moerge_coordinator.dashboard.rest import Rest, RestError, calls
-from moerge_coordinator.dashboard.session import ForeignFormError, form, guard, sign_out, token_of
+from moerge_coordinator.dashboard.session import ForeignFormError, guard, sign_out, token_of
+from moerge_proto.experts import Expert
 from moerge_proto.owners import Identity, Role
 from moerge_proto.problems import Problem, ProblemType
+from moerge_proto.versions import Version
 
 HOME = "/dashboard"
-SAID = {
+STATIC = Path(__file__).parent / "static"
+_NOTICES = {
     "promoted": "The alias has been moved.",
     "rolled-back": "The alias has been moved back.",
     "described": "Note and tags have been kept.",
@@ -31,33 +37,32 @@ SAID = {
     "changed": "The round has been changed.",
     "revoked": "Key and tokens have been revoked.",
 }
-"""What a page says after an action, by the word that its address ends with."""
-_PAGES = (
-    ("Versions", "/versions", set(Role)),
-    ("Route a text", "/route", {Role.OPERATOR, Role.READER}),
-    ("Experts", "/experts", {Role.OPERATOR, Role.OWNER}),
-    ("Owners and rounds", "/owners", {Role.OPERATOR}),
-    ("Contributions", "/contributions", {Role.OPERATOR, Role.OWNER}),
-    ("Trunks", "/trunks", {Role.OPERATOR, Role.OWNER}),
-    ("Workflows", "/workflows", {Role.OPERATOR}),
-    ("Audit log", "/audit", {Role.OPERATOR}),
-    ("Settings", "/settings", {Role.OPERATOR}),
-)
+"""The notice of a finished action, by the parameter `said` of the next page's address."""
 
 
 @dataclass(frozen=True)
 class Visit:
-    """Who asks, for what, with REST calls of its own."""
+    """One request of somebody who is signed in, with REST calls under their token."""
 
     request: Request
     rest: Rest
     who: Identity
     token: str
-    templates: Environment
+    site: "Site"
 
     @property
     def operates(self) -> bool:
         return self.who.role is Role.OPERATOR
+
+    @property
+    def path(self) -> Mapping[str, Any]:
+        """The values in the address's path."""
+        return self.request.path_params
+
+    @property
+    def after(self) -> str:
+        """The cursor of a paged list."""
+        return self.request.query_params.get("after", "")
 
     def show(self, template: str, status: int = 200, **content: Any) -> Response:
         """A page."""
@@ -65,101 +70,100 @@ class Visit:
             "who": self.who,
             "operates": self.operates,
             "guard": guard(self.token),
-            "pages": [(name, HOME + path) for name, path, roles in _PAGES if self.who.role in roles],
+            "menu": self.site.menu(self.who.role),
             "here": self.request.url.path,
-            "said": SAID.get(self.request.query_params.get("said", "")),
+            "said": _NOTICES.get(self.request.query_params.get("said", "")),
             **content,
         }
-        return HTMLResponse(self.templates.get_template(template).render(given), status)
+        return self.site.render(template, status, given)
+
+    async def domains(self, *versions: Version) -> dict[str, str]:
+        """Digest -> domain of the visible experts, and of those in `versions`."""
+        experts = [] if self.who.role is Role.READER else await self.rest.all(Expert, "/v1/experts")
+        found = {each.digest: each.domain for each in experts}
+        for version in versions:
+            found |= zip(version.lineage.experts, version.lineage.domains, strict=True)
+        return found
 
 
-Page = Callable[[Visit], Awaitable[Response]]
-
-
-@dataclass(frozen=True)
-class Field:
-    """A field of a form. With `options` it is a choice, with `lines` a text of several lines."""
-
-    name: str
-    label: str
-    value: str = ""
-    hint: str = ""
-    options: tuple[tuple[str, str], ...] = ()
-    lines: bool = False
-    kind: str = "text"
-    required: bool = False
+Handler = Callable[[Visit], Awaitable[Response]]
 
 
 @dataclass(frozen=True)
-class Form:
-    """What is asked before something is done: a heading, what it means, fields, and the word on the button."""
+class Page:
+    """A page. With a `title` it is in the menu of the `roles`."""
 
-    heading: str
-    button: str
-    back: str
-    facts: tuple[str, ...] = ()
-    fields: tuple[Field, ...] = ()
-    danger: bool = False
-
-
-@dataclass(frozen=True)
-class Action:
-    """Something that can be done: what is asked first, and the REST calls that do it; they say where to go then."""
-
-    ask: Callable[[Visit], Awaitable[Form]]
-    do: Callable[[Visit, Mapping[str, str]], Awaitable[str]]
+    handler: Handler
+    title: str = ""
+    roles: tuple[Role, ...] = tuple(Role)
+    methods: tuple[str, ...] = ("GET",)
 
 
 class Site:
-    """Turns pages and actions into routes, for those who are signed in."""
+    """Pages by their paths, as routes for those who are signed in. `app` answers their REST calls."""
 
-    def __init__(self, app: FastAPI, templates: Environment) -> None:
-        self._app, self.templates = app, templates
+    def __init__(self, app: FastAPI, pages: Mapping[str, Page]) -> None:
+        self._app, self._pages = app, pages
+        self._templates = _templates()
 
-    def page(self, path: str, page: Page, *methods: str) -> Route:
-        return Route(path, partial(self._visited, page=page), methods=["GET", *methods])
+    def routes(self) -> list[Route]:
+        return [
+            Route(path, partial(self._visit, page.handler), methods=page.methods) for path, page in self._pages.items()
+        ]
 
-    def action(self, path: str, action: Action) -> Route:
-        return self.page(path, partial(_act, action), "POST")
+    def menu(self, role: Role) -> list[tuple[str, str]]:
+        """Title and address of each page in the menu of a role."""
+        return [(page.title, HOME + path) for path, page in self._pages.items() if page.title and role in page.roles]
 
-    async def _visited(self, request: Request, page: Page) -> Response:
+    def render(self, template: str, status: int, content: Mapping[str, Any]) -> HTMLResponse:
+        return HTMLResponse(self._templates.get_template(template).render(content), status)
+
+    def problem(self, problem: Problem) -> Response:
+        """A problem's page for visitors who are not signed in."""
+        return self.render("outside.html", problem.status, {"problem": problem})
+
+    async def _visit(self, handler: Handler, request: Request) -> Response:
         token = token_of(request)
         if token is None:
-            return self._to_sign_in(request)
+            return _to_sign_in(request)
         async with calls(self._app, token, request.state.request_id) as rest:
             try:
                 who = await rest.get(Identity, "/v1/identity")
             except RestError as error:
                 if error.problem.status == 401:
-                    return self._to_sign_in(request, "&ended=1")
+                    return _to_sign_in(request, "&ended=1")
                 return self.problem(error.problem)
-            visit = Visit(request, rest, who, token, self.templates)
+            visit = Visit(request, rest, who, token, self)
             try:
-                return await page(visit)
+                return await handler(visit)
             except RestError as error:
-                return visit.show("problem.html", error.problem.status, problem=error.problem)
+                problem = error.problem
             except ForeignFormError:
                 todo = "go back, load the page anew, and try again"
                 problem = Problem.of(ProblemType.FORBIDDEN, "this form is not of your session", todo=todo)
-                return visit.show("problem.html", 403, problem=problem)
-
-    def problem(self, problem: Problem) -> Response:
-        """A page for those who aren't signed in, or can't be known."""
-        return HTMLResponse(self.templates.get_template("outside.html").render(problem=problem), problem.status)
-
-    def _to_sign_in(self, request: Request, more: str = "") -> Response:
-        place = request.url.path + (f"?{request.url.query}" if request.url.query else "")
-        response = RedirectResponse(f"{HOME}/sign-in?next={quote(place)}{more}", 303)
-        sign_out(response)
-        return response
+            return visit.show("problem.html", problem.status, problem=problem)
 
 
-async def _act(action: Action, visit: Visit) -> Response:
-    if visit.request.method == "GET" or visit.request.method == "HEAD":
-        return visit.show("form.html", form=await action.ask(visit), problem=None, given={})
-    fields = await form(visit.request)
-    try:
-        return RedirectResponse(await action.do(visit, fields), 303)
-    except RestError as error:
-        asked = await action.ask(visit)
-        return visit.show("form.html", error.problem.status, form=asked, problem=error.problem, given=fields)
+def _to_sign_in(request: Request, more: str = "") -> Response:
+    place = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+    response = RedirectResponse(f"{HOME}/sign-in?next={quote(place)}{more}", 303)
+    sign_out(response)
+    return response
+
+
+def _templates() -> Environment:
+    made = Environment(
+        loader=PackageLoader("moerge_coordinator.dashboard"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.filters |= formatting.FILTERS
+    made.globals |= {"step": formatting.step, "stamp": _stamp()}
+    return made
+
+
+def _stamp() -> str:
+    """A digest of the static files. It is in their addresses, so that browsers can keep them."""
+    return sha256(b"".join(path.read_bytes() for path in sorted(STATIC.iterdir()) if path.is_file())).hexdigest()[:12]
