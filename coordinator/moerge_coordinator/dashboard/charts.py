@@ -174,7 +174,7 @@ def heat(
 
 @dataclass(frozen=True)
 class Node:
-    """A box of the lineage graph: what it is called, what is said below, and the nodes that it is made of."""
+    """A box of the lineage graph: its name, the words below it, and the nodes that it is made of."""
 
     name: str
     said: str
