@@ -22,7 +22,7 @@ from moerge.blobs.store import Blobs, Chunks
 from moerge.errors import MoergeError
 from moerge.files import atomic_file
 from moerge_coordinator.dashboard.app import make_dashboard
-from moerge_coordinator.dashboard.visit import HOME
+from moerge_coordinator.dashboard.site import HOME
 from moerge_coordinator.domain.ports import Ports
 from moerge_coordinator.domain.tokens import LastUses, make_token
 from moerge_coordinator.domain.uploads import Uploads
@@ -197,7 +197,7 @@ def make_app(settings: Settings, traffic: Traffic | None = None, clock: Callable
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         client = workflow_client(settings) if isinstance(settings.database, str) else None
-        state = _state(settings, traffic or Traffic(), clock, client)
+        state = make_state(settings, traffic, clock, client)
         app.state.coordinator = state
         for place in (state.blobs, state.uploads, state.folders, state.texts):
             place.sweep()
@@ -241,7 +241,13 @@ def make_app(settings: Settings, traffic: Traffic | None = None, clock: Callable
     return app
 
 
-def _state(settings: Settings, traffic: Traffic, clock: Callable[[], datetime], client: DBOSClient | None) -> State:
+def make_state(
+    settings: Settings,
+    traffic: Traffic | None = None,
+    clock: Callable[[], datetime] = utc_now,
+    client: DBOSClient | None = None,
+) -> State:
+    """Opens the database and the stores that the settings name."""
     metrics = Metrics()
     database = open_database(settings.database, clock, metrics.count_transaction)
     blobs, chunks = stores(settings)
@@ -260,7 +266,7 @@ def _state(settings: Settings, traffic: Traffic, clock: Callable[[], datetime], 
         workflows=workflows,
         texts=TextRouter(blobs, settings.home / "routing", settings.route_bytes),
         metrics=metrics,
-        traffic=traffic,
+        traffic=traffic or Traffic(),
         checks={"database": database.answers, "blob store": blobs.probe, "workflows": partial(workflows.find, "-")},
     )
 

@@ -128,11 +128,8 @@ def home(served: Coordinator, tmp_path: Path) -> Path:
 
 
 def findings(home: Path) -> list[Finding]:
-    engine = open_database(read_settings(home).database)
-    try:
-        return verify(engine, LocalBlobs(home / "blobs"), home, SILENT)
-    finally:
-        engine.dispose()
+    with closing(open_database(read_settings(home).database)) as database:
+        return verify(database, LocalBlobs(home / "blobs"), home, SILENT)
 
 
 def expert_blob(home: Path) -> Path:

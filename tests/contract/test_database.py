@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from sqlalchemy import Engine, func, select, text
+from sqlalchemy import func, select, text
 from sqlalchemy.exc import DBAPIError
 
 from moerge_coordinator.domain.tokens import make_token
-from moerge_coordinator.storage.database import open_database, reading, transaction
+from moerge_coordinator.storage.database import Database, open_database
 from moerge_coordinator.storage.tables import AuditRow, Base, OwnerRow, TokenRow
 from moerge_proto.owners import NewToken, Role
 from support.servers import Postgres
@@ -27,40 +27,40 @@ def database(request: pytest.FixtureRequest, tmp_path: Path) -> Path | str:
 
 
 @pytest.fixture
-def engine(database: Path | str) -> Iterator[Engine]:
-    opened = open_database(database)
-    yield opened
-    opened.dispose()
+def opened(database: Path | str) -> Iterator[Database]:
+    made = open_database(database)
+    yield made
+    made.close()
 
 
-def owners(engine: Engine) -> list[str]:
-    with reading(engine) as session:
+def owners(opened: Database) -> list[str]:
+    with opened.reading() as session:
         return list(session.scalars(select(OwnerRow.name).order_by(OwnerRow.number)))
 
 
-def test_migrations_make_exactly_the_tables(engine: Engine) -> None:
-    with engine.connect() as connection:
+def test_migrations_make_exactly_the_tables(opened: Database) -> None:
+    with opened.engine.connect() as connection:
         assert compare_metadata(MigrationContext.configure(connection), Base.metadata) == []
 
 
 def test_many_that_open_it_at_once_migrate_it_once(database: Path | str) -> None:
     with ThreadPoolExecutor(4) as pool:
         engines = list(pool.map(lambda _: open_database(database), range(4)))
-    assert [owners(engine) for engine in engines] == [[]] * 4
-    for engine in engines:
-        engine.dispose()
+    assert [owners(each) for each in engines] == [[]] * 4
+    for each in engines:
+        each.close()
 
 
-def test_a_transaction_that_fails_did_nothing(engine: Engine) -> None:
+def test_a_transaction_that_fails_did_nothing(opened: Database) -> None:
     def write_half() -> None:
-        with transaction(engine) as session:
+        with opened.transaction("test") as session:
             session.add(OwnerRow(name="gone"))
             session.flush()
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
         write_half()
-    assert owners(engine) == []
+    assert owners(opened) == []
 
 
 def test_writers_are_one_at_a_time_over_all_processes(database: Path | str) -> None:
@@ -68,75 +68,76 @@ def test_writers_are_one_at_a_time_over_all_processes(database: Path | str) -> N
     engines = [open_database(database) for _ in range(3)]
 
     def add(number: int) -> None:
-        with transaction(engines[number % 3]) as session:
+        with engines[number % 3].transaction("test") as session:
             seen = session.scalar(select(func.count()).select_from(OwnerRow))
             session.add(OwnerRow(name=f"owner-{seen}"))
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(add, range(60)))
     assert owners(engines[0]) == [f"owner-{number}" for number in range(60)]
-    for engine in engines:
-        engine.dispose()
+    for each in engines:
+        each.close()
 
 
-def test_a_reader_waits_for_no_writer_and_sees_one_moment(engine: Engine) -> None:
-    with transaction(engine) as writer:
+def test_a_reader_waits_for_no_writer_and_sees_one_moment(opened: Database) -> None:
+    with opened.transaction("test") as writer:
         writer.add(OwnerRow(name="first"))
-    with reading(engine) as session:
+    with opened.reading() as session:
         before = session.scalars(select(OwnerRow.name)).all()
-        with transaction(engine) as writer:
+        with opened.transaction("test") as writer:
             writer.add(OwnerRow(name="second"))
             writer.flush()
-            assert owners(engine) == ["first"]
+            assert owners(opened) == ["first"]
         assert session.scalars(select(OwnerRow.name)).all() == before
-    assert owners(engine) == ["first", "second"]
+    assert owners(opened) == ["first", "second"]
 
 
-def test_a_reader_can_not_write_and_a_writer_after_it_can(engine: Engine) -> None:
+def test_a_reader_can_not_write_and_a_writer_after_it_can(opened: Database) -> None:
     insert = text("INSERT INTO owners (name, created) VALUES ('never', '2026-01-01 00:00:00')")
     for _ in range(3):
-        with pytest.raises(DBAPIError, match=r"read-?only"), reading(engine) as session:
+        with pytest.raises(DBAPIError, match=r"read-?only"), opened.reading() as session:
             session.execute(insert)
-    with transaction(engine) as session:
+    with opened.transaction("test") as session:
         session.add(OwnerRow(name="written"))
-    assert owners(engine) == ["written"]
+    assert owners(opened) == ["written"]
 
 
-def test_a_token_is_read_while_another_transaction_writes(engine: Engine) -> None:
-    token = make_token(engine, NewToken(role=Role.READER))
-    with transaction(engine) as writer:
+def test_a_token_is_read_while_another_transaction_writes(opened: Database) -> None:
+    with opened.transaction("test") as session:
+        token = make_token(session, NewToken(role=Role.READER))
+    with opened.transaction("test") as writer:
         writer.add(OwnerRow(name="busy"))
         writer.flush()
-        with reading(engine) as session:
+        with opened.reading() as session:
             assert session.get_one(TokenRow, token.id).role == Role.READER
 
 
 @pytest.mark.parametrize("statement", ["UPDATE audit SET path = ''", "DELETE FROM audit"])
-def test_the_audit_log_can_not_be_changed(engine: Engine, statement: str) -> None:
-    with transaction(engine) as session:
+def test_the_audit_log_can_not_be_changed(opened: Database, statement: str) -> None:
+    with opened.transaction("test") as session:
         session.add(AuditRow(request="1", method="POST", path="/v1/owners", status=201))
-    with pytest.raises(DBAPIError, match="append-only"), transaction(engine) as session:
+    with pytest.raises(DBAPIError, match="append-only"), opened.transaction("test") as session:
         session.execute(text(statement))
-    with reading(engine) as session:
+    with opened.reading() as session:
         assert session.scalars(select(AuditRow.path)).all() == ["/v1/owners"]
 
 
-def test_a_reference_to_nothing_is_refused(engine: Engine) -> None:
+def test_a_reference_to_nothing_is_refused(opened: Database) -> None:
     insert = text("INSERT INTO domains (name, owner) VALUES ('law', 'nobody')")
-    with pytest.raises(DBAPIError), transaction(engine) as session:
+    with pytest.raises(DBAPIError), opened.transaction("test") as session:
         session.execute(insert)
 
 
-def test_a_writer_that_ends_lets_the_next_one_go_on(engine: Engine) -> None:
+def test_a_writer_that_ends_lets_the_next_one_go_on(opened: Database) -> None:
     begun, done = threading.Event(), threading.Event()
 
     def wait() -> None:
         begun.set()
-        with transaction(engine) as session:
+        with opened.transaction("test") as session:
             session.add(OwnerRow(name="second"))
         done.set()
 
-    with transaction(engine) as session:
+    with opened.transaction("test") as session:
         session.add(OwnerRow(name="first"))
         session.flush()
         thread = threading.Thread(target=wait)
@@ -144,4 +145,4 @@ def test_a_writer_that_ends_lets_the_next_one_go_on(engine: Engine) -> None:
         begun.wait()
         assert not done.wait(0.3)
     thread.join()
-    assert owners(engine) == ["first", "second"]
+    assert owners(opened) == ["first", "second"]

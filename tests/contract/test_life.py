@@ -263,7 +263,7 @@ def test_withdrawing_a_trunk_contribution_retires_the_trunk_that_was_solved_from
         for domain, member in fleet.members.items()
     }
     trunk = merge(fleet.server, method="regmean")
-    fleet.members["law"].client.withdraw_trunk_contribution(sent["law"].digest)
+    fleet.members["law"].client.withdraw_contribution(sent["law"].digest)
     while (now := fleet.current()).digest == trunk.digest:
         pass
     assert now.experts == [fleet.expert("art")]

@@ -20,10 +20,9 @@ from sqlalchemy import create_engine, select, text
 from sqlalchemy.exc import IntegrityError, OperationalError
 
 from moerge.errors import CoordinatorError
-from moerge_coordinator.bootstrap import make_app
+from moerge_coordinator.bootstrap import make_app, make_state
 from moerge_coordinator.problems import failure
 from moerge_coordinator.settings import Settings
-from moerge_coordinator.storage.database import open_database, transaction
 from moerge_coordinator.storage.tables import AuditRow
 from moerge_proto.audit import AuditEntry
 from moerge_proto.digests import content_digest, sha256_hex
@@ -237,8 +236,9 @@ def test_the_database_refuses_to_change_the_audit_log(server: Coordinator, state
 
 
 def test_a_failure_of_the_coordinator_s_own_is_a_problem_document_and_in_the_audit_log(tmp_path: Path) -> None:
-    app = make_app(Settings(home=tmp_path))
-    app.state.engine = open_database(tmp_path / "coordinator.sqlite")
+    settings = Settings(home=tmp_path)
+    app, state = make_app(settings), make_state(settings)
+    app.state.coordinator = state
 
     @app.post("/broken")
     def broken() -> None:
@@ -252,9 +252,9 @@ def test_a_failure_of_the_coordinator_s_own_is_a_problem_document_and_in_the_aud
     response = asyncio.run(call())
     assert (response.status_code, response.headers["X-Request-Id"]) == (500, "broken-1")
     assert (response.json()["type"], "inner" in response.text) == ("urn:moerge:problem:internal", False)
-    with transaction(app.state.engine) as session:
+    with state.database.reading() as session:
         [row] = session.scalars(select(AuditRow))
-    app.state.engine.dispose()
+    state.database.close()
     assert (row.request, row.status, row.problem) == ("broken-1", 500, "urn:moerge:problem:internal")
 
 

@@ -16,7 +16,7 @@ from schemathesis.core.result import Ok
 from moerge.cli.common import wait
 from moerge_coordinator.bootstrap import make_app
 from moerge_coordinator.settings import Settings
-from moerge_coordinator.storage.database import open_database, transaction
+from moerge_coordinator.storage.database import open_database
 from moerge_coordinator.storage.tables import TokenRow
 from moerge_proto.digests import sha256_hex
 from moerge_proto.experts import Fitted
@@ -46,13 +46,13 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Coordinator]:
     folder = tmp_path_factory.mktemp("schemathesis")
     with coordinator(folder / "home") as running:
         furnish(running, folder)
-        engine = open_database(running.home / "coordinator.sqlite")
-        with transaction(engine) as session:
+        database = open_database(running.home / "coordinator.sqlite")
+        with database.transaction("test") as session:
             for number, role in enumerate(Role):
                 owner = "law-owner" if role is Role.OWNER else None
                 hashed = sha256_hex(secret(role).encode())
-                session.add(TokenRow(id=OUT_OF_REACH + number, hash=hashed, role=role.value, owner=owner))
-        engine.dispose()
+                session.add(TokenRow(id=OUT_OF_REACH + number, hash=hashed, role=role, owner=owner))
+        database.close()
         yield running
 
 

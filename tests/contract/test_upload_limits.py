@@ -5,15 +5,12 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import httpx
 import pytest
 
-from moerge_coordinator.domain.pace import Pace
-from moerge_coordinator.problems import RefusedError
-from moerge_coordinator.storage import tables
 from moerge_proto.digests import content_digest, sha256_hex
 from moerge_proto.uploads import Chunk, NewUpload, Upload
 from support.fleet import SILENT, Member, eventually, files_below, join, joined
@@ -119,24 +116,6 @@ def test_who_sends_too_fast_is_told_when_to_come_again_and_the_client_obeys(tmp_
         path = tmp_path / "file"
         path.write_bytes(b"file")
         assert member.client.upload(path, SILENT, title="file").size == 4
-
-
-def test_the_pace_is_the_settings_whatever_the_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = [datetime(2030, 1, 1, tzinfo=UTC)]
-    monkeypatch.setattr(tables, "now", lambda: clock[0])
-    pace, come, waited = Pace(100), 0, 0
-    for size in (1, 250, 70, 1000, 30, 99) * 20:
-        while True:
-            try:
-                pace.take("law", size)
-                break
-            except RefusedError as refused:
-                seconds = refused.retry_after or 0
-                clock[0] += timedelta(seconds=seconds)
-                waited += seconds
-        come += size
-        pace.take(f"other than law {come}", size)
-    assert come / 100 - 15 < waited < 1.15 * come / 100
 
 
 def age(home: Path, hours: float) -> None:

@@ -1,6 +1,7 @@
 """What must hold when all is over: the model's state, bit for bit; no orphan; nothing half-written."""
 
 import hashlib
+from contextlib import closing
 from functools import cache
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from moerge.models.reader import Checkpoint
 from moerge.routers.solve import solve_layers
 from moerge.versions.files import FilePlan, expert_file, router_file, trunk_files
 from moerge_coordinator.settings import read_settings
-from moerge_coordinator.storage.database import open_database, transaction
+from moerge_coordinator.storage.database import open_database
 from moerge_coordinator.storage.references import needed
 from moerge_coordinator.storage.tables import ShardRow, UploadRow
 from moerge_proto.experts import ExpertState
@@ -109,13 +110,9 @@ def _sha256(plan: FilePlan) -> str:
 
 def _require_disk(run: Run) -> None:
     home = run.world.home
-    engine = open_database(read_settings(home).database)
-    try:
-        with transaction(engine) as session:
-            wanted, uploads = needed(session), set(session.scalars(select(UploadRow.id)))
-            shards = {(row.trunk, row.domain, row.shard): row.contribution for row in session.scalars(select(ShardRow))}
-    finally:
-        engine.dispose()
+    with closing(open_database(read_settings(home).database)) as database, database.reading() as session:
+        wanted, uploads = needed(session), set(session.scalars(select(UploadRow.id)))
+        shards = {(row.trunk, row.domain, row.shard): row.contribution for row in session.scalars(select(ShardRow))}
     kept = run.world.kept()
     assert not wanted - kept.keys(), f"missing blobs: {wanted - kept.keys()}"
     assert not kept.keys() - wanted, f"orphans: {kept.keys() - wanted}"

@@ -20,7 +20,6 @@ from moerge.demo.processes import free_port
 from moerge.files import file_sha256
 from moerge_coordinator.bootstrap import initialise, make_app
 from moerge_coordinator.settings import read_settings
-from moerge_coordinator.storage import tables
 from simulation.faults import Fault, Faults, LossyTransport
 from support.processes import Coordinator
 from support.servers import BUCKET, Postgres, leader, settings
@@ -88,7 +87,6 @@ class InProcess(World):
         self._ahead = 0.0
         self._server: uvicorn.Server | None = None
         self._thread: threading.Thread | None = None
-        self.jump(0)
 
     @staticmethod
     def template(folder: Path) -> str:
@@ -99,7 +97,9 @@ class InProcess(World):
         registry = _dbos._get_or_create_dbos_registry()
         registry.instance_info_map.clear()
         registry.dbos = None
-        config = uvicorn.Config(make_app(read_settings(self.home)), port=self._port, log_level="critical")
+        config = uvicorn.Config(
+            make_app(read_settings(self.home), clock=self._now), port=self._port, log_level="critical"
+        )
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._server.run, daemon=True)
         self._thread.start()
@@ -138,8 +138,9 @@ class InProcess(World):
 
     def jump(self, hours: float) -> None:
         self._ahead += hours
-        ahead = timedelta(hours=self._ahead)
-        tables.now = lambda: datetime.now(UTC) + ahead
+
+    def _now(self) -> datetime:
+        return datetime.now(UTC) + timedelta(hours=self._ahead)
 
 
 class OfProcesses(World):

@@ -9,7 +9,7 @@ from typer.main import get_group
 from moerge.cli import versions
 from moerge.demo.commands import demo
 from moerge.errors import MoergeError
-from moerge_coordinator.dashboard.actions import asked_version, solve_form
+from moerge_coordinator.dashboard.actions.versions import asked_version, solve_form
 from moerge_proto.options import PAPER, RECOMMENDED, VERSION_RECIPES, SolveOptions
 from moerge_proto.versions import NewVersion
 

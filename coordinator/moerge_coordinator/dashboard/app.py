@@ -7,46 +7,33 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, RedirectResponse, Response
+from starlette.responses import RedirectResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from moerge_coordinator.dashboard import pages, routing, show
 from moerge_coordinator.dashboard.actions import ACTIONS
+from moerge_coordinator.dashboard.pages import PAGES
 from moerge_coordinator.dashboard.rest import RestError, calls
 from moerge_coordinator.dashboard.session import (
     ForeignFormError,
     Guarded,
-    form,
+    keep_visitor,
+    new_visitor,
+    read_form,
     sign_in,
     sign_out,
     token_of,
-    visitor_guard,
 )
-from moerge_coordinator.dashboard.visit import HOME, House
+from moerge_coordinator.dashboard.site import HOME, STATIC, Site
 from moerge_coordinator.problems import failure
 from moerge_proto.owners import Identity
 from moerge_proto.problems import Problem, ProblemType
 
-_PAGES = {
-    "/": pages.home,
-    "/versions": pages.versions,
-    "/versions/{number:int}": pages.version,
-    "/compare": pages.compare,
-    "/aliases/{name}": pages.alias,
-    "/experts": pages.experts,
-    "/owners": pages.owners,
-    "/contributions": pages.contributions,
-    "/trunks": pages.trunks,
-    "/workflows": pages.workflows,
-    "/audit": pages.audit,
-    "/settings": pages.settings,
-}
 _YEAR = 365 * 24 * 3600
 
 
 class _Static(StaticFiles):
-    """Files whose addresses name their content, so browsers keep them."""
+    """Files with a digest in their addresses, so that browsers can keep them."""
 
     def file_response(self, *given: object, **more: object) -> Response:
         response = super().file_response(*given, **more)  # type: ignore[arg-type]  # handed through
@@ -55,20 +42,19 @@ class _Static(StaticFiles):
 
 
 def make_dashboard(app: FastAPI) -> Starlette:
-    """The dashboard of a coordinator; whatever it shows or does is a REST call to `app`."""
-    templates = show.environment()
-    house = House(app, templates)
+    """The dashboard of a coordinator, a client of the REST calls of `app`."""
+    site = Site(app, {path: action.page() for path, action in ACTIONS.items()} | PAGES)
 
     def asked(request: Request, problem: Problem | None, status: int = 200) -> Response:
-        response = HTMLResponse(status_code=status)
+        visitor = new_visitor()
         given = {
-            "guard": visitor_guard(request, response),
+            "guard": visitor,
             "next": _own_place(request.query_params.get("next", "")),
             "ended": "ended" in request.query_params,
             "problem": problem,
         }
-        response.body = templates.get_template("sign_in.html").render(given).encode()
-        response.headers["Content-Length"] = str(len(response.body))
+        response = site.render("sign_in.html", status, given)
+        keep_visitor(request, response, visitor)
         return response
 
     async def show_sign_in(request: Request) -> Response:
@@ -78,7 +64,7 @@ def make_dashboard(app: FastAPI) -> Starlette:
         if token_of(request) is not None:
             return _leave(HOME)
         try:
-            fields = await form(request)
+            fields = await read_form(request)
         except ForeignFormError:
             return asked(request, Problem.of(ProblemType.FORBIDDEN, "the form was too old; send it again"), 403)
         token = fields.get("token", "").strip()
@@ -93,28 +79,26 @@ def make_dashboard(app: FastAPI) -> Starlette:
 
     async def do_sign_out(request: Request) -> Response:
         try:
-            await form(request)
+            await read_form(request)
         except ForeignFormError:
             return RedirectResponse(HOME, 303)
         return _leave(f"{HOME}/sign-in")
 
     async def failed(request: Request, error: Exception) -> Response:
-        return house.problem(failure(error))
+        return site.problem(failure(error))
 
     async def not_there(request: Request, error: Exception) -> Response:
         status = error.status_code if isinstance(error, HTTPException) else 500
         problem = Problem.of(ProblemType.NOT_FOUND, f"there is no page {request.url.path}", todo="start from Versions")
-        return house.problem(problem.model_copy(update={"status": status}))
+        return site.problem(problem.model_copy(update={"status": status}))
 
     return Starlette(
         routes=[
-            Mount("/static", _Static(directory=show.STATIC)),
+            Mount("/static", _Static(directory=STATIC)),
             Route("/sign-in", show_sign_in, methods=["GET"]),
             Route("/sign-in", do_sign_in, methods=["POST"]),
             Route("/sign-out", do_sign_out, methods=["POST"]),
-            *(house.action(path, action) for path, action in ACTIONS.items()),
-            *(house.page(path, page) for path, page in _PAGES.items()),
-            house.page("/route", routing.route, "POST"),
+            *site.routes(),
         ],
         middleware=[Middleware(Guarded)],
         exception_handlers={HTTPException: not_there, Exception: failed},
@@ -128,7 +112,7 @@ def _leave(place: str) -> Response:
 
 
 def _own_place(place: str) -> str:
-    """A place of the dashboard, whatever somebody wrote into an address."""
+    """`place` if it is on the dashboard, else its home."""
     parts = urlsplit(place)
     own = not parts.scheme and not parts.netloc and (parts.path == HOME or parts.path.startswith(f"{HOME}/"))
     return place if own and "\\" not in place else HOME

@@ -1,4 +1,4 @@
-"""What needs an operator's hand, from what REST says of now."""
+"""Needs of an operator's attention, from the present state in REST."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from moerge_proto.workflows import WorkflowEntry, WorkflowState
 
 @dataclass(frozen=True)
 class Need:
-    """What is the matter, what to do, and where."""
+    """A need: the matter, the remedy, and its page."""
 
     what: str
     todo: str

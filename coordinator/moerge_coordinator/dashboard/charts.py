@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import svg
 from markupsafe import Markup, escape
 
-from moerge_coordinator.dashboard.show import step
+from moerge_coordinator.dashboard.formatting import step
 
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 580, 220, 44, 104, 12, 26
 _COLOURS = 8
@@ -174,7 +174,7 @@ def heat(
 
 @dataclass(frozen=True)
 class Node:
-    """A box of the lineage graph: what it is called, what is said below, and the nodes that it is made of."""
+    """A box of the lineage graph: its name, the words below it, and the nodes that it is made of."""
 
     name: str
     said: str

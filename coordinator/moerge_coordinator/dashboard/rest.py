@@ -1,4 +1,4 @@
-"""The coordinator's REST API, called in process with the token of whoever is signed in."""
+"""The coordinator's REST API, called in process with the visitor's token."""
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -9,10 +9,14 @@ import httpx
 from fastapi import FastAPI
 from pydantic import BaseModel
 
+from moerge_proto.contributions import Contribution
+from moerge_proto.evaluations import VersionTable
 from moerge_proto.messages import Page
 from moerge_proto.problems import Problem
+from moerge_proto.versions import Version
 
 M = TypeVar("M", bound=BaseModel)
+_CONTRIBUTIONS = "/v1/contributions"
 _MOST_PAGES = 100
 
 
@@ -49,7 +53,7 @@ class Rest:
         return kind.model_validate_json(await self.send("GET", path))
 
     async def find(self, kind: type[M], path: str) -> M | None:
-        """What is there, or None."""
+        """The message, or None where there is nothing."""
         try:
             return await self.get(kind, path)
         except RestError as error:
@@ -76,6 +80,17 @@ class Rest:
     async def each(self, kind: type[M], paths: Sequence[str]) -> list[M | None]:
         """Several at once; None where there is nothing."""
         return await asyncio.gather(*(self.find(kind, path) for path in paths))
+
+    async def tables(self, versions: Sequence[Version]) -> dict[int, VersionTable]:
+        """The tables of those versions that have one, by number."""
+        tables = await self.each(VersionTable, [f"/v1/versions/{each.number}/table" for each in versions])
+        return {table.version: table for table in tables if table is not None}
+
+    async def contributions(self, after: str) -> Page[Contribution]:
+        return await self.page(Contribution, _CONTRIBUTIONS, {"after": after, "newest": True})
+
+    async def withdraw_contribution(self, digest: str) -> None:
+        await self.send("POST", f"{_CONTRIBUTIONS}/{digest}/withdraw")
 
 
 @asynccontextmanager

@@ -1,4 +1,4 @@
-"""Who is signed in: the cookie that holds a token, what guards forms, and what every answer tells the browser."""
+"""Sessions: the cookie that holds a token, the guards of forms, and the headers of every answer."""
 
 import hmac
 import secrets
@@ -24,11 +24,11 @@ _HEADERS = {
 
 
 class ForeignFormError(Exception):
-    """A form that this session's page didn't send, or that is too large."""
+    """The form is not from a page of this session, or is too large."""
 
 
 class Guarded:
-    """Adds the headers that keep pages to themselves; what isn't said to be kept is not."""
+    """Adds the headers that isolate pages; answers without a Cache-Control are not stored."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -45,12 +45,12 @@ class Guarded:
 
 
 def token_of(request: Request) -> str | None:
-    """The token of whoever is signed in."""
+    """The visitor's token, or None before signing in."""
     return request.cookies.get(COOKIE)
 
 
 def sign_in(request: Request, response: Response, token: str) -> None:
-    """Keeps the token in a cookie that scripts can't read and other sites' pages can't send."""
+    """Stores the token in a cookie that scripts can't read and other sites' pages can't send."""
     _set(request, response, COOKIE, token)
 
 
@@ -58,11 +58,14 @@ def sign_out(response: Response) -> None:
     response.delete_cookie(COOKIE, path="/dashboard")
 
 
-def visitor_guard(request: Request, response: Response) -> str:
-    """What the sign-in form must bring along, tied to this browser by a cookie of its own."""
-    visitor = secrets.token_hex(16)
+def new_visitor() -> str:
+    """The guard of a sign-in form."""
+    return secrets.token_hex(16)
+
+
+def keep_visitor(request: Request, response: Response, visitor: str) -> None:
+    """Ties the sign-in form to this browser, by a cookie."""
     _set(request, response, VISITOR, visitor)
-    return visitor
 
 
 def _set(request: Request, response: Response, name: str, value: str) -> None:
@@ -73,15 +76,15 @@ def _set(request: Request, response: Response, name: str, value: str) -> None:
 
 
 def guard(token: str) -> str:
-    """What every form of a session must bring along (against cross-site request forgery)."""
+    """The hidden field of every form of a session, against cross-site request forgery."""
     return hmac.digest(token.encode(), b"csrf", "sha256").hex()
 
 
-async def form(request: Request) -> Mapping[str, str]:
-    """The fields of a form that this session's own page sent.
+async def read_form(request: Request) -> Mapping[str, str]:
+    """The fields of a form from a page of this session.
 
     Raises:
-        ForeignFormError: it didn't, or sent more than a MiB.
+        ForeignFormError: the form is from elsewhere, or larger than a MiB.
     """
     body = b""
     async for piece in request.stream():

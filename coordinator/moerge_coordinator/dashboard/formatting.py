@@ -1,15 +1,11 @@
-"""How things are shown: numbers with units, times, digests, Markdown."""
+"""Values as text and HTML: numbers with units, times, digests, Markdown."""
 
 from datetime import UTC, datetime
-from hashlib import sha256
-from pathlib import Path
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from markdown_it import MarkdownIt
 from markupsafe import Markup, escape
 from rich.filesize import decimal
 
-STATIC = Path(__file__).parent / "static"
 STEPS = 10  # of a colour map
 _SPANS = ((60.0, "min"), (3600.0, "h"), (86400.0, "d"))
 _markdown = MarkdownIt("js-default")  # HTML in it stays text, and so do links of odd schemes
@@ -33,7 +29,7 @@ def _words(seconds: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """So long, in one unit."""
+    """A duration in one unit."""
     if seconds < _SPANS[0][0]:
         return f"{seconds:.0f} s"
     size, unit = next(span for span in reversed(_SPANS) if seconds >= span[0])
@@ -71,20 +67,13 @@ def lines(text: str) -> Markup:
     return Markup("<br>").join(escape(line) for line in text.splitlines())
 
 
-def _stamp() -> str:
-    """Names the static files' content, so that browsers may keep them."""
-    return sha256(b"".join(path.read_bytes() for path in sorted(STATIC.iterdir()) if path.is_file())).hexdigest()[:12]
-
-
-def environment() -> Environment:
-    made = Environment(
-        loader=PackageLoader("moerge_coordinator.dashboard"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    made.filters |= {"ago": ago, "digest": digest, "number": number, "bytes": decimal, "markdown": markdown}
-    made.filters |= {"lines": lines, "duration": duration}
-    made.globals |= {"step": step, "stamp": _stamp()}
-    return made
+FILTERS = {
+    "ago": ago,
+    "bytes": decimal,
+    "digest": digest,
+    "duration": duration,
+    "lines": lines,
+    "markdown": markdown,
+    "number": number,
+}
+"""The templates' filters."""

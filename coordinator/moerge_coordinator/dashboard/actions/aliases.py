@@ -1,0 +1,71 @@
+"""Actions on aliases: promote, roll back, remove."""
+
+from urllib.parse import quote
+
+from moerge_coordinator.dashboard.forms import NOTE, Action, Field, Form, Given, number_of, said
+from moerge_coordinator.dashboard.site import HOME, Visit
+from moerge_proto.versions import CHAMPION, Alias, Move, Rollback, Version
+
+_USUAL = (CHAMPION, "candidate")
+
+
+async def _ask_promote(visit: Visit) -> Form:
+    number = visit.path["number"]
+    await visit.rest.get(Version, f"/v1/versions/{number}")
+    there = await visit.rest.all(Alias, "/v1/aliases")
+    places = {each.name: each.version for each in there}
+    names = list(dict.fromkeys([*_USUAL, *places]))
+    facts = [f"{name} points to version {places[name]} now." for name in names if name in places]
+    return Form(
+        heading=f"Promote version {number}",
+        button="Promote",
+        back=f"{HOME}/versions/{number}",
+        facts=(*facts, "Consumers who follow the alias get this version with their next pull."),
+        fields=(Field("alias", "Alias", value=CHAMPION, hint=f"such as {' or '.join(names)}", required=True), NOTE),
+    )
+
+
+async def _promote(visit: Visit, given: Given) -> str:
+    number = visit.path["number"]
+    move = Move(version=number, note=given.get("note", ""))
+    await visit.rest.send("PUT", f"/v1/aliases/{quote(given.get('alias', ''), safe='')}", move)
+    return said(f"/versions/{number}", "promoted")
+
+
+async def _ask_roll_back(visit: Visit) -> Form:
+    name = visit.path["name"]
+    found = await visit.rest.get(Alias, f"/v1/aliases/{name}")
+    return Form(
+        heading=f"Roll {name} back",
+        button="Roll back",
+        back=f"{HOME}/aliases/{name}",
+        facts=(f"{name} points to version {found.version} now; it goes back to where it pointed before.",),
+        fields=(Field("version", "Points now to", value=str(found.version), kind="hidden"), NOTE),
+    )
+
+
+async def _roll_back(visit: Visit, given: Given) -> str:
+    name = visit.path["name"]
+    back = Rollback(version=number_of(given, "version", int), note=given.get("note", ""))
+    await visit.rest.send("POST", f"/v1/aliases/{name}/rollback", back)
+    return said(f"/aliases/{name}", "rolled-back")
+
+
+async def _ask_remove(visit: Visit) -> Form:
+    name = visit.path["name"]
+    found = await visit.rest.get(Alias, f"/v1/aliases/{name}")
+    facts = (f"It points to version {found.version}. Consumers who follow it find nothing then; its history stays.",)
+    return Form(f"Remove the alias {name}", "Remove", f"{HOME}/aliases/{name}", facts, danger=True)
+
+
+async def _remove(visit: Visit, given: Given) -> str:
+    name = visit.path["name"]
+    await visit.rest.send("DELETE", f"/v1/aliases/{name}")
+    return said(f"/aliases/{name}", "removed")
+
+
+ACTIONS = {
+    "/versions/{number:int}/promote": Action(_ask_promote, _promote),
+    "/aliases/{name}/rollback": Action(_ask_roll_back, _roll_back),
+    "/aliases/{name}/remove": Action(_ask_remove, _remove),
+}

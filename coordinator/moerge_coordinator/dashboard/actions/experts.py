@@ -1,0 +1,59 @@
+"""Actions on experts: withdraw, purge."""
+
+from moerge_coordinator.dashboard.forms import Action, Field, Form, Given, said
+from moerge_coordinator.dashboard.site import HOME, Visit
+from moerge_proto.experts import Expert, Purge, Withdraw
+
+
+def _expert(visit: Visit) -> str:
+    return f"/v1/experts/{visit.path['digest']}"
+
+
+async def _ask_withdraw(visit: Visit) -> Form:
+    found = await visit.rest.get(Expert, _expert(visit))
+    return Form(
+        heading=f"Withdraw the expert of {found.domain}",
+        button="Withdraw",
+        back=f"{HOME}/experts",
+        facts=(
+            "Its MLPs and its router column are gone from the next version.",
+            "If the trunk contains it, the trunk is retired and merged anew without it; every owner is asked again.",
+        ),
+        fields=(
+            Field(
+                "serve",
+                "Versions that contain it",
+                options=(("yes", "are served meanwhile"), ("no", "are withheld from now on")),
+            ),
+        ),
+        danger=True,
+    )
+
+
+async def _withdraw(visit: Visit, given: Given) -> str:
+    await visit.rest.send("POST", f"{_expert(visit)}/withdraw", Withdraw(serve=given.get("serve") != "no"))
+    return said("/experts", "withdrawn")
+
+
+async def _ask_purge(visit: Visit) -> Form:
+    found = await visit.rest.get(Expert, _expert(visit))
+    retire = (Field("retire", "Versions that contain it", options=(("no", "stay"), ("yes", "are retired too"))),)
+    return Form(
+        heading=f"Purge the files of the expert of {found.domain}",
+        button="Purge",
+        back=f"{HOME}/experts",
+        facts=("Its files are removed for good, but for those that a version still needs.",),
+        fields=retire if visit.operates else (),
+        danger=True,
+    )
+
+
+async def _purge(visit: Visit, given: Given) -> str:
+    await visit.rest.send("POST", f"{_expert(visit)}/purge", Purge(retire=given.get("retire") == "yes"))
+    return said("/experts", "purged")
+
+
+ACTIONS = {
+    "/experts/{digest}/withdraw": Action(_ask_withdraw, _withdraw),
+    "/experts/{digest}/purge": Action(_ask_purge, _purge),
+}

@@ -1,0 +1,85 @@
+"""Actions on rounds: open, change."""
+
+from datetime import UTC, datetime, timedelta
+
+from moerge_coordinator.dashboard.forms import Action, Field, Form, Given, invalid, number_of, reason, said
+from moerge_coordinator.dashboard.site import HOME, Visit
+from moerge_proto.owners import Owner
+from moerge_proto.rounds import NewRound, Round, RoundChange
+
+
+async def _ask_open(visit: Visit) -> Form:
+    owners = await visit.rest.all(Owner, "/v1/owners")
+    domains = " ".join(domain for owner in owners for domain in owner.domains)
+    deadline = datetime.now(UTC) + timedelta(days=7)
+    return Form(
+        heading="Open a round",
+        button="Open",
+        back=f"{HOME}/owners",
+        facts=("Asks domains to contribute by a deadline. Once it has passed, the minimum is enough.",),
+        fields=(
+            Field("name", "Name", required=True, hint="such as 2026-w47"),
+            Field("kind", "Contributions", options=(("router", "for routers"), ("trunk", "for trunks"))),
+            Field("domains", "Domains", value=domains, required=True, hint="with spaces between"),
+            Field("minimum", "Minimum", required=True, hint="how many of them are enough"),
+            _deadline_field(deadline),
+        ),
+    )
+
+
+def _deadline_field(value: datetime) -> Field:
+    return Field("deadline", "Deadline, UTC", value=f"{value:%Y-%m-%dT%H:%M}", kind="datetime-local", required=True)
+
+
+def _deadline(given: Given) -> datetime:
+    try:
+        return datetime.fromisoformat(given.get("deadline", "")).replace(tzinfo=UTC)
+    except ValueError as error:
+        raise invalid("deadline", "expected a time such as 2026-12-31T18:00") from error
+
+
+async def _open(visit: Visit, given: Given) -> str:
+    asked = {
+        "name": given.get("name", ""),
+        "kind": given.get("kind", "router"),
+        "domains": given.get("domains", "").split(),
+        "minimum": number_of(given, "minimum", int),
+        "deadline": _deadline(given),
+    }
+    try:
+        new = NewRound.model_validate(asked)
+    except ValueError as error:
+        raise invalid("round", reason(error)) from error
+    await visit.rest.send("POST", "/v1/rounds", new)
+    return said("/owners", "opened")
+
+
+async def _ask_change(visit: Visit) -> Form:
+    name = visit.path["name"]
+    found = await visit.rest.get(Round, f"/v1/rounds/{name}")
+    return Form(
+        heading=f"Change the round {name}",
+        button="Change",
+        back=f"{HOME}/owners",
+        facts=(f"Missing: {', '.join(found.missing) or 'nobody'}.",),
+        fields=(
+            Field("minimum", "Minimum", value=str(found.minimum), required=True),
+            _deadline_field(found.deadline),
+        ),
+    )
+
+
+async def _change(visit: Visit, given: Given) -> str:
+    name = visit.path["name"]
+    try:
+        change = RoundChange(minimum=number_of(given, "minimum", int), deadline=_deadline(given))
+    except ValueError as error:
+        raise invalid("minimum", "expected 1 or more") from error
+    await visit.rest.send("PATCH", f"/v1/rounds/{name}", change)
+    return said("/owners", "changed")
+
+
+ACTIONS = {
+    "/rounds/new": Action(_ask_open, _open),
+    "/rounds/{name}/change": Action(_ask_change, _change),
+}

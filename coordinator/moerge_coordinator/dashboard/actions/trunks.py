@@ -1,0 +1,86 @@
+"""Actions on trunks: merge, remerge."""
+
+from moerge.trunk.methods.registry import METHODS
+from moerge_coordinator.dashboard.forms import Action, Field, Form, Given, invalid, said
+from moerge_coordinator.dashboard.rest import RestError
+from moerge_coordinator.dashboard.site import HOME, Visit
+from moerge_proto.history import Remerge, TrunkHistory
+from moerge_proto.options import PAPER, RECOMMENDED
+from moerge_proto.problems import Problem, ProblemType
+from moerge_proto.trunks import NewTrunk
+
+_ANEW = "Router contributions don't carry over: every owner's worker computes anew under it."
+
+
+async def _ask_merge(visit: Visit) -> Form:
+    return Form(
+        heading="Merge a trunk",
+        button="Merge",
+        back=f"{HOME}/trunks",
+        facts=(
+            "Of every ready expert, in order of arrival. It becomes the current one.",
+            _ANEW,
+        ),
+        fields=(
+            Field(
+                "method",
+                "Method",
+                options=(
+                    ("", "recommended"),
+                    *((each.name, f"{each.name}: {each.about}") for each in METHODS.values() if not each.needs),
+                ),
+                hint=f"recommended: {RECOMMENDED.method}, if every owner has sent a trunk contribution;"
+                f" else {PAPER.method}",
+            ),
+        ),
+    )
+
+
+async def _merge(visit: Visit, given: Given) -> str:
+    try:
+        asked = NewTrunk.model_validate({"method": given.get("method") or None})
+    except ValueError as error:
+        raise invalid("method", "choose one of the list") from error
+    await visit.rest.send("POST", "/v1/trunks", asked)
+    return said("/workflows", "started")
+
+
+async def _of_trunk(visit: Visit) -> Remerge:
+    found = (await visit.rest.get(TrunkHistory, f"/v1/trunks/{visit.path['digest']}/history")).remerge
+    if found is None:
+        what = "the trunk's newest version has no domain that the trunk was not merged from"
+        raise RestError(Problem.of(ProblemType.NOT_FOUND, what, todo="merge a trunk of the experts you want"))
+    return found
+
+
+async def _ask_remerge(visit: Visit) -> Form:
+    found = await _of_trunk(visit)
+    if found.expected is None:
+        gain = f"What to expect is not known; not evaluated: {', '.join(found.missing) or 'any member'}."
+    else:
+        gain = (
+            f"Expected are {found.expected:+.1f} points of the normalised average, an estimate: the oracle is"
+            f" {found.members_oracle:.1f} on domains whose experts are in the trunk, who are taken to lose"
+            f" {found.fall:.1f}, and {found.newcomers_oracle:.1f} on newcomers."
+        )
+    return Form(
+        heading="Merge the trunk anew",
+        button="Merge",
+        back=f"{HOME}/trunks",
+        facts=(
+            f"By the same method, with {', '.join(found.newcomers)} too. It becomes the current one.",
+            gain,
+            _ANEW,
+        ),
+    )
+
+
+async def _remerge(visit: Visit, given: Given) -> str:
+    await visit.rest.send("POST", "/v1/trunks", (await _of_trunk(visit)).merge)
+    return said("/workflows", "started")
+
+
+ACTIONS = {
+    "/trunks/new": Action(_ask_merge, _merge),
+    "/trunks/{digest}/remerge": Action(_ask_remerge, _remerge),
+}

@@ -1,0 +1,111 @@
+"""Actions on versions: describe, retire, solve."""
+
+from moerge_coordinator.dashboard.forms import Action, Field, Form, Given, choice, invalid, number_of, reason, said
+from moerge_coordinator.dashboard.site import HOME, Visit
+from moerge_proto.options import RECOMMENDED
+from moerge_proto.versions import NewVersion, Version, VersionChange
+
+
+def _version(visit: Visit) -> str:
+    return f"/versions/{visit.path['number']}"
+
+
+async def _ask_describe(visit: Visit) -> Form:
+    found = await visit.rest.get(Version, f"/v1{_version(visit)}")
+    return Form(
+        heading=f"Note and tags of version {found.number}",
+        button="Keep",
+        back=f"{HOME}{_version(visit)}",
+        fields=(
+            Field("note", "Note", value=found.note, lines=True),
+            Field("tags", "Tags", value=" ".join(found.tags), hint="lower-case words with spaces between"),
+        ),
+    )
+
+
+async def _describe(visit: Visit, given: Given) -> str:
+    tags, note = given.get("tags", "").split(), given.get("note", "").replace("\r\n", "\n")
+    try:
+        change = VersionChange(note=note, tags=tags)
+    except ValueError as error:
+        raise invalid("tags", reason(error), "use lower-case letters, digits, - and .") from error
+    await visit.rest.send("PATCH", f"/v1{_version(visit)}", change)
+    return said(_version(visit), "described")
+
+
+async def _ask_retire(visit: Visit) -> Form:
+    found = await visit.rest.get(Version, f"/v1{_version(visit)}")
+    facts = [
+        "Its number and lineage stay; files that no other version has are removed for good.",
+        "It can't be promoted or pulled any more.",
+    ]
+    if found.aliases:
+        facts.insert(0, f"It is refused as long as an alias points to it: {', '.join(found.aliases)}.")
+    return Form(f"Retire version {found.number}", "Retire", f"{HOME}{_version(visit)}", tuple(facts), danger=True)
+
+
+async def _retire(visit: Visit, given: Given) -> str:
+    await visit.rest.send("DELETE", f"/v1{_version(visit)}")
+    return said(_version(visit), "retired")
+
+
+async def _ask_solve(visit: Visit) -> Form:
+    return solve_form()
+
+
+def solve_form() -> Form:
+    """The form for a version; left as it is, it asks for the recommended options."""
+    best = RECOMMENDED.solve
+    scales = {
+        "absolute": "absolute",
+        "relative": "relative to the mean diagonal",
+        "auto": "chosen by the tuning splits",
+    }
+    routers = {"discriminant": "discriminants", "ridge": "ridge, as in the paper"}
+    weights = {"": "as they contributed", "balanced": "all the same"}
+    return Form(
+        heading="Solve a version",
+        button="Solve",
+        back=f"{HOME}/versions",
+        facts=("Of the current trunk, with every ready expert whose owner has contributed under it.",),
+        fields=(
+            Field(
+                "ridge_lambda",
+                "lambda",
+                value=str(best.ridge_lambda),
+                hint="added to the diagonal of every layer's gram",
+            ),
+            choice("lambda_scale", "lambda is", best.lambda_scale, scales),
+            choice("routers", "Routers", best.routers, routers),
+            Field("top_k", "Experts per token", value=str(best.top_k)),
+            choice("domain_weights", "Domains weigh", "balanced" if best.domain_weights == "balanced" else "", weights),
+        ),
+    )
+
+
+async def _solve(visit: Visit, given: Given) -> str:
+    await visit.rest.send("POST", "/v1/versions", asked_version(given))
+    return said("/workflows", "started")
+
+
+def asked_version(given: Given) -> NewVersion:
+    """The version that a filled in form asks for.
+
+    Raises:
+        RestError: a value is invalid.
+    """
+    chosen: dict[str, object] = {name: given[name] for name in ("lambda_scale", "routers") if name in given}
+    chosen |= {"ridge_lambda": number_of(given, "ridge_lambda", float), "top_k": number_of(given, "top_k", int)}
+    if "domain_weights" in given:
+        chosen["domain_weights"] = given["domain_weights"] or {}
+    try:
+        return NewVersion.model_validate({"options": chosen})
+    except ValueError as error:
+        raise invalid("options", "lambda must be above 0, and at least 1 expert per token") from error
+
+
+ACTIONS = {
+    "/versions/{number:int}/describe": Action(_ask_describe, _describe),
+    "/versions/{number:int}/retire": Action(_ask_retire, _retire),
+    "/solve": Action(_ask_solve, _solve),
+}

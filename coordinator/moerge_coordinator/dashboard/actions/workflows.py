@@ -1,0 +1,20 @@
+"""The retry of a workflow."""
+
+from moerge_coordinator.dashboard.forms import Action, Form, Given, said
+from moerge_coordinator.dashboard.site import HOME, Visit
+
+
+async def _ask_retry(visit: Visit) -> Form:
+    id_ = visit.path["id"]
+    facts = ("It starts anew with what it was given; what it had made already, it finds.",)
+    return Form("Try the work again", "Try again", f"{HOME}/workflows", (id_, *facts))
+
+
+async def _retry(visit: Visit, given: Given) -> str:
+    await visit.rest.send("POST", f"/v1/workflows/{visit.path['id']}/retry")
+    return said("/workflows", "started")
+
+
+ACTIONS = {
+    "/workflows/{id}/retry": Action(_ask_retry, _retry),
+}

@@ -1,0 +1,100 @@
+"""Actions, and the forms that ask before them."""
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
+
+from starlette.responses import RedirectResponse, Response
+
+from moerge_coordinator.dashboard.rest import RestError
+from moerge_coordinator.dashboard.session import read_form
+from moerge_coordinator.dashboard.site import HOME, Page, Visit
+from moerge_proto.problems import Problem, ProblemType
+
+N = TypeVar("N", int, float)
+Given = Mapping[str, str]
+"""The values of a form's fields, as they were sent."""
+
+
+@dataclass(frozen=True)
+class Field:
+    """A field of a form. With `options` it is a choice, with `lines` a text of several lines."""
+
+    name: str
+    label: str
+    value: str = ""
+    hint: str = ""
+    options: tuple[tuple[str, str], ...] = ()
+    lines: bool = False
+    kind: str = "text"
+    required: bool = False
+
+
+NOTE = Field("note", "Note", hint="why; it stays in the history")
+
+
+@dataclass(frozen=True)
+class Form:
+    """A form: its heading, the text of its button, the address of Cancel, facts to know, and fields."""
+
+    heading: str
+    button: str
+    back: str
+    facts: tuple[str, ...] = ()
+    fields: tuple[Field, ...] = ()
+    danger: bool = False
+
+
+@dataclass(frozen=True)
+class Action:
+    """An action: the form that asks, and the REST calls, which return the next page's address."""
+
+    ask: Callable[[Visit], Awaitable[Form]]
+    do: Callable[[Visit, Given], Awaitable[str]]
+
+    def page(self) -> Page:
+        return Page(partial(_answer, self), methods=("GET", "POST"))
+
+
+async def _answer(action: Action, visit: Visit) -> Response:
+    if visit.request.method != "POST":
+        return visit.show("form.html", form=await action.ask(visit), problem=None, given={})
+    given = await read_form(visit.request)
+    try:
+        return RedirectResponse(await action.do(visit, given), 303)
+    except RestError as error:
+        form = await action.ask(visit)
+        return visit.show("form.html", error.problem.status, form=form, problem=error.problem, given=given)
+
+
+def said(path: str, word: str) -> str:
+    """The address of a page that shows an action's notice."""
+    return f"{HOME}{path}?said={word}"
+
+
+def choice(name: str, label: str, first: object, words: Mapping[str, str]) -> Field:
+    """A choice with one option, the recommended one, before the others."""
+    return Field(name, label, options=tuple(sorted(words.items(), key=lambda each: each[0] != first)))
+
+
+def number_of(given: Given, field: str, kind: type[N]) -> N:
+    """A field's number.
+
+    Raises:
+        RestError: it is none.
+    """
+    try:
+        return kind(given.get(field, ""))
+    except ValueError as error:
+        raise invalid(field, f"expected a number, found {given.get(field, '')!r}") from error
+
+
+def invalid(field: str, what: str, todo: str = "") -> RestError:
+    """The refusal of a field's value, as REST would answer it."""
+    return RestError(Problem.of(ProblemType.INVALID_REQUEST, what, field=field, todo=todo))
+
+
+def reason(error: ValueError) -> str:
+    """The first message of a pydantic validation error."""
+    return str(error).splitlines()[2].strip()

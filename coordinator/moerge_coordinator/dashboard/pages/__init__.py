@@ -1,0 +1,22 @@
+"""The pages, in the order of the menu. Each shows answers of REST, and changes nothing."""
+
+from moerge_coordinator.dashboard.pages import (
+    aliases,
+    audit,
+    comparisons,
+    contributions,
+    experts,
+    owners,
+    settings,
+    texts,
+    trunks,
+    version,
+    versions,
+    workflows,
+)
+from moerge_coordinator.dashboard.site import Page
+
+_MODULES = (
+    versions, version, comparisons, aliases, texts, experts, owners, contributions, trunks, workflows, audit, settings,
+)  # fmt: skip
+PAGES: dict[str, Page] = {path: page for module in _MODULES for path, page in module.PAGES.items()}

@@ -1,0 +1,15 @@
+"""The workflows."""
+
+from starlette.responses import Response
+
+from moerge_coordinator.dashboard.site import Page, Visit
+from moerge_proto.owners import Role
+from moerge_proto.workflows import WorkflowEntry
+
+
+async def _workflows(visit: Visit) -> Response:
+    page = await visit.rest.page(WorkflowEntry, "/v1/workflows", {"after": visit.after})
+    return visit.show("workflows.html", workflows=page.items, further=page.next)
+
+
+PAGES = {"/workflows": Page(_workflows, "Workflows", (Role.OPERATOR,))}

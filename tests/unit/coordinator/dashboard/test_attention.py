@@ -1,0 +1,51 @@
+"""What needs an operator's attention."""
+
+from datetime import UTC, datetime
+
+from moerge_coordinator.dashboard.attention import needs
+from moerge_proto.problems import Problem, ProblemType
+from moerge_proto.rounds import Round
+from moerge_proto.trunks import Trunk, TrunkOptions
+from moerge_proto.workflows import WorkflowEntry
+
+NOW = datetime(2026, 11, 1, 12, tzinfo=UTC)
+
+
+def workflow(id_: str, state: str) -> WorkflowEntry:
+    problem = Problem.of(ProblemType.CONFLICT, "why") if state == "failed" else None
+    fields = {"id": id_, "state": state, "problem": problem, "kind": "version", "created": NOW, "updated": NOW}
+    return WorkflowEntry.model_validate(fields)
+
+
+def test_a_failed_workflow_needs_a_hand_until_it_was_started_again() -> None:
+    assert [each.what for each in needs(None, None, None, [], [], [workflow("version-a-1", "failed")])] == [
+        "Work on a version failed: why"
+    ]
+    again = [workflow("version-a-2", "done"), workflow("version-a-1", "failed")]
+    assert needs(None, None, None, [], [], again) == []
+
+
+def test_a_retired_trunk_and_a_short_round_need_a_hand() -> None:
+    trunk = Trunk(
+        digest="0" * 64, method="average", options=TrunkOptions(), experts=[], contributions=[], family="llama",
+        hidden_size=8, layers=1, exponents=[1], tensors=1, files=[], current=True, created=NOW, retired=NOW,
+    )  # fmt: skip
+    asked = Round.model_validate(
+        {
+            "number": 1,
+            "name": "spring",
+            "kind": "router",
+            "trunk": None,
+            "minimum": 2,
+            "deadline": NOW,
+            "state": "short",
+            "contributed": ["law"],
+            "missing": ["art"],
+            "created": NOW,
+        }
+    )
+    found = [each.what for each in needs(None, None, trunk, [], [asked], [])]
+    assert found == [
+        "The current trunk is retired", "Round spring ended short: art did not contribute",
+        "There is a trunk, but no version",
+    ]  # fmt: skip

@@ -1,0 +1,59 @@
+"""Charts: values at their places, and names as text."""
+
+from xml.etree import ElementTree
+
+import pytest
+
+from moerge_coordinator.dashboard.charts import Node, curves, graph, heat, scale
+
+HOSTILE = "<script>&\"'"
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def drawn(picture: str) -> ElementTree.Element:
+    return ElementTree.fromstring(picture)  # noqa: S314  # our own
+
+
+@pytest.mark.parametrize(
+    ("values", "low", "high", "ticks"),
+    [([61.0, 97.0], 60, 100, [60, 70, 80, 90, 100]), ([0.013, 0.021], 0.012, 0.022, None), ([5.0], 4, 6, None)],
+)
+def test_scales_end_at_round_values(values: list[float], low: float, high: float, ticks: list[float] | None) -> None:
+    found = scale(values)
+    assert (found.low, found.high) == pytest.approx((low, high))
+    assert ticks is None or list(found.ticks) == pytest.approx(ticks)
+    assert found.place(found.high) < found.place(found.low)
+
+
+def test_curves_draw_each_value_at_its_place_and_leave_gaps() -> None:
+    picture = drawn(curves("t", ["a", "b"], {"a": [1, 2, 3], "b": [None, 2, None]}, ["1", "2", "3"], "a").picture)
+    [line] = picture.iter(f"{SVG}polyline")
+    points = [tuple(map(float, point.split(","))) for point in line.attrib["points"].split()]
+    assert [x for x, _ in points] == sorted(x for x, _ in points)
+    assert [y for _, y in points] == sorted((y for _, y in points), reverse=True)
+    alone = [circle for circle in picture.iter(f"{SVG}circle") if "c1" in circle.attrib["class"]]
+    assert (float(alone[0].attrib["cx"]), float(alone[0].attrib["cy"])) == pytest.approx(points[1])
+
+
+def test_heat_has_a_cell_for_each_value_with_its_colour_and_words() -> None:
+    cells = list(drawn(heat("t", ["law", "art"], [[0.0, 0.55], [1.0, 0.45]])).iter(f"{SVG}rect"))
+    assert [cell.attrib["class"] for cell in cells] == ["cell q0", "cell q5", "cell q9", "cell q4"]
+    assert cells[1].findtext(f"{SVG}title") == "law, layer 1: 55.0 %"
+
+
+def test_no_name_gets_out_of_its_picture() -> None:
+    pictures = [
+        curves(HOSTILE, [HOSTILE], {HOSTILE: [1, 2]}, [HOSTILE, "2"]).picture,
+        heat(HOSTILE, [HOSTILE], [[0.5]]),
+        graph(HOSTILE, [(HOSTILE, [Node(HOSTILE, HOSTILE)])]),
+    ]
+    for picture in pictures:
+        assert "<script>" not in picture
+        assert drawn(picture).attrib["aria-label"] == HOSTILE
+        assert drawn(picture).findtext(f"{SVG}title") == HOSTILE
+
+
+def test_the_graph_joins_each_node_to_its_sources() -> None:
+    picture = drawn(graph("t", [("a", [Node("1", ""), Node("2", "")]), ("b", [Node("3", "", (0, 1))])]))
+    assert len(list(picture.iter(f"{SVG}rect"))) == 3
+    assert len(list(picture.iter(f"{SVG}path"))) == 2

@@ -1,0 +1,20 @@
+"""The site's menu."""
+
+import pytest
+from fastapi import FastAPI
+
+from moerge_coordinator.dashboard.pages import PAGES
+from moerge_coordinator.dashboard.site import Site
+from moerge_proto.owners import Role
+
+MENUS = {
+    Role.OPERATOR: "versions route experts owners contributions trunks workflows audit settings",
+    Role.OWNER: "versions experts contributions trunks",
+    Role.READER: "versions route",
+}
+
+
+@pytest.mark.parametrize("role", Role)
+def test_a_role_s_menu_has_the_pages_that_it_may_see(role: Role) -> None:
+    places = [place for _, place in Site(FastAPI(), PAGES).menu(role)]
+    assert places == [f"/dashboard/{name}" for name in MENUS[role].split()]
