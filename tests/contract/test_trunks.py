@@ -199,15 +199,6 @@ def test_a_trunk_contribution_that_can_t_be_is_refused_and_leaves_nothing(
     assert not list(member.client.trunk_contributions())
 
 
-def test_each_kind_of_statistics_file_has_its_own_place(fleet: Fleet) -> None:
-    member = fleet.members[2]
-    with pytest.raises(CoordinatorError, match="other kind"):
-        send(member, written(fleet.folder / "wrong", *honest_trunk(member)))
-    trunk = merge(fleet.server)
-    with pytest.raises(CoordinatorError, match="other kind"):
-        send_trunk(member, written(fleet.folder / "wrong", *honest(fleet.server, member, trunk)))
-
-
 def test_law_4_an_expert_has_one_trunk_contribution_and_another_must_supersede_it(fleet: Fleet) -> None:
     member = fleet.members[1]
     [first] = member.client.trunk_contributions()
