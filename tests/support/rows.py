@@ -1,13 +1,21 @@
-"""The coordinator's rows in memory, with a clock that tests turn."""
+"""The coordinator's rows in memory, with a clock that tests turn; experts, trunks and versions have no files."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
-from sqlalchemy import create_engine, event
+from sqlalchemy import create_engine, event, select
+from sqlalchemy.orm import Session
 from sqlalchemy.pool import StaticPool
 
+from moerge_coordinator.domain import owners, versions
 from moerge_coordinator.storage.database import Database
-from moerge_coordinator.storage.tables import Base
+from moerge_coordinator.storage.tables import Base, ContributionRow, ExpertRow, OwnerRow, TrunkRow, VersionRow
+from moerge_proto.digests import digest_of, sha256_hex
+from moerge_proto.experts import ExpertState
+from moerge_proto.messages import FileEntry
+from moerge_proto.trunks import TrunkOptions
+from moerge_proto.versions import NewVersion, VersionFile
 
 START = datetime(2030, 1, 1, tzinfo=UTC)
 
@@ -32,3 +40,102 @@ def rows_in_memory(clock: Callable[[], datetime]) -> Database:
     event.listen(engine, "connect", lambda connection, record: connection.execute("PRAGMA foreign_keys=ON"))
     Base.metadata.create_all(engine)
     return Database(engine, clock)
+
+
+def file_of(content: str, name: str = "model.safetensors") -> FileEntry:
+    """A file whose digest is that of these words."""
+    return FileEntry(name=name, sha256=sha256_hex(content.encode()), size=len(content))
+
+
+def add_expert(session: Session, domain: str, fitted: tuple[str, str] | None = None, **change: Any) -> ExpertRow:
+    """A ready expert of a domain and of its owner. `fitted`: the expert that it is fitted from, and the trunk."""
+    owner = f"{domain}-owner"
+    if session.scalar(select(OwnerRow).where(OwnerRow.name == owner)) is None:
+        owners.add(session, owner, [domain])
+    row = ExpertRow(
+        digest=sha256_hex(f"{domain} {fitted} {change.get('files')}".encode()),
+        domain=domain,
+        owner=owner,
+        license="unknown",
+        family="llama",
+        state=ExpertState.READY,
+        files=[file_of(f"weights of {domain} {fitted}")],
+        fitted_from=fitted and fitted[0],
+        fitted_to=fitted and fitted[1],
+    )
+    for name, value in change.items():
+        setattr(row, name, value)
+    session.add(row)
+    session.flush()
+    return row
+
+
+def add_trunk(session: Session, experts: Sequence[ExpertRow], **change: Any) -> TrunkRow:
+    """The current trunk, merged from these experts."""
+    for other in session.scalars(select(TrunkRow).where(TrunkRow.current)):
+        other.current = False
+    names = [expert.digest for expert in experts]
+    row = TrunkRow(
+        digest=digest_of({"trunk": names, **{name: str(value) for name, value in change.items()}}),
+        method="average",
+        options=TrunkOptions(),
+        experts=names,
+        contributions=[],
+        family="llama",
+        hidden_size=8,
+        layers=2,
+        exponents=[1, 1],
+        bounds=[1.0, 1.0],
+        tensors=3,
+        files=[file_of(" ".join(names), "trunk.safetensors")],
+        current=True,
+    )
+    for name, value in change.items():
+        setattr(row, name, value)
+    session.add(row)
+    session.flush()
+    return row
+
+
+def add_contribution(session: Session, expert: ExpertRow, trunk: TrunkRow | None, **change: Any) -> ContributionRow:
+    """An active router contribution under a trunk; without one, a trunk contribution."""
+    named = [expert.digest, trunk and trunk.digest, {name: str(value) for name, value in change.items()}]
+    row = ContributionRow(
+        digest=digest_of(named),
+        kind="router" if trunk else "trunk",
+        split="statistics" if trunk else None,
+        owner=expert.owner,
+        domain=expert.domain,
+        expert=expert.digest,
+        trunk=trunk and trunk.digest,
+        tokens=100,
+        documents=10,
+        shards=1 if trunk else None,
+        size=1000,
+        active=True,
+        warnings=[],
+        software={},
+    )
+    for name, value in change.items():
+        setattr(row, name, value)
+    session.add(row)
+    session.flush()
+    return row
+
+
+def add_version(session: Session, **asked: Any) -> VersionRow:
+    """The version that a solve would publish now; its one file is named by its lineage."""
+    lineage = versions.lineage_of(session, NewVersion.model_validate(asked))
+    number, _ = versions.number_of(session, lineage)
+    name = digest_of(lineage.model_dump(mode="json"))
+    row = VersionRow(
+        number=number,
+        lineage_digest=name,
+        lineage=lineage,
+        files=[VersionFile(name="model-router.safetensors", sha256=name, size=1, new=True)],
+        bytes_total=1,
+        bytes_written=1,
+    )
+    session.add(row)
+    session.flush()
+    return row

@@ -68,14 +68,14 @@ def _evaluated(session: Session, trunks: Sequence[str]) -> list[Evaluated]:
     made, told = type_coerce(VersionRow.lineage, JSON), type_coerce(EvaluationRow.sums, JSON)
     columns = VersionRow.number, made["trunk"].as_string(), made["domains"], made["experts"]
     query = select(*columns).where(made["trunk"].as_string().in_(trunks))
-    found = session.execute(query.order_by(VersionRow.number.desc()).limit(_MOST_VERSIONS)).tuples().all()
+    found = session.execute(query.order_by(VersionRow.number.desc()).limit(_MOST_VERSIONS)).all()
     sums = [told[name]["nll"].as_float() for name in ("dense", "version", "oracle")]
     reported = select(EvaluationRow.version, EvaluationRow.domain, *sums, told["version"]["tokens"].as_float()).where(
         EvaluationRow.active, EvaluationRow.version.in_([number for number, *_ in found])
     )
     trained = {row.digest: row.trained for row in session.scalars(select(ExpertRow))}
     scores: dict[int, dict[str, tuple[float, float]]] = {}
-    for number, domain, dense, version, oracle, tokens in session.execute(reported).tuples():
+    for number, domain, dense, version, oracle, tokens in session.execute(reported):
         own = normalised(dense, version, tokens), normalised(dense, oracle, tokens)
         scores.setdefault(number, {})[domain] = own
     return [

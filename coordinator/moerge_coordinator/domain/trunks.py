@@ -143,8 +143,8 @@ def remerge(session: Session, newcomer: str | None = None) -> TrunkLineage | Non
         return None
     made = trunk_lineage(row)
     method = METHODS[made.method]
-    domains = select(ExpertRow.digest, ExpertRow.domain).where(ExpertRow.state == ExpertState.READY)
-    ready = dict(session.execute(domains).tuples().all())
+    rows = session.scalars(select(ExpertRow).where(ExpertRow.state == ExpertState.READY))
+    ready = {each.digest: each.domain for each in rows}
     if made.options.base is not None and made.options.base not in ready:
         return None
     contributions = _trunk_contributions(session)

@@ -1,0 +1,102 @@
+"""Aliases: forward and back, and champion only to versions that no domain is much worse with."""
+
+import pytest
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from moerge_coordinator.domain import aliases, evaluations
+from moerge_coordinator.problems import RefusedError
+from moerge_coordinator.storage.tables import AliasMoveRow, VersionRow, now
+from moerge_proto.evaluations import NewEvaluation, Scored
+from moerge_proto.versions import CHAMPION, Move, Rollback
+from support.rows import add_contribution, add_expert, add_trunk, add_version
+
+
+@pytest.fixture
+def versions(session: Session) -> list[VersionRow]:
+    """Versions 1 to 3 of law and art, which differ by lambda."""
+    experts = [add_expert(session, domain) for domain in ("law", "art")]
+    trunk = add_trunk(session, experts)
+    for expert in experts:
+        add_contribution(session, expert, trunk)
+    return [add_version(session, options={"ridge_lambda": value}) for value in (1.0, 2.0, 3.0)]
+
+
+def promote(session: Session, version: int, most_fall: float | None = None, name: str = CHAMPION) -> int:
+    return aliases.promote(session, name, Move(version=version), "operator, token 1", most_fall).version
+
+
+def back(session: Session, version: int) -> int:
+    return aliases.roll_back(session, CHAMPION, Rollback(version=version), "operator, token 1").version
+
+
+def test_an_alias_goes_forward_and_back_and_a_repeated_call_changes_nothing(
+    session: Session, versions: list[VersionRow]
+) -> None:
+    assert [promote(session, number) for number in (1, 2, 2, 3)] == [1, 2, 2, 3]
+    assert [back(session, 3), back(session, 3), back(session, 2)] == [2, 2, 1]
+    with pytest.raises(RefusedError, match="no earlier version"):
+        back(session, 1)
+    promote(session, 3)
+    with pytest.raises(RefusedError, match="points to version 3, not 1"):
+        back(session, 1)
+    moves = session.scalars(select(AliasMoveRow).order_by(AliasMoveRow.number))
+    assert [(move.kind, move.previous, move.version) for move in moves] == [
+        ("promote", None, 1), ("promote", 1, 2), ("promote", 2, 3), ("rollback", 3, 2), ("rollback", 2, 1),
+        ("promote", 1, 3),
+    ]  # fmt: skip
+
+
+def test_a_rollback_passes_over_versions_that_are_not_served(session: Session, versions: list[VersionRow]) -> None:
+    for number in (1, 2, 3):
+        promote(session, number)
+    versions[1].withheld = now(session)
+    assert back(session, 3) == 1
+
+
+def test_an_alias_points_to_no_version_that_is_not_served(session: Session, versions: list[VersionRow]) -> None:
+    versions[0].retired, versions[1].withheld = now(session), now(session)
+    for number, reason in ((1, "retired"), (2, "withheld"), (9, "no version 9")):
+        with pytest.raises(RefusedError, match=reason):
+            promote(session, number)
+
+
+def test_a_removed_alias_begins_anew_and_its_history_stays(session: Session, versions: list[VersionRow]) -> None:
+    promote(session, 1)
+    promote(session, 2)
+    aliases.remove(session, CHAMPION, "operator, token 1")
+    aliases.remove(session, CHAMPION, "operator, token 1")
+    promote(session, 3)
+    with pytest.raises(RefusedError, match="no earlier version"):
+        back(session, 3)
+    assert len(session.scalars(select(AliasMoveRow)).all()) == 4
+
+
+def evaluate(session: Session, version: VersionRow, domain: str, points: float) -> None:
+    """An evaluation by which a domain has about so many normalised points."""
+    expert = version.lineage.experts[version.lineage.domains.index(domain)]
+    dense = Scored(nll=100.0, tokens=100)
+    version_ = Scored(nll=100.0 + (100 - points), tokens=100)
+    new = NewEvaluation(
+        number=version.number, domain=domain, expert=expert, documents=5, context=64, stride=32,
+        dense=dense, version=version_, oracle=version_, routed=[[60, 40]] * 2,
+    )  # fmt: skip
+    evaluations.evaluate(session, f"{domain}-owner", version.number, new)
+
+
+def test_champion_moves_only_to_versions_on_which_no_evaluated_domain_falls(
+    session: Session, versions: list[VersionRow]
+) -> None:
+    first, second, third = versions
+    with pytest.raises(RefusedError, match="not evaluated on law, art"):
+        promote(session, 1, most_fall=1.0)
+    for version, law, art in ((first, 99.0, 98.0), (second, 98.5, 99.0), (third, 95.0, 99.5)):
+        evaluate(session, version, "law", law)
+        evaluate(session, version, "art", art)
+    assert promote(session, 1, most_fall=1.0) == 1
+    assert promote(session, 2, most_fall=1.0) == 2
+    with pytest.raises(RefusedError, match=r"law from 98\.51 to 95\.12") as caught:
+        promote(session, 3, most_fall=1.0)
+    assert caught.value.where == "version"
+    assert promote(session, 3, most_fall=1.0, name="candidate") == 3, "the bound is champion's"
+    assert promote(session, 3, most_fall=4.0) == 3

@@ -1,0 +1,171 @@
+"""Law 4: a shard counts once, a swap is atomic, and what a contribution rests on is there in the same transaction."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import pytest
+from sqlalchemy import select
+
+from moerge.blobs.local import LocalBlobs, LocalChunks
+from moerge.errors import MoergeError
+from moerge_coordinator.domain import contributions, owner_keys, owners, withdrawal
+from moerge_coordinator.domain.ports import Ports
+from moerge_coordinator.domain.uploads import Uploads
+from moerge_coordinator.problems import RefusedError
+from moerge_coordinator.settings import Settings
+from moerge_coordinator.storage.database import Database
+from moerge_coordinator.storage.folders import Folders
+from moerge_coordinator.storage.tables import ContributionRow, ExpertRow, ShardRow, TrunkRow
+from moerge_proto.contributions import Contribution, NewContribution
+from moerge_proto.digests import sha256_hex
+from moerge_proto.owners import Role
+from moerge_proto.problems import ProblemType
+from moerge_proto.statistics_file import RouterManifest, exponent
+from support.rows import add_expert, add_trunk
+from support.statistics import LAYERS, honest_sums, manifest_of, written
+
+HIDDEN, TOKENS = 8, 64
+
+
+@dataclass
+class Law:
+    """The owner of law, its expert, and the current trunk, which it is merged into."""
+
+    ports: Ports
+    expert: ExpertRow
+    trunk: TrunkRow
+    folder: Path
+
+    def file(self, first: int = 0, shards: int = 1, **change: object) -> str:
+        """The digest of a statistics file that is kept, with these shards."""
+        sums = honest_sums(HIDDEN, TOKENS, shards, HIDDEN, seed=first)
+        manifest = manifest_of(sums, shards, first_shard=first).model_dump()
+        own = {"owner": "law-owner", "expert": self.expert.digest, "trunk": self.trunk.digest}
+        path = written(self.folder / "file", RouterManifest.model_validate({**manifest, **own, **change}), sums)
+        content = path.read_bytes()
+
+        def write(out: BinaryIO) -> str:
+            out.write(content)
+            return sha256_hex(content)
+
+        return self.ports.blobs.put("file", write).sha256
+
+    def check(self, sha256: str) -> list[str]:
+        with self.ports.database.reading() as session:
+            caller = owners.identity(session, Role.OWNER, "law-owner")
+        return contributions.check(self.ports, caller, sha256)
+
+    def send(self, sha256: str, *supersedes: str) -> Contribution:
+        self.check(sha256)
+        return contributions.accept(self.ports, NewContribution(sha256=sha256, supersedes=list(supersedes)), [])
+
+    def claimed(self) -> dict[str, str]:
+        """Shard -> the contribution in which it counts."""
+        with self.ports.database.reading() as session:
+            return {row.shard: row.contribution for row in session.scalars(select(ShardRow))}
+
+    def active(self) -> list[str]:
+        with self.ports.database.reading() as session:
+            return list(session.scalars(select(ContributionRow.digest).where(ContributionRow.active)))
+
+
+@pytest.fixture
+def law(database: Database, tmp_path: Path) -> Law:
+    blobs, settings = LocalBlobs(tmp_path / "blobs"), Settings(home=tmp_path)
+    uploads = Uploads(database, blobs, LocalChunks(tmp_path / "uploads"), settings)
+    with database.transaction("test") as session:
+        expert = add_expert(session, "law")
+        bits = [exponent(HIDDEN)] * LAYERS
+        trunk = add_trunk(session, [expert], hidden_size=HIDDEN, layers=LAYERS, exponents=bits, bounds=[float(HIDDEN)] * LAYERS)
+    folders = Folders(database, blobs, tmp_path)
+    return Law(Ports(settings, database, blobs, folders, uploads), expert, trunk, tmp_path)
+
+
+def test_law_4_a_shard_counts_once_under_a_trunk(law: Law) -> None:
+    first = law.send(law.file(0, shards=2))
+    assert law.send(first.digest) == first, "the same again changes nothing"
+    with pytest.raises(RefusedError, match="counts already, in contribution") as caught:
+        law.send(law.file(1, shards=2))
+    assert (caught.value.kind, caught.value.where) == (ProblemType.DUPLICATE_SHARD, "manifest.shards")
+    second = law.send(law.file(2))
+    assert sorted(law.active()) == sorted([first.digest, second.digest])
+    assert len(law.claimed()) == 3
+
+
+def test_law_4_superseding_is_one_swap(law: Law) -> None:
+    first, second = law.send(law.file(0)), law.send(law.file(1))
+    third = law.send(law.file(0, shards=3), first.digest, second.digest)
+    assert law.active() == [third.digest]
+    assert set(law.claimed().values()) == {third.digest}
+    before = law.claimed()
+    with pytest.raises(RefusedError, match="counts already"):
+        law.send(law.file(2, shards=2))
+    with pytest.raises(RefusedError, match="no active contribution"):
+        law.send(law.file(5), first.digest)
+    assert (law.claimed(), law.active()) == (before, [third.digest]), "what is refused did nothing"
+
+
+def test_a_contribution_of_the_domain_s_other_expert_must_be_superseded(law: Law) -> None:
+    plain = law.send(law.file(0))
+    with law.ports.database.transaction("test") as session:
+        law.expert = add_expert(session, "law", fitted=(law.expert.digest, law.trunk.digest))
+    with pytest.raises(RefusedError, match="which is of another expert of the domain"):
+        law.send(law.file(1))
+    fitted = law.send(law.file(1), plain.digest)
+    assert law.active() == [fitted.digest]
+
+
+def test_a_contribution_withdrawn_may_come_again(law: Law) -> None:
+    sent = law.send(law.file(0))
+    with law.ports.database.transaction("test") as session:
+        withdrawal.withdraw_contribution(session, session.scalars(select(ContributionRow)).one())
+    assert law.claimed() == {}
+    assert law.send(sent.digest).active
+
+
+@pytest.mark.parametrize(
+    ("change", "reason", "where"),
+    [
+        ({"owner": "art-owner"}, "made for owner 'art-owner'", "manifest.owner"),
+        ({"domain": "art"}, "is not one of owner 'law-owner''s", "domain"),
+        ({"expert": "0" * 64}, "is not the ready expert", "manifest.expert"),
+        ({"trunk": "0" * 64}, "but the current one is", "manifest.trunk"),
+    ],
+)
+def test_sums_of_others_and_of_other_trunks_are_refused(
+    law: Law, change: dict[str, object], reason: str, where: str
+) -> None:
+    with pytest.raises(MoergeError, match=reason) as caught:
+        law.check(law.file(0, **change))
+    assert caught.value.where == where
+
+
+def test_what_a_contribution_rests_on_is_looked_at_again_when_it_is_accepted(law: Law) -> None:
+    """Between the check, which may take minutes, and the acceptance anything may have happened."""
+    new = NewContribution(sha256=law.file(0))
+    assert law.check(new.sha256) == []
+    with law.ports.database.transaction("test") as session:
+        other = add_trunk(session, [add_expert(session, "art")])
+    with pytest.raises(RefusedError, match="but the current one is"):
+        contributions.accept(law.ports, new, [])
+    with law.ports.database.transaction("test") as session:
+        session.merge(other).current = False
+        session.merge(law.trunk).current = True
+        owner_keys.add_key(session, "law-owner", "00" * 32, "public_key")
+    with pytest.raises(RefusedError) as caught:
+        contributions.accept(law.ports, new, [])
+    assert caught.value.where == "signature"
+    law.ports.blobs.delete(new.sha256)
+    with pytest.raises(RefusedError, match="no complete upload"):
+        contributions.accept(law.ports, new, [])
+    assert law.active() == []
+
+
+def test_a_withdrawn_expert_s_sums_are_refused_though_they_were_checked_before(law: Law) -> None:
+    new = NewContribution(sha256=law.file(0))
+    law.check(new.sha256)
+    with law.ports.database.transaction("test") as session:
+        withdrawal.withdraw_expert(session, session.merge(law.expert), serve=True)
+    with pytest.raises(RefusedError, match="was withdrawn meanwhile"):
+        contributions.accept(law.ports, new, [])

@@ -1,0 +1,89 @@
+"""Owners: one owner a domain, one key an owner, and join requests that are their own."""
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from moerge_coordinator.domain import owners
+from moerge_coordinator.problems import RefusedError
+from moerge_coordinator.storage.tables import TokenRow
+from moerge_proto.owners import Approval, Role
+from moerge_proto.signatures import JoinRequest, Rotation
+from support.rows import START
+
+
+@pytest.fixture
+def key() -> Ed25519PrivateKey:
+    return Ed25519PrivateKey.generate()
+
+
+def request_of(key: Ed25519PrivateKey) -> JoinRequest:
+    return JoinRequest.make(key, "firm", ["law"], START)
+
+
+def test_a_domain_has_one_owner_and_the_same_owner_again_changes_nothing(session: Session) -> None:
+    firm = owners.add(session, "firm", ["law", "tax"])
+    assert owners.add(session, "firm", ["tax", "law"]) == firm
+    with pytest.raises(RefusedError, match="is there with other domains"):
+        owners.add(session, "firm", ["law"])
+    with pytest.raises(RefusedError, match="domain 'law' belongs to 'firm'"):
+        owners.add(session, "other", ["law"])
+
+
+def test_an_identity_speaks_for_its_own_domains(session: Session) -> None:
+    owners.add(session, "firm", ["law"])
+    firm = owners.identity(session, Role.OWNER, "firm")
+    owners.require_own_domain(firm, "law")
+    with pytest.raises(RefusedError, match="is not one of owner 'firm''s"):
+        owners.require_own_domain(firm, "art")
+    with pytest.raises(RefusedError, match="belongs to no owner"):
+        owners.own_name(owners.identity(session, Role.OPERATOR, None))
+
+
+def test_an_approved_owner_has_the_key_of_its_request_and_a_token(session: Session, key: Ed25519PrivateKey) -> None:
+    request = request_of(key)
+    approved = owners.approve(session, "firm", Approval(request=request))
+    assert [each.public_key for each in approved.owner.keys] == [request.public_key]
+    assert (approved.token.role, approved.token.owner) == (Role.OWNER, "firm")
+    for name, asked, where in (
+        ("other", request, "request.owner"),
+        ("firm", request.model_copy(update={"domains": ["law", "art"]}), "request.signature"),
+    ):
+        with pytest.raises(RefusedError) as caught:
+            owners.approve(session, name, Approval(request=asked))
+        assert caught.value.where == where
+
+
+def test_another_key_needs_the_operator_s_word_and_revokes_the_first(session: Session, key: Ed25519PrivateKey) -> None:
+    owners.approve(session, "firm", Approval(request=request_of(key)))
+    again = request_of(Ed25519PrivateKey.generate())
+    with pytest.raises(RefusedError, match="with another key"):
+        owners.approve(session, "firm", Approval(request=again))
+    replaced = owners.approve(session, "firm", Approval(request=again, replace=True))
+    assert [each.revoked is None for each in replaced.owner.keys] == [False, True]
+    first = Approval(request=request_of(key), replace=True)
+    with pytest.raises(RefusedError, match="a key never comes back"):
+        owners.approve(session, "firm", first)
+
+
+def test_a_rotation_needs_both_keys_and_the_owner_s_own_token(session: Session, key: Ed25519PrivateKey) -> None:
+    owners.approve(session, "firm", Approval(request=request_of(key)))
+    asked = Rotation.make(key, Ed25519PrivateKey.generate(), "firm")
+    with pytest.raises(RefusedError, match="of owner 'firm', the token of 'other'"):
+        owners.rotate(session, "other", asked)
+    rotated = owners.rotate(session, "firm", asked)
+    assert rotated.keys[-1].public_key == asked.new_key
+    assert owners.rotate(session, "firm", asked) == rotated, "the same again changes nothing"
+    back = Rotation.make(key, Ed25519PrivateKey.generate(), "firm")
+    with pytest.raises(RefusedError, match="not the active key"):
+        owners.rotate(session, "firm", back)
+
+
+def test_revoking_ends_keys_and_tokens(session: Session, key: Ed25519PrivateKey) -> None:
+    owners.approve(session, "firm", Approval(request=request_of(key)))
+    revoked = owners.revoke(session, "firm")
+    assert all(each.revoked is not None for each in revoked.keys)
+    assert all(row.revoked is not None for row in session.scalars(select(TokenRow)))
+    with pytest.raises(RefusedError, match="no owner 'other'"):
+        owners.revoke(session, "other")

@@ -1,0 +1,106 @@
+"""Rounds: who is waited for, until when, and what an owner sees."""
+
+from datetime import timedelta
+
+import pytest
+from sqlalchemy.orm import Session
+
+from moerge_coordinator.domain import rounds
+from moerge_coordinator.problems import RefusedError
+from moerge_coordinator.storage.tables import ExpertRow, TrunkRow
+from moerge_proto.rounds import NewRound, Round, RoundChange, RoundState
+from support.rows import START, Clock, add_contribution, add_expert, add_trunk
+
+DEADLINE = START + timedelta(hours=1)
+
+
+@pytest.fixture
+def experts(session: Session) -> dict[str, ExpertRow]:
+    return {domain: add_expert(session, domain) for domain in ("law", "art", "code")}
+
+
+@pytest.fixture
+def trunk(session: Session, experts: dict[str, ExpertRow]) -> TrunkRow:
+    return add_trunk(session, list(experts.values()))
+
+
+def opened(
+    session: Session, kind: str = "router", minimum: int = 2, domains: tuple[str, ...] = ("law", "art")
+) -> Round:
+    new = NewRound.model_validate(
+        {"name": "first", "kind": kind, "domains": list(domains), "minimum": minimum, "deadline": DEADLINE}
+    )
+    return rounds.open_round(session, new)
+
+
+def state(session: Session) -> tuple[RoundState, list[str]]:
+    asked = rounds.view(session, rounds.find(session, "first"))
+    return asked.state, asked.contributed
+
+
+def test_a_round_is_complete_with_everybody_s_statistics_under_its_trunk(
+    session: Session, experts: dict[str, ExpertRow], trunk: TrunkRow
+) -> None:
+    opened(session)
+    add_contribution(session, experts["law"], trunk)
+    add_contribution(session, experts["art"], trunk, split="tuning")
+    add_contribution(session, experts["art"], None)
+    add_contribution(session, experts["art"], trunk, active=False)
+    assert state(session) == (RoundState.OPEN, ["law"])
+    with pytest.raises(RefusedError, match="waits for art until 2030-01-01 01:00 UTC"):
+        rounds.ended(session, "first", "router")
+    add_contribution(session, experts["art"], trunk)
+    assert state(session) == (RoundState.COMPLETE, ["law", "art"])
+    assert rounds.ended(session, "first", "router").missing == []
+
+
+def test_a_round_for_trunks_counts_trunk_contributions(session: Session, experts: dict[str, ExpertRow]) -> None:
+    asked = opened(session, "trunk", minimum=1)
+    assert asked.trunk is None
+    add_contribution(session, experts["law"], None)
+    assert state(session) == (RoundState.OPEN, ["law"])
+    with pytest.raises(RefusedError, match="asks for trunk contributions"):
+        rounds.ended(session, "first", "router")
+
+
+def test_at_its_deadline_a_round_ends_with_enough_or_too_few(
+    session: Session, clock: Clock, experts: dict[str, ExpertRow], trunk: TrunkRow
+) -> None:
+    opened(session)
+    add_contribution(session, experts["law"], trunk)
+    clock.later(hours=1)
+    assert state(session) == (RoundState.SHORT, ["law"])
+    with pytest.raises(RefusedError, match="1 have contributed to round 'first', 2 are needed; art did not"):
+        rounds.ended(session, "first", "router")
+    rounds.change(session, "first", RoundChange(minimum=1))
+    assert rounds.ended(session, "first", "router").missing == ["art"]
+    rounds.change(session, "first", RoundChange(deadline=DEADLINE + timedelta(hours=1)))
+    assert state(session)[0] is RoundState.OPEN
+
+
+def test_the_same_round_again_changes_nothing_and_another_of_its_name_is_refused(
+    session: Session, trunk: TrunkRow
+) -> None:
+    assert opened(session) == opened(session)
+    with pytest.raises(RefusedError, match="is there, and another one"):
+        opened(session, minimum=1)
+
+
+def test_impossible_rounds_are_refused(session: Session, experts: dict[str, ExpertRow]) -> None:
+    with pytest.raises(RefusedError, match="no trunk yet"):
+        opened(session)
+    with pytest.raises(RefusedError, match="nobody speaks for 'film'"):
+        opened(session, "trunk", domains=("law", "film"))
+    opened(session, "trunk")
+    with pytest.raises(RefusedError, match="3 of 2 domains"):
+        rounds.change(session, "first", RoundChange(minimum=3))
+    with pytest.raises(RefusedError, match="no round 'second'"):
+        rounds.ended(session, "second", "trunk")
+
+
+def test_an_owner_sees_itself_in_a_round_and_no_round_without_it(session: Session, trunk: TrunkRow) -> None:
+    asked = opened(session)
+    own = rounds.own_part(asked, ["art"])
+    assert own is not None
+    assert (own.contributed, own.missing) == ([], ["art"])
+    assert rounds.own_part(asked, ["code"]) is None

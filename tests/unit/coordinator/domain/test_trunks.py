@@ -1,0 +1,143 @@
+"""Trunks: which experts and which method, what takes a retired one's place, and which is current."""
+
+from pathlib import Path
+from typing import BinaryIO
+
+import pytest
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from moerge.blobs.local import LocalBlobs
+from moerge.errors import MoergeError
+from moerge.trunk.merge import MergedTrunk
+from moerge_coordinator.domain import trunks
+from moerge_coordinator.domain.withdrawal import withdraw_expert
+from moerge_coordinator.problems import RefusedError
+from moerge_coordinator.storage.messages import message
+from moerge_coordinator.storage.tables import ExpertRow, TrunkRow, now
+from moerge_proto.digests import sha256_hex
+from moerge_proto.experts import ExpertState
+from moerge_proto.messages import FileEntry
+from moerge_proto.trunks import NewTrunk, TrunkLineage, TrunkOptions
+from support.rows import add_contribution, add_expert, add_trunk
+
+
+@pytest.fixture
+def law(session: Session) -> ExpertRow:
+    return add_expert(session, "law")
+
+
+@pytest.fixture
+def art(session: Session) -> ExpertRow:
+    return add_expert(session, "art")
+
+
+def asked(session: Session, **new: object) -> TrunkLineage:
+    return trunks.lineage_of(session, NewTrunk.model_validate(new))
+
+
+def test_without_a_method_the_trunk_contributions_decide(session: Session, law: ExpertRow, art: ExpertRow) -> None:
+    add_contribution(session, law, None)
+    assert asked(session).method == "average"
+    assert asked(session, experts=[law.digest]).method == "regmean"
+    sent = add_contribution(session, art, None)
+    lineage = asked(session)
+    assert (lineage.method, lineage.experts) == ("regmean", [law.digest, art.digest])
+    assert lineage.contributions[1] == sent.digest
+
+
+def test_a_solved_trunk_names_who_has_not_contributed(session: Session, law: ExpertRow, art: ExpertRow) -> None:
+    add_contribution(session, law, None)
+    add_contribution(session, art, None, active=False)
+    with pytest.raises(RefusedError, match="no trunk contribution of art"):
+        asked(session, method="regmean")
+
+
+def test_experts_that_can_not_be_merged_are_refused(session: Session, law: ExpertRow, art: ExpertRow) -> None:
+    trunk = add_trunk(session, [law])
+    fitted = add_expert(session, "law", fitted=(law.digest, trunk.digest))
+    art.state = ExpertState.RECEIVED
+    for experts, reason in (
+        ([fitted.digest], f"name the expert that it is fitted from: {law.digest}"),
+        ([art.digest], "is not ready"),
+        ([law.digest, law.digest], "none twice"),
+    ):
+        with pytest.raises(RefusedError, match=reason):
+            asked(session, experts=experts)
+    assert asked(session).experts == [law.digest], "all that are ready and not fitted"
+
+
+def test_options_are_checked_before_anything_is_merged(session: Session, law: ExpertRow, art: ExpertRow) -> None:
+    for options, reason in (
+        ({"weights": {"code": 1}}, "code; the trunk's domains are law, art"),
+        ({"weights": {"law": 0, "art": 0}}, "every weight is zero"),
+    ):
+        with pytest.raises(RefusedError, match=reason):
+            asked(session, method="weighted", options=options)
+    with pytest.raises(MoergeError):
+        asked(session, method="average", options={"seed": 3})
+    with pytest.raises(RefusedError, match="takes no round"):
+        asked(session, method="average", round="first")
+    base = asked(session, method="base", options={"base": art.digest})
+    assert base.experts == [art.digest]
+
+
+def test_a_remerge_leaves_out_what_is_withdrawn_and_takes_in_a_newcomer(
+    session: Session, law: ExpertRow, art: ExpertRow
+) -> None:
+    options = TrunkOptions(weights={"law": 2.0, "art": 1.0})
+    add_trunk(session, [law, art], method="weighted", options=options)
+    assert trunks.remerge(session) is None, "nothing is withdrawn, and nobody comes"
+    code = add_expert(session, "code")
+    joined = trunks.remerge(session, code.digest)
+    assert joined is not None
+    assert (joined.experts, joined.options) == ([law.digest, art.digest, code.digest], options)
+    withdraw_expert(session, art, serve=True)
+    left = trunks.remerge(session)
+    assert left is not None
+    assert (left.experts, left.options.weights) == ([law.digest], {"law": 2.0})
+    withdraw_expert(session, law, serve=True)
+    assert trunks.remerge(session) is None, "nothing is left"
+
+
+def test_a_solved_trunk_is_remerged_from_those_that_have_contributed(
+    session: Session, law: ExpertRow, art: ExpertRow
+) -> None:
+    sent = [add_contribution(session, each, None) for each in (law, art)]
+    trunk = add_trunk(session, [law, art], method="regmean", contributions=[each.digest for each in sent])
+    code = add_expert(session, "code")
+    joined = trunks.remerge(session, code.digest)
+    assert joined is not None
+    assert joined.experts == [law.digest, art.digest], "code has not contributed"
+    sent[1].active, trunk.retired = False, now(session)
+    left = trunks.remerge(session)
+    assert left is not None
+    assert (left.experts, left.contributions) == ([law.digest], [sent[0].digest])
+
+
+def kept(blobs: LocalBlobs, content: str) -> FileEntry:
+    def write(out: BinaryIO) -> str:
+        out.write(content.encode())
+        return sha256_hex(content.encode())
+
+    return blobs.put("trunk.safetensors", write)
+
+
+def merged(row: TrunkRow) -> MergedTrunk:
+    return message(MergedTrunk, row)
+
+
+def test_one_trunk_is_current_and_a_merged_one_is_found(session: Session, tmp_path: Path, law: ExpertRow) -> None:
+    blobs = LocalBlobs(tmp_path)
+    first, second = add_trunk(session, [law]), add_trunk(session, [law], method="ties")
+    for row in (first, second):
+        row.files = [kept(blobs, row.digest)]
+    assert trunks.make_current(session, blobs, merged(first)) == first.digest
+    assert session.scalars(select(TrunkRow.digest).where(TrunkRow.current)).all() == [first.digest]
+    assert trunks.known(session, blobs, merged(second).lineage) == merged(second)
+    blobs.delete(second.files[0].sha256)
+    assert trunks.known(session, blobs, merged(second).lineage) is None
+    assert trunks.make_current(session, blobs, merged(second)) is None
+    withdraw_expert(session, law, serve=True)
+    with pytest.raises(RefusedError, match="was withdrawn meanwhile"):
+        trunks.make_current(session, blobs, merged(first))

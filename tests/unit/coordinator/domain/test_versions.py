@@ -1,0 +1,123 @@
+"""Versions: which experts and contributions, their numbers, and who may have their files."""
+
+import pytest
+from sqlalchemy.orm import Session
+
+from moerge_coordinator.domain import aliases, versions
+from moerge_coordinator.domain.withdrawal import withdraw_expert
+from moerge_coordinator.problems import RefusedError
+from moerge_coordinator.storage.tables import ExpertRow, TrunkRow, now
+from moerge_proto.versions import Lineage, Move, NewVersion
+from support.rows import add_contribution, add_expert, add_trunk, add_version
+
+
+@pytest.fixture
+def law(session: Session) -> ExpertRow:
+    return add_expert(session, "law")
+
+
+@pytest.fixture
+def art(session: Session) -> ExpertRow:
+    return add_expert(session, "art", redistribute=True)
+
+
+@pytest.fixture
+def trunk(session: Session, law: ExpertRow, art: ExpertRow) -> TrunkRow:
+    return add_trunk(session, [law, art])
+
+
+def asked(session: Session, **new: object) -> Lineage:
+    return versions.lineage_of(session, NewVersion.model_validate(new))
+
+
+def test_those_that_contributed_are_in_a_version_in_order_of_arrival(
+    session: Session, law: ExpertRow, art: ExpertRow, trunk: TrunkRow
+) -> None:
+    with pytest.raises(RefusedError, match="at least one expert with a contribution"):
+        asked(session)
+    late = add_contribution(session, art, trunk)
+    add_contribution(session, law, trunk, split="tuning")
+    assert asked(session).domains == ["art"], "a tuning split alone is no contribution"
+    early = add_contribution(session, law, trunk)
+    add_contribution(session, law, trunk, active=False)
+    lineage = asked(session)
+    assert (lineage.domains, lineage.contributions) == (["law", "art"], sorted([early.digest, late.digest]))
+    tuned = asked(session, options={"lambda_scale": "auto"})
+    assert len(tuned.contributions) == 3
+
+
+def test_a_fitted_expert_that_contributed_stands_in_the_place_of_the_trained_one(
+    session: Session, law: ExpertRow, art: ExpertRow, trunk: TrunkRow
+) -> None:
+    add_contribution(session, art, trunk)
+    fitted = add_expert(session, "law", fitted=(law.digest, trunk.digest))
+    add_contribution(session, fitted, trunk)
+    assert asked(session).experts == [fitted.digest, art.digest]
+    with pytest.raises(RefusedError) as caught:
+        asked(session, experts=[law.digest])
+    assert caught.value.todo == f"name the domain's expert that has: {fitted.digest}"
+
+
+def test_impossible_versions_are_refused(session: Session, law: ExpertRow, art: ExpertRow, trunk: TrunkRow) -> None:
+    add_contribution(session, law, trunk)
+    for new, reason, where in (
+        ({"experts": [art.digest]}, "has no contribution under trunk", "experts"),
+        ({"experts": [law.digest, law.digest]}, "none twice", "experts"),
+        ({"options": {"top_k": 2}}, "2 of 1 experts", "options.top_k"),
+        ({"options": {"domain_weights": {"art": 2.0}}}, "art; the version's domains are law", "options.domain_weights"),
+        ({"trunk": "0" * 64}, "no trunk 000", "trunk"),
+        ({"round": "first", "experts": [law.digest]}, "a round says which", "round"),
+    ):
+        with pytest.raises(RefusedError, match=reason) as caught:
+            asked(session, **new)
+        assert caught.value.where == where
+    trunk.retired = now(session)
+    assert asked(session).trunk == trunk.digest, "a retired trunk serves until its successor is there"
+    add_trunk(session, [art])
+    with pytest.raises(RefusedError, match="was retired"):
+        asked(session, trunk=trunk.digest)
+
+
+def test_a_lineage_has_one_number_and_a_retired_version_s_is_not_used_again(
+    session: Session, law: ExpertRow, trunk: TrunkRow
+) -> None:
+    add_contribution(session, law, trunk)
+    row = add_version(session)
+    assert versions.number_of(session, row.lineage) == (1, True)
+    aliases.promote(session, "champion", Move(version=1), "operator", None)
+    with pytest.raises(RefusedError, match="the alias 'champion' points to version 1"):
+        versions.retire(session, [row])
+    aliases.remove(session, "champion", "operator")
+    versions.retire(session, [row])
+    assert versions.number_of(session, row.lineage) == (2, False)
+    with pytest.raises(RefusedError, match="version 1 is retired"):
+        versions.find_served(session, 1)
+
+
+def test_an_owner_has_the_files_of_versions_with_its_expert_if_all_others_allow_it(
+    session: Session, law: ExpertRow, art: ExpertRow, trunk: TrunkRow
+) -> None:
+    for expert in (law, art):
+        add_contribution(session, expert, trunk)
+    row = add_version(session)
+    versions.require_shared(session, "law-owner", row)
+    with pytest.raises(RefusedError, match="these domains don't allow redistribution: law"):
+        versions.require_shared(session, "art-owner", row)
+    law.redistribute = True
+    versions.require_shared(session, "art-owner", row)
+    add_expert(session, "code")
+    with pytest.raises(RefusedError, match="no ready expert of yours"):
+        versions.require_shared(session, "code-owner", row)
+    withdraw_expert(session, law, serve=True)
+    with pytest.raises(RefusedError, match="contains withdrawn experts: law"):
+        versions.require_shared(session, "art-owner", row)
+
+
+def test_the_card_says_which_experts_were_withdrawn_since(
+    session: Session, law: ExpertRow, art: ExpertRow, trunk: TrunkRow
+) -> None:
+    add_contribution(session, art, trunk)
+    row = add_version(session)
+    assert versions.card(session, row, "# Card") == "# Card"
+    withdraw_expert(session, law, serve=True)
+    assert f"law (`{law.digest}`)" in versions.card(session, row, "# Card").splitlines()[0], "its trunk contains law"

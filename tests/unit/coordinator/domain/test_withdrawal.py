@@ -1,0 +1,108 @@
+"""Law 5: what is withdrawn is in nothing that is made later, and purged it leaves no file that nothing else needs."""
+
+import pytest
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from moerge_coordinator.domain import experts, versions, withdrawal
+from moerge_coordinator.problems import RefusedError
+from moerge_coordinator.storage.references import needed
+from moerge_coordinator.storage.tables import ContributionRow, ExpertRow, HoldingRow, ShardRow, TrunkRow
+from moerge_proto.experts import ExpertState
+from moerge_proto.versions import NewVersion
+from support.rows import add_contribution, add_expert, add_trunk, add_version, file_of
+
+
+@pytest.fixture
+def law(session: Session) -> ExpertRow:
+    return add_expert(session, "law")
+
+
+@pytest.fixture
+def art(session: Session) -> ExpertRow:
+    return add_expert(session, "art")
+
+
+@pytest.fixture
+def trunk(session: Session, law: ExpertRow, art: ExpertRow) -> TrunkRow:
+    made = add_trunk(session, [law, art])
+    for expert in (law, art):
+        part = add_contribution(session, expert, made)
+        session.add(ShardRow(trunk=made.digest, domain=expert.domain, shard="1" * 64, contribution=part.digest))
+    session.flush()
+    return made
+
+
+def test_law_5_a_withdrawn_expert_is_in_no_later_version(
+    session: Session, law: ExpertRow, art: ExpertRow, trunk: TrunkRow
+) -> None:
+    row = add_version(session)
+    retired, served = withdrawal.withdraw_expert(session, law, serve=True)
+    assert ([each.digest for each in retired], [each.number for each in served]) == ([trunk.digest], [1])
+    assert (law.state, trunk.retired is not None, row.withheld) == (ExpertState.WITHDRAWN, True, None)
+    lineage = versions.lineage_of(session, NewVersion())
+    assert (lineage.domains, lineage.withdrawn) == (["art"], [law.digest])
+    assert session.scalars(select(ShardRow.domain)).all() == ["art"], "its shards are free"
+    withdrawal.withdraw_expert(session, law, serve=False)
+    assert row.withheld is not None
+    with pytest.raises(RefusedError, match="was withdrawn meanwhile"):
+        withdrawal.require_usable(session, row.lineage.experts, [])
+    with pytest.raises(RefusedError, match="withdrawn meanwhile"):
+        withdrawal.require_told(session, row.lineage)
+
+
+def test_a_fitted_expert_goes_with_the_one_that_it_is_fitted_from(
+    session: Session, law: ExpertRow, trunk: TrunkRow
+) -> None:
+    fitted = add_expert(session, "law", fitted=(law.digest, trunk.digest))
+    part = add_contribution(session, fitted, trunk)
+    withdrawal.withdraw_expert(session, law, serve=True)
+    assert (fitted.state, part.active) == (ExpertState.WITHDRAWN, False)
+
+
+def test_withdrawing_a_fitted_expert_lets_the_trained_one_contribute_again(
+    session: Session, law: ExpertRow, trunk: TrunkRow
+) -> None:
+    [plain] = session.scalars(select(ContributionRow).where(ContributionRow.expert == law.digest))
+    plain.active = False  # superseded
+    fitted = add_expert(session, "law", fitted=(law.digest, trunk.digest))
+    withdrawal.withdraw_expert(session, fitted, serve=True)
+    assert plain.withdrawn is not None, "so the same statistics may be sent again"
+    assert (law.state, trunk.retired) == (ExpertState.READY, None)
+
+
+def test_a_trunk_solved_from_a_withdrawn_contribution_is_retired(
+    session: Session, law: ExpertRow, art: ExpertRow
+) -> None:
+    sent = [add_contribution(session, each, None) for each in (law, art)]
+    solved = add_trunk(session, [law, art], method="regmean", contributions=[each.digest for each in sent])
+    withdrawal.withdraw_contribution(session, sent[0])
+    assert (sent[0].active, solved.retired is not None) == (False, True)
+
+
+def test_a_refused_expert_is_nowhere_to_be_withdrawn_from(session: Session, law: ExpertRow) -> None:
+    law.state = ExpertState.REFUSED
+    with pytest.raises(RefusedError, match="nowhere to be withdrawn from"):
+        withdrawal.withdraw_expert(session, law, serve=True)
+
+
+def test_purging_waits_for_the_remerge_and_leaves_what_others_need(
+    session: Session, law: ExpertRow, art: ExpertRow, trunk: TrunkRow
+) -> None:
+    shared, own = file_of("config", "config.json"), file_of("only law's")
+    law.files, art.files = [shared, own], [shared]
+    for file in (shared, own):
+        session.add(HoldingRow(owner=law.owner, sha256=file.sha256, size=file.size))
+    row = add_version(session)
+    with pytest.raises(RefusedError, match="withdraw it first"):
+        experts.purge(session, law, retire=False)
+    withdrawal.withdraw_expert(session, law, serve=True)
+    with pytest.raises(RefusedError, match="wait until the remerge is done"):
+        experts.purge(session, law, retire=False)
+    add_trunk(session, [art])
+    assert experts.purge(session, law, retire=True) == ([law.digest], [1])
+    assert row.retired is not None
+    left = needed(session)
+    assert shared.sha256 in left, "art's expert has it too"
+    assert own.sha256 not in left
+    assert session.scalars(select(ContributionRow.digest).where(ContributionRow.purged.is_(None))).all()
