@@ -43,17 +43,17 @@ class Contribution(Message):
     number: int
     digest: Digest
     kind: Kind = Field(default="router", exclude_if=lambda value: value == "router")
-    split: Split | None
+    split: Split | None = None
     owner: str
     domain: str
     expert: Digest
-    trunk: Digest | None
+    trunk: Digest | None = None
     tokens: int
     documents: int
-    shards: int | None
+    shards: int | None = None
     size: int
     active: bool
-    warnings: list[str]
+    warnings: list[str] = Field(default_factory=list)
     software: dict[str, str]
     signature: Signature | None
     fingerprint: Digest | None

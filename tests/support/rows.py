@@ -76,7 +76,7 @@ def add_trunk(session: Session, experts: Sequence[ExpertRow], **change: Any) -> 
         other.current = False
     names = [expert.digest for expert in experts]
     row = TrunkRow(
-        digest=digest_of({"trunk": names, **{name: str(value) for name, value in change.items()}}),
+        digest=sha256_hex(f"trunk of {names} {change}".encode()),
         method="average",
         options=TrunkOptions(),
         experts=names,
@@ -99,9 +99,8 @@ def add_trunk(session: Session, experts: Sequence[ExpertRow], **change: Any) -> 
 
 def add_contribution(session: Session, expert: ExpertRow, trunk: TrunkRow | None, **change: Any) -> ContributionRow:
     """An active router contribution under a trunk; without one, a trunk contribution."""
-    named = [expert.digest, trunk and trunk.digest, {name: str(value) for name, value in change.items()}]
     row = ContributionRow(
-        digest=digest_of(named),
+        digest=sha256_hex(f"{expert.digest} {trunk and trunk.digest} {change}".encode()),
         kind="router" if trunk else "trunk",
         split="statistics" if trunk else None,
         owner=expert.owner,

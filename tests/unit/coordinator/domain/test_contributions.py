@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import pytest
 from sqlalchemy import select
@@ -134,7 +134,7 @@ def test_a_contribution_withdrawn_may_come_again(law: Law) -> None:
     ],
 )
 def test_sums_of_others_and_of_other_trunks_are_refused(
-    law: Law, change: dict[str, object], reason: str, where: str
+    law: Law, change: dict[str, Any], reason: str, where: str
 ) -> None:
     with pytest.raises(MoergeError, match=reason) as caught:
         law.check(law.file(0, **change))
