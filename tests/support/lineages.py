@@ -19,7 +19,8 @@ from support.statistics import LAYERS, honest_shards, manifest_of, written
 HIDDEN = 12
 SIZES = {"hidden_size": HIDDEN, "num_hidden_layers": LAYERS, "num_attention_heads": 2, "num_key_value_heads": 1}
 DOMAINS = ("law", "art", "code")
-SHARDS = {domain: honest_shards(HIDDEN, 40, 4, HIDDEN, seed) for seed, domain in enumerate(DOMAINS)}
+SHARDS = {domain: honest_shards(HIDDEN, 40 + 7 * seed, 4, HIDDEN, seed) for seed, domain in enumerate(DOMAINS)}
+"""Of different sizes, so that balanced weights are no powers of two, by which floats are multiplied exactly."""
 Group = tuple[str, Sequence[int]]  # a domain, and the shards that one contribution of it holds
 
 
