@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import httpx
 import obstore
@@ -244,42 +244,6 @@ def test_content_that_is_there_is_not_sent_again(s3: S3, tmp_path: Path) -> None
     time.sleep(1.1)  # the store tells seconds apart
     assert put(S3Blobs(s3, tmp_path / "b", 2**40), data) == digest
     assert obstore.head(store(s3), f"{s3.prefix}/blobs/{digest}") == sent
-
-
-def test_law_8_putting_and_fetching_hold_a_few_parts_in_memory(s3: S3, tmp_path: Path) -> None:
-    piece, pieces = os.urandom(2**20), 200
-    digest = sha256_hex(piece * pieces)
-
-    def write(out: BinaryIO) -> str:
-        for _ in range(pieces):
-            out.write(piece)
-        return digest
-
-    def peak(work: Callable[[], Any]) -> int:
-        """Bytes that the whole process took at most beyond what it had, seen from outside Python too."""
-        before, most, done = resident(), 0, threading.Event()
-
-        def watch() -> None:
-            nonlocal most
-            while not done.wait(0.01):
-                most = max(most, resident() - before)
-
-        watcher = threading.Thread(target=watch)
-        watcher.start()
-        try:
-            work()
-        finally:
-            done.set()
-            watcher.join()
-        return most
-
-    assert peak(lambda: S3Blobs(s3, tmp_path / "a", 2**40).put("file", write)) < 120 * 2**20
-    assert peak(lambda: S3Blobs(s3, tmp_path / "b", 2**40).local(digest)) < 120 * 2**20
-
-
-def resident() -> int:
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 # --- chunks

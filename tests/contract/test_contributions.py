@@ -45,10 +45,6 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
         art.client.close()
 
 
-def another_trunk(manifest: dict[str, Any], sums: ShardSums) -> Changed:
-    return manifest | {"trunk": "0" * 64}, sums
-
-
 def another_hidden_size(manifest: dict[str, Any], sums: ShardSums) -> Changed:
     lengths = {"gram": gram_length(16), "cross": 16}
     cut = {name: array[: lengths[name.rpartition(".")[2]]] for name, array in sums.arrays.items()}
@@ -100,7 +96,6 @@ def another_expert(manifest: dict[str, Any], sums: ShardSums) -> Changed:
 @pytest.mark.parametrize(
     ("change", "kind", "field"),
     [
-        (another_trunk, "wrong-trunk", "manifest.trunk"),
         (another_hidden_size, "invalid-contribution", "manifest.hidden_size"),
         (fewer_layers, "invalid-contribution", "manifest.layers"),
         (other_exponents, "invalid-contribution", "manifest.exponents"),
@@ -113,7 +108,7 @@ def another_expert(manifest: dict[str, Any], sums: ShardSums) -> Changed:
         (another_expert, "invalid-contribution", "manifest.expert"),
     ],
 )
-def test_law_2_and_validation_refuse_by_name_and_keep_nothing(
+def test_validation_refuses_by_name_and_keeps_nothing(
     fleet: Fleet, tmp_path: Path, change: Callable[[dict[str, Any], ShardSums], Changed], kind: str, field: str
 ) -> None:
     manifest, sums = honest(fleet.server, fleet.law, fleet.trunk, first=1000)
@@ -144,53 +139,6 @@ def test_a_truncated_statistics_file_is_refused(fleet: Fleet, tmp_path: Path) ->
     with pytest.raises(CoordinatorError) as caught:
         send(fleet.law, path)
     assert caught.value.where == "body"
-
-
-def test_law_4_a_contribution_sent_twice_counts_once_and_a_shard_too(fleet: Fleet, tmp_path: Path) -> None:
-    first = written(tmp_path / "first", *honest(fleet.server, fleet.art, fleet.trunk, shards=2))
-    accepted = send(fleet.art, first)
-    assert send(fleet.art, first) == accepted
-    assert [each.digest for each in fleet.art.client.contributions()] == [accepted.digest]
-
-    again = written(tmp_path / "again", *honest(fleet.server, fleet.art, fleet.trunk, shards=2, first=1))
-    with pytest.raises(CoordinatorError) as caught:
-        send(fleet.art, again)
-    assert (caught.value.type, caught.value.where) == ("urn:moerge:problem:duplicate-shard", "manifest.shards")
-    assert accepted.digest in caught.value.what
-    with pytest.raises(CoordinatorError) as caught:
-        send(fleet.art, again, "0" * 64)
-    assert caught.value.where == "supersedes"
-
-    replaced = send(fleet.art, again, accepted.digest)
-    active = {each.digest: each.active for each in fleet.art.client.contributions()}
-    assert active == {accepted.digest: False, replaced.digest: True}
-
-
-def test_law_4_one_contribution_takes_the_place_of_several_or_of_none(fleet: Fleet, tmp_path: Path) -> None:
-    files = [written(tmp_path / str(n), *honest(fleet.server, fleet.art, fleet.trunk, first=500 + n)) for n in range(2)]
-    old = [send(fleet.art, file).digest for file in files]
-    whole = written(tmp_path / "whole", *honest(fleet.server, fleet.art, fleet.trunk, shards=3, first=500))
-
-    def active() -> set[str]:
-        return {each.digest for each in fleet.art.client.contributions() if each.active}
-
-    before = active()
-    with pytest.raises(CoordinatorError) as caught:
-        send(fleet.art, whole, *old, "0" * 64)
-    assert caught.value.where == "supersedes"
-    assert active() == before
-    new = send(fleet.art, whole, *old, *old)
-    assert send(fleet.art, whole, *old) == new  # the answer was lost, and it is sent again
-    assert active() == before - set(old) | {new.digest}
-
-
-def test_law_4_another_owner_can_supersede_nothing_of_others(fleet: Fleet, tmp_path: Path) -> None:
-    mine = send(fleet.law, written(tmp_path / "mine", *honest(fleet.server, fleet.law, fleet.trunk, first=50)))
-    theirs = written(tmp_path / "theirs", *honest(fleet.server, fleet.art, fleet.trunk, first=60))
-    with pytest.raises(CoordinatorError) as caught:
-        send(fleet.art, theirs, mine.digest)
-    assert caught.value.where == "supersedes"
-    assert {each.digest: each.active for each in fleet.law.client.contributions()}[mine.digest]
 
 
 def test_a_contribution_that_was_never_uploaded_is_refused(fleet: Fleet) -> None:

@@ -100,14 +100,6 @@ def test_weights_that_are_not_finite_are_refused_and_not_kept(server: Coordinato
     assert member.register().state is ExpertState.READY
 
 
-def test_law_4_registering_again_changes_nothing_and_another_expert_is_refused(member: Member, tmp_path: Path) -> None:
-    first = member.register()
-    assert member.register() == first
-    member.folder = expert(tmp_path / "other", seed=9)
-    assert refusal(member).where == "domain"
-    assert [each.digest for each in member.client.experts()] == [first.digest]
-
-
 def test_a_refused_expert_is_refused_again_after_another_try(member: Member, tmp_path: Path) -> None:
     good, bad = member.folder, expert(tmp_path / "bad", seed=81)
     tensors = load_file(bad / "model.safetensors")

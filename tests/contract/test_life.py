@@ -1,4 +1,4 @@
-"""Withdrawing and purging experts (law 5): what goes, what stays, and who is told."""
+"""Withdrawing and purging experts: what goes, what stays, and who is told."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from moerge.errors import CoordinatorError, MoergeError
 from moerge.models.expert_folder import file_digests
 from moerge_proto.contributions import NewContribution
 from moerge_proto.experts import ExpertState, NewExpert
-from moerge_proto.options import PAPER, RECOMMENDED
+from moerge_proto.options import RECOMMENDED
 from moerge_proto.trunks import Trunk
 from moerge_proto.versions import NewVersion, Version
 from support.fleet import SILENT, Member, files_below, honest, honest_trunk, join, joined, merge, send, send_trunk
@@ -44,9 +44,6 @@ class Fleet:
             trunk = operator.current_trunk()
         assert trunk is not None
         return trunk
-
-    def routers(self, number: int) -> bytes:
-        return (self.server.home / "versions" / str(number) / "model-router.safetensors").read_bytes()
 
     def operator(self, *arguments: object) -> str:
         return moerge(*arguments, **self.server.environment())
@@ -90,75 +87,6 @@ def solved(fleet: Fleet, *trunk: str) -> Version:
     for domain in fleet.members:
         fleet.contribute(domain, made)
     return fleet.solve()
-
-
-def test_law_5_what_is_withdrawn_is_gone_from_the_next_version_as_if_it_had_never_been_there(
-    fleets: Callable[..., Fleet],
-) -> None:
-    fleet, fresh = fleets("law", "art", "code"), fleets("law", "art")
-    first = solved(fleet, "law", "art", "code")
-    done = fleet.members["code"].client.withdraw_expert(fleet.expert("code"))
-    assert (done.expert.state, done.trunks, done.versions) == (ExpertState.WITHDRAWN, [first.lineage.trunk], [1])
-    assert done.remerge is not None
-    with fleet.server.client() as operator:
-        wait(operator, done.remerge)
-        assert operator.trunk(first.lineage.trunk).retired is not None
-        assert operator.version(1).contains_withdrawn == [fleet.expert("code")]
-    trunk = fleet.current()
-    assert trunk.experts == [fleet.expert("law"), fleet.expert("art")]
-    for domain in ("law", "art"):
-        fleet.contribute(domain, trunk)
-    second, alone = fleet.solve(), solved(fresh, "law", "art")
-    assert second.lineage.domains == ["law", "art"]
-    assert (second.lineage.trunk, second.contains_withdrawn) == (alone.lineage.trunk, [])
-    files = {file.name: file.sha256 for file in second.files}
-    assert files["model-router.safetensors"] == {f.name: f.sha256 for f in alone.files}["model-router.safetensors"]
-    assert {f.name for f in alone.files} == files.keys()
-
-
-def test_law_5_a_withdrawn_contribution_leaves_no_trace_and_may_come_again(fleets: Callable[..., Fleet]) -> None:
-    """Domains count as they contributed, so that half of a domain's statistics makes other routers."""
-    fleet, new = fleets("law", "art"), NewVersion(options=PAPER.solve)
-    trunk = merge(fleet.server)
-    law = fleet.members["law"]
-    for shards, first in ((1, 0), (1, 10)):
-        statistics = honest(fleet.server, law, trunk, shards, first)
-        last = send(law, written(fleet.folder / f"law-{first}", *statistics))
-    fleet.contribute("art", trunk)
-    both = fleet.routers(fleet.solve(new).number)
-    assert law.client.withdraw_contribution(last.digest).active is False
-    assert law.client.withdraw_contribution(last.digest).withdrawn is not None
-    less = fleet.solve(new)
-    assert last.digest not in less.lineage.contributions
-    assert fleet.routers(less.number) != both
-    again = send(law, fleet.folder / "law-10")
-    assert (again.digest, again.active, again.withdrawn) == (last.digest, True, None)
-    assert fleet.routers(fleet.solve(new).number) == both
-    with pytest.raises(CoordinatorError, match="no contribution"):
-        fleet.members["art"].client.withdraw_contribution(last.digest)
-
-
-def test_law_5_until_the_trunk_is_merged_anew_every_card_says_what_it_still_contains(
-    fleets: Callable[..., Fleet],
-) -> None:
-    """No trunk can be made of what is left, so the old one stays, and says so."""
-    fleet = fleets("law", "art")
-    law = fleet.expert("law")
-    trunk = merge(fleet.server, method="base", options={"base": law})
-    for domain in fleet.members:
-        fleet.contribute(domain, trunk)
-    fleet.solve()
-    assert "withdrawn" not in fleet.get("/versions/1/card").text
-    with fleet.server.client() as operator:
-        done = operator.withdraw_expert(law)
-        assert done.remerge is None
-        version = fleet.solve()
-        assert version.lineage.domains == ["art"]
-        assert version.lineage.withdrawn == version.contains_withdrawn == [law]
-    told = f"The trunk still contains parameters of experts that were withdrawn: law (`{law}`)"
-    assert told in fleet.get(f"/versions/{version.number}/files/README.md").text
-    assert f"law (`{law}`)" in fleet.get("/versions/1/card").text
-    assert "Contains what is withdrawn: law" in fleet.operator("version", "show", "1")
 
 
 def test_an_operator_can_withhold_the_versions_that_contain_a_withdrawn_expert(fleets: Callable[..., Fleet]) -> None:

@@ -43,11 +43,6 @@ def progress(domain: str, done: int, total: int = 10) -> Progress:
     )
 
 
-def test_law_1_progress_has_these_fields_and_no_others() -> None:
-    fields = {"domain", "stage", "shards_done", "shards_total", "tokens_per_second", "seconds_left"}
-    assert set(Progress.model_fields) == fields
-
-
 def test_the_last_word_of_each_domain_is_kept_and_an_owner_sees_its_own(
     server: Coordinator, members: list[Member]
 ) -> None:

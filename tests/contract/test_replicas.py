@@ -1,6 +1,5 @@
 """Several coordinators on one PostgreSQL database and one S3 store serve as one."""
 
-import os
 import secrets
 import threading
 from collections.abc import Callable, Iterator
@@ -21,9 +20,9 @@ from moerge_proto.experts import ExpertState, NewExpert
 from moerge_proto.uploads import Chunk, NewUpload, Upload
 from moerge_proto.versions import NewVersion
 from moerge_proto.workflows import Workflow, WorkflowState
-from support.fleet import SILENT, Member, eventually, honest, join, joined, merge, send
+from support.fleet import Member, eventually, honest, join, joined, merge, send
 from support.models import expert
-from support.processes import Coordinator, coordinator, moerge, peak_bytes, run_command
+from support.processes import Coordinator, coordinator, moerge, run_command
 from support.servers import BUCKET, Postgres, leader, settings
 from support.statistics import written
 
@@ -248,23 +247,3 @@ def locked_by(database: str) -> int:
     found = leader(database)
     assert found is not None
     return found[0]
-
-
-def test_law_8_any_number_of_uploads_at_once_take_constant_memory(replicas: Replicas, tmp_path: Path) -> None:
-    """Twice as many again take less than half of what they bring: with fragments of the first ones' room, far less."""
-    size, count = 24 * 2**20, 12
-    member = join(replicas.one, f"many-{secrets.token_hex(4)}", tmp_path)
-
-    def upload(number: int) -> None:
-        path = tmp_path / str(number)
-        path.write_bytes(os.urandom(size))
-        with replicas.one.client(member.token) as client:
-            client.upload(path, SILENT, title="file")
-        path.unlink()
-
-    with ThreadPoolExecutor(count) as pool:
-        list(pool.map(upload, range(count)))
-        first = peak_bytes(replicas.one)
-        list(pool.map(upload, range(count, 3 * count)))
-    member.client.close()
-    assert peak_bytes(replicas.one) - first < size * count

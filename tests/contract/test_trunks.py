@@ -199,19 +199,6 @@ def test_a_trunk_contribution_that_can_t_be_is_refused_and_leaves_nothing(
     assert not list(member.client.trunk_contributions())
 
 
-def test_law_4_an_expert_has_one_trunk_contribution_and_another_must_supersede_it(fleet: Fleet) -> None:
-    member = fleet.members[1]
-    [first] = member.client.trunk_contributions()
-    again = written(fleet.folder / "again", *honest_trunk(member))
-    assert send_trunk(member, again) == first
-    other = written(fleet.folder / "other", *honest_trunk(member, [[1, 2, 3]]))
-    with pytest.raises(CoordinatorError, match="active trunk contribution is"):
-        send_trunk(member, other)
-    second = send_trunk(member, other, first.digest)
-    assert [row.active for row in member.client.trunk_contributions()] == [False, True]
-    assert second.tokens == 3
-
-
 def test_what_is_chosen_at_solve_time_touches_no_contribution(fleet: Fleet) -> None:
     trunk = merge(fleet.server)
     fleet.send_all(trunk)

@@ -80,15 +80,6 @@ def test_law_7_a_version_with_one_expert_more_shares_all_the_rest(fleet: Fleet) 
     assert (fleet.server.home / "versions" / "1" / shared[0]).stat().st_mode & 0o777 == 0o444
 
 
-def test_a_trunk_merged_again_after_another_is_the_current_one_again(fleet: Fleet) -> None:
-    """Contributions under it count again; under the other one there are none."""
-    other = merge(fleet.server, fleet.experts[1:])
-    assert other.digest != fleet.trunk.digest
-    with pytest.raises(CoordinatorError, match="at least one expert with a contribution"):
-        fleet.solve(NewVersion())
-    assert merge(fleet.server, fleet.trunk.experts) == fleet.trunk
-
-
 def test_law_3_the_same_lineage_is_the_same_version(fleet: Fleet) -> None:
     first = fleet.solve(NewVersion(experts=fleet.experts))
     assert fleet.solve(NewVersion()) == first  # every expert that contributed, in order of arrival

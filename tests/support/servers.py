@@ -133,9 +133,9 @@ def _wait(url: str, process: "subprocess.Popen[bytes]", log: Path) -> None:
     raise AssertionError(log.read_text())
 
 
-def settings(database: str, place: S3 | None = None) -> str:
-    """A coordinator's settings, in TOML."""
-    text = f'database = "{database}"\n'
+def settings(database: str | None, place: S3 | None = None) -> str:
+    """A coordinator's settings, in TOML; without a database, SQLite."""
+    text = f'database = "{database}"\n' if database else ""
     if place is None:
         return text
     fields = "".join(f'{name} = "{value}"\n' for name, value in place.model_dump(exclude_none=True).items())

@@ -2,12 +2,15 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from moerge.files import file_sha256
 from moerge.merging.local import LocalTrunk, given, local_trunk, local_version
 from moerge.models.expert_folder import DenseExpert
+from moerge.models.families import FAMILIES
 from moerge.models.tokens import all_counted
 from moerge.statistics.contribution import router_contribution
 from moerge.versions.folder import write_version
@@ -81,3 +84,12 @@ def logits(model: torch.nn.Module) -> torch.Tensor:
     with torch.inference_mode():
         result: torch.Tensor = model(torch.tensor(ROWS), use_cache=False).logits
     return result
+
+
+def loaded(folder: Path, family: str = "llama") -> PreTrainedModel:
+    """A version as a consumer loads it, with nothing missing: a missing router would only warn."""
+    answer: Any = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True, dtype=torch.float32)
+    model: PreTrainedModel = answer[0]
+    assert not any(answer[1].values()), answer[1]
+    assert type(model).__name__ == FAMILIES[family].published_class
+    return model

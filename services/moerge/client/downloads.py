@@ -27,7 +27,7 @@ def download(http: Http, path: str, files: list[FileEntry], folder: Path, progre
     with progress.track(title, sum(file.size for file in files), "B") as tracker:
         for file in files:
             target = folder / file.name
-            if Path(file.name).name != file.name:
+            if Path(file.name).name != file.name or file.name in ("", ".."):
                 raise MoergeError(f"the coordinator names a file outside the folder: {file.name!r}")
             if target.is_file() and file_sha256(target) == file.sha256:
                 tracker.advance(file.size)

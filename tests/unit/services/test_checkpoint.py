@@ -42,32 +42,6 @@ def test_what_is_written_is_what_safetensors_reads(tmp_path: Path) -> None:
         assert tensor.dtype == tensors[name].dtype
 
 
-def test_law_10_a_tensor_unlike_its_plan_leaves_no_file(tmp_path: Path) -> None:
-    wrong = TensorPlan("wrong", torch.float32, (2,), lambda: torch.zeros(3))
-    with pytest.raises(ValueError, match="wrong"):
-        write(tmp_path / "file", [plan("right", torch.zeros(2)), wrong])
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_law_8_one_tensor_is_computed_at_a_time(tmp_path: Path) -> None:
-    alive = 0
-    most = 0
-
-    class Watched(Tensor):
-        def __del__(self) -> None:
-            nonlocal alive
-            alive -= 1
-
-    def compute() -> Tensor:
-        nonlocal alive, most
-        alive += 1
-        most = max(most, alive)
-        return torch.zeros(8).as_subclass(Watched)
-
-    write(tmp_path / "file", [TensorPlan(str(i), torch.float32, (8,), compute) for i in range(20)])
-    assert most <= 2
-
-
 def test_sharded_and_single_checkpoints_hold_the_same(tmp_path: Path) -> None:
     folder = expert(tmp_path / "single", seed=1)
     tensors = load_file(folder / "model.safetensors")

@@ -100,6 +100,16 @@ def test_a_download_that_the_store_refuses_is_an_error_and_leaves_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("name", ["../file", "/file", "folder/file", "..", ""])
+def test_a_download_stays_in_its_folder(elsewhere: tuple[str, type[Elsewhere]], tmp_path: Path, name: str) -> None:
+    url, handler = elsewhere
+    handler.target = f"{url}/bucket/file?signature=x"
+    file = FileEntry(name=name, sha256=sha256_hex(b"data"), size=4)
+    with Client(url, "secret") as client, pytest.raises(MoergeError, match="outside the folder"):
+        client.download("/v1/files", [file], tmp_path / "home", LogProgress(), title="a file")
+    assert handler.seen == {}
+
+
 def test_a_download_is_never_sent_over_plain_http_to_another_machine(
     elsewhere: tuple[str, type[Elsewhere]], tmp_path: Path
 ) -> None:

@@ -4,8 +4,6 @@ import bz2
 import gzip
 import json
 import lzma
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -177,46 +175,3 @@ def test_a_text_file_that_is_no_text_and_a_null_are_bad_documents(tmp_path: Path
     assert read(tmp_path, share=0.9, say=said.append) == ["a"]
     assert said[0] == f"skipped: {tmp_path}/a.txt: no document in the field 'text': no UTF-8"
     assert said[1].startswith(f"skipped: {tmp_path}/b.parquet, row 2: ")
-
-
-# --- memory
-
-PEAK = """
-import resource, sys
-from moerge.documents.files import data_files
-from moerge.documents.reader import BadLines, as_text, documents
-import pyarrow.parquet
-def characters(path):
-    return sum(map(len, documents(data_files(path), "text", as_text, BadLines())))
-characters(sys.argv[1])  # what is loaded once
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-total = characters(sys.argv[2])
-print(total, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024)
-"""
-
-
-@pytest.mark.parametrize("form", ["jsonl.zst", "parquet", "arrow"])
-def test_law_8_memory_does_not_grow_with_the_data(tmp_path: Path, form: str) -> None:
-    """100 MB of text in one file, in one row group, take less than 40 MB beyond what a small file takes."""
-    sizes = {"small": 1_000, "large": 100_000}
-    for name, count in sizes.items():
-        path = tmp_path / f"{name}.{form}"
-        texts = [f"{number:08d}" * 125 for number in range(count)]
-        if form == "parquet":
-            table = pa.table({"text": texts})
-            pyarrow.parquet.write_table(table, path, row_group_size=count, use_dictionary=False)
-        elif form == "arrow":
-            with pa.ipc.new_stream(path, pa.schema({"text": pa.string()})) as out:
-                out.write_table(pa.table({"text": texts}), max_chunksize=1000)
-        else:
-            path.write_bytes(zstandard.compress(lines(texts)))
-    done = subprocess.run(  # noqa: S603  # our own script
-        [sys.executable, "-c", PEAK, *(str(tmp_path / f"{name}.{form}") for name in sizes)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    characters, more = map(int, done.stdout.split())
-    assert characters == 100_000_000
-    assert more < 40 * 2**20

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from support.models import expert
-from support.versions import logits, published
+from support.versions import published
 
 LLAMA3 = {
     "rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
@@ -42,12 +42,6 @@ def test_every_field_that_computes_is_carried_over(tmp_path: Path, family: str, 
     assert (after.num_local_experts, after.num_experts_per_tok) == (3, 2)
     assert (after.architectures, after.tie_word_embeddings) == (["MixtralForCausalLM"], False)
     assert config_of(version)["head_dim"] == before.head_dim
-
-
-def test_law_6_holds_with_another_activation_and_epsilon(tmp_path: Path) -> None:
-    dense = expert(tmp_path / "dense", seed=1, hidden_act="gelu", rms_norm_eps=0.1)
-    models = [AutoModelForCausalLM.from_pretrained(folder) for folder in (published([dense, dense], tmp_path), dense)]
-    torch.testing.assert_close(logits(models[0]), logits(models[1]), atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize(

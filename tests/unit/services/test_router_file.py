@@ -6,20 +6,16 @@ from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
 
-import pytest
 import torch
 from safetensors.torch import load
 from torch import Tensor
 
-from moerge.models.config import read_config
 from moerge.models.families import FAMILIES
-from moerge.models.reader import Checkpoint
 from moerge.routers.solve import solve_layers
 from moerge.routers.system import ridge_system
-from moerge.versions.files import FilePlan, expert_file, router_file, trunk_files
+from moerge.versions.files import FilePlan, router_file
 from moerge_proto.options import SolveOptions
 from moerge_proto.statistics_file import StatisticsFile
-from support.models import expert
 from support.statistics import LAYERS, honest_sums, manifest_of, ridge_router, written
 
 LLAMA = FAMILIES["llama"]
@@ -100,26 +96,3 @@ def test_routers_are_written_in_a_dtype_and_say_when_each_layer_is_solved(tmp_pa
     assert {tensor.dtype for tensor in load(out.getvalue()).values()} == {torch.bfloat16}
     assert solved == list(range(LAYERS))
     assert sum(plan.tensors.values()) == LAYERS * 2 * HIDDEN * 2
-
-
-@pytest.mark.parametrize("change", ["lineage", "trunk", "expert", "slot"])
-def test_law_7_a_file_s_key_changes_with_what_it_is_made_of(tmp_path: Path, change: str) -> None:
-    """An equal key means: the file is there already and isn't written again. So what differs must change the key."""
-    folder = expert(tmp_path / "expert", seed=1, tie_word_embeddings=True)
-    checkpoint, config = Checkpoint(folder), read_config(folder)
-
-    def keys(lineage: str = "0", trunk: str = "1", expert_digest: str = "2", slot: int = 0) -> list[str]:
-        routers = router_file(list, LAYERS, (2, HIDDEN), LLAMA, torch.float32, lineage)
-        trunks = trunk_files(checkpoint, LLAMA, config, trunk, trunk)
-        made = [routers, *trunks, expert_file(checkpoint, LLAMA, 3, slot, expert_digest)]
-        return [plan.key for plan in made]
-
-    other, places = {
-        "lineage": (keys(lineage="9"), {0}),
-        "trunk": (keys(trunk="9"), {1, 2}),
-        "expert": (keys(expert_digest="9"), {3}),
-        "slot": (keys(slot=1), {3}),
-    }[change]
-    same = keys()
-    assert {place for place in range(4) if same[place] != other[place]} == places
-    assert len({*same}) == 4

@@ -1,95 +1,23 @@
-"""Law 6: a version is a stock checkpoint, and computes exactly what its parts say."""
+"""A published version: its routers, dtypes, names and index. tests/laws/test_law_6.py has what it computes."""
 
 import json
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM
 
 from moerge.models.dense import domain_model
-from moerge.models.families import FAMILIES
 from moerge.scoring.routers import forced, randomised, routers
 from support.models import expert
-from support.versions import ROWS, logits, published, trunk_file
-
-LLAMA3 = {
-    "rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
-}  # fmt: skip
-LINEAR = {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}
-YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64}
-DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
-LONGROPE = {
-    "rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0, 1.5, 2.0, 2.5],
-    "long_factor": [2.0, 3.0, 4.0, 5.0], "factor": 2.0, "original_max_position_embeddings": 16,
-}  # fmt: skip
-KINDS: list[tuple[str, dict[str, object]]] = [
-    ("llama", {}),
-    ("llama", {"tie_word_embeddings": True}),
-    ("llama", {"head_dim": 16}),
-    ("llama", {"rope_parameters": LLAMA3}),
-    ("llama", {"rope_parameters": LINEAR}),
-    ("llama", {"rope_parameters": YARN}),
-    ("llama", {"rope_parameters": DYNAMIC}),
-    ("llama", {"rope_parameters": LONGROPE}),
-    ("mistral", {"sliding_window": 8}),
-    ("mistral", {"sliding_window": None, "tie_word_embeddings": True}),
-    ("qwen2", {}),
-    ("qwen2", {"tie_word_embeddings": True, "rope_parameters": YARN}),
-    ("qwen2", {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}),
-    ("qwen3", {"head_dim": 16}),
-    ("qwen3", {"head_dim": 16, "attention_bias": True, "tie_word_embeddings": True}),
-    ("qwen3", {"head_dim": 16, "use_sliding_window": True, "sliding_window": 8, "max_window_layers": 3}),
-    ("olmo2", {}),
-    ("olmo2", {"attention_bias": True, "tie_word_embeddings": True}),
-    ("phi3", {"sliding_window": 8}),
-    ("phi3", {"tie_word_embeddings": True, "num_key_value_heads": 4}),
-    ("phi3", {"rope_parameters": LONGROPE, "original_max_position_embeddings": 16}),
-]
-
-
-def load(folder: Path, family: str = "llama") -> PreTrainedModel:
-    """Loads as a consumer does, and requires that nothing is missing: a missing router would only warn."""
-    answer: Any = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True, dtype=torch.float32)
-    loaded: PreTrainedModel = answer[0]
-    assert not any(answer[1].values()), answer[1]
-    assert type(loaded).__name__ == FAMILIES[family].published_class
-    return loaded
-
-
-@pytest.mark.parametrize(("family", "settings"), KINDS)
-@pytest.mark.parametrize("top_k", [1, 2])
-def test_law_6_with_equal_experts_logits_equal_the_dense_model_s(
-    tmp_path: Path, family: str, settings: dict[str, object], top_k: int
-) -> None:
-    dense = expert(tmp_path / "dense", seed=1, family=family, **settings)
-    version = load(published([dense, dense, dense], tmp_path, top_k), family)
-    original = AutoModelForCausalLM.from_pretrained(dense, dtype=torch.float32)
-    torch.testing.assert_close(logits(version), logits(original), atol=1e-4, rtol=0)
-
-
-@pytest.mark.parametrize(("family", "settings"), KINDS)
-def test_law_6_forced_to_one_expert_logits_equal_trunk_and_its_mlps(
-    tmp_path: Path, family: str, settings: dict[str, object]
-) -> None:
-    experts = [expert(tmp_path / str(seed), seed=seed, family=family, **settings) for seed in (1, 2, 3)]
-    version = load(published(experts, tmp_path), family)
-    seen = []
-    for slot, folder in enumerate(experts):
-        dense, _ = domain_model(folder, tmp_path / "trunk" / "trunk.safetensors")
-        with forced(version, slot):
-            seen.append(logits(version))
-        torch.testing.assert_close(seen[-1], logits(dense), atol=1e-4, rtol=0)
-    assert not torch.allclose(seen[0], seen[1], atol=1e-3)
+from support.versions import ROWS, loaded, logits, published, trunk_file
 
 
 def test_the_routers_on_disk_are_those_that_decide(tmp_path: Path) -> None:
     experts = [expert(tmp_path / str(seed), seed=seed) for seed in (1, 2)]
-    version = load(published(experts, tmp_path))
+    version = loaded(published(experts, tmp_path))
     before = logits(version)
     with safe_open(tmp_path / "version" / "model-router.safetensors", framework="pt") as file:
         for layer, router in enumerate(routers(version)):
@@ -113,7 +41,7 @@ def test_an_expert_of_mixed_dtypes_keeps_them(tmp_path: Path) -> None:
     assert {dtype for name, dtype in kept.items() if "norm" in name} == {torch.float32}
     assert {dtype for name, dtype in kept.items() if "norm" not in name} == {torch.bfloat16}
     dense, _ = domain_model(experts[1], tmp_path / "trunk" / "trunk.safetensors")
-    version = load(folder)
+    version = loaded(folder)
     with forced(version, 1):
         torch.testing.assert_close(logits(version), logits(dense), atol=1e-4, rtol=0)
 
@@ -146,7 +74,7 @@ def _tensor_bytes(path: Path) -> int:
 
 def test_greedy_decoding_through_the_cache_equals_the_dense_model_s(tmp_path: Path) -> None:
     dense = expert(tmp_path / "dense", seed=1)
-    version = load(published([dense, dense], tmp_path))
+    version = loaded(published([dense, dense], tmp_path))
     original = AutoModelForCausalLM.from_pretrained(dense, dtype=torch.float32)
     prompt = torch.tensor(ROWS[:1])[:, :8]
     generators: list[Any] = [version, original]

@@ -1,4 +1,4 @@
-"""The site's menu."""
+"""The site's menu, and its templates."""
 
 import pytest
 from fastapi import FastAPI
@@ -6,6 +6,7 @@ from fastapi import FastAPI
 from moerge_coordinator.dashboard.pages import PAGES
 from moerge_coordinator.dashboard.site import Site
 from moerge_proto.owners import Role
+from moerge_proto.problems import Problem, ProblemType
 
 MENUS = {
     Role.OPERATOR: "versions route experts owners contributions trunks workflows audit settings",
@@ -18,3 +19,8 @@ MENUS = {
 def test_a_role_s_menu_has_the_pages_that_it_may_see(role: Role) -> None:
     places = [place for _, place in Site(FastAPI(), PAGES).menu(role)]
     assert places == [f"/dashboard/{name}" for name in MENUS[role].split()]
+
+
+def test_templates_write_others_words_as_text() -> None:
+    page = Site(FastAPI(), PAGES).problem(Problem.of(ProblemType.CONFLICT, "<script>&\"'"))
+    assert b"&lt;script&gt;&amp;&#34;&#39;" in page.body

@@ -13,6 +13,7 @@ from moerge.documents.shards import plan, shard_name
 from moerge.errors import MoergeError
 from moerge.models.tokens import Tokens, all_counted
 from moerge_proto.evaluations import NewEvaluation, Scored
+from moerge_proto.progress import Progress
 from moerge_proto.statistics_file import RouterManifest, StatisticsSettings, TrunkManifest
 from moerge_workers.history import Decision, History
 from moerge_workers.identity import read_key
@@ -28,7 +29,7 @@ SWITCHES: dict[Kind, str] = {
 }
 
 
-def test_law_1_manifests_and_evaluations_have_these_fields_and_no_others() -> None:
+def test_law_1_manifests_evaluations_and_progress_have_these_fields_and_no_others() -> None:
     """A new field is a new thing that leaves: it needs the README's table and the owner's switch first."""
     assert set(RouterManifest.model_fields) == {
         "format", "kind", "owner", "expert", "domain", "trunk", "split", "settings", "hidden_size", "layers",
@@ -41,6 +42,9 @@ def test_law_1_manifests_and_evaluations_have_these_fields_and_no_others() -> No
         "software",
     }  # fmt: skip
     assert set(Scored.model_fields) == {"nll", "tokens"}
+    assert set(Progress.model_fields) == {
+        "domain", "stage", "shards_done", "shards_total", "tokens_per_second", "seconds_left",
+    }  # fmt: skip
     assert set(StatisticsSettings.model_fields) == {"tokens_per_document", "context", "batch_tokens", "precision"}
 
 

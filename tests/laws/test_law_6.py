@@ -1,0 +1,85 @@
+"""Law 6: the output is a stock model, and computes exactly what its parts say."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from moerge.models.dense import domain_model
+from moerge.scoring.routers import forced
+from support.models import expert
+from support.versions import loaded, logits, published
+
+LLAMA3 = {
+    "rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}  # fmt: skip
+LINEAR = {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}
+YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64}
+DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+LONGROPE = {
+    "rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0, 1.5, 2.0, 2.5],
+    "long_factor": [2.0, 3.0, 4.0, 5.0], "factor": 2.0, "original_max_position_embeddings": 16,
+}  # fmt: skip
+KINDS: list[tuple[str, dict[str, object]]] = [
+    ("llama", {}),
+    ("llama", {"tie_word_embeddings": True}),
+    ("llama", {"head_dim": 16}),
+    ("llama", {"hidden_act": "gelu", "rms_norm_eps": 1e-3}),
+    ("llama", {"rope_parameters": LLAMA3}),
+    ("llama", {"rope_parameters": LINEAR}),
+    ("llama", {"rope_parameters": YARN}),
+    ("llama", {"rope_parameters": DYNAMIC}),
+    ("llama", {"rope_parameters": LONGROPE}),
+    ("mistral", {"sliding_window": 8}),
+    ("mistral", {"sliding_window": None, "tie_word_embeddings": True}),
+    ("qwen2", {}),
+    ("qwen2", {"tie_word_embeddings": True, "rope_parameters": YARN}),
+    ("qwen2", {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}),
+    ("qwen3", {"head_dim": 16}),
+    ("qwen3", {"head_dim": 16, "attention_bias": True, "tie_word_embeddings": True}),
+    ("qwen3", {"head_dim": 16, "use_sliding_window": True, "sliding_window": 8, "max_window_layers": 3}),
+    ("olmo2", {}),
+    ("olmo2", {"attention_bias": True, "tie_word_embeddings": True}),
+    ("phi3", {"sliding_window": 8}),
+    ("phi3", {"tie_word_embeddings": True, "num_key_value_heads": 4}),
+    ("phi3", {"rope_parameters": LONGROPE, "original_max_position_embeddings": 16}),
+]
+
+
+@pytest.mark.parametrize(("family", "settings"), KINDS)
+@pytest.mark.parametrize("top_k", [1, 2])
+def test_law_6_with_equal_experts_logits_equal_the_dense_model_s(
+    tmp_path: Path, family: str, settings: dict[str, object], top_k: int
+) -> None:
+    dense = expert(tmp_path / "dense", seed=1, family=family, **settings)
+    version = loaded(published([dense, dense, dense], tmp_path, top_k), family)
+    original = AutoModelForCausalLM.from_pretrained(dense, dtype=torch.float32)
+    torch.testing.assert_close(logits(version), logits(original), atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize(("family", "settings"), KINDS)
+def test_law_6_forced_to_one_expert_logits_equal_trunk_and_its_mlps(
+    tmp_path: Path, family: str, settings: dict[str, object]
+) -> None:
+    experts = [expert(tmp_path / str(seed), seed=seed, family=family, **settings) for seed in (1, 2, 3)]
+    version = loaded(published(experts, tmp_path), family)
+    seen = []
+    for slot, folder in enumerate(experts):
+        dense, _ = domain_model(folder, tmp_path / "trunk" / "trunk.safetensors")
+        with forced(version, slot):
+            seen.append(logits(version))
+        torch.testing.assert_close(seen[-1], logits(dense), atol=1e-4, rtol=0)
+    assert not torch.allclose(seen[0], seen[1], atol=1e-3)
+
+
+@pytest.mark.parametrize("top_k", [1, 2, 3])
+def test_law_6_forced_to_one_expert_others_weigh_nothing_at_any_top_k(tmp_path: Path, top_k: int) -> None:
+    experts = [expert(tmp_path / str(seed), seed=seed) for seed in (1, 2, 3)]
+    version = loaded(published(experts, tmp_path, top_k))
+    for slot, folder in enumerate(experts):
+        with forced(version, slot):
+            found = logits(version)
+        dense, _ = domain_model(folder, tmp_path / "trunk" / "trunk.safetensors")
+        torch.testing.assert_close(found, logits(dense), atol=1e-4, rtol=0)

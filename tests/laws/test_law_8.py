@@ -1,0 +1,227 @@
+"""Law 8: memory is bounded, whatever the size of the model and the number of contributions."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import tracemalloc
+import weakref
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from io import BytesIO
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.parquet  # type: ignore[import-untyped]
+import pytest
+import torch
+import zstandard
+from torch import Tensor
+
+from moerge.blobs.s3 import S3, S3Blobs
+from moerge.errors import MoergeError
+from moerge.models.reader import Checkpoint
+from moerge.models.writer import TensorPlan, write_safetensors
+from moerge.routers.system import ridge_system
+from moerge.statistics.accumulate import ShardSums
+from moerge.statistics.journal import Journal, join
+from moerge_proto.digests import sha256_hex
+from moerge_proto.statistics_file import StatisticsFile, gram_length
+from support import fleet
+from support.models import expert
+from support.processes import coordinator, peak_bytes
+from support.servers import settings
+from support.statistics import LAYERS, manifest_of, written
+from support.versions import trunk_file
+
+
+class Counted:
+    """Counts the tensors that are alive."""
+
+    def __init__(self) -> None:
+        self.alive = self.most = self.made = 0
+
+    def __call__(self, tensor: Tensor) -> Tensor:
+        weakref.finalize(tensor, self._gone)
+        self.alive, self.made = self.alive + 1, self.made + 1
+        self.most = max(self.most, self.alive)
+        return tensor
+
+    def _gone(self) -> None:
+        self.alive -= 1
+
+
+# --- merging and publishing
+
+
+def test_law_8_a_file_is_written_with_two_tensors_in_memory() -> None:
+    counted = Counted()
+    plans = [TensorPlan(str(i), torch.float32, (8,), lambda: counted(torch.zeros(8))) for i in range(20)]
+    write_safetensors(BytesIO(), plans)
+    assert (counted.made, counted.most) == (20, 2)
+
+
+def test_law_8_merging_reads_one_tensor_of_each_expert_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    experts = [expert(tmp_path / str(seed), seed) for seed in (1, 2, 3)]
+    counted, read = Counted(), Checkpoint.tensor
+    monkeypatch.setattr(Checkpoint, "tensor", lambda checkpoint, name: counted(read(checkpoint, name)))
+    trunk_file(experts, tmp_path / "trunk")
+    assert counted.made > 8 * len(experts)
+    assert counted.most <= len(experts) + 2  # two merged ones, which may be an expert's own
+
+
+# --- summing and solving
+
+
+def test_law_8_a_whole_journal_is_not_read_and_those_of_groups_are_joined_tensor_by_tensor(tmp_path: Path) -> None:
+    layers, hidden = 16, 200
+    gram = gram_length(hidden)
+    one = np.arange(gram), np.arange(hidden)
+    some = manifest_of(ShardSums({"layers.0.cross": one[1]}, 1, 1), 1)
+    blank = some.model_copy(update={"layers": layers, "exponents": [16] * layers, "shards": ["0" * 64]})
+    parts: list[tuple[Path, range | None]] = []
+    for group in (range(8), range(8, 16)):
+        names = [name for name, _ in blank.part(group)]
+        parts.append((tmp_path / f"{group.start}", group))
+        journal = Journal(parts[-1][0], blank, 1e9, None, group)
+        journal.add("1" * 64, ShardSums(dict(zip(names, one * 8, strict=True)), 5, 2))
+        journal.save()
+    tracemalloc.start()
+    try:
+        manifest = join(tmp_path / "whole", parts)
+        assert Journal(tmp_path / "whole", blank, 0).save() == manifest
+        assert tracemalloc.get_traced_memory()[1] < 4 * 8 * gram
+    finally:
+        tracemalloc.stop()
+    with StatisticsFile(tmp_path / "whole") as file:
+        assert all((array == one[place % 2]).all() for place, array in enumerate(file.arrays()))
+    other = Journal(parts[1][0], blank, 0, None, parts[1][1])
+    other.add("2" * 64, ShardSums(dict(zip(names, one * 8, strict=True)), 5, 2))
+    with pytest.raises(MoergeError, match="other shards"):
+        join(tmp_path / "whole", parts)
+
+
+def test_law_8_a_layer_is_solved_with_two_contributions_in_memory(tmp_path: Path) -> None:
+    """Twelve contributions take as much as two."""
+    hidden = 200
+    arrays = {"gram": np.arange(gram_length(hidden)), "cross": np.arange(hidden)}
+    sums = ShardSums({f"layers.{n}.{name}": each for n in range(LAYERS) for name, each in arrays.items()}, 1, 1)
+    paths = [written(tmp_path / str(n), manifest_of(sums, 1, first_shard=n), sums) for n in range(12)]
+
+    def peak(count: int) -> int:
+        with ExitStack() as stack:
+            files = [stack.enter_context(StatisticsFile(path)) for path in paths[:count]]
+            tracemalloc.start()
+            stack.callback(tracemalloc.stop)
+            ridge_system(files, ["law"], 0, torch.ones(hidden))
+            return tracemalloc.get_traced_memory()[1]
+
+    assert peak(12) < peak(2) + arrays["gram"].nbytes
+
+
+# --- reading, receiving and storing
+
+
+PEAK_OF_READING = """
+import resource, sys
+from moerge.documents.files import data_files
+from moerge.documents.reader import BadLines, as_text, documents
+import pyarrow.parquet  # type: ignore[import-untyped]
+def characters(path):
+    return sum(map(len, documents(data_files(path), "text", as_text, BadLines())))
+characters(sys.argv[1])  # what is loaded once
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+total = characters(sys.argv[2])
+print(total, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024)
+"""
+
+
+@pytest.mark.parametrize("form", ["jsonl.zst", "parquet", "arrow"])
+def test_law_8_reading_documents_takes_no_more_for_more_of_them(tmp_path: Path, form: str) -> None:
+    """100 MB of text in one file, in one row group, take less than 40 MB beyond what a small file takes."""
+    sizes = {"small": 1_000, "large": 100_000}
+    for name, count in sizes.items():
+        path = tmp_path / f"{name}.{form}"
+        texts = [f"{number:08d}" * 125 for number in range(count)]
+        if form == "parquet":
+            table = pa.table({"text": texts})
+            pyarrow.parquet.write_table(table, path, row_group_size=count, use_dictionary=False)
+        elif form == "arrow":
+            with pa.ipc.new_stream(path, pa.schema({"text": pa.string()})) as out:
+                out.write_table(pa.table({"text": texts}), max_chunksize=1000)
+        else:
+            path.write_bytes(zstandard.compress("".join(json.dumps({"text": text}) + "\n" for text in texts).encode()))
+    done = subprocess.run(  # noqa: S603  # our own script
+        [sys.executable, "-c", PEAK_OF_READING, *(str(tmp_path / f"{name}.{form}") for name in sizes)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    characters, more = map(int, done.stdout.split())
+    assert characters == 100_000_000
+    assert more < 40 * 2**20
+
+
+def test_law_8_putting_and_fetching_hold_a_few_parts_in_memory(s3: S3, tmp_path: Path) -> None:
+    piece, pieces = os.urandom(2**20), 200
+    digest = sha256_hex(piece * pieces)
+
+    def write(out: BinaryIO) -> str:
+        for _ in range(pieces):
+            out.write(piece)
+        return digest
+
+    def peak(work: Callable[[], Any]) -> int:
+        """Bytes that the whole process took at most beyond what it had, seen from outside Python too."""
+        before, most, done = resident(), 0, threading.Event()
+
+        def watch() -> None:
+            nonlocal most
+            while not done.wait(0.01):
+                most = max(most, resident() - before)
+
+        watcher = threading.Thread(target=watch)
+        watcher.start()
+        try:
+            work()
+        finally:
+            done.set()
+            watcher.join()
+        return most
+
+    assert peak(lambda: S3Blobs(s3, tmp_path / "a", 2**40).put("file", write)) < 120 * 2**20
+    assert peak(lambda: S3Blobs(s3, tmp_path / "b", 2**40).local(digest)) < 120 * 2**20
+
+
+def resident() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.slow
+def test_law_8_further_uploads_take_no_further_memory(s3: S3, tmp_path: Path) -> None:
+    """Twice as many again take less than half of what they bring: with fragments of the first ones' room, less."""
+    size, at_once = 24 * 2**20, 12
+    with coordinator(tmp_path / "home", settings=settings(None, s3)) as server:
+        member = fleet.join(server, "law", tmp_path)
+
+        def upload(number: int) -> None:
+            path = tmp_path / str(number)
+            path.write_bytes(os.urandom(size))
+            with server.client(member.token) as client:
+                client.upload(path, fleet.SILENT, title="file")
+            path.unlink()
+
+        with ThreadPoolExecutor(at_once) as pool:
+            list(pool.map(upload, range(at_once)))
+            first = peak_bytes(server)
+            list(pool.map(upload, range(at_once, 3 * at_once)))
+        member.client.close()
+        assert peak_bytes(server) - first < size * at_once

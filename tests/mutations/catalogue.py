@@ -1,0 +1,260 @@
+"""The list: each mutation is one replaced text. `old` occurs once in its package, in whichever module it is by now."""
+
+from dataclasses import dataclass
+
+PROTO, LIBRARY = "proto/moerge_proto", "services/moerge"
+WORKER, COORDINATOR = "workers/moerge_workers", "coordinator/moerge_coordinator"
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """Something that matters, broken.
+
+    Attributes:
+        name: for the command line.
+        subject: the law, or what else no longer holds.
+        package: the folder of the code that it changes.
+        old: text that it replaces.
+        new: the text in its place.
+        tests: files of which one must fail, each on its own cheap to run.
+    """
+
+    name: str
+    subject: str
+    package: str
+    old: str
+    new: str
+    tests: tuple[str, ...]
+
+
+def law(number: int) -> tuple[str]:
+    return (f"tests/laws/test_law_{number}.py",)
+
+
+MUTATIONS = (
+    Mutation(
+        "switch",
+        "law 1: the policy's switches keep things at home",
+        WORKER,
+        "if not self.settings.policy.allows(item.kind):",
+        "if False:",
+        law(1),
+    ),
+    Mutation(
+        "other-trunk",
+        "law 2: contributions under another trunk are refused",
+        COORDINATOR,
+        "if trunk is None or manifest.trunk != trunk.digest:",
+        "if trunk is None:",
+        law(2),
+    ),
+    Mutation(
+        "sums-of-floats",
+        "law 3: sums are of integers, in any order the same",
+        LIBRARY,
+        "each * to_floats(_total(file.gram(layer) for file in alike), exponent)",
+        "sum(each * to_floats(file.gram(layer), exponent) for file in alike)",
+        law(3),
+    ),
+    Mutation(
+        "shard-twice",
+        "law 4: a shard counts once",
+        COORDINATOR,
+        "query.where(ShardRow.shard.in_(some)).limit(1)",
+        "query.where(ShardRow.shard.in_(some)).limit(0)",
+        law(4),
+    ),
+    Mutation(
+        "supersede-another-s",
+        "law 4: a contribution supersedes its own domain's only",
+        COORDINATOR,
+        "if row is None or (row.trunk, row.domain) != (manifest.trunk, manifest.domain):",
+        "if row is None:",
+        law(4),
+    ),
+    Mutation(
+        "withdrawn-stays",
+        "law 5: a withdrawn contribution is gone from the next version",
+        COORDINATOR,
+        "row.active, row.withdrawn = False, row.withdrawn or when",
+        "row.withdrawn = row.withdrawn or when",
+        law(5),
+    ),
+    Mutation(
+        "projections-exchanged",
+        "law 6: with equal experts, logits are the dense model's",
+        LIBRARY,
+        '("w1.weight", "w3.weight", "w2.weight")',
+        '("w3.weight", "w1.weight", "w2.weight")',
+        law(6),
+    ),
+    Mutation(
+        "key-without-slot",
+        "law 7: a file of another slot is another file",
+        LIBRARY,
+        '{"layout": _LAYOUT, "name": name, **inputs}',
+        '{"layout": _LAYOUT, **inputs}',
+        law(7),
+    ),
+    Mutation(
+        "all-tensors-at-once",
+        "law 8: files are written tensor by tensor",
+        LIBRARY,
+        "for plan in ordered:\n            tensor = _computed(plan)",
+        "for plan, tensor in [(each, _computed(each)) for each in ordered]:",
+        law(8),
+    ),
+    Mutation(
+        "pickled-workflows",
+        "law 9: workflows are kept as JSON",
+        COORDINATOR,
+        "serializer=DBOSPortableJSONSerializer(),  # the default one unpickles",
+        "",
+        law(9),
+    ),
+    Mutation(
+        "name-before-content",
+        "law 10: content is on the disk before its name",
+        LIBRARY,
+        "os.fsync(file.fileno())\n        temporary.replace(path)",
+        "pass\n        temporary.replace(path)",
+        law(10),
+    ),
+    Mutation(
+        "half-a-version",
+        "law 10: a version's folder appears whole",
+        LIBRARY,
+        'part = folder.with_name(f".{folder.name}.part")\n    shutil',
+        "part = folder\n    shutil",
+        law(10),
+    ),
+    Mutation(
+        "any-role",
+        "authorisation: a route's roles",
+        COORDINATOR,
+        "if identity.role not in roles:",
+        "if False:",
+        ("tests/contract/test_auth.py",),
+    ),
+    Mutation(
+        "any-domain",
+        "authorisation: owners speak for their own domains",
+        COORDINATOR,
+        "if domain not in identity.domains:",
+        "if False:",
+        ("tests/contract/test_progress.py",),
+    ),
+    Mutation(
+        "download-without-leave",
+        "authorisation: owners get others' experts by their leave only",
+        COORDINATOR,
+        "if each.owner != owner and not each.redistribute]",
+        "if False]",
+        ("tests/contract/test_evaluations.py",),
+    ),
+    Mutation(
+        "expired-token",
+        "authorisation: a token ends when it expires",
+        COORDINATOR,
+        "if row.expires is not None and row.expires <= when:",
+        "if False:",
+        ("tests/unit/coordinator/domain/test_tokens.py",),
+    ),
+    Mutation(
+        "forged-signature",
+        "signatures: a forged one is none",
+        PROTO,
+        "except InvalidSignature:\n        return False",
+        "except InvalidSignature:\n        return True",
+        ("tests/unit/proto/test_signatures.py",),
+    ),
+    Mutation(
+        "any-trace",
+        "bounds: a gram has no more than its tokens give",
+        LIBRARY,
+        "if trace > TRACE_SLACK * largest:",
+        "if False:",
+        ("tests/unit/services/test_validate.py",),
+    ),
+    Mutation(
+        "sum-wraps",
+        "bounds: a sum that leaves int64 is an error",
+        LIBRARY,
+        "if (((left ^ total) & (right ^ total)) < 0).any():",
+        "if False:",
+        ("tests/unit/services/test_integers.py",),
+    ),
+    Mutation(
+        "lost-column",
+        "migrations: no value is lost",
+        COORDINATOR,
+        'op.execute("ALTER TABLE trunks RENAME COLUMN nonzero_gains TO bounds")',
+        'op.drop_column("trunks", "nonzero_gains")\n'
+        '    op.add_column("trunks", sa.Column("bounds", sa.JSON(), nullable=False, server_default="[]"))',
+        ("tests/contract/test_migrations.py",),
+    ),
+    Mutation(
+        "markup",
+        "dashboard: what others wrote is text",
+        COORDINATOR,
+        "autoescape=True,\n",
+        "autoescape=False,\n",
+        ("tests/unit/coordinator/dashboard/test_site.py",),
+    ),
+    Mutation(
+        "foreign-form",
+        "dashboard: a form of another site does nothing",
+        COORDINATOR,
+        'if expected is None or not hmac.compare_digest(fields.pop(_FIELD, "").encode(), expected.encode()):',
+        "if expected is None:",
+        ("tests/unit/coordinator/dashboard/test_session.py",),
+    ),
+    Mutation(
+        "like-an-allowed-source",
+        "requests of the coordinator's own: allowed sources only",
+        COORDINATOR,
+        'url.startswith(prefix.rstrip("/") + "/")',
+        'url.startswith(prefix.rstrip("/"))',
+        ("tests/unit/coordinator/domain/test_sources.py",),
+    ),
+    Mutation(
+        "any-body",
+        "limits: the largest body",
+        COORDINATOR,
+        "if come > MAX_CHUNK_BYTES:",
+        "if False:",
+        ("tests/unit/coordinator/rest/test_limits.py",),
+    ),
+    Mutation(
+        "any-quota",
+        "limits: an owner's bytes",
+        COORDINATOR,
+        "if size > left:",
+        "if False:",
+        ("tests/contract/test_upload_limits.py",),
+    ),
+    Mutation(
+        "told-failure",
+        "secrets: a failure's answer has its type and no text",
+        COORDINATOR,
+        '{type(error).__name__}", "tell its operator',
+        '{error!r}", "tell its operator',
+        ("tests/unit/coordinator/test_problems.py",),
+    ),
+    Mutation(
+        "file-elsewhere",
+        "paths: a download stays in its folder",
+        LIBRARY,
+        "if Path(file.name).name != file.name or",
+        "if",
+        ("tests/unit/services/test_client.py",),
+    ),
+    Mutation(
+        "other-lambda",
+        "defaults: the recommended options are the measured ones",
+        PROTO,
+        "solve=SolveOptions(ridge_lambda=0.001,",
+        "solve=SolveOptions(ridge_lambda=0.01,",
+        ("tests/unit/test_recommended.py",),
+    ),
+)

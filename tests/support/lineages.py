@@ -1,0 +1,78 @@
+"""Versions by the recommended options, of small experts and drawn statistics, whose shards may be grouped at will."""
+
+from collections.abc import Sequence
+from functools import cache, reduce
+from io import BytesIO
+from operator import add
+from pathlib import Path
+from tempfile import mkdtemp
+
+from hypothesis import strategies as st
+
+from moerge.merging.local import LocalTrunk, local_trunk, local_version
+from moerge.models.expert_folder import DenseExpert
+from moerge.statistics.accumulate import ShardSums
+from moerge.versions.plan import VersionPlan, plan_version
+from support.models import expert
+from support.statistics import LAYERS, honest_shards, manifest_of, written
+
+HIDDEN = 12
+SIZES = {"hidden_size": HIDDEN, "num_hidden_layers": LAYERS, "num_attention_heads": 2, "num_key_value_heads": 1}
+DOMAINS = ("law", "art", "code")
+SHARDS = {domain: honest_shards(HIDDEN, 40 + 7 * seed, 4, HIDDEN, seed) for seed, domain in enumerate(DOMAINS)}
+"""Of different sizes, so that balanced weights are no powers of two, by which floats are multiplied exactly."""
+Group = tuple[str, Sequence[int]]  # a domain, and the shards that one contribution of it holds
+
+
+@cache
+def merged() -> tuple[dict[str, DenseExpert], LocalTrunk]:
+    """An expert of each domain, and their trunk."""
+    home = Path(mkdtemp(prefix="law-3-"))
+    experts = {
+        domain: DenseExpert(domain, expert(home / domain, seed, **SIZES))  # type: ignore[arg-type]  # no family
+        for seed, domain in enumerate(DOMAINS, 1)
+    }
+    return experts, local_trunk(list(experts.values()), home / "trunk", "average")
+
+
+def contributed(folder: Path, groups: Sequence[Group]) -> list[Path]:
+    """A router contribution of each group."""
+    paths = []
+    for domain, members in groups:
+        sums: ShardSums = reduce(add, [SHARDS[domain][member] for member in members])
+        manifest = manifest_of(sums, len(members), domain=domain, first_shard=min(members))
+        paths.append(written(folder / f"{domain}-{'-'.join(map(str, sorted(members)))}", manifest, sums))
+    return paths
+
+
+def planned(folder: Path, groups: Sequence[Group], domains: Sequence[str]) -> VersionPlan:
+    """The version by the recommended options, from contributions handed in in the groups' order."""
+    experts, trunk = merged()
+    return plan_version(*local_version([experts[domain] for domain in domains], trunk, contributed(folder, groups)))
+
+
+def version(folder: Path, groups: Sequence[Group], domains: Sequence[str]) -> dict[str, bytes]:
+    """Name -> content of every file of the version."""
+    files = {}
+    for file in planned(folder, groups, domains).files:
+        out = BytesIO()
+        file.write(out)
+        files[file.name] = out.getvalue()
+    return files
+
+
+def solved(folder: Path, groups: Sequence[Group], domains: Sequence[str]) -> tuple[bytes, bytes]:
+    """The bytes that follow from the sums: routers and report."""
+    files = version(folder, groups, domains)
+    return files["model-router.safetensors"], files["moerge-report.json"]
+
+
+@st.composite
+def groupings(draw: st.DrawFn) -> list[Group]:
+    """Every domain's shards in any order, cut into any contributions, and these in any order."""
+    groups: list[Group] = []
+    for domain in DOMAINS:
+        order = draw(st.permutations(range(4)))
+        cuts = sorted(draw(st.sets(st.integers(1, 3))))
+        groups += [(domain, order[start:end]) for start, end in zip([0, *cuts], [*cuts, 4], strict=True)]
+    return draw(st.permutations(groups))
