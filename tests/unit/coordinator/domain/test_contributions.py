@@ -77,7 +77,9 @@ def law(database: Database, tmp_path: Path) -> Law:
     with database.transaction("test") as session:
         expert = add_expert(session, "law")
         bits = [exponent(HIDDEN)] * LAYERS
-        trunk = add_trunk(session, [expert], hidden_size=HIDDEN, layers=LAYERS, exponents=bits, bounds=[float(HIDDEN)] * LAYERS)
+        trunk = add_trunk(
+            session, [expert], hidden_size=HIDDEN, layers=LAYERS, exponents=bits, bounds=[float(HIDDEN)] * LAYERS
+        )
     folders = Folders(database, blobs, tmp_path)
     return Law(Ports(settings, database, blobs, folders, uploads), expert, trunk, tmp_path)
 
