@@ -20,14 +20,14 @@ from moerge.statistics.accumulate import ShardSums
 from moerge.statistics.journal import Journal
 from moerge.statistics.passes import RouterPass
 from moerge_proto.statistics_file import Manifest, RouterManifest, StatisticsSettings
-from moerge_workers import sums
-from moerge_workers.actors import Slots
-from moerge_workers.data import Data
-from moerge_workers.ledger import Ledger
+from moerge_workers.computing import pending as sums
+from moerge_workers.computing.actors import Slots
+from moerge_workers.data.splits import Data
+from moerge_workers.leaving.ledger import Ledger
 from moerge_workers.settings import Settings
-from moerge_workers.status import Status
-from moerge_workers.view import Lines
-from moerge_workers.watch import Watch
+from moerge_workers.watching.events import Watch
+from moerge_workers.watching.status import Status
+from moerge_workers.watching.view import Lines
 from support.models import texts
 
 SHAPE, SHARDS, RUNS = Shape(hidden=256, layers=6, intermediate=1024, vocabulary=4000), 4, 3

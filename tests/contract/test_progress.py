@@ -10,10 +10,10 @@ import pytest
 
 from moerge.errors import CoordinatorError
 from moerge_proto.progress import Progress, Stage
-from moerge_workers import reporter
-from moerge_workers.reporter import reporting
 from moerge_workers.settings import Settings
-from moerge_workers.status import SlotState, State, Status
+from moerge_workers.watching import reporter
+from moerge_workers.watching.reporter import reporting
+from moerge_workers.watching.status import SlotState, State, Status
 from support.fleet import Member, eventually, join
 from support.processes import Coordinator, coordinator
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from moerge import __version__
-from moerge_workers import identity
 from moerge_workers.check import checks
+from moerge_workers.leaving import owner_key as identity
 from moerge_workers.settings import Settings
 from support.fleet import Member, joined, merge
 from support.models import expert

@@ -14,8 +14,8 @@ from moerge.errors import MoergeError
 from moerge.statistics.accumulate import ShardSums
 from moerge_proto.contributions import Contribution
 from moerge_proto.statistics_file import StatisticsFile
-from moerge_workers import actors
-from moerge_workers.contribute import run
+from moerge_workers.computing import actors
+from moerge_workers.loop import run
 from moerge_workers.settings import Settings
 from support.fleet import Member
 from support.processes import FORKS, Coordinator

@@ -3,13 +3,13 @@
 from pathlib import Path
 from typing import Any
 
-from moerge_workers.history import History, Item
-from moerge_workers.outbox import Outbox
+from moerge_workers.leaving.history import History, Item
+from moerge_workers.leaving.outbox import Outbox
 from moerge_workers.policy import Kind
 from moerge_workers.settings import Settings
-from moerge_workers.status import Status
-from moerge_workers.view import Lines
-from moerge_workers.watch import Watch
+from moerge_workers.watching.events import Watch
+from moerge_workers.watching.status import Status
+from moerge_workers.watching.view import Lines
 
 COORDINATOR = "https://example.org"
 

@@ -21,10 +21,10 @@ from moerge.models.families import family_of
 from moerge.models.reader import Checkpoint
 from moerge.statistics.memory import need
 from moerge.statistics.passes import RouterPass, TrunkPass, described
-from moerge_workers import actors
-from moerge_workers.data import Data
-from moerge_workers.identity import own_identity, require_approved
-from moerge_workers.memory import free_memory, that_fit
+from moerge_workers.computing import actors
+from moerge_workers.computing.memory import free_memory, that_fit
+from moerge_workers.data.splits import Data
+from moerge_workers.leaving.owner_key import own_identity, require_approved
 from moerge_workers.settings import Settings
 
 _SAMPLE_DOCUMENTS = 2000

@@ -14,10 +14,10 @@ from moerge.cli.common import Coordinator, Secret
 from moerge.client.client import Client
 from moerge.errors import MoergeError
 from moerge_proto.signatures import fingerprint, in_groups
-from moerge_workers import identity
-from moerge_workers.history import History
+from moerge_workers.leaving import owner_key as identity
+from moerge_workers.leaving.history import History
 from moerge_workers.settings import Settings, read_settings
-from moerge_workers.status import is_running, read_state
+from moerge_workers.watching.status import is_running, read_state
 
 app = typer.Typer(no_args_is_help=True, help="Run a domain owner's worker.")
 
@@ -168,7 +168,7 @@ def _with_options(do: Callable[[Settings], None], *, alone: bool = False) -> Non
             if settings.log_format == "text":
                 do(settings)
                 return
-        from moerge_workers import log
+        from moerge_workers.watching import log
 
         log.configure(given.get("data", []))
         with log.errors_told():
@@ -191,7 +191,7 @@ def run(settings: Settings) -> None:
 
     Example: moerge worker run --coordinator https://example.org --domain law --expert expert/ --data 'text/*.jsonl'
     """
-    from moerge_workers import contribute  # it brings torch and Ray, which the other commands need not wait for
+    from moerge_workers import loop as contribute  # it brings torch and Ray, which the other commands need not wait for
 
     contribute.run(settings)
 
@@ -265,7 +265,7 @@ def _decide(home: Path, which: str, decision: Literal["approved", "refused"]) ->
             what = f"{which or 'one item'} is meant, {len(found)} are found"
             raise MoergeError(what, where="digest", todo=f"name one digest; waiting: {waiting}")
         if decision == "approved":
-            from moerge_workers.outbox import require_unchanged
+            from moerge_workers.leaving.outbox import require_unchanged
 
             require_unchanged(found[0])
         history.note(found[0], decision)

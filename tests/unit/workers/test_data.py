@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from moerge.documents.conversations import Document
 from moerge.documents.splits import split_of
-from moerge_workers.data import Data, document_mac
+from moerge_workers.data.splits import Data, document_mac
 from moerge_workers.settings import Settings
 from support.models import tokenizer
 

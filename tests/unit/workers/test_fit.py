@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from moerge_workers.data import Data
-from moerge_workers.fit import sample_of
+from moerge_workers.computing.fitting import sample_of
+from moerge_workers.data.splits import Data
 from moerge_workers.settings import Settings
-from moerge_workers.status import Status
-from moerge_workers.view import view
-from moerge_workers.watch import Watch
+from moerge_workers.watching.events import Watch
+from moerge_workers.watching.status import Status
+from moerge_workers.watching.view import view
 from support.models import tokenizer
 
 TEXTS = [f"{'of the law ' * (number % 5)}document {number}" for number in range(60)]

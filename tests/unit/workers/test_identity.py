@@ -9,7 +9,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from moerge.errors import MoergeError
 from moerge_proto.signatures import contribution_message, is_signed, public_key_of
-from moerge_workers.identity import join_request, key_file, read_owner_key, signature
+from moerge_workers.leaving.owner_key import join_request, key_file, read_owner_key, signature
 
 PEM = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
 

@@ -14,14 +14,14 @@ from moerge.documents.shards import Shard
 from moerge.statistics.accumulate import ShardSums
 from moerge.statistics.passes import RouterPass, TrunkPass
 from moerge_proto.statistics_file import RouterManifest, StatisticsFile, StatisticsSettings, TrunkManifest
-from moerge_workers import actors
-from moerge_workers.data import Data
-from moerge_workers.ledger import Ledger
+from moerge_workers.computing import actors
+from moerge_workers.computing.pending import Sums
+from moerge_workers.data.splits import Data
+from moerge_workers.leaving.ledger import Ledger
 from moerge_workers.settings import Settings
-from moerge_workers.status import Status
-from moerge_workers.sums import Sums
-from moerge_workers.view import Lines
-from moerge_workers.watch import Watch
+from moerge_workers.watching.events import Watch
+from moerge_workers.watching.status import Status
+from moerge_workers.watching.view import Lines
 from support.models import SMALL, VOCAB, expert, texts
 
 LAYERS, HIDDEN, KINDS = SMALL["num_hidden_layers"], SMALL["hidden_size"], ["router", "trunk"]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from moerge.errors import MoergeError
 from moerge_proto.digests import sha256_hex
-from moerge_workers.ledger import Ledger, Sent
+from moerge_workers.leaving.ledger import Ledger, Sent
 
 DOCUMENTS = st.lists(st.sampled_from([bytes([n]) * 32 for n in range(6)]), max_size=12)
 

@@ -14,8 +14,8 @@ from moerge.errors import MoergeError
 from moerge.statistics.memory import Free, free_bytes, need, too_large
 from moerge.statistics.passes import Compute, RouterPass, TrunkPass, described
 from moerge_proto.statistics_file import StatisticsSettings
-from moerge_workers.actors import Slots
-from moerge_workers.memory import free_memory, that_fit
+from moerge_workers.computing.actors import Slots
+from moerge_workers.computing.memory import free_memory, that_fit
 from moerge_workers.settings import Settings
 from support.models import expert
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from moerge_workers.history import FILE, History
-from moerge_workers.outbox import Outbox
+from moerge_workers.leaving.history import FILE, History
+from moerge_workers.leaving.outbox import Outbox
 from support.models import expert
 from support.outbox import item_of, outbox_of
 

@@ -18,9 +18,9 @@ from moerge.models.config import read_config
 from moerge.models.tokens import Tokens
 from moerge.statistics.memory import free_bytes, is_out_of_memory
 from moerge_proto.progress import Stage
-from moerge_workers.data import Data
+from moerge_workers.data.splits import Data
 from moerge_workers.settings import Settings
-from moerge_workers.watch import Watch
+from moerge_workers.watching.events import Watch
 
 
 def fitted(settings: Settings, data: Data, watch: Watch, expert: str, trunk: Path) -> Path | None:

@@ -11,7 +11,7 @@ from moerge.client.client import Client
 from moerge.errors import MoergeError
 from moerge_proto.progress import Stage
 from moerge_workers.settings import Settings
-from moerge_workers.status import Status
+from moerge_workers.watching.status import Status
 
 SECONDS = 10.0
 _PATIENCE, _TIMEOUT, _END_SECONDS = 0.001, 5.0, 2.0

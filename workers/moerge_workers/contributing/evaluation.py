@@ -28,11 +28,11 @@ from moerge_proto.evaluations import NewEvaluation, Scored
 from moerge_proto.problems import ProblemType
 from moerge_proto.progress import Stage
 from moerge_proto.versions import Version
-from moerge_workers.data import Data
-from moerge_workers.ledger import Ledger, Sent
-from moerge_workers.outbox import Outbox
+from moerge_workers.data.splits import Data
+from moerge_workers.leaving.ledger import Ledger, Sent
+from moerge_workers.leaving.outbox import Outbox
 from moerge_workers.settings import Settings
-from moerge_workers.watch import Watch
+from moerge_workers.watching.events import Watch
 
 _LOOK_SECONDS = 30.0  # between two looks for a newer version
 _AGAIN_SECONDS = 3600.0  # until a version that couldn't be evaluated is tried again

@@ -33,20 +33,20 @@ from moerge_proto.problems import ProblemType
 from moerge_proto.progress import Stage
 from moerge_proto.statistics_file import Manifest, RouterManifest
 from moerge_proto.trunks import Trunk
-from moerge_workers.data import Data
-from moerge_workers.evaluate import Evaluations
-from moerge_workers.fit import fitted
-from moerge_workers.history import History
-from moerge_workers.identity import own_identity, require_approved, signature
-from moerge_workers.ledger import Ledger
-from moerge_workers.metrics import served
-from moerge_workers.outbox import POLL_SECONDS, Outbox
-from moerge_workers.reporter import reporting
+from moerge_workers.computing.fitting import fitted
+from moerge_workers.computing.pending import Sums
+from moerge_workers.contributing.evaluation import Evaluations
+from moerge_workers.data.splits import Data
+from moerge_workers.leaving.history import History
+from moerge_workers.leaving.ledger import Ledger
+from moerge_workers.leaving.outbox import POLL_SECONDS, Outbox
+from moerge_workers.leaving.owner_key import own_identity, require_approved, signature
 from moerge_workers.settings import Settings
-from moerge_workers.status import LOCK, Status
-from moerge_workers.sums import Sums
-from moerge_workers.view import view
-from moerge_workers.watch import Watch
+from moerge_workers.watching.events import Watch
+from moerge_workers.watching.metrics import served
+from moerge_workers.watching.reporter import reporting
+from moerge_workers.watching.status import LOCK, Status
+from moerge_workers.watching.view import view
 
 SOFTWARE = {
     "moerge": __version__,

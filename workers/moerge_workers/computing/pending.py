@@ -14,12 +14,12 @@ from moerge.statistics.passes import RouterPass, TrunkPass, described, named
 from moerge_proto.digests import digest_of
 from moerge_proto.progress import Stage
 from moerge_proto.statistics_file import Manifest, StatisticsFile, TrunkManifest
-from moerge_workers import actors
-from moerge_workers.data import Data
-from moerge_workers.ledger import Ledger, Sent
-from moerge_workers.memory import free_memory, that_fit
+from moerge_workers.computing import actors
+from moerge_workers.computing.memory import free_memory, that_fit
+from moerge_workers.data.splits import Data
+from moerge_workers.leaving.ledger import Ledger, Sent
 from moerge_workers.settings import Settings
-from moerge_workers.watch import Watch
+from moerge_workers.watching.events import Watch
 
 
 @dataclass(frozen=True)

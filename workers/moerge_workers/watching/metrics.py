@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 from moerge.errors import MoergeError
 from moerge_proto.progress import Stage
-from moerge_workers.status import State, Status
+from moerge_workers.watching.status import State, Status
 
 HOST = "127.0.0.1"
 

@@ -20,9 +20,9 @@ from moerge_proto.evaluations import Evaluation, NewEvaluation, Scored
 from moerge_proto.experts import Expert
 from moerge_proto.progress import Stage
 from moerge_proto.statistics_file import RouterManifest, StatisticsFile
-from moerge_workers.history import History, Item
+from moerge_workers.leaving.history import History, Item
 from moerge_workers.settings import Settings
-from moerge_workers.watch import Watch
+from moerge_workers.watching.events import Watch
 
 POLL_SECONDS = 1.0
 EXPERT_REVEALS = (

@@ -7,8 +7,8 @@ from contextlib import AbstractContextManager
 
 from moerge.progress import Tracker
 from moerge_proto.progress import Stage
-from moerge_workers.status import SlotState, Status
-from moerge_workers.view import View
+from moerge_workers.watching.status import SlotState, Status
+from moerge_workers.watching.view import View
 
 _SHARDS = 8  # over which a slot's rate is
 

@@ -18,7 +18,7 @@ from rich.text import Text
 
 from moerge.progress import LogProgress, Tracker, amount
 from moerge_proto.progress import Stage
-from moerge_workers.status import State, Status
+from moerge_workers.watching.status import State, Status
 
 _SLOTS = 8  # that have a line of their own
 _BAR = 20

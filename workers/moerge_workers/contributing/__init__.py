@@ -1,0 +1,1 @@
+"""The stages of a run, each of which contributes one kind of thing."""
