@@ -19,9 +19,9 @@ from moerge_proto.experts import NewExpert
 from moerge_proto.options import SolveOptions
 from moerge_proto.versions import NewVersion
 from moerge_workers import commands
+from moerge_workers.data.shard_key import read_key
 from moerge_workers.data.splits import document_mac
 from moerge_workers.leaving.history import History
-from moerge_workers.leaving.owner_key import read_key
 from support.fleet import Member, eventually, honest, joined, merge, send
 from support.house import House, house_of
 from support.models import tokenizer

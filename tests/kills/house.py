@@ -22,7 +22,7 @@ from moerge.statistics.accumulate import ShardSums, shard_sums
 from moerge.statistics.journal import Journal
 from moerge_proto.statistics_file import StatisticsFile
 from moerge_proto.trunks import Trunk
-from moerge_workers.leaving.owner_key import read_key
+from moerge_workers.data.shard_key import read_key
 from support.fleet import Member, joined, merge, trunk_path
 from support.models import texts
 from support.processes import Coordinator, coordinator, marked

@@ -14,7 +14,7 @@ from moerge.cli.common import Coordinator, Secret
 from moerge.client.client import Client
 from moerge.errors import MoergeError
 from moerge_proto.signatures import fingerprint, in_groups
-from moerge_workers.leaving import owner_key as identity
+from moerge_workers.leaving import owner_key
 from moerge_workers.leaving.history import History
 from moerge_workers.settings import Settings, read_settings
 from moerge_workers.watching.status import is_running, read_state
@@ -42,8 +42,8 @@ def init(
 
     Example: moerge worker init --owner hospital --domain medicine
     """
-    path = (home or identity.default_home()) / f"{owner}.pem"
-    request = identity.join_request(path, owner, domain)
+    path = (home or owner_key.default_home()) / f"{owner}.pem"
+    request = owner_key.join_request(path, owner, domain)
     typer.echo(request.line())
     typer.echo(
         f"Your key is {path}; keep a copy where only you can read it.\n"
@@ -70,7 +70,7 @@ def rotate(
         owner = client.identity().owner
         if owner is None:
             raise MoergeError("the token is not an owner's", where="--token", todo="use your worker's token")
-        made = identity.rotate(client, owner, identity.key_file(home or identity.default_home(), owner))
+        made = owner_key.rotate(client, owner, owner_key.key_file(home or owner_key.default_home(), owner))
     typer.echo(f"Your key's fingerprint is now: {in_groups(made)}")
 
 
@@ -168,6 +168,7 @@ def _with_options(do: Callable[[Settings], None], *, alone: bool = False) -> Non
             if settings.log_format == "text":
                 do(settings)
                 return
+        from moerge_workers import loop  # noqa: F401  # it brings libraries that make log handlers of their own
         from moerge_workers.watching import log
 
         log.configure(given.get("data", []))
@@ -191,9 +192,9 @@ def run(settings: Settings) -> None:
 
     Example: moerge worker run --coordinator https://example.org --domain law --expert expert/ --data 'text/*.jsonl'
     """
-    from moerge_workers import loop as contribute  # it brings torch and Ray, which the other commands need not wait for
+    from moerge_workers import loop  # it brings torch and Ray, which the other commands need not wait for
 
-    contribute.run(settings)
+    loop.run(settings)
 
 
 def check(settings: Settings) -> None:
@@ -228,7 +229,7 @@ def _home(given: Path | None) -> Path:
     Raises:
         MoergeError: there is none, or not just one.
     """
-    homes = [given] if given else sorted(path for path in identity.default_home().glob("worker-*") if path.is_dir())
+    homes = [given] if given else sorted(path for path in owner_key.default_home().glob("worker-*") if path.is_dir())
     if len(homes) == 1 and homes[0].is_dir():
         return homes[0]
     found = ", ".join(map(str, homes)) or "none"

@@ -22,6 +22,9 @@ from moerge.statistics.accumulate import ShardSums
 from moerge.statistics.memory import is_out_of_memory, too_large
 from moerge.statistics.passes import RouterPass, TrunkPass
 from moerge_proto.statistics_file import StatisticsSettings
+from moerge_workers.computing.pending import ComputeShards
+from moerge_workers.settings import Settings
+from moerge_workers.watching.events import Events
 
 _WAITING_PER_SLOT = 2
 _DEATHS = 4  # of an actor and those in its place, in a row, before one finishes a shard
@@ -49,7 +52,7 @@ class Slot:
         return self._compute(batches(shard.rows, self._batch_tokens), shard.documents)
 
 
-class Watcher(Protocol):
+class ActorEvents(Protocol):
     """Is told of the actors, by the number of their slot."""
 
     def ready(self, slot: int, device: str) -> None: ...
@@ -57,8 +60,8 @@ class Watcher(Protocol):
     def lost(self, slot: int) -> None: ...
 
 
-class _Nobody:
-    """Watches nothing."""
+class _Ignored:
+    """Events that nobody is told of."""
 
     def ready(self, slot: int, device: str) -> None: ...
     def finished(self, slot: int, tokens: int) -> None: ...
@@ -72,21 +75,19 @@ class Slots:
     Attributes:
         address: of the cluster; None starts a local one, of a CPU a slot.
         slots: actors. On a GPU each has one of its own.
-        work: what they compute.
-        statistics: in which batches.
+        statistics: in which batches they compute.
         say: is told of what is lost, and what it waits for.
-        watch: is told of the actors.
+        events: is told of the actors.
     """
 
     address: str | None
     slots: int
-    work: RouterPass | TrunkPass
     statistics: StatisticsSettings
     say: Callable[[str], None]
-    watch: Watcher = field(default_factory=_Nobody)
+    events: ActorEvents = field(default_factory=_Ignored)
 
-    def compute(self, shards: Iterable[Shard]) -> Iterator[tuple[Shard, ShardSums]]:
-        """Every shard with its sums, in whatever order they come; a few per slot are in memory at a time.
+    def compute(self, work: RouterPass | TrunkPass, shards: Iterable[Shard]) -> Iterator[tuple[Shard, ShardSums]]:
+        """Every shard with its sums by a pass, in any order; a few per slot are in memory at a time.
 
         Each actor first computes one micro-batch of the largest shape. Shards of an actor or a node that dies are
         computed again by others, and a Ray that is gone is started anew.
@@ -96,7 +97,7 @@ class Slots:
         """
         source, more, again = iter(shards), True, deque[Shard]()
         with _cluster(self.address, self.slots):
-            pool = _Pool(self, again)
+            pool = _Pool(self, work, again)
             while True:
                 while pool.free and (more or again):
                     shard = again.popleft() if again else next(source, None)
@@ -109,16 +110,21 @@ class Slots:
                 if (done := pool.next()) is not None:
                     yield done
 
-    def probe(self) -> None:
+    def probe(self, work: RouterPass | TrunkPass) -> None:
         """Starts Ray and all actors, and lets each compute one micro-batch of the largest shape, sums included.
 
         Raises:
             MoergeError: as in `compute`.
         """
         with _cluster(self.address, self.slots):
-            pool = _Pool(self, deque())
+            pool = _Pool(self, work, deque())
             while pool.starting:
                 pool.next()
+
+
+def on_ray(settings: Settings, events: Events) -> ComputeShards:
+    """How a worker's shards are computed: by Ray actors, as its settings say."""
+    return Slots(settings.ray_address, settings.slots, settings.statistics, events.say, events).compute
 
 
 @contextmanager
@@ -175,8 +181,8 @@ class _Pool:
         running: what they compute.
     """
 
-    def __init__(self, how: Slots, again: deque[Shard]) -> None:
-        self._how, self._again = how, again
+    def __init__(self, how: Slots, work: RouterPass | TrunkPass, again: deque[Shard]) -> None:
+        self._how, self._work, self._again = how, work, again
         self.running: dict[Any, tuple[_Actor, Shard]] = {}
         self._restarts, self._told = 0, time.monotonic()
         self._begin()
@@ -190,9 +196,9 @@ class _Pool:
 
     def _start(self, slot: int, deaths: int) -> None:
         how = self._how
-        gpus = 1 if how.work.device == "cuda" else 0
+        gpus = 1 if self._work.device == "cuda" else 0
         kind: Any = ray.remote(num_cpus=1, num_gpus=gpus, max_restarts=0, max_task_retries=0)(Slot)
-        actor = _Actor(kind.remote(how.work, how.statistics.batch_tokens), slot, deaths)
+        actor = _Actor(kind.remote(self._work, how.statistics.batch_tokens), slot, deaths)
         self._living.add(actor)
         self.starting[actor.handle.sums.remote(_largest(how.statistics))] = actor
 
@@ -226,12 +232,12 @@ class _Pool:
             return None
         actor.deaths = self._restarts = 0
         if actor in self._living:
-            self._how.watch.finished(actor.slot, shard.tokens)
+            self._how.events.finished(actor.slot, shard.tokens)
         return shard, sums
 
     def _ready(self, actor: _Actor) -> None:
         device, host = ray.get(actor.handle.place.remote())
-        self._how.watch.ready(actor.slot, device if self._how.address is None else f"{device} of {host}")
+        self._how.events.ready(actor.slot, device if self._how.address is None else f"{device} of {host}")
 
     def _failure(self, error: RayTaskError) -> Exception:
         cause = error.cause
@@ -240,7 +246,7 @@ class _Pool:
         return self._too_large(str(cause)) if is_out_of_memory(cause) else error
 
     def _too_large(self, found: str) -> MoergeError:
-        return too_large(found, self._how.work, self._how.statistics, self._how.slots)
+        return too_large(found, self._work, self._how.statistics, self._how.slots)
 
     def _replace(self, actor: _Actor, error: RayError) -> None:
         """Puts another in the place of an actor that is lost, or begins anew if all of Ray is."""
@@ -250,7 +256,7 @@ class _Pool:
             raise self._too_large(str(cause)) from error
         self._living.remove(actor)
         self.free = deque(each for each in self.free if each is not actor)
-        self._how.watch.lost(actor.slot)
+        self._how.events.lost(actor.slot)
         ray.kill(actor.handle)
         if not _alive():
             self._restart()
@@ -274,7 +280,7 @@ class _Pool:
             raise self._too_large(f"Ray died {_DEATHS} times in a row before a shard was finished")
         self._how.say("Ray is gone; it is started again, and the shards that were not finished are computed again")
         for actor in self._living:
-            self._how.watch.lost(actor.slot)
+            self._how.events.lost(actor.slot)
         self._again.extend(shard for _, shard in self.running.values())
         self.running.clear()
         ray.shutdown()

@@ -9,8 +9,8 @@ from moerge.documents.shards import Shard, plan
 from moerge.documents.splits import Split, split_of
 from moerge.models.tokens import Tokens
 from moerge.progress import Tracker
+from moerge_workers.data.shard_key import read_key
 from moerge_workers.leaving.ledger import Ledger
-from moerge_workers.leaving.owner_key import read_key
 from moerge_workers.settings import Settings
 
 

@@ -56,7 +56,8 @@ class Ledger:
     """
 
     def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        self._folder = path.parent
+        self._folder.mkdir(parents=True, exist_ok=True)
         self._db = sqlite3.connect(path, isolation_level=None)
         try:
             self._db.executescript(_TABLES)
@@ -70,6 +71,10 @@ class Ledger:
 
     def close(self) -> None:
         self._db.close()
+
+    def path(self, name: str) -> Path:
+        """The place of a file of that name."""
+        return self._folder / name
 
     def begin(self, *, everything: bool = False, again: bool = False) -> None:
         """Begins a reading of all documents.

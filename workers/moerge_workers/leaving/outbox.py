@@ -22,7 +22,7 @@ from moerge_proto.progress import Stage
 from moerge_proto.statistics_file import RouterManifest, StatisticsFile
 from moerge_workers.leaving.history import History, Item
 from moerge_workers.settings import Settings
-from moerge_workers.watching.events import Watch
+from moerge_workers.watching.events import Events
 
 POLL_SECONDS = 1.0
 EXPERT_REVEALS = (
@@ -48,16 +48,16 @@ class Outbox:
     Attributes:
         settings: the worker's.
         history: of its home.
-        watch: is told what happens, and asks the owner.
+        events: is told what happens, and asks the owner.
     """
 
     settings: Settings
     history: History
-    watch: Watch
+    events: Events
 
     @property
     def say(self) -> Callable[[str], None]:
-        return self.watch.say
+        return self.events.say
 
     def may_leave(self, item: Item, outdated: Callable[[], bool] = lambda: False) -> bool:
         """Whether an item may leave; in mode `ask`, waits for the owner's answer for as long as it isn't `outdated`.
@@ -78,14 +78,22 @@ class Outbox:
             return True
         return self._asked(item, outdated)
 
+    def is_refused(self, item: Item) -> bool:
+        """Whether the owner refused to send it."""
+        return self.history.decision(item) == "refused"
+
+    def is_outdated(self, item: Item) -> bool:
+        """Whether it isn't to be sent any more."""
+        return self.history.decision(item) == "outdated"
+
     def _asked(self, item: Item, outdated: Callable[[], bool]) -> bool:
         self.outdate(lambda other: other.place == item.place and other.digest != item.digest)
         if self.history.decision(item) != "asked":
             self.history.note(item, "asked")  # before it is shown, which takes long, so that no answer is overwritten
         self._show(item, "may this leave?")
-        self.watch.enter(Stage.WAITING)
+        self.events.enter(Stage.WAITING)
         if self.history.decision(item) == "asked":
-            sent = self.watch.view.ask(f"Send {item.about} to {item.coordinator}?")
+            sent = self.events.view.ask(f"Send {item.about} to {item.coordinator}?")
             if sent is not None:
                 self.history.note(item, "approved" if sent else "refused")
         if self.history.decision(item) != "asked":
@@ -109,7 +117,7 @@ class Outbox:
     def _show(self, item: Item, title: str) -> None:
         self.say(f"{title}: {item.about}, {decimal(item.bytes)}, to {item.coordinator}; to look at it: {item.place}")
         for part in described(item):
-            self.watch.view.show(part)
+            self.events.view.show(part)
 
     @contextmanager
     def sending(self, item: Item, supersedes: Sequence[str] = ()) -> Iterator[None]:
@@ -118,8 +126,8 @@ class Outbox:
             raise MoergeError("the policy or the dry run keeps it here", where=item.about)
         self.say(f"leaving this machine: {item.about}, {decimal(item.bytes)}; kept at {item.place}")
         self.history.note(item, "leaves")
-        self.watch.enter(Stage.SENDING)
-        self.watch.sent(self.history.sent())
+        self.events.enter(Stage.SENDING)
+        self.events.sent(self.history.sent())
         replaced = list(supersedes)
         yield
         self.history.note(item, "arrived")

@@ -1,10 +1,9 @@
-"""The worker's two keys, neither of which ever leaves the machine.
+"""The owner's Ed25519 key, which signs contributions and never leaves the machine.
 
-One names shards, so that names tell nobody which texts they hold. The other is the owner's Ed25519 key, which signs
-what it contributes: a file named after the owner, in the worker's home or, for all its workers, in ~/.moerge.
+It is a file named after the owner, in the worker's home or, for all its workers, in ~/.moerge.
 """
 
-import secrets
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -23,23 +22,6 @@ from moerge_proto.owners import Identity, Role
 from moerge_proto.signatures import JoinRequest, Rotation, fingerprint, in_groups, public_key_of, sign_contribution
 
 NEW_REQUEST = "make a new request with moerge worker init, and ask the operator to approve it with --replace"
-
-
-def read_key(home: Path) -> bytes:
-    """The key of shard names: 32 random bytes, made on first use and kept with mode 0600."""
-    path = home / "key"
-    if not path.is_file():
-        _write_secret(path, secrets.token_bytes(32))
-    return path.read_bytes()
-
-
-def _write_secret(path: Path, content: bytes) -> None:
-    with atomic_file(path) as file:
-        Path(file.name).chmod(0o600)
-        file.write(content)
-
-
-# --- the owner's key
 
 
 def default_home() -> Path:
@@ -84,7 +66,9 @@ def _made(path: Path) -> Ed25519PrivateKey:
             format=serialization.PrivateFormat.PKCS8,
             encryption_algorithm=serialization.NoEncryption(),
         )
-        _write_secret(path, pem)
+        with atomic_file(path) as file:
+            os.fchmod(file.fileno(), 0o600)
+            file.write(pem)
     return read_owner_key(path)
 
 

@@ -13,7 +13,7 @@ from moerge_workers.watching.view import View
 _SHARDS = 8  # over which a slot's rate is
 
 
-class Watch:
+class Events:
     """Is told what happens, in the main thread.
 
     Attributes:

@@ -21,9 +21,10 @@ _ENDS = r"(?=, (?:line|row|after)\b|: |['\"]|\n|$)"
 
 
 def configure(sources: Sequence[str]) -> None:
-    """Sends all lines of this process through the log; names of files below the data's `sources` don't stand there."""
-    from moerge_workers import loop as contribute  # noqa: F401  # it brings libraries that make handlers of their own
+    """Sends all lines of this process through the log; names of files below the data's `sources` don't stand there.
 
+    Libraries that make handlers of their own must have been imported.
+    """
     for each in logging.root.manager.loggerDict.values():
         if isinstance(each, logging.Logger):
             each.handlers.clear()

@@ -8,7 +8,7 @@ import pytest
 from moerge_workers.computing.fitting import sample_of
 from moerge_workers.data.splits import Data
 from moerge_workers.settings import Settings
-from moerge_workers.watching.events import Watch
+from moerge_workers.watching.events import Events
 from moerge_workers.watching.status import Status
 from moerge_workers.watching.view import view
 from support.models import tokenizer
@@ -27,7 +27,7 @@ def sampled(folder: Path, tokens: int, **changed: object) -> list[str]:
     (settings.home / "key").unlink(missing_ok=True)
     status = Status(settings.home, "law", "")
     with view("text", status) as shown:
-        sample = sample_of(settings, Data(settings, print), Watch(status, shown), tokens)
+        sample = sample_of(settings, Data(settings, print), Events(status, shown), tokens)
     read = tokenizer()
     return [str(read.decode(list(row.ids))) for rows in sample for row in rows]
 

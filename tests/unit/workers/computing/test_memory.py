@@ -123,9 +123,9 @@ def test_the_probe_finds_an_actor_that_has_not_enough_before_any_shard_is_given(
             return compute
 
     settings = StatisticsSettings(batch_tokens=8192)  # 8192 tokens by 8192 float32 are 256 MB
-    slots = Slots(None, 1, Cramped(folder, folder, [0] * 3), settings, said.append)
+    slots = Slots(None, 1, settings, said.append)
     with pytest.raises(MoergeError, match="each of 1 slots takes at least") as caught:
-        slots.probe()
+        slots.probe(Cramped(folder, folder, [0] * 3))
     assert "--batch-tokens 2048" in caught.value.todo
     assert caught.value.where == "memory"
     assert len([line for line in said if "still start" not in line]) == (3 if end == "killed" else 0)

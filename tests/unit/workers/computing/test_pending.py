@@ -14,12 +14,12 @@ from moerge.documents.shards import Shard
 from moerge.statistics.accumulate import ShardSums
 from moerge.statistics.passes import RouterPass, TrunkPass
 from moerge_proto.statistics_file import RouterManifest, StatisticsFile, StatisticsSettings, TrunkManifest
-from moerge_workers.computing import actors
-from moerge_workers.computing.pending import Sums
+from moerge_workers.computing.actors import Slot
+from moerge_workers.computing.pending import PendingStatistics
 from moerge_workers.data.splits import Data
 from moerge_workers.leaving.ledger import Ledger
 from moerge_workers.settings import Settings
-from moerge_workers.watching.events import Watch
+from moerge_workers.watching.events import Events
 from moerge_workers.watching.status import Status
 from moerge_workers.watching.view import Lines
 from support.models import SMALL, VOCAB, expert, texts
@@ -44,7 +44,7 @@ class _Killed(BaseException):
     """Stands for SIGKILL: nothing but files is left."""
 
 
-class Seen(Watch):
+class Seen(Events):
     """Keeps what it is told."""
 
     def __init__(self, status: Status, view: Lines, owner: "Owner") -> None:
@@ -70,17 +70,17 @@ class Owner:
         self.expert, self.data = expert(folder / "expert", 1), texts(folder / "texts.jsonl", 1, 180)
         self.whole: dict[str, bytes] = {}  # by kind, in one group, undisturbed
         self.then: dict[int, Callable[[], object]] = {}  # what happens once so many shards are computed
-        self._loaded: dict[str, actors.Slot] = {}
+        self._loaded: dict[str, Slot] = {}
 
-    def compute(self, slots: actors.Slots, shards: Iterable[Shard]) -> Iterator[tuple[Shard, ShardSums]]:
-        slot = self._loaded.get(repr(slots.work)) or actors.Slot(slots.work, slots.statistics.batch_tokens)
-        self._loaded[repr(slots.work)] = slot
+    def compute(self, work: RouterPass | TrunkPass, shards: Iterable[Shard]) -> Iterator[tuple[Shard, ShardSums]]:
+        slot = self._loaded.get(repr(work)) or Slot(work, StatisticsSettings().batch_tokens)
+        self._loaded[repr(work)] = slot
         for shard in shards:
             if self._left == 0:
                 raise _Killed
             self._left -= 1
             self.then.pop(len(self.computed), int)()
-            self.computed.append((slots.work.layers, shard.name))
+            self.computed.append((work.layers, shard.name))
             yield shard, slot.sums(shard)
 
     def contribute(self, home: Path, kind: str, groups: int | None, kills: Iterable[int]) -> bytes:
@@ -101,11 +101,12 @@ class Owner:
         trunk, router = TrunkPass(self.expert, TRUNK.exponents), RouterPass(self.expert, self.expert, ROUTER.exponents)
         blank, work = (TRUNK, trunk) if kind == "trunk" else (ROUTER, router)
         data = Data(settings, print)
-        watch = Seen(Status(home, "law", ""), Lines(), self)
+        events = Seen(Status(home, "law", ""), Lines(), self)
         for self._left in kills:
             try:
                 with closing(Ledger(home / "ledger.sqlite")) as ledger:
-                    whole = Sums(settings, data, "statistics", blank, work, ledger, home, watch).complete()
+                    pending = PendingStatistics(settings, data, events, self.compute, blank, work, ledger)
+                    whole = pending.complete()
                     assert whole is not None
                     whole.note()
                     return (home / whole.file.name).read_bytes()
@@ -115,13 +116,11 @@ class Owner:
 
 
 @pytest.fixture(scope="module")
-def owner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Owner]:
+def owner(tmp_path_factory: pytest.TempPathFactory) -> Owner:
     owner = Owner(tmp_path_factory.mktemp("owner"))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(actors.Slots, "compute", lambda slots, shards: owner.compute(slots, shards))
-        for kind in KINDS:
-            owner.whole[kind] = owner.contribute(owner.data.parent / kind, kind, 1, NEVER)
-        yield owner
+    for kind in KINDS:
+        owner.whole[kind] = owner.contribute(owner.data.parent / kind, kind, 1, NEVER)
+    return owner
 
 
 NEVER = [10**9]
