@@ -3,39 +3,20 @@
 import json
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from moerge.documents.shards import Shard
 from moerge.errors import MoergeError
-from moerge.statistics.accumulate import ShardSums
-from moerge.statistics.passes import RouterPass, TrunkPass
 from moerge_proto.contributions import Contribution
 from moerge_proto.statistics_file import StatisticsFile
-from moerge_workers.computing.actors import Slot
-from moerge_workers.computing.pending import ComputeShards
 from moerge_workers.loop import run
 from moerge_workers.settings import Settings
-from moerge_workers.watching.events import Events
 from support.fleet import Member
 from support.processes import FORKS, Coordinator
-
-
-def in_process(settings: Settings, events: Events) -> ComputeShards:
-    """Sums by the function that Ray's actors call, without Ray, which is tested elsewhere."""
-
-    def compute(work: RouterPass | TrunkPass, shards: Iterable[Shard]) -> Iterator[tuple[Shard, ShardSums]]:
-        slot = Slot(work, settings.statistics.batch_tokens)
-        events.ready(0, "cpu")
-        for shard in shards:
-            sums = slot.sums(shard)
-            events.finished(0, shard.tokens)
-            yield shard, sums
-
-    return compute
+from support.stages import in_process
 
 
 def _serve(requests: Connection, log: Path) -> None:

@@ -79,7 +79,7 @@ def run(settings: Settings, computing: Callable[[Settings, Events], ComputeShard
                 with Client(
                     settings.coordinator, settings.token, patience=None, say=events.say, heard=status.heard
                 ) as client:
-                    _run_stages(_context(settings, client, history, events, computing(settings, events)))
+                    run_stages(_context(settings, client, history, events, computing(settings, events)))
         except MoergeError as error:
             with suppress(OSError):  # of a disk that is full
                 status.update(error=str(error))
@@ -106,7 +106,7 @@ def _context(settings: Settings, client: Client, history: History, events: Event
     )
 
 
-def _run_stages(context: Context) -> None:
+def run_stages(context: Context) -> None:
     """The expert; the trunk contribution; router contributions under each trunk; evaluations."""
     settings, say = context.settings, context.events.say
     if not expert.run(context):

@@ -1,38 +1,64 @@
-"""A full disk is an error that names the place, whoever meets it first."""
+"""A run: one stage after another, and again under every later trunk."""
 
-import errno
-import sqlite3
-from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from moerge.errors import MoergeError
-from moerge.files import atomic_file
-from moerge_workers.loop import full_disk_told
+from moerge.errors import CoordinatorError
+from moerge.trunk.merge import DENSE_TRUNK_FILE
+from moerge_proto.contributions import Contribution, NewContribution
+from moerge_proto.problems import Problem, ProblemType
+from moerge_workers.loop import run_stages
+from support.stages import MemoryClient, context_of, trunk
 
 
-def test_a_full_database_is_a_full_disk_and_other_trouble_is_not(tmp_path: Path) -> None:
-    with closing(sqlite3.connect(tmp_path / "small.sqlite")) as database:
-        database.execute("PRAGMA max_page_count = 4")
-        with pytest.raises(MoergeError, match="the disk is full") as caught, full_disk_told(tmp_path):
-            database.execute("CREATE TABLE large AS SELECT zeroblob(1000000)")
-        assert str(tmp_path / "contributions") in caught.value.where
-        with pytest.raises(sqlite3.OperationalError), full_disk_told(tmp_path):
-            database.execute("SELECT 1 FROM nothing")
+def test_once_it_registers_contributes_and_ends(folder: Path, home: Path, client: MemoryClient) -> None:
+    with context_of(folder, home, client, trunk_contribution=True) as context:
+        run_stages(context)
+    assert [len(found) for found in (client.known, client.trunk_rows, client.router_rows)] == [1, 1, 1]
 
 
-def test_a_file_for_which_there_is_no_room_is_named_and_not_left_half(tmp_path: Path) -> None:
-    """Linux keeps /dev/full for this: what is written to it meets a full disk."""
-    path = tmp_path / "file"
-    with (
-        pytest.raises(MoergeError, match="the disk is full") as caught,
-        full_disk_told(tmp_path),
-        atomic_file(path),
-        Path("/dev/full").open("wb", buffering=0) as full,
-    ):
-        full.write(b"x")
-    assert caught.value.where == str(path)
-    assert list(tmp_path.iterdir()) == []
-    with pytest.raises(PermissionError), full_disk_told(tmp_path):
-        raise PermissionError(errno.EACCES, "no")
+def test_law_1_an_expert_that_stays_ends_the_run(folder: Path, home: Path, client: MemoryClient) -> None:
+    with context_of(folder, home, client, policy={"mode": "ask"}) as context:
+        run_stages(context)
+        assert [item.kind for item in context.outbox.history.asked()] == ["expert"]
+    assert client.uploaded == []
+
+
+def test_a_dry_run_shows_every_stage_sends_nothing_and_needs_no_trunk(
+    folder: Path, home: Path, client: MemoryClient, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with context_of(folder, home, client, dry_run=True, trunk_contribution=True) as context:
+        run_stages(context)
+        shown = capsys.readouterr().err
+        for kind in ("expert, ", "trunk contribution", "router contribution"):
+            assert kind in shown
+        client.current = None
+        run_stages(context)
+        assert "there is no trunk" in capsys.readouterr().err
+    assert client.uploaded == []
+
+
+def test_without_router_contributions_nothing_else_is_to_do(folder: Path, home: Path, client: MemoryClient) -> None:
+    policy = {"router_contributions": False}
+    with context_of(folder, home, client, once=False, policy=policy) as context:
+        run_stages(context)
+    assert client.known
+    assert not client.router_rows
+
+
+class _Replaced(MemoryClient):
+    """A coordinator whose trunk is replaced while the worker computes under it."""
+
+    def contribute(self, contribution: NewContribution) -> Contribution:
+        if self.current == trunk():
+            self.current = trunk("8" * 64)
+            raise CoordinatorError(Problem.of(ProblemType.WRONG_TRUNK, "not the current trunk"))
+        return super().contribute(contribution)
+
+
+def test_law_2_a_trunk_that_is_replaced_meanwhile_is_left_for_the_next(folder: Path, home: Path) -> None:
+    client = _Replaced(folder / DENSE_TRUNK_FILE)
+    with context_of(folder, home, client) as context:
+        run_stages(context)
+    assert [row.trunk for row in client.router_rows.values()] == ["8" * 64]

@@ -1,0 +1,189 @@
+"""A worker's stages without server and Ray: the coordinator's answers come from memory."""
+
+import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from moerge.client.client import Client
+from moerge.documents.shards import Shard
+from moerge.errors import CoordinatorError
+from moerge.files import file_sha256
+from moerge.models.expert_folder import DenseExpert, expert_digest
+from moerge.progress import Progress
+from moerge.statistics.accumulate import ShardSums
+from moerge.statistics.passes import RouterPass, TrunkPass
+from moerge.trunk.merge import DENSE_TRUNK_FILE
+from moerge_proto.contributions import Contribution, NewContribution, TrunkContribution
+from moerge_proto.experts import Expert, ExpertState, NewExpert
+from moerge_proto.messages import FileEntry
+from moerge_proto.problems import Problem, ProblemType
+from moerge_proto.rounds import Round
+from moerge_proto.statistics_file import RouterManifest, StatisticsFile
+from moerge_proto.trunks import Trunk, TrunkOptions
+from moerge_proto.uploads import Stored
+from moerge_workers.computing.actors import Slot
+from moerge_workers.computing.pending import ComputeShards
+from moerge_workers.contributing.context import Context
+from moerge_workers.data.splits import Data
+from moerge_workers.leaving.history import History
+from moerge_workers.leaving.outbox import Outbox
+from moerge_workers.settings import Settings
+from moerge_workers.watching.events import Events
+from moerge_workers.watching.status import Status
+from moerge_workers.watching.view import Lines
+from support.models import SMALL
+from support.outbox import COORDINATOR
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def in_process(settings: Settings, events: Events) -> ComputeShards:
+    """Sums by the function that Ray's actors call, without Ray, which is tested elsewhere."""
+
+    def compute(work: RouterPass | TrunkPass, shards: Iterable[Shard]) -> Iterator[tuple[Shard, ShardSums]]:
+        slot = Slot(work, settings.statistics.batch_tokens)
+        events.ready(0, "cpu")
+        for shard in shards:
+            sums = slot.sums(shard)
+            events.finished(0, shard.tokens)
+            yield shard, sums
+
+    return compute
+
+
+class MemoryClient(Client):
+    """A client whose coordinator is this object.
+
+    Attributes:
+        weights: the file that every trunk's download gives.
+        current: the current trunk.
+        router_rows, trunk_rows: digest -> contribution.
+        known: digest -> expert.
+        uploaded: the files that came, in order.
+    """
+
+    def __init__(self, weights: Path) -> None:
+        self.weights = weights
+        self.current: Trunk | None = trunk()
+        self.router_rows: dict[str, Contribution] = {}
+        self.trunk_rows: dict[str, TrunkContribution] = {}
+        self.known: dict[str, Expert] = {}
+        self.uploaded: list[Path] = []
+
+    def upload(self, path: Path, progress: Progress, *, title: str, compress: bool = False) -> Stored:
+        self.uploaded.append(path)
+        return Stored(sha256=file_sha256(path), size=path.stat().st_size)
+
+    def download(self, path: str, files: list[FileEntry], folder: Path, progress: Progress, *, title: str) -> int:
+        folder.mkdir(parents=True, exist_ok=True)
+        return len(str(shutil.copy(self.weights, folder / DENSE_TRUNK_FILE)))
+
+    def rounds(self) -> Iterator[Round]:
+        return iter(())
+
+    def current_trunk(self) -> Trunk | None:
+        return self.current
+
+    def expert(self, digest: str) -> Expert:
+        if digest not in self.known:
+            raise CoordinatorError(Problem.of(ProblemType.NOT_FOUND, "no such expert"))
+        return self.known[digest]
+
+    def register_expert(self, new: NewExpert) -> Expert:
+        digest = expert_digest(new.files)
+        given = new.model_dump(include={"domain", "license", "redistribute", "source", "fitted"})
+        none = dict.fromkeys(("problem", "withdrawn", "purged"))
+        self.known[digest] = Expert.model_validate(
+            {**given, **none, "number": 1, "digest": digest, "owner": "o", "family": "llama", "files": []}
+            | {"state": ExpertState.READY, "created": NOW}
+        )
+        return self.known[digest]
+
+    def contributions(self) -> Iterator[Contribution]:
+        return iter(list(self.router_rows.values()))
+
+    def contribute(self, contribution: NewContribution) -> Contribution:
+        for old in contribution.supersedes:
+            self.router_rows[old] = self.router_rows[old].model_copy(update={"active": False})
+        made = Contribution.model_validate(self._recorded(contribution) | {"warnings": []})
+        self.router_rows[made.digest] = made
+        return made
+
+    def withdraw_contribution(self, digest: str) -> Contribution:
+        self.router_rows[digest] = self.router_rows[digest].model_copy(update={"active": False, "withdrawn": NOW})
+        return self.router_rows[digest]
+
+    def trunk_contributions(self) -> Iterator[TrunkContribution]:
+        return iter(list(self.trunk_rows.values()))
+
+    def contribute_trunk(self, contribution: NewContribution) -> TrunkContribution:
+        for old in contribution.supersedes:
+            self.trunk_rows[old] = self.trunk_rows[old].model_copy(update={"active": False})
+        made = TrunkContribution.model_validate(self._recorded(contribution))
+        self.trunk_rows[made.digest] = made
+        return made
+
+    def _recorded(self, new: NewContribution) -> dict[str, Any]:
+        with StatisticsFile(self.uploaded[-1]) as file:
+            manifest = file.manifest
+        names = {"owner", "domain", "expert", "tokens", "documents"}
+        given: dict[str, Any] = manifest.model_dump(include=names)
+        if isinstance(manifest, RouterManifest):
+            given |= {"split": manifest.split, "trunk": manifest.trunk, "shards": len(manifest.shards)}
+        none = dict.fromkeys(("signature", "fingerprint", "withdrawn"))
+        rest = {"number": 1, "size": 1, "active": True, "created": NOW, "software": new.software}
+        return {**given, **none, **rest, "digest": new.sha256}
+
+
+def trunk(digest: str = "7" * 64) -> Trunk:
+    layers, hidden = SMALL["num_hidden_layers"], SMALL["hidden_size"]
+    return Trunk(
+        digest=digest,
+        method="average",
+        options=TrunkOptions(),
+        experts=[],
+        contributions=[],
+        family="llama",
+        hidden_size=hidden,
+        layers=layers,
+        exponents=[16] * layers,
+        tensors=1,
+        files=[],
+        current=True,
+        created=NOW,
+        retired=None,
+    )
+
+
+@contextmanager
+def context_of(folder: Path, home: Path, client: MemoryClient, **given: Any) -> Iterator[Context]:
+    """A run that contributes the expert and the texts (`texts.jsonl`) of a folder from a home."""
+    settings = Settings.model_validate(
+        {
+            "coordinator": COORDINATOR,
+            "token": "x",
+            "domain": "law",
+            "expert": folder / "expert",
+            "data": [str(home / "texts.jsonl")],
+            "home": home,
+            "once": True,
+            "policy": {"min_documents": 5, "min_tokens": 1},
+            **given,
+        }
+    )
+    events, history = Events(Status(home, "law", COORDINATOR), Lines()), History(home)
+    try:
+        yield Context(
+            settings=settings,
+            client=client,
+            outbox=Outbox(settings, history, events),
+            data=Data(settings, events.say),
+            events=events,
+            expert=DenseExpert("law", settings.expert, "owner"),
+            compute=in_process(settings, events),
+        )
+    finally:
+        history.close()
