@@ -147,7 +147,7 @@ def test_documents_that_came_wait_until_they_are_enough_and_a_few_that_went_keep
 
     house.write("a.jsonl", 10, 90)
     three = solve(house, 3.0)
-    assert "held-out documents came or went since the last evaluation" in run(house)
+    assert "held-out documents were added or removed since the last evaluation" in run(house)
     assert evaluations(house, three) == []
 
     house.write("c.jsonl", 1000, 100)

@@ -1,4 +1,4 @@
-"""What would keep a worker from contributing; told before work starts, each line with ok or what to do."""
+"""`moerge worker check`: obstacles to contributing, found before work starts; one line per check."""
 
 import shutil
 import tempfile
@@ -33,7 +33,7 @@ _PATIENCE = 5.0
 
 @dataclass(frozen=True)
 class Line:
-    """What one check found: that it is well, and what was seen, or the problem."""
+    """The result of one check: a summary, or the problem."""
 
     name: str
     text: str
@@ -44,7 +44,7 @@ class Line:
 
 
 def checks(settings: Settings) -> Iterator[Line]:
-    """Every check's line, as soon as it is known. One that fails stops only those that need what it looked for.
+    """The lines of all checks, as soon as they are known. A failed check stops only those that depend on it.
 
     Without a coordinator in the settings, only this machine is looked at.
     """
@@ -90,7 +90,7 @@ def _line(name: str, look: Callable[[], str]) -> Line:
 
 
 class _Bytes:
-    """How much of the data was read."""
+    """Bytes of the data read so far."""
 
     read = 0
 
@@ -100,7 +100,7 @@ class _Bytes:
 
 @dataclass
 class _Machine:
-    """The checks that need nobody else; `said`: what there is to say of the data besides."""
+    """The checks of this machine; `said`: further remarks about the data."""
 
     settings: Settings
     own: DenseExpert

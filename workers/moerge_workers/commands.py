@@ -114,7 +114,7 @@ def _options(
         bool | None, typer.Option("--fit", help="Fit the expert's MLPs to each trunk here, and send those weights too.")
     ] = None,
     rare_below: Annotated[
-        int | None, typer.Option(help="Withhold counts of tokens that stand fewer times.", show_default="10")
+        int | None, typer.Option(help="Withhold token counts below this number.", show_default="10")
     ] = None,
     home: Annotated[Path | None, typer.Option(help="Key, journal, downloads; default ~/.moerge/worker-DOMAIN.")] = None,
     license: Annotated[
@@ -140,7 +140,7 @@ def _options(
     ray_address: Annotated[str | None, typer.Option(help="Your own Ray cluster; by default one starts.")] = None,
     layer_groups: Annotated[
         int | None,
-        typer.Option(help="Sum the layers in so many passes, for less memory; default the fewest that fit."),
+        typer.Option(help="Number of passes over the layers, for less memory; default the fewest that fit."),
     ] = None,
     log_format: Annotated[
         Literal["text", "json"] | None,
@@ -154,7 +154,7 @@ def _options(
         bool | None, typer.Option("--dry-run", help="Compute and show what would be sent, send nothing, stop.")
     ] = None,
 ) -> None:
-    """A worker's options; what isn't given stands in worker.toml, or has a default."""
+    """A worker's options; those that aren't given are read from worker.toml, or have a default."""
 
 
 def _with_options(do: Callable[[Settings], None], *, alone: bool = False) -> None:
@@ -233,12 +233,12 @@ def _home(given: Path | None) -> Path:
     if len(homes) == 1 and homes[0].is_dir():
         return homes[0]
     found = ", ".join(map(str, homes)) or "none"
-    raise MoergeError(f"no one worker's folder; found: {found}", where="--home", todo="name the folder")
+    raise MoergeError(f"expected exactly one worker folder; found {found}", where="--home", todo="name the folder")
 
 
 @app.command()
 def approve(which: Which = "", home: Home = None) -> None:
-    """Lets leave what the worker asks about, in mode ask; the worker that runs, or the next one, sends it.
+    """Approves an item that the worker asks about (mode ask). The running worker, or the next one, sends it.
 
     Also takes a refusal back.
 
@@ -249,7 +249,7 @@ def approve(which: Which = "", home: Home = None) -> None:
 
 @app.command()
 def refuse(which: Which = "", home: Home = None) -> None:
-    """Keeps here what the worker asks about, in mode ask; it isn't asked about again.
+    """Refuses an item that the worker asks about (mode ask). It isn't asked about again.
 
     Example: moerge worker refuse 3f9a0c21
     """

@@ -36,7 +36,7 @@ from moerge_workers.watching.view import view
 
 @contextmanager
 def full_disk_told(home: Path) -> Iterator[None]:
-    """Makes an error that names the file of a write for which there is no room, within it."""
+    """Within it, a write without room on the disk is an error that names the file."""
     try:
         yield
     except (OSError, sqlite3.OperationalError) as error:
@@ -87,7 +87,7 @@ def run(settings: Settings, computing: Callable[[Settings, Events], ComputeShard
 
 
 def _context(settings: Settings, client: Client, history: History, events: Events, compute: ComputeShards) -> Context:
-    """What the stages share, once owner, key and expert are found in order."""
+    """The context of all stages, after owner, key and expert are checked."""
     identity = own_identity(client, settings.domain)
     if not settings.dry_run and not require_approved(client, settings.home):
         events.say("contributions go unsigned: you have no key (moerge worker init makes one)")
@@ -107,7 +107,7 @@ def _context(settings: Settings, client: Client, history: History, events: Event
 
 
 def run_stages(context: Context) -> None:
-    """The expert; the trunk contribution; router contributions under each trunk; evaluations."""
+    """Runs the stages: expert, trunk contribution, router contributions under each trunk, evaluations."""
     settings, say = context.settings, context.events.say
     if not expert.run(context):
         return
@@ -131,7 +131,7 @@ def run_stages(context: Context) -> None:
 
 
 def _contribute_under_each_trunk(context: Context, own_grams: Path | None, evaluations: Evaluations | None) -> None:
-    """Contributes under each trunk, and evaluates versions while it waits for the next; once, it only contributes.
+    """Contributes under each trunk, and evaluates versions while it waits for the next; with `once`, only contributes.
 
     `own_grams` is the file of the expert's own trunk contribution, with which trunks are compared.
     """

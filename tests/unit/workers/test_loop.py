@@ -5,9 +5,12 @@ from pathlib import Path
 import pytest
 
 from moerge.errors import CoordinatorError
+from moerge.progress import Progress
 from moerge.trunk.merge import DENSE_TRUNK_FILE
 from moerge_proto.contributions import Contribution, NewContribution
 from moerge_proto.problems import Problem, ProblemType
+from moerge_proto.uploads import Stored
+from moerge_workers.leaving.history import History
 from moerge_workers.loop import run_stages
 from support.stages import MemoryClient, context_of, trunk
 
@@ -45,6 +48,26 @@ def test_without_router_contributions_nothing_else_is_to_do(folder: Path, home: 
         run_stages(context)
     assert client.known
     assert not client.router_rows
+
+
+class _Watched(MemoryClient):
+    """A coordinator that takes a file only while the owner's history has one as leaving."""
+
+    history: History
+
+    def upload(self, path: Path, progress: Progress, *, title: str, compress: bool = False) -> Stored:
+        assert [each for each in self.history.sendings() if not each.became], f"{path} left by another way"
+        return super().upload(path, progress, title=title, compress=compress)
+
+
+def test_law_1_a_file_leaves_only_after_it_is_written_down(folder: Path, home: Path) -> None:
+    client = _Watched(folder / DENSE_TRUNK_FILE)
+    with context_of(folder, home, client, trunk_contribution=True, fit=True, tuning_share=0.3) as context:
+        client.history = context.outbox.history
+        run_stages(context)
+        arrived = [(each.item.kind, each.became) for each in client.history.sendings()]
+    kinds = ["expert", "trunk", "expert", "router", "router"]
+    assert arrived == [(kind, "arrived") for kind in kinds]
 
 
 class _Replaced(MemoryClient):

@@ -1,1 +1,1 @@
-"""What is computed at home: sums by Ray actors, and MLPs fitted to a trunk."""
+"""Local computation: sums by Ray actors, fitted MLPs, scores of held-out documents."""

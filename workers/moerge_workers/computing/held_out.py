@@ -60,8 +60,8 @@ class HeldOut:
         if self.ledger.files() and 0 < changed < least:
             if gone:
                 raise NotNowError(
-                    f"{changed:,} held-out documents came or went since the last evaluation, whose difference would "
-                    f"tell on them; the policy's min_documents is {least:,}"
+                    f"{changed:,} held-out documents were added or removed since the last evaluation, too few for a "
+                    f"difference; the policy's min_documents is {least:,}"
                 )
             found = self._count(earlier=True)
         if found.documents < least:

@@ -6,7 +6,7 @@ from moerge_workers.settings import Settings
 
 
 def free_memory(settings: Settings) -> Free:
-    """What this machine has; an existing cluster's nodes are not asked."""
+    """The free memory of this machine; an existing cluster's nodes are not asked."""
     host = free_bytes("cpu")
     if settings.ray_address is not None:
         return Free(host, None)

@@ -1,4 +1,4 @@
-"""The plan of a contribution: the shards to compute, after what the ledger holds, and whether they may be sent."""
+"""The plan of a contribution: shards that the ledger doesn't hold yet, and whether the policy lets them leave."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ def total(sizes: Iterable[Size | Sent]) -> Size:
 
 @dataclass(frozen=True)
 class Plan:
-    """What to compute.
+    """The shards to compute.
 
     Attributes:
         sizes: name -> size of every shard.
@@ -60,7 +60,7 @@ class Planner:
 
     @property
     def grows(self) -> bool:
-        """Whether a contribution holds all that was sent before, and not only what is new."""
+        """Whether a contribution holds all documents that were sent before, and not only new ones."""
         return isinstance(self.blank, TrunkManifest)
 
     @property
@@ -70,7 +70,7 @@ class Planner:
         return digest_of({"settings": self.blank.settings.model_dump(), "turns": turns})
 
     def plan(self) -> Plan:
-        """Reads all documents of the split, and says what is to be computed."""
+        """Reads all documents of the split, and plans their shards."""
         counted = self.ledger.files()[-1:] if self.grows else self.ledger.files()
         files = [self.ledger.path(each.name) for each in counted]
         if files and (not self.ledger.made_as(self.how) or (self.grows and not files[0].is_file())):
@@ -83,14 +83,14 @@ class Planner:
         return Plan(sizes, sent, replaces=False, differs=total(sizes.values()) if files else None)
 
     def _anew(self) -> Plan:
-        """All documents, because what was sent was computed otherwise, or can't be gone on from."""
+        """All documents, because the sent ones were computed with other settings, or their file is lost."""
         sizes = self._sizes(everything=True)
         documents = self.ledger.added() + self.ledger.gone()  # the tokens that differ may be all
         differs = Size(documents, total(sizes.values()).tokens) if documents else None
         return Plan(sizes, frozenset(), replaces=True, differs=differs)
 
     def _without_gone(self, before: Size, added: Size) -> Plan:
-        """All documents, because some that were sent are gone; `before` is the size of what was sent."""
+        """All documents, because some that were sent are gone; `before` is the size of all that were sent."""
         gone = self.ledger.gone()
         self.events.say(
             f"{gone:,} documents that were sent are gone; what is left takes the place of all that was sent"
@@ -109,7 +109,7 @@ class Planner:
             return {shard.name: Size(shard.documents, shard.tokens) for shard in shards}
 
     def is_worth_sending(self, plan: Plan) -> bool:
-        """Whether there is something to send, and the policy lets so much of it leave; else it says why not.
+        """Whether there is something to send, and enough of it for the policy; else it says why not.
 
         Raises:
             MoergeError: of the statistics' split all there is isn't enough.

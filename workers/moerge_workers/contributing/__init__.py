@@ -1,1 +1,1 @@
-"""The stages of a run, each of which contributes one kind of thing."""
+"""The stages of a run, one module per kind of contribution."""

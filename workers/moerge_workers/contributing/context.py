@@ -1,4 +1,4 @@
-"""What the stages of a run share."""
+"""The context that the stages of a run share."""
 
 import platform
 from dataclasses import dataclass

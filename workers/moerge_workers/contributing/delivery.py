@@ -1,4 +1,4 @@
-"""Contributions at the coordinator: those that count, and the sending of a further one."""
+"""Contributions at the coordinator: those that count, and how a further one is sent."""
 
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -13,7 +13,7 @@ Row = TypeVar("Row", Contribution, TrunkContribution)
 
 
 def active(context: Context, rows: Iterable[Row]) -> dict[str, Row]:
-    """Digest -> contribution, of those that count; the history learns what became of all."""
+    """Digest -> contribution, of those that count; the state of all goes to the history."""
     every = list(rows)
     context.outbox.settle(every)
     return {row.digest: row for row in every if row.active}

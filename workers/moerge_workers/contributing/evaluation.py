@@ -35,7 +35,7 @@ _REFUSALS = (ProblemType.FORBIDDEN.urn, ProblemType.GONE.urn)
 
 @dataclass
 class Evaluations:
-    """One run's evaluations of versions that have its expert: what is done, and when to try again."""
+    """The evaluations of one run: versions that are done, and times of the next attempts."""
 
     context: Context
     _done: set[int] = field(default_factory=set)
@@ -223,7 +223,7 @@ def _load(folder: Path, settings: Settings) -> PreTrainedModel:
 
 @contextmanager
 def _refusals_told() -> Iterator[None]:
-    """Makes a version that the coordinator doesn't give, or doesn't serve any more, one that isn't evaluated now."""
+    """Within it, a version that the coordinator refuses, or doesn't serve any more, is one that isn't evaluated now."""
     try:
         yield
     except CoordinatorError as error:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from moerge.client.register import register
 from moerge.errors import MoergeError
-from moerge_proto.experts import NewExpert
+from moerge.models.expert_folder import DenseExpert
+from moerge_proto.experts import Fitted, NewExpert
 from moerge_workers.contributing.context import Context
 from moerge_workers.leaving.history import Item
 
@@ -26,42 +27,48 @@ def run(context: Context) -> bool:
     Raises:
         MoergeError: the policy keeps it here, or the coordinator refuses it.
     """
-    settings, expert = context.settings, context.expert
-    new = NewExpert(
-        domain=expert.domain,
-        files=expert.files,
-        license=expert.license,
-        redistribute=settings.policy.redistribute,
-    )
     try:
-        registered = register(
-            context.client,
-            expert.folder,
-            new,
-            context.events,
-            change=not settings.dry_run,
-            leaving=partial(leaving, context),
-        )
+        register_expert(context, context.expert)
     except KeptError:
-        if not settings.dry_run:
+        if not context.settings.dry_run:
             return False
-    else:
-        context.outbox.settle([registered])
-    if settings.policy.redistribute:
+    if context.settings.policy.redistribute:
         context.events.say(
             "owners of other experts in a version may have it, with this expert's MLPs: redistribute = true"
         )
     return True
 
 
-@contextmanager
-def leaving(context: Context, digest: str, paths: Mapping[str, Path], trunk: str = "") -> Iterator[None]:
-    """The time in which an expert leaves, if it may; `trunk`: the digest of the one that it is fitted to.
+def register_expert(context: Context, expert: DenseExpert, fitted: Fitted | None = None) -> None:
+    """Has the coordinator know an expert: the owner's, or with `fitted` one that is fitted from it.
 
     Raises:
-        KeptError: its owner doesn't let it leave, or in a dry run nothing does.
-        MoergeError: the policy keeps expert weights here.
+        KeptError: the coordinator lacks it, and its owner doesn't let it leave, or this is a dry run.
+        WithdrawnError: it was withdrawn.
+        MoergeError: the policy keeps it here, or the coordinator refuses it.
     """
+    own = fitted is None
+    new = NewExpert(
+        domain=expert.domain,
+        files=expert.files,
+        license=expert.license,
+        redistribute=own and context.settings.policy.redistribute,
+        fitted=fitted,
+    )
+    registered = register(
+        context.client,
+        expert.folder,
+        new,
+        context.events,
+        change=own and not context.settings.dry_run,
+        leaving=partial(_leaving, context, trunk="" if fitted is None else fitted.trunk),
+    )
+    context.outbox.settle([registered])
+
+
+@contextmanager
+def _leaving(context: Context, digest: str, paths: Mapping[str, Path], *, trunk: str) -> Iterator[None]:
+    """The time in which an expert leaves, if it may; `trunk`: the digest of the one that it is fitted to, or ""."""
     if not context.settings.policy.expert_weights:
         todo = "let the coordinator have it another way (moerge expert add --source), or set expert_weights = true"
         found = "the coordinator doesn't have this expert, and the policy keeps expert weights here"

@@ -1,15 +1,14 @@
 """The stage of the fitted expert: made for a trunk, registered, and sent if the coordinator lacks it."""
 
-from functools import partial
 from pathlib import Path
 
-from moerge.client.register import WithdrawnError, register
+from moerge.client.register import WithdrawnError
 from moerge.models.expert_folder import DenseExpert
-from moerge_proto.experts import Fitted, NewExpert
+from moerge_proto.experts import Fitted
 from moerge_proto.trunks import Trunk
 from moerge_workers.computing.fitting import fitted_folder
 from moerge_workers.contributing.context import Context
-from moerge_workers.contributing.expert import KeptError, leaving
+from moerge_workers.contributing.expert import KeptError, register_expert
 
 
 def run(context: Context, trunk: Trunk, weights: Path) -> DenseExpert | None:
@@ -18,32 +17,17 @@ def run(context: Context, trunk: Trunk, weights: Path) -> DenseExpert | None:
     The expert as it is, if its owner refuses the fitted one or has withdrawn it, or there is too little text. None: its
     owner hasn't answered.
     """
-    settings, own = context.settings, context.expert
-    folder = fitted_folder(settings, context.data, context.events, own, weights)
+    own = context.expert
+    folder = fitted_folder(context.settings, context.data, context.events, own, weights)
     if folder is None:
         return own
     fitted = DenseExpert(own.domain, folder, own.owner, own.license, trained=own)
-    new = NewExpert(
-        domain=fitted.domain,
-        files=fitted.files,
-        license=fitted.license,
-        fitted=Fitted(expert=own.digest, trunk=trunk.digest),
-    )
     try:
-        registered = register(
-            context.client,
-            folder,
-            new,
-            context.events,
-            change=False,
-            leaving=partial(leaving, context, trunk=trunk.digest),
-        )
+        register_expert(context, fitted, Fitted(expert=own.digest, trunk=trunk.digest))
     except WithdrawnError:
         context.events.say("the fitted expert was withdrawn; the contribution is made with the expert as it is")
         return own
     except KeptError as kept:
-        if settings.dry_run:
-            return fitted
-        return own if context.outbox.is_refused(kept.item) else None
-    context.outbox.settle([registered])
+        if not context.settings.dry_run:
+            return own if context.outbox.is_refused(kept.item) else None
     return fitted

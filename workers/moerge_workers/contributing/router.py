@@ -21,7 +21,7 @@ from moerge_workers.leaving.ledger import Ledger, Sent
 
 
 def run(context: Context, trunk: Trunk, own_grams: Path | None) -> list[Contribution]:
-    """Sends what isn't sent yet under a trunk, and returns what counts.
+    """Sends new statistics under a trunk, and returns the contributions that count.
 
     `own_grams` is the file of the expert's own trunk contribution, with which the trunk is compared.
 
@@ -62,7 +62,7 @@ def _checked(context: Context, trunk: Trunk, own_grams: Path | None) -> Path:
 
 
 def _contribute(context: Context, blank: RouterManifest, work: RouterPass, ledger: Ledger) -> list[Contribution]:
-    """Computes and sends one split: first what a run before left unsent, then what is new."""
+    """Computes and sends one split: first files that an earlier run left unsent, then new documents."""
     if _deliver(context, blank, ledger) is None:
         return []
     if (made := context.pending(blank, work, ledger).complete()) is not None:
@@ -73,7 +73,7 @@ def _contribute(context: Context, blank: RouterManifest, work: RouterPass, ledge
 
 
 def _deliver(context: Context, blank: RouterManifest, ledger: Ledger) -> list[Contribution] | None:
-    """The contributions of the ledger's files; sends what doesn't count yet, in the place of what was replaced.
+    """The contributions of the ledger's files; sends those that don't count yet, in the place of replaced ones.
 
     None: the owner doesn't let one leave that was to be sent earlier, or this is a dry run.
     """

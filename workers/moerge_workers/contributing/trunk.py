@@ -15,7 +15,7 @@ from moerge_workers.leaving.ledger import Ledger
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the stage leaves.
+    """The result of the stage.
 
     Attributes:
         sent: the contribution that counts; None if its owner keeps it here.

@@ -1,1 +1,1 @@
-"""The owner's documents: split, cut into shards, and named under a key of the owner's."""
+"""The owner's documents: splits, shards, and the key of shard names."""

@@ -1,1 +1,1 @@
-"""The one door: what leaves is asked about, sent and written down here."""
+"""The single exit of the machine: questions to the owner, records of everything sent, the key that signs."""

@@ -1,4 +1,4 @@
-"""What was asked, decided and sent from a home, in SQLite. Rows are only ever added."""
+"""The history of a home, in SQLite: questions, decisions, items sent. Rows are only ever added."""
 
 import sqlite3
 from collections.abc import Iterator
@@ -55,7 +55,7 @@ class Item:
 
 @dataclass(frozen=True)
 class Sending:
-    """An item that left, when it left, and what became of it when: arrived, superseded or withdrawn, if anything."""
+    """An item that left, when it left, and its last state since: arrived, superseded, withdrawn, or none."""
 
     item: Item
     at: datetime
@@ -110,11 +110,11 @@ class History:
         return None if row is None else str(row[0])
 
     def decision(self, item: Item) -> str | None:
-        """What was last asked or decided about an item."""
+        """The last question or decision about an item."""
         return self._last(item.digest, item.coordinator, _DECISIONS)
 
     def movement(self, item: Item) -> str | None:
-        """What last became of an item; None if it never left."""
+        """The last movement of an item; None if it never left."""
         return self._last(item.digest, item.coordinator, _MOVEMENTS)
 
     def item(self, digest: str, coordinator: str) -> Item | None:
@@ -122,11 +122,11 @@ class History:
         return next((Item(*each) for each in row), None)
 
     def asked(self) -> list[Item]:
-        """What waits for an answer, oldest first."""
+        """The items that wait for an answer, oldest first."""
         return [item for item in self.items() if self.decision(item) == "asked"]
 
     def items(self) -> list[Item]:
-        """All that was ever asked about or sent, in that order."""
+        """All items that were ever asked about or sent, oldest first."""
         query = "SELECT items.* FROM events JOIN items USING (digest, coordinator) GROUP BY 1, 2 ORDER BY MIN(number)"
         return [Item(*row) for row in self._db.execute(query).fetchall()]
 

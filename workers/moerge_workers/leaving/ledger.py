@@ -46,7 +46,7 @@ class Sent:
 
 
 class Ledger:
-    """What one kind of contribution, under one trunk, of one split, holds.
+    """The documents and files of one kind of contribution, under one trunk, of one split.
 
     A file's row comes before the file is sent, in the transaction that notes its documents. So whatever happens
     after it, the same file is sent, and a document that it holds is in no later one.
@@ -128,8 +128,7 @@ class Ledger:
         return not self._db.execute("SELECT 1 FROM files WHERE NOT replaced AND how != ?", (how,)).fetchall()
 
     def send(self, file: Sent, how: str, *, replace: bool) -> None:
-        """Notes a file that is to be sent, and that it and those before it hold what the last reading came to that
-        wasn't one again.
+        """Notes a file to send: it and those before it hold the documents of the last reading that wasn't `again`.
 
         With `replace` it takes the place of all files before it.
         """

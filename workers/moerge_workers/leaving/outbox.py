@@ -1,4 +1,4 @@
-"""The door through which everything but progress leaves: it holds the policy, asks, and writes down what goes."""
+"""The single exit for everything but progress: it applies the policy, asks the owner, and records what is sent."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -43,7 +43,7 @@ EVALUATION_REVEALS = (
 
 @dataclass(frozen=True)
 class Outbox:
-    """Every item that leaves goes through `sending`, and only what `may_leave` allowed.
+    """Every item leaves within `sending`, after `may_leave` allowed it.
 
     Attributes:
         settings: the worker's.
@@ -83,7 +83,7 @@ class Outbox:
         return self.history.decision(item) == "refused"
 
     def is_outdated(self, item: Item) -> bool:
-        """Whether it isn't to be sent any more."""
+        """Whether its question ended because it isn't to be sent any more."""
         return self.history.decision(item) == "outdated"
 
     def _asked(self, item: Item, outdated: Callable[[], bool]) -> bool:
@@ -107,7 +107,7 @@ class Outbox:
         return decision == "approved"
 
     def outdate(self, which: Callable[[Item], bool]) -> None:
-        """Ends the questions about what isn't to be sent any more."""
+        """Ends the questions about items that are not to be sent any more."""
         for item in filter(which, self.history.asked()):
             self.history.note(item, "outdated")
 
@@ -135,7 +135,7 @@ class Outbox:
             self._ended(digest, "superseded")
 
     def settle(self, rows: Iterable[Contribution | TrunkContribution | Evaluation | Expert]) -> None:
-        """Writes down what became of items, as the coordinator tells it, where this machine missed that."""
+        """Writes down the state of items at the coordinator, where this machine missed a change."""
         for row in rows:
             item = self.history.item(row.digest, self.settings.coordinator)
             last = self.history.movement(item) if item is not None else None
@@ -182,7 +182,7 @@ class Outbox:
 
 
 def described(item: Item) -> Iterator[RenderableType]:
-    """What an item holds and reveals, for a terminal."""
+    """The contents of an item and what they reveal, for a terminal."""
     if item.kind == "evaluation":
         sums = NewEvaluation.model_validate_json(Path(item.place).read_bytes())
         fields = Table(title=f"Evaluation of version {sums.number} by {sums.domain!r}", show_header=False)
@@ -205,7 +205,7 @@ def described(item: Item) -> Iterator[RenderableType]:
 
 
 def require_unchanged(item: Item) -> None:
-    """Requires that the file still is what was asked about.
+    """Requires that the file is still the one that the owner was asked about.
 
     Raises:
         MoergeError: it isn't.

@@ -122,7 +122,7 @@ def rotate(client: Client, owner: str, path: Path) -> str:
 
 
 def _finish(client: Client, owner: str, path: Path) -> None:
-    """The coordinator first: a key that only this machine knows would sign what nobody accepts."""
+    """Rotates at the coordinator first: it would refuse signatures of a key that only this machine knows."""
     new = _next_file(path)
     client.rotate_key(Rotation.make(read_owner_key(path), read_owner_key(new), owner))
     new.replace(path)

@@ -1,1 +1,1 @@
-"""What is seen of a run: on a terminal, in a log, in a file of the home, in Prometheus, at the coordinator."""
+"""Views of a run: terminal, log, status file, Prometheus, progress for the coordinator."""

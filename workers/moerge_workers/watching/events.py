@@ -1,4 +1,4 @@
-"""What happens in a run, told once, for the view, the home's state, Prometheus and the coordinator."""
+"""The events of a run, told once, for the view, the home's status, Prometheus and the coordinator."""
 
 import time
 from collections import deque
@@ -14,7 +14,7 @@ _SHARDS = 8  # over which a slot's rate is
 
 
 class Events:
-    """Is told what happens, in the main thread.
+    """Passes on the events of a run; called in the main thread.
 
     Attributes:
         status: keeps the figures.
@@ -26,7 +26,7 @@ class Events:
         self._finished: dict[int, deque[tuple[float, int]]] = {}
 
     def say(self, text: str) -> None:
-        """One line of what happens."""
+        """Shows one line."""
         self.view.say(text)
         self.status.update(said=text)
 
@@ -35,7 +35,7 @@ class Events:
         return self.view.track(title, total, unit)
 
     def enter(self, stage: Stage) -> None:
-        """What the worker does from now on."""
+        """The worker enters a stage."""
         if stage is not self.status.state.stage:
             self.status.update(stage=stage, slots={}, tokens_left=0)
 

@@ -17,7 +17,7 @@ from moerge.errors import MoergeError
 
 _logger = structlog.get_logger("moerge")
 _ENDS = r"(?=, (?:line|row|after)\b|: |['\"]|\n|$)"
-"""What comes behind a file's name in a message."""
+"""The text that can follow a file's name in a message."""
 
 
 def configure(sources: Sequence[str]) -> None:

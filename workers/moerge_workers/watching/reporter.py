@@ -13,21 +13,20 @@ from moerge_proto.progress import Stage
 from moerge_workers.settings import Settings
 from moerge_workers.watching.status import Status
 
-SECONDS = 10.0
 _PATIENCE, _TIMEOUT, _END_SECONDS = 0.001, 5.0, 2.0
 
 
 @contextmanager
-def reporting(settings: Settings, status: Status) -> Iterator[None]:
-    """The time in which the coordinator is told every ten seconds, and at the end.
+def reporting(settings: Settings, status: Status, seconds: float = 10.0) -> Iterator[None]:
+    """The time in which the coordinator is told every so many seconds, and at the end.
 
-    What doesn't get there, or is refused, is not sent again.
+    A report that is lost or refused is not sent again.
     """
     if not settings.policy.progress or settings.dry_run:
         yield
         return
     ended = threading.Event()
-    thread = threading.Thread(target=_report, args=(settings, status, ended), daemon=True)
+    thread = threading.Thread(target=_report, args=(settings, status, ended, seconds), daemon=True)
     thread.start()
     try:
         yield
@@ -36,11 +35,11 @@ def reporting(settings: Settings, status: Status) -> Iterator[None]:
         thread.join(_END_SECONDS)
 
 
-def _report(settings: Settings, status: Status, ended: threading.Event) -> None:
+def _report(settings: Settings, status: Status, ended: threading.Event, seconds: float) -> None:
     with Client(settings.coordinator, settings.token, patience=_PATIENCE, timeout=_TIMEOUT) as client:
         last = False
         while not last:
-            last = ended.wait(SECONDS)
+            last = ended.wait(seconds)
             progress = status.state.progress
             if last:
                 progress = progress.model_copy(update={"stage": Stage.ENDED, "tokens_per_second": 0})

@@ -1,4 +1,4 @@
-"""What a home's worker does: in memory for all who show it, and in a file of that home that is replaced whole."""
+"""The status of a home's worker: in memory for all views, and in a file of that home that is replaced whole."""
 
 import math
 import threading
@@ -26,7 +26,7 @@ class SlotState(BaseModel):
 
 
 class State(BaseModel):
-    """What the worker does now or did last.
+    """The state of the worker, now or at its end.
 
     Attributes:
         at: when this was written.
@@ -76,7 +76,7 @@ class State(BaseModel):
 
     @property
     def progress(self) -> Progress:
-        """What of it the coordinator may be told."""
+        """The part that the coordinator may be told."""
         return Progress(
             domain=self.domain,
             stage=self.stage,

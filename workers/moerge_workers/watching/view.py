@@ -1,4 +1,4 @@
-"""What the owner sees of a run: a live view on a terminal, lines elsewhere, JSON objects if asked for."""
+"""The owner's view of a run: live on a terminal, lines elsewhere, or JSON objects."""
 
 import sys
 import time
@@ -34,7 +34,7 @@ class View(Protocol):
         """Shows work, as `Progress.track` does."""
 
     def show(self, part: RenderableType) -> None:
-        """Shows what is too large for a message."""
+        """Shows something too large for a message."""
 
     def ask(self, question: str) -> bool | None:
         """The owner's answer; None if nobody is there to give one."""
@@ -144,7 +144,7 @@ def _line(text: str) -> Text:
 
 
 def _bar(work: _Work, state: State) -> RenderableType:
-    """One line: title, bar, share, rate, time left; of shards, what those that are finished tell."""
+    """One line: title, bar, share, rate, time left; those of shards are estimated from finished ones."""
     share = 100 * work.done // work.total if work.total else 100
     rate = work.done / max(time.monotonic() - work.begin, 1e-9)
     left = round((work.total - work.done) / rate) if rate else None
