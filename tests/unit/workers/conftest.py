@@ -24,6 +24,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
+    """Of a worker whose key, and so whose splits, are the same in every run."""
+    (tmp_path / "key").write_bytes(bytes(32))
     texts(tmp_path / "texts.jsonl", 1, 40)
     return tmp_path
 
