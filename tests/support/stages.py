@@ -16,12 +16,12 @@ from moerge.progress import Progress
 from moerge.statistics.accumulate import ShardSums
 from moerge.statistics.passes import RouterPass, TrunkPass
 from moerge.trunk.merge import DENSE_TRUNK_FILE
-from moerge_proto.contributions import Contribution, NewContribution, TrunkContribution
+from moerge_proto.contributions import Contribution, NewContribution
 from moerge_proto.experts import Expert, ExpertState, NewExpert
 from moerge_proto.messages import FileEntry
 from moerge_proto.problems import Problem, ProblemType
 from moerge_proto.rounds import Round
-from moerge_proto.statistics_file import RouterManifest, StatisticsFile
+from moerge_proto.statistics_file import Kind, RouterManifest, StatisticsFile
 from moerge_proto.trunks import Trunk, TrunkOptions
 from moerge_proto.uploads import Stored
 from moerge_workers.computing.actors import Slot
@@ -60,7 +60,7 @@ class MemoryClient(Client):
     Attributes:
         weights: the file that every trunk's download gives.
         current: the current trunk.
-        router_rows, trunk_rows: digest -> contribution.
+        rows: digest -> contribution.
         known: digest -> expert.
         uploaded: the files that came, in order.
     """
@@ -68,8 +68,7 @@ class MemoryClient(Client):
     def __init__(self, weights: Path) -> None:
         self.weights = weights
         self.current: Trunk | None = trunk()
-        self.router_rows: dict[str, Contribution] = {}
-        self.trunk_rows: dict[str, TrunkContribution] = {}
+        self.rows: dict[str, Contribution] = {}
         self.known: dict[str, Expert] = {}
         self.uploaded: list[Path] = []
 
@@ -102,40 +101,36 @@ class MemoryClient(Client):
         )
         return self.known[digest]
 
-    def contributions(self) -> Iterator[Contribution]:
-        return iter(list(self.router_rows.values()))
+    def contributions(self, kind: Kind = "router") -> Iterator[Contribution]:
+        return iter([row for row in self.rows.values() if row.kind == kind])
 
-    def contribute(self, contribution: NewContribution) -> Contribution:
-        for old in contribution.supersedes:
-            self.router_rows[old] = self.router_rows[old].model_copy(update={"active": False})
-        made = Contribution.model_validate(self._recorded(contribution) | {"warnings": []})
-        self.router_rows[made.digest] = made
-        return made
-
-    def withdraw_contribution(self, digest: str) -> Contribution:
-        self.router_rows[digest] = self.router_rows[digest].model_copy(update={"active": False, "withdrawn": NOW})
-        return self.router_rows[digest]
-
-    def trunk_contributions(self) -> Iterator[TrunkContribution]:
-        return iter(list(self.trunk_rows.values()))
-
-    def contribute_trunk(self, contribution: NewContribution) -> TrunkContribution:
-        for old in contribution.supersedes:
-            self.trunk_rows[old] = self.trunk_rows[old].model_copy(update={"active": False})
-        made = TrunkContribution.model_validate(self._recorded(contribution))
-        self.trunk_rows[made.digest] = made
-        return made
-
-    def _recorded(self, new: NewContribution) -> dict[str, Any]:
+    def contribute(self, new: NewContribution) -> Contribution:
+        for old in new.supersedes:
+            self.rows[old] = self.rows[old].model_copy(update={"active": False})
         with StatisticsFile(self.uploaded[-1]) as file:
             manifest = file.manifest
-        names = {"owner", "domain", "expert", "tokens", "documents"}
-        given: dict[str, Any] = manifest.model_dump(include=names)
-        if isinstance(manifest, RouterManifest):
-            given |= {"split": manifest.split, "trunk": manifest.trunk, "shards": len(manifest.shards)}
-        none = dict.fromkeys(("signature", "fingerprint", "withdrawn"))
-        rest = {"number": 1, "size": 1, "active": True, "created": NOW, "software": new.software}
-        return {**given, **none, **rest, "digest": new.sha256}
+        router = isinstance(manifest, RouterManifest)
+        self.rows[new.sha256] = Contribution(
+            **manifest.model_dump(include={"kind", "owner", "domain", "expert", "tokens", "documents"}),
+            number=1,
+            digest=new.sha256,
+            split=manifest.split if router else None,
+            trunk=manifest.trunk if isinstance(manifest, RouterManifest) else None,
+            shards=len(manifest.shards) if router else None,
+            size=1,
+            active=True,
+            warnings=[],
+            software=new.software,
+            signature=None,
+            fingerprint=None,
+            created=NOW,
+            withdrawn=None,
+        )
+        return self.rows[new.sha256]
+
+    def withdraw_contribution(self, digest: str) -> Contribution:
+        self.rows[digest] = self.rows[digest].model_copy(update={"active": False, "withdrawn": NOW})
+        return self.rows[digest]
 
 
 def trunk(digest: str = "7" * 64) -> Trunk:

@@ -100,7 +100,7 @@ def _deliver(context: Context, blank: RouterManifest, ledger: Ledger) -> list[Co
 
 def _counted(context: Context, blank: RouterManifest) -> dict[str, Contribution]:
     """Digest -> contribution, of those that count beside this one."""
-    rows = delivery.active(context, context.client.contributions())
+    rows = delivery.active(context, "router")
     place = blank.trunk, blank.domain, blank.split
     return {digest: row for digest, row in rows.items() if (row.trunk, row.domain, row.split) == place}
 
@@ -122,7 +122,7 @@ def _sent(
     """A file's contribution; None if the owner doesn't let it leave. One that was refused is not kept for later."""
     item = context.outbox.contribution(ledger.path(file.name), file.digest)
     if context.outbox.may_leave(item, lambda: context.is_replaced(blank.trunk)):
-        return delivery.send(context, item, supersedes, context.client.contribute)
+        return delivery.send(context, item, supersedes)
     if context.outbox.is_refused(item):
         ledger.forget()
     return None

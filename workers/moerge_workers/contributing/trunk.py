@@ -7,7 +7,7 @@ from pathlib import Path
 from moerge.files import file_sha256
 from moerge.statistics.contribution import trunk_manifest, withhold_rare
 from moerge.statistics.passes import TrunkPass
-from moerge_proto.contributions import TrunkContribution
+from moerge_proto.contributions import Contribution
 from moerge_workers.contributing import delivery
 from moerge_workers.contributing.context import Context
 from moerge_workers.leaving.ledger import Ledger
@@ -22,13 +22,13 @@ class Outcome:
         grams: its file, with which trunks are compared; None if it is lost.
     """
 
-    sent: TrunkContribution | None
+    sent: Contribution | None
     grams: Path | None
 
 
 def run(context: Context) -> Outcome:
     """Sends the expert's trunk contribution. Counts of rare tokens stay in the journal."""
-    settings, expert, client = context.settings, context.expert, context.client
+    settings, expert = context.settings, context.expert
     blank = trunk_manifest(expert.owner, expert, expert.digest, settings.statistics)
     work = TrunkPass(expert.folder, blank.exponents, settings.statistics.precision, settings.device)
     with closing(Ledger(context.ledger(blank))) as ledger:
@@ -39,7 +39,7 @@ def run(context: Context) -> Outcome:
         grams = whole.with_name(f"{whole.stem}-sent.safetensors")
         withhold_rare(whole, grams, settings.rare_below)
         item = context.outbox.contribution(grams, file_sha256(grams))
-        counted = delivery.active(context, client.trunk_contributions())
+        counted = delivery.active(context, "trunk")
         if item.digest not in counted and not context.outbox.may_leave(item):
             return Outcome(None, grams)
         if made is not None:
@@ -47,4 +47,4 @@ def run(context: Context) -> Outcome:
     if item.digest in counted:
         return Outcome(counted[item.digest], grams)
     supersedes = [row.digest for row in counted.values() if row.expert == expert.digest]
-    return Outcome(delivery.send(context, item, supersedes, client.contribute_trunk), grams)
+    return Outcome(delivery.send(context, item, supersedes), grams)

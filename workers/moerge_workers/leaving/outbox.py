@@ -15,7 +15,7 @@ from rich.table import Table
 from moerge.errors import MoergeError
 from moerge.files import file_sha256
 from moerge.statistics.describe import describe, summary
-from moerge_proto.contributions import Contribution, TrunkContribution
+from moerge_proto.contributions import Contribution
 from moerge_proto.evaluations import Evaluation, NewEvaluation, Scored
 from moerge_proto.experts import Expert
 from moerge_proto.progress import Stage
@@ -134,7 +134,7 @@ class Outbox:
         for digest in replaced:
             self._ended(digest, "superseded")
 
-    def settle(self, rows: Iterable[Contribution | TrunkContribution | Evaluation | Expert]) -> None:
+    def settle(self, rows: Iterable[Contribution | Evaluation | Expert]) -> None:
         """Writes down the state of items at the coordinator, where this machine missed a change."""
         for row in rows:
             item = self.history.item(row.digest, self.settings.coordinator)

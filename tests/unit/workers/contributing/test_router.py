@@ -47,18 +47,18 @@ def test_law_4_what_did_not_arrive_is_sent_again_as_the_same_file(
     folder: Path, home: Path, client: MemoryClient
 ) -> None:
     [sent] = contributed(folder, home, client)
-    client.router_rows.clear()
+    client.rows.clear()
     assert contributed(folder, home, client) == [sent]
     assert client.uploaded[0] == client.uploaded[1]
 
 
 def test_law_4_documents_of_a_lost_file_are_sent_anew(folder: Path, home: Path, client: MemoryClient) -> None:
     [sent] = contributed(folder, home, client)
-    client.router_rows.clear()
+    client.rows.clear()
     client.uploaded[0].unlink()
     [anew] = contributed(folder, home, client)
     assert anew.documents == sent.documents
-    assert len(client.router_rows) == 1
+    assert len(client.rows) == 1
 
 
 def test_what_is_left_takes_the_place_of_documents_that_are_gone(
@@ -68,7 +68,7 @@ def test_what_is_left_takes_the_place_of_documents_that_are_gone(
     lines(home, slice(0, 30))
     [left] = contributed(folder, home, client)
     assert left.documents == 30
-    assert not client.router_rows[sent.digest].active
+    assert not client.rows[sent.digest].active
 
 
 def test_a_split_without_documents_is_withdrawn(folder: Path, home: Path, client: MemoryClient) -> None:
@@ -76,14 +76,14 @@ def test_a_split_without_documents_is_withdrawn(folder: Path, home: Path, client
     rows = contributed(folder, home, client)  # all documents are of the statistics' split now
     assert {row.split for row in rows} == {"statistics"}
     assert sum(row.documents for row in rows) == 40
-    assert client.router_rows[tuning.digest].withdrawn is not None
+    assert client.rows[tuning.digest].withdrawn is not None
 
 
 def test_beside_a_fitted_expert_s_contribution_there_is_none_of_the_expert(
     folder: Path, home: Path, client: MemoryClient
 ) -> None:
     [sent] = contributed(folder, home, client)
-    client.router_rows[sent.digest] = sent.model_copy(update={"expert": "f" * 64})
+    client.rows[sent.digest] = sent.model_copy(update={"expert": "f" * 64})
     with pytest.raises(MoergeError, match=r"its fitted expert f{64} contributes") as caught:
         contributed(folder, home, client)
     assert "--fit" in caught.value.todo

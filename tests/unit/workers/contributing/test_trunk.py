@@ -25,7 +25,7 @@ def test_a_second_run_sends_nothing_and_more_documents_supersede_what_was_sent(
     assert first.sent is not None
     assert second.sent is not None
     assert (first.sent.documents, second.sent.documents) == (40, 60)
-    assert [row.digest for row in client.trunk_rows.values() if row.active] == [second.sent.digest]
+    assert [row.digest for row in client.rows.values() if row.active] == [second.sent.digest]
 
 
 def test_a_dry_run_sends_nothing_and_has_the_grams(folder: Path, home: Path, client: MemoryClient) -> None:
