@@ -78,7 +78,8 @@ class MemoryClient(Client):
 
     def download(self, path: str, files: list[FileEntry], folder: Path, progress: Progress, *, title: str) -> int:
         folder.mkdir(parents=True, exist_ok=True)
-        return len(str(shutil.copy(self.weights, folder / DENSE_TRUNK_FILE)))
+        shutil.copy(self.weights, folder / DENSE_TRUNK_FILE)
+        return self.weights.stat().st_size
 
     def rounds(self) -> Iterator[Round]:
         return iter(())
@@ -93,11 +94,19 @@ class MemoryClient(Client):
 
     def register_expert(self, new: NewExpert) -> Expert:
         digest = expert_digest(new.files)
-        given = new.model_dump(include={"domain", "license", "redistribute", "source", "fitted"})
-        none = dict.fromkeys(("problem", "withdrawn", "purged"))
-        self.known[digest] = Expert.model_validate(
-            {**given, **none, "number": 1, "digest": digest, "owner": "o", "family": "llama", "files": []}
-            | {"state": ExpertState.READY, "created": NOW}
+        self.known[digest] = Expert(
+            **new.model_dump(include={"domain", "license", "redistribute", "source"}),
+            fitted=new.fitted,
+            number=1,
+            digest=digest,
+            owner="owner",
+            family="llama",
+            state=ExpertState.READY,
+            problem=None,
+            files=[],
+            created=NOW,
+            withdrawn=None,
+            purged=None,
         )
         return self.known[digest]
 
@@ -109,14 +118,14 @@ class MemoryClient(Client):
             self.rows[old] = self.rows[old].model_copy(update={"active": False})
         with StatisticsFile(self.uploaded[-1]) as file:
             manifest = file.manifest
-        router = isinstance(manifest, RouterManifest)
+        router = manifest if isinstance(manifest, RouterManifest) else None
         self.rows[new.sha256] = Contribution(
             **manifest.model_dump(include={"kind", "owner", "domain", "expert", "tokens", "documents"}),
             number=1,
             digest=new.sha256,
-            split=manifest.split if router else None,
-            trunk=manifest.trunk if isinstance(manifest, RouterManifest) else None,
-            shards=len(manifest.shards) if router else None,
+            split=router.split if router else None,
+            trunk=router.trunk if router else None,
+            shards=len(router.shards) if router else None,
             size=1,
             active=True,
             warnings=[],
