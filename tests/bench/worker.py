@@ -20,14 +20,14 @@ from moerge.statistics.accumulate import ShardSums
 from moerge.statistics.journal import Journal
 from moerge.statistics.passes import RouterPass
 from moerge_proto.statistics_file import Manifest, RouterManifest, StatisticsSettings
-from moerge_workers import sums
-from moerge_workers.actors import Slots
-from moerge_workers.data import Data
-from moerge_workers.ledger import Ledger
+from moerge_workers.computing import pending
+from moerge_workers.computing.actors import Slots, on_ray
+from moerge_workers.data.splits import Data
+from moerge_workers.leaving.ledger import Ledger
 from moerge_workers.settings import Settings
-from moerge_workers.status import Status
-from moerge_workers.view import Lines
-from moerge_workers.watch import Watch
+from moerge_workers.watching.events import Events
+from moerge_workers.watching.status import Status
+from moerge_workers.watching.view import Lines
 from support.models import texts
 
 SHAPE, SHARDS, RUNS = Shape(hidden=256, layers=6, intermediate=1024, vocabulary=4000), 4, 3
@@ -58,7 +58,7 @@ def with_ray(slots: int) -> float:
         begin = time.perf_counter()
         yield from given
 
-    for _ in Slots(None, slots, work(), SETTINGS, say).compute(source()):
+    for _ in Slots(None, slots, SETTINGS, say).compute(work(), source()):
         end = time.perf_counter()
     return end - begin
 
@@ -136,7 +136,7 @@ class TimedJournal(Journal):
 )
 def small_shards() -> list[Pair]:
     plans.TOKENS_PER_HIDDEN = SMALL_TOKENS
-    vars(sums)["Journal"] = TimedJournal
+    vars(pending)["Journal"] = TimedJournal
     watch = TimedData.watch = TimedJournal.watch = Stopwatch()
     with tempfile.TemporaryDirectory() as place:
         folder, passed = Path(place), work()
@@ -161,8 +161,8 @@ def small_shards() -> list[Pair]:
             shards=["0" * 64],
             trunk="0" * 64,
         )
-        data, seen = TimedData(settings, say), Watch(Status(folder, "law", ""), Lines())
+        data, seen = TimedData(settings, say), Events(Status(folder, "law", ""), Lines())
         with closing(Ledger(folder / "ledger")) as ledger:
-            own = sums.Sums(settings, data, "statistics", blank, passed, ledger, folder, seen)
-            own.complete()
+            compute = on_ray(settings, seen)
+            pending.PendingStatistics(settings, data, seen, compute, blank, passed, ledger).complete()
         return [(watch.spent, time.perf_counter() - watch.begin)]

@@ -23,7 +23,7 @@ from moerge_proto.owners import Approval, Owner
 from moerge_proto.signatures import JoinRequest, Rotation, fingerprint, in_groups, public_key_of, sign_contribution
 from moerge_proto.trunks import Trunk
 from moerge_proto.versions import NewVersion
-from moerge_workers.identity import join_request, read_owner_key, require_approved, rotate, signature
+from moerge_workers.leaving.owner_key import join_request, read_owner_key, require_approved, rotate, signature
 from support.fleet import SILENT, Member, honest, honest_trunk, merge
 from support.models import expert
 from support.processes import MOERGE, Coordinator, coordinator, moerge, run_command

@@ -10,10 +10,9 @@ import pytest
 
 from moerge.errors import CoordinatorError
 from moerge_proto.progress import Progress, Stage
-from moerge_workers import reporter
-from moerge_workers.reporter import reporting
 from moerge_workers.settings import Settings
-from moerge_workers.status import SlotState, State, Status
+from moerge_workers.watching.reporter import reporting
+from moerge_workers.watching.status import SlotState, State, Status
 from support.fleet import Member, eventually, join
 from support.processes import Coordinator, coordinator
 
@@ -75,9 +74,8 @@ def settings_of(url: str, member: Member, folder: Path, *, dry_run: bool = False
 
 
 def test_law_1_progress_leaves_only_if_the_policy_says_so_and_never_in_a_dry_run(
-    server: Coordinator, members: list[Member], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: Coordinator, members: list[Member], tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(reporter, "SECONDS", 0.05)
     _, art = members
     status = Status(tmp_path, "art", server.url)
 
@@ -87,10 +85,10 @@ def test_law_1_progress_leaves_only_if_the_policy_says_so_and_never_in_a_dry_run
     before, threads = done(), set(threading.enumerate())
     for how in ({"told": False}, {"dry_run": True}):
         status.update(shards_done=7, shards_total=9)
-        with reporting(settings_of(server.url, art, tmp_path, **how), status):
+        with reporting(settings_of(server.url, art, tmp_path, **how), status, 0.05):
             assert threads.issuperset(threading.enumerate())
         assert done() == before
-    with reporting(settings_of(server.url, art, tmp_path), status):
+    with reporting(settings_of(server.url, art, tmp_path), status, 0.05):
         eventually(lambda: done() == [7])
         status.update(shards_done=8)
         eventually(lambda: done() == [8])
@@ -99,15 +97,14 @@ def test_law_1_progress_leaves_only_if_the_policy_says_so_and_never_in_a_dry_run
 
 
 def test_a_coordinator_that_gives_no_answer_is_asked_again_and_fails_nothing(
-    members: list[Member], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    members: list[Member], tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(reporter, "SECONDS", 0.05)
     with socket.create_server(("127.0.0.1", 0)) as place:
         url = f"http://127.0.0.1:{place.getsockname()[1]}"
-        with reporting(settings_of(url, members[0], tmp_path), Status(tmp_path, "law", url)):
+        with reporting(settings_of(url, members[0], tmp_path), Status(tmp_path, "law", url), 0.05):
             for _ in range(3):
                 place.accept()[0].close()
-    with reporting(settings_of(url, members[0], tmp_path), status := Status(tmp_path, "law", url)):
+    with reporting(settings_of(url, members[0], tmp_path), status := Status(tmp_path, "law", url), 0.05):
         pass  # nobody is there
     assert status.state.heard is None
 

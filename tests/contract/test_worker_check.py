@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from moerge import __version__
-from moerge_workers import identity
 from moerge_workers.check import checks
+from moerge_workers.leaving import owner_key
 from moerge_workers.settings import Settings
 from support.fleet import Member, joined, merge
 from support.models import expert
@@ -73,7 +73,7 @@ def test_all_that_is_wrong_is_told_at_once(house: House, tmp_path: Path) -> None
     (tmp_path / "texts.jsonl").write_text('{"text": "one"}\nno JSON\n')
     other, home = expert(tmp_path / "other", 2, num_hidden_layers=2), tmp_path / "worker"
     home.mkdir()
-    identity.join_request(home / "law-owner.pem", "law-owner", ["law"])
+    owner_key.join_request(home / "law-owner.pem", "law-owner", ["law"])
     said = house.found(expert=other, data=tmp_path / "texts.jsonl", home=home)
     bad = {name for name, line in said.items() if line.startswith("no ")}
     assert bad == {"data", "memory", "key", "fleet"}

@@ -19,9 +19,9 @@ from moerge_proto.experts import NewExpert
 from moerge_proto.options import SolveOptions
 from moerge_proto.versions import NewVersion
 from moerge_workers import commands
-from moerge_workers.data import document_mac
-from moerge_workers.history import History
-from moerge_workers.identity import read_key
+from moerge_workers.data.shard_key import read_key
+from moerge_workers.data.splits import document_mac
+from moerge_workers.leaving.history import History
 from support.fleet import Member, eventually, honest, joined, merge, send
 from support.house import House, house_of
 from support.models import tokenizer
@@ -147,7 +147,7 @@ def test_documents_that_came_wait_until_they_are_enough_and_a_few_that_went_keep
 
     house.write("a.jsonl", 10, 90)
     three = solve(house, 3.0)
-    assert "held-out documents came or went since the last evaluation" in run(house)
+    assert "held-out documents were added or removed since the last evaluation" in run(house)
     assert evaluations(house, three) == []
 
     house.write("c.jsonl", 1000, 100)

@@ -11,7 +11,7 @@ from moerge.cli.common import wait
 from moerge_proto.experts import Expert, ExpertState
 from moerge_proto.versions import NewVersion
 from moerge_workers import commands
-from moerge_workers.history import History
+from moerge_workers.leaving.history import History
 from support.fleet import files_below, honest_trunk, joined, merge, registered, send_trunk
 from support.house import House, house_of
 from support.processes import coordinator

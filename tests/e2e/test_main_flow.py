@@ -13,7 +13,7 @@ import pytest
 from safetensors import safe_open
 
 from moerge_proto.signatures import public_key_of
-from moerge_workers.identity import read_owner_key
+from moerge_workers.leaving.owner_key import read_owner_key
 from support.models import expert, texts
 from support.processes import Coordinator, coordinator, ended, moerge, start_worker, worker_command
 

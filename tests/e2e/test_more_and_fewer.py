@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from moerge.documents.shards import enough
-from moerge_workers.history import History
+from moerge_workers.leaving.history import History
 from support.fleet import joined, merge
 from support.house import House, house_of
 from support.models import SMALL

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from moerge.statistics.describe import describe
 from moerge_proto.experts import ExpertState
 from moerge_workers import commands
-from moerge_workers.history import History, Sending
+from moerge_workers.leaving.history import History, Sending
 from support.fleet import eventually, files_below, join, merge
 from support.house import House, house_of
 from support.models import expert
@@ -22,7 +22,7 @@ ASK = {"mode": "ask"}
 KILLED = """
 import os, signal, sys
 from moerge.client.client import Client
-from moerge_workers.contribute import run
+from moerge_workers.loop import run
 from moerge_workers.settings import Settings
 Client.upload = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
 run(Settings.model_validate_json(sys.argv[1]))

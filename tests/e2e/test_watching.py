@@ -23,8 +23,8 @@ from moerge.demo.processes import free_port
 from moerge.errors import MoergeError
 from moerge_proto.progress import Progress, Stage
 from moerge_workers import commands
-from moerge_workers.metrics import served
-from moerge_workers.status import Status
+from moerge_workers.watching.metrics import served
+from moerge_workers.watching.status import Status
 from support.fleet import Member, join, merge
 from support.models import expert, texts
 from support.processes import MOERGE, Coordinator, coordinator

@@ -22,7 +22,7 @@ from moerge.statistics.accumulate import ShardSums, shard_sums
 from moerge.statistics.journal import Journal
 from moerge_proto.statistics_file import StatisticsFile
 from moerge_proto.trunks import Trunk
-from moerge_workers.identity import read_key
+from moerge_workers.data.shard_key import read_key
 from support.fleet import Member, joined, merge, trunk_path
 from support.models import texts
 from support.processes import Coordinator, coordinator, marked
@@ -30,7 +30,7 @@ from support.processes import Coordinator, coordinator, marked
 WORKER = """
 import json, sys
 from moerge.errors import MoergeError
-from moerge_workers.contribute import run
+from moerge_workers.loop import run
 from moerge_workers.settings import Settings
 try:
     run(Settings(**json.loads(sys.argv[1])))

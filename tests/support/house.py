@@ -3,44 +3,31 @@
 import json
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from moerge.documents.shards import Shard
 from moerge.errors import MoergeError
-from moerge.statistics.accumulate import ShardSums
 from moerge_proto.contributions import Contribution
 from moerge_proto.statistics_file import StatisticsFile
-from moerge_workers import actors
-from moerge_workers.contribute import run
+from moerge_workers.loop import run
 from moerge_workers.settings import Settings
 from support.fleet import Member
 from support.processes import FORKS, Coordinator
-
-
-def _in_process(slots: actors.Slots, shards: Iterable[Shard]) -> Iterator[tuple[Shard, ShardSums]]:
-    """The sums of each shard by the function that Ray's actors call; Ray itself is tested elsewhere."""
-    slot = actors.Slot(slots.work, slots.statistics.batch_tokens)
-    slots.watch.ready(0, "cpu")
-    for shard in shards:
-        sums = slot.sums(shard)
-        slots.watch.finished(0, shard.tokens)
-        yield shard, sums
+from support.stages import in_process
 
 
 def _serve(requests: Connection, log: Path) -> None:
     """The body of the process: a run of the worker for each request, until there are no more."""
-    actors.Slots.compute = _in_process  # type: ignore[method-assign, assignment]
     with log.open("ab") as out:
         os.dup2(out.fileno(), sys.stderr.fileno())
     with suppress(EOFError):
         while True:
             settings = Settings.model_validate(requests.recv())
             try:
-                run(settings)
+                run(settings, in_process)
                 requests.send("ran")
             except MoergeError as error:
                 requests.send(str(error).replace("\n", " "))

@@ -3,13 +3,13 @@
 from pathlib import Path
 from typing import Any
 
-from moerge_workers.history import History, Item
-from moerge_workers.outbox import Outbox
+from moerge_workers.leaving.history import History, Item
+from moerge_workers.leaving.outbox import Outbox
 from moerge_workers.policy import Kind
 from moerge_workers.settings import Settings
-from moerge_workers.status import Status
-from moerge_workers.view import Lines
-from moerge_workers.watch import Watch
+from moerge_workers.watching.events import Events
+from moerge_workers.watching.status import Status
+from moerge_workers.watching.view import Lines
 
 COORDINATOR = "https://example.org"
 
@@ -18,7 +18,7 @@ def outbox_of(history: History, folder: Path, *, dry_run: bool = False, **policy
     given = {"coordinator": COORDINATOR, "token": "x", "domain": "law", "expert": folder, "data": ["x"]}
     how = {"home": folder, "once": True, "held_out_share": 0.5, "dry_run": dry_run, "policy": policy}
     return Outbox(
-        Settings.model_validate({**given, **how}), history, Watch(Status(folder, "law", COORDINATOR), Lines())
+        Settings.model_validate({**given, **how}), history, Events(Status(folder, "law", COORDINATOR), Lines())
     )
 
 

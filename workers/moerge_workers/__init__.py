@@ -1,1 +1,1 @@
-"""The owner's side: documents become shards, shards become sums, sums leave as a contribution."""
+"""The owner's side: documents become shards, shards become sums, sums are sent as a contribution."""

@@ -1,4 +1,4 @@
-"""What would keep a worker from contributing; told before work starts, each line with ok or what to do."""
+"""`moerge worker check`: obstacles to contributing, found before work starts; one line per check."""
 
 import shutil
 import tempfile
@@ -14,17 +14,14 @@ from moerge.documents.fitting_sample import fitting_tokens
 from moerge.documents.shards import enough
 from moerge.errors import IncompatibleExpertError, MoergeError
 from moerge.experts.fitting import fitting_bytes, require_fittable
-from moerge.models.config import read_config
 from moerge.models.dense import trunk_names
-from moerge.models.expert_folder import check_expert
-from moerge.models.families import family_of
-from moerge.models.reader import Checkpoint
+from moerge.models.expert_folder import DenseExpert, check_expert
 from moerge.statistics.memory import need
 from moerge.statistics.passes import RouterPass, TrunkPass, described
-from moerge_workers import actors
-from moerge_workers.data import Data
-from moerge_workers.identity import own_identity, require_approved
-from moerge_workers.memory import free_memory, that_fit
+from moerge_workers.computing.actors import Slots
+from moerge_workers.computing.memory import free_memory, that_fit
+from moerge_workers.data.splits import Data
+from moerge_workers.leaving.owner_key import own_identity, require_approved
 from moerge_workers.settings import Settings
 
 _SAMPLE_DOCUMENTS = 2000
@@ -36,7 +33,7 @@ _PATIENCE = 5.0
 
 @dataclass(frozen=True)
 class Line:
-    """What one check found: that it is well, and what was seen, or the problem."""
+    """The result of one check: a summary, or the problem."""
 
     name: str
     text: str
@@ -47,11 +44,12 @@ class Line:
 
 
 def checks(settings: Settings) -> Iterator[Line]:
-    """Every check's line, as soon as it is known. One that fails stops only those that need what it looked for.
+    """The lines of all checks, as soon as they are known. A failed check stops only those that depend on it.
 
     Without a coordinator in the settings, only this machine is looked at.
     """
-    machine = _Machine(settings)
+    own = DenseExpert(settings.domain, settings.expert)
+    machine = _Machine(settings, own)
     yield (expert := _line("expert", machine.expert))
     yield _line("data", machine.data)
     yield from (Line("data", said) for said in machine.said)
@@ -68,7 +66,7 @@ def checks(settings: Settings) -> Iterator[Line]:
         yield Line("coordinator", "", error)
         return
     with client:
-        fleet = _Fleet(settings, client)
+        fleet = _Fleet(settings, own, client)
         yield (reached := _line("coordinator", fleet.greeting))
         if reached.problem is not None:
             return
@@ -92,7 +90,7 @@ def _line(name: str, look: Callable[[], str]) -> Line:
 
 
 class _Bytes:
-    """How much of the data was read."""
+    """Bytes of the data read so far."""
 
     read = 0
 
@@ -102,23 +100,22 @@ class _Bytes:
 
 @dataclass
 class _Machine:
-    """The checks that need nobody else; `said`: what there is to say of the data besides."""
+    """The checks of this machine; `said`: further remarks about the data."""
 
     settings: Settings
+    own: DenseExpert
     said: list[str] = field(default_factory=list)
 
     @property
     def _work(self) -> RouterPass:
         """The pass as it will be, under the expert's own trunk."""
-        settings = self.settings
-        layers = read_config(settings.expert).num_hidden_layers
-        return RouterPass(
-            settings.expert, settings.expert, [0] * layers, settings.statistics.precision, settings.device
-        )
+        settings, folder = self.settings, self.own.folder
+        exponents = [0] * self.own.config.num_hidden_layers
+        return RouterPass(folder, folder, exponents, settings.statistics.precision, settings.device)
 
     def expert(self) -> str:
-        family, config = check_expert(self.settings.expert, None, str(self.settings.expert))
-        size = sum(spec.bytes for spec in Checkpoint(self.settings.expert).specs.values())
+        family, config = check_expert(self.own.folder, None, str(self.own.folder))
+        size = sum(spec.bytes for spec in self.own.checkpoint.specs.values())
         return f"{family.model_type}, H {config.hidden_size}, {config.num_hidden_layers} layers, {decimal(size)}"
 
     def data(self) -> str:
@@ -143,7 +140,7 @@ class _Machine:
         read = f"{splits.total():,} documents read ({parts}), {tokens:,} tokens"
         if not every:
             read += f"; in all about {splits.total() / share:,.0f} documents, {tokens / share:,.0f} tokens"
-        least = enough(read_config(settings.expert).hidden_size)
+        least = enough(self.own.config.hidden_size)
         if tokens / share < least:
             read += f"; that is less than a shard's worth of {least:,} tokens, so it tells more on single documents"
         return read
@@ -154,12 +151,12 @@ class _Machine:
         home.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=home):
             pass
-        config, own = read_config(self.settings.expert), Checkpoint(self.settings.expert)
-        names = trunk_names(own, family_of(config), config.num_hidden_layers)
-        trunk = sum(own.specs[name].bytes for name in names)
+        specs = self.own.checkpoint.specs
+        names = trunk_names(self.own.checkpoint, self.own.family, self.own.config.num_hidden_layers)
+        trunk = sum(specs[name].bytes for name in names)
         asked = trunk + _FILES * need(self._work, self.settings.statistics).sums // 2
         if self.settings.fit:
-            asked += sum(spec.bytes for spec in own.specs.values())
+            asked += sum(spec.bytes for spec in specs.values())
         free = shutil.disk_usage(home).free
         if free < asked:
             found = f"{decimal(free)} are free; a trunk and the sums take {decimal(asked)}"
@@ -177,21 +174,19 @@ class _Machine:
         said = f"{described(self._passes)}; each of {settings.slots} slots takes at least {own}"
         said += f", the journal {decimal(own.journal)}"
         if settings.trunk_contribution:
-            trunk = TrunkPass(settings.expert, [], settings.statistics.precision, settings.device)
+            trunk = TrunkPass(self.own.folder, [], settings.statistics.precision, settings.device)
             said += f"; for trunks {described(that_fit(trunk, settings, free))}"
         if settings.fit:
-            require_fittable(settings.expert)
-            tokens = fitting_tokens(read_config(settings.expert).hidden_size)
-            said += f"; fitting takes at least {decimal(fitting_bytes(settings.expert, tokens))}"
+            require_fittable(self.own.config, self.own.folder)
+            tokens = fitting_tokens(self.own.config.hidden_size)
+            said += f"; fitting takes at least {decimal(fitting_bytes(self.own, tokens))}"
         if settings.device == "cuda" and free.slot is not None:
             said += f"; a GPU has {decimal(free.slot)}"
         return said if free.host is None else f"{said}; this machine has {decimal(free.host)}"
 
     def ray(self) -> str:
-        settings = self.settings
-        said = self.said.append
-        work = self._passes[-1]
-        actors.Slots(settings.ray_address, settings.slots, work, settings.statistics, said).probe()
+        settings, said = self.settings, self.said.append
+        Slots(settings.ray_address, settings.slots, settings.statistics, said).probe(self._passes[-1])
         return f"{settings.slots} actors on {settings.device} computed a micro-batch of the largest shape each"
 
 
@@ -200,6 +195,7 @@ class _Fleet:
     """The checks that ask the coordinator."""
 
     settings: Settings
+    own: DenseExpert
     client: Client
 
     def greeting(self) -> str:
@@ -228,11 +224,11 @@ class _Fleet:
         trunk = self.client.current_trunk()
         if trunk is None:
             return "no trunk yet; registering the expert tells whether it fits the others"
-        config = read_config(self.settings.expert)
-        own = family_of(config).model_type, config.hidden_size, config.num_hidden_layers
+        config = self.own.config
+        own = self.own.family.model_type, config.hidden_size, config.num_hidden_layers
         theirs = trunk.family, trunk.hidden_size, trunk.layers
         for what, mine, expected in zip(("family", "hidden_size", "num_hidden_layers"), own, theirs, strict=True):
             if mine != expected:
                 found, todo = f"{what} is {mine}; the trunk's is {expected}", "train from the fleet's seed model"
-                raise IncompatibleExpertError(found, where=str(self.settings.expert / "config.json"), todo=todo)
+                raise IncompatibleExpertError(found, where=str(self.own.folder / "config.json"), todo=todo)
         return f"like the trunk: {theirs[0]}, H {theirs[1]}, {theirs[2]} layers; registering compares the rest"

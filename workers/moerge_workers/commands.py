@@ -14,10 +14,10 @@ from moerge.cli.common import Coordinator, Secret
 from moerge.client.client import Client
 from moerge.errors import MoergeError
 from moerge_proto.signatures import fingerprint, in_groups
-from moerge_workers import identity
-from moerge_workers.history import History
+from moerge_workers.leaving import owner_key
+from moerge_workers.leaving.history import History
 from moerge_workers.settings import Settings, read_settings
-from moerge_workers.status import is_running, read_state
+from moerge_workers.watching.status import is_running, read_state
 
 app = typer.Typer(no_args_is_help=True, help="Run a domain owner's worker.")
 
@@ -42,8 +42,8 @@ def init(
 
     Example: moerge worker init --owner hospital --domain medicine
     """
-    path = (home or identity.default_home()) / f"{owner}.pem"
-    request = identity.join_request(path, owner, domain)
+    path = (home or owner_key.default_home()) / f"{owner}.pem"
+    request = owner_key.join_request(path, owner, domain)
     typer.echo(request.line())
     typer.echo(
         f"Your key is {path}; keep a copy where only you can read it.\n"
@@ -70,7 +70,7 @@ def rotate(
         owner = client.identity().owner
         if owner is None:
             raise MoergeError("the token is not an owner's", where="--token", todo="use your worker's token")
-        made = identity.rotate(client, owner, identity.key_file(home or identity.default_home(), owner))
+        made = owner_key.rotate(client, owner, owner_key.key_file(home or owner_key.default_home(), owner))
     typer.echo(f"Your key's fingerprint is now: {in_groups(made)}")
 
 
@@ -114,7 +114,7 @@ def _options(
         bool | None, typer.Option("--fit", help="Fit the expert's MLPs to each trunk here, and send those weights too.")
     ] = None,
     rare_below: Annotated[
-        int | None, typer.Option(help="Withhold counts of tokens that stand fewer times.", show_default="10")
+        int | None, typer.Option(help="Withhold token counts below this number.", show_default="10")
     ] = None,
     home: Annotated[Path | None, typer.Option(help="Key, journal, downloads; default ~/.moerge/worker-DOMAIN.")] = None,
     license: Annotated[
@@ -140,7 +140,7 @@ def _options(
     ray_address: Annotated[str | None, typer.Option(help="Your own Ray cluster; by default one starts.")] = None,
     layer_groups: Annotated[
         int | None,
-        typer.Option(help="Sum the layers in so many passes, for less memory; default the fewest that fit."),
+        typer.Option(help="Number of passes over the layers, for less memory; default the fewest that fit."),
     ] = None,
     log_format: Annotated[
         Literal["text", "json"] | None,
@@ -154,7 +154,7 @@ def _options(
         bool | None, typer.Option("--dry-run", help="Compute and show what would be sent, send nothing, stop.")
     ] = None,
 ) -> None:
-    """A worker's options; what isn't given stands in worker.toml, or has a default."""
+    """A worker's options; those that aren't given are read from worker.toml, or have a default."""
 
 
 def _with_options(do: Callable[[Settings], None], *, alone: bool = False) -> None:
@@ -168,7 +168,8 @@ def _with_options(do: Callable[[Settings], None], *, alone: bool = False) -> Non
             if settings.log_format == "text":
                 do(settings)
                 return
-        from moerge_workers import log
+        from moerge_workers import loop  # noqa: F401  # it brings libraries that make log handlers of their own
+        from moerge_workers.watching import log
 
         log.configure(given.get("data", []))
         with log.errors_told():
@@ -191,9 +192,9 @@ def run(settings: Settings) -> None:
 
     Example: moerge worker run --coordinator https://example.org --domain law --expert expert/ --data 'text/*.jsonl'
     """
-    from moerge_workers import contribute  # it brings torch and Ray, which the other commands need not wait for
+    from moerge_workers import loop  # it brings torch and Ray, which the other commands need not wait for
 
-    contribute.run(settings)
+    loop.run(settings)
 
 
 def check(settings: Settings) -> None:
@@ -228,16 +229,16 @@ def _home(given: Path | None) -> Path:
     Raises:
         MoergeError: there is none, or not just one.
     """
-    homes = [given] if given else sorted(path for path in identity.default_home().glob("worker-*") if path.is_dir())
+    homes = [given] if given else sorted(path for path in owner_key.default_home().glob("worker-*") if path.is_dir())
     if len(homes) == 1 and homes[0].is_dir():
         return homes[0]
     found = ", ".join(map(str, homes)) or "none"
-    raise MoergeError(f"no one worker's folder; found: {found}", where="--home", todo="name the folder")
+    raise MoergeError(f"expected exactly one worker folder; found {found}", where="--home", todo="name the folder")
 
 
 @app.command()
 def approve(which: Which = "", home: Home = None) -> None:
-    """Lets leave what the worker asks about, in mode ask; the worker that runs, or the next one, sends it.
+    """Approves an item that the worker asks about (mode ask). The running worker, or the next one, sends it.
 
     Also takes a refusal back.
 
@@ -248,7 +249,7 @@ def approve(which: Which = "", home: Home = None) -> None:
 
 @app.command()
 def refuse(which: Which = "", home: Home = None) -> None:
-    """Keeps here what the worker asks about, in mode ask; it isn't asked about again.
+    """Refuses an item that the worker asks about (mode ask). It isn't asked about again.
 
     Example: moerge worker refuse 3f9a0c21
     """
@@ -265,7 +266,7 @@ def _decide(home: Path, which: str, decision: Literal["approved", "refused"]) ->
             what = f"{which or 'one item'} is meant, {len(found)} are found"
             raise MoergeError(what, where="digest", todo=f"name one digest; waiting: {waiting}")
         if decision == "approved":
-            from moerge_workers.outbox import require_unchanged
+            from moerge_workers.leaving.outbox import require_unchanged
 
             require_unchanged(found[0])
         history.note(found[0], decision)

@@ -1,4 +1,4 @@
-"""The owner's policy: what may leave this machine. No coordinator, and no option of a command, can widen it."""
+"""The owner's policy about outgoing data. No coordinator, and no option of a command, can widen it."""
 
 from typing import Literal
 
@@ -7,7 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from moerge_proto.digests import Name
 
 Kind = Literal["expert", "trunk", "router", "evaluation"]
-"""What can leave: an expert's weights, a trunk contribution, a router contribution, evaluation sums."""
+"""Kinds of outgoing data: an expert's weights, trunk contributions, router contributions, evaluation sums."""
 
 
 class Policy(BaseModel):

@@ -125,7 +125,7 @@ def read_settings(given: Mapping[str, Any], config: Path | None = None, *, alone
     values = read_toml(path) if path is not None and (config is not None or path.is_file()) else {}
     if "token" in values:
         todo = "put it into a file that only you can read, and give that file's name as token_file"
-        raise MoergeError("a token doesn't stand here", where=str(path), todo=todo)
+        raise MoergeError("a token must not be in this file", where=str(path), todo=todo)
     if config is None and "home" in values:
         raise MoergeError("home is where this file lies", where=str(path), todo="remove the key")
     places: dict[Keys, str] = {(key,): str(path) for key in values}

@@ -15,14 +15,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
 from moerge.errors import IncompatibleExpertError
 from moerge.files import atomic_file
 from moerge.models.batches import Batch
 from moerge.models.config import read_config, trunk_settings
 from moerge.models.dense import domain_model, expert_model, place
-from moerge.models.expert_folder import TOKENIZER_FILES
+from moerge.models.expert_folder import TOKENIZER_FILES, DenseExpert
 from moerge.models.families import EMBEDDING, HEAD, family_of
 from moerge.models.reader import SINGLE, Checkpoint
 from moerge.models.writer import TensorPlan, write_safetensors
@@ -140,8 +140,8 @@ def fit_mlps(
     Raises:
         IncompatibleExpertError: its family normalises the outputs of its MLPs.
     """
-    require_fittable(expert)
     config = read_config(expert)
+    require_fittable(config, expert)
     family = family_of(config)
     dense, behind = expert_model(expert), domain_model(expert, trunk)[0]
     place(dense, device)
@@ -166,25 +166,24 @@ def fit_mlps(
     return {name: fitted[name].cpu() for name in family.dense_mlp_names(config.num_hidden_layers)}
 
 
-def fitting_bytes(expert: Path, tokens: int) -> int:
+def fitting_bytes(expert: DenseExpert, tokens: int) -> int:
     """Memory that fitting to so many tokens takes at least.
 
     Both models and three vectors of each token in float32, and a last matrix's gram, what is added to it, and its
     factor in float64.
     """
-    config, own = read_config(expert), Checkpoint(expert)
-    elements = sum(torch.Size(spec.shape).numel() for spec in own.specs.values())
+    config = expert.config
+    elements = sum(torch.Size(spec.shape).numel() for spec in expert.checkpoint.specs.values())
     vectors = 3 * tokens * config.hidden_size
     return int(4 * (2 * elements + vectors) + 8 * 3 * config.intermediate_size**2)
 
 
-def require_fittable(expert: Path) -> None:
-    """Requires MLPs whose outputs are added to the residual unchanged.
+def require_fittable(config: PretrainedConfig, expert: Path) -> None:
+    """Requires MLPs whose outputs are added to the residual unchanged; `expert` is the config's folder.
 
     Raises:
         IncompatibleExpertError: the family normalises them.
     """
-    config = read_config(expert)
     if family_of(config).gain is None:
         found = f"{config.model_type} normalises the outputs of its MLPs, so they can't be fitted"
         raise IncompatibleExpertError(found, where=str(expert), todo="leave out --fit")

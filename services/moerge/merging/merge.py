@@ -184,7 +184,7 @@ class _Job:
         require_options(METHODS[recipe.method], self._trunk_options)
         if recipe.fit:
             for source in self.sources:
-                require_fittable(source.expert.folder)
+                require_fittable(source.expert.config, source.expert.folder)
 
     @property
     def _trunk_options(self) -> TrunkOptions:
@@ -264,7 +264,7 @@ class _Job:
         name = digest_of({"expert": own.digest, "trunk": trunk.digest, "rows": shard_name(b"", rows)})
         folder = self._work / f"fitted-{own.domain}-{name[:16]}"
         if not folder.is_dir():
-            asked, free = fitting_bytes(own.folder, fitting_tokens(hidden)), free_bytes(self.settings.computing.device)
+            asked, free = fitting_bytes(own, fitting_tokens(hidden)), free_bytes(self.settings.computing.device)
             if free is not None and asked > free:
                 needs = f"fitting takes {decimal(asked)} of memory, and {decimal(free)} are free"
                 raise MoergeError(needs, where="--fit", todo="merge without --fit, or on a larger machine")

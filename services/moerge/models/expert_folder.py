@@ -80,9 +80,14 @@ class DenseExpert:
     trained: Self | None = None
 
     @cached_property
+    def files(self) -> dict[str, str]:
+        """Name -> SHA-256 of its files."""
+        return file_digests(self.folder)
+
+    @cached_property
     def digest(self) -> str:
         """Its name, from the digests of its files."""
-        return expert_digest(file_digests(self.folder))
+        return expert_digest(self.files)
 
     @cached_property
     def config(self) -> PretrainedConfig:

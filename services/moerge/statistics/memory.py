@@ -47,7 +47,10 @@ class Need:
 
 def need(work: RouterPass | TrunkPass, settings: StatisticsSettings) -> Need:
     """What a pass takes, from the expert's config alone."""
-    config = read_config(work.expert)
+    return _need(work, read_config(work.expert), settings)
+
+
+def _need(work: RouterPass | TrunkPass, config: PretrainedConfig, settings: StatisticsSettings) -> Need:
     size = getattr(torch, settings.precision).itemsize
     shapes = model_shapes(config)
     if config.tie_word_embeddings:
@@ -120,7 +123,8 @@ def layer_groups(
     Raises:
         MoergeError: they don't fit, or there are fewer layers than groups; says which option to change.
     """
-    config, own = read_config(work.expert), need(work, settings)
+    config = read_config(work.expert)
+    own = _need(work, config, settings)
     layers: int = config.num_hidden_layers
     for number in range(min(begun, layers), layers + 1) if groups is None else [groups]:
         passes = in_groups(work, layers, number)
@@ -138,14 +142,15 @@ def too_large(
     found: str, work: RouterPass | TrunkPass, settings: StatisticsSettings, slots: int, free: Free | None = None
 ) -> MoergeError:
     """The error of a pass that doesn't fit: what it takes, what there is, and which settings to change."""
-    own, gpu = need(work, settings), work.device == "cuda"
+    config, gpu = read_config(work.expert), work.device == "cuda"
+    own = _need(work, config, settings)
     if free is None:
         free = Free(free_bytes("cpu"), None)
     here = "" if free.host is None else f"this machine has {decimal(free.host)}"
     there = "" if free.slot is None or not gpu else f"the GPU {decimal(free.slot)}"
     asked = f"each of {slots} slots takes at least {own}, the journal {decimal(own.journal)}"
     ways = []
-    every = read_config(work.expert).num_hidden_layers
+    every = config.num_hidden_layers
     layers = every if work.layers is None else len(work.layers)
     if layers > 1:
         ways.append(f"--layer-groups {-(-every // (layers // 2))}")

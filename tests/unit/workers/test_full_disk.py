@@ -9,7 +9,7 @@ import pytest
 
 from moerge.errors import MoergeError
 from moerge.files import atomic_file
-from moerge_workers.contribute import full_disk_told
+from moerge_workers.loop import full_disk_told
 
 
 def test_a_full_database_is_a_full_disk_and_other_trouble_is_not(tmp_path: Path) -> None:

@@ -1,0 +1,193 @@
+"""A worker's stages without server and Ray: the coordinator's answers come from memory."""
+
+import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from moerge.client.client import Client
+from moerge.documents.shards import Shard
+from moerge.errors import CoordinatorError
+from moerge.files import file_sha256
+from moerge.models.expert_folder import DenseExpert, expert_digest
+from moerge.progress import Progress
+from moerge.statistics.accumulate import ShardSums
+from moerge.statistics.passes import RouterPass, TrunkPass
+from moerge.trunk.merge import DENSE_TRUNK_FILE
+from moerge_proto.contributions import Contribution, NewContribution
+from moerge_proto.experts import Expert, ExpertState, NewExpert
+from moerge_proto.messages import FileEntry
+from moerge_proto.problems import Problem, ProblemType
+from moerge_proto.rounds import Round
+from moerge_proto.statistics_file import Kind, RouterManifest, StatisticsFile
+from moerge_proto.trunks import Trunk, TrunkOptions
+from moerge_proto.uploads import Stored
+from moerge_workers.computing.actors import Slot
+from moerge_workers.computing.pending import ComputeShards
+from moerge_workers.contributing.context import Context
+from moerge_workers.data.splits import Data
+from moerge_workers.leaving.history import History
+from moerge_workers.leaving.outbox import Outbox
+from moerge_workers.settings import Settings
+from moerge_workers.watching.events import Events
+from moerge_workers.watching.status import Status
+from moerge_workers.watching.view import Lines
+from support.models import SMALL
+from support.outbox import COORDINATOR
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def in_process(settings: Settings, events: Events) -> ComputeShards:
+    """Sums by the function that Ray's actors call, without Ray, which is tested elsewhere."""
+
+    def compute(work: RouterPass | TrunkPass, shards: Iterable[Shard]) -> Iterator[tuple[Shard, ShardSums]]:
+        slot = Slot(work, settings.statistics.batch_tokens)
+        events.ready(0, "cpu")
+        for shard in shards:
+            sums = slot.sums(shard)
+            events.finished(0, shard.tokens)
+            yield shard, sums
+
+    return compute
+
+
+class MemoryClient(Client):
+    """A client whose coordinator is this object.
+
+    Attributes:
+        weights: the file that every trunk's download gives.
+        current: the current trunk.
+        rows: digest -> contribution.
+        known: digest -> expert.
+        uploaded: the files that came, in order.
+    """
+
+    def __init__(self, weights: Path) -> None:
+        self.weights = weights
+        self.current: Trunk | None = trunk()
+        self.rows: dict[str, Contribution] = {}
+        self.known: dict[str, Expert] = {}
+        self.uploaded: list[Path] = []
+
+    def upload(self, path: Path, progress: Progress, *, title: str, compress: bool = False) -> Stored:
+        self.uploaded.append(path)
+        return Stored(sha256=file_sha256(path), size=path.stat().st_size)
+
+    def download(self, path: str, files: list[FileEntry], folder: Path, progress: Progress, *, title: str) -> int:
+        folder.mkdir(parents=True, exist_ok=True)
+        shutil.copy(self.weights, folder / DENSE_TRUNK_FILE)
+        return self.weights.stat().st_size
+
+    def rounds(self) -> Iterator[Round]:
+        return iter(())
+
+    def current_trunk(self) -> Trunk | None:
+        return self.current
+
+    def expert(self, digest: str) -> Expert:
+        if digest not in self.known:
+            raise CoordinatorError(Problem.of(ProblemType.NOT_FOUND, "no such expert"))
+        return self.known[digest]
+
+    def register_expert(self, new: NewExpert) -> Expert:
+        digest = expert_digest(new.files)
+        self.known[digest] = Expert(
+            **new.model_dump(include={"domain", "license", "redistribute", "source"}),
+            fitted=new.fitted,
+            number=1,
+            digest=digest,
+            owner="owner",
+            family="llama",
+            state=ExpertState.READY,
+            problem=None,
+            files=[],
+            created=NOW,
+            withdrawn=None,
+            purged=None,
+        )
+        return self.known[digest]
+
+    def contributions(self, kind: Kind = "router") -> Iterator[Contribution]:
+        return iter([row for row in self.rows.values() if row.kind == kind])
+
+    def contribute(self, new: NewContribution) -> Contribution:
+        for old in new.supersedes:
+            self.rows[old] = self.rows[old].model_copy(update={"active": False})
+        with StatisticsFile(self.uploaded[-1]) as file:
+            manifest = file.manifest
+        router = manifest if isinstance(manifest, RouterManifest) else None
+        self.rows[new.sha256] = Contribution(
+            **manifest.model_dump(include={"kind", "owner", "domain", "expert", "tokens", "documents"}),
+            number=1,
+            digest=new.sha256,
+            split=router.split if router else None,
+            trunk=router.trunk if router else None,
+            shards=len(router.shards) if router else None,
+            size=1,
+            active=True,
+            warnings=[],
+            software=new.software,
+            signature=None,
+            fingerprint=None,
+            created=NOW,
+            withdrawn=None,
+        )
+        return self.rows[new.sha256]
+
+    def withdraw_contribution(self, digest: str) -> Contribution:
+        self.rows[digest] = self.rows[digest].model_copy(update={"active": False, "withdrawn": NOW})
+        return self.rows[digest]
+
+
+def trunk(digest: str = "7" * 64) -> Trunk:
+    layers, hidden = SMALL["num_hidden_layers"], SMALL["hidden_size"]
+    return Trunk(
+        digest=digest,
+        method="average",
+        options=TrunkOptions(),
+        experts=[],
+        contributions=[],
+        family="llama",
+        hidden_size=hidden,
+        layers=layers,
+        exponents=[16] * layers,
+        tensors=1,
+        files=[],
+        current=True,
+        created=NOW,
+        retired=None,
+    )
+
+
+@contextmanager
+def context_of(folder: Path, home: Path, client: MemoryClient, **given: Any) -> Iterator[Context]:
+    """A run that contributes the expert and the texts (`texts.jsonl`) of a folder from a home."""
+    settings = Settings.model_validate(
+        {
+            "coordinator": COORDINATOR,
+            "token": "x",
+            "domain": "law",
+            "expert": folder / "expert",
+            "data": [str(home / "texts.jsonl")],
+            "home": home,
+            "once": True,
+            "policy": {"min_documents": 5, "min_tokens": 1},
+            **given,
+        }
+    )
+    events, history = Events(Status(home, "law", COORDINATOR), Lines()), History(home)
+    try:
+        yield Context(
+            settings=settings,
+            client=client,
+            outbox=Outbox(settings, history, events),
+            data=Data(settings, events.say),
+            events=events,
+            expert=DenseExpert("law", settings.expert, "owner"),
+            compute=in_process(settings, events),
+        )
+    finally:
+        history.close()

@@ -1,0 +1,126 @@
+"""Router contributions: each document is sent once, and what is sent follows the data."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from moerge.documents.shards import Shard
+from moerge.errors import IncompatibleExpertError, MoergeError
+from moerge.statistics.accumulate import ShardSums
+from moerge.statistics.passes import RouterPass, TrunkPass
+from moerge_proto.contributions import Contribution
+from moerge_workers.contributing import router
+from support.models import expert, texts
+from support.stages import MemoryClient, context_of, trunk
+
+
+def contributed(folder: Path, home: Path, client: MemoryClient, **given: object) -> list[Contribution]:
+    """The outcome of one run."""
+    with context_of(folder, home, client, **given) as context:
+        return router.run(context, trunk(), None)
+
+
+def lines(home: Path, keep: slice) -> None:
+    """Keeps some of the documents only."""
+    path = home / "texts.jsonl"
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[keep]))
+
+
+def test_a_second_run_computes_and_sends_nothing_and_tells_the_same(
+    folder: Path, home: Path, client: MemoryClient
+) -> None:
+    first = contributed(folder, home, client)
+    assert [(row.split, row.documents) for row in first] == [("statistics", 40)]
+    assert contributed(folder, home, client) == first
+    assert len(client.uploaded) == 1
+
+
+def test_each_split_is_a_contribution_of_its_own(folder: Path, home: Path, client: MemoryClient) -> None:
+    rows = contributed(folder, home, client, tuning_share=0.4)
+    assert [row.split for row in rows] == ["statistics", "tuning"]
+    assert sum(row.documents for row in rows) == 40
+
+
+def test_law_4_what_did_not_arrive_is_sent_again_as_the_same_file(
+    folder: Path, home: Path, client: MemoryClient
+) -> None:
+    [sent] = contributed(folder, home, client)
+    client.rows.clear()
+    assert contributed(folder, home, client) == [sent]
+    assert client.uploaded[0] == client.uploaded[1]
+
+
+def test_law_4_documents_of_a_lost_file_are_sent_anew(folder: Path, home: Path, client: MemoryClient) -> None:
+    [sent] = contributed(folder, home, client)
+    client.rows.clear()
+    client.uploaded[0].unlink()
+    [anew] = contributed(folder, home, client)
+    assert anew.documents == sent.documents
+    assert len(client.rows) == 1
+
+
+def test_what_is_left_takes_the_place_of_documents_that_are_gone(
+    folder: Path, home: Path, client: MemoryClient
+) -> None:
+    [sent] = contributed(folder, home, client)
+    lines(home, slice(0, 30))
+    [left] = contributed(folder, home, client)
+    assert left.documents == 30
+    assert not client.rows[sent.digest].active
+
+
+def test_a_split_without_documents_is_withdrawn(folder: Path, home: Path, client: MemoryClient) -> None:
+    _, tuning = contributed(folder, home, client, tuning_share=0.4)
+    rows = contributed(folder, home, client)  # all documents are of the statistics' split now
+    assert {row.split for row in rows} == {"statistics"}
+    assert sum(row.documents for row in rows) == 40
+    assert client.rows[tuning.digest].withdrawn is not None
+
+
+def test_beside_a_fitted_expert_s_contribution_there_is_none_of_the_expert(
+    folder: Path, home: Path, client: MemoryClient
+) -> None:
+    [sent] = contributed(folder, home, client)
+    client.rows[sent.digest] = sent.model_copy(update={"expert": "f" * 64})
+    with pytest.raises(MoergeError, match=r"its fitted expert f{64} contributes") as caught:
+        contributed(folder, home, client)
+    assert "--fit" in caught.value.todo
+
+
+def test_what_its_owner_refuses_is_neither_sent_nor_noted_as_sent(
+    folder: Path, home: Path, client: MemoryClient
+) -> None:
+    ask = {"mode": "ask", "min_documents": 5, "min_tokens": 1}
+    with context_of(folder, home, client, policy=ask) as context:
+        assert router.run(context, trunk(), None) == []
+        [item] = context.outbox.history.asked()
+        context.outbox.history.note(item, "refused")
+    assert contributed(folder, home, client, policy=ask) == []
+    assert client.uploaded == []
+    with context_of(folder, home, client, policy=ask) as context:
+        context.outbox.history.note(item, "approved")
+        [sent] = router.run(context, trunk(), None)
+    assert sent.digest == item.digest
+
+
+def _never(work: RouterPass | TrunkPass, shards: Iterable[Shard]) -> Iterator[tuple[Shard, ShardSums]]:
+    raise AssertionError("it computed")
+
+
+def test_law_1_nothing_is_computed_under_a_trunk_that_strays(folder: Path, home: Path, client: MemoryClient) -> None:
+    client.weights = expert(home / "other", 2) / "model.safetensors"
+    policy = {"max_stray": 0.01}
+    with context_of(folder, home, client, policy=policy) as context, pytest.raises(IncompatibleExpertError):
+        router.run(replace(context, compute=_never), trunk(), None)
+
+
+def test_what_waits_for_an_answer_follows_the_data(folder: Path, home: Path, client: MemoryClient) -> None:
+    ask = {"mode": "ask", "min_documents": 5, "min_tokens": 1}
+    contributed(folder, home, client, policy=ask)
+    texts(home / "texts.jsonl", 1, 60)
+    with context_of(folder, home, client, policy=ask) as context:
+        assert router.run(context, trunk(), None) == []
+        [item] = context.outbox.history.asked()
+    assert " 60 documents" in item.about

@@ -1,0 +1,36 @@
+"""The trunk contribution: one counts for each expert, and its file serves even where it is kept."""
+
+from pathlib import Path
+
+from moerge_workers.contributing import trunk
+from support.models import texts
+from support.stages import MemoryClient, context_of
+
+
+def outcome(folder: Path, home: Path, client: MemoryClient, **given: object) -> trunk.Outcome:
+    with context_of(folder, home, client, trunk_contribution=True, **given) as context:
+        return trunk.run(context)
+
+
+def test_a_second_run_sends_nothing_and_more_documents_supersede_what_was_sent(
+    folder: Path, home: Path, client: MemoryClient
+) -> None:
+    first = outcome(folder, home, client)
+    assert outcome(folder, home, client) == first
+    assert len(client.uploaded) == 1
+    further = texts(home / "further.jsonl", 2, 20).read_text()
+    with (home / "texts.jsonl").open("a") as out:
+        out.write(further)
+    second = outcome(folder, home, client)
+    assert first.sent is not None
+    assert second.sent is not None
+    assert (first.sent.documents, second.sent.documents) == (40, 60)
+    assert [row.digest for row in client.rows.values() if row.active] == [second.sent.digest]
+
+
+def test_a_dry_run_sends_nothing_and_has_the_grams(folder: Path, home: Path, client: MemoryClient) -> None:
+    found = outcome(folder, home, client, dry_run=True)
+    assert found.sent is None
+    assert found.grams is not None
+    assert found.grams.is_file()
+    assert client.uploaded == []

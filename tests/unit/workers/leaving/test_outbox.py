@@ -1,0 +1,55 @@
+"""The owner's answer at a terminal, and the record of what left."""
+
+import os
+import pty
+import sqlite3
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from moerge_workers.leaving.history import FILE, History
+from moerge_workers.leaving.outbox import Outbox
+from support.models import expert
+from support.outbox import item_of, outbox_of
+
+
+@pytest.mark.parametrize(("typed", "may"), [("y", True), ("n", False)])
+def test_at_a_terminal_the_owner_is_asked_once_and_the_answer_is_remembered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], typed: str, may: bool
+) -> None:
+    folder = expert(tmp_path / "law", 1)
+    with closing(History(tmp_path)) as history:
+        outbox = outbox_of(history, folder, mode="ask")
+        item = item_of("expert", folder)
+        keyboard, terminal = pty.openpty()
+        with os.fdopen(terminal) as stdin:
+            monkeypatch.setattr(sys, "stdin", stdin)
+            os.write(keyboard, f"{typed}\n".encode())
+            assert outbox.may_leave(item) is may
+            assert outbox.may_leave(item) is may  # there is nothing more to read
+        os.close(keyboard)
+    shown = capsys.readouterr()
+    assert "model.safetensors" in shown.err
+    assert "What this reveals" in shown.err
+
+
+def test_a_retry_is_no_second_sending_and_rows_stay(tmp_path: Path) -> None:
+    with closing(History(tmp_path)) as history:
+        outbox: Outbox = outbox_of(history, tmp_path)
+        one, other = item_of("router", tmp_path, "1" * 64), item_of("router", tmp_path, "2" * 64)
+        with pytest.raises(OSError, match="no network"), outbox.sending(one):
+            raise OSError("no network")
+        assert [each.became for each in history.sendings()] == [""]
+        with outbox.sending(one):
+            pass
+        with outbox.sending(other, [one.digest]):
+            pass
+        outbox.withdrawn(other.digest)
+        with outbox.sending(one):  # it had lost its place, so this is another sending
+            pass
+        became = [(each.item.digest[0], each.became) for each in history.sendings()]
+        assert became == [("1", "superseded"), ("2", "withdrawn"), ("1", "arrived")]
+    with closing(sqlite3.connect(tmp_path / FILE)) as database, pytest.raises(sqlite3.IntegrityError, match="stay"):
+        database.execute("DELETE FROM events")

@@ -1,0 +1,89 @@
+"""The owner's key file: made once, private, found where it lies, and told about when it is something else."""
+
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, generate_private_key
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from moerge.errors import MoergeError
+from moerge_proto.signatures import contribution_message, is_signed, public_key_of
+from moerge_workers.leaving.owner_key import join_request, key_file, read_owner_key, signature
+
+PEM = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
+
+
+@pytest.fixture(autouse=True)
+def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "user"))
+
+
+def test_a_key_is_made_once_and_only_its_user_may_read_it(tmp_path: Path) -> None:
+    path = tmp_path / "keys" / "firm.pem"
+    requests = [join_request(path, "firm", domains) for domains in (["law", "art", "law"], ["art"])]
+    assert requests[0].domains == ["art", "law"]
+    assert [each.public_key for each in requests] == 2 * [public_key_of(read_owner_key(path))]
+    assert all(each.is_genuine() for each in requests)
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert join_request(tmp_path / "other" / "firm.pem", "firm", ["art"]).public_key != requests[0].public_key
+
+
+def test_a_worker_s_own_home_goes_before_the_one_for_all_workers(tmp_path: Path) -> None:
+    shared, own = tmp_path / "user" / ".moerge" / "firm.pem", tmp_path / "worker" / "firm.pem"
+    digest = "0" * 64
+    assert key_file(own.parent, "firm") == shared
+    assert signature(own.parent, "firm", digest) is None
+    for path in (shared, own):
+        request = join_request(path, "firm", ["law"])
+        assert key_file(own.parent, "firm") == path
+        signed = signature(own.parent, "firm", digest)
+        assert signed is not None
+        assert is_signed(request.public_key, contribution_message("firm", digest), signed)
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (b"", "no Ed25519 key as PKCS#8 PEM can be read"),
+        (b"not a key", "no Ed25519 key as PKCS#8 PEM can be read"),
+        (
+            Ed25519PrivateKey.generate().private_bytes(*PEM, serialization.BestAvailableEncryption(b"secret")),
+            "no Ed25519 key as PKCS#8 PEM can be read",
+        ),
+        (
+            generate_private_key(SECP256R1()).private_bytes(*PEM, serialization.NoEncryption()),
+            "expected an Ed25519 key, found ECPrivateKey",
+        ),
+        (None, "no Ed25519 key as PKCS#8 PEM can be read"),
+    ],
+)
+def test_what_is_no_key_is_told_by_the_file_s_name_and_stays(tmp_path: Path, content: bytes | None, told: str) -> None:
+    path = tmp_path / "firm.pem"
+    if content is not None:
+        path.write_bytes(content)
+        with pytest.raises(MoergeError):
+            join_request(path, "firm", ["law"])
+        assert path.read_bytes() == content
+    with pytest.raises(MoergeError) as caught:
+        read_owner_key(path)
+    assert told in caught.value.what
+    assert (caught.value.where, caught.value.todo != "") == (str(path), True)
+
+
+def test_a_new_key_drops_the_rotation_of_one_that_is_gone(tmp_path: Path) -> None:
+    path = tmp_path / "firm.pem"
+    pending = tmp_path / "firm.pem.next"
+    pending.write_bytes(b"left by a rotation that was cut")
+    join_request(path, "firm", ["law"])
+    assert not pending.exists()
+    pending.write_bytes(b"left by a rotation that was cut")
+    join_request(path, "firm", ["law"])
+    assert pending.exists(), "it is finished by the next start"
+
+
+def test_a_folder_that_can_t_be_written_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(MoergeError, match="no key can be kept there") as caught:
+        join_request(tmp_path / "file" / "firm.pem", "firm", ["law"])
+    assert (caught.value.where, "--home" in caught.value.todo) == (str(tmp_path / "file"), True)

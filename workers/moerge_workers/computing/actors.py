@@ -1,0 +1,293 @@
+"""Ray: one actor per slot, each with the model and one thread. The only module that imports ray."""
+
+import logging
+import os
+import signal
+import socket
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import ray
+from ray.exceptions import RayError, RayTaskError
+
+from moerge.documents.shards import Shard
+from moerge.errors import MoergeError
+from moerge.models.batches import batches
+from moerge.models.tokens import Tokens
+from moerge.statistics.accumulate import ShardSums
+from moerge.statistics.memory import is_out_of_memory, too_large
+from moerge.statistics.passes import RouterPass, TrunkPass
+from moerge_proto.statistics_file import StatisticsSettings
+from moerge_workers.computing.pending import ComputeShards
+from moerge_workers.settings import Settings
+from moerge_workers.watching.events import Events
+
+_WAITING_PER_SLOT = 2
+_DEATHS = 4  # of an actor and those in its place, in a row, before one finishes a shard
+_LOOK_SECONDS = 2.0
+_STARTS = 3
+_TELL_SECONDS = 60.0
+
+
+class Slot:
+    """Computes shards, one at a time. It keeps nothing that matters: each shard's sums are returned."""
+
+    def __init__(self, work: RouterPass | TrunkPass, batch_tokens: int) -> None:
+        import torch
+
+        torch.set_num_threads(1)  # another number gives other integers
+        self._compute, self._batch_tokens = work.load(), batch_tokens
+        self._device = work.device
+
+    def place(self) -> tuple[str, str]:
+        """(device, host) that it computes on."""
+        gpus = ray.get_gpu_ids() if self._device == "cuda" else []
+        return ":".join([self._device, *map(str, gpus)]), socket.gethostname()
+
+    def sums(self, shard: Shard) -> ShardSums:
+        return self._compute(batches(shard.rows, self._batch_tokens), shard.documents)
+
+
+class ActorEvents(Protocol):
+    """Is told of the actors, by the number of their slot."""
+
+    def ready(self, slot: int, device: str) -> None: ...
+    def finished(self, slot: int, tokens: int) -> None: ...
+    def lost(self, slot: int) -> None: ...
+
+
+class _Ignored:
+    """Events that nobody is told of."""
+
+    def ready(self, slot: int, device: str) -> None: ...
+    def finished(self, slot: int, tokens: int) -> None: ...
+    def lost(self, slot: int) -> None: ...
+
+
+@dataclass(frozen=True)
+class Slots:
+    """How shards are spread: over so many actors, here or on the owner's own cluster.
+
+    Attributes:
+        address: of the cluster; None starts a local one, of a CPU a slot.
+        slots: actors. On a GPU each has one of its own.
+        statistics: in which batches they compute.
+        say: is told of what is lost, and what it waits for.
+        events: is told of the actors.
+    """
+
+    address: str | None
+    slots: int
+    statistics: StatisticsSettings
+    say: Callable[[str], None]
+    events: ActorEvents = field(default_factory=_Ignored)
+
+    def compute(self, work: RouterPass | TrunkPass, shards: Iterable[Shard]) -> Iterator[tuple[Shard, ShardSums]]:
+        """Every shard with its sums by a pass, in any order; a few per slot are in memory at a time.
+
+        Each actor first computes one micro-batch of the largest shape. Shards of an actor or a node that dies are
+        computed again by others, and a Ray that is gone is started anew.
+
+        Raises:
+            MoergeError: the model doesn't fit, actors die again and again, or there is no such cluster.
+        """
+        source, more, again = iter(shards), True, deque[Shard]()
+        with _cluster(self.address, self.slots):
+            pool = _Pool(self, work, again)
+            while True:
+                while pool.free and (more or again):
+                    shard = again.popleft() if again else next(source, None)
+                    if shard is None:
+                        more = False
+                    else:
+                        pool.give(shard)
+                if not (more or again or pool.running):
+                    return
+                if (done := pool.next()) is not None:
+                    yield done
+
+    def probe(self, work: RouterPass | TrunkPass) -> None:
+        """Starts Ray and all actors, and lets each compute one micro-batch of the largest shape, sums included.
+
+        Raises:
+            MoergeError: as in `compute`.
+        """
+        with _cluster(self.address, self.slots):
+            pool = _Pool(self, work, deque())
+            while pool.starting:
+                pool.next()
+
+
+def on_ray(settings: Settings, events: Events) -> ComputeShards:
+    """How a worker's shards are computed: by Ray actors, as its settings say."""
+    return Slots(settings.ray_address, settings.slots, settings.statistics, events.say, events).compute
+
+
+@contextmanager
+def _cluster(address: str | None, slots: int) -> Iterator[None]:
+    """A Ray cluster: the owner's existing one, or a local one of `slots` CPUs that ends with the context."""
+    ours = signal.getsignal(signal.SIGTERM)  # Ray puts another in its place, which cleans nothing up
+    try:
+        _connect(address, slots)
+        signal.signal(signal.SIGTERM, ours)
+        yield
+    finally:
+        ray.shutdown()
+        signal.signal(signal.SIGTERM, ours)
+
+
+def _connect(address: str | None, slots: int) -> None:
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is reported to anybody
+    local: dict[str, Any] = {"num_cpus": slots, "include_dashboard": False} if address is None else {}
+    for left in reversed(range(1 if address else _STARTS)):
+        try:
+            ray.init(address=address or "local", log_to_driver=False, logging_level=logging.ERROR, **local)
+            return
+        except Exception as error:  # Ray raises plain ones
+            ray.shutdown()
+            if not left:
+                raise _no_cluster(address, error) from error
+
+
+def _no_cluster(address: str | None, error: Exception) -> MoergeError:
+    where, todo = "--ray-address", "start the cluster (ray start --head), or leave the option out for a local one"
+    if address is None:
+        where, todo = "Ray", "see /tmp/ray/session_latest/logs; a full /tmp or too little memory are usual reasons"
+    return MoergeError(f"Ray doesn't start: {error}", where=where, todo=todo)
+
+
+def _alive() -> bool:
+    """Whether any node of the cluster lives, as far as Ray knows; it takes some ten seconds to see that one is gone."""
+    return any(node["Alive"] for node in ray.nodes())  # type: ignore[no-untyped-call]
+
+
+class _Actor:
+    """An actor in a slot; `deaths`: of those whose place it took, since a shard was finished there."""
+
+    def __init__(self, handle: Any, slot: int, deaths: int) -> None:
+        self.handle, self.slot, self.deaths = handle, slot, deaths
+
+
+class _Pool:
+    """The actors of one cluster.
+
+    Attributes:
+        free: those that may be given a shard, once per shard.
+        starting: those that haven't passed the probe yet.
+        running: what they compute.
+    """
+
+    def __init__(self, how: Slots, work: RouterPass | TrunkPass, again: deque[Shard]) -> None:
+        self._how, self._work, self._again = how, work, again
+        self.running: dict[Any, tuple[_Actor, Shard]] = {}
+        self._restarts, self._told = 0, time.monotonic()
+        self._begin()
+
+    def _begin(self) -> None:
+        self.free: deque[_Actor] = deque()
+        self.starting: dict[Any, _Actor] = {}
+        self._living: set[_Actor] = set()
+        for slot in range(self._how.slots):
+            self._start(slot, 0)
+
+    def _start(self, slot: int, deaths: int) -> None:
+        how = self._how
+        gpus = 1 if self._work.device == "cuda" else 0
+        kind: Any = ray.remote(num_cpus=1, num_gpus=gpus, max_restarts=0, max_task_retries=0)(Slot)
+        actor = _Actor(kind.remote(self._work, how.statistics.batch_tokens), slot, deaths)
+        self._living.add(actor)
+        self.starting[actor.handle.sums.remote(_largest(how.statistics))] = actor
+
+    def give(self, shard: Shard) -> None:
+        actor = self.free.popleft()
+        self.running[actor.handle.sums.remote(shard)] = actor, shard
+
+    def next(self) -> tuple[Shard, ShardSums] | None:
+        """A shard that is done; None after something else happened, or nothing did for a while."""
+        done, _ = ray.wait([*self.starting, *self.running], num_returns=1, timeout=_LOOK_SECONDS)
+        if not done:
+            self._look()
+            return None
+        started = self.starting.pop(done[0], None)
+        actor, shard = (started, None) if started is not None else self.running.pop(done[0])
+        try:
+            sums: ShardSums = ray.get(done[0])
+            if shard is None:
+                self._ready(actor)
+        except RayTaskError as error:
+            raise self._failure(error) from error
+        except RayError as error:
+            if shard is not None:
+                self._again.append(shard)
+            self._replace(actor, error)
+            return None
+        self._told = time.monotonic()
+        if actor in self._living:
+            self.free += [actor] * (1 if shard is not None else _WAITING_PER_SLOT)
+        if shard is None:
+            return None
+        actor.deaths = self._restarts = 0
+        if actor in self._living:
+            self._how.events.finished(actor.slot, shard.tokens)
+        return shard, sums
+
+    def _ready(self, actor: _Actor) -> None:
+        device, host = ray.get(actor.handle.place.remote())
+        self._how.events.ready(actor.slot, device if self._how.address is None else f"{device} of {host}")
+
+    def _failure(self, error: RayTaskError) -> Exception:
+        cause = error.cause
+        if isinstance(cause, MoergeError):
+            return cause
+        return self._too_large(str(cause)) if is_out_of_memory(cause) else error
+
+    def _too_large(self, found: str) -> MoergeError:
+        return too_large(found, self._work, self._how.statistics, self._how.slots)
+
+    def _replace(self, actor: _Actor, error: RayError) -> None:
+        """Puts another in the place of an actor that is lost, or begins anew if all of Ray is."""
+        if actor not in self._living:
+            return
+        if (cause := error.__cause__ or getattr(error, "cause", None)) is not None and is_out_of_memory(cause):
+            raise self._too_large(str(cause)) from error
+        self._living.remove(actor)
+        self.free = deque(each for each in self.free if each is not actor)
+        self._how.events.lost(actor.slot)
+        ray.kill(actor.handle)
+        if not _alive():
+            self._restart()
+            return
+        if actor.deaths + 1 >= _DEATHS:
+            raise self._too_large(f"{_DEATHS} Ray actors in a row were killed before one finished a shard") from error
+        self._how.say("a Ray actor is gone; another takes its place, and its shards are computed again")
+        self._start(actor.slot, actor.deaths + 1)
+
+    def _look(self) -> None:
+        if not _alive():
+            self._restart()
+        elif time.monotonic() - self._told >= _TELL_SECONDS and self.starting:
+            self._told = time.monotonic()
+            slots, cpus = self._how.slots, ray.available_resources().get("CPU", 0)  # type: ignore[no-untyped-call]
+            self._how.say(f"{len(self.starting)} of {slots} Ray actors still start; Ray has {cpus:g} CPUs free")
+
+    def _restart(self) -> None:
+        self._restarts += 1
+        if self._restarts >= _DEATHS:
+            raise self._too_large(f"Ray died {_DEATHS} times in a row before a shard was finished")
+        self._how.say("Ray is gone; it is started again, and the shards that were not finished are computed again")
+        for actor in self._living:
+            self._how.events.lost(actor.slot)
+        self._again.extend(shard for _, shard in self.running.values())
+        self.running.clear()
+        ray.shutdown()
+        _connect(self._how.address, self._how.slots)
+        self._begin()
+
+
+def _largest(settings: StatisticsSettings) -> Shard:
+    rows = max(1, settings.batch_tokens // settings.context)
+    return Shard("largest", [Tokens([0] * settings.context)] * rows, rows)

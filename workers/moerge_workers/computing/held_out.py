@@ -1,0 +1,130 @@
+"""Held-out documents: counted within the policy's bounds, and scored by a model."""
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from transformers import PreTrainedModel
+
+from moerge.models.tokens import Tokens
+from moerge.progress import Tracker
+from moerge.scoring.perplexity import Window, score, windows
+from moerge_proto.evaluations import Scored
+from moerge_workers.data.splits import Data
+from moerge_workers.leaving.ledger import Ledger
+from moerge_workers.settings import Settings
+from moerge_workers.watching.events import Events
+
+_BLOCK_TOKENS = 2**17  # in memory at a time
+
+
+class NotNowError(Exception):
+    """A version can't be evaluated, at least not yet; says why."""
+
+
+@dataclass(frozen=True)
+class Counted:
+    """The documents that are scored.
+
+    Attributes:
+        documents: how many.
+        tokens: that are scored in them.
+        digest: of the documents, in order.
+        earlier: whether those that came since the last evaluation are left out.
+    """
+
+    documents: int
+    tokens: int
+    digest: str
+    earlier: bool
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """The owner's held-out documents; `ledger` holds those of the last evaluation."""
+
+    settings: Settings
+    data: Data
+    events: Events
+    ledger: Ledger
+
+    def counted(self) -> Counted:
+        """The documents that may be scored by the policy: enough, and none or enough that differ from the last time.
+
+        Raises:
+            NotNowError: they are too few.
+        """
+        found, least = self._count(earlier=False), self.settings.policy.min_documents
+        gone = self.ledger.gone()
+        changed = gone + self.ledger.added()
+        if self.ledger.files() and 0 < changed < least:
+            if gone:
+                raise NotNowError(
+                    f"{changed:,} held-out documents were added or removed since the last evaluation, too few for a "
+                    f"difference; the policy's min_documents is {least:,}"
+                )
+            found = self._count(earlier=True)
+        if found.documents < least:
+            raise NotNowError(f"{found.documents:,} held-out documents; the policy's min_documents is {least:,}")
+        return found
+
+    def score(
+        self,
+        model: PreTrainedModel,
+        title: str,
+        counted: Counted,
+        after_batch: Callable[[list[Window]], None] = lambda batch: None,
+    ) -> Scored:
+        """A model's summed negative log-likelihood of the documents.
+
+        Raises:
+            NotNowError: they aren't those that were counted any more.
+        """
+        nll, tokens, mark = 0.0, 0, hashlib.sha256()
+        documents = _marked(self._documents(earlier=counted.earlier), mark.update)
+        with self.events.track(title, counted.tokens, "tokens") as tracker:
+            for block in _blocks(documents, self.settings.statistics.context):
+                done = score(model, block, tracker, after_batch)
+                nll, tokens = nll + done.nll, tokens + done.tokens
+        if mark.hexdigest() != counted.digest:
+            raise NotNowError("the data changed while it was read")
+        return Scored(nll=nll, tokens=tokens)
+
+    def _count(self, *, earlier: bool) -> Counted:
+        mark, documents, tokens = hashlib.sha256(), 0, 0
+        with self.events.track("reading held-out documents", self.data.size(), "B") as tracker:
+            for read in _marked(self._documents(earlier=earlier, tracker=tracker), mark.update):
+                documents += 1
+                tokens += read[1:].count
+        return Counted(documents, tokens, mark.hexdigest(), earlier)
+
+    def _documents(self, *, earlier: bool, tracker: Tracker | None = None) -> Iterator[tuple[bytes, Tokens]]:
+        """(mac, tokens) of each document with a token to score; `earlier`: of those that were sent before."""
+        most = self.settings.statistics.tokens_per_document
+        self.ledger.begin()
+        for mac, split, document in self.data.documents(tracker):
+            if split == "held-out" and not (self.ledger.see(mac) and earlier):
+                tokens = self.data.encode(document).first(most)
+                if tokens[1:].count:
+                    yield mac, tokens
+
+
+def _marked(documents: Iterable[tuple[bytes, Tokens]], note: Callable[[bytes], None]) -> Iterator[Tokens]:
+    """The documents' tokens; `note` is told what tells the documents from others."""
+    for mac, tokens in documents:
+        note(mac + len(tokens).to_bytes(8, "big"))
+        yield tokens
+
+
+def _blocks(documents: Iterable[Tokens], context: int) -> Iterator[list[Window]]:
+    """Windows that advance by half a context, of some documents at a time, without those that score no token."""
+    cut: list[Window] = []
+    size = 0
+    for tokens in documents:
+        cut += [window for window in windows([tokens], context, context // 2) if window.scored]
+        size += len(tokens)
+        if size >= _BLOCK_TOKENS:
+            yield cut
+            cut, size = [], 0
+    if cut:
+        yield cut

@@ -1,0 +1,144 @@
+"""The plan of a contribution: shards that the ledger doesn't hold yet, and whether the policy lets them leave."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from moerge.documents.shards import enough
+from moerge.errors import MoergeError
+from moerge_proto.digests import digest_of
+from moerge_proto.progress import Stage
+from moerge_proto.statistics_file import Manifest, StatisticsFile, TrunkManifest
+from moerge_workers.data.splits import Data
+from moerge_workers.leaving.ledger import Ledger, Sent
+from moerge_workers.settings import Settings
+from moerge_workers.watching.events import Events
+
+
+@dataclass(frozen=True)
+class Size:
+    documents: int
+    tokens: int
+
+
+def total(sizes: Iterable[Size | Sent]) -> Size:
+    each = list(sizes)
+    return Size(sum(size.documents for size in each), sum(size.tokens for size in each))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The shards to compute.
+
+    Attributes:
+        sizes: name -> size of every shard.
+        sent: names of those that were sent.
+        replaces: whether it takes the place of all that was sent.
+        differs: documents and tokens in which it differs from all that was sent; None: in how all was computed.
+    """
+
+    sizes: dict[str, Size]
+    sent: frozenset[str]
+    replaces: bool
+    differs: Size | None
+
+
+@dataclass(frozen=True)
+class Planner:
+    """Plans contributions of one kind and split.
+
+    Attributes:
+        blank: the manifest, but for its counts and shards.
+        ledger: what was sent.
+    """
+
+    settings: Settings
+    data: Data
+    events: Events
+    blank: Manifest
+    ledger: Ledger
+
+    @property
+    def grows(self) -> bool:
+        """Whether a contribution holds all documents that were sent before, and not only new ones."""
+        return isinstance(self.blank, TrunkManifest)
+
+    @property
+    def how(self) -> str:
+        """Names how documents become sums."""
+        turns = None if self.settings.chat is None else self.settings.chat_turns
+        return digest_of({"settings": self.blank.settings.model_dump(), "turns": turns})
+
+    def plan(self) -> Plan:
+        """Reads all documents of the split, and plans their shards."""
+        counted = self.ledger.files()[-1:] if self.grows else self.ledger.files()
+        files = [self.ledger.path(each.name) for each in counted]
+        if files and (not self.ledger.made_as(self.how) or (self.grows and not files[0].is_file())):
+            return self._anew()
+        sizes = self._sizes(everything=False)
+        if files and self.ledger.gone():
+            return self._without_gone(total(counted), total(sizes.values()))
+        sent = frozenset(name for file in files if file.is_file() for name in _shards(file))
+        sizes = {name: size for name, size in sizes.items() if name not in sent}
+        return Plan(sizes, sent, replaces=False, differs=total(sizes.values()) if files else None)
+
+    def _anew(self) -> Plan:
+        """All documents, because the sent ones were computed with other settings, or their file is lost."""
+        sizes = self._sizes(everything=True)
+        documents = self.ledger.added() + self.ledger.gone()  # the tokens that differ may be all
+        differs = Size(documents, total(sizes.values()).tokens) if documents else None
+        return Plan(sizes, frozenset(), replaces=True, differs=differs)
+
+    def _without_gone(self, before: Size, added: Size) -> Plan:
+        """All documents, because some that were sent are gone; `before` is the size of all that were sent."""
+        gone = self.ledger.gone()
+        self.events.say(
+            f"{gone:,} documents that were sent are gone; what is left takes the place of all that was sent"
+        )
+        sizes = self._sizes(everything=True)
+        left = total(sizes.values())
+        documents = 2 * added.documents + before.documents - left.documents
+        tokens = 2 * added.tokens + before.tokens - left.tokens
+        return Plan(sizes, frozenset(), replaces=True, differs=Size(documents, tokens))
+
+    def _sizes(self, *, everything: bool) -> dict[str, Size]:
+        self.events.enter(Stage.READING)
+        with self.events.track("reading documents", self.data.size(), "B") as tracker:
+            hidden, split = self.blank.hidden_size, self.blank.split
+            shards = self.data.shards(split, self.ledger, hidden, everything=everything, tracker=tracker)
+            return {shard.name: Size(shard.documents, shard.tokens) for shard in shards}
+
+    def is_worth_sending(self, plan: Plan) -> bool:
+        """Whether there is something to send, and enough of it for the policy; else it says why not.
+
+        Raises:
+            MoergeError: of the statistics' split all there is isn't enough.
+        """
+        if not plan.sizes and self.blank.split == "statistics" and (plan.replaces or plan.differs is None):
+            todo = "check what --text-field or --chat names, and the shares"
+            raise MoergeError("no document has a token that counts", where="--data", todo=todo)
+        if not plan.sizes and plan.replaces:
+            self.ledger.forget()
+        return bool(plan.sizes) and self._is_large_enough(plan)
+
+    def _is_large_enough(self, plan: Plan) -> bool:
+        policy, least, split = self.settings.policy, enough(self.blank.hidden_size), self.blank.split
+        if plan.differs is not None:
+            why = policy.too_small(plan.differs.documents, plan.differs.tokens, least)
+            if why is not None and plan.differs.documents:
+                self.events.say(f"{split}: what differs from what was sent is only {why}; it waits until it is more")
+            if why is not None or not plan.replaces:
+                return why is None
+        whole = total(plan.sizes.values())
+        why = policy.too_small(whole.documents, whole.tokens, least)
+        if why is not None and split == "statistics":
+            todo = "add documents; or lower the least in worker.toml, if single ones may show"
+            raise MoergeError(f"all there is to send is {why}", where="--data", todo=todo)
+        if why is not None:
+            self.events.say(f"{split}: all there is to send is {why}; it waits until it is more")
+        return why is None
+
+
+def _shards(file: Path) -> list[str]:
+    with StatisticsFile(file) as opened:
+        return opened.manifest.shards

@@ -1,0 +1,66 @@
+"""The context that the stages of a run share."""
+
+import platform
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import transformers
+
+from moerge import __version__
+from moerge.client.client import Client
+from moerge.models.expert_folder import DenseExpert
+from moerge.statistics.passes import RouterPass, TrunkPass
+from moerge_proto.digests import digest_of
+from moerge_proto.statistics_file import Manifest
+from moerge_workers.computing.pending import ComputeShards, PendingStatistics
+from moerge_workers.data.splits import Data
+from moerge_workers.leaving.ledger import Ledger
+from moerge_workers.leaving.outbox import Outbox
+from moerge_workers.settings import Settings
+from moerge_workers.watching.events import Events
+
+SOFTWARE = {
+    "moerge": __version__,
+    "torch": str(torch.__version__),
+    "transformers": transformers.__version__,
+    "python": platform.python_version(),
+}
+"""Builds that make the owner's contributions."""
+
+
+@dataclass(frozen=True)
+class Context:
+    """One run of the worker.
+
+    Attributes:
+        settings: the worker's.
+        client: of the coordinator.
+        outbox: the way out of this machine.
+        data: the owner's documents.
+        events: is told what happens.
+        expert: the domain's, with its owner; config and files are read once.
+        compute: sums shards, such as by Ray actors.
+    """
+
+    settings: Settings
+    client: Client
+    outbox: Outbox
+    data: Data
+    events: Events
+    expert: DenseExpert
+    compute: ComputeShards
+
+    def is_replaced(self, trunk: str) -> bool:
+        """Whether a trunk isn't the current one any more."""
+        current = self.client.current_trunk()
+        return current is None or current.digest != trunk
+
+    def ledger(self, blank: Manifest) -> Path:
+        """The place of a contribution's ledger: one for all that counts together, however it is computed."""
+        fields = blank.model_dump(include={"kind", "owner", "expert", "domain", "trunk", "split"})
+        return self.settings.home / "contributions" / f"{digest_of(fields)}.sqlite"
+
+    def pending(self, blank: Manifest, work: RouterPass | TrunkPass, ledger: Ledger) -> PendingStatistics:
+        """The statistics that the ledger doesn't hold yet."""
+        return PendingStatistics(self.settings, self.data, self.events, self.compute, blank, work, ledger)

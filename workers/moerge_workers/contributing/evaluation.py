@@ -1,0 +1,232 @@
+"""The stage of the evaluations: the newest version and the dense expert, scored on the owner's held-out documents."""
+
+import math
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from rich.filesize import decimal
+from transformers import PreTrainedModel
+from transformers.utils import logging
+
+from moerge.errors import CoordinatorError
+from moerge.files import atomic_file
+from moerge.scoring.perplexity import load
+from moerge.scoring.routers import RoutingCounter, forced
+from moerge.statistics.memory import free_bytes, is_out_of_memory
+from moerge_proto.digests import canonical_json, digest_of
+from moerge_proto.evaluations import NewEvaluation, Scored
+from moerge_proto.problems import ProblemType
+from moerge_proto.progress import Stage
+from moerge_proto.versions import Version
+from moerge_workers.computing.held_out import Counted, HeldOut, NotNowError
+from moerge_workers.contributing.context import SOFTWARE, Context
+from moerge_workers.leaving.ledger import Ledger, Sent
+from moerge_workers.settings import Settings
+
+_LOOK_SECONDS = 30.0  # between two looks for a newer version
+_AGAIN_SECONDS = 3600.0  # until a version that couldn't be evaluated is tried again
+_REFUSALS = (ProblemType.FORBIDDEN.urn, ProblemType.GONE.urn)
+
+
+@dataclass
+class Evaluations:
+    """The evaluations of one run: versions that are done, and times of the next attempts."""
+
+    context: Context
+    _done: set[int] = field(default_factory=set)
+    _again: dict[int, float] = field(default_factory=dict)
+    _dense: dict[str, Scored] = field(default_factory=dict)  # digest of the documents -> the expert's score
+    _looked: float = -math.inf
+
+    def look(self) -> None:
+        """Evaluates the newest version, if the last look is some time ago."""
+        if time.monotonic() - self._looked >= _LOOK_SECONDS:
+            self.newest()
+
+    def newest(self) -> None:
+        """Evaluates the newest served version that has the expert, if that isn't done; why it can't be is said once."""
+        settings, version, now = self.context.settings, _newest(self.context), time.monotonic()
+        try:
+            if version is None:
+                if settings.once or settings.dry_run:
+                    self.context.events.say(
+                        "no version that is served has this expert, so there is nothing to evaluate"
+                    )
+            elif version.number not in self._done and now >= self._again.get(version.number, -math.inf):
+                self._try(version)
+        finally:
+            self._looked = time.monotonic()
+
+    def _try(self, version: Version) -> None:
+        number, files = version.number, _files(self.context.settings, version)
+        for old in set(files.parent.glob("files-*")) - {files}:  # of a worker that was killed
+            shutil.rmtree(old)
+        try:
+            if run(self.context, version, self._dense):
+                self._done.add(number)
+        except NotNowError as reason:
+            if number not in self._again:
+                self.context.events.say(f"version {number} is not evaluated: {reason}")
+            self._again[number] = time.monotonic() + _AGAIN_SECONDS
+        finally:
+            shutil.rmtree(files, ignore_errors=True)
+
+
+def run(context: Context, version: Version, dense: dict[str, Scored]) -> bool:
+    """Evaluates a version and sends the sums; returns whether nothing is left to do about it.
+
+    `dense` keeps the expert's score, by the digest of the documents.
+
+    Raises:
+        NotNowError: it can't be evaluated, at least not yet.
+    """
+    rows = list(context.client.evaluations(version.number))
+    context.outbox.settle(rows)
+    if any(row.active and row.sums.expert == context.expert.digest for row in rows):
+        return True
+    folder = _folder(context.settings)
+    name = digest_of({"expert": context.expert.digest, "domain": context.settings.domain})
+    with closing(Ledger(folder / f"{name}.sqlite")) as ledger:
+        documents = HeldOut(context.settings, context.data, context.events, ledger)
+        counted = documents.counted()
+        path = folder / f"version-{version.number}-{_key(context, version, counted)[:12]}.json"
+        if not path.is_file():
+            sums = _scored(context, version, documents, counted, dense)
+            with atomic_file(path) as out:
+                out.write(canonical_json(sums.model_dump(mode="json")))
+        return _send(context, version, path, counted, ledger)
+
+
+def _newest(context: Context) -> Version | None:
+    """The newest served version that has the expert, or one fitted from it."""
+    client, expert = context.client, context.expert.digest
+    served = [row for row in client.versions() if row.retired is None and row.withheld is None]
+    own = {expert, *(row.digest for row in client.experts() if row.trained == expert)}
+    return next((row for row in reversed(served) if not own.isdisjoint(row.lineage.experts)), None)
+
+
+def _folder(settings: Settings) -> Path:
+    return settings.home / "evaluations"
+
+
+def _files(settings: Settings, version: Version) -> Path:
+    """Where a version lies until it is scored."""
+    return _folder(settings) / f"files-{version.number}"
+
+
+def _key(context: Context, version: Version, counted: Counted) -> str:
+    """Names everything that an evaluation depends on."""
+    return digest_of(
+        {
+            "coordinator": context.settings.coordinator,
+            "lineage": version.lineage.model_dump(mode="json"),
+            "expert": context.expert.digest,
+            "documents": counted.digest,
+            "settings": context.settings.statistics.model_dump(mode="json"),
+        }
+    )
+
+
+def _send(context: Context, version: Version, path: Path, counted: Counted, ledger: Ledger) -> bool:
+    client, outbox = context.client, context.outbox
+    item, trunk = outbox.evaluation(path), client.current_trunk()
+
+    def outdated() -> bool:
+        newest = _newest(context)
+        return newest is None or newest.number != version.number or client.current_trunk() != trunk
+
+    outbox.outdate(lambda other: other.kind == "evaluation" and other.digest != item.digest)
+    if not outbox.may_leave(item, outdated):
+        return not outbox.is_outdated(item)
+    if not counted.earlier:
+        ledger.send(Sent(path.name, item.digest, counted.documents, counted.tokens), "", replace=True)
+    sums = NewEvaluation.model_validate_json(path.read_bytes())
+    with _refusals_told(), outbox.sending(item):
+        client.evaluate(version.number, sums)
+    found = f"perplexity {sums.version.perplexity:.3f}, your expert's {sums.dense.perplexity:.3f}"
+    context.events.say(f"evaluated version {version.number}: {found}")
+    return True
+
+
+def _scored(
+    context: Context, version: Version, documents: HeldOut, counted: Counted, dense: dict[str, Scored]
+) -> NewEvaluation:
+    """The version as it is, the version with all tokens at the owner's expert, and the expert itself."""
+    settings, events, folder = context.settings, context.events, _files(context.settings, version)
+    _require_room(context, version)
+    logging.disable_progress_bar()
+    try:
+        with _refusals_told():
+            place, title = f"/v1/versions/{version.number}/files", f"downloading version {version.number}"
+            context.client.download(place, list(version.files), folder, events, title=title)
+        events.enter(Stage.EVALUATING)
+        title = f"scoring version {version.number}"
+        model = _load(folder, settings)
+        counter = RoutingCounter(model)
+        with counter.counting():
+            found = documents.score(model, title, counted, counter.count)
+        with forced(model, version.lineage.domains.index(settings.domain)):
+            oracle = documents.score(model, f"{title}, all by your expert", counted)
+        del model
+        shutil.rmtree(folder)
+        if counted.digest not in dense:
+            own = documents.score(_load(context.expert.folder, settings), "scoring your expert", counted)
+            dense.clear()
+            dense[counted.digest] = own
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise NotNowError("the memory isn't enough; --precision bfloat16 or a smaller --context help") from error
+    return NewEvaluation(
+        number=version.number,
+        domain=settings.domain,
+        expert=context.expert.digest,
+        documents=counted.documents,
+        context=settings.statistics.context,
+        stride=settings.statistics.context // 2,
+        dense=dense[counted.digest],
+        version=found,
+        oracle=oracle,
+        routed=counter.counts.tolist(),
+        software=SOFTWARE,
+    )
+
+
+def _require_room(context: Context, version: Version) -> None:
+    """Requires disk and memory for a version.
+
+    Raises:
+        NotNowError: there is too little.
+    """
+    settings, folder = context.settings, _folder(context.settings)
+    folder.mkdir(parents=True, exist_ok=True)
+    size, free = version.bytes_total, shutil.disk_usage(folder).free
+    if size > free:
+        raise NotNowError(f"it takes {decimal(size)}, and {decimal(free)} are free at {folder}")
+    own = context.expert.checkpoint.specs.values()
+    stored, elements = sum(spec.bytes for spec in own), sum(torch.Size(spec.shape).numel() for spec in own)
+    weights = size * elements * getattr(torch, settings.statistics.precision).itemsize // stored
+    there = free_bytes(settings.device)
+    if there is not None and weights > there:
+        raise NotNowError(f"its weights take {decimal(weights)} of memory, and {decimal(there)} are there")
+
+
+def _load(folder: Path, settings: Settings) -> PreTrainedModel:
+    torch.set_num_threads(settings.slots)
+    return load(folder, getattr(torch, settings.statistics.precision), settings.device)
+
+
+@contextmanager
+def _refusals_told() -> Iterator[None]:
+    """Within it, a version that the coordinator refuses, or doesn't serve any more, is one that isn't evaluated now."""
+    try:
+        yield
+    except CoordinatorError as error:
+        if error.type not in _REFUSALS:
+            raise
+        raise NotNowError(f"{error.what}; {error.todo}") from error

@@ -1,0 +1,80 @@
+"""The stage of the expert: registered, and sent if the coordinator lacks it."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+from moerge.client.register import register
+from moerge.errors import MoergeError
+from moerge.models.expert_folder import DenseExpert
+from moerge_proto.experts import Fitted, NewExpert
+from moerge_workers.contributing.context import Context
+from moerge_workers.leaving.history import Item
+
+
+class KeptError(Exception):
+    """The expert may not leave, at least not yet."""
+
+    def __init__(self, item: Item) -> None:
+        super().__init__(item.digest)
+        self.item = item
+
+
+def run(context: Context) -> bool:
+    """Registers the expert. Returns whether the coordinator has it, or in a dry run would.
+
+    Raises:
+        MoergeError: the policy keeps it here, or the coordinator refuses it.
+    """
+    try:
+        register_expert(context, context.expert)
+    except KeptError:
+        if not context.settings.dry_run:
+            return False
+    if context.settings.policy.redistribute:
+        context.events.say(
+            "owners of other experts in a version may have it, with this expert's MLPs: redistribute = true"
+        )
+    return True
+
+
+def register_expert(context: Context, expert: DenseExpert, fitted: Fitted | None = None) -> None:
+    """Has the coordinator know an expert: the owner's, or with `fitted` one that is fitted from it.
+
+    Raises:
+        KeptError: the coordinator lacks it, and its owner doesn't let it leave, or this is a dry run.
+        WithdrawnError: it was withdrawn.
+        MoergeError: the policy keeps it here, or the coordinator refuses it.
+    """
+    own = fitted is None
+    new = NewExpert(
+        domain=expert.domain,
+        files=expert.files,
+        license=expert.license,
+        redistribute=own and context.settings.policy.redistribute,
+        fitted=fitted,
+    )
+    registered = register(
+        context.client,
+        expert.folder,
+        new,
+        context.events,
+        change=own and not context.settings.dry_run,
+        leaving=partial(_leaving, context, trunk="" if fitted is None else fitted.trunk),
+    )
+    context.outbox.settle([registered])
+
+
+@contextmanager
+def _leaving(context: Context, digest: str, paths: Mapping[str, Path], *, trunk: str) -> Iterator[None]:
+    """The time in which an expert leaves, if it may; `trunk`: the digest of the one that it is fitted to, or ""."""
+    if not context.settings.policy.expert_weights:
+        todo = "let the coordinator have it another way (moerge expert add --source), or set expert_weights = true"
+        found = "the coordinator doesn't have this expert, and the policy keeps expert weights here"
+        raise MoergeError(found, where=str(context.expert.folder), todo=todo)
+    item = context.outbox.expert(digest, paths, trunk)
+    if not context.outbox.may_leave(item, lambda: bool(trunk) and context.is_replaced(trunk)):
+        raise KeptError(item)
+    with context.outbox.sending(item):
+        yield

@@ -1,0 +1,33 @@
+"""The stage of the fitted expert: made for a trunk, registered, and sent if the coordinator lacks it."""
+
+from pathlib import Path
+
+from moerge.client.register import WithdrawnError
+from moerge.models.expert_folder import DenseExpert
+from moerge_proto.experts import Fitted
+from moerge_proto.trunks import Trunk
+from moerge_workers.computing.fitting import fitted_folder
+from moerge_workers.contributing.context import Context
+from moerge_workers.contributing.expert import KeptError, register_expert
+
+
+def run(context: Context, trunk: Trunk, weights: Path) -> DenseExpert | None:
+    """The expert fitted to a trunk, once the coordinator has it, or in a dry run would; `weights` is the trunk's file.
+
+    The expert as it is, if its owner refuses the fitted one or has withdrawn it, or there is too little text. None: its
+    owner hasn't answered.
+    """
+    own = context.expert
+    folder = fitted_folder(context.settings, context.data, context.events, own, weights)
+    if folder is None:
+        return own
+    fitted = DenseExpert(own.domain, folder, own.owner, own.license, trained=own)
+    try:
+        register_expert(context, fitted, Fitted(expert=own.digest, trunk=trunk.digest))
+    except WithdrawnError:
+        context.events.say("the fitted expert was withdrawn; the contribution is made with the expert as it is")
+        return own
+    except KeptError as kept:
+        if not context.settings.dry_run:
+            return own if context.outbox.is_refused(kept.item) else None
+    return fitted

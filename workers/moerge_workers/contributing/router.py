@@ -1,0 +1,135 @@
+"""The stage of the router contributions: sums under a trunk, of the statistics and of the tuning split."""
+
+from collections.abc import Mapping
+from contextlib import closing
+from pathlib import Path
+
+from moerge.errors import MoergeError
+from moerge.models.expert_folder import DenseExpert
+from moerge.statistics.contribution import router_manifest
+from moerge.statistics.passes import RouterPass
+from moerge.trunk.merge import DENSE_TRUNK_FILE
+from moerge.trunk.methods.registry import METHODS
+from moerge.trunk.stray import require_near
+from moerge_proto.contributions import Contribution
+from moerge_proto.progress import Stage
+from moerge_proto.statistics_file import RouterManifest
+from moerge_proto.trunks import Trunk
+from moerge_workers.contributing import delivery, fitted
+from moerge_workers.contributing.context import Context
+from moerge_workers.leaving.ledger import Ledger, Sent
+
+
+def run(context: Context, trunk: Trunk, own_grams: Path | None) -> list[Contribution]:
+    """Sends new statistics under a trunk, and returns the contributions that count.
+
+    `own_grams` is the file of the expert's own trunk contribution, with which the trunk is compared.
+
+    Raises:
+        MoergeError: the trunk strays too far from the expert, or there is too little to send.
+    """
+    settings = context.settings
+    context.outbox.outdate(lambda item: item.trunk not in ("", trunk.digest))
+    weights = _checked(context, trunk, own_grams)
+    expert: DenseExpert | None = context.expert
+    if settings.fit:
+        expert = fitted.run(context, trunk, weights)
+    elif (method := METHODS.get(trunk.method)) is not None and method.for_fitted_mlps:
+        context.events.say("the trunk was merged for fitted MLPs; with --fit this domain would do better")
+    if expert is None:
+        return []
+    work = RouterPass(expert.folder, weights, trunk.exponents, settings.statistics.precision, settings.device)
+    sent: list[Contribution] = []
+    for split in ("statistics", "tuning"):
+        blank = router_manifest(expert.owner, expert.digest, expert.domain, trunk, settings.statistics, split)
+        path = context.ledger(blank)
+        if split == "statistics" or settings.tuning_share or path.exists():
+            with closing(Ledger(path)) as ledger:
+                sent += _contribute(context, blank, work, ledger)
+    return sent
+
+
+def _checked(context: Context, trunk: Trunk, own_grams: Path | None) -> Path:
+    """The trunk's file, downloaded and found near the expert."""
+    folder, limit = context.settings.home / "trunks" / trunk.digest, context.settings.policy.max_stray
+    context.events.enter(Stage.DOWNLOADING)
+    place = f"/v1/trunks/{trunk.digest}/files"
+    context.client.download(place, trunk.files, folder, context.events, title="downloading the trunk")
+    weights = folder / DENSE_TRUNK_FILE
+    stray = require_near(context.expert.folder, weights, limit, own_grams)
+    context.events.say(f"the trunk strays from the expert by at most {stray:.3f} of a tensor's norm (limit {limit:g})")
+    return weights
+
+
+def _contribute(context: Context, blank: RouterManifest, work: RouterPass, ledger: Ledger) -> list[Contribution]:
+    """Computes and sends one split: first files that an earlier run left unsent, then new documents."""
+    if _deliver(context, blank, ledger) is None:
+        return []
+    if (made := context.pending(blank, work, ledger).complete()) is not None:
+        item = context.outbox.contribution(ledger.path(made.file.name), made.file.digest)
+        if context.outbox.may_leave(item, lambda: context.is_replaced(blank.trunk)):
+            made.note()  # the ledger holds what the owner let leave, and nothing else
+    return _deliver(context, blank, ledger) or []
+
+
+def _deliver(context: Context, blank: RouterManifest, ledger: Ledger) -> list[Contribution] | None:
+    """The contributions of the ledger's files; sends those that don't count yet, in the place of replaced ones.
+
+    None: the owner doesn't let one leave that was to be sent earlier, or this is a dry run.
+    """
+    counted = _counted(context, blank)
+    others = [row.digest for row in counted.values() if row.expert != blank.expert]
+    if others and blank.expert == context.expert.digest:
+        raise _fitted_counts(context, counted[others[0]].expert)
+    if _is_lost(ledger, counted):
+        context.events.say("a file that was sent neither counts nor is kept here; its documents are sent anew")
+        ledger.forget()
+        return []
+    files = ledger.files()
+    unsent = [file for file in files if file.digest not in counted]
+    replaced = [file.digest for file in ledger.files(replaced=True) if file.digest in counted]
+    if not files and not context.settings.dry_run:
+        _withdraw(context, replaced, blank)
+    supersedes = replaced + others
+    for file in unsent:
+        if (sent := _sent(context, blank, ledger, file, supersedes)) is None:
+            return None
+        counted[file.digest], supersedes = sent, []
+    return [counted[file.digest] for file in files]
+
+
+def _counted(context: Context, blank: RouterManifest) -> dict[str, Contribution]:
+    """Digest -> contribution, of those that count beside this one."""
+    rows = delivery.active(context, "router")
+    place = blank.trunk, blank.domain, blank.split
+    return {digest: row for digest, row in rows.items() if (row.trunk, row.domain, row.split) == place}
+
+
+def _fitted_counts(context: Context, expert: str) -> MoergeError:
+    found, todo = f"its fitted expert {expert} contributes under this trunk", "run with --fit"
+    todo += f", or withdraw it: moerge expert withdraw {expert}"
+    return MoergeError(found, where=str(context.expert.folder), todo=todo)
+
+
+def _is_lost(ledger: Ledger, counted: Mapping[str, Contribution]) -> bool:
+    """Whether a file neither counts nor is kept."""
+    return any(file.digest not in counted and not ledger.path(file.name).is_file() for file in ledger.files())
+
+
+def _sent(
+    context: Context, blank: RouterManifest, ledger: Ledger, file: Sent, supersedes: list[str]
+) -> Contribution | None:
+    """A file's contribution; None if the owner doesn't let it leave. One that was refused is not kept for later."""
+    item = context.outbox.contribution(ledger.path(file.name), file.digest)
+    if context.outbox.may_leave(item, lambda: context.is_replaced(blank.trunk)):
+        return delivery.send(context, item, supersedes)
+    if context.outbox.is_refused(item):
+        ledger.forget()
+    return None
+
+
+def _withdraw(context: Context, digests: list[str], blank: RouterManifest) -> None:
+    for digest in digests:
+        context.client.withdraw_contribution(digest)
+        context.outbox.withdrawn(digest)
+        context.events.say(f"withdrawn {digest[:12]}: no document of {blank.split} is left")

@@ -1,0 +1,50 @@
+"""The stage of the trunk contribution: grams and token counts of the expert itself."""
+
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from moerge.files import file_sha256
+from moerge.statistics.contribution import trunk_manifest, withhold_rare
+from moerge.statistics.passes import TrunkPass
+from moerge_proto.contributions import Contribution
+from moerge_workers.contributing import delivery
+from moerge_workers.contributing.context import Context
+from moerge_workers.leaving.ledger import Ledger
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The result of the stage.
+
+    Attributes:
+        sent: the contribution that counts; None if its owner keeps it here.
+        grams: its file, with which trunks are compared; None if it is lost.
+    """
+
+    sent: Contribution | None
+    grams: Path | None
+
+
+def run(context: Context) -> Outcome:
+    """Sends the expert's trunk contribution. Counts of rare tokens stay in the journal."""
+    settings, expert = context.settings, context.expert
+    blank = trunk_manifest(expert.owner, expert, expert.digest, settings.statistics)
+    work = TrunkPass(expert.folder, blank.exponents, settings.statistics.precision, settings.device)
+    with closing(Ledger(context.ledger(blank))) as ledger:
+        made = context.pending(blank, work, ledger).complete()
+        whole = ledger.path((ledger.files()[-1] if made is None else made.file).name)
+        if not whole.is_file():
+            return Outcome(None, None)
+        grams = whole.with_name(f"{whole.stem}-sent.safetensors")
+        withhold_rare(whole, grams, settings.rare_below)
+        item = context.outbox.contribution(grams, file_sha256(grams))
+        counted = delivery.active(context, "trunk")
+        if item.digest not in counted and not context.outbox.may_leave(item):
+            return Outcome(None, grams)
+        if made is not None:
+            made.note()
+    if item.digest in counted:
+        return Outcome(counted[item.digest], grams)
+    supersedes = [row.digest for row in counted.values() if row.expert == expert.digest]
+    return Outcome(delivery.send(context, item, supersedes), grams)

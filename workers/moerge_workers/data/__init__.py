@@ -1,0 +1,1 @@
+"""The owner's documents: splits, shards, and the key of shard names."""

@@ -1,0 +1,157 @@
+"""The history of a home, in SQLite: questions, decisions, items sent. Rows are only ever added."""
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Literal
+
+from moerge.errors import MoergeError
+from moerge_workers.policy import Kind
+
+FILE = "history.sqlite"
+Decision = Literal["asked", "approved", "refused", "outdated"]
+Movement = Literal["leaves", "arrived", "superseded", "withdrawn"]
+_DECISIONS = ("asked", "approved", "refused", "outdated")
+_MOVEMENTS = ("leaves", "arrived", "superseded", "withdrawn")
+_TABLES = """
+CREATE TABLE IF NOT EXISTS items (
+    digest TEXT NOT NULL, coordinator TEXT NOT NULL, kind TEXT NOT NULL, about TEXT NOT NULL, bytes INTEGER NOT NULL,
+    trunk TEXT NOT NULL, place TEXT NOT NULL, PRIMARY KEY (digest, coordinator)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS events (
+    number INTEGER PRIMARY KEY, at TEXT NOT NULL, event TEXT NOT NULL, digest TEXT NOT NULL, coordinator TEXT NOT NULL
+);
+CREATE TRIGGER IF NOT EXISTS events_stay BEFORE UPDATE ON events BEGIN SELECT RAISE(ABORT, 'rows stay'); END;
+CREATE TRIGGER IF NOT EXISTS events_remain BEFORE DELETE ON events BEGIN SELECT RAISE(ABORT, 'rows stay'); END;
+"""
+_LAST = "SELECT event FROM events WHERE digest = ? AND coordinator = ? AND event IN ({}) ORDER BY number DESC LIMIT 1"
+
+
+@dataclass(frozen=True)
+class Item:
+    """Something that may leave, to one coordinator.
+
+    Attributes:
+        digest: of the contribution's file, or of the expert.
+        coordinator: its address.
+        kind: what it is.
+        about: one line of what it holds.
+        bytes: its size, before it is compressed.
+        trunk: digest of the trunk that it is under, or "".
+        place: the file, or the expert's folder.
+    """
+
+    digest: str
+    coordinator: str
+    kind: Kind
+    about: str
+    bytes: int
+    trunk: str
+    place: str
+
+
+@dataclass(frozen=True)
+class Sending:
+    """An item that left, when it left, and its last state since: arrived, superseded, withdrawn, or none."""
+
+    item: Item
+    at: datetime
+    became: str
+    since: datetime | None
+
+
+class History:
+    """The record of one home. Several processes may write it at once.
+
+    Raises:
+        MoergeError: the file is no history.
+    """
+
+    def __init__(self, home: Path) -> None:
+        path = home / FILE
+        home.mkdir(parents=True, exist_ok=True)
+        self._db = sqlite3.connect(path, isolation_level=None, timeout=60)
+        try:
+            self._db.executescript(_TABLES)
+        except sqlite3.DatabaseError as error:
+            self._db.close()
+            todo = "restore it from a backup, or move it away: a new one begins, and what was sent before is not in it"
+            raise MoergeError(f"no history: {error}", where=str(path), todo=todo) from error
+
+    def close(self) -> None:
+        self._db.close()
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+        except BaseException:
+            self._db.execute("ROLLBACK")
+            raise
+        self._db.execute("COMMIT")
+
+    def note(self, item: Item, event: Decision | Movement) -> None:
+        """Adds an event, durably; one that is the item's last of its sort already is not added again."""
+        with self._transaction():
+            row = (item.digest, item.coordinator, item.kind, item.about, item.bytes, item.trunk, item.place)
+            self._db.execute("INSERT OR IGNORE INTO items VALUES (?, ?, ?, ?, ?, ?, ?)", row)
+            if self._last(item.digest, item.coordinator, _sort(event)) != event:
+                when = datetime.now(UTC).isoformat(timespec="seconds")
+                new = (when, event, item.digest, item.coordinator)
+                self._db.execute("INSERT INTO events (at, event, digest, coordinator) VALUES (?, ?, ?, ?)", new)
+
+    def _last(self, digest: str, coordinator: str, sort: tuple[str, ...]) -> str | None:
+        marks = ", ".join("?" * len(sort))
+        row = self._db.execute(_LAST.format(marks), (digest, coordinator, *sort)).fetchone()
+        return None if row is None else str(row[0])
+
+    def decision(self, item: Item) -> str | None:
+        """The last question or decision about an item."""
+        return self._last(item.digest, item.coordinator, _DECISIONS)
+
+    def movement(self, item: Item) -> str | None:
+        """The last movement of an item; None if it never left."""
+        return self._last(item.digest, item.coordinator, _MOVEMENTS)
+
+    def item(self, digest: str, coordinator: str) -> Item | None:
+        row = self._db.execute("SELECT * FROM items WHERE digest = ? AND coordinator = ?", (digest, coordinator))
+        return next((Item(*each) for each in row), None)
+
+    def asked(self) -> list[Item]:
+        """The items that wait for an answer, oldest first."""
+        return [item for item in self.items() if self.decision(item) == "asked"]
+
+    def items(self) -> list[Item]:
+        """All items that were ever asked about or sent, oldest first."""
+        query = "SELECT items.* FROM events JOIN items USING (digest, coordinator) GROUP BY 1, 2 ORDER BY MIN(number)"
+        return [Item(*row) for row in self._db.execute(query).fetchall()]
+
+    def sendings(self) -> list[Sending]:
+        """Everything that left, oldest first; a retry is none."""
+        query = "SELECT at, event, items.* FROM events JOIN items USING (digest, coordinator) ORDER BY number"
+        found: list[Sending] = []
+        place: dict[tuple[str, str], int] = {}
+        for at, event, *fields in self._db.execute(query):
+            item, when = Item(*fields), datetime.fromisoformat(at)
+            key = item.digest, item.coordinator
+            if event == "leaves":
+                place[key] = len(found)
+                found.append(Sending(item, when, "", None))
+            elif event in _MOVEMENTS and key in place:
+                found[place[key]] = replace(found[place[key]], became=event, since=when)
+        return found
+
+    def sent(self) -> dict[str, int]:
+        """Kind -> bytes of everything that left, in full even if it was cut."""
+        sizes: dict[str, int] = {}
+        for sending in self.sendings():
+            sizes[sending.item.kind] = sizes.get(sending.item.kind, 0) + sending.item.bytes
+        return sizes
+
+
+def _sort(event: Decision | Movement) -> tuple[str, ...]:
+    return _DECISIONS if event in _DECISIONS else _MOVEMENTS

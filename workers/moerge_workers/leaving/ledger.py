@@ -1,0 +1,151 @@
+"""The ledger: which documents were sent, and in which files. SQLite, so it is as large as it must be, on the disk."""
+
+import sqlite3
+from dataclasses import dataclass
+from pathlib import Path
+
+from moerge.errors import MoergeError
+from moerge.files import is_of_full_disk
+
+_TABLES = """
+PRAGMA locking_mode = EXCLUSIVE;
+PRAGMA main.cache_size = -32768;
+CREATE TABLE IF NOT EXISTS sent (mac BLOB PRIMARY KEY, copies INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS files (
+    number INTEGER PRIMARY KEY, name TEXT NOT NULL, digest TEXT NOT NULL, documents INTEGER NOT NULL,
+    tokens INTEGER NOT NULL, how TEXT NOT NULL, replaced INTEGER NOT NULL
+);
+PRAGMA temp.cache_size = -32768;
+PRAGMA temp.journal_mode = OFF;
+CREATE TEMP TABLE seen (mac BLOB PRIMARY KEY, copies INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TEMP TABLE again (mac BLOB PRIMARY KEY, copies INTEGER NOT NULL) WITHOUT ROWID;
+"""
+_MAC_BYTES = 16
+_COUNT = "INSERT INTO {} VALUES (?, 1) ON CONFLICT (mac) DO UPDATE SET copies = copies + 1 RETURNING copies"
+_MORE = """
+SELECT IFNULL(SUM(a.copies - IFNULL(b.copies, 0)), 0) FROM {} a LEFT JOIN {} b USING (mac)
+WHERE a.copies > IFNULL(b.copies, 0)
+"""
+
+
+@dataclass(frozen=True)
+class Sent:
+    """A file that was sent, or is to be sent as it is.
+
+    Attributes:
+        name: of the file, beside the ledger.
+        digest: its SHA-256.
+        documents: that its sums are over.
+        tokens: likewise.
+    """
+
+    name: str
+    digest: str
+    documents: int
+    tokens: int
+
+
+class Ledger:
+    """The documents and files of one kind of contribution, under one trunk, of one split.
+
+    A file's row comes before the file is sent, in the transaction that notes its documents. So whatever happens
+    after it, the same file is sent, and a document that it holds is in no later one.
+
+    Raises:
+        MoergeError: the file is no ledger.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._folder = path.parent
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._db = sqlite3.connect(path, isolation_level=None)
+        try:
+            self._db.executescript(_TABLES)
+            self._db.execute("SELECT documents FROM files LIMIT 1")
+        except sqlite3.DatabaseError as error:
+            self._db.close()
+            if is_of_full_disk(error):
+                raise
+            todo = "restore it from a backup; or remove it, and withdraw what it had sent (moerge contribution list)"
+            raise MoergeError(f"not a ledger: {error}", where=str(path), todo=todo) from error
+
+    def close(self) -> None:
+        self._db.close()
+
+    def path(self, name: str) -> Path:
+        """The place of a file of that name."""
+        return self._folder / name
+
+    def begin(self, *, everything: bool = False, again: bool = False) -> None:
+        """Begins a reading of all documents.
+
+        Args:
+            everything: what was sent is wanted too.
+            again: what the reading before didn't come to is not wanted, and not noted.
+        """
+        self._end()
+        self._table = "again" if again else "seen"
+        self._count = _COUNT.format(self._table)
+        self._db.execute(f"DELETE FROM {self._table}")  # noqa: S608  # one of the two
+        self._all = everything or not self._db.execute("SELECT 1 FROM sent LIMIT 1").fetchall()
+        self._db.execute("BEGIN")  # one transaction for all of the reading, which writes nothing of the ledger
+
+    def _end(self) -> None:
+        if self._db.in_transaction:
+            self._db.execute("COMMIT")
+
+    def see(self, mac: bytes) -> bool:
+        """Notes a document that the reading came to; whether it is wanted, as one more copy than was sent."""
+        mac = mac[:_MAC_BYTES]
+        [copies] = self._db.execute(self._count, (mac,)).fetchone()
+        if self._table == "again" and copies > self._copies("seen", mac):
+            return False
+        return self._all or copies > self._copies("sent", mac)
+
+    def _copies(self, table: str, mac: bytes) -> int:
+        row = self._db.execute(f"SELECT copies FROM {table} WHERE mac = ?", (mac,)).fetchone()  # noqa: S608  # ours
+        return 0 if row is None else int(row[0])
+
+    def gone(self) -> int:
+        """How many documents were sent that the reading did not come to."""
+        return int(self._db.execute(_MORE.format("sent", "seen")).fetchone()[0])
+
+    def added(self) -> int:
+        """How many documents the reading came to that were not sent."""
+        return int(self._db.execute(_MORE.format("seen", "sent")).fetchone()[0])
+
+    def files(self, *, replaced: bool = False) -> list[Sent]:
+        """The files that count, or those whose place others took, as they were sent."""
+        query = "SELECT name, digest, documents, tokens FROM files WHERE replaced = ? ORDER BY number"
+        return [Sent(*row) for row in self._db.execute(query, (int(replaced),))]
+
+    def next(self) -> int:
+        """The number of the next file."""
+        return int(self._db.execute("SELECT COUNT(*) + 1 FROM files").fetchone()[0])
+
+    def made_as(self, how: str) -> bool:
+        """Whether all files that count were made as `how` says."""
+        return not self._db.execute("SELECT 1 FROM files WHERE NOT replaced AND how != ?", (how,)).fetchall()
+
+    def send(self, file: Sent, how: str, *, replace: bool) -> None:
+        """Notes a file to send: it and those before it hold the documents of the last reading that wasn't `again`.
+
+        With `replace` it takes the place of all files before it.
+        """
+        self._end()
+        with self._db:
+            self._db.execute("BEGIN IMMEDIATE")
+            if replace:
+                self._db.execute("UPDATE files SET replaced = 1")
+            row = (self.next(), file.name, file.digest, file.documents, file.tokens, how, 0)
+            self._db.execute("INSERT INTO files VALUES (?, ?, ?, ?, ?, ?, ?)", row)
+            self._db.execute("DELETE FROM sent")
+            self._db.execute("INSERT INTO sent SELECT mac, copies FROM seen")
+
+    def forget(self) -> None:
+        """Notes that no file counts any more, and that no document was sent."""
+        self._end()
+        with self._db:
+            self._db.execute("BEGIN IMMEDIATE")
+            self._db.execute("UPDATE files SET replaced = 1")
+            self._db.execute("DELETE FROM sent")

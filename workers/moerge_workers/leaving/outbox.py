@@ -1,0 +1,216 @@
+"""The single exit for everything but progress: it applies the policy, asks the owner, and records what is sent."""
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from rich.console import RenderableType
+from rich.filesize import decimal
+from rich.markup import escape
+from rich.table import Table
+
+from moerge.errors import MoergeError
+from moerge.files import file_sha256
+from moerge.statistics.describe import describe, summary
+from moerge_proto.contributions import Contribution
+from moerge_proto.evaluations import Evaluation, NewEvaluation, Scored
+from moerge_proto.experts import Expert
+from moerge_proto.progress import Stage
+from moerge_proto.statistics_file import RouterManifest, StatisticsFile
+from moerge_workers.leaving.history import History, Item
+from moerge_workers.settings import Settings
+from moerge_workers.watching.events import Events
+
+POLL_SECONDS = 1.0
+EXPERT_REVEALS = (
+    "What this reveals:\n"
+    "  - all that a published model reveals: whoever has it can run it, and probe it for what it was trained on\n"
+    "  - every consumer of a version gets its MLPs, and the trunk that it was merged into"
+)
+
+EVALUATION_REVEALS = (
+    "What this reveals:\n"
+    "  - how well your expert and the version predict your held-out text, and how much of it there is\n"
+    "  - which experts the version chose for it, layer by layer\n"
+    "  - whoever has the expert and guesses all of the held-out documents can check the guess\n"
+    "  - beside one over nearly the same documents: how well those that differ are predicted\n"
+    "  - not: the text, its tokens, what a single one was predicted with"
+)
+
+
+@dataclass(frozen=True)
+class Outbox:
+    """Every item leaves within `sending`, after `may_leave` allowed it.
+
+    Attributes:
+        settings: the worker's.
+        history: of its home.
+        events: is told what happens, and asks the owner.
+    """
+
+    settings: Settings
+    history: History
+    events: Events
+
+    @property
+    def say(self) -> Callable[[str], None]:
+        return self.events.say
+
+    def may_leave(self, item: Item, outdated: Callable[[], bool] = lambda: False) -> bool:
+        """Whether an item may leave; in mode `ask`, waits for the owner's answer for as long as it isn't `outdated`.
+
+        A worker that runs once, and isn't at a terminal, doesn't wait.
+        """
+        name, decision = f"{item.about} ({item.digest[:12]})", self.history.decision(item)
+        if not self.settings.policy.allows(item.kind):
+            self.say(f"the policy keeps here: {name}")
+            return False
+        if decision == "refused":
+            self.say(f"you refused to send: {name}; to send it after all: {self._command('approve', item)}")
+            return False
+        if self.settings.dry_run:
+            self._show(item, "a dry run; nothing is sent. It would send")
+            return False
+        if self.settings.policy.mode == "auto" or decision == "approved":
+            return True
+        return self._asked(item, outdated)
+
+    def is_refused(self, item: Item) -> bool:
+        """Whether the owner refused to send it."""
+        return self.history.decision(item) == "refused"
+
+    def is_outdated(self, item: Item) -> bool:
+        """Whether its question ended because it isn't to be sent any more."""
+        return self.history.decision(item) == "outdated"
+
+    def _asked(self, item: Item, outdated: Callable[[], bool]) -> bool:
+        self.outdate(lambda other: other.place == item.place and other.digest != item.digest)
+        if self.history.decision(item) != "asked":
+            self.history.note(item, "asked")  # before it is shown, which takes long, so that no answer is overwritten
+        self._show(item, "may this leave?")
+        self.events.enter(Stage.WAITING)
+        if self.history.decision(item) == "asked":
+            sent = self.events.view.ask(f"Send {item.about} to {item.coordinator}?")
+            if sent is not None:
+                self.history.note(item, "approved" if sent else "refused")
+        if self.history.decision(item) != "asked":
+            return self.history.decision(item) == "approved"
+        self.say(f"waits for your answer: {self._command('approve', item)} (or refuse)")
+        while (decision := self.history.decision(item)) == "asked" and not self.settings.once:
+            if outdated():
+                self.history.note(item, "outdated")
+                return False
+            time.sleep(POLL_SECONDS)
+        return decision == "approved"
+
+    def outdate(self, which: Callable[[Item], bool]) -> None:
+        """Ends the questions about items that are not to be sent any more."""
+        for item in filter(which, self.history.asked()):
+            self.history.note(item, "outdated")
+
+    def _command(self, name: str, item: Item) -> str:
+        return f"moerge worker {name} {item.digest[:12]} --home {self.settings.home}"
+
+    def _show(self, item: Item, title: str) -> None:
+        self.say(f"{title}: {item.about}, {decimal(item.bytes)}, to {item.coordinator}; to look at it: {item.place}")
+        for part in described(item):
+            self.events.view.show(part)
+
+    @contextmanager
+    def sending(self, item: Item, supersedes: Sequence[str] = ()) -> Iterator[None]:
+        """The time in which an item leaves; written down before and after."""
+        if self.settings.dry_run or not self.settings.policy.allows(item.kind):
+            raise MoergeError("the policy or the dry run keeps it here", where=item.about)
+        self.say(f"leaving this machine: {item.about}, {decimal(item.bytes)}; kept at {item.place}")
+        self.history.note(item, "leaves")
+        self.events.enter(Stage.SENDING)
+        self.events.sent(self.history.sent())
+        replaced = list(supersedes)
+        yield
+        self.history.note(item, "arrived")
+        for digest in replaced:
+            self._ended(digest, "superseded")
+
+    def settle(self, rows: Iterable[Contribution | Evaluation | Expert]) -> None:
+        """Writes down the state of items at the coordinator, where this machine missed a change."""
+        for row in rows:
+            item = self.history.item(row.digest, self.settings.coordinator)
+            last = self.history.movement(item) if item is not None else None
+            alive = row.withdrawn is None if isinstance(row, Expert) else row.active
+            if item is not None and last == "leaves" and alive:
+                self.history.note(item, "arrived")
+            if item is not None and last == "arrived" and not alive:
+                withdrawn = not isinstance(row, Evaluation) and row.withdrawn is not None
+                self.history.note(item, "withdrawn" if withdrawn else "superseded")
+
+    def withdrawn(self, digest: str) -> None:
+        """Writes down that a contribution was withdrawn."""
+        self._ended(digest, "withdrawn")
+
+    def _ended(self, digest: str, how: Literal["superseded", "withdrawn"]) -> None:
+        if (old := self.history.item(digest, self.settings.coordinator)) is not None:
+            self.history.note(old, how)
+
+    def contribution(self, path: Path, digest: str) -> Item:
+        """A contribution's file, as an item."""
+        with StatisticsFile(path) as file:
+            manifest = file.manifest
+        trunk = manifest.trunk if isinstance(manifest, RouterManifest) else ""
+        about = f"{manifest.domain}, {manifest.split}: {summary(manifest)}"
+        size = path.stat().st_size
+        return Item(digest, self.settings.coordinator, manifest.kind, about, size, trunk, str(path))
+
+    def expert(self, digest: str, paths: Mapping[str, Path], trunk: str = "") -> Item:
+        """An expert's files, as an item; `trunk`: that it is fitted to."""
+        size = sum(path.stat().st_size for path in paths.values())
+        fitted = f" fitted to trunk {trunk[:12]}" if trunk else ""
+        about = f"{self.settings.domain}: expert{fitted}, {len(paths)} files"
+        folder = next(iter(paths.values())).parent
+        return Item(digest, self.settings.coordinator, "expert", about, size, trunk, str(folder))
+
+    def evaluation(self, path: Path) -> Item:
+        """An evaluation's file, as an item."""
+        sums = NewEvaluation.model_validate_json(path.read_bytes())
+        about = (
+            f"{sums.domain}: evaluation of version {sums.number}, sums over {sums.version.tokens:,} tokens of "
+            f"{sums.documents:,} documents"
+        )
+        return Item(sums.digest, self.settings.coordinator, "evaluation", about, path.stat().st_size, "", str(path))
+
+
+def described(item: Item) -> Iterator[RenderableType]:
+    """The contents of an item and what they reveal, for a terminal."""
+    if item.kind == "evaluation":
+        sums = NewEvaluation.model_validate_json(Path(item.place).read_bytes())
+        fields = Table(title=f"Evaluation of version {sums.number} by {sums.domain!r}", show_header=False)
+        for name, value in sums:
+            shown = f"{value.nll:,.3f} nats, perplexity {value.perplexity:,.3f}" if isinstance(value, Scored) else value
+            fields.add_row(name, escape(str(shown)))
+        yield fields
+        yield EVALUATION_REVEALS
+        return
+    if item.kind != "expert":
+        yield from describe(Path(item.place))
+        return
+    from moerge.models.expert_folder import expert_files
+
+    files = Table("file", "size", title="Expert")
+    for name, path in expert_files(Path(item.place)).items():
+        files.add_row(escape(name), decimal(path.stat().st_size))
+    yield files
+    yield EXPERT_REVEALS
+
+
+def require_unchanged(item: Item) -> None:
+    """Requires that the file is still the one that the owner was asked about.
+
+    Raises:
+        MoergeError: it isn't.
+    """
+    path = Path(item.place)
+    if item.kind != "expert" and not (path.is_file() and file_sha256(path) == item.digest):
+        todo = "run the worker again; it asks about what there is to send now"
+        raise MoergeError("this isn't what the worker asked about any more", where=item.place, todo=todo)

@@ -1,0 +1,190 @@
+"""The owner's Ed25519 key, which signs contributions and never leaves the machine.
+
+It is a file named after the owner, in the worker's home or, for all its workers, in ~/.moerge.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from filelock import FileLock
+from pydantic import ValidationError
+
+from moerge.client.client import Client
+from moerge.errors import MoergeError
+from moerge.files import atomic_file, sync_folder
+from moerge_proto.owners import Identity, Role
+from moerge_proto.signatures import JoinRequest, Rotation, fingerprint, in_groups, public_key_of, sign_contribution
+
+NEW_REQUEST = "make a new request with moerge worker init, and ask the operator to approve it with --replace"
+
+
+def default_home() -> Path:
+    return Path.home() / ".moerge"
+
+
+def key_file(home: Path, owner: str) -> Path:
+    """Where the owner's key lies, or would lie: in the worker's home, else in ~/.moerge."""
+    own = home / f"{owner}.pem"
+    return own if own.is_file() else default_home() / own.name
+
+
+def _next_file(path: Path) -> Path:
+    return path.with_name(f"{path.name}.next")
+
+
+@contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """While it is open, no other process makes or rotates this key.
+
+    Raises:
+        MoergeError: its folder can't be written.
+    """
+    lock = FileLock(path.with_name(f"{path.name}.lock"))
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock.acquire()
+    except OSError as error:
+        todo = "name a folder that you may write: --home"
+        raise MoergeError(f"no key can be kept there: {error.strerror}", where=str(path.parent), todo=todo) from error
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _made(path: Path) -> Ed25519PrivateKey:
+    """The key in a file; a new one, as PKCS#8 PEM with mode 0600, if there is no file."""
+    if not path.is_file():
+        pem = Ed25519PrivateKey.generate().private_bytes(
+            encoding=serialization.Encoding.PEM,
+            format=serialization.PrivateFormat.PKCS8,
+            encryption_algorithm=serialization.NoEncryption(),
+        )
+        with atomic_file(path) as file:
+            os.fchmod(file.fileno(), 0o600)
+            file.write(pem)
+    return read_owner_key(path)
+
+
+def read_owner_key(path: Path) -> Ed25519PrivateKey:
+    """The Ed25519 key in a PEM file.
+
+    Raises:
+        MoergeError: there is none.
+    """
+    try:
+        key = serialization.load_pem_private_key(path.read_bytes(), password=None)
+    except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:
+        todo = f"restore the file; if the key is lost, remove it and {NEW_REQUEST}"
+        raise MoergeError(f"no Ed25519 key as PKCS#8 PEM can be read: {error}", where=str(path), todo=todo) from error
+    if not isinstance(key, Ed25519PrivateKey):
+        found, todo = f"expected an Ed25519 key, found {type(key).__name__}", "move the file away: it is another key"
+        raise MoergeError(found, where=str(path), todo=todo)
+    return key
+
+
+def join_request(path: Path, owner: str, domains: list[str]) -> JoinRequest:
+    """The request of the owner whose key lies at `path`; a key that is there already is taken, never overwritten.
+
+    Raises:
+        MoergeError: a name isn't one, or the file holds something else.
+    """
+    try:
+        JoinRequest.make(Ed25519PrivateKey.generate(), owner, domains, datetime.now(UTC))  # before anything is written
+    except ValidationError as error:
+        first = error.errors()[0]
+        option = {"owner": "--owner", "domains": "--domain"}[str(first["loc"][0])]
+        todo = "use a-z, 0-9, - and _, at most 63 of them"
+        raise MoergeError(f"{first['input']!r} is no name", where=option, todo=todo) from error
+    with _alone(path):
+        if not path.is_file():
+            _next_file(path).unlink(missing_ok=True)  # the rotation of a key that is gone
+        return JoinRequest.make(_made(path), owner, sorted(set(domains)), datetime.now(UTC).replace(microsecond=0))
+
+
+def rotate(client: Client, owner: str, path: Path) -> str:
+    """Puts a new key in the old one's place, and returns its fingerprint. Killed at any moment, it can be run again.
+
+    Raises:
+        MoergeError: there is no key, or the coordinator refuses.
+    """
+    with _alone(path):
+        read_owner_key(path)
+        _made(_next_file(path))
+        _finish(client, owner, path)
+        return fingerprint(public_key_of(read_owner_key(path)))
+
+
+def _finish(client: Client, owner: str, path: Path) -> None:
+    """Rotates at the coordinator first: it would refuse signatures of a key that only this machine knows."""
+    new = _next_file(path)
+    client.rotate_key(Rotation.make(read_owner_key(path), read_owner_key(new), owner))
+    new.replace(path)
+    sync_folder(path.parent)
+
+
+def own_identity(client: Client, domain: str) -> Identity:
+    """Whose token it is: an owner's, for this domain.
+
+    Raises:
+        MoergeError: it is another's.
+    """
+    identity = client.identity()
+    if identity.role is not Role.OWNER or domain not in identity.domains:
+        found = f"the token is {identity.who}'s, for {', '.join(identity.domains) or 'no domain'}, not for {domain!r}"
+        todo = "use the token that the operator made for this domain's owner"
+        raise MoergeError(found, where="--token", todo=todo)
+    return identity
+
+
+def require_approved(client: Client, home: Path) -> bool:
+    """Whether contributions are signed: the owner's key is here, and is the one that the operator approved.
+
+    A rotation that was cut is finished first. False: neither this machine nor the coordinator has a key.
+
+    Raises:
+        MoergeError: one of them has a key that the other lacks.
+    """
+    identity = client.identity()
+    owner = identity.owner or ""
+    path = key_file(home, owner)
+    if _next_file(path).is_file():
+        with _alone(path):
+            if _next_file(path).is_file():
+                _finish(client, owner, path)
+        identity = client.identity()
+    here = fingerprint(public_key_of(read_owner_key(path))) if path.is_file() else None
+    if (problem := _unlike(identity, here, path)) is not None:
+        raise problem
+    return here is not None
+
+
+def _unlike(identity: Identity, here: str | None, path: Path) -> MoergeError | None:
+    key, where = identity.key, str(path)
+    if key is None:
+        todo = "ask the operator to approve it (moerge worker init prints the request again), or move the file away"
+        return MoergeError("the operator has not approved this key", where=where, todo=todo) if here else None
+    approved = in_groups(key.fingerprint)
+    if key.revoked is not None:
+        found = f"the operator revoked the key {approved} on {key.revoked:%Y-%m-%d %H:%M} UTC"
+        todo = f"ask why; to join again, move the file away and {NEW_REQUEST}"
+        return MoergeError(found, where=where, todo=todo)
+    if here is None:
+        todo = f"copy it there; if it is lost, {NEW_REQUEST}"
+        return MoergeError(f"the approved key {approved} is not on this machine", where=where, todo=todo)
+    if here != key.fingerprint:
+        found = f"this key is {in_groups(here)}, the approved one is {approved}"
+        return MoergeError(found, where=where, todo=f"put the approved one there; if it is lost, {NEW_REQUEST}")
+    return None
+
+
+def signature(home: Path, owner: str, digest: str) -> str | None:
+    """The owner's signature over a contribution's digest; None without a key."""
+    path = key_file(home, owner)
+    return sign_contribution(read_owner_key(path), owner, digest) if path.is_file() else None

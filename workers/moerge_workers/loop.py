@@ -1,0 +1,177 @@
+"""A worker's run: one stage after another, then again under every later trunk."""
+
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+
+import stamina
+from filelock import FileLock, Timeout
+
+from moerge.client.client import Client
+from moerge.errors import CoordinatorError, MoergeError
+from moerge.experts.fitting import require_fittable
+from moerge.files import is_of_full_disk
+from moerge.models.expert_folder import DenseExpert, check_expert
+from moerge_proto.problems import ProblemType
+from moerge_proto.progress import Stage
+from moerge_proto.trunks import Trunk
+from moerge_workers.computing.actors import on_ray
+from moerge_workers.computing.pending import ComputeShards
+from moerge_workers.contributing import expert, router, trunk
+from moerge_workers.contributing.context import Context
+from moerge_workers.contributing.evaluation import Evaluations
+from moerge_workers.data.splits import Data
+from moerge_workers.leaving.history import History
+from moerge_workers.leaving.outbox import POLL_SECONDS, Outbox
+from moerge_workers.leaving.owner_key import own_identity, require_approved
+from moerge_workers.settings import Settings
+from moerge_workers.watching.events import Events
+from moerge_workers.watching.metrics import served
+from moerge_workers.watching.reporter import reporting
+from moerge_workers.watching.status import LOCK, Status
+from moerge_workers.watching.view import view
+
+
+@contextmanager
+def full_disk_told(home: Path) -> Iterator[None]:
+    """Within it, a write without room on the disk is an error that names the file."""
+    try:
+        yield
+    except (OSError, sqlite3.OperationalError) as error:
+        if not is_of_full_disk(error):
+            raise
+        sqlite = f"{home / 'contributions'}, or SQLite's temporary files ($SQLITE_TMPDIR, /var/tmp)"
+        where = (error.filename or home) if isinstance(error, OSError) else sqlite
+        todo = "make room there, or move --home to a larger disk; then start again: it goes on from the journal"
+        raise MoergeError("the disk is full, or the user's share of it", where=str(where), todo=todo) from error
+
+
+def run(settings: Settings, computing: Callable[[Settings, Events], ComputeShards] = on_ray) -> None:
+    """Contributes under the current trunk, and under every later one unless `once` is set.
+
+    With `dry_run` it computes and shows what would be sent under the current trunk, and sends nothing. `computing`
+    makes the function that sums shards.
+
+    Raises:
+        MoergeError: the expert, the data, the trunk or the coordinator's answer is not what it should be.
+    """
+    stamina.instrumentation.set_on_retry_hooks([])  # the client says what it waits for
+    settings.home.mkdir(parents=True, exist_ok=True)
+    try:
+        lock = FileLock(settings.home / LOCK).acquire(blocking=False)
+    except Timeout as error:
+        todo = "stop it first, or give each worker a --home of its own"
+        raise MoergeError("another worker uses this folder", where=str(settings.home), todo=todo) from error
+    status = Status(settings.home, settings.domain, settings.coordinator)
+    with lock:
+        try:
+            with (
+                full_disk_told(settings.home),
+                closing(History(settings.home)) as history,
+                served(settings.metrics_port, status),
+                reporting(settings, status),
+                view(settings.log_format, status) as shown,
+            ):
+                events = Events(status, shown)
+                events.sent(history.sent())
+                with Client(
+                    settings.coordinator, settings.token, patience=None, say=events.say, heard=status.heard
+                ) as client:
+                    run_stages(_context(settings, client, history, events, computing(settings, events)))
+        except MoergeError as error:
+            with suppress(OSError):  # of a disk that is full
+                status.update(error=str(error))
+            raise
+
+
+def _context(settings: Settings, client: Client, history: History, events: Events, compute: ComputeShards) -> Context:
+    """The context of all stages, after owner, key and expert are checked."""
+    identity = own_identity(client, settings.domain)
+    if not settings.dry_run and not require_approved(client, settings.home):
+        events.say("contributions go unsigned: you have no key (moerge worker init makes one)")
+    check_expert(settings.expert, None, str(settings.expert))
+    own = DenseExpert(settings.domain, settings.expert, identity.owner or "", settings.license)
+    if settings.fit:
+        require_fittable(own.config, own.folder)
+    return Context(
+        settings=settings,
+        client=client,
+        outbox=Outbox(settings, history, events),
+        data=Data(settings, events.say),
+        events=events,
+        expert=own,
+        compute=compute,
+    )
+
+
+def run_stages(context: Context) -> None:
+    """Runs the stages: expert, trunk contribution, router contributions under each trunk, evaluations."""
+    settings, say = context.settings, context.events.say
+    if not expert.run(context):
+        return
+    own_grams = None
+    if settings.trunk_contribution:
+        outcome = trunk.run(context)
+        own_grams = outcome.grams
+        if outcome.sent is not None:
+            say(f"contributed {outcome.sent.digest[:12]} for trunks")
+    evaluations = Evaluations(context) if settings.policy.evaluation_sums else None
+    if settings.policy.router_contributions:
+        _contribute_under_each_trunk(context, own_grams, evaluations)
+    else:
+        more = "only evaluations are left" if evaluations else "there is nothing more to do"
+        say(f"the policy keeps router contributions here; {more}")
+    while evaluations is not None:
+        evaluations.look()
+        if settings.once or settings.dry_run:
+            return
+        time.sleep(POLL_SECONDS)
+
+
+def _contribute_under_each_trunk(context: Context, own_grams: Path | None, evaluations: Evaluations | None) -> None:
+    """Contributes under each trunk, and evaluates versions while it waits for the next; with `once`, only contributes.
+
+    `own_grams` is the file of the expert's own trunk contribution, with which trunks are compared.
+    """
+    settings, say = context.settings, context.events.say
+    for asked in context.client.rounds():
+        if settings.domain in asked.missing:
+            by = f"{asked.deadline:%Y-%m-%d %H:%M} UTC"
+            say(f"asked for {asked.kind} contributions by {by}: round {asked.name}")
+    last = None
+    meanwhile = evaluations.look if evaluations is not None and not settings.once else _nothing
+    while (current := _next_trunk(context, last, meanwhile)) is not None:
+        last = current.digest
+        context.events.status.update(trunk=current.digest)
+        try:
+            for contribution in router.run(context, current, own_grams):
+                say(f"contributed {contribution.digest[:12]} under trunk {current.digest[:12]}")
+        except CoordinatorError as error:
+            if error.type != ProblemType.WRONG_TRUNK.urn:
+                raise
+            say(f"trunk {current.digest[:12]} was replaced meanwhile")
+            continue
+        if settings.once or settings.dry_run:
+            return
+
+
+def _next_trunk(context: Context, last: str | None, meanwhile: Callable[[], None]) -> Trunk | None:
+    """The current trunk, once it isn't the last one any more; a dry run doesn't wait for one."""
+    say, said = context.events.say, False
+    while (current := context.client.current_trunk()) is None or current.digest == last or current.retired is not None:
+        if context.settings.dry_run:
+            say("there is no trunk, so router contributions can't be computed; the operator merges one")
+            return None
+        if not said:
+            context.events.enter(Stage.WAITING)
+            say("waiting for the operator to merge a trunk")
+            said = True
+        meanwhile()
+        time.sleep(POLL_SECONDS)
+    return current
+
+
+def _nothing() -> None:
+    pass

@@ -1,0 +1,1 @@
+"""Views of a run: terminal, log, status file, Prometheus, progress for the coordinator."""

@@ -1,0 +1,62 @@
+"""The worker's log with `log_format = "json"`: each line on standard error one JSON object, without what is private."""
+
+import logging
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+
+import structlog
+import typer
+from structlog.typing import EventDict, WrappedLogger
+
+from moerge import log
+from moerge.errors import MoergeError
+
+_logger = structlog.get_logger("moerge")
+_ENDS = r"(?=, (?:line|row|after)\b|: |['\"]|\n|$)"
+"""The text that can follow a file's name in a message."""
+
+
+def configure(sources: Sequence[str]) -> None:
+    """Sends all lines of this process through the log; names of files below the data's `sources` don't stand there.
+
+    Libraries that make handlers of their own must have been imported.
+    """
+    for each in logging.root.manager.loggerDict.values():
+        if isinstance(each, logging.Logger):
+            each.handlers.clear()
+            each.propagate = True
+    roots = "|".join(re.escape(root) for root in map(_root, sources))
+    names = re.compile(rf"(?:{roots}).*?{_ENDS}")
+
+    def hide(logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
+        return {
+            key: names.sub("(a data file)", value) if sources and isinstance(value, str) else value
+            for key, value in event.items()
+        }
+
+    log.configure(hide, json=True)
+    sys.excepthook = _tell_failure
+
+
+def _root(source: str) -> str:
+    """The part of a path, glob or URL that all of its files begin with."""
+    fixed = re.split(r"[*?\[]", source.removeprefix("file://"))[0]
+    return fixed if "://" in fixed else str(Path(fixed).absolute())
+
+
+def _tell_failure(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    _logger.critical("failed", exc_info=(kind, error, trace))
+
+
+@contextmanager
+def errors_told() -> Iterator[None]:
+    """Within it, an expected error is a line of the log, and ends the command with 1."""
+    try:
+        yield
+    except MoergeError as error:
+        _logger.error(error.what, where=error.where, todo=error.todo)
+        raise typer.Exit(1) from error

@@ -1,0 +1,50 @@
+"""Tells the coordinator how far the worker is, if the policy lets it; the work never waits for that, nor fails."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import httpx
+from pydantic import ValidationError
+
+from moerge.client.client import Client
+from moerge.errors import MoergeError
+from moerge_proto.progress import Stage
+from moerge_workers.settings import Settings
+from moerge_workers.watching.status import Status
+
+_PATIENCE, _TIMEOUT, _END_SECONDS = 0.001, 5.0, 2.0
+
+
+@contextmanager
+def reporting(settings: Settings, status: Status, seconds: float = 10.0) -> Iterator[None]:
+    """The time in which the coordinator is told every so many seconds, and at the end.
+
+    A report that is lost or refused is not sent again.
+    """
+    if not settings.policy.progress or settings.dry_run:
+        yield
+        return
+    ended = threading.Event()
+    thread = threading.Thread(target=_report, args=(settings, status, ended, seconds), daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join(_END_SECONDS)
+
+
+def _report(settings: Settings, status: Status, ended: threading.Event, seconds: float) -> None:
+    with Client(settings.coordinator, settings.token, patience=_PATIENCE, timeout=_TIMEOUT) as client:
+        last = False
+        while not last:
+            last = ended.wait(seconds)
+            progress = status.state.progress
+            if last:
+                progress = progress.model_copy(update={"stage": Stage.ENDED, "tokens_per_second": 0})
+            try:
+                client.tell_progress(progress)
+                status.heard()
+            except (MoergeError, httpx.HTTPError, ValidationError):
+                continue  # the next one tells more
