@@ -14,7 +14,7 @@ from moerge_workers import reporter
 from moerge_workers.reporter import reporting
 from moerge_workers.settings import Settings
 from moerge_workers.status import SlotState, State, Status
-from support.fleet import Member, eventually, join
+from support.federation import Member, eventually, join
 from support.processes import Coordinator, coordinator
 
 

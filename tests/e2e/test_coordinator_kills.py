@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
+from moerge.cli.common import wait
 from moerge.client.client import Client
 from moerge.errors import CoordinatorError
 from moerge_proto.trunks import NewTrunk, Trunk
 from moerge_proto.versions import NewVersion
 from moerge_proto.workflows import Workflow, WorkflowState
-from support.fleet import Member, honest, joined, merge, send
+from support.federation import Member, honest, joined, merge, send
 from support.processes import Coordinator, coordinator
 from support.statistics import written
 
@@ -37,13 +38,7 @@ def files_of(server: Coordinator, number: int) -> dict[str, str]:
         return {file.name: file.sha256 for file in operator.version(number).files}
 
 
-def finished(client: Client, id_: str) -> Workflow:
-    while (workflow := client.workflow(id_)).state is WorkflowState.RUNNING:
-        time.sleep(0.05)
-    return workflow
-
-
-def killed_at(server: Coordinator, delay: float, ask: Callable[[Client], Workflow]) -> tuple[bool, str | None]:
+def killed_at(server: Coordinator, delay: float, ask: Callable[[Client], Workflow]) -> tuple[bool, str]:
     """Asks for work, kills the coordinator `delay` seconds later, starts it again, and waits for the result.
 
     Returns whether the work was cut, and its result.
@@ -55,15 +50,13 @@ def killed_at(server: Coordinator, delay: float, ask: Callable[[Client], Workflo
         server.kill()
     server.start()
     with server.client() as client:
-        workflow = finished(client, id_)
-    assert workflow.state is WorkflowState.DONE, workflow
-    return cut, workflow.result
+        return cut, wait(client, client.workflow(id_))
 
 
 def timed(server: Coordinator, ask: Callable[[Client], Workflow]) -> float:
     with server.client() as client:
         begin = time.monotonic()
-        assert finished(client, ask(client).id).state is WorkflowState.DONE
+        wait(client, ask(client))
         return time.monotonic() - begin
 
 

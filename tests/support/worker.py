@@ -17,7 +17,7 @@ from moerge_proto.statistics_file import StatisticsFile
 from moerge_workers import actors
 from moerge_workers.contribute import run
 from moerge_workers.settings import Settings
-from support.fleet import Member
+from support.federation import Member
 from support.processes import FORKS, Coordinator
 
 
@@ -47,10 +47,12 @@ def _serve(requests: Connection, log: Path) -> None:
 
 
 @dataclass
-class House:
+class Worker:
+    """A member's worker: a run of it is a message to its process."""
+
     server: Coordinator
     member: Member
-    worker: Connection
+    process: Connection
     folder: Path
 
     def write(self, name: str, first: int, documents: int) -> None:
@@ -79,8 +81,8 @@ class House:
 
     def run(self, **settings: object) -> str:
         """One run of the worker over the folder, in a process that lives on."""
-        self.worker.send(self.given(**settings))
-        answer: str = self.worker.recv()
+        self.process.send(self.given(**settings))
+        answer: str = self.process.recv()
         return answer
 
     def log(self) -> str:
@@ -98,13 +100,12 @@ class House:
 
 
 @contextmanager
-def house_of(server: Coordinator, member: Member, folder: Path) -> Iterator[House]:
-    """The house of a member; its worker and its client end with the context."""
+def worker_of(server: Coordinator, member: Member, folder: Path) -> Iterator[Worker]:
+    """The worker of a member, with its data and its home below `folder`."""
     ours, its = FORKS.Pipe()
     process = FORKS.Process(target=_serve, args=(its, folder / "log"), daemon=True)
     process.start()
     its.close()
     with ours:
-        yield House(server, member, ours, folder)
+        yield Worker(server, member, ours, folder)
     process.join()
-    member.client.close()
