@@ -15,8 +15,8 @@ from moerge.errors import CoordinatorError
 from moerge_proto.trunks import NewTrunk, Trunk
 from moerge_proto.versions import NewVersion
 from moerge_proto.workflows import Workflow, WorkflowState
-from support.federation import Member, honest, joined, merge, send
-from support.processes import Coordinator, coordinator
+from support.federation import Member, federation_of, honest, joined, send
+from support.processes import Coordinator
 from support.replicas import Replicas, replicas_of
 from support.servers import Postgres
 from support.statistics import written
@@ -74,17 +74,12 @@ def test_a_leader_killed_in_merge_solve_or_publish_is_followed_by_another_that_m
     tmp_path: Path, postgres: Postgres, s3_server: str
 ) -> None:
     """Law 3 and 4. The kills are spread over the time that the work takes undisturbed."""
-    (tmp_path / "calm").mkdir()
-    with coordinator(tmp_path / "calm" / "home") as calm:
-        members = furnish(calm, tmp_path / "calm")
-        trunk = merge(calm)
-        contribute(calm, members, trunk, tmp_path)
-        with calm.client() as operator:
-            wait(operator, operator.solve_version(NewVersion()))
-        [expected] = versions_of(calm)
-        blobs = set(LocalBlobs(calm.home / "blobs").digests())
-        for member in members:
-            member.client.close()
+    with federation_of(tmp_path / "calm", "law", "art", **LARGE) as calm:
+        trunk = calm.merge()
+        calm.contribute(trunk)
+        calm.solve()
+        [expected] = versions_of(calm.server)
+        blobs = set(LocalBlobs(calm.server.home / "blobs").digests())
     cuts = 0
     merging = publishing = 0.0
     for kill in range(-1, KILLS):  # the first one, undisturbed, tells how long the work takes

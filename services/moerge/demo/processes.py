@@ -19,7 +19,7 @@ _GRACE_SECONDS = 10.0
 
 def address_in(log: Path, start: int = 0) -> str | None:
     """The address that a coordinator says it serves at, in its log from byte `start` on; None if it doesn't yet."""
-    said = re.search(rb"running on (https?://[\w.:\[\]]+)", log.read_bytes()[start:])
+    said = re.search(rb"running on (https?://\S+) \(", log.read_bytes()[start:])
     return said and said[1].decode()
 
 
