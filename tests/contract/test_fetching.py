@@ -117,7 +117,7 @@ def wanted(member: Member, source: str | None, files: dict[str, str] | None = No
 
 def registered(client: Client, new: NewExpert) -> Expert:
     digest = client.register_expert(new).digest
-    eventually(lambda: client.expert(digest).state is not ExpertState.RECEIVED, 20)
+    eventually(lambda: client.expert(digest).state is not ExpertState.RECEIVED)
     return client.expert(digest)
 
 
@@ -186,7 +186,7 @@ def test_a_fetch_goes_on_after_the_coordinator_was_killed(server: Coordinator, m
     server.kill()
     del source.behaves[path]
     server.start()
-    eventually(lambda: member.client.expert(digest).state is ExpertState.READY, 20)
+    eventually(lambda: member.client.expert(digest).state is ExpertState.READY)
 
 
 def test_redirects_are_followed_below_allowed_sources_only_and_not_for_ever(

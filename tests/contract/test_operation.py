@@ -349,6 +349,7 @@ def test_work_that_runs_at_sigterm_is_cut_and_done_after_the_next_start(tmp_path
         assert status == "PENDING", "it was done each time before it could be cut"
         server.start()
         with server.client() as operator:
-            assert operator.trunk("current").digest == wait(operator, operator.workflow(id_))
+            merged = wait(operator, operator.workflow(id_))
+            assert operator.trunk("current").digest == merged
     finally:
         server.stop()

@@ -121,7 +121,7 @@ def test_a_worker_that_runs_from_its_worker_toml_waits_for_the_answer(owner: Wor
         assert "running: yes" in status
         assert "router contribution" in status
         worker(owner, "approve")
-        eventually(lambda: not running.is_alive() or bool(owner.active()), seconds=60)
+        eventually(lambda: not running.is_alive() or bool(owner.active()))
         assert owner.documents() == 150
     finally:
         running.terminate()

@@ -26,7 +26,7 @@ from moerge_workers.metrics import served
 from moerge_workers.status import Status
 from support.federation import Member, federation_of, merge
 from support.models import expert, texts
-from support.processes import MOERGE, Coordinator
+from support.processes import MOERGE, Coordinator, run_command
 from support.servers import held_ports
 
 COLUMNS = 80
@@ -201,7 +201,7 @@ def test_with_json_messages_progress_and_errors_are_objects_without_private_thin
     if owner.member.client.current_trunk() is None:
         merge(owner.server)
     command = owner.command("json", "", data, "--log-format=json", "--bad-share=0.5")
-    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603  # our own command
+    done = run_command(*command[len(MOERGE) :])
     assert (done.returncode, done.stdout) == (1, "")
     lines = objects(done.stderr)
     assert all({"timestamp", "level", "event"} <= line.keys() for line in lines)

@@ -53,7 +53,7 @@ class Member:
         """Uploads and registers the expert, and waits until its weights are checked."""
         new = NewExpert(domain=self.domain, files=self.upload_files(), fitted=fitted)
         digest = self.client.register_expert(new).digest
-        eventually(lambda: self.client.expert(digest).state is not ExpertState.RECEIVED, 60)
+        eventually(lambda: self.client.expert(digest).state is not ExpertState.RECEIVED)
         return self.client.expert(digest)
 
     def allow(self, *, redistribute: bool = True) -> Expert:
@@ -165,7 +165,7 @@ def files_below(server: Coordinator) -> dict[str, int]:
     }
 
 
-def eventually(holds: Callable[[], bool], seconds: float = 10) -> None:
+def eventually(holds: Callable[[], bool], seconds: float = 60) -> None:
     """For what others do in the background, such as removing the files of what the coordinator has refused."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:

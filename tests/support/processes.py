@@ -23,7 +23,7 @@ _ENVIRONMENT = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 MOERGE = [sys.executable, "-m", "moerge"]
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(
-    ["pytest", "support.worker", "moerge_coordinator.bootstrap", "moerge_coordinator.server"]
+    ["pytest", "support.worker", "moerge_coordinator.bootstrap", "moerge_coordinator.server", "support.frozen"]
 )  # imports of ten seconds
 
 

@@ -27,7 +27,7 @@ class Replicas:
 
     def led(self, *others: Coordinator) -> Coordinator:
         """The leader, once it is none of `others`."""
-        eventually(lambda: self.leader() not in (None, *others), 60)
+        eventually(lambda: self.leader() not in (None, *others))
         found = self.leader()
         assert found is not None
         return found
