@@ -8,7 +8,7 @@ import pytest
 
 from moerge.errors import CoordinatorError
 from moerge_proto.trunks import Trunk
-from support.fleet import Member, honest, honest_trunk, joined, merge, registered, send, send_trunk
+from support.federation import Member, honest, honest_trunk, joined, merge, registered, send, send_trunk
 from support.models import expert
 from support.processes import Coordinator, coordinator
 from support.statistics import written
