@@ -61,9 +61,6 @@ class Contribution(Message):
     withdrawn: datetime | None
 
 
-TrunkContribution = Contribution
-
-
 class ContributionSignature(Message):
     """Who vouches for a contribution in a version's lineage, for anyone to check.
 

@@ -5,6 +5,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from bench.measure import say
 from bench.registry import Pair, benchmark
@@ -12,13 +13,13 @@ from moerge.errors import MoergeError
 from moerge.progress import LogProgress
 from moerge_proto.digests import sha256_hex
 from moerge_proto.uploads import CHUNK_BYTES
-from support.fleet import honest, join, joined, merge, send
+from support.federation import federation_of, honest, join, send
 from support.processes import coordinator, peak_bytes
 from support.statistics import written
 
 WORKERS, CHUNKS = 100, 2
 CONTRIBUTIONS, SOME = 10_000, 1_000
-SMALL = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+SMALL: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
 
 
 @benchmark(
@@ -57,9 +58,9 @@ def load_uploads() -> list[Pair]:
 def in_a_row() -> tuple[list[float], list[int]]:
     """Seconds of every contribution; the coordinator's memory after the first SOME and after all."""
     seconds, memory = [], []
-    with tempfile.TemporaryDirectory() as place, coordinator(Path(place) / "home") as server:
-        member = joined(server, "law", Path(place), 1, **SMALL)
-        manifest, sums = honest(server, member, merge(server))
+    with tempfile.TemporaryDirectory() as place, federation_of(Path(place), "law", **SMALL) as made:
+        server, member = made.server, made.members["law"]
+        manifest, sums = honest(server, member, made.merge())
         for number in range(CONTRIBUTIONS):
             own = manifest.model_copy(update={"shards": [sha256_hex(number.to_bytes(8))]})
             path = written(Path(place) / "contribution", own, sums)
@@ -70,7 +71,6 @@ def in_a_row() -> tuple[list[float], list[int]]:
                 memory.append(peak_bytes(server))
             if (number + 1) % SOME == 0:
                 say(f"  {number + 1} of {CONTRIBUTIONS} contributions, {sum(seconds[-SOME:]) / SOME * 1e3:.1f} ms each")
-        member.client.close()
     return seconds, memory
 
 

@@ -2,60 +2,37 @@
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
-from moerge.cli.common import wait
-from moerge.client.client import Client
 from moerge.client.pull import pull
 from moerge.errors import CoordinatorError, MoergeError
 from moerge.progress import LogProgress
 from moerge_proto.options import SolveOptions
 from moerge_proto.rounds import NewRound, RoundChange, RoundState
 from moerge_proto.versions import NewVersion, Version, VersionChange
-from support.fleet import Member, honest, joined, merge, send
-from support.processes import Coordinator, coordinator, moerge, run_command
-from support.statistics import written
-
-
-@dataclass
-class House:
-    """Versions 1 to 3 differ by lambda."""
-
-    server: Coordinator
-    operator: Client
-    members: list[Member]
-
-    def solve(self, ridge_lambda: float) -> Version:
-        options = SolveOptions(ridge_lambda=ridge_lambda)
-        number = wait(self.operator, self.operator.solve_version(NewVersion(options=options)))
-        return self.operator.version(int(number))
-
-    def run(self, *arguments: object) -> str:
-        return moerge(*arguments, **self.server.environment())
+from support.federation import Federation, federation_of
+from support.processes import run_command
 
 
 @pytest.fixture(scope="module")
-def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
-    folder = tmp_path_factory.mktemp("house")
-    with coordinator(folder / "home") as server, server.client() as operator:
-        members = [joined(server, domain, folder, seed) for seed, domain in enumerate(("law", "art"), start=1)]
-        trunk = merge(server)
-        for member in members:
-            send(member, written(folder / "contribution", *honest(server, member, trunk)))
-        made = House(server, operator, members)
+def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
+    """Versions 1 to 3 differ by lambda."""
+    with federation_of(tmp_path_factory.mktemp("aliases"), "law", "art") as made:
+        made.contribute(made.merge())
         for ridge_lambda in (1.0, 2.0, 3.0):
-            made.solve(ridge_lambda)
+            solve(made, ridge_lambda)
         yield made
-        for member in members:
-            member.client.close()
 
 
-def test_an_alias_goes_forward_and_back_and_remembers_who_moved_it(house: House) -> None:
-    operator = house.operator
+def solve(federation: Federation, ridge_lambda: float) -> Version:
+    return federation.solve(options=SolveOptions(ridge_lambda=ridge_lambda))
+
+
+def test_an_alias_goes_forward_and_back_and_remembers_who_moved_it(federation: Federation) -> None:
+    operator = federation.operator
     for number in (1, 2, 2, 3):
         assert operator.promote("main", number, f"try {number}").version == number
     assert operator.roll_back("main", 3, "worse on law").version == 2
@@ -74,51 +51,51 @@ def test_an_alias_goes_forward_and_back_and_remembers_who_moved_it(house: House)
     assert all("operator" in move.who for move in moves)
 
 
-def test_the_command_line_promotes_rolls_back_and_compares(house: House) -> None:
-    house.run("version", "promote", 1)
-    house.run("version", "promote", 2, "--note", "sharper")
-    assert "aliases: champion" in house.run("version", "show", 2).lower()
-    assert "lambda" in house.run("version", "compare", 1, "champion")
-    assert house.run("version", "rollback") == "champion is version 1"
-    assert "sharper" in house.run("version", "history")
+def test_the_command_line_promotes_rolls_back_and_compares(federation: Federation) -> None:
+    federation.moerge("version", "promote", 1)
+    federation.moerge("version", "promote", 2, "--note", "sharper")
+    assert "aliases: champion" in federation.moerge("version", "show", 2).lower()
+    assert "lambda" in federation.moerge("version", "compare", 1, "champion")
+    assert federation.moerge("version", "rollback") == "champion is version 1"
+    assert "sharper" in federation.moerge("version", "history")
 
 
-def test_notes_and_tags_are_all_that_changes_of_a_version(house: House) -> None:
-    before = house.operator.version(2)
-    changed = house.operator.change_version(2, VersionChange(note="for the audit", tags=["b", "a"]))
+def test_notes_and_tags_are_all_that_changes_of_a_version(federation: Federation) -> None:
+    before = federation.operator.version(2)
+    changed = federation.operator.change_version(2, VersionChange(note="for the audit", tags=["b", "a"]))
     assert (changed.note, changed.tags) == ("for the audit", ["a", "b"])
     assert changed.model_copy(update={"note": before.note, "tags": before.tags}) == before
-    assert house.operator.change_version(2, VersionChange(tags=[])).note == "for the audit"
+    assert federation.operator.change_version(2, VersionChange(tags=[])).note == "for the audit"
 
 
-def test_a_version_is_retired_only_when_no_alias_points_to_it_and_its_number_is_not_used_again(house: House) -> None:
-    version = house.solve(40.0)
-    house.operator.promote("candidate", version.number)
+def test_a_version_is_retired_only_when_no_alias_points_to_it_and_its_number_is_not_used_again(
+    federation: Federation,
+) -> None:
+    version = solve(federation, 40.0)
+    federation.operator.promote("candidate", version.number)
     with pytest.raises(CoordinatorError, match="the alias 'candidate' points to version"):
-        house.operator.retire_version(version.number)
-    house.operator.remove_alias("candidate")
-    assert house.operator.retire_version(version.number).retired is not None
-    assert not (house.server.home / "versions" / str(version.number)).exists()
+        federation.operator.retire_version(version.number)
+    federation.operator.remove_alias("candidate")
+    assert federation.operator.retire_version(version.number).retired is not None
+    assert not (federation.server.home / "versions" / str(version.number)).exists()
     routers = next(file.sha256 for file in version.files if file.name == "model-router.safetensors")
-    assert not (house.server.home / "blobs" / routers[:2] / routers).exists()
+    assert not (federation.server.home / "blobs" / routers[:2] / routers).exists()
     with pytest.raises(CoordinatorError, match="is retired"):
-        house.operator.promote("candidate", version.number)
-    again = house.solve(40.0)
+        federation.operator.promote("candidate", version.number)
+    again = solve(federation, 40.0)
     assert again.number > version.number
     assert {f.name: f.sha256 for f in again.files} == {f.name: f.sha256 for f in version.files}
 
 
-def round_of(house: House, name: str, minutes: float, minimum: int, *domains: str) -> NewRound:
+def round_of(federation: Federation, name: str, minutes: float, minimum: int, *domains: str) -> NewRound:
     deadline = datetime.now(UTC) + timedelta(minutes=minutes)
     return NewRound(name=name, domains=list(domains), minimum=minimum, deadline=deadline)
 
 
-def test_a_late_owner_blocks_nobody_and_the_card_says_who_was_left_out(house: House, tmp_path: Path) -> None:
-    operator = house.operator
-    with house.server.client():
-        late = joined(house.server, "late", tmp_path, seed=5)
-        late.client.close()
-    waiting = operator.open_round(round_of(house, "spring", 60, 1, "law", "late"))
+def test_a_late_owner_blocks_nobody_and_the_card_says_who_was_left_out(federation: Federation) -> None:
+    operator = federation.operator
+    federation.add("late", seed=5)
+    waiting = operator.open_round(round_of(federation, "spring", 60, 1, "law", "late"))
     assert (waiting.state, waiting.contributed, waiting.missing) == (RoundState.OPEN, ["law"], ["late"])
     with pytest.raises(CoordinatorError, match="waits for late until"):
         operator.solve_version(NewVersion(round="spring"))
@@ -127,23 +104,23 @@ def test_a_late_owner_blocks_nobody_and_the_card_says_who_was_left_out(house: Ho
     with pytest.raises(CoordinatorError, match="1 have contributed to round 'spring', 2 are needed; late did not"):
         operator.solve_version(NewVersion(round="spring"))
     assert operator.change_round("spring", RoundChange(minimum=1)).state is RoundState.ENOUGH
-    number = int(house.run("version", "solve", "--round", "spring"))
+    number = int(federation.moerge("version", "solve", "--round", "spring"))
     lineage = operator.version(number).lineage
     assert (lineage.domains, lineage.left_out) == (["law"], ["late"])
-    card = (house.server.home / "versions" / str(number) / "README.md").read_text()
+    card = (federation.server.home / "versions" / str(number) / "README.md").read_text()
     assert "Left out, because they had not contributed when the round ended: late." in card
-    assert [row.name for row in house.members[0].client.rounds()] == ["spring"]
-    assert [row.name for row in house.members[1].client.rounds()] == []
+    assert [row.name for row in federation.members["law"].client.rounds()] == ["spring"]
+    assert [row.name for row in federation.members["art"].client.rounds()] == []
 
 
-def test_a_round_to_which_all_have_come_is_complete_before_its_deadline(house: House) -> None:
-    asked = round_of(house, "all", 60, 2, "law", "art")
-    assert house.operator.open_round(asked).state is RoundState.COMPLETE
-    assert house.operator.open_round(asked).number == house.operator.round("all").number
+def test_a_round_to_which_all_have_come_is_complete_before_its_deadline(federation: Federation) -> None:
+    asked = round_of(federation, "all", 60, 2, "law", "art")
+    assert federation.operator.open_round(asked).state is RoundState.COMPLETE
+    assert federation.operator.open_round(asked).number == federation.operator.round("all").number
     with pytest.raises(CoordinatorError, match="another one"):
-        house.operator.open_round(asked.model_copy(update={"minimum": 1}))
+        federation.operator.open_round(asked.model_copy(update={"minimum": 1}))
     with pytest.raises(CoordinatorError, match="nobody speaks for 'nobody'"):
-        house.operator.open_round(round_of(house, "none", 60, 1, "nobody"))
+        federation.operator.open_round(round_of(federation, "none", 60, 1, "nobody"))
 
 
 # --- pulling
@@ -153,29 +130,31 @@ def content(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def test_pull_follows_an_alias_and_fetches_only_what_changed(house: House, tmp_path: Path) -> None:
+def test_pull_follows_an_alias_and_fetches_only_what_changed(federation: Federation, tmp_path: Path) -> None:
     folder = tmp_path / "model"
-    house.operator.promote("followed", 1)
-    assert "version 1" in house.run("pull", "followed", folder)
-    assert content(folder) == content(house.server.home / "versions" / "1")
+    federation.operator.promote("followed", 1)
+    assert "version 1" in federation.moerge("pull", "followed", folder)
+    assert content(folder) == content(federation.server.home / "versions" / "1")
     before = (folder / "model-trunk.safetensors").stat().st_ino
-    house.operator.promote("followed", 2)
-    fetched = pull(house.operator, house.operator.version(2), folder, LogProgress())
-    assert fetched == house.operator.compare_versions(1, 2).fetch
-    assert content(folder) == content(house.server.home / "versions" / "2")
+    federation.operator.promote("followed", 2)
+    fetched = pull(federation.operator, federation.operator.version(2), folder, LogProgress())
+    assert fetched == federation.operator.compare_versions(1, 2).fetch
+    assert content(folder) == content(federation.server.home / "versions" / "2")
     assert (folder / "model-trunk.safetensors").stat().st_ino == before
-    assert pull(house.operator, house.operator.version(2), folder, LogProgress()) == 0
+    assert pull(federation.operator, federation.operator.version(2), folder, LogProgress()) == 0
     assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["model"]
 
 
-def test_pull_refuses_a_folder_that_is_something_else_and_names_the_aliases(house: House, tmp_path: Path) -> None:
+def test_pull_refuses_a_folder_that_is_something_else_and_names_the_aliases(
+    federation: Federation, tmp_path: Path
+) -> None:
     (tmp_path / "letters").mkdir()
     (tmp_path / "letters" / "mother.txt").write_text("dear")
     with pytest.raises(MoergeError, match="no pulled version"):
-        pull(house.operator, house.operator.version(1), tmp_path / "letters", LogProgress())
+        pull(federation.operator, federation.operator.version(1), tmp_path / "letters", LogProgress())
     assert (tmp_path / "letters" / "mother.txt").read_text() == "dear"
     with pytest.raises(AssertionError, match="no alias 'chmapion'"):
-        house.run("pull", "chmapion", tmp_path / "model")
+        federation.moerge("pull", "chmapion", tmp_path / "model")
 
 
 KILLED_AT = """
@@ -198,13 +177,15 @@ with Client(url, token) as client:
 """
 
 
-def test_a_pull_killed_between_any_two_file_operations_leaves_the_folder_complete(house: House, tmp_path: Path) -> None:
+def test_a_pull_killed_between_any_two_file_operations_leaves_the_folder_complete(
+    federation: Federation, tmp_path: Path
+) -> None:
     folder = tmp_path / "model"
-    versions = [content(house.server.home / "versions" / str(number)) for number in (1, 2)]
-    pull(house.operator, house.operator.version(1), folder, LogProgress())
+    versions = [content(federation.server.home / "versions" / str(number)) for number in (1, 2)]
+    pull(federation.operator, federation.operator.version(1), folder, LogProgress())
     killed = 0
     for at in range(1, 100):
-        arguments = [house.server.url, house.server.operator_token, "2", str(folder), str(at)]
+        arguments = [federation.server.url, federation.server.operator_token, "2", str(folder), str(at)]
         done = run_command(*arguments, script=KILLED_AT)
         assert content(folder) in versions
         if done.returncode == 0:
@@ -215,16 +196,18 @@ def test_a_pull_killed_between_any_two_file_operations_leaves_the_folder_complet
     assert json.loads((folder / "config.json").read_text())
 
 
-def test_a_pull_goes_on_in_the_midst_of_a_file_and_notices_a_damaged_half(house: House, tmp_path: Path) -> None:
+def test_a_pull_goes_on_in_the_midst_of_a_file_and_notices_a_damaged_half(
+    federation: Federation, tmp_path: Path
+) -> None:
     folder, name = tmp_path / "model", "model-trunk.safetensors"
-    whole = (house.server.home / "versions" / "1" / name).read_bytes()
+    whole = (federation.server.home / "versions" / "1" / name).read_bytes()
     half = tmp_path / ".model.part" / f".{name}.part"
     half.parent.mkdir()
     half.write_bytes(b"x" * 1000)
     with pytest.raises(MoergeError, match="expected SHA-256"):
-        pull(house.operator, house.operator.version(1), folder, LogProgress())
+        pull(federation.operator, federation.operator.version(1), folder, LogProgress())
     assert not folder.exists()
     half.write_bytes(whole[:-100])
     inode = half.stat().st_ino
-    pull(house.operator, house.operator.version(1), folder, LogProgress())
+    pull(federation.operator, federation.operator.version(1), folder, LogProgress())
     assert ((folder / name).read_bytes(), (folder / name).stat().st_ino) == (whole, inode)

@@ -21,24 +21,30 @@ from moerge_coordinator.settings import Settings, read_settings
 from moerge_coordinator.storage.database import open_database
 from moerge_proto.options import SolveOptions
 from moerge_proto.versions import NewVersion
-from support.fleet import SILENT, honest, joined, merge, send
-from support.processes import Coordinator, coordinator, moerge, run_command
-from support.statistics import written
+from support.federation import SILENT, Federation, federation_of
+from support.processes import Coordinator, moerge, run_command
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Coordinator]:
-    """A running coordinator with two experts, a trunk, two contributions and a version."""
-    folder = tmp_path_factory.mktemp("served")
-    with coordinator(folder / "home") as server:
-        members = [joined(server, domain, folder, seed) for seed, domain in enumerate(("law", "art"), 1)]
-        trunk = merge(server)
-        for member in members:
-            send(member, written(folder / "contribution", *honest(server, member, trunk)))
-            member.client.close()
-        with server.client() as operator:
-            wait(operator, operator.solve_version(NewVersion()))
-        yield server
+def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
+    """Two experts, a trunk, two contributions and a version."""
+    with federation_of(tmp_path_factory.mktemp("backups"), "law", "art") as made:
+        made.contribute(made.merge())
+        made.solve()
+        yield made
+
+
+@pytest.fixture(scope="module")
+def served(federation: Federation) -> Coordinator:
+    return federation.server
+
+
+@pytest.fixture(scope="module")
+def backup(served: Coordinator, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One of the served home, as a tar file."""
+    target = tmp_path_factory.mktemp("backup") / "good.tar"
+    moerge("coordinator", "backup", served.home, target)
+    return target
 
 
 def content(home: Path) -> dict[str, bytes]:
@@ -54,22 +60,29 @@ def failed(*arguments: object) -> subprocess.CompletedProcess[str]:
     return done
 
 
-@pytest.mark.parametrize("name", ["backup", "backup.tar"])
+def rows(home: Path) -> list[str]:
+    with closing(sqlite3.connect(home / "coordinator.sqlite")) as database:
+        return list(database.iterdump())
+
+
 def test_a_home_restored_from_a_backup_taken_while_it_served_serves_the_same(
-    served: Coordinator, tmp_path: Path, name: str
+    served: Coordinator, federation: Federation, tmp_path: Path
 ) -> None:
-    target = tmp_path / name
-    moerge("coordinator", "backup", served.home, target)
-    assert target.stat().st_mode & 0o077 == 0
-    home = tmp_path / "again"
-    moerge("coordinator", "restore", target, home)
-    assert content(home) == content(served.home)
-    assert home.stat().st_mode & 0o777 == 0o700
-    assert "0 damaged, 0 litter" in moerge("coordinator", "verify", home)
-    again = Coordinator(home, served.operator_token)
+    homes = {name: tmp_path / f"from-{name}" for name in ("backup", "backup.tar")}
+    for name, home in homes.items():
+        target = tmp_path / name
+        moerge("coordinator", "backup", served.home, target)
+        assert target.stat().st_mode & 0o077 == 0
+        moerge("coordinator", "restore", target, home)
+        assert content(home) == content(served.home)
+        assert home.stat().st_mode & 0o777 == 0o700
+        assert "0 damaged, 0 litter" in moerge("coordinator", "verify", home)
+    assert rows(homes["backup"]) == rows(homes["backup.tar"])
+    again = Coordinator(homes["backup.tar"], served.operator_token)
     again.start()
     try:
-        with again.client() as restored, served.client() as operator:
+        with again.client() as restored:
+            operator = federation.operator
             assert list(restored.versions()) == list(operator.versions())
             assert list(restored.contributions()) == list(operator.contributions())
             new = NewVersion(options=SolveOptions(top_k=2))
@@ -81,15 +94,14 @@ def test_a_home_restored_from_a_backup_taken_while_it_served_serves_the_same(
 
 
 def test_a_second_backup_into_a_folder_adds_only_what_is_new_and_drops_what_is_not_needed(
-    served: Coordinator, tmp_path: Path
+    served: Coordinator, federation: Federation, tmp_path: Path
 ) -> None:
     target = tmp_path / "backup"
     moerge("coordinator", "backup", served.home, target)
     before = {path: path.stat().st_ino for path in target.glob("blobs/??/*")}
     (target / "blobs" / "00" / ("0" * 64)).parent.mkdir(exist_ok=True)
     (target / "blobs" / "00" / ("0" * 64)).write_bytes(b"of an earlier time")
-    with served.client() as operator:
-        wait(operator, operator.solve_version(NewVersion(options=SolveOptions(ridge_lambda=0.5))))
+    federation.solve(options=SolveOptions(ridge_lambda=0.5))
     moerge("coordinator", "backup", served.home, target)
     after = {path: path.stat().st_ino for path in target.glob("blobs/??/*")}
     assert before.items() < after.items()
@@ -120,10 +132,9 @@ def test_backups_taken_while_versions_are_solved_are_whole(served: Coordinator, 
 
 
 @pytest.fixture
-def home(served: Coordinator, tmp_path: Path) -> Path:
+def home(backup: Path, tmp_path: Path) -> Path:
     """A home of one's own to damage: its files are copies, for the backup's are the served home's."""
-    back_up(read_settings(served.home), tmp_path / "backup.tar", SILENT)
-    restore(tmp_path / "backup.tar", tmp_path / "home", SILENT)
+    restore(backup, tmp_path / "home", SILENT)
     return tmp_path / "home"
 
 
@@ -238,12 +249,11 @@ def test_litter_is_told_and_is_no_damage(home: Path) -> None:
     assert "0 damaged, 3 litter" in moerge("coordinator", "verify", home)
 
 
-def test_a_damaged_or_unfinished_backup_makes_no_home(served: Coordinator, tmp_path: Path) -> None:
-    back_up(read_settings(served.home), tmp_path / "good.tar", SILENT)
+def test_a_damaged_or_unfinished_backup_makes_no_home(backup: Path, tmp_path: Path) -> None:
     target = tmp_path / "backup"
     for number, spoil in enumerate((altered_blob, missing_blob, altered_database, no_contents, truncated_tar)):
-        shutil.unpack_archive(tmp_path / "good.tar", target, filter="data")
-        source = spoil(tmp_path / "good.tar", target)
+        shutil.unpack_archive(backup, target, filter="data")
+        source = spoil(backup, target)
         home = tmp_path / f"home-{number}"
         with pytest.raises(MoergeError):
             restore(source, home, SILENT)
@@ -278,12 +288,11 @@ def truncated_tar(tar: Path, folder: Path) -> Path:
     return cut
 
 
-def test_nothing_is_overwritten(served: Coordinator, tmp_path: Path) -> None:
+def test_nothing_is_overwritten(served: Coordinator, backup: Path, tmp_path: Path) -> None:
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.txt").write_text("mine")
     assert "no backup" in failed("backup", served.home, tmp_path / "full").stderr
-    moerge("coordinator", "backup", served.home, tmp_path / "backup")
-    assert "is not empty" in failed("restore", tmp_path / "backup", tmp_path / "full").stderr
+    assert "is not empty" in failed("restore", backup, tmp_path / "full").stderr
     assert [path.name for path in (tmp_path / "full").iterdir()] == ["thesis.txt"]
 
 

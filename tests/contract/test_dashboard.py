@@ -14,17 +14,17 @@ import httpx
 import pytest
 
 from moerge.cli.common import wait
+from moerge.client.client import Client
 from moerge.errors import MoergeError
 from moerge_coordinator.dashboard.actions import ACTIONS
 from moerge_proto.experts import ExpertState
 from moerge_proto.options import RECOMMENDED
 from moerge_proto.owners import NewOwner, NewToken, Role
 from moerge_proto.trunks import NewTrunk
-from moerge_proto.versions import NewVersion, VersionChange
+from moerge_proto.versions import VersionChange
 from support.dashboard import act, guard, signed_in, visitor
-from support.fleet import Member, eventually, honest, joined, merge, send
-from support.processes import Coordinator, coordinator
-from support.statistics import written
+from support.federation import Federation, eventually, federation_of
+from support.processes import Coordinator
 
 HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(1)>"
 PAGES = {
@@ -45,10 +45,19 @@ PAGES = {
 
 
 @dataclass
-class House:
-    server: Coordinator
-    members: list[Member]
+class Visited:
+    """A federation, and a token of each role; the owner's is law's."""
+
+    federation: Federation
     tokens: dict[Role, str]
+
+    @property
+    def server(self) -> Coordinator:
+        return self.federation.server
+
+    @property
+    def operator(self) -> Client:
+        return self.federation.operator
 
     def visitor(self) -> httpx.Client:
         return visitor(self.server)
@@ -58,24 +67,17 @@ class House:
 
 
 @pytest.fixture(scope="module")
-def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+def visited(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Visited]:
     """Two owners have contributed; two versions are solved, and the first is the champion."""
-    folder = tmp_path_factory.mktemp("house")
-    with coordinator(folder / "home", settings="route_bytes = 4_000_000_000") as server:
-        members = [joined(server, domain, folder, seed) for seed, domain in enumerate(("law", "art"), 1)]
-        trunk = merge(server)
-        for member in members:
-            send(member, written(folder / "contribution", *honest(server, member, trunk)))
-        with server.client() as operator:
-            reader = operator.add_token(NewToken(role=Role.READER)).secret
-            experts = [expert.digest for expert in operator.experts()]
-            for asked in (NewVersion(experts=experts[:1]), NewVersion(experts=experts)):
-                wait(operator, operator.solve_version(asked))
-            operator.promote("champion", 1)
-        tokens = {Role.OPERATOR: server.operator_token, Role.OWNER: members[0].token, Role.READER: reader}
-        yield House(server, members, tokens)
-        for member in members:
-            member.client.close()
+    folder, settings = tmp_path_factory.mktemp("dashboard"), "route_bytes = 4_000_000_000"
+    with federation_of(folder, "law", "art", settings=settings) as made:
+        made.contribute(made.merge())
+        reader = made.operator.add_token(NewToken(role=Role.READER)).secret
+        for experts in made.digests("law"), made.digests("law", "art"):
+            made.solve(experts=experts)
+        made.operator.promote("champion", 1)
+        tokens = {Role.OPERATOR: made.server.operator_token, Role.OWNER: made.members["law"].token, Role.READER: reader}
+        yield Visited(made, tokens)
 
 
 def place_of(answer: httpx.Response) -> str:
@@ -84,13 +86,13 @@ def place_of(answer: httpx.Response) -> str:
 
 
 @pytest.mark.parametrize("path", [*PAGES, *(re.sub(r"{.*?}", "1", path) for path in ACTIONS)])
-def test_whoever_is_not_signed_in_is_asked_to_and_then_gets_there(house: House, path: str) -> None:
-    with house.visitor() as browser:
+def test_whoever_is_not_signed_in_is_asked_to_and_then_gets_there(visited: Visited, path: str) -> None:
+    with visited.visitor() as browser:
         answer = browser.get(path)
         assert answer.status_code == 303
         page = browser.get(place_of(answer))
         fields = {name: html.unescape(value) for name, value in re.findall(r'name="(next)" value="([^"]*)"', page.text)}
-        answer = browser.post("/sign-in", data={**fields, "csrf": guard(page), "token": house.tokens[Role.OPERATOR]})
+        answer = browser.post("/sign-in", data={**fields, "csrf": guard(page), "token": visited.tokens[Role.OPERATOR]})
         assert answer.headers["Location"] == f"/dashboard{path}"
         cookie = answer.headers["Set-Cookie"]
         assert all(word in cookie for word in ("HttpOnly", "SameSite=strict", "Path=/dashboard", "Max-Age=43200"))
@@ -99,43 +101,42 @@ def test_whoever_is_not_signed_in_is_asked_to_and_then_gets_there(house: House, 
 @pytest.mark.parametrize(
     "place", ["https://example.org/", "//example.org", "/v1/versions", "/dashboard\\@example.org", ""]
 )
-def test_signing_in_leads_to_no_other_place(house: House, place: str) -> None:
-    with house.visitor() as browser:
+def test_signing_in_leads_to_no_other_place(visited: Visited, place: str) -> None:
+    with visited.visitor() as browser:
         csrf = guard(browser.get("/sign-in"))
-        answer = browser.post("/sign-in", data={"csrf": csrf, "token": house.tokens[Role.OPERATOR], "next": place})
+        answer = browser.post("/sign-in", data={"csrf": csrf, "token": visited.tokens[Role.OPERATOR], "next": place})
         assert answer.headers["Location"] == "/dashboard"
 
 
-def test_a_wrong_token_signs_nobody_in(house: House) -> None:
-    with house.visitor() as browser:
+def test_a_wrong_token_signs_nobody_in(visited: Visited) -> None:
+    with visited.visitor() as browser:
         answer = browser.post("/sign-in", data={"csrf": guard(browser.get("/sign-in")), "token": "moerge_wrong"})
         assert answer.status_code == 401
         assert "no valid token" in answer.text
         assert "moerge_session" not in browser.cookies
 
 
-def test_a_form_of_another_site_signs_nobody_in(house: House) -> None:
-    with house.visitor() as browser:
-        answer = browser.post("/sign-in", data={"csrf": "0" * 32, "token": house.tokens[Role.OPERATOR]})
+def test_a_form_of_another_site_signs_nobody_in(visited: Visited) -> None:
+    with visited.visitor() as browser:
+        answer = browser.post("/sign-in", data={"csrf": "0" * 32, "token": visited.tokens[Role.OPERATOR]})
         assert answer.status_code == 403
         assert "moerge_session" not in browser.cookies
 
 
-def test_the_session_ends_with_its_token(house: House) -> None:
-    with house.server.client() as operator:
-        token = operator.add_token(NewToken(role=Role.READER, expires=datetime.now(UTC) + timedelta(days=1)))
-        with house.visit(token=token.secret) as browser:
-            assert browser.get("/versions").status_code == 200
-            operator.revoke_token(token.id)
-            answer = browser.get("/versions/1")
-            assert answer.status_code == 303
-            page = browser.get(place_of(answer))
-            assert "Your session has ended" in page.text
-            assert "moerge_session" not in browser.cookies
+def test_the_session_ends_with_its_token(visited: Visited) -> None:
+    token = visited.operator.add_token(NewToken(role=Role.READER, expires=datetime.now(UTC) + timedelta(days=1)))
+    with visited.visit(token=token.secret) as browser:
+        assert browser.get("/versions").status_code == 200
+        visited.operator.revoke_token(token.id)
+        answer = browser.get("/versions/1")
+        assert answer.status_code == 303
+        page = browser.get(place_of(answer))
+        assert "Your session has ended" in page.text
+        assert "moerge_session" not in browser.cookies
 
 
-def test_signing_out_ends_the_session(house: House) -> None:
-    with house.visit() as browser:
+def test_signing_out_ends_the_session(visited: Visited) -> None:
+    with visited.visit() as browser:
         answer = browser.post("/sign-out", data={"csrf": guard(browser.get("/versions"))})
         assert answer.headers["Location"] == "/dashboard/sign-in"
         assert browser.get("/versions").status_code == 303
@@ -143,8 +144,8 @@ def test_signing_out_ends_the_session(house: House) -> None:
 
 @pytest.mark.parametrize("path", PAGES)
 @pytest.mark.parametrize("role", Role)
-def test_each_role_sees_its_pages_and_what_they_link_to(house: House, role: Role, path: str) -> None:
-    with house.visit(role) as browser:
+def test_each_role_sees_its_pages_and_what_they_link_to(visited: Visited, role: Role, path: str) -> None:
+    with visited.visit(role) as browser:
         page = browser.get(path)
         assert (page.status_code == 200) == (role in PAGES[path]), page.text
         assert page.status_code in (200, 403)
@@ -162,8 +163,8 @@ def test_each_role_sees_its_pages_and_what_they_link_to(house: House, role: Role
                 assert linked.status_code == 200, (place, linked.text)
 
 
-def test_an_owner_sees_its_own_things_only(house: House) -> None:
-    with house.visit(Role.OWNER) as browser:
+def test_an_owner_sees_its_own_things_only(visited: Visited) -> None:
+    with visited.visit(Role.OWNER) as browser:
         for path in ("/experts", "/contributions"):
             text = browser.get(path).text
             assert "law-owner" in text
@@ -172,8 +173,9 @@ def test_an_owner_sees_its_own_things_only(house: House) -> None:
         assert act(browser, "/versions/1/promote", alias="champion").status_code == 403
 
 
-def test_promoting_and_rolling_back_are_the_signed_in_one_s_calls(house: House) -> None:
-    with house.visit() as browser, house.server.client() as operator:
+def test_promoting_and_rolling_back_are_the_signed_in_one_s_calls(visited: Visited) -> None:
+    operator = visited.operator
+    with visited.visit() as browser:
         answer = act(browser, "/versions/2/promote", alias="champion", note="better")
         assert answer.headers["Location"] == "/dashboard/versions/2?said=promoted"
         assert "The alias has been moved" in browser.get("/versions/2?said=promoted").text
@@ -191,16 +193,18 @@ def test_promoting_and_rolling_back_are_the_signed_in_one_s_calls(house: House) 
         assert [(each.method, each.status) for each in calls][-2:] == [("PUT", 200), ("POST", 200)]
 
 
-def test_a_form_without_the_session_s_guard_does_nothing(house: House) -> None:
-    with house.visit() as browser, house.server.client() as operator:
+def test_a_form_without_the_session_s_guard_does_nothing(visited: Visited) -> None:
+    operator = visited.operator
+    with visited.visit() as browser:
         for fields in ({"alias": "champion"}, {"alias": "champion", "csrf": "0" * 64}):
             assert browser.post("/versions/2/promote", data=fields).status_code == 403
         assert browser.post("/versions/2/promote", content=b"x" * (2**20 + 1)).status_code == 403
         assert operator.alias("champion").version == 1
 
 
-def test_what_others_wrote_is_text_and_nothing_else(house: House) -> None:
-    with house.visit() as browser, house.server.client() as operator:
+def test_what_others_wrote_is_text_and_nothing_else(visited: Visited) -> None:
+    operator = visited.operator
+    with visited.visit() as browser:
         act(browser, "/versions/2/describe", note=HOSTILE, tags="a b")
         assert operator.version(2).note == HOSTILE
         act(browser, "/versions/2/promote", alias="hostile", note=HOSTILE)
@@ -214,15 +218,16 @@ def test_what_others_wrote_is_text_and_nothing_else(house: House) -> None:
         operator.change_version(2, VersionChange(note="", tags=[]))
 
 
-def test_a_version_is_retired_only_when_no_alias_points_to_it(house: House) -> None:
-    with house.visit() as browser:
+def test_a_version_is_retired_only_when_no_alias_points_to_it(visited: Visited) -> None:
+    with visited.visit() as browser:
         answer = act(browser, "/versions/1/retire")
         assert answer.status_code == 409
         assert "champion" in answer.text
 
 
-def test_solving_and_merging_start_workflows(house: House) -> None:
-    with house.visit() as browser, house.server.client() as operator:
+def test_solving_and_merging_start_workflows(visited: Visited) -> None:
+    operator = visited.operator
+    with visited.visit() as browser:
         assert act(browser, "/solve", ridge_lambda="0.5", top_k="1").headers["Location"].endswith("said=started")
         eventually(lambda: len(list(operator.versions())) == 3)
         assert f"lambda {RECOMMENDED.solve.ridge_lambda} → 0.5" in browser.get("/versions").text
@@ -233,8 +238,9 @@ def test_solving_and_merging_start_workflows(house: House) -> None:
         assert act(browser, "/workflows/version-none-1/retry").status_code == 404
 
 
-def test_a_round_is_opened_and_changed(house: House) -> None:
-    with house.visit() as browser, house.server.client() as operator:
+def test_a_round_is_opened_and_changed(visited: Visited) -> None:
+    operator = visited.operator
+    with visited.visit() as browser:
         fields = {"name": "w47", "kind": "trunk", "domains": "law art", "minimum": "1", "deadline": "2030-01-01T10:00"}
         act(browser, "/rounds/new", **fields)
         assert "0 of 2" in browser.get("/owners").text
@@ -245,9 +251,9 @@ def test_a_round_is_opened_and_changed(house: House) -> None:
         assert act(browser, "/rounds/new", **(fields | {"deadline": "soon"})).status_code == 422
 
 
-def test_a_text_is_shown_in_the_colours_of_its_experts(house: House) -> None:
+def test_a_text_is_shown_in_the_colours_of_its_experts(visited: Visited) -> None:
     text = "a text <b>of</b>\ntwo lines"
-    with house.visit(Role.READER) as browser:
+    with visited.visit(Role.READER) as browser:
         page = act(browser, "/route", text=text, version="2", layer="all")
         assert page.status_code == 200, page.text
         [shown] = re.findall(r'<div class="routed">(.*?)</div>', page.text, re.DOTALL)
@@ -258,30 +264,30 @@ def test_a_text_is_shown_in_the_colours_of_its_experts(house: House) -> None:
         assert act(browser, "/route", text=text, version="99", layer="all").status_code == 404
         assert act(browser, "/route", text="", version="2", layer="all").status_code == 422
         assert "x" * 20_001 in act(browser, "/route", text="x" * 20_001, version="2").text  # it isn't lost
-    with house.visit(Role.OWNER) as browser:
+    with visited.visit(Role.OWNER) as browser:
         assert act(browser, "/route", text=text, version="2", layer="all").status_code == 403
 
 
-def test_the_audit_log_can_be_filtered(house: House) -> None:
-    with house.visit() as browser:
+def test_the_audit_log_can_be_filtered(visited: Visited) -> None:
+    with visited.visit() as browser:
         assert "/v1/aliases/champion" in browser.get("/audit?path=/v1/aliases").text
         assert "/v1/uploads" not in browser.get("/audit?path=/v1/aliases").text
         assert "art-owner" not in browser.get("/audit?owner=law-owner").text
         assert not re.search(r">20[01]<", browser.get("/audit?failed=true").text)
 
 
-def test_what_is_not_there_says_so(house: House) -> None:
-    with house.visit() as browser:
+def test_what_is_not_there_says_so(visited: Visited) -> None:
+    with visited.visit() as browser:
         assert browser.get("/versions/99").status_code == 404
         assert browser.get("/compare?before=1&version=99").status_code == 404
         assert browser.get("/nothing").status_code == 404
         assert browser.get("/static/nothing.css").status_code == 404
         assert browser.get("/static/../../settings.py").status_code == 404
-    assert httpx.get(f"{house.server.url}/").headers["Location"] == "/dashboard"
+    assert httpx.get(f"{visited.server.url}/").headers["Location"] == "/dashboard"
 
 
-def test_static_files_are_kept_by_browsers(house: House) -> None:
-    with house.visitor() as browser:
+def test_static_files_are_kept_by_browsers(visited: Visited) -> None:
+    with visited.visitor() as browser:
         page = browser.get("/sign-in")
         [sheet] = re.findall(r'href="/dashboard(/static/style.css\?[0-9a-f]+)"', page.text)
         answer = browser.get(sheet)
@@ -290,16 +296,16 @@ def test_static_files_are_kept_by_browsers(house: House) -> None:
 
 
 @pytest.mark.slow
-def test_with_many_versions_and_owners_pages_are_small_and_paged(house: House, tmp_path: Path) -> None:
+def test_with_many_versions_and_owners_pages_are_small_and_paged(visited: Visited, tmp_path: Path) -> None:
     """A coordinator of 1 000 versions and 200 owners: rows as they would be, written where they would stand."""
-    with coordinator(tmp_path / "home") as server:
-        with server.client() as operator:
-            for number in range(200):
-                operator.add_owner(NewOwner(name=f"owner-{number:03}", domains=[f"domain-{number:03}"]))
-            for member in house.members:
-                operator.add_owner(NewOwner(name=member.name, domains=[member.domain]))
+    with federation_of(tmp_path) as made:
+        server = made.server
+        for number in range(200):
+            made.operator.add_owner(NewOwner(name=f"owner-{number:03}", domains=[f"domain-{number:03}"]))
+        for member in visited.federation.members.values():
+            made.operator.add_owner(NewOwner(name=member.name, domains=[member.domain]))
         server.stop()
-        source = sqlite3.connect(house.server.home / "coordinator.sqlite")
+        source = sqlite3.connect(visited.server.home / "coordinator.sqlite")
         target = sqlite3.connect(server.home / "coordinator.sqlite")
         for table in ("experts", "trunks", "versions"):
             columns = [row[1] for row in source.execute(f"PRAGMA table_info({table})")]
@@ -316,8 +322,7 @@ def test_with_many_versions_and_owners_pages_are_small_and_paged(house: House, t
         source.close()
         target.close()
         server.start()
-        many = House(server, [], {Role.OPERATOR: server.operator_token})
-        with many.visit() as browser:
+        with signed_in(server, server.operator_token) as browser:
             seen: list[str] = []
             path = "/versions"
             for _ in range(3):
@@ -334,10 +339,11 @@ def test_with_many_versions_and_owners_pages_are_small_and_paged(house: House, t
             assert "?after=" in page.text
 
 
-def test_what_is_withdrawn_revoked_and_merged_anew_is_gone(house: House) -> None:
-    """The last test of the house: it takes things away."""
-    law, art = house.members
-    with house.visit() as browser, house.server.client() as operator:
+def test_what_is_withdrawn_revoked_and_merged_anew_is_gone(visited: Visited) -> None:
+    """The last test: it takes things away."""
+    law, art = visited.federation.members.values()
+    operator = visited.operator
+    with visited.visit() as browser:
         [sent] = [each for each in operator.contributions() if each.domain == "art"]
         act(browser, f"/contributions/{sent.digest}/withdraw")
         assert [each.domain for each in operator.contributions() if each.active] == ["law"]
@@ -359,17 +365,15 @@ def test_what_is_withdrawn_revoked_and_merged_anew_is_gone(house: House) -> None
 @pytest.mark.slow
 def test_a_workflow_that_failed_says_why_and_can_be_tried_again(tmp_path: Path) -> None:
     """A trunk whose expert's file is lost can't be merged; once the file is back, it can."""
-    with coordinator(tmp_path / "home") as server, server.client() as operator:
-        member = joined(server, "law", tmp_path, 1)
-        [expert] = member.client.experts()
-        [file] = [file for file in expert.files if file.name == "model.safetensors"]
+    with federation_of(tmp_path, "law") as made:
+        server, operator = made.server, made.operator
+        [file] = [file for file in made.expert("law").files if file.name == "model.safetensors"]
         blob = server.home / "blobs" / file.sha256[:2] / file.sha256
         blob.rename(tmp_path / "lost")
         shutil.rmtree(server.home / "experts")
         with pytest.raises(MoergeError):
             wait(operator, operator.merge_trunk(NewTrunk()))
-        house = House(server, [member], {Role.OPERATOR: server.operator_token})
-        with house.visit() as browser:
+        with signed_in(server, server.operator_token) as browser:
             assert "Work on a trunk failed" in browser.get("/versions").text
             [path] = re.findall(r'href="/dashboard(/workflows/[^"]+/retry)"', browser.get("/workflows").text)
             (tmp_path / "lost").rename(blob)
@@ -377,4 +381,3 @@ def test_a_workflow_that_failed_says_why_and_can_be_tried_again(tmp_path: Path) 
             eventually(lambda: operator.current_trunk() is not None)
             eventually(lambda: "Work on a trunk failed" not in browser.get("/versions").text)
             assert act(browser, path).status_code == 303  # the one that failed is there still; what it made is found
-        member.client.close()

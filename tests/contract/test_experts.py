@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from moerge.errors import CoordinatorError
 from moerge_proto.experts import ExpertState, NewExpert
 from moerge_proto.owners import NewOwner, NewToken, Role
-from support.fleet import Member, eventually, files_below, join, joined
+from support.federation import Member, eventually, files_below, join, joined
 from support.models import expert
 from support.processes import Coordinator, coordinator
 

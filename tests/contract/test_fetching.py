@@ -2,7 +2,6 @@
 
 import json
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -18,7 +17,7 @@ from moerge.models.expert_folder import expert_files, file_digests
 from moerge_coordinator.domain.sources import fetch, require_allowed
 from moerge_coordinator.problems import RefusedError
 from moerge_proto.experts import Expert, ExpertState, NewExpert
-from support.fleet import Member, eventually, files_below, join
+from support.federation import Federation, Member, eventually, federation_of, files_below
 from support.models import expert
 from support.processes import Coordinator, moerge, run_command
 
@@ -78,79 +77,89 @@ def serving(folder: Path) -> Iterator[Source]:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return expert(tmp_path_factory.mktemp("source") / "law", seed=1)
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Source]:
+    with serving(tmp_path_factory.mktemp("source")) as made:
+        yield made
 
 
-@pytest.fixture
-def source(folder: Path) -> Iterator[Source]:
-    with serving(folder) as made:
+@pytest.fixture(scope="module")
+def federation(site: Source, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
+    """A coordinator that allows the source below /models only; each owner may hold 2 MB."""
+    settings = f'sources = ["{site.url}/models"]\nowner_bytes = 2000000\n'
+    with federation_of(tmp_path_factory.mktemp("fetching"), settings=settings) as made:
         yield made
 
 
 @pytest.fixture
-def member(source: Source, folder: Path, tmp_path: Path) -> Iterator[Member]:
-    """An owner of `law` at a coordinator that allows the source below /models only; each owner may hold 2 MB."""
-    server = Coordinator(tmp_path / "home")
-    with (server.home / "coordinator.toml").open("a") as file:
-        file.write(f'sources = ["{source.url}/models"]\nowner_bytes = 2000000\n')
-    server.start()
-    made = join(server, "law", folder)
-    made.client.server = server  # type: ignore[attr-defined]
-    yield made
-    made.client.close()
-    server.stop()
+def member(federation: Federation) -> Member:
+    """An owner whose expert is not registered yet."""
+    domain = f"law-{len(federation.members)}"
+    return federation.join(domain, expert(federation.folder / domain, seed=len(federation.members)))
 
 
-def server_of(member: Member) -> Coordinator:
-    server: Coordinator = member.client.server  # type: ignore[attr-defined]
-    return server
+@pytest.fixture
+def source(site: Source, member: Member) -> Source:
+    """It serves the member's expert."""
+    site.folder = member.folder
+    site.behaves.clear()
+    site.asked.clear()
+    return site
 
 
-def registered(client: Client, url: str, files: dict[str, str]) -> Expert:
-    found = client.register_expert(NewExpert(domain="law", files=files, source=url))
-    for _ in range(400):
-        if found.state is not ExpertState.RECEIVED:
-            return found
-        time.sleep(0.05)
-        found = client.expert(found.digest)
-    raise AssertionError("still not fetched")
+@pytest.fixture
+def server(federation: Federation) -> Coordinator:
+    return federation.server
 
 
-def refused(member: Member, url: str, files: dict[str, str] | None = None) -> str:
+def wanted(member: Member, source: str | None, files: dict[str, str] | None = None) -> NewExpert:
+    return NewExpert(domain=member.domain, files=files or file_digests(member.folder), source=source)
+
+
+def registered(client: Client, new: NewExpert) -> Expert:
+    digest = client.register_expert(new).digest
+    eventually(lambda: client.expert(digest).state is not ExpertState.RECEIVED)
+    return client.expert(digest)
+
+
+def refused(server: Coordinator, member: Member, url: str, files: dict[str, str] | None = None) -> str:
     """The reason; nothing of the expert is kept."""
-    before = files_below(server_of(member))
-    found = registered(member.client, url, file_digests(member.folder) if files is None else files)
+    before = files_below(server)
+    found = registered(member.client, wanted(member, url, files))
     assert found.state is ExpertState.REFUSED
     assert found.problem is not None
-    eventually(lambda: files_below(server_of(member)) == before)
-    eventually(lambda: not list((server_of(member).home / "fetching").glob("*")))
+    eventually(lambda: files_below(server) == before)
+    eventually(lambda: not list((server.home / "fetching").glob("*")))
     return f"{found.problem.field}: {found.problem.detail}"
 
 
-def test_an_expert_is_fetched_checked_and_kept_like_an_uploaded_one(member: Member, source: Source) -> None:
-    found = registered(member.client, f"{source.url}/models/law", file_digests(member.folder))
+def test_an_expert_is_fetched_checked_and_kept_like_an_uploaded_one(
+    server: Coordinator, member: Member, source: Source
+) -> None:
+    found = registered(member.client, wanted(member, f"{source.url}/models/law"))
     assert (found.state, found.family, found.problem) == (ExpertState.READY, "llama", None)
     assert {file.name: file.size for file in found.files} == {
         name: path.stat().st_size for name, path in expert_files(member.folder).items()
     }
-    assert found == member.client.register_expert(NewExpert(domain="law", files=file_digests(member.folder)))
-    stored = {path.read_bytes() for path in (server_of(member).home / "experts" / found.digest).iterdir()}
+    assert found == member.client.register_expert(wanted(member, None))
+    stored = {path.read_bytes() for path in (server.home / "experts" / found.digest).iterdir()}
     assert stored == {path.read_bytes() for path in expert_files(member.folder).values()}
 
 
-def test_an_operator_may_have_it_fetched_for_the_domain_s_owner(member: Member, source: Source) -> None:
-    with server_of(member).client() as operator:
-        found = registered(operator, f"{source.url}/models/law", file_digests(member.folder))
-        assert (found.state, found.owner) == (ExpertState.READY, "law-owner")
-        with pytest.raises(CoordinatorError) as caught:
-            operator.register_expert(NewExpert(domain="law", files=file_digests(member.folder)))
-        assert caught.value.type == "urn:moerge:problem:forbidden"
+def test_an_operator_may_have_it_fetched_for_the_domain_s_owner(
+    federation: Federation, member: Member, source: Source
+) -> None:
+    found = registered(federation.operator, wanted(member, f"{source.url}/models/law"))
+    assert (found.state, found.owner) == (ExpertState.READY, member.name)
+    with pytest.raises(CoordinatorError) as caught:
+        federation.operator.register_expert(wanted(member, None))
+    assert caught.value.type == "urn:moerge:problem:forbidden"
 
 
-def test_a_command_has_it_fetched_again_once_the_source_is_mended(member: Member, source: Source) -> None:
-    command = ["expert", "add", str(member.folder), "--domain", "law", "--source", f"{source.url}/models/law"]
-    environment = server_of(member).environment(member.token)
+def test_a_command_has_it_fetched_again_once_the_source_is_mended(
+    server: Coordinator, member: Member, source: Source
+) -> None:
+    command = ["expert", "add", str(member.folder), "--domain", member.domain, "--source", f"{source.url}/models/law"]
+    environment = server.environment(member.token)
     source.behaves["/models/law/config.json"] = "/elsewhere"
     done = run_command(*command, **environment)
     assert (done.returncode, "it redirects to" in done.stderr) == (1, True)
@@ -162,32 +171,27 @@ def test_a_command_has_it_fetched_again_once_the_source_is_mended(member: Member
 def test_a_fetch_that_breaks_off_goes_on_where_it_was(member: Member, source: Source) -> None:
     path = "/models/law/model.safetensors"
     source.behaves[path] = "breaks off"
-    assert registered(member.client, f"{source.url}/models/law", file_digests(member.folder)).state is ExpertState.READY
+    assert registered(member.client, wanted(member, f"{source.url}/models/law")).state is ExpertState.READY
     first, second = [asked for at, asked in source.asked if at == path]
     assert first is None
     half = (member.folder / "model.safetensors").stat().st_size // 2
     assert second == f"bytes={half}-"
 
 
-def test_a_fetch_goes_on_after_the_coordinator_was_killed(member: Member, source: Source) -> None:
+def test_a_fetch_goes_on_after_the_coordinator_was_killed(server: Coordinator, member: Member, source: Source) -> None:
     path = "/models/law/tokenizer.json"
     source.behaves[path] = "status 500"
-    server = server_of(member)
-    found = member.client.register_expert(
-        NewExpert(domain="law", files=file_digests(member.folder), source=f"{source.url}/models/law")
-    )
-    while not any(at == path for at, _ in source.asked):
-        time.sleep(0.02)
+    digest = member.client.register_expert(wanted(member, f"{source.url}/models/law")).digest
+    eventually(lambda: any(at == path for at, _ in source.asked))
     server.kill()
     del source.behaves[path]
     server.start()
-    while found.state is ExpertState.RECEIVED:
-        time.sleep(0.05)
-        found = member.client.expert(found.digest)
-    assert found.state is ExpertState.READY
+    eventually(lambda: member.client.expert(digest).state is ExpertState.READY)
 
 
-def test_redirects_are_followed_below_allowed_sources_only_and_not_for_ever(member: Member, source: Source) -> None:
+def test_redirects_are_followed_below_allowed_sources_only_and_not_for_ever(
+    server: Coordinator, member: Member, source: Source
+) -> None:
     path, host = "/models/law/config.json", source.url
     elsewhere = ["/private/config.json", "http://127.0.0.1:1/models/config.json", "file:///etc/passwd", "ftp://x/y",
                  "//127.0.0.1/models/x", f"{host}/models/../private", f"{host}/models/%2e%2e/private",
@@ -195,13 +199,13 @@ def test_redirects_are_followed_below_allowed_sources_only_and_not_for_ever(memb
     for target in elsewhere:
         source.behaves[path] = target
         source.asked.clear()
-        reason = refused(member, f"{host}/models/law")
+        reason = refused(server, member, f"{host}/models/law")
         assert f"source: {host}{path} can't be fetched" in reason
         assert ("more than 5 redirects" if target == path else "it redirects to") in reason
         assert {at for at, _ in source.asked} == {path}
         assert len(source.asked) == (6 if target == path else 1)
     source.behaves[path] = f"{host}/models/cache/config.json?signature=a%2Fb"
-    assert registered(member.client, f"{host}/models/law", file_digests(member.folder)).state is ExpertState.READY
+    assert registered(member.client, wanted(member, f"{host}/models/law")).state is ExpertState.READY
 
 
 @pytest.mark.parametrize(
@@ -227,31 +231,31 @@ def test_no_other_address_is_asked_for_anything(url: str) -> None:
 def test_an_address_that_is_not_allowed_is_refused_at_once(member: Member, source: Source) -> None:
     for url in (f"{source.url}/private", f"{source.url}/models/../private", "file:///etc", "https://example.org"):
         with pytest.raises(CoordinatorError) as caught:
-            member.client.register_expert(NewExpert(domain="law", files=file_digests(member.folder), source=url))
+            member.client.register_expert(wanted(member, url))
         assert caught.value.where == "source"
     assert source.asked == []
     assert list(member.client.experts()) == []
 
 
 def test_what_can_t_be_had_is_refused_by_address_and_reason_and_may_be_tried_again(
-    member: Member, source: Source, folder: Path, tmp_path: Path
+    server: Coordinator, member: Member, source: Source, tmp_path: Path
 ) -> None:
-    url, files = f"{source.url}/models/law", file_digests(folder)
-    assert "status 404" in refused(member, url, {**files, "vocab.json": "0" * 64})
-    assert "has the SHA-256" in refused(member, url, {**files, "config.json": "0" * 64})
+    url, files = f"{source.url}/models/law", file_digests(member.folder)
+    assert "status 404" in refused(server, member, url, {**files, "vocab.json": "0" * 64})
+    assert "has the SHA-256" in refused(server, member, url, {**files, "config.json": "0" * 64})
     (tmp_path / "large").mkdir()
     source.folder = tmp_path / "large"
-    for path in folder.iterdir():
+    for path in member.folder.iterdir():
         (source.folder / path.name).symlink_to(path)
     (source.folder / "config.json").unlink()
     (source.folder / "config.json").write_bytes(b"x" * 3_000_000)
-    assert "has more than the 2000000 bytes that are left" in refused(member, url)
+    assert "has more than the 2000000 bytes that are left" in refused(server, member, url)
     (source.folder / "config.json").unlink()
     (source.folder / "config.json").write_text(json.dumps({"model_type": "gpt_neox"}))
     changed = {**files, "config.json": file_sha256(source.folder / "config.json")}
-    assert "config.json" in refused(member, url, changed)
-    source.folder = folder
-    assert registered(member.client, url, files).state is ExpertState.READY
+    assert "config.json" in refused(server, member, url, changed)
+    source.folder = member.folder
+    assert registered(member.client, wanted(member, url)).state is ExpertState.READY
 
 
 def test_proxies_of_the_environment_are_not_asked(

@@ -1,6 +1,5 @@
 """A coordinator's home: made once, held by one process, its settings and schema checked."""
 
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -8,18 +7,12 @@ import pytest
 from moerge.errors import MoergeError
 from moerge_coordinator.bootstrap import initialise
 from moerge_coordinator.settings import read_settings
-from support.processes import MOERGE, Coordinator, coordinator
+from support.processes import Coordinator, coordinator, run_command
 
 
 def test_a_second_coordinator_on_a_home_refuses_to_start_and_says_why(tmp_path: Path) -> None:
     with coordinator(tmp_path / "home") as first:
-        second = subprocess.run(  # noqa: S603  # a true process, not forked
-            [*MOERGE, "coordinator", "serve", str(first.home), "--port", "0"],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=60,
-        )
+        second = run_command("coordinator", "serve", first.home, "--port", 0)
         assert second.returncode == 1
         assert "another coordinator runs on this home" in second.stderr
         assert "Traceback" not in second.stderr

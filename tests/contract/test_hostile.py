@@ -3,8 +3,8 @@
 import http.client
 import json
 import struct
-import zlib
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +21,19 @@ from moerge_proto.experts import ExpertState, NewExpert
 from moerge_proto.statistics_file import write
 from moerge_proto.trunks import Trunk
 from moerge_proto.uploads import Chunk, NewUpload, Upload
-from support.fleet import SILENT, Member, files_below, honest, honest_trunk, join, joined, merge, send, send_trunk
+from support.federation import (
+    SILENT,
+    Federation,
+    Member,
+    federation_of,
+    files_below,
+    honest,
+    honest_trunk,
+    send,
+    send_trunk,
+)
 from support.models import expert
-from support.processes import Coordinator, coordinator, peak_bytes
+from support.processes import Coordinator, peak_bytes
 from support.statistics import written
 
 MEBIBYTE = 2**20
@@ -31,9 +41,14 @@ HEX = "0" * 64
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Coordinator]:
-    with coordinator(tmp_path_factory.mktemp("hostile") / "home") as running:
-        yield running
+def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
+    with federation_of(tmp_path_factory.mktemp("hostile"), "first") as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def server(federation: Federation) -> Coordinator:
+    return federation.server
 
 
 @pytest.fixture(scope="module")
@@ -43,23 +58,24 @@ def web(server: Coordinator) -> Iterator[httpx.Client]:
 
 
 @pytest.fixture(scope="module")
-def first(server: Coordinator, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Member]:
-    made = joined(server, "first", tmp_path_factory.mktemp("first"), seed=1)
-    yield made
-    made.client.close()
+def first(federation: Federation) -> Member:
+    return federation.members["first"]
 
 
 @pytest.fixture(scope="module")
-def trunk(server: Coordinator, first: Member) -> Trunk:
-    return merge(server)
+def trunk(federation: Federation) -> Trunk:
+    return federation.merge()
+
+
+@pytest.fixture(scope="module")
+def owner(federation: Federation) -> Member:
+    return federation.join("hostile", federation.folder)
 
 
 @pytest.fixture
-def member(server: Coordinator, first: Member, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Member]:
-    number = zlib.crc32(request.node.nodeid.encode())
-    made = join(server, f"domain-{number}", expert(tmp_path / "expert", seed=number))
-    yield made
-    made.client.close()
+def member(owner: Member, tmp_path: Path) -> Member:
+    """An owner of which nothing is registered, with an expert like the first one's to spoil."""
+    return replace(owner, folder=expert(tmp_path / "expert", seed=2))
 
 
 def uploaded(member: Member) -> dict[str, str]:
@@ -124,7 +140,9 @@ def test_a_bomb_among_the_small_files_is_refused_by_size(server: Coordinator, me
     assert name in refused(server, member)
 
 
-def test_code_and_pickles_are_no_files_of_an_expert(server: Coordinator, member: Member) -> None:
+def test_code_and_pickles_are_no_files_of_an_expert(federation: Federation, member: Member) -> None:
+    """By an owner of its own, who keeps what it uploaded."""
+    member = federation.join("pickles", member.folder)
     files = member.upload_files()
     for name in ("modeling_evil.py", "pytorch_model.bin", "weights.pt", "a.pkl", "config.json.safetensors.bin"):
         with pytest.raises(CoordinatorError) as caught:
@@ -214,10 +232,10 @@ def window_bomb() -> bytes:
 
 
 def gigabytes() -> bytes:
-    """4 GiB of zeros in some 130 KB."""
+    """1 GiB of zeros in some 33 KB."""
     compressor = zstandard.ZstdCompressor(level=1).compressobj()
     zeros = bytes(2**24)
-    return b"".join([*(compressor.compress(zeros) for _ in range(256)), compressor.flush()])
+    return b"".join([*(compressor.compress(zeros) for _ in range(64)), compressor.flush()])
 
 
 @pytest.mark.parametrize("bomb", [window_bomb, gigabytes])

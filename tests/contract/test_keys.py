@@ -5,8 +5,7 @@ import os
 import pty
 import subprocess
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -24,7 +23,7 @@ from moerge_proto.signatures import JoinRequest, Rotation, fingerprint, in_group
 from moerge_proto.trunks import Trunk
 from moerge_proto.versions import NewVersion
 from moerge_workers.leaving.owner_key import join_request, read_owner_key, require_approved, rotate, signature
-from support.fleet import SILENT, Member, honest, honest_trunk, merge
+from support.federation import SILENT, Member, eventually, honest, honest_trunk, merge
 from support.models import expert
 from support.processes import MOERGE, Coordinator, coordinator, moerge, run_command
 from support.statistics import written
@@ -288,9 +287,9 @@ def test_a_version_tells_who_signed_what_it_was_made_of_and_anyone_can_check_it(
     written(tmp_path / "trunk-contribution", *honest_trunk(member))
     digest = member.client.upload(tmp_path / "trunk-contribution", SILENT, title="trunk contribution").sha256
     with refused("forbidden", "signature", "run the worker where that key is"):
-        member.client.contribute_trunk(NewContribution(sha256=digest))
+        member.client.contribute(NewContribution(sha256=digest))
     signed = NewContribution(sha256=digest, signature=signature(home, "firm", digest))
-    assert member.client.contribute_trunk(signed).fingerprint == here(home / "firm.pem")
+    assert member.client.contribute(signed).fingerprint == here(home / "firm.pem")
     trunk = merge(server, method="regmean")
     router = uploaded(server, member, trunk, tmp_path / "file", 0)
     member.client.contribute(NewContribution(sha256=router, signature=signature(home, "firm", router)))
@@ -401,13 +400,6 @@ class Deaf(BaseHTTPRequestHandler):
         """Says nothing."""
 
 
-def until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
 @pytest.mark.parametrize("reached", [False, True], ids=["before-it-was-sent", "before-its-answer-came"])
 def test_a_rotation_that_is_killed_is_finished_by_the_next_start(
     server: Coordinator, tmp_path: Path, *, reached: bool
@@ -423,9 +415,9 @@ def test_a_rotation_that_is_killed_is_finished_by_the_next_start(
     url = f"http://127.0.0.1:{proxy.server_address[1]}"
     environment = {**os.environ, "MOERGE_COORDINATOR": url, "MOERGE_TOKEN": token}
     process = subprocess.Popen([*MOERGE, "worker", "rotate", "--home", str(tmp_path)], env=environment)  # noqa: S603
-    until(pending.is_file)
+    eventually(pending.is_file)
     if reached:
-        until(lambda: active(server, name) != [before])
+        eventually(lambda: active(server, name) != [before])
     process.kill()
     process.wait()
     proxy.shutdown()

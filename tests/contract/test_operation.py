@@ -7,7 +7,6 @@ import os
 import resource
 import signal
 import sqlite3
-import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -19,6 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from sqlalchemy import create_engine, select, text
 from sqlalchemy.exc import IntegrityError, OperationalError
 
+from moerge.cli.common import wait
 from moerge.errors import CoordinatorError
 from moerge_coordinator.bootstrap import make_app, make_state
 from moerge_coordinator.problems import failure
@@ -30,10 +30,8 @@ from moerge_proto.owners import NewOwner, NewToken, Role
 from moerge_proto.trunks import NewTrunk, TrunkOptions
 from moerge_proto.uploads import Chunk, NewUpload
 from moerge_proto.versions import NewVersion
-from moerge_proto.workflows import WorkflowState
-from support.fleet import SILENT, eventually, files_below, honest, join, joined, merge, send
+from support.federation import SILENT, eventually, federation_of, files_below, join, joined
 from support.processes import Coordinator, coordinator, moerge
-from support.statistics import written
 
 LARGE: dict[str, Any] = {"hidden_size": 384, "vocab_size": 24000}  # so that ties takes seconds
 
@@ -149,15 +147,11 @@ def test_figures_count_requests_by_route_and_what_uploads_bring(server: Coordina
 
 
 def test_figures_tell_workflows_and_solves_and_the_log_names_the_workflow(tmp_path: Path) -> None:
-    with coordinator(tmp_path / "home") as server:
-        member = joined(server, "law", tmp_path, 1)
-        trunk = merge(server)
-        send(member, written(tmp_path / "contribution", *honest(server, member, trunk)))
-        member.client.close()
-        with server.client() as operator:
-            workflow = operator.solve_version(NewVersion())
-            while operator.workflow(workflow.id).state is WorkflowState.RUNNING:
-                time.sleep(0.05)
+    with federation_of(tmp_path, "law") as made:
+        server, trunk = made.server, made.merge()
+        made.contribute(trunk)
+        workflow = made.operator.solve_version(NewVersion())
+        wait(made.operator, workflow)
         found = figures(server)
         assert found["moerge_workflows", "take_in_expert", "done"] == 1
         assert found["moerge_workflows", "merge_trunk", "done"] == 1
@@ -319,14 +313,12 @@ def test_a_call_that_runs_at_sigterm_ends_well_while_new_ones_are_sent_away(tmp_
     slow.putrequest("PUT", f"/v1/uploads/{opened.json()['id']}/chunks/{digest}")
     for name, value in headers.items():
         slow.putheader(name, value)
+    before = files_below(server)
     slow.endheaders(data[:5])
-    time.sleep(0.5)
+    eventually(lambda: files_below(server) != before)  # the chunk's file: the server reads
     server.send(signal.SIGTERM)
-    for _ in range(100):
-        response = httpx.get(f"{server.url}/readyz")
-        if response.status_code == 503:
-            break
-        time.sleep(0.05)
+    eventually(lambda: httpx.get(f"{server.url}/readyz").status_code == 503)
+    response = httpx.get(f"{server.url}/readyz")
     assert (response.status_code, response.json()["field"]) == (503, "process")
     refused = httpx.get(f"{server.url}/v1/identity", headers=bearer(server))
     assert (refused.status_code, refused.json()["type"]) == (503, "urn:moerge:problem:unavailable")
@@ -357,9 +349,7 @@ def test_work_that_runs_at_sigterm_is_cut_and_done_after_the_next_start(tmp_path
         assert status == "PENDING", "it was done each time before it could be cut"
         server.start()
         with server.client() as operator:
-            while (workflow := operator.workflow(id_)).state is WorkflowState.RUNNING:
-                time.sleep(0.05)
-            assert workflow.state is WorkflowState.DONE
-            assert operator.trunk("current").digest == workflow.result
+            merged = wait(operator, operator.workflow(id_))
+            assert operator.trunk("current").digest == merged
     finally:
         server.stop()

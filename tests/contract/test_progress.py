@@ -13,7 +13,7 @@ from moerge_proto.progress import Progress, Stage
 from moerge_workers.settings import Settings
 from moerge_workers.watching.reporter import reporting
 from moerge_workers.watching.status import SlotState, State, Status
-from support.fleet import Member, eventually, join
+from support.federation import Member, eventually, join
 from support.processes import Coordinator, coordinator
 
 

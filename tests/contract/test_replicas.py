@@ -4,15 +4,12 @@ import secrets
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
 import psycopg
 import pytest
 
-from moerge.blobs.s3 import S3
 from moerge.cli.common import wait
 from moerge.errors import CoordinatorError
 from moerge_proto.digests import content_digest, sha256_hex
@@ -20,30 +17,28 @@ from moerge_proto.experts import ExpertState, NewExpert
 from moerge_proto.uploads import Chunk, NewUpload, Upload
 from moerge_proto.versions import NewVersion
 from moerge_proto.workflows import Workflow, WorkflowState
-from support.fleet import Member, eventually, honest, join, joined, merge, send
+from support.federation import Member, eventually, honest, join, joined, merge, send
 from support.models import expert
 from support.processes import Coordinator, coordinator, moerge, run_command
-from support.servers import BUCKET, Postgres, leader, settings
+from support.replicas import Replicas, replicas_of
+from support.servers import Postgres, leader, settings
 from support.statistics import written
-
-
-@dataclass
-class Replicas:
-    one: Coordinator
-    two: Coordinator
-    database: str
-    place: S3
 
 
 @pytest.fixture(scope="module")
 def replicas(tmp_path_factory: pytest.TempPathFactory, postgres: Postgres, s3_server: str) -> Iterator[Replicas]:
-    folder = tmp_path_factory.mktemp("replicas")
-    place = S3(bucket=BUCKET, endpoint=s3_server, prefix=secrets.token_hex(6))
-    database = postgres.database()
-    with ExitStack() as stack:
-        one = stack.enter_context(coordinator(folder / "one", settings=settings(database, place)))
-        two = stack.enter_context(coordinator(folder / "two", one.operator_token, settings(database, place)))
-        yield Replicas(one, two, database, place)
+    with replicas_of(tmp_path_factory.mktemp("replicas"), 2, postgres, s3_server) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def one(replicas: Replicas) -> Coordinator:
+    return replicas.servers[0]
+
+
+@pytest.fixture(scope="module")
+def two(replicas: Replicas) -> Coordinator:
+    return replicas.servers[1]
 
 
 def solve(server: Coordinator) -> dict[str, str]:
@@ -67,7 +62,7 @@ def flow(folder: Path, ask: Callable[[], Coordinator]) -> dict[str, str]:
 
 
 def test_law_3_replicas_that_take_turns_make_the_version_of_one_alone(replicas: Replicas, tmp_path: Path) -> None:
-    turns = [replicas.one, replicas.two]
+    turns = [*replicas.servers]
 
     def ask() -> Coordinator:
         turns.reverse()
@@ -89,12 +84,12 @@ def test_law_3_replicas_that_take_turns_make_the_version_of_one_alone(replicas: 
         assert not (server.home / "versions").exists()
 
 
-def test_a_download_is_sent_to_the_store_and_the_token_is_not(replicas: Replicas) -> None:
-    token = {"Authorization": f"Bearer {replicas.one.operator_token}"}
-    with replicas.one.client() as operator:
+def test_a_download_is_sent_to_the_store_and_the_token_is_not(one: Coordinator) -> None:
+    token = {"Authorization": f"Bearer {one.operator_token}"}
+    with one.client() as operator:
         trunk = operator.current_trunk()
     assert trunk is not None
-    url = f"{replicas.one.url}/v1/trunks/{trunk.digest}/files/config.json"
+    url = f"{one.url}/v1/trunks/{trunk.digest}/files/config.json"
     answer = httpx.get(url, headers=token)
     assert (answer.status_code, answer.headers["Cache-Control"]) == (307, "no-store")
     assert sha256_hex(httpx.get(answer.headers["Location"]).content) in {file.sha256 for file in trunk.files}
@@ -102,14 +97,16 @@ def test_a_download_is_sent_to_the_store_and_the_token_is_not(replicas: Replicas
 
 
 @pytest.fixture
-def member(replicas: Replicas, tmp_path: Path) -> Iterator[Member]:
+def member(one: Coordinator, tmp_path: Path) -> Iterator[Member]:
     """An owner of a domain of its own, not registered yet."""
-    made = join(replicas.one, f"domain-{secrets.token_hex(4)}", expert(tmp_path / "expert", seed=77))
+    made = join(one, f"domain-{secrets.token_hex(4)}", expert(tmp_path / "expert", seed=77))
     yield made
     made.client.close()
 
 
-def test_chunks_that_several_replicas_received_are_put_together_by_one(replicas: Replicas, member: Member) -> None:
+def test_chunks_that_several_replicas_received_are_put_together_by_one(
+    one: Coordinator, two: Coordinator, member: Member
+) -> None:
     pieces = [b"first", b"second"]
     whole = b"".join(pieces)
     new = NewUpload(
@@ -128,21 +125,21 @@ def test_chunks_that_several_replicas_received_are_put_together_by_one(replicas:
     def opened(server: Coordinator) -> Upload:
         return Upload.model_validate_json(ask(server, "POST", "/uploads", json=new.model_dump()).content)
 
-    upload = opened(replicas.one)
-    for server, piece in zip((replicas.one, replicas.two), pieces, strict=True):
+    upload = opened(one)
+    for server, piece in zip((one, two), pieces, strict=True):
         digest = sha256_hex(piece)
         assert digest in opened(server).missing
         headers = {"Content-Digest": content_digest(digest)}
         ask(server, "PUT", f"/uploads/{upload.id}/chunks/{digest}", content=piece, headers=headers)
-    assert opened(replicas.one).missing == []
-    assert ask(replicas.two, "POST", f"/uploads/{upload.id}/commit").json()["sha256"] == sha256_hex(whole)
+    assert opened(one).missing == []
+    assert ask(two, "POST", f"/uploads/{upload.id}/commit").json()["sha256"] == sha256_hex(whole)
 
 
 def test_one_expert_registered_everywhere_at_once_for_several_domains_is_taken_for_one(
     replicas: Replicas, tmp_path: Path
 ) -> None:
     folder = expert(tmp_path / "expert", seed=88)
-    members = [join((replicas.one, replicas.two)[n % 2], f"many-{n}", folder) for n in range(6)]
+    members = [join(replicas.servers[n % 2], f"many-{n}", folder) for n in range(6)]
     files = [member.upload_files() for member in members]
     together = threading.Barrier(len(members))
 
@@ -157,19 +154,19 @@ def test_one_expert_registered_everywhere_at_once_for_several_domains_is_taken_f
     with ThreadPoolExecutor(len(members)) as pool:
         answers = sorted(pool.map(register, range(len(members))))
     assert answers == ["files"] * (len(members) - 1) + ["taken"]
-    with replicas.one.client() as operator:
+    with replicas.servers[0].client() as operator:
         assert len([each for each in operator.experts() if each.domain.startswith("many-")]) == 1
     for member in members:
         member.client.close()
 
 
-def test_a_workflow_is_seen_from_every_replica(replicas: Replicas) -> None:
-    with replicas.one.client() as one, replicas.two.client() as two:
-        id_ = one.solve_version(NewVersion()).id
-        wait(one, Workflow(id=id_, state=WorkflowState.RUNNING))
-        assert two.workflow(id_) == one.workflow(id_)
-        assert two.workflow(id_).state is WorkflowState.DONE
-        assert two.solve_version(NewVersion()).id != id_
+def test_a_workflow_is_seen_from_every_replica(one: Coordinator, two: Coordinator) -> None:
+    with one.client() as first, two.client() as second:
+        id_ = first.solve_version(NewVersion()).id
+        wait(first, Workflow(id=id_, state=WorkflowState.RUNNING))
+        assert second.workflow(id_) == first.workflow(id_)
+        assert second.workflow(id_).state is WorkflowState.DONE
+        assert second.solve_version(NewVersion()).id != id_
 
 
 def refusal(home: Path, text: str) -> str:
@@ -203,39 +200,40 @@ def test_a_home_is_made_on_postgresql_once(replicas: Replicas, tmp_path: Path) -
 
 
 def test_who_leads_ends_at_once_when_its_lock_is_lost_and_another_leads(
-    postgres: Postgres, s3: S3, tmp_path: Path
+    postgres: Postgres, s3_server: str, tmp_path: Path
 ) -> None:
-    database = postgres.database()
-    with ExitStack() as stack:
-        one = stack.enter_context(coordinator(tmp_path / "one", settings=settings(database, s3)))
-        process = locked_by(database)
-        two = stack.enter_context(coordinator(tmp_path / "two", one.operator_token, settings(database, s3)))
-        with psycopg.connect(database, autocommit=True) as connection:
+    with replicas_of(tmp_path, 2, postgres, s3_server) as made:
+        (one, two), process = made.servers, locked_by(made.database)
+        assert made.led() is one
+        with psycopg.connect(made.database, autocommit=True) as connection:
             connection.execute("SELECT pg_terminate_backend(%s)", (process,))
         assert one.ended(10) != 0
         assert "can't run the workflows any more" in (one.home / "log").read_text()
-        assert locked_by(database) != process
+        assert made.led(one) is two
         member = joined(two, "law", tmp_path, 1)
         with two.client() as operator:
             assert [each.state for each in operator.experts()] == [ExpertState.READY]
         member.client.close()
 
 
-def test_while_the_database_is_away_calls_are_told_to_come_again(postgres: Postgres, s3: S3, tmp_path: Path) -> None:
-    database = postgres.database()
-    name = database.partition("?")[0].rpartition("/")[2]
-    with ExitStack() as stack:
-        one = stack.enter_context(coordinator(tmp_path / "one", settings=settings(database, s3)))
-        two = stack.enter_context(coordinator(tmp_path / "two", one.operator_token, settings(database, s3)))
+def test_while_the_database_is_away_calls_are_told_to_come_again(
+    postgres: Postgres, s3_server: str, tmp_path: Path
+) -> None:
+    with (
+        replicas_of(tmp_path, 2, postgres, s3_server) as made,
+        psycopg.connect(postgres.url, autocommit=True) as server,
+    ):
+        one, two = made.servers
+        assert made.led() is one
+        name = made.database.partition("?")[0].rpartition("/")[2]
         token = {"Authorization": f"Bearer {one.operator_token}"}
-        connection = stack.enter_context(psycopg.connect(postgres.url, autocommit=True))
-        connection.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS false")
-        connection.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", (name,))
+        server.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS false")
+        server.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", (name,))
         assert one.ended(10) != 0  # it led
         for method, path in (("GET", "/readyz"), ("GET", "/v1/experts"), ("POST", "/v1/rounds")):
             answer = httpx.request(method, f"{two.url}{path}", headers=token, json={}, timeout=60)
             assert (answer.status_code, answer.json()["type"]) == (503, "urn:moerge:problem:unavailable"), path
-        connection.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS true")
+        server.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS true")
         eventually(lambda: httpx.get(f"{two.url}/readyz").status_code == 200)
         with two.client() as operator:
             assert list(operator.experts()) == []

@@ -13,7 +13,6 @@ from hypothesis.strategies import one_of
 from schemathesis import GenerationMode
 from schemathesis.core.result import Ok
 
-from moerge.cli.common import wait
 from moerge_coordinator.bootstrap import make_app
 from moerge_coordinator.settings import Settings
 from moerge_coordinator.storage.database import open_database
@@ -22,9 +21,8 @@ from moerge_proto.digests import sha256_hex
 from moerge_proto.experts import Fitted
 from moerge_proto.owners import Role
 from moerge_proto.rounds import NewRound
-from moerge_proto.versions import NewVersion
-from support.fleet import fit, honest, honest_trunk, joined, merge, registered, send, send_trunk
-from support.processes import Coordinator, coordinator
+from support.federation import Federation, federation_of, fit, honest_trunk, registered, send_trunk
+from support.processes import Coordinator
 from support.statistics import written
 
 pytestmark = pytest.mark.slow
@@ -43,32 +41,27 @@ OPERATIONS = {each.ok().label: each.ok() for each in _SCHEMA.get_all_operations(
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Coordinator]:
-    folder = tmp_path_factory.mktemp("schemathesis")
-    with coordinator(folder / "home") as running:
-        furnish(running, folder)
-        database = open_database(running.home / "coordinator.sqlite")
+    with federation_of(tmp_path_factory.mktemp("schemathesis"), "law") as made:
+        furnish(made)
+        database = open_database(made.server.home / "coordinator.sqlite")
         with database.transaction("test") as session:
             for number, role in enumerate(Role):
                 owner = "law-owner" if role is Role.OWNER else None
                 hashed = sha256_hex(secret(role).encode())
                 session.add(TokenRow(id=OUT_OF_REACH + number, hash=hashed, role=role, owner=owner))
         database.close()
-        yield running
+        yield made.server
 
 
-def furnish(server: Coordinator, folder: Path) -> None:
+def furnish(federation: Federation) -> None:
     """One of everything, so that answers have content."""
-    member = joined(server, "law", folder, 1)
-    trunk = merge(server)
-    send(member, written(folder / "contribution", *honest(server, member, trunk)))
-    send_trunk(member, written(folder / "trunk-contribution", *honest_trunk(member)))
-    fit(server, member, trunk).register(Fitted(expert=registered(member).digest, trunk=trunk.digest))
-    member.client.close()
-    with server.client() as operator:
-        number = int(wait(operator, operator.solve_version(NewVersion())))
-        operator.promote("champion", number)
-        deadline = datetime.now(UTC) + timedelta(days=1)
-        operator.open_round(NewRound(name="spring", domains=["law"], minimum=1, deadline=deadline))
+    law, trunk = federation.members["law"], federation.merge()
+    federation.contribute(trunk)
+    send_trunk(law, written(federation.folder / "trunk-contribution", *honest_trunk(law)))
+    fit(federation.server, law, trunk).register(Fitted(expert=registered(law).digest, trunk=trunk.digest))
+    federation.operator.promote("champion", federation.solve().number)
+    deadline = datetime.now(UTC) + timedelta(days=1)
+    federation.operator.open_round(NewRound(name="spring", domains=["law"], minimum=1, deadline=deadline))
 
 
 def secret(role: Role) -> str:

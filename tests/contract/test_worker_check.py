@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -11,50 +10,42 @@ from moerge import __version__
 from moerge_workers.check import checks
 from moerge_workers.leaving import owner_key
 from moerge_workers.settings import Settings
-from support.fleet import Member, joined, merge
+from support.federation import Federation, federation_of
 from support.models import expert
-from support.processes import Coordinator, coordinator, moerge
-
-
-@dataclass
-class House:
-    server: Coordinator
-    member: Member
-    folder: Path
-
-    def options(self, **options: object) -> dict[str, object]:
-        return {
-            "domain": "law",
-            "expert": self.member.folder,
-            "data": self.folder / "data",
-            "home": self.folder / "worker",
-            "coordinator": self.server.url,
-            "token": self.member.token,
-            **options,
-        }
-
-    def found(self, **options: object) -> dict[str, str]:
-        """The lines by the checks' names, without the probe in Ray: so many slots have no room."""
-        given = self.options(slots=10**6, **options)
-        settings = Settings.model_validate({**given, "data": [str(given["data"])]})
-        return {line.name: str(line) for line in reversed(list(checks(settings)))}
+from support.processes import moerge
 
 
 @pytest.fixture(scope="module")
-def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
-    folder = tmp_path_factory.mktemp("house")
-    (folder / "data").mkdir()
-    text = "".join(json.dumps({"text": f"document {number} of the law"}) + "\n" for number in range(3000))
-    (folder / "data" / "a.jsonl").write_text(text)
-    with coordinator(folder / "home") as server:
-        member = joined(server, "law", folder, seed=1)
-        merge(server)
-        yield House(server, member, folder)
-        member.client.close()
+def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
+    with federation_of(tmp_path_factory.mktemp("worker-check"), "law") as made:
+        (made.folder / "data").mkdir()
+        text = "".join(json.dumps({"text": f"document {number} of the law"}) + "\n" for number in range(3000))
+        (made.folder / "data" / "a.jsonl").write_text(text)
+        made.merge()
+        yield made
 
 
-def test_a_worker_that_can_start_gets_ok_on_every_line(house: House) -> None:
-    words = [f"--{name.replace('_', '-')}={value}" for name, value in house.options(held_out_share=0.2).items()]
+def given(federation: Federation, **options: object) -> dict[str, object]:
+    return {
+        "domain": "law",
+        "expert": federation.members["law"].folder,
+        "data": federation.folder / "data",
+        "home": federation.folder / "worker",
+        "coordinator": federation.server.url,
+        "token": federation.members["law"].token,
+        **options,
+    }
+
+
+def found(federation: Federation, **options: object) -> dict[str, str]:
+    """The lines by the checks' names, without the probe in Ray: so many slots have no room."""
+    told = given(federation, slots=10**6, **options)
+    settings = Settings.model_validate({**told, "data": [str(told["data"])]})
+    return {line.name: str(line) for line in reversed(list(checks(settings)))}
+
+
+def test_a_worker_that_can_start_gets_ok_on_every_line(federation: Federation) -> None:
+    words = [f"--{name.replace('_', '-')}={value}" for name, value in given(federation, held_out_share=0.2).items()]
     lines = moerge("worker", "check", *words, "--fit").splitlines()
     said = {line.split()[1]: line for line in lines}
     assert "fitting takes at least" in said["memory"]
@@ -66,15 +57,15 @@ def test_a_worker_that_can_start_gets_ok_on_every_line(house: House) -> None:
     assert "plain HTTP on this machine" in said["coordinator"]
     assert __version__ in said["coordinator"]
     assert "law-owner's" in said["token"]
-    assert list(house.member.client.contributions()) == []
+    assert list(federation.members["law"].client.contributions()) == []
 
 
-def test_all_that_is_wrong_is_told_at_once(house: House, tmp_path: Path) -> None:
+def test_all_that_is_wrong_is_told_at_once(federation: Federation, tmp_path: Path) -> None:
     (tmp_path / "texts.jsonl").write_text('{"text": "one"}\nno JSON\n')
     other, home = expert(tmp_path / "other", 2, num_hidden_layers=2), tmp_path / "worker"
     home.mkdir()
     owner_key.join_request(home / "law-owner.pem", "law-owner", ["law"])
-    said = house.found(expert=other, data=tmp_path / "texts.jsonl", home=home)
+    said = found(federation, expert=other, data=tmp_path / "texts.jsonl", home=home)
     bad = {name for name, line in said.items() if line.startswith("no ")}
     assert bad == {"data", "memory", "key", "fleet"}
     assert "texts.jsonl, line 2" in said["data"]
@@ -84,22 +75,27 @@ def test_all_that_is_wrong_is_told_at_once(house: House, tmp_path: Path) -> None
     assert all("what to do:" in said[name] for name in bad)
 
 
-def test_what_is_missing_stops_only_what_needs_it(house: House, tmp_path: Path) -> None:
-    said = house.found(expert=tmp_path, data=tmp_path / "nothing.jsonl", domain="art")
-    found = {name: line[:2] for name, line in said.items()}
-    assert found == {"expert": "no", "data": "no", "coordinator": "ok", "clock": "ok", "token": "no"}
+def test_what_is_missing_stops_only_what_needs_it(federation: Federation, tmp_path: Path) -> None:
+    said = found(federation, expert=tmp_path, data=tmp_path / "nothing.jsonl", domain="art")
+    assert {name: line[:2] for name, line in said.items()} == {
+        "expert": "no",
+        "data": "no",
+        "coordinator": "ok",
+        "clock": "ok",
+        "token": "no",
+    }
     assert "not for 'art'" in said["token"]
 
 
-def test_the_command_ends_with_1_if_a_line_says_no(house: House, tmp_path: Path) -> None:
-    words = [f"--{name}={value}" for name, value in house.options(expert=tmp_path, coordinator="").items()]
+def test_the_command_ends_with_1_if_a_line_says_no(federation: Federation, tmp_path: Path) -> None:
+    words = [f"--{name}={value}" for name, value in given(federation, expert=tmp_path, coordinator="").items()]
     with pytest.raises(AssertionError, match=r"config\.json: not found"):
         moerge("worker", "check", *words)
 
 
-def test_without_a_coordinator_this_machine_is_checked_and_a_lost_one_is_one_line(house: House) -> None:
-    assert set(house.found(coordinator="", token="")) == {"expert", "data", "disk", "memory"}
-    said = house.found(coordinator="http://127.0.0.1:1")
+def test_without_a_coordinator_this_machine_is_checked_and_a_lost_one_is_one_line(federation: Federation) -> None:
+    assert set(found(federation, coordinator="", token="")) == {"expert", "data", "disk", "memory"}
+    said = found(federation, coordinator="http://127.0.0.1:1")
     assert "no answer" in said["coordinator"]
     assert "token" not in said
-    assert "not encrypted" in house.found(coordinator="http://example.org")["coordinator"]
+    assert "not encrypted" in found(federation, coordinator="http://example.org")["coordinator"]

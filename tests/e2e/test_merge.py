@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 
-from moerge.cli.common import wait
 from moerge.documents.corpus import Corpus
 from moerge.files import file_sha256
 from moerge.merging.local import local_trunk, local_version
@@ -22,11 +21,11 @@ from moerge.versions.plan import plan_version
 from moerge_proto.options import RECOMMENDED, VersionRecipe
 from moerge_proto.statistics_file import StatisticsSettings
 from moerge_proto.trunks import Trunk
-from moerge_proto.versions import Lineage, NewVersion
-from support import fleet
-from support.house import house_of
+from moerge_proto.versions import Lineage
+from support.federation import federation_of
 from support.models import expert
-from support.processes import Coordinator, coordinator
+from support.processes import Coordinator
+from support.worker import worker_of
 
 KEY, OTHER_KEY = bytes(range(32)), bytes(range(1, 33))
 SMALL: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2}
@@ -101,37 +100,37 @@ def _write_texts(path: Path, seed: int) -> None:
 def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Service]]:
     """One coordinator: version 1 of experts as they are, version 2 with fitted MLPs behind another trunk."""
     folder = tmp_path_factory.mktemp("service")
-    with coordinator(folder / "home") as server, ExitStack() as stack:
-        owned, houses = [], []
+    with federation_of(folder) as federation, ExitStack() as stack:
+        owned, workers = [], []
         for seed, domain in enumerate(("law", "art"), 1):
             home = folder / domain
             own = DenseExpert(domain, expert(home / "expert", seed, **SMALL), f"{domain}-owner", f"licence-{seed}")
             _write_texts(_texts(own), seed)
             (home / "worker").mkdir()
             (home / "worker" / "key").write_bytes(KEY)
-            houses.append(stack.enter_context(house_of(server, fleet.join(server, domain, own.folder), home)))
+            member = federation.join(domain, own.folder)
+            workers.append(stack.enter_context(worker_of(federation.server, member, home)))
             owned.append(own)
 
         def contribute(**settings: object) -> None:
             """One owner after the other, so that the order is known."""
-            for house, own in zip(houses, owned, strict=True):
+            for worker, own in zip(workers, owned, strict=True):
                 told = {"domain": own.domain, "license": own.license, "statistics": STATISTICS.model_dump()}
-                ran = house.run(**told, trunk_contribution=True, rare_below=RARE_BELOW, **settings)
+                ran = worker.run(**told, trunk_contribution=True, rare_below=RARE_BELOW, **settings)
                 assert ran == "ran"
 
-        def solve() -> int:
-            with server.client() as operator:
-                return int(wait(operator, operator.solve_version(NewVersion())))
-
         contribute(policy={"router_contributions": False})
-        trunk = fleet.merge(server)
+        trunk = federation.merge()
         contribute()
-        plain = Service(server, solve(), RECOMMENDED, owned, owned, trunk)
-        trunk = fleet.merge(server, method=FITTED.method)
+        plain = Service(federation.server, federation.solve().number, RECOMMENDED, owned, owned, trunk)
+        trunk = federation.merge(method=FITTED.method)
         contribute(fit=True)
-        folders = [next((house.home / "trunks" / trunk.digest).glob("fitted-*")) for house in houses]
+        folders = [next((worker.home / "trunks" / trunk.digest).glob("fitted-*")) for worker in workers]
         experts = [replace(own, folder=each, trained=own) for own, each in zip(owned, folders, strict=True)]
-        yield {"plain": plain, "fitted": Service(server, solve(), FITTED, owned, experts, trunk)}
+        yield {
+            "plain": plain,
+            "fitted": Service(federation.server, federation.solve().number, FITTED, owned, experts, trunk),
+        }
 
 
 @pytest.fixture(params=["plain", "fitted"])

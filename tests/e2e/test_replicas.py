@@ -1,25 +1,24 @@
 """SIGKILL of the coordinator that runs the workflows: another goes on within seconds, and the bytes are the same."""
 
-import secrets
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from moerge.blobs.local import LocalBlobs
-from moerge.blobs.s3 import S3, S3Blobs
+from moerge.blobs.s3 import S3Blobs
+from moerge.cli.common import wait
 from moerge.client.client import Client
 from moerge.errors import CoordinatorError
 from moerge_proto.trunks import NewTrunk, Trunk
 from moerge_proto.versions import NewVersion
 from moerge_proto.workflows import Workflow, WorkflowState
-from support.fleet import Member, honest, joined, merge, send
-from support.processes import Coordinator, coordinator
-from support.servers import BUCKET, Postgres, leader, settings
+from support.federation import Member, federation_of, honest, joined, send
+from support.processes import Coordinator
+from support.replicas import Replicas, replicas_of
+from support.servers import Postgres
 from support.statistics import written
 
 pytestmark = pytest.mark.slow
@@ -27,44 +26,6 @@ pytestmark = pytest.mark.slow
 LARGE: dict[str, Any] = {"hidden_size": 384, "intermediate_size": 1536, "num_hidden_layers": 8, "vocab_size": 8000}
 KILLS = 3
 TAKEOVER_SECONDS = 10.0  # a promise of the system's, with room for a busy machine
-
-
-@dataclass
-class House:
-    """Three replicas on one database and store."""
-
-    database: str
-    place: S3
-    replicas: list[Coordinator]
-
-    def leader(self) -> Coordinator | None:
-        """Who holds the lock now; replicas say their home in the connection's name."""
-        found = leader(self.database)
-        return next((each for each in self.replicas if found is not None and found[1] == each.home.name), None)
-
-    def led(self, *others: Coordinator) -> Coordinator:
-        """Who leads once it is none of `others`."""
-        while (leader := self.leader()) is None or leader in others:
-            time.sleep(0.02)
-        return leader
-
-    def follower(self) -> Coordinator:
-        leader = self.led()
-        return next(each for each in self.replicas if each is not leader and each.runs())
-
-
-@contextmanager
-def house(folder: Path, postgres: Postgres, s3_server: str) -> Iterator[House]:
-    database = postgres.database()
-    place = S3(bucket=BUCKET, endpoint=s3_server, prefix=secrets.token_hex(6))
-    with ExitStack() as stack:
-        replicas: list[Coordinator] = []
-        for number in range(3):
-            name = f"application_name=replica-{number}"
-            text = settings(f"{database}&{name}", place)
-            token = replicas[0].operator_token if replicas else None
-            replicas.append(stack.enter_context(coordinator(folder / f"replica-{number}", token, text)))
-        yield House(database, place, replicas)
 
 
 def furnish(server: Coordinator, folder: Path) -> list[Member]:
@@ -78,16 +39,10 @@ def contribute(server: Coordinator, members: list[Member], trunk: Trunk, folder:
             send(there, written(folder / "contribution", *honest(server, there, trunk)))
 
 
-def finished(client: Client, id_: str) -> Workflow:
-    while (workflow := client.workflow(id_)).state is WorkflowState.RUNNING:
-        time.sleep(0.05)
-    return workflow
-
-
 def timed(server: Coordinator, ask: Callable[[Client], Workflow]) -> float:
     with server.client() as client:
         begin = time.monotonic()
-        assert finished(client, ask(client).id).state is WorkflowState.DONE
+        wait(client, ask(client))
         return time.monotonic() - begin
 
 
@@ -96,47 +51,41 @@ def versions_of(server: Coordinator) -> list[dict[str, str]]:
         return [{file.name: file.sha256 for file in version.files} for version in operator.versions()]
 
 
-def killed_at(house: House, delay: float, ask: Callable[[Client], Workflow]) -> tuple[bool, str | None]:
+def killed_at(replicas: Replicas, delay: float, ask: Callable[[Client], Workflow]) -> tuple[bool, str]:
     """Asks a follower for work, kills the leader `delay` seconds later, and waits for the result, which it returns.
 
     Also returns whether the work was cut. The killed one is started again afterwards.
     """
-    leader, follower = house.led(), house.follower()
+    leader, follower = replicas.led(), replicas.follower()
     with follower.client() as client:
         id_ = ask(client).id
         time.sleep(delay)
         cut = client.workflow(id_).state is WorkflowState.RUNNING
         leader.kill()
         begin = time.monotonic()
-        house.led(leader)
+        replicas.led(leader)
         assert time.monotonic() - begin < TAKEOVER_SECONDS
-        workflow = finished(client, id_)
-    assert workflow.state is WorkflowState.DONE, workflow
+        result = wait(client, client.workflow(id_))
     leader.start()
-    return cut, workflow.result
+    return cut, result
 
 
 def test_a_leader_killed_in_merge_solve_or_publish_is_followed_by_another_that_makes_the_undisturbed_version(
     tmp_path: Path, postgres: Postgres, s3_server: str
 ) -> None:
     """Law 3 and 4. The kills are spread over the time that the work takes undisturbed."""
-    (tmp_path / "calm").mkdir()
-    with coordinator(tmp_path / "calm" / "home") as calm:
-        members = furnish(calm, tmp_path / "calm")
-        trunk = merge(calm)
-        contribute(calm, members, trunk, tmp_path)
-        with calm.client() as operator:
-            finished(operator, operator.solve_version(NewVersion()).id)
-        [expected] = versions_of(calm)
-        blobs = set(LocalBlobs(calm.home / "blobs").digests())
-        for member in members:
-            member.client.close()
+    with federation_of(tmp_path / "calm", "law", "art", **LARGE) as calm:
+        trunk = calm.merge()
+        calm.contribute(trunk)
+        calm.solve()
+        [expected] = versions_of(calm.server)
+        blobs = set(LocalBlobs(calm.server.home / "blobs").digests())
     cuts = 0
     merging = publishing = 0.0
     for kill in range(-1, KILLS):  # the first one, undisturbed, tells how long the work takes
         folder = tmp_path / f"kill-{kill}"
         folder.mkdir()
-        with house(folder, postgres, s3_server) as replicas:
+        with replicas_of(folder, 3, postgres, s3_server) as replicas:
             server = replicas.follower()
             members = furnish(server, folder)
             for member in members:
@@ -154,7 +103,7 @@ def test_a_leader_killed_in_merge_solve_or_publish_is_followed_by_another_that_m
                 cut, number = killed_at(replicas, share * publishing, lambda client: client.solve_version(NewVersion()))
                 assert number == "1"
                 cuts += cut
-            for each in replicas.replicas:
+            for each in replicas.servers:
                 assert versions_of(each) == [expected]
                 with each.client() as client, pytest.raises(CoordinatorError):
                     client.version(2)

@@ -19,21 +19,23 @@ from rich.cells import cell_len
 from typer.testing import CliRunner
 
 from moerge.cli import app as cli
-from moerge.demo.processes import free_port
 from moerge.errors import MoergeError
 from moerge_proto.progress import Progress, Stage
 from moerge_workers import commands
 from moerge_workers.watching.metrics import served
 from moerge_workers.watching.status import Status
-from support.fleet import Member, join, merge
+from support.federation import Member, federation_of, merge
 from support.models import expert, texts
-from support.processes import MOERGE, Coordinator, coordinator
+from support.processes import MOERGE, Coordinator, run_command
+from support.servers import held_ports
 
 COLUMNS = 80
 
 
 @dataclass
-class House:
+class Owner:
+    """law's, who isn't registered yet, and the coordinator."""
+
     server: Coordinator
     member: Member
     folder: Path
@@ -53,12 +55,9 @@ class House:
 
 
 @pytest.fixture(scope="module")
-def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
-    folder = tmp_path_factory.mktemp("house")
-    with coordinator(folder / "home") as server:
-        member = join(server, "law", expert(folder / "law", 1))
-        yield House(server, member, folder)
-        member.client.close()
+def owner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Owner]:
+    with federation_of(tmp_path_factory.mktemp("watching")) as made:
+        yield Owner(made.server, made.join("law", expert(made.folder / "law", 1)), made.folder)
 
 
 class Terminal:
@@ -111,16 +110,22 @@ class Terminal:
         return re.split(r"[\r\n]+", re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", self.shown))
 
 
+@pytest.fixture
+def ports() -> Iterator[list[int]]:
+    with held_ports(1) as held:
+        yield held
+
+
 @pytest.mark.slow
-def test_a_terminal_shows_the_work_asks_and_is_left_clean(house: House) -> None:
-    port = free_port()
-    command = house.command("terminal", "mode = 'ask'\nprogress = true", house.data(600), f"--metrics-port={port}")
+def test_a_terminal_shows_the_work_asks_and_is_left_clean(owner: Owner, ports: list[int]) -> None:
+    [port] = ports
+    command = owner.command("terminal", "mode = 'ask'\nprogress = true", owner.data(600), f"--metrics-port={port}")
     terminal = Terminal(command)
     terminal.until(lambda shown: "[y/n]" in shown)
     assert "\x1b[?25h" in terminal.shown.rpartition("Send law: expert")[0][-400:]  # nothing is drawn over the question
     terminal.type(b"y\n")
     terminal.until(lambda shown: "waiting for the operator" in shown)
-    merge(house.server)
+    merge(owner.server)
     terminal.until(lambda shown: shown.count("[y/n]") == 2)
     asked = len(terminal.shown)
     terminal.type(b"y\n")
@@ -150,10 +155,10 @@ def test_a_terminal_shows_the_work_asks_and_is_left_clean(house: House) -> None:
     assert found['moerge_worker_stage{stage="waiting"}'] == 1
     assert found["moerge_worker_coordinator_answered_timestamp_seconds"] > 1e9
 
-    status = CliRunner().invoke(commands.app, ["status", "--home", str(house.folder / "terminal")]).output
+    status = CliRunner().invoke(commands.app, ["status", "--home", str(owner.folder / "terminal")]).output
     assert re.search(r"^sent: expert [\d.]+ kB, router [\d.]+ kB$", status, re.MULTILINE), status
 
-    [told] = house.member.client.progress()
+    [told] = owner.member.client.progress()
     assert (told.stage, told.shards_done, told.owner) == (Stage.ENDED, told.shards_total, "law-owner")
     assert told.shards_total > 1
 
@@ -171,12 +176,12 @@ def objects(text: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
-def test_with_json_every_line_of_a_whole_run_is_an_object_with_the_figures(house: House) -> None:
-    if house.member.client.current_trunk() is None:
-        house.member.register()
-        merge(house.server)
-    before = list(house.member.client.progress())
-    command = house.command("json", "", house.data(300), "--log-format=json", "--once")
+def test_with_json_every_line_of_a_whole_run_is_an_object_with_the_figures(owner: Owner) -> None:
+    if owner.member.client.current_trunk() is None:
+        owner.member.register()
+        merge(owner.server)
+    before = list(owner.member.client.progress())
+    command = owner.command("json", "", owner.data(300), "--log-format=json", "--once")
     done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603  # our own command
     assert (done.returncode, done.stdout) == (0, "")
     lines = objects(done.stderr)
@@ -185,18 +190,18 @@ def test_with_json_every_line_of_a_whole_run_is_an_object_with_the_figures(house
     assert (told["domain"], told["stage"], told["shards_done"]) == ("law", "computing", told["shards_total"])
     assert told["tokens_per_second"] > 0
     assert lines[-1]["sent_bytes"].keys() == {"router"}
-    assert list(house.member.client.progress()) == before  # law 1: its switch is off by default
+    assert list(owner.member.client.progress()) == before  # law 1: its switch is off by default
 
 
-def test_with_json_messages_progress_and_errors_are_objects_without_private_things(house: House) -> None:
-    data = house.data(50)
-    with (house.folder / "the texts.jsonl").open("a") as out:
+def test_with_json_messages_progress_and_errors_are_objects_without_private_things(owner: Owner) -> None:
+    data = owner.data(50)
+    with (owner.folder / "the texts.jsonl").open("a") as out:
         out.write('{"secret": 1}\n')
-    house.member.register()
-    if house.member.client.current_trunk() is None:
-        merge(house.server)
-    command = house.command("json", "", data, "--log-format=json", "--bad-share=0.5")
-    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603  # our own command
+    owner.member.register()
+    if owner.member.client.current_trunk() is None:
+        merge(owner.server)
+    command = owner.command("json", "", data, "--log-format=json", "--bad-share=0.5")
+    done = run_command(*command[len(MOERGE) :])
     assert (done.returncode, done.stdout) == (1, "")
     lines = objects(done.stderr)
     assert all({"timestamp", "level", "event"} <= line.keys() for line in lines)
@@ -207,24 +212,24 @@ def test_with_json_messages_progress_and_errors_are_objects_without_private_thin
     assert (lines[-1]["level"], lines[-1]["where"]) == ("error", "--data")
     assert "min_documents" in lines[-1]["event"]
     assert lines[-1]["todo"]
-    assert house.member.token not in done.stderr
+    assert owner.member.token not in done.stderr
     assert "the texts" not in done.stderr
 
 
-def test_a_port_that_is_taken_is_an_error_of_its_option(house: House) -> None:
+def test_a_port_that_is_taken_is_an_error_of_its_option(owner: Owner) -> None:
     with (
         pytest.raises(MoergeError, match=r"--metrics-port: port \d+ can't be listened on"),
-        served(house.server.port, Status(house.folder, "law", "")),
+        served(owner.server.port, Status(owner.folder, "law", "")),
     ):
         raise AssertionError("it listens")
 
 
-def test_the_operator_sees_how_far_everybody_is(house: House) -> None:
+def test_the_operator_sees_how_far_everybody_is(owner: Owner) -> None:
     told = Progress(
         domain="law", stage=Stage.READING, shards_done=1, shards_total=2000, tokens_per_second=3, seconds_left=61
     )
-    house.member.client.tell_progress(told)
-    shown = CliRunner().invoke(cli.app, ["progress"], env={**house.server.environment(), "COLUMNS": "120"}).output
+    owner.member.client.tell_progress(told)
+    shown = CliRunner().invoke(cli.app, ["progress"], env={**owner.server.environment(), "COLUMNS": "120"}).output
     [row] = [line for line in shown.splitlines() if "law-owner" in line]
     for part in ("law", "reading", "1 of 2,000", "3", "0:01:01", "UTC"):
         assert part in row

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from kills.house import house
+from kills.owner import owner_of
 from kills.schedules import play
 from moerge.progress import LogProgress
 
@@ -24,7 +24,7 @@ def main() -> None:
     begin, played, struck = time.monotonic(), 0, Counter[str]()
     with (
         tempfile.TemporaryDirectory(prefix="moerge-kills-") as folder,
-        house(Path(folder)) as place,
+        owner_of(Path(folder)) as place,
         LogProgress().track("killing", chosen.runs, "schedules") as tracker,
     ):
         for seed in range(chosen.seed, chosen.seed + chosen.runs):

@@ -5,7 +5,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from kills.house import House, end, kill, log_of, processes, shards_done
+from kills.owner import Owner, end, kill, log_of, processes, shards_done
 
 VICTIMS = {"worker": "", "actor": "ray::Slot", "raylet": "raylet/raylet"}
 _LONGEST_SECONDS = {"worker": 20.0, "actor": 8.0, "raylet": 8.0}  # to a kill, once there is something to kill
@@ -28,7 +28,7 @@ def _ended_by_ray(home: Path) -> bool:
     return any(words in log_of(home).read_text() for words in _RAYS_LAST_WORDS)
 
 
-def play(place: House, home: Path, seed: int) -> Played:
+def play(place: Owner, home: Path, seed: int) -> Played:
     """Kills what the seed says, when it says, and requires that the undisturbed bytes are sent in the end."""
     drawn = random.Random(seed)  # noqa: S311  # not for secrets
     victims = drawn.choices(list(VICTIMS), k=drawn.randint(1, 3))
@@ -37,7 +37,9 @@ def play(place: House, home: Path, seed: int) -> Played:
     try:
         for victim in victims:
             delay = drawn.uniform(0, _LONGEST_SECONDS[victim])
+            deadline = time.monotonic() + 120
             while worker.poll() is None and not processes(home, VICTIMS[victim]):
+                assert time.monotonic() < deadline, f"no {victim} starts"
                 time.sleep(0.05)
             moment = time.monotonic() + delay
             while worker.poll() is None and time.monotonic() < moment:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from ray.cluster_utils import Cluster
 
-from kills.house import House, groups_done, house, journal_of, kill, log_of, processes, shards_done, wait_for
+from kills.owner import Owner, groups_done, journal_of, kill, log_of, owner_of, processes, shards_done, wait_for
 from kills.schedules import play
 
 ACTOR, RAYLET = "ray::Slot", "raylet/raylet"
@@ -17,8 +17,8 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
-    with house(tmp_path_factory.mktemp("house")) as made:
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Owner]:
+    with owner_of(tmp_path_factory.mktemp("kills")) as made:
         yield made
 
 
@@ -27,7 +27,7 @@ def home(tmp_path: Path) -> Path:
     return tmp_path / "worker"
 
 
-def test_a_worker_killed_among_its_shards_sends_the_bytes_of_one_never_killed(place: House, home: Path) -> None:
+def test_a_worker_killed_among_its_shards_sends_the_bytes_of_one_never_killed(place: Owner, home: Path) -> None:
     kills = 1, 2, 10, 25
     for shards in kills:
         worker = place.start(home)
@@ -39,7 +39,7 @@ def test_a_worker_killed_among_its_shards_sends_the_bytes_of_one_never_killed(pl
     assert kills[-1] <= before < place.require_undisturbed(home), "the kill came too late to test anything"
 
 
-def test_a_worker_killed_within_and_between_layer_groups_sends_the_same_bytes(place: House, home: Path) -> None:
+def test_a_worker_killed_within_and_between_layer_groups_sends_the_same_bytes(place: Owner, home: Path) -> None:
     for groups, shards in ((1, 3), (2, 1), (2, 5)):
         worker = place.start(home, layer_groups=2)
         wait_for(lambda least=(groups, shards): (len(done := groups_done(home)), *done[-1:]) >= least, worker)  # type: ignore[misc]
@@ -54,7 +54,7 @@ def test_a_worker_killed_within_and_between_layer_groups_sends_the_same_bytes(pl
 
 
 @pytest.mark.parametrize("victim", [ACTOR, RAYLET])
-def test_a_killed_actor_or_raylet_changes_no_byte(place: House, home: Path, victim: str) -> None:
+def test_a_killed_actor_or_raylet_changes_no_byte(place: Owner, home: Path, victim: str) -> None:
     worker = place.start(home)
     wait_for(lambda: shards_done(home) >= 3, worker)
     assert kill(home, victim)
@@ -65,7 +65,7 @@ def test_a_killed_actor_or_raylet_changes_no_byte(place: House, home: Path, vict
     assert said in log_of(home).read_text()
 
 
-def test_a_lost_coordinator_is_waited_for_and_computing_goes_on(place: House, home: Path) -> None:
+def test_a_lost_coordinator_is_waited_for_and_computing_goes_on(place: Owner, home: Path) -> None:
     """It is killed while shards are computed, and answers again only when all are done."""
     worker = place.start(home)
     wait_for(lambda: shards_done(home) >= 1, worker)
@@ -81,7 +81,7 @@ def test_a_lost_coordinator_is_waited_for_and_computing_goes_on(place: House, ho
     assert "answers again" in log_of(home).read_text()
 
 
-def test_a_full_disk_is_told_and_the_next_start_sends_the_same_bytes(place: House, home: Path) -> None:
+def test_a_full_disk_is_told_and_the_next_start_sends_the_same_bytes(place: Owner, home: Path) -> None:
     """The limit on a file's size is what a process can be given of a full disk."""
     worker = place.start(home)
     wait_for(lambda: shards_done(home) >= 3, worker)
@@ -109,7 +109,7 @@ def _parent(process: int) -> int:
 
 
 def test_two_nodes_compute_the_same_bytes_also_if_one_is_killed(
-    place: House, home: Path, monkeypatch: pytest.MonkeyPatch
+    place: Owner, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MOERGE_TEST_MARK", str(home))
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
@@ -126,6 +126,6 @@ def test_two_nodes_compute_the_same_bytes_also_if_one_is_killed(
 
 
 @pytest.mark.parametrize("seed", [7, 12])
-def test_random_kills_change_no_byte(place: House, tmp_path: Path, seed: int) -> None:
+def test_random_kills_change_no_byte(place: Owner, tmp_path: Path, seed: int) -> None:
     """A fixed set, of early kills; `python -m kills` plays as many others as one likes."""
     assert play(place, tmp_path / "worker", seed).struck

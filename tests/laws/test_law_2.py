@@ -10,7 +10,7 @@ from moerge.cli.common import wait
 from moerge.errors import CoordinatorError
 from moerge_proto.trunks import Trunk
 from moerge_proto.versions import NewVersion, Version
-from support.fleet import Member, files_below, honest, joined, merge, registered, send
+from support.federation import Member, files_below, honest, joined, merge, registered, send
 from support.processes import Coordinator, coordinator
 from support.statistics import written
 

@@ -8,7 +8,7 @@ import pytest
 
 from moerge.errors import CoordinatorError
 from moerge_proto.trunks import Trunk
-from support.fleet import Member, honest, honest_trunk, joined, merge, registered, send, send_trunk
+from support.federation import Member, honest, honest_trunk, joined, merge, registered, send, send_trunk
 from support.models import expert
 from support.processes import Coordinator, coordinator
 from support.statistics import written
@@ -87,7 +87,7 @@ def test_law_4_an_expert_has_one_trunk_contribution_and_another_must_supersede_i
     with pytest.raises(CoordinatorError, match="active trunk contribution is"):
         send_trunk(fleet.law, other)
     second = send_trunk(fleet.law, other, first.digest)
-    assert [row.active for row in fleet.law.client.trunk_contributions()] == [False, True]
+    assert [row.active for row in fleet.law.client.contributions("trunk")] == [False, True]
     assert second.tokens == 3
 
 

@@ -16,7 +16,7 @@ from moerge_proto.experts import ExpertState
 from moerge_proto.options import PAPER
 from moerge_proto.trunks import Trunk
 from moerge_proto.versions import NewVersion, Version
-from support.fleet import Member, honest, joined, merge, registered, send
+from support.federation import Member, honest, joined, merge, registered, send
 from support.lineages import DOMAINS, Group, groupings, solved
 from support.processes import Coordinator, coordinator, moerge
 from support.statistics import written

@@ -31,7 +31,7 @@ from moerge.statistics.accumulate import ShardSums
 from moerge.statistics.journal import Journal, join
 from moerge_proto.digests import sha256_hex
 from moerge_proto.statistics_file import StatisticsFile, gram_length
-from support import fleet
+from support import federation as fleet
 from support.models import expert
 from support.processes import coordinator, peak_bytes
 from support.servers import settings

@@ -174,7 +174,7 @@ MUTATIONS = (
         LIBRARY,
         "if trace > TRACE_SLACK * largest:",
         "if False:",
-        ("tests/unit/services/test_validate.py",),
+        ("tests/unit/services/statistics/test_validate.py",),
     ),
     Mutation(
         "sum-wraps",
@@ -182,7 +182,7 @@ MUTATIONS = (
         LIBRARY,
         "if (((left ^ total) & (right ^ total)) < 0).any():",
         "if False:",
-        ("tests/unit/services/test_integers.py",),
+        ("tests/unit/services/statistics/test_integers.py",),
     ),
     Mutation(
         "lost-column",
@@ -247,7 +247,7 @@ MUTATIONS = (
         LIBRARY,
         "if Path(file.name).name != file.name or",
         "if",
-        ("tests/unit/services/test_client.py",),
+        ("tests/unit/services/client/test_client.py",),
     ),
     Mutation(
         "other-lambda",

@@ -16,7 +16,6 @@ from dbos import _dbos
 from moerge.blobs.s3 import S3, S3Blobs
 from moerge.client.client import Client
 from moerge.client.http import Http
-from moerge.demo.processes import free_port
 from moerge.files import file_sha256
 from moerge_coordinator.bootstrap import initialise, make_app
 from moerge_coordinator.settings import read_settings
@@ -82,8 +81,7 @@ class InProcess(World):
     def __init__(self, home: Path, template: Path, token: str, faults: Faults) -> None:
         shutil.copytree(template, home)
         self.home, self.operator_token, self._faults = home, token, faults
-        self._port = free_port()
-        self.url = f"http://127.0.0.1:{self._port}"
+        self._port = 0
         self._ahead = 0.0
         self._server: uvicorn.Server | None = None
         self._thread: threading.Thread | None = None
@@ -107,6 +105,8 @@ class InProcess(World):
             if not self._thread.is_alive():
                 return  # it died while it started; the next start is due
             time.sleep(0.002)
+        self._port = self._server.servers[0].sockets[0].getsockname()[1]
+        self.url = f"http://127.0.0.1:{self._port}"
 
     def stop(self) -> None:
         assert self._server is not None
@@ -148,11 +148,11 @@ class OfProcesses(World):
 
     def __init__(self, home: Path) -> None:
         self._coordinator = Coordinator(home)
-        self.home, self.url = home, self._coordinator.url
-        self.operator_token = self._coordinator.operator_token
+        self.home, self.operator_token = home, self._coordinator.operator_token
 
     def start(self) -> None:
         self._coordinator.start()
+        self.url = self._coordinator.url
 
     def stop(self) -> None:
         self._coordinator.stop()
@@ -212,7 +212,9 @@ class OfReplicas(World):
 
     def _led_by(self, *names: str) -> Coordinator:
         """Who leads, once it is one of these."""
+        deadline = time.monotonic() + 60
         while (found := leader(self._database)) is None or found[1] not in names:
+            assert time.monotonic() < deadline, f"none of {names} leads"
             time.sleep(0.02)
         return next(each for each in self._replicas if each.home.name == found[1])
 

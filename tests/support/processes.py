@@ -12,19 +12,18 @@ from contextlib import contextmanager
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
-import httpx
 import torch
 
 from moerge.cli import app as cli
 from moerge.client.client import Client
-from moerge.demo.processes import free_port
+from moerge.demo.processes import address_in
 from moerge_coordinator.bootstrap import initialise
 
 _ENVIRONMENT = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 MOERGE = [sys.executable, "-m", "moerge"]
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(
-    ["pytest", "support.house", "moerge_coordinator.bootstrap", "moerge_coordinator.server"]
+    ["pytest", "support.worker", "moerge_coordinator.bootstrap", "moerge_coordinator.server", "support.frozen"]
 )  # imports of ten seconds
 
 
@@ -104,7 +103,7 @@ def _run(arguments: list[str], environment: Mapping[str, str], out: Path, err: P
 
 
 class Coordinator:
-    """A coordinator's home and port; it can be started, killed and started again.
+    """A coordinator's home; it can be started, killed and started again, then at the address that it had.
 
     With an `operator_token`, the home is there already, or its database is another one's too. `settings` are in TOML.
     """
@@ -112,26 +111,27 @@ class Coordinator:
     def __init__(self, home: Path, operator_token: str | None = None, settings: str = "") -> None:
         self.home = home
         if settings:
-            home.mkdir()
+            home.mkdir(parents=True)
             (home / "coordinator.toml").write_text(settings)
         self.operator_token = operator_token or initialise(home).secret or ""
-        self.port = free_port()
-        self.url = f"http://127.0.0.1:{self.port}"
+        self.url = ""
         self._process: ForkServerProcess | None = None
 
     def start(self) -> None:
         log = self.home / "log"
-        command = ["coordinator", "serve", str(self.home), "--port", str(self.port)]
-        self._process = _start(command, {}, log)
-        with httpx.Client() as client:  # a new one for each attempt would take longer than the attempt
-            for _ in range(1200):
-                try:
-                    client.get(f"{self.url}/healthz").raise_for_status()
-                    return
-                except httpx.TransportError:
-                    assert self.runs(), log.read_text()
-                    time.sleep(0.05)
-        raise AssertionError("the coordinator does not answer")
+        start = log.stat().st_size if log.exists() else 0
+        self._process = _start(["coordinator", "serve", str(self.home), "--port", str(self.port)], {}, log)
+        deadline = time.monotonic() + 60
+        while not (found := address_in(log, start)):
+            assert self.runs(), log.read_text()
+            assert time.monotonic() < deadline, "the coordinator does not answer"
+            time.sleep(0.02)
+        self.url = found
+
+    @property
+    def port(self) -> int:
+        """0 before the first start."""
+        return int(self.url.rpartition(":")[2] or 0)
 
     @property
     def pid(self) -> int:

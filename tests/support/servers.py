@@ -3,12 +3,13 @@
 import json
 import os
 import secrets
+import socket
 import subprocess
 import sysconfig
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +20,6 @@ import pytest
 from obstore.store import S3Store
 
 from moerge.blobs.s3 import S3
-from moerge.demo.processes import free_port
 from moerge_coordinator.storage.database import LEADING
 
 CREDENTIALS = {"AWS_ACCESS_KEY_ID": "moerge", "AWS_SECRET_ACCESS_KEY": "moerge-test"}
@@ -62,8 +62,29 @@ def postgres() -> Iterator[Postgres]:
 
 
 @contextmanager
+def held_ports(count: int) -> Iterator[list[int]]:
+    """Ports for a server that can't choose its own. The system gives them to nobody else meanwhile.
+
+    Each is bound here without listening, so that a server which sets SO_REUSEADDR, as most do, can listen on it.
+    """
+    with ExitStack() as stack:
+        ports = []
+        for _ in range(count):
+            held = stack.enter_context(socket.socket())
+            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            held.bind(("127.0.0.1", 0))
+            ports.append(held.getsockname()[1])
+        yield ports
+
+
+@contextmanager
 def store_server(folder: Path) -> Iterator[str]:
     """The server's URL. Its credentials are in the environment, as they are for whoever uses the store."""
+    with held_ports(8) as ports:
+        yield from _store_server(folder, ports)
+
+
+def _store_server(folder: Path, ports: list[int]) -> Iterator[str]:
     key, secret = CREDENTIALS.values()
     identity = {
         "name": "moerge",
@@ -72,9 +93,9 @@ def store_server(folder: Path) -> Iterator[str]:
     }
     (folder / "s3.json").write_text(json.dumps({"identities": [identity]}))
     os.environ.update(CREDENTIALS)
-    port = free_port()
-    places = {name: free_port() for name in ("master", "volume", "filer")}
-    grpc = {name: free_port() for name in ("master", "volume", "filer", "s3")}
+    port, *others = ports
+    places = dict(zip(("master", "volume", "filer"), others, strict=False))
+    grpc = dict(zip(("master", "volume", "filer", "s3"), others[3:], strict=True))
     command = [
         str(Path(sysconfig.get_path("scripts")) / "weed"),
         "server",
@@ -122,7 +143,8 @@ def leader(database: str) -> tuple[int, str] | None:
 
 
 def _wait(url: str, process: "subprocess.Popen[bytes]", log: Path) -> None:
-    for _ in range(600):
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
         assert process.poll() is None, log.read_text()
         try:
             if httpx.get(url).is_success:

@@ -208,12 +208,6 @@ class Client:
     def withdraw_contribution(self, digest: str) -> Contribution:
         return self.http.post(Contribution, f"/v1/contributions/{digest}/withdraw")
 
-    def contribute_trunk(self, new: NewContribution) -> Contribution:
-        return self.contribute(new)
-
-    def trunk_contributions(self) -> Iterator[Contribution]:
-        return self.contributions("trunk")
-
     def open_round(self, new: NewRound) -> Round:
         return self.http.post(Round, "/v1/rounds", new)
 

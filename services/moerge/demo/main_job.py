@@ -6,14 +6,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-import httpx
 from rich.console import Console
 
 from moerge.client.client import Client
-from moerge.demo.processes import Processes, free_port
+from moerge.demo.processes import Processes, address_in
 from moerge.errors import MoergeError
 from moerge.files import atomic_file
 from moerge.trunk.methods.registry import METHODS
@@ -52,8 +52,7 @@ class Demo:
     def __init__(self, home: Path, domains: Sequence[Domain], recipe: RecipeName, console: Console) -> None:
         self._home, self._domains, self._recipe, self._console = home, domains, recipe, console
         self._coordinator = home / "coordinator"
-        self._port = free_port()
-        self._url = f"http://127.0.0.1:{self._port}"
+        self._url = ""
 
     def run(self, *, serve: bool = False) -> None:
         """Publishes a version of all domains but the last, prints its table; then the last domain joins.
@@ -61,9 +60,10 @@ class Demo:
         With `serve`, the coordinator and its dashboard stay open until Ctrl-C.
         """
         token = self._operator_token()
-        with Processes() as processes, Client(self._url, token) as client:
+        with Processes() as processes, ExitStack() as stack:
             self._say("Starting the coordinator")
             coordinator = self._serve(processes)
+            client = stack.enter_context(Client(self._url, token))
             early, late = self._domains[:-1], self._domains[-1]
             self._say(f"{len(early)} owners join: {', '.join(domain.name for domain in early)}")
             workers = [(domain, self._start_worker(processes, client, domain)) for domain in early]
@@ -101,13 +101,13 @@ class Demo:
 
     def _serve(self, processes: Processes) -> subprocess.Popen[str]:
         log = self._home / "coordinator.log"
-        process = processes.start(["coordinator", "serve", self._coordinator, "--port", self._port], {}, log=log)
+        start = log.stat().st_size if log.exists() else 0
+        process = processes.start(["coordinator", "serve", self._coordinator, "--port", 0], {}, log=log)
         while process.poll() is None:
-            try:
-                httpx.get(f"{self._url}/healthz").raise_for_status()
+            if found := address_in(log, start):
+                self._url = found
                 return process
-            except httpx.TransportError:
-                time.sleep(0.1)
+            time.sleep(0.1)
         raise MoergeError("the coordinator did not start", where=str(log), todo="see its last lines")
 
     def _start_worker(self, processes: Processes, client: Client, domain: Domain, *more: str) -> subprocess.Popen[str]:

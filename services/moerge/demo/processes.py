@@ -1,8 +1,8 @@
 """The demo's processes: started, listened to, and all stopped at the end."""
 
 import os
+import re
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -17,11 +17,10 @@ from moerge.errors import MoergeError
 _GRACE_SECONDS = 10.0
 
 
-def free_port() -> int:
-    """A TCP port that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def address_in(log: Path, start: int = 0) -> str | None:
+    """The address that a coordinator says it serves at, in its log from byte `start` on; None if it doesn't yet."""
+    said = re.search(rb"running on (https?://\S+) \(", log.read_bytes()[start:])
+    return said and said[1].decode()
 
 
 class Processes:

@@ -14,7 +14,7 @@ from moerge_proto.contributions import Contribution
 from moerge_proto.statistics_file import StatisticsFile
 from moerge_workers.loop import run
 from moerge_workers.settings import Settings
-from support.fleet import Member
+from support.federation import Member
 from support.processes import FORKS, Coordinator
 from support.stages import in_process
 
@@ -34,10 +34,12 @@ def _serve(requests: Connection, log: Path) -> None:
 
 
 @dataclass
-class House:
+class Worker:
+    """A member's worker: a run of it is a message to its process."""
+
     server: Coordinator
     member: Member
-    worker: Connection
+    process: Connection
     folder: Path
 
     def write(self, name: str, first: int, documents: int) -> None:
@@ -66,8 +68,8 @@ class House:
 
     def run(self, **settings: object) -> str:
         """One run of the worker over the folder, in a process that lives on."""
-        self.worker.send(self.given(**settings))
-        answer: str = self.worker.recv()
+        self.process.send(self.given(**settings))
+        answer: str = self.process.recv()
         return answer
 
     def log(self) -> str:
@@ -85,13 +87,12 @@ class House:
 
 
 @contextmanager
-def house_of(server: Coordinator, member: Member, folder: Path) -> Iterator[House]:
-    """The house of a member; its worker and its client end with the context."""
+def worker_of(server: Coordinator, member: Member, folder: Path) -> Iterator[Worker]:
+    """The worker of a member, with its data and its home below `folder`."""
     ours, its = FORKS.Pipe()
     process = FORKS.Process(target=_serve, args=(its, folder / "log"), daemon=True)
     process.start()
     its.close()
     with ours:
-        yield House(server, member, ours, folder)
+        yield Worker(server, member, ours, folder)
     process.join()
-    member.client.close()

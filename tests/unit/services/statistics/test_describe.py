@@ -17,7 +17,6 @@ from moerge.statistics.describe import describe
 from moerge.statistics.passes import TrunkPass
 from moerge_proto.statistics_file import StatisticsSettings, TrunkManifest
 from support.models import expert
-from support.processes import moerge, run_command
 from support.statistics import honest_sums, manifest_of, written
 
 
@@ -59,7 +58,7 @@ def test_a_trunk_contribution_tells_how_many_tokens_are_counted(tmp_path: Path) 
         attention_size=attention_size(config), vocab_size=300, exponents=exponents, tokens=36, documents=9,
         shards=["0" * 64], rare_below=10,
     )  # fmt: skip
-    text = moerge("inspect", written(tmp_path / "file", manifest, sums), COLUMNS="200")
+    text = told(written(tmp_path / "file", manifest, sums))
     for part in ("trunk contribution of 'law'", "head_input", "token_counts", "which 3 of the 300 tokens", "below 10"):
         assert part in text
 
@@ -70,9 +69,3 @@ def test_another_file_is_refused_by_its_part(tmp_path: Path) -> None:
         told(tmp_path / "file")
     assert "header" in caught.value.where
     assert "worker" in caught.value.todo
-
-
-def test_an_error_names_a_path_with_brackets_as_it_is(tmp_path: Path) -> None:
-    path = tmp_path / "[law] sums[/old].safetensors"
-    done = run_command("inspect", path)
-    assert (done.returncode, str(path) in done.stderr) == (1, True)

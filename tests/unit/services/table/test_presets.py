@@ -88,7 +88,9 @@ def test_the_paper_s_preset_says_that_it_needs_a_gpu(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("domain", corpora.OTHER)
+@pytest.mark.parametrize(
+    "domain", [pytest.param(each, marks=[] if each == "geography" else pytest.mark.slow) for each in corpora.OTHER]
+)
 def test_other_text_of_a_domain_is_none_of_its_own(domain: str, tmp_path: Path) -> None:
     rows = corpora.write_other(tmp_path, [domain])[domain].read_text(encoding="utf-8").splitlines()
     other = [json.loads(row)["text"] for row in rows]

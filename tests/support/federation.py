@@ -1,9 +1,13 @@
-"""Owners with registered experts on a running coordinator, and their honest contributions, without Ray."""
+"""A federation: a running coordinator, owners with experts, and their honest contributions, computed without Ray."""
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
+
+import httpx
 
 from moerge.cli.common import wait
 from moerge.client.client import Client
@@ -16,14 +20,16 @@ from moerge.progress import LogProgress
 from moerge.statistics.accumulate import ShardSums, shard_sums
 from moerge.statistics.contribution import router_manifest, trunk_manifest
 from moerge.statistics.passes import TrunkPass
-from moerge_proto.contributions import Contribution, NewContribution, TrunkContribution
+from moerge_proto.contributions import Contribution, NewContribution
 from moerge_proto.digests import sha256_hex
 from moerge_proto.experts import Expert, ExpertState, Fitted, NewExpert
 from moerge_proto.owners import NewOwner, NewToken, Role
 from moerge_proto.statistics_file import RouterManifest, StatisticsSettings, TrunkManifest
 from moerge_proto.trunks import NewTrunk, Trunk
+from moerge_proto.versions import NewVersion, Version
 from support.models import expert
-from support.processes import Coordinator
+from support.processes import Coordinator, coordinator, moerge
+from support.statistics import written
 from support.versions import ROWS
 
 SILENT = LogProgress()
@@ -46,11 +52,14 @@ class Member:
     def register(self, fitted: Fitted | None = None) -> Expert:
         """Uploads and registers the expert, and waits until its weights are checked."""
         new = NewExpert(domain=self.domain, files=self.upload_files(), fitted=fitted)
-        registered = self.client.register_expert(new)
-        while registered.state is ExpertState.RECEIVED:
-            time.sleep(0.02)
-            registered = self.client.expert(registered.digest)
-        return registered
+        digest = self.client.register_expert(new).digest
+        eventually(lambda: self.client.expert(digest).state is not ExpertState.RECEIVED)
+        return self.client.expert(digest)
+
+    def allow(self, *, redistribute: bool = True) -> Expert:
+        """Changes whether the registered expert may be redistributed."""
+        files = {file.name: file.sha256 for file in registered(self).files}
+        return self.client.register_expert(NewExpert(domain=self.domain, files=files, redistribute=redistribute))
 
 
 def join(server: Coordinator, domain: str, folder: Path) -> Member:
@@ -135,9 +144,9 @@ def honest_trunk(member: Member, rows: list[list[int]] = ROWS) -> tuple[TrunkMan
     return manifest.model_copy(update={"tokens": sums.tokens, "documents": sums.documents, "shards": names}), sums
 
 
-def send_trunk(member: Member, path: Path, *supersedes: str) -> TrunkContribution:
+def send_trunk(member: Member, path: Path, *supersedes: str) -> Contribution:
     stored = member.client.upload(path, SILENT, title="trunk contribution", compress=True)
-    return member.client.contribute_trunk(NewContribution(sha256=stored.sha256, supersedes=list(supersedes)))
+    return member.client.contribute(NewContribution(sha256=stored.sha256, supersedes=list(supersedes)))
 
 
 def send(member: Member, path: Path, *supersedes: str) -> Contribution:
@@ -156,7 +165,7 @@ def files_below(server: Coordinator) -> dict[str, int]:
     }
 
 
-def eventually(holds: Callable[[], bool], seconds: float = 10) -> None:
+def eventually(holds: Callable[[], bool], seconds: float = 60) -> None:
     """For what others do in the background, such as removing the files of what the coordinator has refused."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
@@ -164,3 +173,79 @@ def eventually(holds: Callable[[], bool], seconds: float = 10) -> None:
             return
         time.sleep(0.05)
     raise AssertionError("it never came to be")
+
+
+@dataclass
+class Federation:
+    """A running coordinator, its operator, and the members by domain, in the order in which they joined."""
+
+    server: Coordinator
+    operator: Client
+    folder: Path
+    members: dict[str, Member] = field(default_factory=dict)
+    clients: ExitStack = field(default_factory=ExitStack)
+
+    def join(self, domain: str, folder: Path) -> Member:
+        """A new owner; its expert is not registered yet."""
+        return self.enter(join(self.server, domain, folder))
+
+    def add(self, domain: str, seed: int = 0, **settings: Any) -> Member:
+        """A new owner whose random expert is ready; by default the first one's seed is 1, the second one's 2, …"""
+        return self.enter(joined(self.server, domain, self.folder, seed or len(self.members) + 1, **settings))
+
+    def enter(self, member: Member) -> Member:
+        """Lists a member; its client is closed at the end."""
+        self.clients.enter_context(member.client)
+        self.members[member.domain] = member
+        return member
+
+    def expert(self, domain: str) -> Expert:
+        return registered(self.members[domain])
+
+    def digests(self, *domains: str) -> list[str]:
+        """The experts of these domains."""
+        return [self.expert(domain).digest for domain in domains]
+
+    def merge(self, *domains: str, **how: Any) -> Trunk:
+        """Merges a trunk of these domains, by default of all."""
+        if domains:
+            how["experts"] = self.digests(*domains)
+        return merge(self.server, **how)
+
+    def trunk(self) -> Trunk:
+        """The current one."""
+        return self.operator.trunk("current")
+
+    def contribute(self, trunk: Trunk, *domains: str, **how: Any) -> list[Contribution]:
+        """Contributions of these domains, by default of every member; `how` is for `honest`."""
+        return [
+            send(member, written(self.folder / "contribution", *honest(self.server, member, trunk, **how)))
+            for member in map(self.members.__getitem__, domains or self.members)
+        ]
+
+    def solve(self, **new: Any) -> Version:
+        asked = self.operator.solve_version(NewVersion(**new))
+        return self.operator.version(int(wait(self.operator, asked)))
+
+    def version(self, number: int) -> Path:
+        """Its folder at the coordinator."""
+        return self.server.home / "versions" / str(number)
+
+    def moerge(self, *arguments: object, **environment: str) -> str:
+        """A command of the operator's."""
+        return moerge(*arguments, **self.server.environment(), **environment)
+
+    def get(self, path: str, **headers: str) -> httpx.Response:
+        """The answer to the operator."""
+        token = {"Authorization": f"Bearer {self.server.operator_token}"}
+        return httpx.get(f"{self.server.url}/v1{path}", headers=token | headers)
+
+
+@contextmanager
+def federation_of(folder: Path, *domains: str, settings: str = "", **model: Any) -> Iterator[Federation]:
+    """A federation with a ready random expert for each domain."""
+    with coordinator(folder / "home", settings=settings) as server, server.client() as operator, ExitStack() as clients:
+        made = Federation(server, operator, folder, clients=clients)
+        for domain in domains:
+            made.add(domain, **model)
+        yield made

@@ -23,9 +23,9 @@ from moerge.statistics.journal import Journal
 from moerge_proto.statistics_file import StatisticsFile
 from moerge_proto.trunks import Trunk
 from moerge_workers.data.shard_key import read_key
-from support.fleet import Member, joined, merge, trunk_path
+from support.federation import Member, federation_of, trunk_path
 from support.models import texts
-from support.processes import Coordinator, coordinator, marked
+from support.processes import Coordinator, marked
 
 WORKER = """
 import json, sys
@@ -41,7 +41,7 @@ DOCUMENTS = 6000
 
 
 @dataclass
-class House:
+class Owner:
     """One coordinator with a trunk, one owner, and its data."""
 
     server: Coordinator
@@ -105,14 +105,11 @@ class House:
 
 
 @contextmanager
-def house(folder: Path, documents: int = DOCUMENTS) -> Iterator[House]:
-    with coordinator(folder / "home") as server:
+def owner_of(folder: Path, documents: int = DOCUMENTS) -> Iterator[Owner]:
+    with federation_of(folder) as made:
         # a shard's sums are too large to be in a Ray message; they go through the node's shared memory
-        member = joined(server, "law", folder, seed=1, num_hidden_layers=6, hidden_size=96)
-        try:
-            yield House(server, member, merge(server), texts(folder / "texts.jsonl", seed=4, documents=documents))
-        finally:
-            member.client.close()
+        member = made.add("law", num_hidden_layers=6, hidden_size=96)
+        yield Owner(made.server, member, made.merge(), texts(folder / "texts.jsonl", seed=4, documents=documents))
 
 
 def log_of(home: Path) -> Path:

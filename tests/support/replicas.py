@@ -1,0 +1,51 @@
+"""Coordinators on one PostgreSQL database and one S3 store."""
+
+import secrets
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from moerge.blobs.s3 import S3
+from support.federation import eventually
+from support.processes import Coordinator, coordinator
+from support.servers import BUCKET, Postgres, leader, settings
+
+
+@dataclass
+class Replicas:
+    """Each says its home's name as its connection's."""
+
+    database: str
+    place: S3
+    servers: list[Coordinator]
+
+    def leader(self) -> Coordinator | None:
+        """The one that holds the lock now."""
+        found = leader(self.database)
+        return next((each for each in self.servers if found is not None and found[1] == each.home.name), None)
+
+    def led(self, *others: Coordinator) -> Coordinator:
+        """The leader, once it is none of `others`."""
+        eventually(lambda: self.leader() not in (None, *others))
+        found = self.leader()
+        assert found is not None
+        return found
+
+    def follower(self) -> Coordinator:
+        found = self.led()
+        return next(each for each in self.servers if each is not found and each.runs())
+
+
+@contextmanager
+def replicas_of(folder: Path, count: int, postgres: Postgres, s3_server: str) -> Iterator[Replicas]:
+    """So many replicas with an empty database and an empty place in the store."""
+    database = postgres.database()
+    place = S3(bucket=BUCKET, endpoint=s3_server, prefix=secrets.token_hex(6))
+    with ExitStack() as stack:
+        servers: list[Coordinator] = []
+        for number in range(count):
+            text = settings(f"{database}&application_name=replica-{number}", place)
+            token = servers[0].operator_token if servers else None
+            servers.append(stack.enter_context(coordinator(folder / f"replica-{number}", token, text)))
+        yield Replicas(database, place, servers)
