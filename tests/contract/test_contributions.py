@@ -4,7 +4,6 @@ import base64
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,30 +17,17 @@ from moerge.statistics.accumulate import ShardSums
 from moerge_proto.contributions import NewContribution
 from moerge_proto.digests import content_digest, sha256_hex
 from moerge_proto.statistics_file import RouterManifest, gram_length
-from moerge_proto.trunks import Trunk
 from moerge_proto.uploads import Chunk, NewUpload, Upload
-from support.federation import Member, federation_of, files_below, honest, send
-from support.processes import Coordinator
+from support.federation import Member, Owners, files_below, honest, owners_in, send
 from support.statistics import written
 
 Changed = tuple[dict[str, Any], ShardSums]
 
 
-@dataclass
-class Owners:
-    """law and art, of whose experts the trunk is merged."""
-
-    server: Coordinator
-    law: Member
-    art: Member
-    trunk: Trunk
-
-
 @pytest.fixture(scope="module")
 def owners(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Owners]:
-    with federation_of(tmp_path_factory.mktemp("contributions"), "law", "art") as made:
-        law, art = made.members.values()
-        yield Owners(made.server, law, art, made.merge())
+    with owners_in(tmp_path_factory.mktemp("contributions")) as made:
+        yield made
 
 
 def another_hidden_size(manifest: dict[str, Any], sums: ShardSums) -> Changed:

@@ -249,3 +249,20 @@ def federation_of(folder: Path, *domains: str, settings: str = "", **model: Any)
         for domain in domains:
             made.add(domain, **model)
         yield made
+
+
+@dataclass
+class Owners:
+    """law and art, of whose experts the trunk is merged."""
+
+    server: Coordinator
+    law: Member
+    art: Member
+    trunk: Trunk
+
+
+@contextmanager
+def owners_in(folder: Path) -> Iterator[Owners]:
+    with federation_of(folder, "law", "art") as made:
+        law, art = made.members.values()
+        yield Owners(made.server, law, art, made.merge())
