@@ -77,7 +77,8 @@ def _failed(workflows: Sequence[WorkflowEntry]) -> list[WorkflowEntry]:
     for workflow in workflows:
         newest.setdefault(workflow.id.rpartition("-")[0], workflow)
     failed = [each for each in newest.values() if each.state is WorkflowState.FAILED]
-    return [each for each in failed if each.kind != "expert" or _broke_off(each)]  # a refused expert is its owner's
+    refused = ("expert", "contribution")  # which is its owner's to mend
+    return [each for each in failed if each.kind not in refused or _broke_off(each)]
 
 
 def _broke_off(workflow: WorkflowEntry) -> bool:

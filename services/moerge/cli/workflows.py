@@ -8,7 +8,9 @@ import typer
 from moerge.cli.common import Coordinator, Secret, show, wait
 from moerge.client.client import Client
 
-app = typer.Typer(no_args_is_help=True, help="Long work: experts taken in, trunks merged, versions solved.")
+app = typer.Typer(
+    no_args_is_help=True, help="Long work: experts and contributions taken in, trunks merged, versions solved."
+)
 
 
 @app.command("list")

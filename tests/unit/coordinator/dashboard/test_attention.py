@@ -2,6 +2,8 @@
 
 from datetime import UTC, datetime
 
+import pytest
+
 from moerge_coordinator.dashboard.attention import needs
 from moerge_proto.problems import Problem, ProblemType
 from moerge_proto.rounds import Round
@@ -11,9 +13,10 @@ from moerge_proto.workflows import WorkflowEntry
 NOW = datetime(2026, 11, 1, 12, tzinfo=UTC)
 
 
-def workflow(id_: str, state: str) -> WorkflowEntry:
-    problem = Problem.of(ProblemType.CONFLICT, "why") if state == "failed" else None
-    fields = {"id": id_, "state": state, "problem": problem, "kind": "version", "created": NOW, "updated": NOW}
+def workflow(id_: str, state: str, why: ProblemType = ProblemType.CONFLICT) -> WorkflowEntry:
+    problem = Problem.of(why, "why") if state == "failed" else None
+    kind = id_.partition("-")[0]
+    fields = {"id": id_, "state": state, "problem": problem, "kind": kind, "created": NOW, "updated": NOW}
     return WorkflowEntry.model_validate(fields)
 
 
@@ -23,6 +26,13 @@ def test_a_failed_workflow_needs_a_hand_until_it_was_started_again() -> None:
     ]
     again = [workflow("version-a-2", "done"), workflow("version-a-1", "failed")]
     assert needs(None, None, None, [], [], again) == []
+
+
+@pytest.mark.parametrize("kind", ["expert", "contribution"])
+def test_refused_files_are_their_owner_s_and_work_that_broke_off_the_operator_s(kind: str) -> None:
+    assert needs(None, None, None, [], [], [workflow(f"{kind}-a-1", "failed")]) == []
+    broken = workflow(f"{kind}-a-1", "failed", ProblemType.INTERNAL)
+    assert [each.place for each in needs(None, None, None, [], [], [broken])] == ["/workflows"]
 
 
 def test_a_retired_trunk_and_a_short_round_need_a_hand() -> None:
