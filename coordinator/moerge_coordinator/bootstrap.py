@@ -196,8 +196,7 @@ def make_app(settings: Settings, traffic: Traffic | None = None, clock: Callable
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        client = workflow_client(settings) if isinstance(settings.database, str) else None
-        state = make_state(settings, traffic, clock, client)
+        state = make_state(settings, traffic, clock)
         app.state.coordinator = state
         for place in (state.blobs, state.uploads, state.folders, state.texts):
             place.sweep()
@@ -208,14 +207,13 @@ def make_app(settings: Settings, traffic: Traffic | None = None, clock: Callable
         ]
         try:
             with workflows_run(settings, state.database, state.blobs, state.workflows):
-                if client is None:
+                if not isinstance(settings.database, str):
                     await asyncio.to_thread(state.workflows.resume)
                 yield
         finally:
             for task in tasks:
                 task.cancel()
-            if client is not None:
-                client.destroy()
+            state.workflows.close()
             state.database.close()
 
     app = FastAPI(
@@ -245,7 +243,6 @@ def make_state(
     settings: Settings,
     traffic: Traffic | None = None,
     clock: Callable[[], datetime] = utc_now,
-    client: DBOSClient | None = None,
 ) -> State:
     """Opens the database and the stores that the settings name."""
     metrics = Metrics()
@@ -258,6 +255,7 @@ def make_state(
         folders=Folders(database, blobs, settings.home),
         uploads=Uploads(database, blobs, chunks, settings),
     )
+    client = workflow_client(settings) if isinstance(settings.database, str) else None
     workflows = Workflows(ports, metrics, client)
     metrics.add_workflows(workflows.count)
     return State(

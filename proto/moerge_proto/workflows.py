@@ -7,6 +7,9 @@ from typing import Literal
 from moerge_proto.messages import Message
 from moerge_proto.problems import Problem
 
+WorkflowKind = Literal["expert", "contribution", "trunk", "version"]
+"""What a workflow makes."""
+
 
 class WorkflowState(StrEnum):
     RUNNING = "running"
@@ -26,6 +29,6 @@ class Workflow(Message):
 class WorkflowEntry(Workflow):
     """A workflow as it is listed: what it makes, since when, and when it last changed."""
 
-    kind: Literal["expert", "contribution", "trunk", "version"]
+    kind: WorkflowKind
     created: datetime
     updated: datetime

@@ -73,6 +73,15 @@ def test_a_contribution_of_each_kind_is_one_message(federation: Federation, tmp_
     assert Contribution.model_validate_json(shown.content) == trunk
 
 
+def test_a_contribution_that_counts_is_checked_no_more(federation: Federation) -> None:
+    law = federation.members["law"]
+    [sent] = federation.contribute(federation.merge(), "law", first=30)
+    before = len(list(federation.operator.workflows()))
+    again = earlier(federation, law, "put", f"/contributions/{sent.digest}", {"software": {"other": "1"}})
+    assert (again.status_code, again.json()["state"], again.json()["result"]) == (202, "done", sent.digest)
+    assert len(list(federation.operator.workflows())) == before
+
+
 def test_workflows_that_ran_when_an_earlier_build_stopped_start_anew(federation: Federation) -> None:
     trunk = federation.merge()
     ran = next(each for each in federation.operator.workflows() if each.result == trunk.digest)

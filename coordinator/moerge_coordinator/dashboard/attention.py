@@ -11,6 +11,8 @@ from moerge_proto.trunks import Trunk
 from moerge_proto.versions import Version
 from moerge_proto.workflows import WorkflowEntry, WorkflowState
 
+_OURS = [kind.urn for kind in (ProblemType.INTERNAL, ProblemType.UNAVAILABLE, ProblemType.STORAGE_FULL)]
+
 
 @dataclass(frozen=True)
 class Need:
@@ -77,12 +79,13 @@ def _failed(workflows: Sequence[WorkflowEntry]) -> list[WorkflowEntry]:
     for workflow in workflows:
         newest.setdefault(workflow.id.rpartition("-")[0], workflow)
     failed = [each for each in newest.values() if each.state is WorkflowState.FAILED]
-    refused = ("expert", "contribution")  # which is its owner's to mend
-    return [each for each in failed if each.kind not in refused or _broke_off(each)]
+    return [each for each in failed if not is_refusal(each)]
 
 
-def _broke_off(workflow: WorkflowEntry) -> bool:
-    return workflow.problem is None or workflow.problem.type == ProblemType.INTERNAL.urn
+def is_refusal(workflow: WorkflowEntry) -> bool:
+    """Whether a workflow refused an expert or a contribution, which is its owner's to mend."""
+    files = workflow.kind in ("expert", "contribution")
+    return files and workflow.problem is not None and workflow.problem.type not in _OURS
 
 
 def _article(kind: str) -> str:

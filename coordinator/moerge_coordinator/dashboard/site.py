@@ -15,6 +15,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Route
 
 from moerge_coordinator.dashboard import formatting
+from moerge_coordinator.dashboard.attention import is_refusal
 from moerge_coordinator.dashboard.rest import Rest, RestError, calls
 from moerge_coordinator.dashboard.session import ForeignFormError, guard, sign_out, token_of
 from moerge_proto.experts import Expert
@@ -160,7 +161,7 @@ def _templates() -> Environment:
         lstrip_blocks=True,
     )
     made.filters |= formatting.FILTERS
-    made.globals |= {"step": formatting.step, "stamp": _stamp()}
+    made.globals |= {"step": formatting.step, "stamp": _stamp(), "is_refusal": is_refusal}
     return made
 
 

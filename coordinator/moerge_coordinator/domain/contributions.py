@@ -54,11 +54,7 @@ def check(ports: Ports, caller: Identity, sha256: str) -> list[str]:
     Raises:
         MoergeError: names the field of the manifest, or the matrix.
     """
-    try:
-        opened = StatisticsFile(ports.blobs.local(sha256))
-    except StatisticsFileError as error:
-        raise ContributionError(error.detail, where=error.field, todo="write it with this version of moerge") from error
-    with opened as file:
+    with _opened(ports, sha256) as file:
         manifest = file.manifest
         with ports.database.reading() as session:
             expert = _ready_expert(session, caller, manifest)
@@ -71,6 +67,19 @@ def check(ports: Ports, caller: Identity, sha256: str) -> list[str]:
         _require_sizes(manifest, {"hidden_size": trunk.hidden_size, "layers": trunk.layers})
         normalised = FAMILIES[trunk.family].gain is not None
         return validate(file, trunk.exponents, trunk.bounds, normalised=normalised)
+
+
+def _opened(ports: Ports, sha256: str) -> StatisticsFile:
+    try:
+        return StatisticsFile(ports.blobs.local(sha256))
+    except StatisticsFileError as error:
+        raise ContributionError(error.detail, where=error.field, todo="write it with this version of moerge") from error
+    except FileNotFoundError as error:
+        raise _gone(sha256) from error
+
+
+def _gone(sha256: str) -> RefusedError:
+    return RefusedError(ProblemType.NOT_READY, f"no complete upload {sha256}", where="sha256", todo="upload it again")
 
 
 def _check_trunk_sums(ports: Ports, file: StatisticsFile, manifest: TrunkManifest, expert: ExpertRow) -> list[str]:
@@ -114,10 +123,7 @@ def accept(ports: Ports, new: NewContribution, warnings: Sequence[str]) -> Contr
     Raises:
         RefusedError: names the field of the request or of the manifest.
     """
-    size = ports.blobs.size(new.sha256)
-    if size is None:
-        raise _gone(new.sha256)
-    with StatisticsFile(ports.blobs.local(new.sha256)) as file:
+    with _opened(ports, new.sha256) as file:
         manifest = file.manifest
     with ports.database.transaction("accept contribution") as session:
         row = session.scalar(select(ContributionRow).where(ContributionRow.digest == new.sha256))
@@ -126,7 +132,7 @@ def accept(ports: Ports, new: NewContribution, warnings: Sequence[str]) -> Contr
         if isinstance(manifest, RouterManifest):
             _require_current(session, manifest)
         require_usable(session, [manifest.expert], [])
-        if not ports.blobs.has(new.sha256):
+        if (size := ports.blobs.size(new.sha256)) is None:
             raise _gone(new.sha256)
         signer = require_signed(session, manifest.owner, new)
         if isinstance(manifest, RouterManifest):
@@ -149,10 +155,6 @@ def accept(ports: Ports, new: NewContribution, warnings: Sequence[str]) -> Contr
                 for shard in manifest.shards
             )
         return message(Contribution, row)
-
-
-def _gone(sha256: str) -> RefusedError:
-    return RefusedError(ProblemType.NOT_READY, f"no complete upload {sha256}", where="sha256", todo="upload it again")
 
 
 def _describe(row: ContributionRow, manifest: Manifest) -> None:

@@ -215,11 +215,11 @@ def require_shared(session: Session, owner: str, row: VersionRow) -> None:
         raise RefusedError(ProblemType.FORBIDDEN, found, where="number", todo=todo)
 
 
-def card(session: Session, row: VersionRow, text: str) -> str:
-    """A version's model card, with the experts in it that were withdrawn since on top."""
+def withdrawal_note(session: Session, row: VersionRow) -> str:
+    """The top of a version's model card, with the experts in it that were withdrawn since; empty if there are none."""
     gone = versions(session)(row).contains_withdrawn
     if not gone:
-        return text
+        return ""
     domains = {each.digest: each.domain for each in session.scalars(select(ExpertRow))}
     names = ", ".join(f"{domains[digest]} (`{digest}`)" for digest in gone)
-    return f"> This version still contains parameters of experts that were withdrawn: {names}.\n\n{text}"
+    return f"> This version still contains parameters of experts that were withdrawn: {names}.\n\n"

@@ -1,16 +1,16 @@
 """Workflows started, found, retried and counted."""
 
-import time
+import logging
 from collections import Counter
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import Any
 
 from dbos import DBOS, DBOSClient, EnqueueOptions, SetWorkflowID, WorkflowStatus
+from pydantic import ValidationError
 from sqlalchemy import select
 
-from moerge.errors import CoordinatorError
-from moerge_coordinator.domain import trunks
+from moerge_coordinator.domain import contributions, trunks
 from moerge_coordinator.domain.ports import Ports
 from moerge_coordinator.metrics import Metrics
 from moerge_coordinator.storage.tables import ExpertRow
@@ -25,18 +25,23 @@ from moerge_proto.experts import ExpertState
 from moerge_proto.problems import Problem, ProblemType
 from moerge_proto.trunks import TrunkLineage
 from moerge_proto.versions import Lineage
-from moerge_proto.workflows import Workflow, WorkflowEntry, WorkflowState
+from moerge_proto.workflows import Workflow, WorkflowEntry, WorkflowKind, WorkflowState
 
 EXECUTOR_ID = "coordinator"
 QUEUE = "workflows"
 APPLICATION_VERSION = "4"  # raise it when a workflow's steps change: `resume` then starts those that ran anew
-_LONGEST_PAUSE = 0.25
-_KINDS: dict[str, Literal["expert", "contribution", "trunk", "version"]] = {
+_log = logging.getLogger("moerge.workflows")
+_KINDS: dict[str, WorkflowKind] = {
     "take_in_expert": "expert",
     "take_in_contribution": "contribution",
     "merge_trunk": "trunk",
     "publish_version": "version",
 }
+_CLASSES = (TakeInExpert, TakeInContribution, MergeTrunk, PublishVersion)
+_NAMES = {
+    kind: [f"Workflows.{name}", *(f"{each.__name__}.{name}" for each in _CLASSES)] for name, kind in _KINDS.items()
+}
+"""Kind -> names of its workflows; earlier builds had one class for all."""
 
 
 class Workflows:
@@ -58,9 +63,13 @@ class Workflows:
         return self._start(f"expert-{digest}", self._experts.take_in_expert, digest, trunk)
 
     def start_contribution(self, owner: str, new: NewContribution) -> Workflow:
-        content = new.model_dump(mode="json")
-        name = f"contribution-{digest_of({'owner': owner, **content})}"
-        return self._start(name, self._contributions.take_in_contribution, owner, content)
+        """Takes in a contribution, unless it counts already. A file that is being checked isn't checked twice."""
+        name = f"contribution-{digest_of({'owner': owner, 'sha256': new.sha256})}"
+        with self._ports.database.reading() as session:
+            counts = contributions.find(session, owner, new.sha256) is not None
+        if counts:
+            return Workflow(id=f"{name}-1", state=WorkflowState.DONE, result=new.sha256)
+        return self._start(name, self._contributions.take_in_contribution, owner, new.model_dump(mode="json"))
 
     def start_trunk(self, lineage: TrunkLineage) -> Workflow:
         content = lineage.model_dump(mode="json")
@@ -78,12 +87,15 @@ class Workflows:
 
     def _start(self, name: str, workflow: Callable[..., Outcome], *args: object) -> Workflow:
         """Starts the workflow, or finds it running. One that has ended is started anew: what it made, it finds."""
-        attempt = 1
-        while (found := self.find(f"{name}-{attempt}")) is not None and found.state is not WorkflowState.RUNNING:
-            attempt += 1
-        id_ = f"{name}-{attempt}"
-        if found is None:
-            self._launch(id_, workflow, *args)
+        found = [
+            _workflow(each)
+            for each in self._list(workflow_id_prefix=f"{name}-", load_input=False)
+            if each.workflow_id.removeprefix(f"{name}-").isdigit()  # else it is a part of one
+        ]
+        if running := [each for each in found if each.state is WorkflowState.RUNNING]:
+            return running[0]
+        id_ = f"{name}-{len(found) + 1}"
+        self._launch(id_, workflow, *args)
         return self.find(id_) or Workflow(id=id_, state=WorkflowState.RUNNING)
 
     def _launch(self, id_: str, workflow: Callable[..., Outcome], *args: object) -> None:
@@ -117,24 +129,11 @@ class Workflows:
             return None
         return _workflow(found)
 
-    def wait(self, workflow: Workflow) -> str:
-        """The result of a workflow, once it is done.
-
-        Raises:
-            CoordinatorError: it failed; carries its problem.
-        """
-        pause = 0.01
-        while workflow.state is WorkflowState.RUNNING:
-            time.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE)
-            workflow = self.find(workflow.id) or workflow
-        if workflow.problem is not None:
-            raise CoordinatorError(workflow.problem)
-        return str(workflow.result)
-
-    def entries(self, after: int, most: int) -> list[WorkflowEntry]:
-        """The `most` newest workflows but for the `after` newest, newest first."""
-        return [_entry(each) for each in self._list(limit=most, offset=after, sort_desc=True)]
+    def entries(self, after: int, most: int, kind: WorkflowKind | None = None) -> list[WorkflowEntry]:
+        """The `most` newest workflows of a kind, or of all, but for the `after` newest; newest first."""
+        names = None if kind is None else _NAMES[kind]
+        found = self._list(limit=most, offset=after, sort_desc=True, name=names, load_input=False)
+        return [_entry(each) for each in found]
 
     def retry(self, id_: str) -> Workflow | None:
         """Starts one that failed anew, with its input.
@@ -149,7 +148,8 @@ class Workflows:
             case "expert":
                 with self._ports.database.reading() as session:
                     state = session.scalar(select(ExpertRow.state).where(ExpertRow.digest == given[0]))
-                return self.start_expert(*given) if state is ExpertState.RECEIVED else None
+                cut = state is ExpertState.READY and given[1] == "remerge"  # between its acceptance and the merge
+                return self.start_expert(*given) if cut or state is ExpertState.RECEIVED else None
             case "contribution":
                 new = NewContribution.model_validate(given[1])
                 held = self._ports.uploads.held_size(given[0], new.sha256) is not None
@@ -167,7 +167,12 @@ class Workflows:
         for each in self._list(status=["PENDING", "ENQUEUED", "DELAYED"]):
             if each.app_version != APPLICATION_VERSION:
                 DBOS.cancel_workflow(each.workflow_id)
-                self.retry(each.workflow_id)
+                try:
+                    self.retry(each.workflow_id)
+                except ValidationError:
+                    _log.exception(
+                        "%s can't be started anew: this build doesn't understand its input", each.workflow_id
+                    )
         self.start_remerge()
 
     def count(self) -> Counter[tuple[str, str]]:
@@ -175,12 +180,17 @@ class Workflows:
         found = self._list(load_input=False)
         return Counter((each.name.rpartition(".")[2], _workflow(each).state.value) for each in found)
 
+    def close(self) -> None:
+        """Ends the connection to whichever process runs the workflows."""
+        if self._client is not None:
+            self._client.destroy()
+
     def _list(self, **how: Any) -> list[WorkflowStatus]:
         listed = DBOS.list_workflows if self._client is None else self._client.list_workflows
         return listed(**how)
 
 
-def _kind(status: WorkflowStatus) -> Literal["expert", "contribution", "trunk", "version"]:
+def _kind(status: WorkflowStatus) -> WorkflowKind:
     return _KINDS[status.name.rpartition(".")[2]]
 
 
@@ -194,8 +204,11 @@ def _workflow(status: WorkflowStatus) -> Workflow:
         return Workflow(id=id_, state=WorkflowState.DONE, result=output["result"])
     if status.status in ("PENDING", "ENQUEUED", "DELAYED"):
         return Workflow(id=id_, state=WorkflowState.RUNNING)
-    todo = "mend the cause, which the coordinator's log has, and ask again"
-    problem = Problem.of(ProblemType.INTERNAL, f"the work broke off: {status.error or status.status}", todo=todo)
+    if status.status == "CANCELLED":
+        problem = Problem.of(ProblemType.UNAVAILABLE, "an upgrade of the coordinator cut it", todo="ask again")
+    else:
+        todo = "mend the cause, which the coordinator's log has, and ask again"
+        problem = Problem.of(ProblemType.INTERNAL, f"the work broke off: {status.error or status.status}", todo=todo)
     return Workflow(id=id_, state=WorkflowState.FAILED, problem=problem)
 
 

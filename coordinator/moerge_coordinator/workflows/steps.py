@@ -5,16 +5,19 @@ from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from dbos import DBOSConfiguredInstance
+from sqlalchemy.exc import SQLAlchemyError
 
 from moerge.errors import MoergeError
-from moerge.files import is_of_full_disk
 from moerge_coordinator.domain.ports import Ports
 from moerge_coordinator.problems import failure
+from moerge_proto.problems import ProblemType
 
 INSTANCE = "coordinator"
 Outcome = dict[str, Any]
 GONE: Outcome = {"result": None}
 """The outcome of a step whose files were removed meanwhile: they are to be made again."""
+PASSING = (ProblemType.STORAGE_FULL.urn, ProblemType.UNAVAILABLE.urn)
+"""Types of problems that pass without a change of the input."""
 P = ParamSpec("P")
 
 
@@ -42,9 +45,10 @@ def telling_problems(step: Callable[Concatenate[S, P], object]) -> Callable[Conc
                 return {"result": step(self, *args, **kwargs)}
         except MoergeError as error:
             return {"problem": error.problem().model_dump(mode="json")}
-        except OSError as error:
-            if not is_of_full_disk(error):
+        except (OSError, SQLAlchemyError) as error:
+            problem = failure(error)
+            if problem.type not in PASSING:
                 raise
-            return {"problem": failure(error).model_dump(mode="json")}
+            return {"problem": problem.model_dump(mode="json")}
 
     return told

@@ -1,14 +1,16 @@
 """Take in a contribution: check its sums, which takes minutes for large models, then let it count."""
 
+import threading
 from typing import Any
 
 from dbos import DBOS
 
 from moerge_coordinator.domain import contributions, owners
-from moerge_coordinator.workflows.steps import Outcome, Work, telling_problems
+from moerge_coordinator.workflows.steps import PASSING, Outcome, Work, telling_problems
 from moerge_proto.contributions import NewContribution
 from moerge_proto.owners import Role
-from moerge_proto.problems import ProblemType
+
+_CHECKS = threading.BoundedSemaphore(2)  # each takes memory for a layer's gram (law 8), and all that a core gives
 
 
 @DBOS.dbos_class()
@@ -18,7 +20,7 @@ class TakeInContribution(Work):
         outcome = self._check(owner, new)
         if "problem" not in outcome:
             outcome = self._accept(new, outcome["result"])
-        if "problem" in outcome and outcome["problem"]["type"] != ProblemType.STORAGE_FULL.urn:
+        if "problem" in outcome and outcome["problem"]["type"] not in PASSING:
             self._discard(owner, new["sha256"])
         return outcome
 
@@ -29,7 +31,8 @@ class TakeInContribution(Work):
             if contributions.find(session, owner, new["sha256"]) is not None:
                 return []
             caller = owners.identity(session, Role.OWNER, owner)
-        return contributions.check(self.ports, caller, new["sha256"])
+        with _CHECKS:
+            return contributions.check(self.ports, caller, new["sha256"])
 
     @DBOS.step()
     @telling_problems

@@ -199,7 +199,7 @@ class Client:
         """
         asked = Submission.model_validate(new.model_dump(exclude={"sha256"}))
         path = f"/v1/contributions/{new.sha256}"
-        self.wait(self.http.message(Workflow, "PUT", path, asked))
+        self.http.patiently(lambda: self.wait(self.http.message(Workflow, "PUT", path, asked)))
         return self.http.get(Contribution, path)
 
     def contributions(self, kind: Kind = "router") -> Iterator[Contribution]:

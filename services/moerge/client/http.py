@@ -100,7 +100,7 @@ class Http:
 
         def passes(error: Exception) -> bool:
             nonlocal tell
-            if not (isinstance(error, httpx.TransportError | _UnavailableError) or self._is_full(error)):
+            if not (isinstance(error, httpx.TransportError | _UnavailableError) or self._passes(error)):
                 return False
             if self._patience is None and (now := time.monotonic()) >= tell:
                 tell = now + _TOLD_SECONDS
@@ -124,9 +124,12 @@ class Http:
             ) from error
         raise AssertionError("unreachable: the last attempt returns or raises")
 
-    def _is_full(self, error: Exception) -> bool:
-        full = isinstance(error, CoordinatorError) and error.type == ProblemType.STORAGE_FULL.urn
-        return full and self._patience is None
+    def _passes(self, error: Exception) -> bool:
+        """Whether a problem passes without a change of the call; a full storage is waited for by the patient only."""
+        if not isinstance(error, CoordinatorError):
+            return False
+        full = error.type == ProblemType.STORAGE_FULL.urn and self._patience is None
+        return full or error.type == ProblemType.UNAVAILABLE.urn
 
     def send(
         self,

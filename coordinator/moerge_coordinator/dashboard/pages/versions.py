@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 from starlette.responses import RedirectResponse, Response
 
@@ -16,7 +16,7 @@ from moerge_proto.history import TrunkHistory
 from moerge_proto.rounds import Round
 from moerge_proto.trunks import Trunk
 from moerge_proto.versions import CHAMPION, Alias, AliasMove, Version
-from moerge_proto.workflows import WorkflowEntry, WorkflowState
+from moerge_proto.workflows import WorkflowEntry, WorkflowKind, WorkflowState
 
 _PER_PAGE = 25
 
@@ -71,17 +71,18 @@ async def _state_of_affairs(visit: Visit, champion: Version | None, newest: Vers
     if newest is None:
         found = await rest.page(Version, "/v1/versions", {"newest": True})
         newest = next(iter(found.items), None)
-    trunk, history, experts, rounds, workflows = await asyncio.gather(
+    trunk, history, experts, rounds, pages = await asyncio.gather(
         rest.find(Trunk, "/v1/trunks/current"),
         rest.find(TrunkHistory, "/v1/trunks/current/history"),
         rest.all(Expert, "/v1/experts"),
         rest.all(Round, "/v1/rounds"),
-        rest.page(WorkflowEntry, "/v1/workflows"),
+        asyncio.gather(*(rest.page(WorkflowEntry, "/v1/workflows", {"kind": kind}) for kind in get_args(WorkflowKind))),
     )
+    workflows = [each for page in pages for each in page.items]
     remerge = history.remerge if history else None
-    running = [each for each in workflows.items if each.state is WorkflowState.RUNNING]
+    running = [each for each in workflows if each.state is WorkflowState.RUNNING]
     return {
-        "needs": needs(champion, newest, trunk, experts, rounds, workflows.items, remerge),
+        "needs": needs(champion, newest, trunk, experts, rounds, workflows, remerge),
         "running": running,
         "open_rounds": [each for each in rounds if each.state == "open"],
     }

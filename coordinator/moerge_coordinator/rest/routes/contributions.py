@@ -1,12 +1,17 @@
 """Contributions, which a workflow takes in."""
 
-from typing import Annotated, Literal
+import asyncio
+import time
+from typing import Annotated
 
 from fastapi import APIRouter, Query
+from starlette.concurrency import run_in_threadpool
 
+from moerge.errors import CoordinatorError
 from moerge_coordinator.domain.contributions import require_sent
 from moerge_coordinator.domain.owners import own_name
 from moerge_coordinator.domain.withdrawal import withdraw_contribution
+from moerge_coordinator.problems import RefusedError
 from moerge_coordinator.rest.auth import DomainOwner, OperatorOrOwner
 from moerge_coordinator.rest.lists import After, Newest, page, visible, visible_row
 from moerge_coordinator.rest.state import Coordinator, State
@@ -16,9 +21,12 @@ from moerge_proto.contributions import Contribution, NewContribution, Submission
 from moerge_proto.digests import Digest
 from moerge_proto.messages import Page
 from moerge_proto.owners import Identity
-from moerge_proto.workflows import Workflow
+from moerge_proto.problems import ProblemType
+from moerge_proto.statistics_file import Kind
+from moerge_proto.workflows import Workflow, WorkflowState
 
 router = APIRouter(tags=["contributions"])
+_MOST_SECONDS = 300.0
 _TRUNK_ONLY = {"kind", "split", "trunk", "shards", "warnings"}
 """Fields that trunk contributions lacked while they were a list of their own."""
 
@@ -43,7 +51,7 @@ def list_contributions(
     caller: OperatorOrOwner,
     after: After = 0,
     newest: Newest = False,
-    kind: Annotated[Literal["router", "trunk"], Query(description="Contributions of this kind.")] = "router",
+    kind: Annotated[Kind, Query(description="Contributions of this kind.")] = "router",
 ) -> Page[Contribution]:
     """Lists the contributions of a kind; an owner sees its own. Role: operator or owner."""
     query = visible(caller, ContributionRow).where(ContributionRow.kind == kind)
@@ -72,29 +80,40 @@ def withdraw(state: Coordinator, caller: OperatorOrOwner, digest: Digest) -> Con
     with state.database.transaction("withdraw contribution") as session:
         row = visible_row(session, caller, ContributionRow, digest)
         withdraw_contribution(session, row)
-    state.workflows.start_remerge()
+    if row.kind == "trunk":
+        state.workflows.start_remerge()
     return _view(row)
 
 
 # --- as they were before both kinds had one route; they go with the next version
 
 
-def _contribute_and_wait(state: State, caller: Identity, new: NewContribution) -> Contribution:
-    digest = state.workflows.wait(_start(state, caller, new))
-    with state.database.reading() as session:
-        return _view(visible_row(session, caller, ContributionRow, digest))
+async def _contribute_and_wait(state: State, caller: Identity, new: NewContribution) -> Contribution:
+    """Holds no thread while the workflow runs."""
+    workflow, pause, end = await run_in_threadpool(_start, state, caller, new), 0.02, time.monotonic() + _MOST_SECONDS
+    while workflow.state is WorkflowState.RUNNING:
+        if time.monotonic() > end:
+            what = "the contribution is still being checked"
+            raise RefusedError(ProblemType.UNAVAILABLE, what, todo="ask again", retry_after=10)
+        await asyncio.sleep(pause)
+        pause = min(2 * pause, 0.5)
+        found = await run_in_threadpool(state.workflows.find, workflow.id)
+        workflow = found or workflow
+    if workflow.problem is not None:
+        raise CoordinatorError(workflow.problem)
+    return await run_in_threadpool(show_contribution, state, caller, new.sha256)
 
 
 @router.post("/contributions", status_code=201, deprecated=True)
-def contribute_and_wait(state: Coordinator, caller: DomainOwner, new: NewContribution) -> Contribution:
+async def contribute_and_wait(state: Coordinator, caller: DomainOwner, new: NewContribution) -> Contribution:
     """Takes an uploaded statistics file as a contribution, and answers once it is checked. Role: owner."""
-    return _contribute_and_wait(state, caller, new)
+    return await _contribute_and_wait(state, caller, new)
 
 
 @router.post("/trunk-contributions", status_code=201, deprecated=True, response_model_exclude=_TRUNK_ONLY)
-def contribute_trunk_and_wait(state: Coordinator, caller: DomainOwner, new: NewContribution) -> Contribution:
+async def contribute_trunk_and_wait(state: Coordinator, caller: DomainOwner, new: NewContribution) -> Contribution:
     """Takes an uploaded statistics file as a contribution, and answers once it is checked. Role: owner."""
-    return _contribute_and_wait(state, caller, new)
+    return await _contribute_and_wait(state, caller, new)
 
 
 @router.get("/trunk-contributions", deprecated=True, response_model_exclude={"items": {"__all__": _TRUNK_ONLY}})

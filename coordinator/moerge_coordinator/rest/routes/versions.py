@@ -92,8 +92,8 @@ def show_card(state: Coordinator, caller: Anyone, number: Number) -> Markdown:
     """The version's model card, with what is to be said of it by now on top. Role: any."""
     with state.database.reading() as session:
         row = versions.find_served(session, number)
-        text = state.blobs.local(versions.file_digest(row, "README.md")).read_text()
-        return Markdown(versions.card(session, row, text))
+        note = versions.withdrawal_note(session, row)
+    return Markdown(note + state.blobs.local(versions.file_digest(row, "README.md")).read_text())
 
 
 @router.get("/{number}/compare/{other}")

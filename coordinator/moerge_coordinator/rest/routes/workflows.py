@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from fastapi import APIRouter, Path
+from fastapi import APIRouter, Path, Query
 
 from moerge_coordinator.domain.owners import own_name
 from moerge_coordinator.problems import RefusedError
@@ -12,16 +12,21 @@ from moerge_coordinator.rest.state import Coordinator
 from moerge_proto.messages import Page
 from moerge_proto.owners import Role
 from moerge_proto.problems import ProblemType
-from moerge_proto.workflows import Workflow, WorkflowEntry, WorkflowState
+from moerge_proto.workflows import Workflow, WorkflowEntry, WorkflowKind, WorkflowState
 
 router = APIRouter(prefix="/workflows", tags=["workflows"])
 Id = Annotated[str, Path(alias="id", pattern="^[a-z0-9-]{1,200}$")]
 
 
 @router.get("")
-def list_workflows(state: Coordinator, caller: Operator, after: After = 0) -> Page[WorkflowEntry]:
+def list_workflows(
+    state: Coordinator,
+    caller: Operator,
+    after: After = 0,
+    kind: Annotated[WorkflowKind | None, Query(description="Only workflows that make this.")] = None,
+) -> Page[WorkflowEntry]:
     """Lists workflows, newest first; `after` so many of them. Role: operator."""
-    found = state.workflows.entries(after, PAGE + 1)
+    found = state.workflows.entries(after, PAGE + 1, kind)
     return Page(items=found[:PAGE], next=after + PAGE if len(found) > PAGE else None)
 
 
