@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import ClassVar
@@ -11,10 +12,12 @@ import pytest
 from moerge.client.client import Client
 from moerge.errors import CoordinatorError, MoergeError
 from moerge.progress import LogProgress
+from moerge_proto.contributions import Contribution, NewContribution
 from moerge_proto.digests import content_digest, sha256_hex
 from moerge_proto.messages import FileEntry
 from moerge_proto.owners import Identity, Role
 from moerge_proto.problems import Problem, ProblemType
+from moerge_proto.workflows import Workflow, WorkflowState
 
 
 @pytest.mark.parametrize("url", ["http://example.org", "http://10.0.0.1:8080", "ftp://localhost", "localhost:8080"])
@@ -176,3 +179,48 @@ def test_what_is_no_coordinator_does_not_greet_as_one() -> None:
                 client.greeting()
         finally:
             server.shutdown()
+
+
+class Cut(BaseHTTPRequestHandler):
+    """A coordinator whose database is gone while it checks a contribution, and back when it is asked again."""
+
+    asked: ClassVar[list[str]] = []
+
+    def do_PUT(self) -> None:
+        self.asked.append(self.path)
+        gone = Problem.of(ProblemType.UNAVAILABLE, "the database doesn't answer")
+        failed = Workflow(id="contribution-1", state=WorkflowState.FAILED, problem=gone)
+        done = Workflow(id="contribution-2", state=WorkflowState.DONE, result=DIGEST)
+        self._answer(202, (failed if len(self.asked) == 1 else done).model_dump_json())
+
+    def do_GET(self) -> None:
+        self._answer(200, SENT.model_dump_json())
+
+    def _answer(self, status: int, content: str) -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content.encode())
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+DIGEST = "1" * 64
+SENT = Contribution(
+    number=1, digest=DIGEST, owner="firm", domain="law", expert=DIGEST, tokens=1, documents=1, size=1, active=True,
+    software={}, signature=None, fingerprint=None, created=datetime(2030, 1, 1, tzinfo=UTC), withdrawn=None,
+)  # fmt: skip
+
+
+def test_a_contribution_is_sent_again_if_its_workflow_failed_by_what_passes() -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Cut) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            with Client(f"http://127.0.0.1:{server.server_port}", "token", patience=20) as client:
+                assert client.contribute(NewContribution(sha256=DIGEST)) == SENT
+        finally:
+            server.shutdown()
+            thread.join()
+    assert len(Cut.asked) == 2
