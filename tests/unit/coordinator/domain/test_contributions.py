@@ -7,15 +7,10 @@ from typing import Any, BinaryIO
 import pytest
 from sqlalchemy import select
 
-from moerge.blobs.local import LocalBlobs, LocalChunks
 from moerge.errors import MoergeError
 from moerge_coordinator.domain import contributions, owner_keys, owners, withdrawal
 from moerge_coordinator.domain.ports import Ports
-from moerge_coordinator.domain.uploads import Uploads
 from moerge_coordinator.problems import RefusedError
-from moerge_coordinator.settings import Settings
-from moerge_coordinator.storage.database import Database
-from moerge_coordinator.storage.folders import Folders
 from moerge_coordinator.storage.tables import ContributionRow, ExpertRow, ShardRow, TrunkRow
 from moerge_proto.contributions import Contribution, NewContribution
 from moerge_proto.digests import sha256_hex
@@ -71,17 +66,14 @@ class Law:
 
 
 @pytest.fixture
-def law(database: Database, tmp_path: Path) -> Law:
-    blobs, settings = LocalBlobs(tmp_path / "blobs"), Settings(home=tmp_path)
-    uploads = Uploads(database, blobs, LocalChunks(tmp_path / "uploads"), settings)
-    with database.transaction("test") as session:
+def law(ports: Ports, tmp_path: Path) -> Law:
+    with ports.database.transaction("test") as session:
         expert = add_expert(session, "law")
         bits = [exponent(HIDDEN)] * LAYERS
         trunk = add_trunk(
             session, [expert], hidden_size=HIDDEN, layers=LAYERS, exponents=bits, bounds=[float(HIDDEN)] * LAYERS
         )
-    folders = Folders(database, blobs, tmp_path)
-    return Law(Ports(settings, database, blobs, folders, uploads), expert, trunk, tmp_path)
+    return Law(ports, expert, trunk, tmp_path)
 
 
 def test_law_4_a_shard_counts_once_under_a_trunk(law: Law) -> None:
