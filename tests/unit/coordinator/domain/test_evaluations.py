@@ -7,6 +7,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from moerge_coordinator.domain import evaluations
+from moerge_coordinator.domain.withdrawal import withdraw_expert
 from moerge_coordinator.problems import RefusedError
 from moerge_coordinator.storage.messages import version_table
 from moerge_coordinator.storage.tables import EvaluationRow, ExpertRow, VersionRow, now
@@ -89,4 +90,6 @@ def test_the_same_again_changes_nothing_and_a_later_one_takes_its_place(
     assert [(row.domain, row.active) for row in rows] == [("law", False), ("art", True), ("law", True)]
     table = version_table(session, version)
     assert [each.normalised for each in table.scores] == [pytest.approx(36.787944), 100]
+    withdraw_expert(session, law, serve=True)
     assert art.active
+    assert [each.domain for each in version_table(session, version).scores] == ["law", "art"], "what was told stays"

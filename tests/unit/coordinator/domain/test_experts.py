@@ -116,6 +116,7 @@ def test_a_domain_has_one_expert_and_an_expert_one_domain(joining: Joining) -> N
     assert joining.refusal("law", joining.uploaded("law-owner", joining.models(2))) == (ProblemType.CONFLICT, "domain")
     same = joining.uploaded("art-owner", joining.models(1))
     assert joining.refusal("art", same) == (ProblemType.CONFLICT, "files")
+    assert all(joining.ports.blobs.has(file.sha256) for file in law.files), "its files stay"
     with joining.ports.database.transaction("test") as session:
         withdraw_expert(session, experts.find(session, law.digest), serve=True)
     other = joining.join("law", 2)
@@ -134,6 +135,13 @@ def test_a_refused_expert_makes_room_and_one_from_a_source_is_tried_again(joinin
         experts.refuse(session, first.digest, FOUND)
     files = joining.uploaded("law-owner", joining.models(1))
     assert joining.register("law", files).problem == FOUND, "its content is the same, so it is refused still"
+    with pytest.raises(IncompatibleExpertError):
+        joining.register("law", joining.uploaded("law-owner", joining.models(2, attention_bias=True)))
+    assert list(joining.rows()) == []
+    again = joining.register("law", joining.uploaded("law-owner", joining.models(1)))
+    assert (again.digest, again.state) == (first.digest, ExpertState.RECEIVED), "after another's try it is read again"
+    with joining.ports.database.transaction("test") as session:
+        experts.refuse(session, first.digest, FOUND)
     second = joining.register("law", joining.uploaded("law-owner", joining.models(2)))
     assert list(joining.rows()) == [second.digest]
     fetched = joining.register("art", {"config.json": "1" * 64}, source=SOURCE)
