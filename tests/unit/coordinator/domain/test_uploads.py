@@ -97,6 +97,13 @@ def test_an_owner_has_no_more_uploads_open_than_it_may(store: Store) -> None:
     store.uploads.open("firm", announced(b"4"))
 
 
+def test_a_manifest_of_tiny_chunks_is_refused() -> None:
+    for size, pieces in ((10**6, 125), (17, 17), (2**20, 18)):
+        chunks = [{"sha256": sha256_hex(bytes([n])), "size": 1} for n in range(pieces)]
+        with pytest.raises(ValueError, match="too many"):
+            NewUpload.model_validate({"sha256": "0" * 64, "size": size, "chunks": chunks})
+
+
 def test_a_chunk_is_what_its_name_says_and_nothing_else_is_kept(store: Store) -> None:
     upload, name = store.uploads.open("firm", announced(b"whole")), sha256_hex(b"whole")
     for pieces, kind in (
