@@ -30,6 +30,12 @@ def owners(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Owners]:
         yield made
 
 
+@pytest.fixture(scope="module")
+def law_s(owners: Owners) -> tuple[RouterManifest, ShardSums]:
+    """What law's worker would send."""
+    return honest(owners.server, owners.law, owners.trunk, first=1000)
+
+
 def another_hidden_size(manifest: dict[str, Any], sums: ShardSums) -> Changed:
     lengths = {"gram": gram_length(16), "cross": 16}
     cut = {name: array[: lengths[name.rpartition(".")[2]]] for name, array in sums.arrays.items()}
@@ -94,9 +100,14 @@ def another_expert(manifest: dict[str, Any], sums: ShardSums) -> Changed:
     ],
 )
 def test_validation_refuses_by_name_and_keeps_nothing(
-    owners: Owners, tmp_path: Path, change: Callable[[dict[str, Any], ShardSums], Changed], kind: str, field: str
+    owners: Owners,
+    law_s: tuple[RouterManifest, ShardSums],
+    tmp_path: Path,
+    change: Callable[[dict[str, Any], ShardSums], Changed],
+    kind: str,
+    field: str,
 ) -> None:
-    manifest, sums = honest(owners.server, owners.law, owners.trunk, first=1000)
+    manifest, sums = law_s
     before, known = files_below(owners.server), list(owners.law.client.contributions())
     changed, other = change(manifest.model_dump(), deepcopy(sums))
     path = written(tmp_path / "file", RouterManifest.model_validate(changed), other)

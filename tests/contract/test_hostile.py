@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import shutil
 import struct
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -72,10 +73,16 @@ def owner(federation: Federation) -> Member:
     return federation.join("hostile", federation.folder)
 
 
+@pytest.fixture(scope="module")
+def like(federation: Federation) -> Path:
+    """The folder of an expert like the first one's."""
+    return expert(federation.folder / "like", seed=2)
+
+
 @pytest.fixture
-def member(owner: Member, tmp_path: Path) -> Member:
-    """An owner of which nothing is registered, with an expert like the first one's to spoil."""
-    return replace(owner, folder=expert(tmp_path / "expert", seed=2))
+def member(owner: Member, like: Path, tmp_path: Path) -> Member:
+    """An owner of which nothing is registered, with an expert to spoil."""
+    return replace(owner, folder=shutil.copytree(like, tmp_path / "expert"))
 
 
 def uploaded(member: Member) -> dict[str, str]:
@@ -260,6 +267,12 @@ def test_a_bomb_is_stopped_at_the_announced_size_in_bounded_memory_and_disk(
 # --- statistics
 
 
+@pytest.fixture(scope="module")
+def good(federation: Federation, first: Member, trunk: Trunk) -> bytes:
+    """An honest statistics file."""
+    return written(federation.folder / "good", *honest(federation.server, first, trunk)).read_bytes()
+
+
 def with_manifest(data: bytes, change: Callable[[dict[str, Any]], object]) -> bytes:
     end = 8 + int.from_bytes(data[:8], "little")
     content = json.loads(data[8:end])
@@ -291,9 +304,8 @@ def with_manifest(data: bytes, change: Callable[[dict[str, Any]], object]) -> by
     ],
 )
 def test_a_manifest_that_can_t_be_is_refused_by_field(
-    server: Coordinator, first: Member, trunk: Trunk, tmp_path: Path, field: str, value: object
+    server: Coordinator, first: Member, good: bytes, tmp_path: Path, field: str, value: object
 ) -> None:
-    good = written(tmp_path / "good", *honest(server, first, trunk)).read_bytes()
     files, memory = files_below(server), peak_bytes(server, anew=True)
     path = tmp_path / "bad"
     path.write_bytes(with_manifest(good, lambda manifest: {**manifest, field: value}))

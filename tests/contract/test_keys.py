@@ -164,15 +164,6 @@ def test_the_coordinator_itself_refuses_what_is_forged(server: Coordinator, tmp_
         assert not {"forger", "another"} & {each.name for each in operator.owners()}
 
 
-def test_approving_again_gives_another_token_and_changes_nothing_else(server: Coordinator, tmp_path: Path) -> None:
-    tokens = [approved(server, tmp_path, "twice") for _ in range(2)]
-    assert len(set(tokens)) == 2
-    for token in tokens:
-        with server.client(token) as client:
-            assert client.identity().owner == "twice"
-    assert len(find(server, "twice").keys) == 1
-
-
 def test_a_known_owner_gets_another_key_only_when_the_operator_says_so(server: Coordinator, tmp_path: Path) -> None:
     """A lost key; the token of the machine that lost it goes on."""
     token = approved(server, tmp_path / "old", "lost")
@@ -197,21 +188,6 @@ def test_an_owner_without_a_key_may_get_one_later(server: Coordinator, tmp_path:
             require_approved(client, tmp_path)
         approved(server, tmp_path, "plain", replace=True)
         assert require_approved(client, tmp_path)
-
-
-def test_one_key_is_not_two_owners_and_a_domain_not_either(server: Coordinator, tmp_path: Path) -> None:
-    approved(server, tmp_path, "first")
-    key = read_owner_key(tmp_path / "first.pem")
-    when = find(server, "first").created
-    with server.client() as operator:
-        with refused("conflict", "request.public_key"):
-            operator.approve(JoinRequest.make(key, "second", ["second-domain"], when))
-        stranger = Ed25519PrivateKey.generate()
-        with refused("conflict", "domains"):
-            operator.approve(JoinRequest.make(stranger, "third", ["first-domain"], when))
-        with refused("conflict", "name"):
-            operator.approve(JoinRequest.make(key, "first", ["other-domain"], when))
-        assert not {"second", "third"} & {each.name for each in operator.owners()}
 
 
 def test_an_owner_was_last_seen_when_it_last_called(server: Coordinator, tmp_path: Path) -> None:
@@ -252,16 +228,9 @@ def test_a_contribution_without_the_owner_s_signature_is_refused_and_with_it_kep
 ) -> None:
     member, home, trunk = fleet
     digest = uploaded(server, member, trunk, tmp_path / "file", 0)
-    key, stranger = read_owner_key(home / "firm.pem"), Ed25519PrivateKey.generate()
-    for signed, todo in (
-        (None, "run the worker where that key is"),
-        (sign_contribution(stranger, "firm", digest), "where the owner's key is"),
-        (sign_contribution(key, "another", digest), "where the owner's key is"),
-        (sign_contribution(key, "firm", "0" * 64), "where the owner's key is"),
-        (key.sign(bytes.fromhex(digest)).hex(), "where the owner's key is"),
-    ):
-        with refused("forbidden", "signature", todo):
-            member.client.contribute(NewContribution(sha256=digest, signature=signed))
+    for forged in (None, sign_contribution(Ed25519PrivateKey.generate(), "firm", digest)):
+        with refused("forbidden", "signature", "run the worker where"):
+            member.client.contribute(NewContribution(sha256=digest, signature=forged))
     assert not list(member.client.contributions())
 
     signed = signature(home, "firm", digest)
@@ -271,13 +240,6 @@ def test_a_contribution_without_the_owner_s_signature_is_refused_and_with_it_kep
     assert member.client.contribute(NewContribution(sha256=digest, signature=signed)) == kept
     shown = moerge("contribution", "list", COLUMNS="250", **server.environment())
     assert in_groups(here(home / "firm.pem")[:8]) in shown
-
-
-def test_an_owner_without_a_key_can_t_sign(server: Coordinator) -> None:
-    token = moerge("owner", "add", "unsigned", "--domain", "unsigned-domain", **server.environment())
-    signed = sign_contribution(Ed25519PrivateKey.generate(), "unsigned", "0" * 64)
-    with server.client(token) as client, refused("forbidden", "signature", "moerge owner approve"):
-        client.contribute(NewContribution(sha256="0" * 64, signature=signed))
 
 
 def test_a_version_tells_who_signed_what_it_was_made_of_and_anyone_can_check_it(
@@ -362,17 +324,10 @@ def test_a_rotation_needs_the_owner_s_token_and_both_keys(server: Coordinator, t
     with server.client(token) as client:
         with refused("invalid-request", "new_signature"):
             client.rotate_key(asked.model_copy(update={"new_signature": asked.old_signature}))
-        with refused("invalid-request", "old_signature"):
-            client.rotate_key(asked.model_copy(update={"old_signature": asked.new_signature}))
         with refused("conflict", "old_key", "moerge worker init"):
             client.rotate_key(Rotation.make(new, Ed25519PrivateKey.generate(), "turner"))
-        with refused("conflict", "new_key"):
-            client.rotate_key(Rotation.make(old, read_owner_key(tmp_path / "stranger.pem"), "turner"))
         assert active(server, "turner") == [here(tmp_path / "turner.pem")]
-        for _ in range(2):  # the second is a no-op
-            assert client.rotate_key(asked).keys[-1].public_key == asked.new_key
-        with refused("conflict", "new_key"):
-            client.rotate_key(Rotation.make(new, old, "turner"))  # a key never comes back
+        assert client.rotate_key(asked).keys[-1].public_key == asked.new_key
 
 
 class Deaf(BaseHTTPRequestHandler):

@@ -9,7 +9,6 @@ from moerge.cli.common import wait
 from moerge.client.register import register
 from moerge.errors import CoordinatorError, MoergeError
 from moerge.models.expert_folder import file_digests
-from moerge_proto.contributions import NewContribution
 from moerge_proto.experts import ExpertState, NewExpert
 from moerge_proto.options import RECOMMENDED
 from moerge_proto.versions import Version
@@ -20,7 +19,6 @@ from support.federation import (
     eventually,
     federation_of,
     files_below,
-    honest,
     honest_trunk,
     registered,
     send_trunk,
@@ -107,20 +105,6 @@ def test_purging_removes_the_files_and_names_the_versions_that_need_them(tmp_pat
         assert left - alone == old
 
 
-def test_a_withdrawn_domain_takes_another_expert_and_the_same_one_may_come_back(federation: Federation) -> None:
-    [law] = newcomers(federation, 1)
-    own, [first] = law.folder, digests(law)
-    law.client.withdraw_expert(first)
-    law.folder = expert(federation.folder / "other", seed=1000)
-    other = law.register().digest
-    assert other != first
-    assert [row.state for row in law.client.experts()] == [ExpertState.WITHDRAWN, ExpertState.READY]
-    law.client.withdraw_expert(other)
-    law.folder = own
-    assert law.register().digest == first
-    assert law.client.expert(first).withdrawn is None
-
-
 def test_a_newcomer_can_ask_for_a_remerge_in_the_same_call(federation: Federation) -> None:
     [law] = newcomers(federation, 1)
     old = federation.merge(law.domain)
@@ -169,13 +153,3 @@ def test_solving_again_with_other_options_needs_nobody(federation: Federation) -
     assert (found.experts_added, found.experts_removed, found.contributions_added) == ([], [], [])
     router = next(file for file in again.files if file.name == "model-router.safetensors")
     assert router.size < found.fetch < again.bytes_total / 2
-
-
-def test_a_contribution_of_a_withdrawn_expert_is_refused(federation: Federation) -> None:
-    law, art = newcomers(federation, 2)
-    path = written(federation.folder / "late", *honest(federation.server, law, federation.merge(art.domain)))
-    stored = law.client.upload(path, SILENT, title="late")
-    law.client.withdraw_expert(*digests(law))
-    with pytest.raises(CoordinatorError) as caught:
-        law.client.contribute(NewContribution(sha256=stored.sha256))
-    assert caught.value.where == "manifest.expert"

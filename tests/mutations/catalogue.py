@@ -142,7 +142,7 @@ MUTATIONS = (
         COORDINATOR,
         "if domain not in identity.domains:",
         "if False:",
-        ("tests/contract/test_progress.py",),
+        ("tests/unit/coordinator/domain/test_owners.py",),
     ),
     Mutation(
         "download-without-leave",
@@ -150,7 +150,7 @@ MUTATIONS = (
         COORDINATOR,
         "if each.owner != owner and not each.redistribute]",
         "if False]",
-        ("tests/contract/test_evaluations.py",),
+        ("tests/unit/coordinator/domain/test_versions.py",),
     ),
     Mutation(
         "expired-token",
@@ -231,7 +231,7 @@ MUTATIONS = (
         COORDINATOR,
         "if size > left:",
         "if False:",
-        ("tests/contract/test_upload_limits.py",),
+        ("tests/unit/coordinator/domain/test_uploads.py",),
     ),
     Mutation(
         "told-failure",

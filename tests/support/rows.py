@@ -10,7 +10,7 @@ from sqlalchemy.pool import StaticPool
 
 from moerge_coordinator.domain import owners, versions
 from moerge_coordinator.storage.database import Database
-from moerge_coordinator.storage.tables import Base, ContributionRow, ExpertRow, OwnerRow, TrunkRow, VersionRow
+from moerge_coordinator.storage.tables import Base, ContributionRow, DomainRow, ExpertRow, TrunkRow, VersionRow
 from moerge_proto.digests import digest_of, sha256_hex
 from moerge_proto.experts import ExpertState
 from moerge_proto.messages import FileEntry
@@ -36,7 +36,7 @@ class Clock:
 
 def rows_in_memory(clock: Callable[[], datetime]) -> Database:
     """Empty tables; references between rows hold."""
-    engine = create_engine("sqlite://", poolclass=StaticPool)
+    engine = create_engine("sqlite://", poolclass=StaticPool, connect_args={"check_same_thread": False})
     event.listen(engine, "connect", lambda connection, record: connection.execute("PRAGMA foreign_keys=ON"))
     Base.metadata.create_all(engine)
     return Database(engine, clock)
@@ -49,9 +49,9 @@ def file_of(content: str, name: str = "model.safetensors") -> FileEntry:
 
 def add_expert(session: Session, domain: str, fitted: tuple[str, str] | None = None, **change: Any) -> ExpertRow:
     """A ready expert of a domain and of its owner. `fitted`: the expert that it is fitted from, and the trunk."""
-    owner = f"{domain}-owner"
-    if session.scalar(select(OwnerRow).where(OwnerRow.name == owner)) is None:
-        owners.add(session, owner, [domain])
+    if (own := session.get(DomainRow, domain)) is None:
+        owners.add(session, f"{domain}-owner", [domain])
+    owner = f"{domain}-owner" if own is None else own.owner
     row = ExpertRow(
         digest=sha256_hex(f"{domain} {fitted} {change.get('files')}".encode()),
         domain=domain,

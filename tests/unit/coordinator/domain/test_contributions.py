@@ -4,24 +4,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import numpy as np
 import pytest
 from sqlalchemy import select
 
-from moerge.blobs.local import LocalBlobs, LocalChunks
 from moerge.errors import MoergeError
+from moerge.statistics.accumulate import ShardSums
 from moerge_coordinator.domain import contributions, owner_keys, owners, withdrawal
 from moerge_coordinator.domain.ports import Ports
-from moerge_coordinator.domain.uploads import Uploads
 from moerge_coordinator.problems import RefusedError
-from moerge_coordinator.settings import Settings
-from moerge_coordinator.storage.database import Database
-from moerge_coordinator.storage.folders import Folders
 from moerge_coordinator.storage.tables import ContributionRow, ExpertRow, ShardRow, TrunkRow
 from moerge_proto.contributions import Contribution, NewContribution
 from moerge_proto.digests import sha256_hex
 from moerge_proto.owners import Role
 from moerge_proto.problems import ProblemType
-from moerge_proto.statistics_file import RouterManifest, exponent
+from moerge_proto.statistics_file import RouterManifest, StatisticsSettings, TrunkManifest, exponent
 from support.rows import add_expert, add_trunk
 from support.statistics import LAYERS, honest_sums, manifest_of, written
 
@@ -42,7 +39,21 @@ class Law:
         sums = honest_sums(HIDDEN, TOKENS, shards, HIDDEN, seed=first)
         manifest = manifest_of(sums, shards, first_shard=first).model_dump()
         own = {"owner": "law-owner", "expert": self.expert.digest, "trunk": self.trunk.digest}
-        path = written(self.folder / "file", RouterManifest.model_validate({**manifest, **own, **change}), sums)
+        return self.kept(
+            written(self.folder / "file", RouterManifest.model_validate({**manifest, **own, **change}), sums)
+        )
+
+    def trunk_file(self, tokens: int = 1) -> str:
+        """The digest of a file for trunks that is kept; its sums are zeros."""
+        manifest = TrunkManifest(
+            owner="law-owner", expert=self.expert.digest, domain="law", settings=StatisticsSettings(),
+            hidden_size=HIDDEN, layers=LAYERS, exponents=[1] * (2 * LAYERS + 1), tokens=tokens, documents=1,
+            shards=["1" * 64], attention_size=HIDDEN, vocab_size=9, rare_below=0,
+        )  # fmt: skip
+        zeros = {name: np.zeros(length, np.int64) for name, length in manifest.layout()}
+        return self.kept(written(self.folder / "file", manifest, ShardSums(zeros, tokens, 1)))
+
+    def kept(self, path: Path) -> str:
         content = path.read_bytes()
 
         def write(out: BinaryIO) -> str:
@@ -71,17 +82,14 @@ class Law:
 
 
 @pytest.fixture
-def law(database: Database, tmp_path: Path) -> Law:
-    blobs, settings = LocalBlobs(tmp_path / "blobs"), Settings(home=tmp_path)
-    uploads = Uploads(database, blobs, LocalChunks(tmp_path / "uploads"), settings)
-    with database.transaction("test") as session:
+def law(ports: Ports, tmp_path: Path) -> Law:
+    with ports.database.transaction("test") as session:
         expert = add_expert(session, "law")
         bits = [exponent(HIDDEN)] * LAYERS
         trunk = add_trunk(
             session, [expert], hidden_size=HIDDEN, layers=LAYERS, exponents=bits, bounds=[float(HIDDEN)] * LAYERS
         )
-    folders = Folders(database, blobs, tmp_path)
-    return Law(Ports(settings, database, blobs, folders, uploads), expert, trunk, tmp_path)
+    return Law(ports, expert, trunk, tmp_path)
 
 
 def test_law_4_a_shard_counts_once_under_a_trunk(law: Law) -> None:
@@ -116,6 +124,29 @@ def test_a_contribution_of_the_domain_s_other_expert_must_be_superseded(law: Law
         law.send(law.file(1))
     fitted = law.send(law.file(1), plain.digest)
     assert law.active() == [fitted.digest]
+
+
+def test_an_expert_has_one_active_trunk_contribution(law: Law) -> None:
+    first, second = law.trunk_file(1), law.trunk_file(2)
+    contributions.accept(law.ports, NewContribution(sha256=first), [])
+    for supersedes in ([], ["0" * 64], [first, first]):
+        with pytest.raises(RefusedError, match=f"active trunk contribution is {first}"):
+            contributions.accept(law.ports, NewContribution(sha256=second, supersedes=supersedes), [])
+    contributions.accept(law.ports, NewContribution(sha256=second, supersedes=[first]), [])
+    assert law.active() == [second]
+    assert law.claimed() == {}
+
+
+def test_a_fitted_expert_contributes_under_its_own_trunk_only(law: Law) -> None:
+    trained = law.expert.digest
+    with law.ports.database.transaction("test") as session:
+        law.expert = add_expert(session, "law", fitted=(trained, "0" * 64))
+    with pytest.raises(MoergeError, match=f"is fitted to another trunk, {'0' * 64}") as caught:
+        law.check(law.file())
+    assert caught.value.where == "manifest.expert"
+    with pytest.raises(MoergeError, match="so it isn't merged into one") as caught:
+        law.check(law.trunk_file())
+    assert caught.value.todo == f"send it for {trained}"
 
 
 def test_a_contribution_withdrawn_may_come_again(law: Law) -> None:

@@ -7,8 +7,9 @@ from sqlalchemy.orm import Session
 
 from moerge_coordinator.domain import owners
 from moerge_coordinator.problems import RefusedError
-from moerge_coordinator.storage.tables import TokenRow
+from moerge_coordinator.storage.tables import OwnerRow, TokenRow
 from moerge_proto.owners import Approval, Role
+from moerge_proto.problems import ProblemType
 from moerge_proto.signatures import JoinRequest, Rotation
 from support.rows import START
 
@@ -53,6 +54,26 @@ def test_an_approved_owner_has_the_key_of_its_request_and_a_token(session: Sessi
         with pytest.raises(RefusedError) as caught:
             owners.approve(session, name, Approval(request=asked))
         assert caught.value.where == where
+
+
+def test_approving_again_gives_another_token_and_changes_nothing_else(session: Session, key: Ed25519PrivateKey) -> None:
+    first, second = (owners.approve(session, "firm", Approval(request=request_of(key))) for _ in range(2))
+    assert first.owner == second.owner
+    assert first.token.secret != second.token.secret
+
+
+def test_one_key_is_not_two_owners_and_a_domain_not_either(session: Session, key: Ed25519PrivateKey) -> None:
+    owners.approve(session, "firm", Approval(request=request_of(key)))
+    stranger = Ed25519PrivateKey.generate()
+    for request, where in (
+        (JoinRequest.make(key, "second", ["tax"], START), "request.public_key"),
+        (JoinRequest.make(stranger, "third", ["law"], START), "domains"),
+        (JoinRequest.make(key, "firm", ["art"], START), "name"),
+    ):
+        with pytest.raises(RefusedError) as caught, session.begin_nested():
+            owners.approve(session, request.owner, Approval(request=request))
+        assert (caught.value.kind, caught.value.where) == (ProblemType.CONFLICT, where)
+    assert session.scalars(select(OwnerRow.name)).all() == ["firm"]
 
 
 def test_another_key_needs_the_operator_s_word_and_revokes_the_first(session: Session, key: Ed25519PrivateKey) -> None:

@@ -49,8 +49,9 @@ def test_without_a_method_the_trunk_contributions_decide(session: Session, law: 
 def test_a_solved_trunk_names_who_has_not_contributed(session: Session, law: ExpertRow, art: ExpertRow) -> None:
     add_contribution(session, law, None)
     add_contribution(session, art, None, active=False)
-    with pytest.raises(RefusedError, match="no trunk contribution of art"):
+    with pytest.raises(RefusedError, match="no trunk contribution of art") as caught:
         asked(session, method="regmean")
+    assert "--trunk-contribution" in caught.value.todo
 
 
 def test_experts_that_can_not_be_merged_are_refused(session: Session, law: ExpertRow, art: ExpertRow) -> None:
@@ -64,6 +65,8 @@ def test_experts_that_can_not_be_merged_are_refused(session: Session, law: Exper
     ):
         with pytest.raises(RefusedError, match=reason):
             asked(session, experts=experts)
+    with pytest.raises(RefusedError, match=f"isn't merged into one\n.*{law.digest}"):
+        asked(session, method="ties", options={"base": fitted.digest})
     assert asked(session).experts == [law.digest], "all that are ready and not fitted"
 
 
@@ -76,10 +79,15 @@ def test_options_are_checked_before_anything_is_merged(session: Session, law: Ex
             asked(session, method="weighted", options=options)
     with pytest.raises(MoergeError):
         asked(session, method="average", options={"seed": 3})
-    with pytest.raises(RefusedError, match="takes no round"):
+    with pytest.raises(RefusedError, match="takes no round") as caught:
         asked(session, method="average", round="first")
+    assert "regmean, moerge" in caught.value.todo
     base = asked(session, method="base", options={"base": art.digest})
-    assert base.experts == [art.digest]
+    assert (base.experts, base.revision) == ([art.digest], 1)
+    ties = asked(session, method="ties", options={"base": art.digest})
+    assert ties.experts == [law.digest], "all but the base"
+    add_contribution(session, law, None)
+    assert asked(session, experts=[law.digest], method="moerge").revision == 2, "its formula was changed once"
 
 
 def test_a_remerge_leaves_out_what_is_withdrawn_and_takes_in_a_newcomer(

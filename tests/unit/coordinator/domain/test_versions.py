@@ -113,6 +113,19 @@ def test_an_owner_has_the_files_of_versions_with_its_expert_if_all_others_allow_
         versions.require_shared(session, "art-owner", row)
 
 
+def test_an_owner_whose_fitted_expert_is_in_a_version_has_its_files(
+    session: Session, law: ExpertRow, art: ExpertRow, trunk: TrunkRow
+) -> None:
+    fitted = add_expert(session, "law", fitted=(law.digest, trunk.digest))
+    for expert in (fitted, art):
+        add_contribution(session, expert, trunk)
+    row = add_version(session)
+    assert fitted.digest in row.lineage.experts
+    versions.require_shared(session, "law-owner", row)
+    with pytest.raises(RefusedError, match="these domains don't allow redistribution: law"):
+        versions.require_shared(session, "art-owner", row)
+
+
 def test_the_card_says_which_experts_were_withdrawn_since(
     session: Session, law: ExpertRow, art: ExpertRow, trunk: TrunkRow
 ) -> None:

@@ -4,8 +4,9 @@ import pytest
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from moerge_coordinator.domain import experts, versions, withdrawal
+from moerge_coordinator.domain import experts, trunks, versions, withdrawal
 from moerge_coordinator.problems import RefusedError
+from moerge_coordinator.storage import messages
 from moerge_coordinator.storage.references import needed
 from moerge_coordinator.storage.tables import ContributionRow, ExpertRow, HoldingRow, ShardRow, TrunkRow
 from moerge_proto.experts import ExpertState
@@ -60,13 +61,37 @@ def test_a_fitted_expert_goes_with_the_one_that_it_is_fitted_from(
     assert (fitted.state, part.active) == (ExpertState.WITHDRAWN, False)
 
 
+def test_purging_takes_along_fitted_experts_that_hold_the_parameters_too(
+    session: Session, law: ExpertRow, art: ExpertRow, trunk: TrunkRow
+) -> None:
+    """Art's is fitted to the trunk with law in it."""
+    laws, arts = (add_expert(session, each.domain, fitted=(each.digest, trunk.digest)) for each in (law, art))
+    for plain in session.scalars(select(ContributionRow)):
+        plain.active = False  # superseded
+    for fitted in (laws, arts):
+        add_contribution(session, fitted, trunk)
+    row = add_version(session)
+    withdrawal.withdraw_expert(session, law, serve=False)
+    assert (laws.state, arts.state) == (ExpertState.WITHDRAWN, ExpertState.READY)
+    assert row.withheld is not None
+    assert messages.versions(session)(row).contains_withdrawn == [laws.digest, law.digest]
+    remerge = trunks.remerge(session)
+    assert remerge is not None
+    assert remerge.experts == [art.digest]
+    kept = add_expert(session, "art", fitted=(art.digest, add_trunk(session, [art]).digest))
+    experts.purge(session, law, retire=True)
+    assert [each.purged is not None for each in (law, laws, arts, art, kept)] == [True, True, True, False, False]
+    assert needed(session).isdisjoint(file.sha256 for each in (law, laws, arts) for file in each.files)
+
+
 def test_withdrawing_a_fitted_expert_lets_the_trained_one_contribute_again(
     session: Session, law: ExpertRow, trunk: TrunkRow
 ) -> None:
     [plain] = session.scalars(select(ContributionRow).where(ContributionRow.expert == law.digest))
     plain.active = False  # superseded
     fitted = add_expert(session, "law", fitted=(law.digest, trunk.digest))
-    withdrawal.withdraw_expert(session, fitted, serve=True)
+    assert withdrawal.withdraw_expert(session, fitted, serve=True) == ([], []), "no trunk contains it"
+    assert trunks.remerge(session) is None
     assert plain.withdrawn is not None, "so the same statistics may be sent again"
     assert (law.state, trunk.retired) == (ExpertState.READY, None)
 

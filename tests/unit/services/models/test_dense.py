@@ -59,6 +59,14 @@ def test_a_bfloat16_expert_is_computed_in_float32(tmp_path: Path) -> None:
     assert not model.training
 
 
+def test_an_expert_whose_vocabulary_is_longer_than_the_trunk_s_is_told_so(tmp_path: Path) -> None:
+    short, long = expert(tmp_path / "short", 1), expert(tmp_path / "long", 1, vocab_size=304)
+    with pytest.raises(IncompatibleExpertError, match="another shape") as caught:
+        require_near(long, short / "model.safetensors", 1.0)
+    assert "merge a trunk that your expert is in" in caught.value.todo
+    assert require_near(short, long / "model.safetensors", 10.0) >= 0
+
+
 def test_the_distance_is_that_of_the_furthest_tensor(tmp_path: Path) -> None:
     folder = expert(tmp_path / "expert", seed=1)
     assert require_near(folder, folder / "model.safetensors", 0.0) == 0.0

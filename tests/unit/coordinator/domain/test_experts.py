@@ -1,0 +1,311 @@
+"""Experts: one of a domain, like all others, and taken in though others come at the same time."""
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from moerge.blobs.local import LocalBlobs
+from moerge.errors import IncompatibleExpertError
+from moerge.models.expert_folder import expert_digest, expert_files
+from moerge_coordinator.domain import experts, owners
+from moerge_coordinator.domain.ports import Ports
+from moerge_coordinator.domain.withdrawal import withdraw_expert
+from moerge_coordinator.problems import RefusedError
+from moerge_coordinator.settings import Settings
+from moerge_coordinator.storage.tables import ExpertRow, HoldingRow, now
+from moerge_proto.digests import sha256_hex
+from moerge_proto.experts import Expert, ExpertState, Fitted, NewExpert
+from moerge_proto.messages import FileEntry
+from moerge_proto.owners import Role
+from moerge_proto.problems import Problem, ProblemType
+from support.models import expert
+from support.rows import add_expert, add_trunk, file_of
+
+SOURCE = "https://models.example.org/law"
+FOUND = Problem(type="urn:moerge:problem:invalid-checkpoint", title="x", status=409, detail="holds NaN")
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Makes the folder of a random expert, once for each seed and settings."""
+    home = tmp_path_factory.mktemp("models")
+
+    def make(seed: int, **settings: object) -> Path:
+        folder = home / sha256_hex(repr((seed, settings)).encode())
+        small = {"num_hidden_layers": 1, "hidden_size": 16, "intermediate_size": 16, **settings}
+        return folder if folder.exists() else expert(folder, seed, **small)  # type: ignore[arg-type]  # no family
+
+    return make
+
+
+@dataclass
+class Joining:
+    """A coordinator without experts; law's and art's owners, and `two`, who speaks for tax and code."""
+
+    ports: Ports
+    models: Callable[..., Path]
+
+    def uploaded(self, owner: str, folder: Path) -> dict[str, str]:
+        """Name -> digest of an expert's files, which the owner holds."""
+        files = {}
+        for name, path in expert_files(folder).items():
+            data = path.read_bytes()
+            files[name] = sha256_hex(data)
+            self.ports.blobs.put(name, lambda out, data=data: (out.write(data), sha256_hex(data))[1])  # type: ignore[misc]
+            with self.ports.database.transaction("test") as session:
+                session.merge(HoldingRow(owner=owner, sha256=files[name], size=len(data)))
+        return files
+
+    def register(self, domain: str, files: dict[str, str], role: Role = Role.OWNER, /, **new: object) -> Expert:
+        with self.ports.database.reading() as session:
+            owner = "two" if domain in ("tax", "code") else f"{domain}-owner"
+            caller = owners.identity(session, role, owner if role is Role.OWNER else None)
+        return experts.register(self.ports, caller, NewExpert.model_validate({"domain": domain, "files": files, **new}))
+
+    def join(self, domain: str, seed: int, **new: object) -> Expert:
+        """The domain's expert, registered and accepted."""
+        owner = "two" if domain in ("tax", "code") else f"{domain}-owner"
+        made = self.register(domain, self.uploaded(owner, self.models(seed)), **new)
+        with self.ports.database.transaction("test") as session:
+            experts.accept(session, made.digest)
+        return made.model_copy(update={"state": ExpertState.READY})
+
+    def rows(self) -> dict[str, ExpertRow]:
+        with self.ports.database.reading() as session:
+            return {row.digest: row for row in session.scalars(select(ExpertRow))}
+
+    def refusal(self, domain: str, files: dict[str, str], role: Role = Role.OWNER, /, **new: object) -> tuple[str, str]:
+        with pytest.raises(RefusedError) as caught:
+            self.register(domain, files, role, **new)
+        return caught.value.kind, caught.value.where
+
+
+@pytest.fixture
+def joining(ports: Ports, models: Callable[..., Path], tmp_path: Path) -> Joining:
+    settings = Settings(home=tmp_path, sources=["https://models.example.org"])
+    with ports.database.transaction("test") as session:
+        for owner, *domains in (("law-owner", "law"), ("art-owner", "art"), ("two", "tax", "code")):
+            owners.add(session, owner, domains)
+    return Joining(Ports(settings, ports.database, ports.blobs, ports.folders, ports.uploads), models)
+
+
+def test_an_uploaded_expert_is_received_and_the_same_again_changes_nothing(joining: Joining) -> None:
+    files = joining.uploaded("law-owner", joining.models(1))
+    made = joining.register("law", files)
+    assert (made.digest, made.number, made.owner) == (expert_digest(files), 1, "law-owner")
+    assert (made.state, made.family, made.source) == (ExpertState.RECEIVED, "llama", None)
+    assert all(entry.size == (joining.models(1) / entry.name).stat().st_size for entry in made.files)
+    assert joining.register("law", files) == made
+
+
+def test_files_have_an_expert_s_names_and_were_uploaded_by_its_owner(joining: Joining) -> None:
+    files = joining.uploaded("art-owner", joining.models(1))
+    assert joining.refusal("law", files) == (ProblemType.NOT_READY, "files.config.json")
+    for name in ("../config.json", "a/b.safetensors", ".x.safetensors", "", "x\0.safetensors", "notes.txt", "x" * 201):
+        assert joining.refusal("art", files | {name: "0" * 64}) == (ProblemType.INVALID_REQUEST, "files"), name
+    assert joining.refusal("law", files, domain="art")[0] is ProblemType.FORBIDDEN
+
+
+def test_a_domain_has_one_expert_and_an_expert_one_domain(joining: Joining) -> None:
+    law = joining.join("law", 1)
+    assert joining.refusal("law", joining.uploaded("law-owner", joining.models(2))) == (ProblemType.CONFLICT, "domain")
+    same = joining.uploaded("art-owner", joining.models(1))
+    assert joining.refusal("art", same) == (ProblemType.CONFLICT, "files")
+    assert all(joining.ports.blobs.has(file.sha256) for file in law.files), "its files stay"
+    with joining.ports.database.transaction("test") as session:
+        withdraw_expert(session, experts.find(session, law.digest), serve=True)
+    other = joining.join("law", 2)
+    assert {row.digest: row.state for row in joining.rows().values()} == {
+        law.digest: ExpertState.WITHDRAWN, other.digest: ExpertState.READY,
+    }  # fmt: skip
+    with joining.ports.database.transaction("test") as session:
+        withdraw_expert(session, experts.find(session, other.digest), serve=True)
+    again = joining.join("law", 1)
+    assert (again.number, again.withdrawn) == (law.number, None), "the same one comes again"
+
+
+def test_a_refused_expert_makes_room_and_one_from_a_source_is_tried_again(joining: Joining) -> None:
+    first = joining.register("law", joining.uploaded("law-owner", joining.models(1)))
+    with joining.ports.database.transaction("test") as session:
+        experts.refuse(session, first.digest, FOUND)
+    files = joining.uploaded("law-owner", joining.models(1))
+    assert joining.register("law", files).problem == FOUND, "its content is the same, so it is refused still"
+    with pytest.raises(IncompatibleExpertError):
+        joining.register("law", joining.uploaded("law-owner", joining.models(2, attention_bias=True)))
+    assert list(joining.rows()) == []
+    again = joining.register("law", joining.uploaded("law-owner", joining.models(1)))
+    assert (again.digest, again.state) == (first.digest, ExpertState.RECEIVED), "after another's try it is read again"
+    with joining.ports.database.transaction("test") as session:
+        experts.refuse(session, first.digest, FOUND)
+    second = joining.register("law", joining.uploaded("law-owner", joining.models(2)))
+    assert list(joining.rows()) == [second.digest]
+    fetched = joining.register("art", {"config.json": "1" * 64}, source=SOURCE)
+    with joining.ports.database.transaction("test") as session:
+        experts.refuse(session, fetched.digest, FOUND)
+    again = joining.register("art", {"config.json": "1" * 64}, source=SOURCE)
+    assert (again.state, again.problem) == (ExpertState.RECEIVED, None), "what was wrong may be mended there"
+
+
+def test_redistribution_is_as_its_owner_last_said_and_a_fitted_one_follows(joining: Joining) -> None:
+    law = joining.join("law", 1)
+    with joining.ports.database.transaction("test") as session:
+        trunk = add_trunk(session, [experts.find(session, law.digest)])
+    fitted = joining.join("law", 2, fitted=Fitted(expert=law.digest, trunk=trunk.digest), redistribute=True)
+    assert not fitted.redistribute, "its expert's word counts"
+    files = {file.name: file.sha256 for file in law.files}
+    for said in (True, False, True):
+        assert joining.register("law", files, redistribute=said).redistribute is said
+        assert joining.rows()[fitted.digest].redistribute is said
+    assert joining.register("law", files, Role.OPERATOR, source=SOURCE).redistribute, "an operator changes nothing"
+
+
+def test_an_operator_has_experts_fetched_for_their_owners(joining: Joining) -> None:
+    files = {"config.json": "1" * 64}
+    made = joining.register("law", files, Role.OPERATOR, source=SOURCE)
+    assert (made.owner, made.family, [file.size for file in made.files]) == ("law-owner", "", [0])
+    for refused, new in (
+        ((ProblemType.FORBIDDEN, "redistribute"), {"redistribute": True}),
+        ((ProblemType.NOT_FOUND, "domain"), {"domain": "nobody"}),
+        ((ProblemType.FORBIDDEN, "source"), {"source": "https://example.com/law"}),
+    ):
+        assert joining.refusal("law", files, Role.OPERATOR, **{"source": SOURCE, **new}) == refused
+    assert joining.refusal("law", files, Role.OPERATOR)[0] is ProblemType.FORBIDDEN, "it uploads nothing"
+
+
+def test_a_fitted_expert_is_of_the_domain_s_ready_expert_and_of_a_trunk_in_use(joining: Joining) -> None:
+    law, art = joining.join("law", 1), joining.join("art", 2)
+    files = joining.uploaded("law-owner", joining.models(3))
+    with joining.ports.database.transaction("test") as session:
+        trunk = add_trunk(session, [experts.find(session, each.digest) for each in (law, art)])
+        old = add_trunk(session, [experts.find(session, art.digest)], retired=now(session))
+    of = Fitted(expert=law.digest, trunk=trunk.digest)
+    for change, kind, where in (
+        ({"expert": art.digest}, ProblemType.NOT_READY, "fitted.expert"),
+        ({"expert": "0" * 64}, ProblemType.NOT_READY, "fitted.expert"),
+        ({"trunk": "0" * 64}, ProblemType.WRONG_TRUNK, "fitted.trunk"),
+        ({"trunk": old.digest}, ProblemType.WRONG_TRUNK, "fitted.trunk"),
+    ):
+        assert joining.refusal("law", files, fitted=of.model_copy(update=change)) == (kind, where)
+        files = joining.uploaded("law-owner", joining.models(3))  # what is refused is forgotten
+    fitted = joining.join("law", 3, fitted=of)
+    assert (fitted.fitted, fitted.trained) == (of, law.digest)
+    again = of.model_copy(update={"expert": fitted.digest})
+    other = joining.uploaded("law-owner", joining.models(4))
+    assert joining.refusal("law", other, fitted=again) == (ProblemType.NOT_READY, "fitted.expert"), "of no fitted one"
+    other = joining.uploaded("law-owner", joining.models(4))
+    assert joining.refusal("law", other, fitted=of) == (ProblemType.CONFLICT, "domain"), "there is one already"
+    plain = {file.name: file.sha256 for file in law.files}
+    assert joining.refusal("law", plain, fitted=of) == (ProblemType.CONFLICT, "fitted")
+    with joining.ports.database.transaction("test") as session:
+        experts.find(session, law.digest).state = ExpertState.RECEIVED
+    late = of.model_copy(update={"trunk": old.digest})
+    other = joining.uploaded("law-owner", joining.models(4))
+    assert joining.refusal("law", other, fitted=late) == (ProblemType.NOT_READY, "fitted.expert"), "not ready yet"
+
+
+def test_an_expert_unlike_the_others_is_refused_and_only_its_own_files_are_forgotten(joining: Joining) -> None:
+    tax = joining.join("tax", 1)
+    unlike = joining.models(2, rms_norm_eps=1e-3)
+    files = joining.uploaded("two", unlike)
+    with pytest.raises(IncompatibleExpertError) as caught:
+        joining.register("code", files)
+    assert caught.value.where == "config.json: rms_norm_eps"
+    kept = {entry.sha256 for entry in tax.files}
+    assert {digest for digest, _ in joining.ports.blobs.digests()} == kept, "what they share is tax's"
+    assert list(joining.rows()) == [tax.digest]
+    assert list(joining.ports.folders.experts.glob(".*")) == []
+
+
+def test_experts_that_are_fetched_still_fitted_or_refused_are_no_measure_for_others(joining: Joining) -> None:
+    with joining.ports.database.transaction("test") as session:
+        for domain, change in (
+            ("one", {"family": "", "state": ExpertState.RECEIVED}),
+            ("two-", {"state": ExpertState.REFUSED}),
+            ("three", {"fitted": ("0" * 64, "1" * 64)}),
+        ):
+            add_expert(session, domain, **change)
+    assert joining.join("law", 1).family == "llama"
+
+
+def entries_of(joining: Joining, owner: str, folder: Path) -> list[FileEntry]:
+    return [
+        FileEntry(name=name, sha256=sha256, size=(folder / name).stat().st_size)
+        for name, sha256 in joining.uploaded(owner, folder).items()
+    ]
+
+
+@pytest.mark.parametrize("unlike", [False, True])
+def test_an_expert_is_checked_again_if_another_came_meanwhile(joining: Joining, *, unlike: bool) -> None:
+    """Two that come at once to a coordinator without experts could each be the first."""
+    art = joining.models(2, rms_norm_eps=1e-3) if unlike else joining.models(2)
+    entries, others = entries_of(joining, "law-owner", joining.models(1)), entries_of(joining, "art-owner", art)
+    looked: list[int] = []
+
+    def known(session: Session) -> Expert | None:
+        if not looked:
+            add_expert(session, "art", files=others)
+        looked.append(len(session.scalars(select(ExpertRow)).all()))
+        return None
+
+    def add(session: Session, family: str) -> Expert:
+        row = add_expert(session, "law", files=entries, family=family)
+        return Expert.model_validate(row, from_attributes=True)
+
+    if unlike:
+        with pytest.raises(IncompatibleExpertError):
+            experts.add_checked(joining.ports, "law-owner", entries, "law", known, add)
+        assert (len(looked), len(joining.rows())) == (1, 1)
+    else:
+        assert experts.add_checked(joining.ports, "law-owner", entries, "law", known, add).family == "llama"
+        assert looked == [1, 1], "twice, and no more"
+
+
+def test_a_file_that_was_discarded_meanwhile_must_come_again(joining: Joining) -> None:
+    entries = entries_of(joining, "law-owner", joining.models(1))
+
+    def known(session: Session) -> Expert | None:
+        session.delete(session.get_one(HoldingRow, ("law-owner", entries[0].sha256)))
+        session.flush()
+        return None
+
+    def add(session: Session, family: str) -> Expert:
+        raise AssertionError(family)
+
+    with pytest.raises(RefusedError, match="discarded meanwhile") as caught:
+        experts.add_checked(joining.ports, "law-owner", entries, "law", known, add)
+    assert caught.value.where == f"files.{entries[0].name}"
+
+
+def test_an_expert_withdrawn_while_its_weights_were_read_stays_so(session: Session) -> None:
+    row = add_expert(session, "law", state=ExpertState.RECEIVED)
+    withdraw_expert(session, row, serve=True)
+    experts.accept(session, row.digest)
+    assert row.state is ExpertState.WITHDRAWN
+    assert experts.refuse(session, "0" * 64, FOUND) is None, "another has taken its place"
+    refused = experts.refuse(session, row.digest, FOUND)
+    assert refused is not None
+    assert (refused.state, refused.problem) == (ExpertState.REFUSED, FOUND)
+
+
+def test_the_reference_is_the_oldest_of_those_with_the_longest_vocabulary(joining: Joining) -> None:
+    digests = []
+    for seed, vocab in ((1, 300), (2, 304), (3, 304)):
+        entries = entries_of(joining, "law-owner", joining.models(seed, vocab_size=vocab))
+        with joining.ports.database.transaction("test") as session:
+            digests.append(add_expert(session, f"domain-{seed}", files=entries).digest)
+    folders = joining.ports.folders
+    assert folders.reference(digests) == folders.experts / digests[1]
+    assert folders.reference([]) is None
+    (folders.experts / digests[1] / "config.json").unlink()
+    assert (folders.expert(digests[1]) / "config.json").is_file(), "a folder is made whole on demand"
+    assert isinstance(joining.ports.blobs, LocalBlobs)
+    shutil.rmtree(folders.experts)
+    with joining.ports.database.transaction("test") as session:
+        experts.find(session, digests[0]).files = [file_of("not kept")]
+    with pytest.raises(FileNotFoundError):
+        folders.expert(digests[0])

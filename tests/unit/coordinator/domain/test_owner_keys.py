@@ -1,0 +1,106 @@
+"""Owners' keys: what is signed, by whom, and how one key takes another's place."""
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from sqlalchemy.orm import Session
+
+from moerge_coordinator.domain import owner_keys, owners
+from moerge_coordinator.problems import RefusedError
+from moerge_proto.contributions import NewContribution
+from moerge_proto.problems import ProblemType
+from moerge_proto.signatures import Rotation, fingerprint, public_key_of, sign_contribution
+from support.rows import Clock, add_contribution, add_expert, add_trunk
+
+DIGEST = "1" * 64
+
+
+@pytest.fixture
+def key(session: Session) -> Ed25519PrivateKey:
+    """The key of `firm`, whose domain is law."""
+    made = Ed25519PrivateKey.generate()
+    owners.add(session, "firm", ["law"])
+    owner_keys.add_key(session, "firm", public_key_of(made), "public_key")
+    return made
+
+
+def active(session: Session, owner: str) -> list[str]:
+    return [row.public_key for row in owner_keys.keys_of(session, owner) if row.revoked is None]
+
+
+def signed(session: Session, owner: str, signature: str | None) -> str | None:
+    return owner_keys.require_signed(session, owner, NewContribution(sha256=DIGEST, signature=signature))
+
+
+def refusal(session: Session, owner: str, signature: str | None) -> RefusedError:
+    with pytest.raises(RefusedError) as caught:
+        signed(session, owner, signature)
+    assert (caught.value.kind, caught.value.where) == (ProblemType.FORBIDDEN, "signature")
+    return caught.value
+
+
+def test_an_owner_with_a_key_signs_its_own_name_and_the_contribution(session: Session, key: Ed25519PrivateKey) -> None:
+    assert signed(session, "firm", sign_contribution(key, "firm", DIGEST)) == fingerprint(public_key_of(key))
+    assert "it is missing" in refusal(session, "firm", None).what
+    for other in (
+        sign_contribution(Ed25519PrivateKey.generate(), "firm", DIGEST),
+        sign_contribution(key, "another", DIGEST),
+        sign_contribution(key, "firm", "0" * 64),
+        key.sign(bytes.fromhex(DIGEST)).hex(),
+    ):
+        assert "it is not by key" in refusal(session, "firm", other).what
+
+
+def test_an_owner_without_a_key_signs_nothing(session: Session, key: Ed25519PrivateKey) -> None:
+    owners.add(session, "plain", ["art"])
+    assert signed(session, "plain", None) is None
+    assert "moerge owner approve" in refusal(session, "plain", sign_contribution(key, "plain", DIGEST)).todo
+
+
+def test_a_rotated_key_signs_no_more_and_a_revoked_owner_nothing(
+    session: Session, key: Ed25519PrivateKey, clock: Clock
+) -> None:
+    new = Ed25519PrivateKey.generate()
+    clock.later(days=1)
+    owner_keys.rotate(session, Rotation.make(key, new, "firm"))
+    assert signed(session, "firm", sign_contribution(new, "firm", DIGEST)) == fingerprint(public_key_of(new))
+    assert "was revoked on 2030-01-02 00:00" in refusal(session, "firm", sign_contribution(key, "firm", DIGEST)).what
+    owner_keys.revoke_keys(session, "firm")
+    for signature in (None, sign_contribution(new, "firm", DIGEST)):
+        assert "ask the operator why" in refusal(session, "firm", signature).todo
+
+
+def test_a_rotation_needs_both_keys_and_the_active_one_as_the_old(session: Session, key: Ed25519PrivateKey) -> None:
+    new, stranger = Ed25519PrivateKey.generate(), Ed25519PrivateKey.generate()
+    owners.add(session, "other", ["art"])
+    owner_keys.add_key(session, "other", public_key_of(stranger), "public_key")
+    asked = Rotation.make(key, new, "firm")
+    for wrong, kind, where in (
+        (asked.model_copy(update={"new_signature": asked.old_signature}), ProblemType.INVALID_REQUEST, "new_signature"),
+        (asked.model_copy(update={"old_signature": asked.new_signature}), ProblemType.INVALID_REQUEST, "old_signature"),
+        (Rotation.make(new, Ed25519PrivateKey.generate(), "firm"), ProblemType.CONFLICT, "old_key"),
+        (Rotation.make(key, stranger, "firm"), ProblemType.CONFLICT, "new_key"),
+    ):
+        with pytest.raises(RefusedError) as caught:
+            owner_keys.rotate(session, wrong)
+        assert (caught.value.kind, caught.value.where) == (kind, where)
+        assert active(session, "firm") == [public_key_of(key)]
+    for _ in range(2):  # the second changes nothing
+        owner_keys.rotate(session, asked)
+        assert active(session, "firm") == [public_key_of(new)]
+    with pytest.raises(RefusedError, match="a key never comes back"):
+        owner_keys.rotate(session, Rotation.make(new, key, "firm"))
+
+
+def test_signatures_are_told_in_the_order_of_their_contributions(session: Session, key: Ed25519PrivateKey) -> None:
+    """The signature stays checkable after its key was revoked; what nobody signed says so."""
+    law, art = add_expert(session, "law"), add_expert(session, "art")
+    trunk, name = add_trunk(session, [law, art]), fingerprint(public_key_of(key))
+    parts = [add_contribution(session, each, trunk) for each in (law, art)]
+    parts[0].signature, parts[0].fingerprint = sign_contribution(key, "firm", parts[0].digest), name
+    session.flush()
+    owner_keys.revoke_keys(session, "firm")
+    for order in (parts, parts[::-1]):
+        told = list(owner_keys.signatures(session, [each.digest for each in order]))
+        assert [each.digest for each in told] == [each.digest for each in order]
+        found = {each.domain: (each.public_key, each.is_genuine()) for each in told}
+        assert found == {"law": (public_key_of(key), True), "art": (None, False)}

@@ -1,0 +1,26 @@
+"""Progress: one row for a domain, as its worker last told it."""
+
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
+from moerge_coordinator.domain import owners, progress
+from moerge_coordinator.storage.tables import ProgressRow
+from moerge_proto.progress import Progress, Stage
+from support.rows import START, Clock
+
+
+def told(domain: str, done: int) -> Progress:
+    return Progress(
+        domain=domain, stage=Stage.COMPUTING, shards_done=done, shards_total=10, tokens_per_second=9, seconds_left=None
+    )
+
+
+def test_the_last_word_of_each_domain_is_kept_with_its_time(session: Session, clock: Clock) -> None:
+    owners.add(session, "firm", ["law", "tax"])
+    first = progress.tell(session, "firm", told("law", 1))
+    assert (first.owner, first.shards_done, first.heard) == ("firm", 1, START)
+    later = clock.later(seconds=30)
+    progress.tell(session, "firm", told("tax", 5))
+    last = progress.tell(session, "firm", told("law", 2))
+    assert (last.number, last.shards_done, last.heard) == (first.number, 2, later)
+    assert session.scalar(select(func.count()).select_from(ProgressRow)) == 2
