@@ -5,6 +5,7 @@ import json
 import os
 import pty
 import re
+import signal
 import struct
 import subprocess
 import termios
@@ -60,6 +61,12 @@ def owner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Owner]:
         yield Owner(made.server, made.join("law", expert(made.folder / "law", 1)), made.folder)
 
 
+def _take_terminal() -> None:
+    """Makes the terminal the worker's own, so that Ctrl-C is for it, whatever started the tests ignores."""
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 class Terminal:
     """A terminal of 80 columns, and a worker that runs on it."""
 
@@ -74,7 +81,7 @@ class Terminal:
             stderr=terminal,
             env=environment,
             start_new_session=True,
-            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # Ctrl-C is for it
+            preexec_fn=_take_terminal,
         )
         os.close(terminal)
         self._shown = b""
