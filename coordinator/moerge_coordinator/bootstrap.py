@@ -130,7 +130,7 @@ def only_one(settings: Settings) -> Iterator[None]:
 
 
 def stores(settings: Settings) -> tuple[Blobs, Chunks]:
-    """Where blobs and chunks are kept."""
+    """The stores of blobs and chunks."""
     home = settings.home
     if settings.s3 is None:
         return LocalBlobs(home / "blobs"), LocalChunks(home / "uploads")

@@ -21,7 +21,7 @@ Counts = Mapping[tuple[str, str], int]
 
 
 class Metrics:
-    """What is counted while the coordinator runs.
+    """The figures of a running coordinator.
 
     Labels are route templates, never paths as they came, so their number is bounded.
     """
@@ -84,7 +84,7 @@ class Metrics:
             self._uploads.labels(outcome).inc()
 
     def timed_solve(self, solve: Callable[[], tuple[T, SolveReport]]) -> tuple[T, SolveReport]:
-        """What the solve returns; its time and each layer's condition are counted."""
+        """The result of a solve, whose time and conditions are counted."""
         start = time.perf_counter()
         routers, report = solve()
         self._solve_seconds.observe(time.perf_counter() - start)

@@ -19,7 +19,7 @@ class RefusedError(MoergeError):
 
 
 def failure(error: Exception) -> Problem:
-    """What a caller is told of an error that is the coordinator's own: storage full, no database, or unexpected."""
+    """The problem of an error of the coordinator's own: storage full, no database, or unexpected."""
     cause = getattr(error, "orig", error)  # of what SQLAlchemy raises
     if is_of_full_disk(cause) or isinstance(cause, psycopg.errors.DiskFull):
         todo = "tell its operator; once there is room, the same call may be made again"

@@ -52,7 +52,7 @@ def register(ports: Ports, caller: Identity, new: NewExpert) -> Expert:
 
 
 def _owner(ports: Ports, caller: Identity, new: NewExpert) -> str:
-    """Whose expert it is: the caller's, or the domain's owner's if an operator has it fetched."""
+    """The owner of the expert: the caller, or the domain's owner if an operator has it fetched."""
     if new.source is not None:
         require_allowed(new.source, ports.settings.sources, "source")
         if caller.role is Role.OPERATOR:
@@ -98,7 +98,7 @@ def add_checked(
     known: Callable[[Session], Expert | None],
     add: Callable[[Session, str], Expert],
 ) -> Expert:
-    """What `add` returns for an expert of these files and its family, in a transaction in which it is like all others.
+    """The expert that `add` makes of these files and their family, in a transaction in which it is like all others.
 
     The files are checked before that transaction, and again if other experts came or went meanwhile: two at once could
     each be the first, and unlike each other. `known` finds the same expert registered meanwhile.

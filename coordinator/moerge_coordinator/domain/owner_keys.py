@@ -89,7 +89,7 @@ def require_signed(session: Session, owner: str, new: NewContribution) -> str | 
 
 
 def signatures(session: Session, digests: Sequence[str]) -> Iterator[ContributionSignature]:
-    """Who vouches for each of these contributions, in their order."""
+    """The signature of each of these contributions, in their order."""
     row = ContributionRow
     query = select(row.kind, row.digest, row.owner, row.domain, KeyRow.public_key, row.signature)
     query = query.outerjoin(KeyRow, KeyRow.fingerprint == row.fingerprint).where(row.digest.in_(digests))

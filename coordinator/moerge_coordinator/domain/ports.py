@@ -1,4 +1,4 @@
-"""What the rules reach beyond the rows of one transaction."""
+"""Ports of the rules: all that they reach beyond the rows of one transaction."""
 
 from dataclasses import dataclass
 

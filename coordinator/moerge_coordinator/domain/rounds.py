@@ -41,7 +41,7 @@ def view(session: Session, row: RoundRow) -> Round:
 
 
 def own_part(asked: Round, domains: Collection[str]) -> Round | None:
-    """What the owner of these domains may see of a round: itself."""
+    """The part of a round for the owner of these domains: itself."""
     contributed = [domain for domain in asked.contributed if domain in domains]
     missing = [domain for domain in asked.missing if domain in domains]
     if not contributed and not missing:

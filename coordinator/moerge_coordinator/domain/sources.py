@@ -84,7 +84,7 @@ def _fetch_once(
 
 
 def _followed(url: str, address: str, response: httpx.Response, prefixes: Sequence[str]) -> str:
-    """Where a redirect leads; only a redirect may bring a query, as those of stores for large files do."""
+    """The target of a redirect; only a redirect may bring a query, as those of stores for large files do."""
     target = str(response.headers.get("Location", ""))
     if target.startswith("/") and not target.startswith("//"):
         target = address[: address.index("/", len("https://"))] + target

@@ -46,7 +46,7 @@ def added(session: Session, row: TokenRow) -> Token:
 
 
 def ended(row: TokenRow, when: datetime) -> str | None:
-    """How a token ended, or None while it is valid."""
+    """The end of a token, in words; None while it is valid."""
     if row.revoked is not None and row.revoked <= when:
         return f"the token was revoked on {row.revoked:%Y-%m-%d %H:%M} UTC"
     if row.expires is not None and row.expires <= when:
@@ -55,7 +55,7 @@ def ended(row: TokenRow, when: datetime) -> str | None:
 
 
 class LastUses:
-    """When tokens were last used. Calls note it in memory; `save` writes it, so that no call waits for the database."""
+    """The last use of each token. Calls note it in memory; `save` writes it, so that no call waits for the database."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

@@ -1,4 +1,4 @@
-"""How the versions of one trunk did as experts joined, and what a remerge is expected to gain."""
+"""The scores of one trunk's versions as experts joined, and the expected gain of a remerge."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -55,7 +55,7 @@ def trunk_history(session: Session, row: TrunkRow) -> TrunkHistory:
 
 
 def own_part(history: TrunkHistory, domains: Collection[str]) -> TrunkHistory:
-    """What the owner of these domains may see of a history: their scores, and the averages."""
+    """The part of a history for the owner of these domains: their scores, and the averages."""
     versions = [
         each.model_copy(update={"scores": [score for score in each.scores if score.domain in domains], "behind": None})
         for each in history.versions
@@ -140,7 +140,7 @@ def _line(trunk: Trunk, version: Evaluated, last: Mapping[str, float]) -> TrunkV
 
 
 def _remerge(trunk: Trunk, version: Evaluated, versions: Sequence[Evaluated], later: Sequence[Trunk]) -> Remerge:
-    """What merging `trunk` anew with the newcomers of `version` gains; trunks of `later` may have done it."""
+    """The gain of merging `trunk` anew with the newcomers of `version`; trunks of `later` may have done it."""
     experts = set(version.experts.values())
     oracles = {
         each.experts[domain]: oracle
@@ -190,7 +190,7 @@ def _best(versions: Iterable[Evaluated]) -> Evaluated | None:
 
 
 def _before(trunk: Trunk, earlier: Sequence[Trunk], versions: Sequence[Evaluated]) -> Remerge | None:
-    """What was expected of the remerge that made `trunk`: of the newest earlier one whose newcomers it contains."""
+    """The expected gain of the remerge that made `trunk`: of the newest earlier one whose newcomers it contains."""
     for other in reversed(earlier):
         if not set(other.contains) < set(trunk.contains):
             continue

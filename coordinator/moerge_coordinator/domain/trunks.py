@@ -134,7 +134,7 @@ def _require_weights(options: TrunkOptions, domains: list[str]) -> None:
 
 
 def remerge(session: Session, newcomer: str | None = None) -> TrunkLineage | None:
-    """What to merge in the current trunk's place: the same without what is withdrawn, and with a newcomer.
+    """The lineage of the current trunk's successor: the same without what is withdrawn, and with a newcomer.
 
     None if there is no trunk, or it is not retired and nobody comes, or nothing is left that it could be merged from.
     """

@@ -252,7 +252,7 @@ class Uploads:
         return request.sha256
 
     def _request(self, owner: str, upload: int) -> tuple[NewUpload, bool]:
-        """What was announced, and whether it has been committed."""
+        """The announcement, and whether it has been committed."""
         with self._database.reading() as session:
             row = session.get(UploadRow, upload)
         if row is None or row.owner != owner:

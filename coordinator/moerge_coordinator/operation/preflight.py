@@ -1,4 +1,4 @@
-"""What would keep a coordinator from starting, or make it unsafe; told before it starts."""
+"""Obstacles to a start, and dangers, found before the coordinator starts."""
 
 import ipaddress
 import os

@@ -1,4 +1,4 @@
-"""What a home must hold according to its rows, and whether it does."""
+"""Verification of a home: all that its rows require is there and unaltered."""
 
 import hashlib
 from collections import defaultdict
@@ -54,7 +54,7 @@ class Finding:
 
 
 def blob_file(digest: str) -> str:
-    """Where a blob lies, relative to the home and to a backup."""
+    """The path of a blob, relative to the home and to a backup."""
     return f"blobs/{digest[:2]}/{digest}"
 
 

@@ -1,4 +1,4 @@
-"""Who calls: a bearer token turned into an identity, and the roles that each route lets pass."""
+"""Authentication: a bearer token turned into an identity, and the roles that each route lets pass."""
 
 from typing import Annotated, Protocol, cast
 
@@ -27,7 +27,7 @@ class _Roles(Protocol):
 
 
 def _authenticate(request: Request, secret: str) -> Identity:
-    """Whose token this is; the request's log line and audit row name it.
+    """The identity of a token; the request's log line and audit row name it.
 
     Raises:
         RefusedError: it is unknown, expired or revoked.

@@ -1,4 +1,4 @@
-"""What the OpenAPI document says beyond FastAPI's own: each route's roles, and its errors as problem documents.
+"""Additions to FastAPI's OpenAPI document: each route's roles, and its errors as problem documents.
 
 Both come from the route's dependencies, parameters and method; a status of a route's own is named in its `responses`.
 """

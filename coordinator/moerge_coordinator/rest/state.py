@@ -1,4 +1,4 @@
-"""What the routes work with, made once by the lifespan."""
+"""The state that routes share, made once by the lifespan."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -147,7 +147,7 @@ def _open_postgresql(url: str) -> Engine:
 
 
 def unreachable(error: OperationalError) -> MoergeError:
-    """What to tell who started the coordinator."""
+    """The error for whoever started the coordinator."""
     todo = "check that PostgreSQL runs, and the address, user and password"
     return MoergeError(f"no connection: {str(error.orig).strip()}", where="database", todo=todo)
 

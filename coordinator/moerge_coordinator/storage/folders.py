@@ -33,7 +33,7 @@ class Folders:
 
     @property
     def experts(self) -> Path:
-        """Where experts' folders are made."""
+        """The place of experts' folders."""
         return self.home / "experts"
 
     def expert(self, digest: str) -> Path:

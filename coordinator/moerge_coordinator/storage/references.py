@@ -1,4 +1,4 @@
-"""Which blobs the rows need; the others are removed.
+"""References from rows to blobs; blobs without one are removed.
 
 A row that needs a blob is added in a transaction that sees the blob there. Blobs are removed within a transaction that
 follows the one which made them superfluous. Transactions come one at a time, so no row ever names a blob that is gone.

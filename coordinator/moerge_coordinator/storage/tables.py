@@ -370,7 +370,7 @@ class RoundRow(Base):
 
 
 class ProgressRow(Base):
-    """What a domain's worker last told of how far it is."""
+    """The last progress that a domain's worker told."""
 
     __tablename__ = "progress"
     number: Mapped[int] = mapped_column(primary_key=True)

@@ -1,4 +1,4 @@
-"""What the steps of all workflows share."""
+"""The base of all workflows, and of their steps."""
 
 from collections.abc import Callable
 from functools import wraps

@@ -63,7 +63,7 @@ def show_alias(state: Coordinator, caller: Anyone, name: AliasName) -> Alias:
 
 @router.get("/{name}/history")
 def show_history(state: Coordinator, caller: Operator, name: AliasName, after: After = 0) -> Page[AliasMove]:
-    """Who moved an alias, when, from where to where, and why. Role: operator."""
+    """The moves of an alias, each with its author, time and reason. Role: operator."""
     with state.database.reading() as session:
         query = select(AliasMoveRow).where(AliasMoveRow.alias == name)
         return page(session, query, AliasMoveRow.number, after, lambda row: message(AliasMove, row))

@@ -1,4 +1,4 @@
-"""Owners and their keys, and who a token is."""
+"""Owners and their keys, and the identity of a token."""
 
 from typing import Annotated
 
@@ -23,7 +23,7 @@ OwnerName = Annotated[Name, Path()]
 
 @router.get("/identity")
 def identity(state: Coordinator, caller: Anyone) -> Identity:
-    """Whose token this is, and the owner's key. Role: any."""
+    """The identity of the token, with the owner's key. Role: any."""
     with state.database.reading() as session:
         own = [message(OwnerKey, row) for row in owner_keys.keys_of(session, caller.owner)]
     return caller.model_copy(update={"key": own[-1] if own else None})

@@ -17,7 +17,7 @@ router = APIRouter(tags=["versions"])
 async def route_text(
     request: Request, state: Coordinator, caller: OperatorOrReader, number: Number, new: TextToRoute
 ) -> Response:
-    """What each router of the version says of each token of a text; the text is neither kept nor logged.
+    """Scores and choices of each router of the version for each token of a text, which is neither kept nor logged.
 
     Off unless the operator sets a memory limit. One text at a time, for at most a minute. Role: operator or reader.
     """

@@ -57,7 +57,7 @@ def _named(session: Session, name: str) -> TrunkRow:
 
 @router.get("/{digest}/history")
 def show_history(state: Coordinator, caller: Anyone, digest: TrunkName) -> TrunkHistory:
-    """How a trunk's versions did as experts joined, by what owners reported, and what a remerge is expected to gain.
+    """The scores of a trunk's versions as experts joined, from owners' evaluations, and the expected gain of a remerge.
 
     An owner sees its own domains' scores, and the averages. Role: any.
     """

@@ -81,7 +81,7 @@ def retire_version(state: Coordinator, caller: Operator, number: Number) -> Vers
 
 @router.get("/{number}/report")
 def show_report(state: Coordinator, caller: OperatorOrReader, number: Number) -> SolveReport:
-    """What solving its routers showed, layer by layer. Role: operator or reader."""
+    """The report of its solve, layer by layer. Role: operator or reader."""
     with state.database.reading() as session:
         sha256 = versions.file_digest(versions.find_served(session, number), REPORT_FILE)
     return SolveReport.model_validate_json(state.blobs.local(sha256).read_bytes())
@@ -98,7 +98,7 @@ def show_card(state: Coordinator, caller: Anyone, number: Number) -> Markdown:
 
 @router.get("/{number}/compare/{other}")
 def compare_versions(state: Coordinator, caller: Anyone, number: Number, other: Number) -> Comparison:
-    """What differs from one version to the other, and how many bytes that is to fetch. Role: any."""
+    """The differences between two versions, and the bytes to fetch. Role: any."""
     with state.database.reading() as session:
         view = messages.versions(session)
         return compare(view(versions.find(session, number)), view(versions.find(session, other, "other")))
@@ -106,7 +106,7 @@ def compare_versions(state: Coordinator, caller: Anyone, number: Number, other: 
 
 @router.get("/{number}/signatures")
 def list_signatures(state: Coordinator, caller: Anyone, number: Number) -> list[ContributionSignature]:
-    """Who vouches for each contribution that the version, or its trunk, was made of. Role: any."""
+    """The signatures of the contributions that the version and its trunk were made of. Role: any."""
     with state.database.reading() as session:
         made = versions.find(session, number).lineage
         merged = trunks.find(session, made.trunk).contributions

@@ -1,4 +1,4 @@
-"""How long work goes."""
+"""The state of long work."""
 
 from typing import Annotated
 
@@ -32,7 +32,7 @@ def list_workflows(
 
 @router.get("/{id}")
 def show_workflow(state: Coordinator, caller: OperatorOrOwner, id_: Id) -> Workflow:
-    """How a workflow goes; an owner sees those that take in its contributions. Role: operator or owner."""
+    """The state of a workflow; an owner sees those of its contributions. Role: operator or owner."""
     own = caller.role is Role.OWNER
     return _found(id_, state.workflows.find_own(id_, own_name(caller)) if own else state.workflows.find(id_))
 
