@@ -116,6 +116,20 @@ def test_law_1_nothing_is_computed_under_a_trunk_that_strays(folder: Path, home:
         router.run(replace(context, compute=_never), trunk(), None)
 
 
+def test_too_few_documents_are_kept_here(folder: Path, home: Path, client: MemoryClient) -> None:
+    """40 are enough for the first file; 5 more wait, for they are all that tells it from the next one."""
+    with pytest.raises(MoergeError, match="all there is to send is"):
+        contributed(folder, home, client, policy={"min_documents": 41, "min_tokens": 1})
+    assert client.uploaded == []
+    policy = {"min_documents": 20, "min_tokens": 1}
+    [sent] = contributed(folder, home, client, policy=policy)
+    texts(home / "more.jsonl", 2, 5)
+    (home / "texts.jsonl").write_text((home / "texts.jsonl").read_text() + (home / "more.jsonl").read_text())
+    (home / "more.jsonl").unlink()
+    assert contributed(folder, home, client, policy=policy) == [sent]
+    assert len(client.uploaded) == 1
+
+
 def test_what_waits_for_an_answer_follows_the_data(folder: Path, home: Path, client: MemoryClient) -> None:
     ask = {"mode": "ask", "min_documents": 5, "min_tokens": 1}
     contributed(folder, home, client, policy=ask)
