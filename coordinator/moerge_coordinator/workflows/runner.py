@@ -30,6 +30,7 @@ from moerge_proto.workflows import Workflow, WorkflowEntry, WorkflowKind, Workfl
 EXECUTOR_ID = "coordinator"
 QUEUE = "workflows"
 APPLICATION_VERSION = "4"  # raise it when a workflow's steps change: `resume` then starts those that ran anew
+_SOME = 16
 _log = logging.getLogger("moerge.workflows")
 _KINDS: dict[str, WorkflowKind] = {
     "take_in_expert": "expert",
@@ -87,16 +88,22 @@ class Workflows:
 
     def _start(self, name: str, workflow: Callable[..., Outcome], *args: object) -> Workflow:
         """Starts the workflow, or finds it running. One that has ended is started anew: what it made, it finds."""
-        found = [
-            _workflow(each)
-            for each in self._list(workflow_id_prefix=f"{name}-", load_input=False)
-            if each.workflow_id.removeprefix(f"{name}-").isdigit()  # else it is a part of one
-        ]
+        found = self._attempts(name)
         if running := [each for each in found if each.state is WorkflowState.RUNNING]:
             return running[0]
         id_ = f"{name}-{len(found) + 1}"
         self._launch(id_, workflow, *args)
         return self.find(id_) or Workflow(id=id_, state=WorkflowState.RUNNING)
+
+    def _attempts(self, name: str) -> list[Workflow]:
+        """The workflows NAME-1, NAME-2, … that there are; asked for by id, which the database has an index of."""
+        found: list[Workflow] = []
+        while len(found) % _SOME == 0:
+            ids = [f"{name}-{number}" for number in range(len(found) + 1, len(found) + _SOME + 1)]
+            if not (some := self._list(workflow_ids=ids, load_input=False)):
+                break
+            found += map(_workflow, some)
+        return found
 
     def _launch(self, id_: str, workflow: Callable[..., Outcome], *args: object) -> None:
         if self._client is None:
