@@ -27,8 +27,8 @@ from moerge_proto.workflows import Workflow, WorkflowState
 
 router = APIRouter(tags=["contributions"])
 _MOST_SECONDS = 300.0
-_TRUNK_ONLY = {"kind", "split", "trunk", "shards", "warnings"}
-"""Fields that trunk contributions lacked while they were a list of their own."""
+_LACKING = {"kind", "split", "trunk", "shards", "warnings"}
+"""Fields that trunk contributions lacked while they had a list of their own."""
 
 
 @router.put("/contributions/{digest}", status_code=202)
@@ -110,19 +110,19 @@ async def contribute_and_wait(state: Coordinator, caller: DomainOwner, new: NewC
     return await _contribute_and_wait(state, caller, new)
 
 
-@router.post("/trunk-contributions", status_code=201, deprecated=True, response_model_exclude=_TRUNK_ONLY)
+@router.post("/trunk-contributions", status_code=201, deprecated=True, response_model_exclude=_LACKING)
 async def contribute_trunk_and_wait(state: Coordinator, caller: DomainOwner, new: NewContribution) -> Contribution:
     """Takes an uploaded statistics file as a contribution, and answers once it is checked. Role: owner."""
     return await _contribute_and_wait(state, caller, new)
 
 
-@router.get("/trunk-contributions", deprecated=True, response_model_exclude={"items": {"__all__": _TRUNK_ONLY}})
+@router.get("/trunk-contributions", deprecated=True, response_model_exclude={"items": {"__all__": _LACKING}})
 def list_trunk_contributions(state: Coordinator, caller: OperatorOrOwner, after: After = 0) -> Page[Contribution]:
     """Lists trunk contributions; an owner sees its own. Role: operator or owner."""
     return list_contributions(state, caller, after, kind="trunk")
 
 
-@router.post("/trunk-contributions/{digest}/withdraw", deprecated=True, response_model_exclude=_TRUNK_ONLY)
+@router.post("/trunk-contributions/{digest}/withdraw", deprecated=True, response_model_exclude=_LACKING)
 def withdraw_trunk_contribution(state: Coordinator, caller: OperatorOrOwner, digest: Digest) -> Contribution:
     """Takes a trunk contribution out of every later trunk. Role: operator or owner."""
     return withdraw(state, caller, digest)
