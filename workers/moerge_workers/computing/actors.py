@@ -2,6 +2,7 @@
 
 import logging
 import os
+import secrets
 import signal
 import socket
 import time
@@ -12,6 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import ray
+from ray._private import ray_constants
+from ray._raylet import Config
 from ray.exceptions import RayError, RayTaskError
 
 from moerge.documents.shards import Shard
@@ -142,7 +145,10 @@ def _cluster(address: str | None, slots: int) -> Iterator[None]:
 
 def _connect(address: str | None, slots: int) -> None:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is reported to anybody
-    local: dict[str, Any] = {"num_cpus": slots, "include_dashboard": False} if address is None else {}
+    local: dict[str, Any] = {}
+    if address is None:
+        _close_local()
+        local = {"num_cpus": slots, "include_dashboard": False}
     for left in reversed(range(1 if address else _STARTS)):
         try:
             ray.init(address=address or "local", log_to_driver=False, logging_level=logging.ERROR, **local)
@@ -151,6 +157,17 @@ def _connect(address: str | None, slots: int) -> None:
             ray.shutdown()
             if not left:
                 raise _no_cluster(address, error) from error
+
+
+def _close_local() -> None:
+    """Lets a local cluster listen on the loopback interface only, and ask for a token that this process knows.
+
+    Ray has no public names for it once it is imported: it replaces 127.0.0.1 by the address of an interface.
+    """
+    os.environ["RAY_AUTH_MODE"] = "token"
+    os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+    Config.initialize("")  # reads the mode again
+    ray_constants.ENABLE_RAY_CLUSTER = False
 
 
 def _no_cluster(address: str | None, error: Exception) -> MoergeError:

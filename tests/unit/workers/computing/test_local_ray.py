@@ -1,0 +1,56 @@
+"""A local Ray cluster: closed to the network, and to whoever doesn't know this process's token."""
+
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import ray
+
+from moerge.statistics.passes import RouterPass
+from moerge_proto.statistics_file import StatisticsSettings
+from moerge_workers.computing.actors import Slots, _largest
+from support.models import expert
+from support.processes import marked
+
+LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}
+"""127.0.0.1, the same in IPv6, and ::1, as the kernel writes them."""
+LISTENING = "0A"
+
+
+def listened_on(process: int) -> Iterator[str]:
+    """The addresses at which a process takes connections."""
+    own = set()
+    for path in Path(f"/proc/{process}/fd").iterdir():
+        with suppress(FileNotFoundError):  # what lists them is among them
+            own.add(os.readlink(path))
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/{process}/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == LISTENING and f"socket:[{fields[9]}]" in own:
+                yield fields[1].partition(":")[0]
+
+
+def environment(process: int) -> dict[str, str]:
+    lines = Path(f"/proc/{process}/environ").read_bytes().decode().split("\0")
+    return dict(line.split("=", 1) for line in lines if "=" in line)
+
+
+def test_it_listens_on_loopback_only_and_asks_for_a_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MOERGE_TEST_MARK", str(tmp_path))
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    folder, settings = expert(tmp_path / "expert", 1), StatisticsSettings()
+    sums = Slots(None, 1, settings, print).compute(RouterPass(folder, folder, [0] * 3), [_largest(settings)])
+    try:
+        next(sums)
+        processes = {**marked(str(tmp_path)), os.getpid(): "this one"}
+        found = {command: set(listened_on(process)) for process, command in processes.items()}
+        [server] = [process for process, command in processes.items() if "/gcs_server " in command]
+        assert environment(server)["RAY_AUTH_MODE"] == "token"
+        assert environment(server)["RAY_AUTH_TOKEN"] == os.environ["RAY_AUTH_TOKEN"]
+    finally:
+        sums.close()
+    assert sum(map(bool, found.values())) >= 4  # the server, the raylet, the actor, this one
+    assert set().union(*found.values()) <= LOOPBACK, found
+    assert not ray.is_initialized()
