@@ -50,7 +50,7 @@ class Corpus:
         self._sources, self._say, self._bad_share, self._option = list(sources), say, bad_share, option
         self._field = text_field if chat is None else chat
         try:
-            self._tokenizer: Any = AutoTokenizer.from_pretrained(expert, local_files_only=True)
+            self._tokenizer: Any = AutoTokenizer.from_pretrained(expert, local_files_only=True, trust_remote_code=False)
         except (OSError, ValueError) as error:
             todo = "save the expert's tokenizer beside its weights (tokenizer.save_pretrained)"
             raise MoergeError("no tokenizer can be read", where=str(expert), todo=todo) from error

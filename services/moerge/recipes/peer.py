@@ -83,7 +83,9 @@ def settings(fleet: Fleet, base: Path, gates: str, options: Options) -> dict[str
 
 
 def _tokenizer(fleet: Fleet) -> PreTrainedTokenizerBase:
-    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(fleet.domains[0].expert, local_files_only=True)
+    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+        fleet.domains[0].expert, local_files_only=True, trust_remote_code=False
+    )
     return tokenizer
 
 
