@@ -20,7 +20,7 @@ from moerge.blobs.local import LocalBlobs, LocalChunks
 from moerge.blobs.s3 import S3Blobs, S3Chunks
 from moerge.blobs.store import Blobs, Chunks
 from moerge.errors import MoergeError
-from moerge.files import atomic_file
+from moerge.files import atomic_file, private_folder
 from moerge_coordinator.dashboard.app import make_dashboard
 from moerge_coordinator.dashboard.site import HOME
 from moerge_coordinator.domain.ports import Ports
@@ -94,8 +94,7 @@ def initialise(home: Path) -> Token:
     Raises:
         MoergeError: there is one already.
     """
-    home.mkdir(parents=True, exist_ok=True)
-    home.chmod(0o700)
+    private_folder(home)
     settings = read_settings(home) if (home / FILE).exists() else Settings(home=home)
     with closing(open_database(settings.database)) as database, database.transaction("make first token") as session:
         if session.scalar(select(TokenRow).limit(1)) is not None:
@@ -221,6 +220,9 @@ def make_app(settings: Settings, traffic: Traffic | None = None, clock: Callable
         version=__version__,
         summary="Adds, solves, publishes and serves Mixture-of-Experts versions.",
         lifespan=lifespan,
+        docs_url=None,  # pages with scripts of other hosts, on the dashboard's origin
+        redoc_url=None,
+        redirect_slashes=False,  # such a redirect names the host that the caller says
     )
     app.add_middleware(BodyLimit)
     app.add_middleware(Calls, owner=app)  # the outermost: it sees every answer
@@ -235,7 +237,8 @@ def make_app(settings: Settings, traffic: Traffic | None = None, clock: Callable
     app.include_router(api)
     app.include_router(operation.router)
     app.mount(HOME, make_dashboard(app))
-    app.add_route("/", lambda request: RedirectResponse(HOME), include_in_schema=False)
+    for path in ("/", HOME):
+        app.add_route(path, lambda request: RedirectResponse(f"{HOME}/"), include_in_schema=False)
     return app
 
 

@@ -4,12 +4,13 @@ import errno
 import hashlib
 import os
 import secrets
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from moerge.errors import CheckpointError
+from moerge.errors import CheckpointError, MoergeError
 
 
 @contextmanager
@@ -41,6 +42,22 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def private_folder(folder: Path) -> None:
+    """Makes a folder that only this user may enter, and closes one that others may.
+
+    Raises:
+        MoergeError: its mode can't be changed.
+    """
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    if stat.S_IMODE(folder.stat().st_mode) == 0o700:
+        return
+    try:
+        folder.chmod(0o700)
+    except PermissionError as error:
+        what, todo = "other users may read it, and its mode can't be changed", "name a folder inside it, or own it"
+        raise MoergeError(what, where=str(folder), todo=todo) from error
 
 
 def require_small(path: Path, most: int) -> None:

@@ -283,7 +283,7 @@ def test_what_is_not_there_says_so(visited: Visited) -> None:
         assert browser.get("/nothing").status_code == 404
         assert browser.get("/static/nothing.css").status_code == 404
         assert browser.get("/static/../../settings.py").status_code == 404
-    assert httpx.get(f"{visited.server.url}/").headers["Location"] == "/dashboard"
+    assert httpx.get(f"{visited.server.url}/").headers["Location"] == "/dashboard/"
 
 
 def test_static_files_are_kept_by_browsers(visited: Visited) -> None:

@@ -32,6 +32,7 @@ def add_owner(federation: Federation, domain: str, seed: int) -> None:
     place, name = federation.folder / domain, f"{domain}-owner"
     expert(place / "expert", seed)
     texts(place / "texts.jsonl", seed, documents=150)
+    (place / "worker").mkdir(mode=0o755)
     request = moerge("worker", "init", "--owner", name, "--domain", domain, "--home", place / "worker")
     token = federation.moerge("owner", "approve", request)
     federation.enter(Member(name, domain, token, federation.server.client(token), place / "expert"))
@@ -96,6 +97,13 @@ def test_law_1_the_worker_shows_what_leaves_and_sends_nothing_else(federation: F
     text = json.loads((federation.folder / "law" / "texts.jsonl").read_text().splitlines()[0])["text"]
     key = read_owner_key(federation.folder / "law" / "worker" / "law-owner.pem").private_bytes_raw()
     assert not any(secret in path.read_bytes() for path in held for secret in (text.encode(), key))
+
+
+def test_a_worker_s_home_is_for_its_user_alone(federation: Federation) -> None:
+    """Also one that is there before, for all to read."""
+    home = federation.folder / "law" / "worker"
+    open_to_others = [path.name for path in (home, *home.rglob("*")) if path.stat().st_mode & 0o077]
+    assert open_to_others == []
 
 
 def test_every_contribution_is_signed_by_its_owner_and_anyone_can_check_it(federation: Federation) -> None:

@@ -14,6 +14,7 @@ from moerge.documents.fitting_sample import fitting_tokens
 from moerge.documents.shards import enough
 from moerge.errors import IncompatibleExpertError, MoergeError
 from moerge.experts.fitting import fitting_bytes, require_fittable
+from moerge.files import private_folder
 from moerge.models.dense import trunk_names
 from moerge.models.expert_folder import DenseExpert, check_expert
 from moerge.statistics.memory import need
@@ -148,7 +149,7 @@ class _Machine:
     def disk(self) -> str:
         """The home takes a trunk and a few statistics files."""
         home = self.settings.home
-        home.mkdir(parents=True, exist_ok=True)
+        private_folder(home)
         with tempfile.TemporaryFile(dir=home):
             pass
         specs = self.own.checkpoint.specs

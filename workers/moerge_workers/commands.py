@@ -1,6 +1,7 @@
 """`moerge worker …`"""
 
 import inspect
+import os
 from collections.abc import Callable
 from contextlib import closing
 from datetime import timedelta
@@ -25,6 +26,7 @@ app = typer.Typer(no_args_is_help=True, help="Run a domain owner's worker.")
 @app.callback()
 def _group() -> None:
     """Run a domain owner's worker."""
+    os.umask(0o077)
 
 
 KeyHome = Annotated[Path | None, typer.Option("--home", help="Folder of the owner's key; default ~/.moerge.")]

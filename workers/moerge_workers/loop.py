@@ -12,7 +12,7 @@ from filelock import FileLock, Timeout
 from moerge.client.client import Client
 from moerge.errors import CoordinatorError, MoergeError
 from moerge.experts.fitting import require_fittable
-from moerge.files import is_of_full_disk
+from moerge.files import is_of_full_disk, private_folder
 from moerge.models.expert_folder import DenseExpert, check_expert
 from moerge_proto.problems import ProblemType
 from moerge_proto.progress import Stage
@@ -58,7 +58,7 @@ def run(settings: Settings, computing: Callable[[Settings, Events], ComputeShard
         MoergeError: the expert, the data, the trunk or the coordinator's answer is not what it should be.
     """
     stamina.instrumentation.set_on_retry_hooks([])  # the client says what it waits for
-    settings.home.mkdir(parents=True, exist_ok=True)
+    private_folder(settings.home)
     try:
         lock = FileLock(settings.home / LOCK).acquire(blocking=False)
     except Timeout as error:

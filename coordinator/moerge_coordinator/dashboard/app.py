@@ -92,7 +92,7 @@ def make_dashboard(app: FastAPI) -> Starlette:
         problem = Problem.of(ProblemType.NOT_FOUND, f"there is no page {request.url.path}", todo="start from Versions")
         return site.problem(problem.model_copy(update={"status": status}))
 
-    return Starlette(
+    made = Starlette(
         routes=[
             Mount("/static", _Static(directory=STATIC)),
             Route("/sign-in", show_sign_in, methods=["GET"]),
@@ -103,6 +103,8 @@ def make_dashboard(app: FastAPI) -> Starlette:
         middleware=[Middleware(Guarded)],
         exception_handlers={HTTPException: not_there, Exception: failed},
     )
+    made.router.redirect_slashes = False  # such a redirect names the host that the caller says
+    return made
 
 
 def _leave(place: str) -> Response:

@@ -23,7 +23,7 @@ from pydantic import ValidationError
 
 from moerge.blobs.local import LocalBlobs
 from moerge.errors import MoergeError
-from moerge.files import atomic_file, file_sha256, sync_folder
+from moerge.files import atomic_file, file_sha256, private_folder, sync_folder
 from moerge.progress import Progress, Tracker
 from moerge_coordinator.operation.verify import blob_file, folders, required_blobs, verify
 from moerge_coordinator.settings import FILE, Settings, read_settings
@@ -84,6 +84,7 @@ def _into_folder(settings: Settings, target: Path, progress: Progress) -> Backup
         except _ChangedError:
             continue
         with atomic_file(target / CONTENTS) as out:
+            os.fchmod(out.fileno(), 0o600)
             out.write(made.model_dump_json(indent=1).encode())
         _prune(target, made)
         return made
@@ -96,7 +97,7 @@ def _is_ours(path: Path) -> bool:
 
 def _copied(settings: Settings, target: Path, folder: Path, progress: Progress) -> Backup:
     """Copies databases, then blobs. The workflows' first: what they say is done, the later copy of the other has."""
-    folder.mkdir()
+    private_folder(folder)
     own = _database(settings)
     for database in (settings.home / "workflows.sqlite", own):
         _copy_database(database, folder / database.name)
@@ -106,6 +107,7 @@ def _copied(settings: Settings, target: Path, folder: Path, progress: Progress) 
         digests = sorted(required_blobs(session))
     copies[own.name] = file_sha256(folder / own.name)
     blobs = LocalBlobs(settings.home / "blobs")
+    private_folder(target / "blobs")
     new = [digest for digest in digests if not (target / blob_file(digest)).is_file()]
     try:
         total = sum(blobs.path(digest).stat().st_size for digest in new)
@@ -120,6 +122,7 @@ def _copied(settings: Settings, target: Path, folder: Path, progress: Progress) 
         raise _ChangedError from error
     for path in folder.iterdir():
         with path.open("rb") as file:
+            os.fchmod(file.fileno(), 0o600)
             os.fsync(file.fileno())
     sync_folder(folder)
     sync_folder(target)
