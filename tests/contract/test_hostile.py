@@ -130,7 +130,7 @@ def test_an_absurd_config_is_refused_by_field_and_nothing_is_allocated(
     assert "config.json" in refused(server, member)
 
 
-@pytest.mark.parametrize("name", ["config.json", "tokenizer.json"])
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "generation_config.json"])
 @pytest.mark.parametrize("content", ["[" * 200_000, '{"a":' * 200_000, "", "\0" * 1000, "\ud800"])
 def test_small_files_that_are_no_json_are_refused_by_name(
     server: Coordinator, member: Member, name: str, content: str
@@ -157,15 +157,9 @@ def test_code_and_pickles_are_no_files_of_an_expert(federation: Federation, memb
         assert caught.value.where == "files"
 
 
-def test_a_config_that_names_code_runs_none_and_hands_none_on(
-    server: Coordinator, member: Member, first: Member
-) -> None:
-    """Old fine-tunes of Phi-3 name code that stock transformers doesn't need."""
+def test_a_config_of_a_family_that_only_its_code_knows_is_refused(server: Coordinator, member: Member) -> None:
     change(member.folder / "config.json", auto_map={"AutoConfig": "evil--evil.Config"}, model_type="evil")
     assert refused(server, member) == "config.json: model_type"
-    change(member.folder / "config.json", model_type="llama", auto_map={"AutoConfig": "configuration_evil.Config"})
-    found = refused(server, member)  # it differs from the first expert
-    assert "auto_map" in found
 
 
 def header(tensors: object, body: bytes = b"0" * 8, length: int | None = None) -> bytes:

@@ -28,7 +28,7 @@ _MOST = {
 # What transformers raises on settings that make no sense.
 _SENSELESS = (ValueError, KeyError, TypeError, AttributeError, ArithmeticError, OSError, StrictDataclassError)
 
-# Fields that change no logit. Every other field of every expert must agree.
+# Fields that change no logit. Every other field that the family knows must agree.
 _IRRELEVANT = {
     "_name_or_path",
     "architectures",
@@ -99,18 +99,19 @@ def _no_number(text: str) -> float:
 
 
 def require_same_config(first: PretrainedConfig, other: PretrainedConfig, who: str, vocabulary: Vocabulary) -> None:
-    """Requires that `other` computes with the same settings as `first`.
+    """Requires that `other` computes with the same settings as `first`, in all fields that their family knows.
 
     Raises:
         IncompatibleExpertError: names every field that differs, with both values. `who` names the other expert.
     """
     if first.model_type != other.model_type:
         raise _differs(who, {"model_type": (other.model_type, first.model_type)})
-    ours, theirs = first.to_dict(), other.to_dict()
+    ours, theirs, family = first.to_dict(), other.to_dict(), family_of(first)
+    known = type(first)().to_dict().keys() | set(family.copied) | set(family.renamed.values())
     ignored = _IRRELEVANT | ({"vocab_size"} if vocabulary == "pad" else set())
     differing = {
         name: (theirs.get(name), ours.get(name))
-        for name in sorted((ours.keys() | theirs.keys()) - ignored)
+        for name in sorted(known - ignored)
         if theirs.get(name) != ours.get(name)
     }
     if differing:

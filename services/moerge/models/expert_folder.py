@@ -19,22 +19,23 @@ from moerge.models.config import (
 )
 from moerge.models.families import Family, family_of
 from moerge.models.reader import INDEX, SINGLE, Checkpoint, require_tensors
+from moerge.models.side_files import GENERATION, SPECIAL_TOKENS, TEMPLATE, TOKENIZER, require_side_files
 from moerge.progress import Tracker
 from moerge_proto.digests import digest_of
 from moerge_proto.experts import Vocabulary
 
 TOKENIZER_FILES = (
     "added_tokens.json",
-    "chat_template.jinja",
+    TEMPLATE,
     "merges.txt",
-    "special_tokens_map.json",
+    SPECIAL_TOKENS,
     "tokenizer.json",
     "tokenizer.model",
-    "tokenizer_config.json",
+    TOKENIZER,
     "vocab.json",
 )
 _MAX_TEXT_BYTES = 2**26
-_OTHER_FILES = ("config.json", "generation_config.json", INDEX, *TOKENIZER_FILES)
+_OTHER_FILES = ("config.json", GENERATION, INDEX, *TOKENIZER_FILES)
 
 
 def expert_files(folder: Path) -> dict[str, Path]:
@@ -124,9 +125,10 @@ def check_expert(
         CheckpointError, IncompatibleExpertError: name the field, file or tensor.
     """
     require_plain_config(folder)
-    for name in (*TOKENIZER_FILES, "generation_config.json"):  # all are read as a whole at some time
+    for name in (*TOKENIZER_FILES, GENERATION):  # all are read as a whole at some time
         if (folder / name).is_file():
             require_small(folder / name, _MAX_TEXT_BYTES)
+    require_side_files(folder)
     config = read_config(folder)
     family = family_of(config)
     if reference is not None:

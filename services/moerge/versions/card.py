@@ -1,11 +1,12 @@
 """The model card: what a version was made of, by digest and licence, and how to load it."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from huggingface_hub import ModelCardData
 
 from moerge.versions.files import FilePlan, text_file
+from moerge_proto.digests import sha256_hex
 from moerge_proto.options import SolveOptions
 from moerge_proto.versions import Lineage
 
@@ -32,12 +33,20 @@ class Contributed(NamedTuple):
     documents: int
 
 
+class ChatTemplates(NamedTuple):
+    """The chat templates of a version's experts: domain -> text, empty without one. `taken` is the published one's."""
+
+    taken: str
+    texts: Mapping[str, str]
+
+
 def card_file(
     lineage: Lineage,
     experts: Sequence[ExpertRecord],
     method: str,
     merged: Sequence[ExpertRecord],
     contributed: Sequence[Contributed],
+    chat: ChatTemplates,
 ) -> FilePlan:
     """README.md: a pure function of the lineage and of what its digests name.
 
@@ -46,6 +55,7 @@ def card_file(
         method: by which the trunk was merged.
         merged: the experts whose parameters the trunk contains.
         contributed: the router contributions, in the lineage's order.
+        chat: the experts' chat templates.
     """
     licenses = {expert.license for expert in (*experts, *merged)}
     data = ModelCardData(
@@ -71,7 +81,7 @@ The routers are {_KINDS[options.routers]}, solved from statistics that the owner
 | slot | domain | owner | licence | digest |
 |---|---|---|---|---|
 {_rows((str(i), e.domain, e.owner, e.license, _digest(e)) for i, e in enumerate(experts))}
-
+{_chat(chat)}
 ## Trunk
 
 `{lineage.trunk}`, which contains parameters of:
@@ -112,6 +122,20 @@ def _notices(lineage: Lineage, merged: Sequence[ExpertRecord]) -> str:
         names = ", ".join(lineage.left_out)
         lines.append(f"> Left out, because they had not contributed when the round ended: {names}.\n")
     return "".join(f"{line}\n" for line in lines)
+
+
+def _chat(chat: ChatTemplates) -> str:
+    """The paragraph on the published chat template; empty if no expert has one."""
+    own = chat.texts[chat.taken]
+    differ = [domain for domain, text in chat.texts.items() if text != own]
+    if not own and not differ:
+        return ""
+    text = f"{chat.taken} has no chat template."
+    if own:
+        text = f"The chat template is {chat.taken}'s, SHA-256 `{sha256_hex(own.encode(errors='surrogatepass'))}`."
+    if differ:
+        text += f" Different in: {', '.join(differ)}."
+    return f"\n{text}\n"
 
 
 def _mlps(experts: Sequence[ExpertRecord]) -> str:

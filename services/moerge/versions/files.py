@@ -16,6 +16,7 @@ from moerge.models.config import published_config
 from moerge.models.expert_folder import TOKENIZER_FILES
 from moerge.models.families import EMBEDDING, HEAD, Family
 from moerge.models.reader import Checkpoint
+from moerge.models.side_files import GENERATION, published_generation, published_tokenizer
 from moerge.models.writer import TensorPlan, write_safetensors
 from moerge_proto.digests import digest_of, sha256_hex
 from moerge_proto.versions import SolveReport
@@ -175,24 +176,24 @@ def config_files(
     *,
     tied: bool,
 ) -> list[FilePlan]:
-    """config.json, generation_config.json and the tokenizer, the last two from the folder `tokenizer`."""
+    """config.json, generation_config.json and the tokenizer, the last two from the folder `tokenizer`.
+
+    What they say of code, and of decoding beside the usual defaults, is left out.
+    """
     embedding = trunk.specs[EMBEDDING]
     dtype = str(embedding.dtype).removeprefix("torch.")
     published = published_config(family, config, experts, top_k, dtype, embedding.shape[0], tied)
     plans = [text_file("config.json", json.dumps(published, indent=2, sort_keys=True) + "\n")]
-    generation = tokenizer / "generation_config.json"
     ids = ("bos_token_id", "eos_token_id", "pad_token_id")
     default = json.dumps({name: published.get(name) for name in ids}, indent=2) + "\n"
-    text = generation.read_text(encoding="utf-8") if generation.is_file() else default
-    plans.append(text_file("generation_config.json", text))
-    return plans + [_copied(tokenizer / name) for name in TOKENIZER_FILES if (tokenizer / name).is_file()]
+    plans.append(text_file(GENERATION, published_generation(tokenizer) or default))
+    paths = [tokenizer / name for name in TOKENIZER_FILES if (tokenizer / name).is_file()]
+    return plans + [_small_file(path.name, published_tokenizer(path)) for path in paths]
 
 
-def _copied(path: Path) -> FilePlan:
-    data = path.read_bytes()
-
+def _small_file(name: str, data: bytes) -> FilePlan:
     def write(out: BinaryIO) -> str:
         out.write(data)
         return sha256_hex(data)
 
-    return FilePlan(path.name, digest_of({"sha256": sha256_hex(data)}), write, {})
+    return FilePlan(name, digest_of({"sha256": sha256_hex(data)}), write, {})

@@ -12,8 +12,9 @@ from moerge.models.bounds import feature_gains
 from moerge.models.config import read_config, trunk_config
 from moerge.models.families import EMBEDDING, family_of
 from moerge.models.reader import Checkpoint
+from moerge.models.side_files import chat_template
 from moerge.routers.solve import solve_layers
-from moerge.versions.card import Contributed, ExpertRecord, card_file
+from moerge.versions.card import ChatTemplates, Contributed, ExpertRecord, card_file
 from moerge.versions.files import (
     LINEAGE_FILE,
     FilePlan,
@@ -160,11 +161,14 @@ def plan_version(lineage: Lineage, inputs: VersionInputs, solve: Solve = solve_l
 
     dtype = trunk.specs[EMBEDDING].dtype
     routers = router_file(lambda: solution()[0], layers, (count, config.hidden_size), family, dtype, name)
-    tokenizer = max((slot.trained for slot in inputs.slots), key=lambda folder: int(read_config(folder).vocab_size))
+    taken = max(inputs.slots, key=lambda slot: int(read_config(slot.trained).vocab_size))
+    chats = {slot.record.domain: chat_template(slot.trained) for slot in inputs.slots}
+    records = [slot.record for slot in inputs.slots]
+    chat = ChatTemplates(taken.record.domain, chats)
     texts = [
         index_file([*shared, routers]),
-        *config_files(tokenizer, config, family, count, lineage.options.top_k, trunk, tied=lineage.tied),
+        *config_files(taken.trained, config, family, count, lineage.options.top_k, trunk, tied=lineage.tied),
         text_file(LINEAGE_FILE, canonical_json(content).decode() + "\n"),
-        card_file(lineage, [slot.record for slot in inputs.slots], inputs.method, inputs.merged, inputs.contributed),
+        card_file(lineage, records, inputs.method, inputs.merged, inputs.contributed, chat),
     ]
     return VersionPlan(shared, [routers, report_file(lambda: solution()[1], name)], texts)

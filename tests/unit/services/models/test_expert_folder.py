@@ -56,6 +56,15 @@ def test_settings_that_change_no_logit_may_differ(tmp_path: Path, reference: Pat
     assert check_expert(other, reference, "other")[0].model_type == "llama"
 
 
+def test_settings_that_the_family_does_not_know_may_differ(tmp_path: Path, reference: Path) -> None:
+    """Old fine-tunes name code that stock transformers doesn't need."""
+    other = expert(tmp_path / "other", seed=2)
+    path = other / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "auto_map": {"AutoConfig": "c.C"}, "my_own": 1}))
+    check_expert(other, reference, "later")
+    check_expert(reference, other, "earlier")
+
+
 def test_another_family_is_refused(tmp_path: Path, reference: Path) -> None:
     assert refusal(expert(tmp_path, seed=2, family="mistral"), reference).where == "config.json: model_type"
 

@@ -1,0 +1,119 @@
+"""An expert's small JSON files, and their parts that may be published: no reference to code, no odd decoding."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from moerge.errors import CheckpointError
+from moerge.files import require_small
+
+GENERATION, TOKENIZER = "generation_config.json", "tokenizer_config.json"
+SPECIAL_TOKENS, TEMPLATE = "special_tokens_map.json", "chat_template.jinja"
+_MAX_BYTES = 2**26
+_CODE = {"auto_map", "code_revision", "custom_generate", "custom_pipeline", "custom_pipelines", "trust_remote_code"}
+"""Keys that lead a library to code outside its own."""
+
+
+def _number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= 2**31
+
+
+def _length(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 < value <= 2**20
+
+
+def _ids(value: object) -> bool:
+    ids = value if isinstance(value, list) else [value]
+    return all(each is None or (isinstance(each, int) and not isinstance(each, bool)) for each in ids)
+
+
+def _flag(value: object) -> bool:
+    return isinstance(value, bool)
+
+
+def _off(value: object) -> bool:
+    return value is False
+
+
+_DECODING: dict[str, Callable[[object], bool]] = {
+    **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), _ids),
+    **dict.fromkeys(("temperature", "top_k", "top_p", "min_p", "repetition_penalty"), _number),
+    **dict.fromkeys(("max_length", "max_new_tokens"), _length),
+    **dict.fromkeys(("do_sample", "use_cache", "_from_model_config"), _flag),
+    **dict.fromkeys(("output_attentions", "output_hidden_states"), _off),  # as save_pretrained writes them
+    "transformers_version": lambda value: isinstance(value, str),
+}
+"""Keys of generation_config.json that are published, each with the test of its value."""
+
+
+def require_side_files(folder: Path) -> None:
+    """Requires that each of the small files that are published in part can be read.
+
+    Raises:
+        CheckpointError: names the file.
+    """
+    for name in (GENERATION, TOKENIZER, SPECIAL_TOKENS):
+        if (folder / name).is_file():
+            _read(folder / name)
+    chat_template(folder)
+
+
+def published_generation(folder: Path) -> str | None:
+    """The text of generation_config.json with the keys that decoding needs; None without such a file.
+
+    Raises:
+        CheckpointError: it is no JSON object.
+    """
+    path = folder / GENERATION
+    if not path.is_file():
+        return None
+    return _text(path, lambda key, value: key in _DECODING and (value is None or _DECODING[key](value)))
+
+
+def published_tokenizer(path: Path) -> bytes:
+    """The bytes of one of the tokenizer's files, without references to code.
+
+    Raises:
+        CheckpointError: it is one of settings, and no JSON object.
+    """
+    if path.name not in (TOKENIZER, SPECIAL_TOKENS):
+        return path.read_bytes()
+    return _text(path, lambda key, value: key not in _CODE).encode()
+
+
+def chat_template(folder: Path) -> str:
+    """The chat template as transformers finds it, several as JSON; empty if there is none.
+
+    Raises:
+        CheckpointError: it can't be read.
+    """
+    path = folder / TEMPLATE
+    try:
+        if path.is_file():
+            return path.read_text(encoding="utf-8")
+    except ValueError as error:
+        raise CheckpointError(f"can't be read as text: {error}", where=str(path)) from error
+    path = folder / TOKENIZER
+    found = _read(path).get("chat_template") if path.is_file() else None
+    return found if isinstance(found, str) else json.dumps(found, sort_keys=True) if found else ""
+
+
+def _text(path: Path, kept: Callable[[str, object], bool]) -> str:
+    """The file's own text if all of its keys are kept, else those that are."""
+    content = _read(path)
+    some = {key: value for key, value in content.items() if kept(key, value)}
+    if len(some) == len(content):
+        return path.read_bytes().decode()
+    return json.dumps(some, indent=2) + "\n"
+
+
+def _read(path: Path) -> dict[str, Any]:
+    require_small(path, _MAX_BYTES)
+    try:
+        content = json.loads(path.read_bytes().decode())
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"can't be read as JSON: {error}", where=str(path)) from error
+    if not isinstance(content, dict):
+        raise CheckpointError("no JSON object", where=str(path))
+    return content
