@@ -72,14 +72,15 @@ def published_generation(folder: Path) -> str | None:
 
 
 def published_tokenizer(path: Path) -> bytes:
-    """The bytes of one of the tokenizer's files, without references to code.
+    """The bytes of one of the tokenizer's files, without references to code, and without a second chat template.
 
     Raises:
         CheckpointError: it is one of settings, and no JSON object.
     """
     if path.name not in (TOKENIZER, SPECIAL_TOKENS):
         return path.read_bytes()
-    return _text(path, lambda key, value: key not in _CODE).encode()
+    hidden = _CODE | ({"chat_template"} if path.with_name(TEMPLATE).is_file() else set())
+    return _text(path, lambda key, value: key not in hidden).encode()
 
 
 def chat_template(folder: Path) -> str:
@@ -91,7 +92,7 @@ def chat_template(folder: Path) -> str:
     path = folder / TEMPLATE
     try:
         if path.is_file():
-            return path.read_text(encoding="utf-8")
+            return path.read_bytes().decode()
     except ValueError as error:
         raise CheckpointError(f"can't be read as text: {error}", where=str(path)) from error
     path = folder / TOKENIZER

@@ -69,8 +69,9 @@ def test_the_chat_template_is_that_of_its_own_file_first(tmp_path: Path) -> None
     assert chat_template(tmp_path) == '[{"name": "tools", "template": "t"}]'
     (tmp_path / TOKENIZER).write_text('{"chat_template": "older"}')
     assert chat_template(tmp_path) == "older"
-    (tmp_path / "chat_template.jinja").write_text("newer")
-    assert chat_template(tmp_path) == "newer"
+    (tmp_path / "chat_template.jinja").write_bytes(b"newer\r\n")
+    assert chat_template(tmp_path) == "newer\r\n"
+    assert published_tokenizer(tmp_path / TOKENIZER) == b"{}\n", "other readers would take the older one"
 
 
 def test_nothing_is_loaded_by_name_without_a_word_that_its_code_is_not_run() -> None:
