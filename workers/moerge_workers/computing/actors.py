@@ -3,13 +3,16 @@
 import logging
 import os
 import secrets
+import shutil
 import signal
 import socket
+import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 import ray
@@ -99,8 +102,8 @@ class Slots:
             MoergeError: the model doesn't fit, actors die again and again, or there is no such cluster.
         """
         source, more, again = iter(shards), True, deque[Shard]()
-        with _cluster(self.address, self.slots):
-            pool = _Pool(self, work, again)
+        with _cluster(self.address, self.slots) as connect:
+            pool = _Pool(self, work, again, connect)
             while True:
                 while pool.free and (more or again):
                     shard = again.popleft() if again else next(source, None)
@@ -119,8 +122,8 @@ class Slots:
         Raises:
             MoergeError: as in `compute`.
         """
-        with _cluster(self.address, self.slots):
-            pool = _Pool(self, work, deque())
+        with _cluster(self.address, self.slots) as connect:
+            pool = _Pool(self, work, deque(), connect)
             while pool.starting:
                 pool.next()
 
@@ -131,24 +134,38 @@ def on_ray(settings: Settings, events: Events) -> ComputeShards:
 
 
 @contextmanager
-def _cluster(address: str | None, slots: int) -> Iterator[None]:
-    """A Ray cluster: the owner's existing one, or a local one of `slots` CPUs that ends with the context."""
+def _cluster(address: str | None, slots: int) -> Iterator[Callable[[], None]]:
+    """A Ray cluster: the owner's existing one, or a local one of `slots` CPUs that ends with the context.
+
+    Gives the function that starts or joins it again. Ray's folder is removed, except after an error.
+    """
     ours = signal.getsignal(signal.SIGTERM)  # Ray puts another in its place, which cleans nothing up
+    folder = Path(tempfile.mkdtemp(prefix="ray-"))  # for this user alone; those that Ray makes are open to all
+    failed = False
+
+    def connect() -> None:
+        _connect(address, slots, folder)
+
     try:
-        _connect(address, slots)
+        connect()
         signal.signal(signal.SIGTERM, ours)
-        yield
+        yield connect
+    except Exception:
+        failed = True
+        raise
     finally:
         ray.shutdown()
         signal.signal(signal.SIGTERM, ours)
+        if not failed:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
-def _connect(address: str | None, slots: int) -> None:
+def _connect(address: str | None, slots: int, folder: Path) -> None:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is reported to anybody
     local: dict[str, Any] = {}
     if address is None:
         _close_local()
-        local = {"num_cpus": slots, "include_dashboard": False}
+        local = {"num_cpus": slots, "include_dashboard": False, "_temp_dir": str(folder / "r")}
     for left in reversed(range(1 if address else _STARTS)):
         try:
             ray.init(address=address or "local", log_to_driver=False, logging_level=logging.ERROR, **local)
@@ -156,7 +173,7 @@ def _connect(address: str | None, slots: int) -> None:
         except Exception as error:  # Ray raises plain ones
             ray.shutdown()
             if not left:
-                raise _no_cluster(address, error) from error
+                raise _no_cluster(address, error, folder) from error
 
 
 def _close_local() -> None:
@@ -170,10 +187,10 @@ def _close_local() -> None:
     ray_constants.ENABLE_RAY_CLUSTER = False
 
 
-def _no_cluster(address: str | None, error: Exception) -> MoergeError:
+def _no_cluster(address: str | None, error: Exception, folder: Path) -> MoergeError:
     where, todo = "--ray-address", "start the cluster (ray start --head), or leave the option out for a local one"
     if address is None:
-        where, todo = "Ray", "see /tmp/ray/session_latest/logs; a full /tmp or too little memory are usual reasons"
+        where, todo = "Ray", f"see {folder}/r/session_latest/logs; a full disk or too little memory are usual reasons"
     return MoergeError(f"Ray doesn't start: {error}", where=where, todo=todo)
 
 
@@ -198,8 +215,10 @@ class _Pool:
         running: what they compute.
     """
 
-    def __init__(self, how: Slots, work: RouterPass | TrunkPass, again: deque[Shard]) -> None:
-        self._how, self._work, self._again = how, work, again
+    def __init__(
+        self, how: Slots, work: RouterPass | TrunkPass, again: deque[Shard], connect: Callable[[], None]
+    ) -> None:
+        self._how, self._work, self._again, self._connect = how, work, again, connect
         self.running: dict[Any, tuple[_Actor, Shard]] = {}
         self._restarts, self._told = 0, time.monotonic()
         self._begin()
@@ -301,7 +320,7 @@ class _Pool:
         self._again.extend(shard for _, shard in self.running.values())
         self.running.clear()
         ray.shutdown()
-        _connect(self._how.address, self._how.slots)
+        self._connect()
         self._begin()
 
 

@@ -1,6 +1,7 @@
 """A local Ray cluster: closed to the network, and to whoever doesn't know this process's token."""
 
 import os
+import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -37,16 +38,29 @@ def environment(process: int) -> dict[str, str]:
     return dict(line.split("=", 1) for line in lines if "=" in line)
 
 
-def test_it_listens_on_loopback_only_and_asks_for_a_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where folders for a while are made; pytest's own are too long for Ray's sockets."""
+    with tempfile.TemporaryDirectory() as folder:
+        monkeypatch.setattr(tempfile, "tempdir", folder)
+        yield Path(folder)
+
+
+def test_it_listens_on_loopback_only_asks_for_a_token_and_keeps_its_folder_closed(
+    tmp_path: Path, short: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("MOERGE_TEST_MARK", str(tmp_path))
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
-    folder, settings = expert(tmp_path / "expert", 1), StatisticsSettings()
-    sums = Slots(None, 1, settings, print).compute(RouterPass(folder, folder, [0] * 3), [_largest(settings)])
+    own, settings = expert(tmp_path / "expert", 1), StatisticsSettings()
+    sums = Slots(None, 1, settings, print).compute(RouterPass(own, own, [0] * 3), [_largest(settings)])
     try:
         next(sums)
         processes = {**marked(str(tmp_path)), os.getpid(): "this one"}
         found = {command: set(listened_on(process)) for process, command in processes.items()}
         [server] = [process for process, command in processes.items() if "/gcs_server " in command]
+        [folder] = short.glob("ray-*")
+        assert list(folder.glob("r/session_*/sockets/raylet"))
+        assert folder.stat().st_mode & 0o077 == 0
         assert environment(server)["RAY_AUTH_MODE"] == "token"
         assert environment(server)["RAY_AUTH_TOKEN"] == os.environ["RAY_AUTH_TOKEN"]
     finally:
@@ -54,3 +68,4 @@ def test_it_listens_on_loopback_only_and_asks_for_a_token(tmp_path: Path, monkey
     assert sum(map(bool, found.values())) >= 4  # the server, the raylet, the actor, this one
     assert set().union(*found.values()) <= LOOPBACK, found
     assert not ray.is_initialized()
+    assert list(short.glob("ray-*")) == []
