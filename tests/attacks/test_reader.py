@@ -20,5 +20,5 @@ def test_a_reader_that_runs_remote_code_is_led_to_none(tmp_path: Path) -> None:
         (own / name).write_text(json.dumps({**content, "auto_map": code}))
     version = published([own, expert(tmp_path / "other", 2)], tmp_path)
     for kind in (AutoConfig, AutoTokenizer, AutoModelForCausalLM):
-        loaded = kind.from_pretrained(version, trust_remote_code=True)  # type: ignore[attr-defined]
+        loaded = kind.from_pretrained(version, trust_remote_code=True)
         assert type(loaded).__module__.startswith("transformers.")

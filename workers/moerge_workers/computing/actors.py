@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 import ray
 from ray._private import ray_constants
-from ray._raylet import Config
+from ray._raylet import Config  # type: ignore[attr-defined]  # it is compiled
 from ray.exceptions import RayError, RayTaskError
 
 from moerge.documents.shards import Shard

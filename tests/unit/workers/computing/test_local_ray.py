@@ -5,6 +5,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 import ray
@@ -52,7 +53,7 @@ def test_it_listens_on_loopback_only_asks_for_a_token_and_keeps_its_folder_close
     monkeypatch.setenv("MOERGE_TEST_MARK", str(tmp_path))
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     own, settings = expert(tmp_path / "expert", 1), StatisticsSettings()
-    sums = Slots(None, 1, settings, print).compute(RouterPass(own, own, [0] * 3), [_largest(settings)])
+    sums: Any = Slots(None, 1, settings, print).compute(RouterPass(own, own, [0] * 3), [_largest(settings)])
     try:
         next(sums)
         processes = {**marked(str(tmp_path)), os.getpid(): "this one"}
