@@ -27,11 +27,35 @@ class Stage(StrEnum):
     ENDED = "ended"
 
 
+class Obstacle(StrEnum):
+    """Why a worker sends nothing for now. No figure is told with it."""
+
+    TRUNK_STRAYS = "trunk-strays"
+    TRUNK_HARMS = "trunk-harms"
+    VERSION_ALTERED = "version-altered"
+    ASKS_OWNER = "asks-owner"
+    OWNER_REFUSED = "owner-refused"
+
+    @property
+    def words(self) -> str:
+        """The same, for a reader."""
+        return _WORDS[self]
+
+
+_WORDS = {
+    Obstacle.TRUNK_STRAYS: "refuses the trunk: it strays too far from the expert",
+    Obstacle.TRUNK_HARMS: "refuses the trunk: it predicts the owner's text too badly",
+    Obstacle.VERSION_ALTERED: "refuses the version: its files are not what was sent and checked",
+    Obstacle.ASKS_OWNER: "waits for the owner's yes",
+    Obstacle.OWNER_REFUSED: "the owner said no",
+}
+
+
 class Progress(Message):
     """How far the worker of a domain is.
 
     `shards_done` and `shards_total` are of the contribution that it computes now, or computed last. `seconds_left` is
-    the estimate for the rest of them, None where there is none.
+    the estimate for the rest of them, None where there is none. `obstacle`: why nothing more is sent for now.
     """
 
     domain: Name
@@ -40,6 +64,7 @@ class Progress(Message):
     shards_total: int = Field(ge=0, le=_MOST)
     tokens_per_second: int = Field(ge=0, le=_MOST)
     seconds_left: int | None = Field(ge=0, le=LONGEST)
+    obstacle: Obstacle | None = Field(default=None, exclude_if=lambda value: value is None)
 
     @model_validator(mode="after")
     def _require_no_more_than_all(self) -> Self:

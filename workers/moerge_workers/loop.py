@@ -10,18 +10,19 @@ import stamina
 from filelock import FileLock, Timeout
 
 from moerge.client.client import Client
-from moerge.errors import CoordinatorError, MoergeError
+from moerge.errors import CoordinatorError, IncompatibleExpertError, MoergeError
 from moerge.experts.fitting import require_fittable
 from moerge.files import is_of_full_disk, private_folder
 from moerge.models.expert_folder import DenseExpert, check_expert
 from moerge_proto.problems import ProblemType
-from moerge_proto.progress import Stage
+from moerge_proto.progress import Obstacle, Stage
 from moerge_proto.trunks import Trunk
 from moerge_workers.computing.actors import on_ray
 from moerge_workers.computing.pending import ComputeShards
 from moerge_workers.contributing import expert, router, trunk
 from moerge_workers.contributing.context import Context
 from moerge_workers.contributing.evaluation import Evaluations
+from moerge_workers.contributing.trunk_loss import HarmfulTrunkError
 from moerge_workers.data.splits import Data
 from moerge_workers.leaving.history import History
 from moerge_workers.leaving.outbox import POLL_SECONDS, Outbox
@@ -117,7 +118,7 @@ def run_stages(context: Context) -> None:
         own_grams = outcome.grams
         if outcome.sent is not None:
             say(f"contributed {outcome.sent.digest[:12]} for trunks")
-    evaluations = Evaluations(context) if settings.policy.evaluation_sums else None
+    evaluations = Evaluations(context, own_grams) if settings.policy.evaluation_sums else None
     if settings.policy.router_contributions:
         _contribute_under_each_trunk(context, own_grams, evaluations)
     else:
@@ -144,7 +145,7 @@ def _contribute_under_each_trunk(context: Context, own_grams: Path | None, evalu
     meanwhile = evaluations.look if evaluations is not None and not settings.once else _nothing
     while (current := _next_trunk(context, last, meanwhile)) is not None:
         last = current.digest
-        context.events.status.update(trunk=current.digest)
+        context.events.status.update(trunk=current.digest, obstacle=None)
         try:
             for contribution in router.run(context, current, own_grams):
                 say(f"contributed {contribution.digest[:12]} under trunk {current.digest[:12]}")
@@ -153,6 +154,12 @@ def _contribute_under_each_trunk(context: Context, own_grams: Path | None, evalu
                 raise
             say(f"trunk {current.digest[:12]} was replaced meanwhile")
             continue
+        except (HarmfulTrunkError, IncompatibleExpertError) as error:
+            harms = isinstance(error, HarmfulTrunkError)
+            context.events.hindered(Obstacle.TRUNK_HARMS if harms else Obstacle.TRUNK_STRAYS)
+            if settings.once or settings.dry_run:
+                raise
+            say(f"nothing is sent under trunk {current.digest[:12]}: {error}")
         if settings.once or settings.dry_run:
             return
 

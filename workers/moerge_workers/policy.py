@@ -17,6 +17,9 @@ class Policy(BaseModel):
         mode: `auto` sends what the policy allows; `ask` shows each file first, and sends it once the owner approves.
         domains: that may be contributed for; None: the one that the worker is told.
         max_stray: how far a trunk's tensor may be from the expert's own, as a share of its norm.
+        max_perplexity_ratio: of trunk with own MLPs, to the expert's, on a sample of the text; more is refused.
+        trunks_per_month: new trunks in 30 days under which something may leave; the owner is asked about more.
+        versions_per_month: evaluations in 30 days that may leave; likewise.
         min_documents: that a contribution is over, and its difference from what was sent before.
         min_tokens: likewise; None: a shard's worth, 64 H.
         tokens_per_document: at most so many of each count; None: all.
@@ -33,6 +36,9 @@ class Policy(BaseModel):
     mode: Literal["auto", "ask"] = "auto"
     domains: list[Name] | None = None
     max_stray: float = Field(default=1.0, gt=0)
+    max_perplexity_ratio: float = Field(default=2.5, gt=1)
+    trunks_per_month: int = Field(default=3, ge=0)
+    versions_per_month: int = Field(default=10, ge=0)
     min_documents: int = Field(default=100, ge=1)
     min_tokens: int | None = Field(default=None, ge=1)
     tokens_per_document: int | None = Field(default=None, ge=1)
@@ -43,15 +49,15 @@ class Policy(BaseModel):
     redistribute: bool = False
     progress: bool = False
 
-    def allows(self, kind: Kind) -> bool:
+    def allows(self, kind: str) -> bool:
         """Whether anything of that kind may leave."""
-        switches: dict[Kind, bool] = {
+        switches: dict[str, bool] = {
             "expert": self.expert_weights,
             "trunk": self.trunk_contributions,
             "router": self.router_contributions,
             "evaluation": self.evaluation_sums,
         }
-        return switches[kind]
+        return switches.get(kind, False)
 
     def too_small(self, documents: int, tokens: int, shard_tokens: int) -> str | None:
         """Why sums over so much may not leave; None if they may. A shard holds `shard_tokens`."""

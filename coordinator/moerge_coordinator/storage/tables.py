@@ -14,7 +14,7 @@ from moerge_proto.experts import ExpertState, Fitted
 from moerge_proto.messages import FileEntry
 from moerge_proto.owners import Role
 from moerge_proto.problems import Problem
-from moerge_proto.progress import Stage
+from moerge_proto.progress import Obstacle, Stage
 from moerge_proto.statistics_file import Kind, Split
 from moerge_proto.trunks import TrunkOptions
 from moerge_proto.uploads import NewUpload
@@ -87,7 +87,7 @@ _KINDS: tuple[Any, ...] = (
 )
 _COLUMNS: dict[Any, Any] = {
     datetime: _Utc,
-    **{word: _Word(word) for word in (ExpertState, Role, Stage)},
+    **{word: _Word(word) for word in (ExpertState, Obstacle, Role, Stage)},
     **{kind: _Json(kind) for kind in _KINDS},
 }
 
@@ -381,6 +381,7 @@ class ProgressRow(Base):
     shards_total: Mapped[int] = mapped_column(BigInteger)
     tokens_per_second: Mapped[int] = mapped_column(BigInteger)
     seconds_left: Mapped[int | None] = mapped_column(BigInteger)
+    obstacle: Mapped[Obstacle | None]
     heard: Mapped[datetime]
 
 

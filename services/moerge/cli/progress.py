@@ -20,8 +20,13 @@ def show_progress(coordinator: Coordinator, secret: Secret) -> None:
                 f"{row.shards_done:,} of {row.shards_total:,}",
                 f"{row.tokens_per_second:,}" if row.tokens_per_second else "",
                 "" if row.seconds_left is None else str(timedelta(seconds=row.seconds_left)),
+                "" if row.obstacle is None else row.obstacle.words,
                 f"{row.heard:%Y-%m-%d %H:%M:%S} UTC",
             ]
             for row in client.progress()
         ]
-    show("Progress", ["domain", "owner", "stage", "shards", "tokens/s", "time left", "last heard"], rows)
+    show(
+        "Progress",
+        ["domain", "owner", "stage", "shards", "tokens/s", "time left", "obstacle", "last heard"],
+        rows,
+    )

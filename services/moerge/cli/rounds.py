@@ -20,7 +20,9 @@ def _in_hours(hours: float) -> datetime:
     return (datetime.now(UTC) + timedelta(hours=hours)).replace(microsecond=0)
 
 
-def _show(rows: list[Round]) -> None:
+def _show(client: Client, rows: list[Round]) -> None:
+    """Prints rounds; a missing domain's worker may have told why."""
+    why = {each.domain: f" ({each.obstacle.words})" for each in client.progress() if each.obstacle is not None}
     columns = ["name", "asks for", "deadline", "enough", "contributed", "missing", "state"]
     lines = [
         [
@@ -29,7 +31,7 @@ def _show(rows: list[Round]) -> None:
             f"{row.deadline:%Y-%m-%d %H:%M} UTC",
             f"{row.minimum} of {len(row.contributed) + len(row.missing)}",
             ", ".join(row.contributed),
-            ", ".join(row.missing),
+            ", ".join(domain + why.get(domain, "") for domain in row.missing),
             row.state.value,
         ]
         for row in rows
@@ -59,7 +61,7 @@ def open_round(
     except ValidationError as error:
         raise MoergeError(error.errors()[0]["msg"], where="moerge round open", todo="see --help") from error
     with Client(coordinator, secret) as client:
-        _show([client.open_round(new)])
+        _show(client, [client.open_round(new)])
 
 
 @app.command("list")
@@ -69,7 +71,7 @@ def list_rounds(coordinator: Coordinator, secret: Secret) -> None:
     Example: moerge round list
     """
     with Client(coordinator, secret) as client:
-        _show(list(client.rounds()))
+        _show(client, list(client.rounds()))
 
 
 @app.command("change")
@@ -86,4 +88,4 @@ def change_round(
     """
     change = RoundChange(minimum=minimum, deadline=None if hours is None else _in_hours(hours))
     with Client(coordinator, secret) as client:
-        _show([client.change_round(name, change)])
+        _show(client, [client.change_round(name, change)])

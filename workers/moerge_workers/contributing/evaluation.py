@@ -3,7 +3,7 @@
 import math
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +13,7 @@ from rich.filesize import decimal
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
-from moerge.errors import CoordinatorError
+from moerge.errors import CoordinatorError, IncompatibleExpertError
 from moerge.files import atomic_file
 from moerge.scoring.perplexity import load
 from moerge.scoring.routers import RoutingCounter, forced
@@ -21,10 +21,13 @@ from moerge.statistics.memory import free_bytes, is_out_of_memory
 from moerge_proto.digests import canonical_json, digest_of
 from moerge_proto.evaluations import NewEvaluation, Scored
 from moerge_proto.problems import ProblemType
-from moerge_proto.progress import Stage
+from moerge_proto.progress import Obstacle, Stage
 from moerge_proto.versions import Version
 from moerge_workers.computing.held_out import Counted, HeldOut, NotNowError
 from moerge_workers.contributing.context import SOFTWARE, Context
+from moerge_workers.contributing.router import checked_trunk
+from moerge_workers.contributing.trunk_loss import HarmfulTrunkError
+from moerge_workers.contributing.version_check import AlteredVersionError, require_own, slot_of
 from moerge_workers.leaving.ledger import Ledger, Sent
 from moerge_workers.settings import Settings
 
@@ -35,9 +38,13 @@ _REFUSALS = (ProblemType.FORBIDDEN.urn, ProblemType.GONE.urn)
 
 @dataclass
 class Evaluations:
-    """The evaluations of one run: versions that are done, and times of the next attempts."""
+    """The evaluations of one run: versions that are done, and times of the next attempts.
+
+    `own_grams` is the file of the expert's own trunk contribution, with which trunks are compared.
+    """
 
     context: Context
+    own_grams: Path | None
     _done: set[int] = field(default_factory=set)
     _again: dict[int, float] = field(default_factory=dict)
     _dense: dict[str, Scored] = field(default_factory=dict)  # digest of the documents -> the expert's score
@@ -67,20 +74,22 @@ class Evaluations:
         for old in set(files.parent.glob("files-*")) - {files}:  # of a worker that was killed
             shutil.rmtree(old)
         try:
-            if run(self.context, version, self._dense):
+            if run(self.context, version, self.own_grams, self._dense):
                 self._done.add(number)
         except NotNowError as reason:
             if number not in self._again:
                 self.context.events.say(f"version {number} is not evaluated: {reason}")
             self._again[number] = time.monotonic() + _AGAIN_SECONDS
+            if isinstance(reason, AlteredVersionError):
+                self.context.events.hindered(Obstacle.VERSION_ALTERED)
         finally:
             shutil.rmtree(files, ignore_errors=True)
 
 
-def run(context: Context, version: Version, dense: dict[str, Scored]) -> bool:
+def run(context: Context, version: Version, own_grams: Path | None, dense: dict[str, Scored]) -> bool:
     """Evaluates a version and sends the sums; returns whether nothing is left to do about it.
 
-    `dense` keeps the expert's score, by the digest of the documents.
+    `own_grams`: as of `Evaluations`. `dense` keeps the expert's score, by the digest of the documents.
 
     Raises:
         NotNowError: it can't be evaluated, at least not yet.
@@ -94,12 +103,47 @@ def run(context: Context, version: Version, dense: dict[str, Scored]) -> bool:
     with closing(Ledger(folder / f"{name}.sqlite")) as ledger:
         documents = HeldOut(context.settings, context.data, context.events, ledger)
         counted = documents.counted()
-        path = folder / f"version-{version.number}-{_key(context, version, counted)[:12]}.json"
+        key = _key(context, version, counted)
+        path = folder / f"version-{version.number}-{key[:12]}.json"
         if not path.is_file():
-            sums = _scored(context, version, documents, counted, dense)
+            outdated = _outdated(context, version)
+            use = context.outbox.version_use(version.number, key, version.lineage.trunk, path)
+            weights = _checked_trunk(context, version, own_grams, outdated)
+            if weights is None or not context.outbox.may_use(use, outdated):
+                return context.outbox.is_refused(use)
+            sums = _scored(context, version, weights, documents, counted, dense)
             with atomic_file(path) as out:
                 out.write(canonical_json(sums.model_dump(mode="json")))
         return _send(context, version, path, counted, ledger)
+
+
+def _checked_trunk(
+    context: Context, version: Version, own_grams: Path | None, outdated: Callable[[], bool]
+) -> Path | None:
+    """The file of the version's trunk, checked as for contributions; None: the owner must agree first.
+
+    Raises:
+        NotNowError: the trunk is refused.
+    """
+    with _refusals_told():
+        trunk = context.client.trunk(version.lineage.trunk)
+        try:
+            return checked_trunk(context, trunk, own_grams, outdated)
+        except (HarmfulTrunkError, IncompatibleExpertError) as error:
+            harms = isinstance(error, HarmfulTrunkError)
+            context.events.hindered(Obstacle.TRUNK_HARMS if harms else Obstacle.TRUNK_STRAYS)
+            raise NotNowError(f"its trunk is refused: {error}") from error
+
+
+def _outdated(context: Context, version: Version) -> Callable[[], bool]:
+    """Whether, from now on, the version isn't the newest one any more, or the trunk is replaced."""
+    current = context.client.current_trunk()
+
+    def outdated() -> bool:
+        newest = _newest(context)
+        return newest is None or newest.number != version.number or context.client.current_trunk() != current
+
+    return outdated
 
 
 def _newest(context: Context) -> Version | None:
@@ -134,14 +178,9 @@ def _key(context: Context, version: Version, counted: Counted) -> str:
 
 def _send(context: Context, version: Version, path: Path, counted: Counted, ledger: Ledger) -> bool:
     client, outbox = context.client, context.outbox
-    item, trunk = outbox.evaluation(path), client.current_trunk()
-
-    def outdated() -> bool:
-        newest = _newest(context)
-        return newest is None or newest.number != version.number or client.current_trunk() != trunk
-
+    item = outbox.evaluation(path, version.lineage.trunk)
     outbox.outdate(lambda other: other.kind == "evaluation" and other.digest != item.digest)
-    if not outbox.may_leave(item, outdated):
+    if not outbox.may_leave(item, _outdated(context, version)):
         return not outbox.is_outdated(item)
     if not counted.earlier:
         ledger.send(Sent(path.name, item.digest, counted.documents, counted.tokens), "", replace=True)
@@ -154,7 +193,12 @@ def _send(context: Context, version: Version, path: Path, counted: Counted, ledg
 
 
 def _scored(
-    context: Context, version: Version, documents: HeldOut, counted: Counted, dense: dict[str, Scored]
+    context: Context,
+    version: Version,
+    weights: Path,
+    documents: HeldOut,
+    counted: Counted,
+    dense: dict[str, Scored],
 ) -> NewEvaluation:
     """The version as it is, the version with all tokens at the owner's expert, and the expert itself."""
     settings, events, folder = context.settings, context.events, _files(context.settings, version)
@@ -164,13 +208,14 @@ def _scored(
         with _refusals_told():
             place, title = f"/v1/versions/{version.number}/files", f"downloading version {version.number}"
             context.client.download(place, list(version.files), folder, events, title=title)
+        require_own(context, version, weights, folder)
         events.enter(Stage.EVALUATING)
         title = f"scoring version {version.number}"
         model = _load(folder, settings)
         counter = RoutingCounter(model)
         with counter.counting():
             found = documents.score(model, title, counted, counter.count)
-        with forced(model, version.lineage.domains.index(settings.domain)):
+        with forced(model, slot_of(context, version)):
             oracle = documents.score(model, f"{title}, all by your expert", counted)
         del model
         shutil.rmtree(folder)

@@ -1,10 +1,11 @@
 """The stage of the router contributions: sums under a trunk, of the statistics and of the tuning split."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from pathlib import Path
 
-from moerge.errors import MoergeError
+from moerge.errors import IncompatibleExpertError, MoergeError
+from moerge.files import file_sha256
 from moerge.models.expert_folder import DenseExpert
 from moerge.statistics.contribution import router_manifest
 from moerge.statistics.passes import RouterPass
@@ -15,7 +16,7 @@ from moerge_proto.contributions import Contribution
 from moerge_proto.progress import Stage
 from moerge_proto.statistics_file import RouterManifest
 from moerge_proto.trunks import Trunk
-from moerge_workers.contributing import delivery, fitted
+from moerge_workers.contributing import delivery, fitted, trunk_loss
 from moerge_workers.contributing.context import Context
 from moerge_workers.leaving.ledger import Ledger, Sent
 
@@ -30,7 +31,8 @@ def run(context: Context, trunk: Trunk, own_grams: Path | None) -> list[Contribu
     """
     settings = context.settings
     context.outbox.outdate(lambda item: item.trunk not in ("", trunk.digest))
-    weights = _checked(context, trunk, own_grams)
+    if (weights := checked_trunk(context, trunk, own_grams, lambda: context.is_replaced(trunk.digest))) is None:
+        return []
     expert: DenseExpert | None = context.expert
     if settings.fit:
         expert = fitted.run(context, trunk, weights)
@@ -47,6 +49,25 @@ def run(context: Context, trunk: Trunk, own_grams: Path | None) -> list[Contribu
             with closing(Ledger(path)) as ledger:
                 sent += _contribute(context, blank, work, ledger)
     return sent
+
+
+def checked_trunk(context: Context, trunk: Trunk, own_grams: Path | None, outdated: Callable[[], bool]) -> Path | None:
+    """The file of a trunk that is near the expert, harmless, and within the owner's budget; None: the owner must agree.
+
+    `outdated`: whether the owner's answer isn't wanted any more.
+
+    Raises:
+        MoergeError: the trunk strays too far, its loss is too high, or its file isn't the one that had its name first.
+    """
+    weights = _checked(context, trunk, own_grams)
+    if not context.outbox.history.bind(trunk.digest, file_sha256(weights)):
+        found = f"the coordinator served another file under the name of trunk {trunk.digest[:12]} before"
+        raise IncompatibleExpertError(found, where=weights.name, todo="ask the operator why")
+    item = context.outbox.trunk_use(trunk.digest, weights)
+    if not context.outbox.may_use(item, outdated):
+        return None
+    trunk_loss.require_harmless(context, trunk.digest, weights)
+    return weights
 
 
 def _checked(context: Context, trunk: Trunk, own_grams: Path | None) -> Path:

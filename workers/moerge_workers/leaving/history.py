@@ -1,17 +1,18 @@
 """The history of a home, in SQLite: questions, decisions, items sent. Rows are only ever added."""
 
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from moerge.errors import MoergeError
 from moerge_workers.policy import Kind
 
 FILE = "history.sqlite"
+Use = Literal["trunk-use", "version-use"]
 Decision = Literal["asked", "approved", "refused", "outdated"]
 Movement = Literal["leaves", "arrived", "superseded", "withdrawn"]
 _DECISIONS = ("asked", "approved", "refused", "outdated")
@@ -24,6 +25,9 @@ CREATE TABLE IF NOT EXISTS items (
 CREATE TABLE IF NOT EXISTS events (
     number INTEGER PRIMARY KEY, at TEXT NOT NULL, event TEXT NOT NULL, digest TEXT NOT NULL, coordinator TEXT NOT NULL
 );
+CREATE TABLE IF NOT EXISTS trunks (digest TEXT PRIMARY KEY, sha256 TEXT NOT NULL) WITHOUT ROWID;
+CREATE TRIGGER IF NOT EXISTS trunks_stay BEFORE UPDATE ON trunks BEGIN SELECT RAISE(ABORT, 'rows stay'); END;
+CREATE TRIGGER IF NOT EXISTS trunks_remain BEFORE DELETE ON trunks BEGIN SELECT RAISE(ABORT, 'rows stay'); END;
 CREATE TRIGGER IF NOT EXISTS events_stay BEFORE UPDATE ON events BEGIN SELECT RAISE(ABORT, 'rows stay'); END;
 CREATE TRIGGER IF NOT EXISTS events_remain BEFORE DELETE ON events BEGIN SELECT RAISE(ABORT, 'rows stay'); END;
 """
@@ -32,10 +36,10 @@ _LAST = "SELECT event FROM events WHERE digest = ? AND coordinator = ? AND event
 
 @dataclass(frozen=True)
 class Item:
-    """Something that may leave, to one coordinator.
+    """Something that may leave, to one coordinator; or a trunk or version that may be computed under, for it.
 
     Attributes:
-        digest: of the contribution's file, or of the expert.
+        digest: of the contribution's file, of the expert, or of the trunk or version.
         coordinator: its address.
         kind: what it is.
         about: one line of what it holds.
@@ -46,11 +50,16 @@ class Item:
 
     digest: str
     coordinator: str
-    kind: Kind
+    kind: Kind | Use
     about: str
     bytes: int
     trunk: str
     place: str
+
+    @property
+    def is_use(self) -> bool:
+        """Whether it is computed under, and doesn't leave."""
+        return self.kind in get_args(Use)
 
 
 @dataclass(frozen=True)
@@ -63,14 +72,23 @@ class Sending:
     since: datetime | None
 
 
+def _utc() -> datetime:
+    return datetime.now(UTC)
+
+
 class History:
     """The record of one home. Several processes may write it at once.
+
+    Args:
+        home: its folder.
+        clock: gives the time, in UTC.
 
     Raises:
         MoergeError: the file is no history.
     """
 
-    def __init__(self, home: Path) -> None:
+    def __init__(self, home: Path, clock: Callable[[], datetime] = _utc) -> None:
+        self.clock = clock
         path = home / FILE
         home.mkdir(parents=True, exist_ok=True)
         self._db = sqlite3.connect(path, isolation_level=None, timeout=60)
@@ -100,7 +118,7 @@ class History:
             row = (item.digest, item.coordinator, item.kind, item.about, item.bytes, item.trunk, item.place)
             self._db.execute("INSERT OR IGNORE INTO items VALUES (?, ?, ?, ?, ?, ?, ?)", row)
             if self._last(item.digest, item.coordinator, _sort(event)) != event:
-                when = datetime.now(UTC).isoformat(timespec="seconds")
+                when = self.clock().isoformat(timespec="seconds")
                 new = (when, event, item.digest, item.coordinator)
                 self._db.execute("INSERT INTO events (at, event, digest, coordinator) VALUES (?, ?, ?, ?)", new)
 
@@ -129,6 +147,13 @@ class History:
         """All items that were ever asked about or sent, oldest first."""
         query = "SELECT items.* FROM events JOIN items USING (digest, coordinator) GROUP BY 1, 2 ORDER BY MIN(number)"
         return [Item(*row) for row in self._db.execute(query).fetchall()]
+
+    def bind(self, trunk: str, sha256: str) -> bool:
+        """Whether a trunk's file is the one that had its name first, in this home."""
+        with self._transaction():
+            self._db.execute("INSERT OR IGNORE INTO trunks VALUES (?, ?)", (trunk, sha256))
+            [first] = self._db.execute("SELECT sha256 FROM trunks WHERE digest = ?", (trunk,)).fetchone()
+        return bool(first == sha256)
 
     def sendings(self) -> list[Sending]:
         """Everything that left, oldest first; a retry is none."""

@@ -18,8 +18,9 @@ from moerge.statistics.describe import describe, summary
 from moerge_proto.contributions import Contribution
 from moerge_proto.evaluations import Evaluation, NewEvaluation, Scored
 from moerge_proto.experts import Expert
-from moerge_proto.progress import Stage
+from moerge_proto.progress import Obstacle, Stage
 from moerge_proto.statistics_file import RouterManifest, StatisticsFile
+from moerge_workers.leaving import budget
 from moerge_workers.leaving.history import History, Item
 from moerge_workers.settings import Settings
 from moerge_workers.watching.events import Events
@@ -70,6 +71,7 @@ class Outbox:
             return False
         if decision == "refused":
             self.say(f"you refused to send: {name}; to send it after all: {self._command('approve', item)}")
+            self.events.hindered(Obstacle.OWNER_REFUSED)
             return False
         if self.settings.dry_run:
             self._show(item, "a dry run; nothing is sent. It would send")
@@ -77,6 +79,23 @@ class Outbox:
         if self.settings.policy.mode == "auto" or decision == "approved":
             return True
         return self._asked(item, outdated)
+
+    def may_use(self, item: Item, outdated: Callable[[], bool] = lambda: False) -> bool:
+        """Whether to compute under a trunk or version: it is within the budget, or the owner agrees.
+
+        In mode `ask` the owner is asked about each outgoing item instead, and told the same there.
+        """
+        decision = self.history.decision(item)
+        if budget.reveals(self.history, self.settings.policy, item) is None or self.settings.policy.mode == "ask":
+            return True
+        if decision == "refused":
+            self.say(f"you refused: {item.about}; to allow it after all: {self._command('approve', item)}")
+            self.events.hindered(Obstacle.OWNER_REFUSED)
+            return False
+        if self.settings.dry_run:
+            self.say(f"a dry run; it would ask you first: {item.about}")
+            return True
+        return decision == "approved" or self._asked(item, outdated)
 
     def is_refused(self, item: Item) -> bool:
         """Whether the owner refused to send it."""
@@ -90,20 +109,23 @@ class Outbox:
         self.outdate(lambda other: other.place == item.place and other.digest != item.digest)
         if self.history.decision(item) != "asked":
             self.history.note(item, "asked")  # before it is shown, which takes long, so that no answer is overwritten
-        self._show(item, "may this leave?")
+        self._show(item, "may this be computed?" if item.is_use else "may this leave?")
         self.events.enter(Stage.WAITING)
+        self.events.hindered(Obstacle.ASKS_OWNER)
         if self.history.decision(item) == "asked":
-            sent = self.events.view.ask(f"Send {item.about} to {item.coordinator}?")
+            verb = "Allow" if item.is_use else "Send"
+            sent = self.events.view.ask(f"{verb} {item.about}, to {item.coordinator}?")
             if sent is not None:
                 self.history.note(item, "approved" if sent else "refused")
-        if self.history.decision(item) != "asked":
-            return self.history.decision(item) == "approved"
-        self.say(f"waits for your answer: {self._command('approve', item)} (or refuse)")
+        if self.history.decision(item) == "asked":
+            self.say(f"waits for your answer: {self._command('approve', item)} (or refuse)")
         while (decision := self.history.decision(item)) == "asked" and not self.settings.once:
             if outdated():
                 self.history.note(item, "outdated")
-                return False
+                break
             time.sleep(POLL_SECONDS)
+        if decision != "asked" or not self.settings.once:
+            self.events.hindered(Obstacle.OWNER_REFUSED if decision == "refused" else None)
         return decision == "approved"
 
     def outdate(self, which: Callable[[Item], bool]) -> None:
@@ -115,9 +137,12 @@ class Outbox:
         return f"moerge worker {name} {item.digest[:12]} --home {self.settings.home}"
 
     def _show(self, item: Item, title: str) -> None:
-        self.say(f"{title}: {item.about}, {decimal(item.bytes)}, to {item.coordinator}; to look at it: {item.place}")
+        size = "for" if item.is_use else f"{decimal(item.bytes)}, to"
+        self.say(f"{title}: {item.about}, {size} {item.coordinator}; to look at it: {item.place}")
         for part in described(item):
             self.events.view.show(part)
+        if (danger := budget.reveals(self.history, self.settings.policy, item)) is not None:
+            self.events.view.show(danger)
 
     @contextmanager
     def sending(self, item: Item, supersedes: Sequence[str] = ()) -> Iterator[None]:
@@ -127,6 +152,7 @@ class Outbox:
         self.say(f"leaving this machine: {item.about}, {decimal(item.bytes)}; kept at {item.place}")
         self.history.note(item, "leaves")
         self.events.enter(Stage.SENDING)
+        self.events.hindered(None)
         self.events.sent(self.history.sent())
         replaced = list(supersedes)
         yield
@@ -171,18 +197,32 @@ class Outbox:
         folder = next(iter(paths.values())).parent
         return Item(digest, self.settings.coordinator, "expert", about, size, trunk, str(folder))
 
-    def evaluation(self, path: Path) -> Item:
-        """An evaluation's file, as an item."""
+    def trunk_use(self, trunk: str, path: Path) -> Item:
+        """Computing under a trunk, as an item; `path` is its file."""
+        used = len(budget.trunks(self.history))
+        about = f"{self.settings.domain}: sums under trunk {trunk[:12]}, after {used} other trunks in 30 days"
+        return Item(trunk, self.settings.coordinator, "trunk-use", about, 0, trunk, str(path))
+
+    def version_use(self, number: int, digest: str, trunk: str, path: Path) -> Item:
+        """Evaluating a version, as an item; `path` is the place of the evaluation, and `digest` names it."""
+        sent = len(budget.versions(self.history))
+        about = f"{self.settings.domain}: an evaluation of version {number}, after {sent} others in 30 days"
+        return Item(digest, self.settings.coordinator, "version-use", about, 0, trunk, str(path))
+
+    def evaluation(self, path: Path, trunk: str) -> Item:
+        """An evaluation's file, as an item; `trunk` is the version's."""
         sums = NewEvaluation.model_validate_json(path.read_bytes())
         about = (
             f"{sums.domain}: evaluation of version {sums.number}, sums over {sums.version.tokens:,} tokens of "
             f"{sums.documents:,} documents"
         )
-        return Item(sums.digest, self.settings.coordinator, "evaluation", about, path.stat().st_size, "", str(path))
+        return Item(sums.digest, self.settings.coordinator, "evaluation", about, path.stat().st_size, trunk, str(path))
 
 
 def described(item: Item) -> Iterator[RenderableType]:
     """The contents of an item and what they reveal, for a terminal."""
+    if item.is_use:
+        return
     if item.kind == "evaluation":
         sums = NewEvaluation.model_validate_json(Path(item.place).read_bytes())
         fields = Table(title=f"Evaluation of version {sums.number} by {sums.domain!r}", show_header=False)
@@ -211,6 +251,6 @@ def require_unchanged(item: Item) -> None:
         MoergeError: it isn't.
     """
     path = Path(item.place)
-    if item.kind != "expert" and not (path.is_file() and file_sha256(path) == item.digest):
+    if item.kind != "expert" and not item.is_use and not (path.is_file() and file_sha256(path) == item.digest):
         todo = "run the worker again; it asks about what there is to send now"
         raise MoergeError("this isn't what the worker asked about any more", where=item.place, todo=todo)

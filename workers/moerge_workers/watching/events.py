@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 
 from moerge.progress import Tracker
-from moerge_proto.progress import Stage
+from moerge_proto.progress import Obstacle, Stage
 from moerge_workers.watching.status import SlotState, Status
 from moerge_workers.watching.view import View
 
@@ -38,6 +38,11 @@ class Events:
         """The worker enters a stage."""
         if stage is not self.status.state.stage:
             self.status.update(stage=stage, slots={}, tokens_left=0)
+
+    def hindered(self, obstacle: Obstacle | None) -> None:
+        """Why nothing more is sent for now; None: nothing hinders any more."""
+        if obstacle is not self.status.state.obstacle:
+            self.status.update(obstacle=obstacle)
 
     def sent(self, kinds: Mapping[str, int]) -> None:
         """Kind -> bytes of all that ever left."""

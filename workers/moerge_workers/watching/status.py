@@ -12,7 +12,7 @@ from pydantic import BaseModel, ValidationError
 
 from moerge.errors import MoergeError
 from moerge.files import atomic_file
-from moerge_proto.progress import LONGEST, Progress, Stage
+from moerge_proto.progress import LONGEST, Obstacle, Progress, Stage
 
 FILE = "status.json"
 LOCK = "lock"
@@ -43,6 +43,7 @@ class State(BaseModel):
         restarts: Ray actors that were lost, each of which another took the place of.
         sent: kind -> bytes of all that ever left this home, before they are compressed.
         heard: when the coordinator last answered.
+        obstacle: why nothing more is sent for now.
         error: why it ended, if it failed.
     """
 
@@ -60,6 +61,7 @@ class State(BaseModel):
     restarts: int = 0
     sent: dict[str, int] = {}
     heard: datetime | None = None
+    obstacle: Obstacle | None = None
     error: str | None = None
 
     @property
@@ -84,6 +86,7 @@ class State(BaseModel):
             shards_total=self.shards_total,
             tokens_per_second=round(self.tokens_per_second),
             seconds_left=self.seconds_left,
+            obstacle=self.obstacle,
         )
 
 

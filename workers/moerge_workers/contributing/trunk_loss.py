@@ -1,0 +1,105 @@
+"""The loss under a trunk: a sample of the owner's text, scored by trunk and own MLPs and by the expert alone."""
+
+import json
+import math
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedModel
+
+from moerge.documents.fitting_sample import fitting_sample
+from moerge.errors import MoergeError
+from moerge.files import atomic_file
+from moerge.models.dense import domain_model, expert_model, place
+from moerge.scoring.perplexity import Score, Window, score, windows
+from moerge.statistics.memory import is_out_of_memory
+from moerge_proto.progress import Stage
+from moerge_proto.statistics_file import StatisticsSettings
+from moerge_workers.contributing.context import Context
+
+TOKENS = 4096
+"""Tokens of the sample, of documents of which at most `DOCUMENT_TOKENS` each are read."""
+DOCUMENT_TOKENS = 512
+
+
+class HarmfulTrunkError(MoergeError):
+    """Trunk and own MLPs predict the owner's text far worse than the owner's expert does."""
+
+
+def require_harmless(context: Context, trunk: str, weights: Path) -> None:
+    """Requires that the trunk in the file `weights` doesn't raise the perplexity by more than the policy allows.
+
+    The scores are kept beside the file, so that they are computed once for a trunk and an expert.
+
+    Raises:
+        HarmfulTrunkError: it does, or the loss is not finite.
+        MoergeError: the memory isn't enough.
+    """
+    path = weights.with_name(f"loss-{context.expert.digest[:12]}.json")
+    if path.is_file():
+        own, under = (Score(**each) for each in json.loads(path.read_bytes()))
+    else:
+        sample = _sample(context)
+        if not sample:
+            context.events.say("no document has a second token, so the loss under the trunk can't be measured")
+            return
+        own, under = _scores(context, weights, sample)
+        with atomic_file(path) as out:
+            out.write(json.dumps([vars(own), vars(under)]).encode())
+    limit = context.settings.policy.max_perplexity_ratio
+    told = f"perplexity {_perplexity(under):.4g} with its own MLPs, {_perplexity(own):.4g} by the expert"
+    if not (under.nll - own.nll) / own.tokens <= math.log(limit):
+        raise HarmfulTrunkError(
+            f"under the trunk {trunk[:12]} a sample of the text has {told}; the limit is {limit:g} times as much",
+            where="max_perplexity_ratio",
+            todo="ask the operator how the trunk was merged; or raise max_perplexity_ratio in worker.toml's [policy]",
+        )
+    context.events.say(f"under the trunk a sample of the text has {told} (limit {limit:g} times)")
+
+
+def _sample(context: Context) -> list[Window]:
+    """Windows of the statistics' documents with the lowest MACs, by the owner's key, so nobody else foresees them."""
+    longest = max(2, min(context.settings.statistics.context, DOCUMENT_TOKENS))
+    settings = StatisticsSettings(context=longest, tokens_per_document=DOCUMENT_TOKENS)
+    context.events.enter(Stage.READING)
+    with context.events.track("choosing documents to score", context.data.size(), "B") as tracker:
+        documents = (
+            (mac, partial(context.data.encode, document))
+            for mac, split, document in context.data.documents(tracker)
+            if split == "statistics"
+        )
+        rows = [row for rows in fitting_sample(documents, settings, TOKENS, 1) for row in rows]
+    return [window for window in windows(rows, longest, longest - 1) if window.scored]
+
+
+def _scores(context: Context, weights: Path, sample: list[Window]) -> tuple[Score, Score]:
+    """The sample's scores by the expert, and by trunk and own MLPs; one model in memory at a time."""
+    settings, folder = context.settings, context.expert.folder
+    dtype = getattr(torch, settings.statistics.precision)
+    device = settings.device if torch.cuda.is_available() else "cpu"
+
+    def scored(build: Callable[[], PreTrainedModel], title: str) -> Score:
+        with context.events.track(title, sum(window.scored for window in sample), "tokens") as tracker:
+            model = build()
+            place(model, device)
+            return score(model, sample, tracker)
+
+    context.events.enter(Stage.EVALUATING)
+    torch.set_num_threads(settings.slots)
+    try:
+        return (
+            scored(lambda: expert_model(folder, dtype), "scoring a sample by the expert"),
+            scored(lambda: domain_model(folder, weights, dtype)[0], "scoring it by trunk and own MLPs"),
+        )
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        todo = "choose a larger machine, or --precision bfloat16"
+        raise MoergeError("the memory isn't enough to score a sample of the text", where="memory", todo=todo) from error
+
+
+def _perplexity(found: Score) -> float:
+    mean = found.nll / found.tokens
+    return math.exp(mean) if mean < 700 else math.inf

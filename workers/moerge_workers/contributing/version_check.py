@@ -1,0 +1,91 @@
+"""The check of a downloaded version: the checked trunk, the owner's own MLPs, and a config of the worker's making."""
+
+import json
+import os
+from pathlib import Path
+
+from moerge.errors import CheckpointError
+from moerge.files import file_sha256
+from moerge.models.config import trunk_config
+from moerge.models.expert_folder import DenseExpert
+from moerge.models.reader import INDEX, Checkpoint
+from moerge.versions.files import ROUTER_FILE, FilePlan, config_files, expert_file, trunk_files
+from moerge_proto.versions import Version
+from moerge_workers.computing.held_out import NotNowError
+from moerge_workers.contributing.context import Context
+
+
+class AlteredVersionError(NotNowError):
+    """A version isn't made of the trunk that this worker checked and the MLPs that it sent."""
+
+
+def slot_of(context: Context, version: Version) -> int:
+    """The slot of the owner's expert.
+
+    Raises:
+        AlteredVersionError: none is its domain's.
+    """
+    domains = version.lineage.domains
+    if domains.count(context.settings.domain) != 1 or len(domains) != len(version.lineage.experts):
+        raise AlteredVersionError(f"its domains are {', '.join(domains)}")
+    return domains.index(context.settings.domain)
+
+
+def require_own(context: Context, version: Version, weights: Path, folder: Path) -> None:
+    """Requires that a version's files in `folder` hold the trunk in `weights` and the owner's MLPs, bit by bit.
+
+    Afterwards the folder holds weights that were looked at, with an index and a config of the worker's making, so that
+    no other file of the coordinator's has a say in what is computed.
+
+    Raises:
+        AlteredVersionError: names the file that differs.
+    """
+    try:
+        _require(context, version, weights, folder)
+    except CheckpointError as error:
+        raise AlteredVersionError(str(error)) from error
+
+
+def _require(context: Context, version: Version, weights: Path, folder: Path) -> None:
+    lineage, slot, trunk = version.lineage, slot_of(context, version), Checkpoint(weights)
+    config, family = trunk_config(context.expert.config, trunk.shapes), context.expert.family
+    layers, count = config.num_hidden_layers, len(lineage.experts)
+    own = _own_folder(context, lineage.experts[slot], weights)
+    sha256, tied = file_sha256(weights), lineage.tied
+    known = trunk_files(trunk, family, config, lineage.trunk, sha256, tied=tied)
+    known.append(expert_file(Checkpoint(own), family, layers, slot, lineage.experts[slot]))
+    for plan in known:
+        if not (folder / plan.name).is_file() or file_sha256(folder / plan.name) != _digest(plan):
+            raise AlteredVersionError(f"{plan.name} isn't made of the trunk that was checked and of your expert")
+    names = {plan.name: set(plan.tensors) for plan in known}
+    names[ROUTER_FILE] = {family.router.format(layer=layer) for layer in range(layers)}
+    for other in set(range(count)) - {slot}:
+        blocks = family.mlp_blocks(layers, other)
+        names[f"model-expert-{other:05d}.safetensors"] = {name for _, published in blocks for name in published}
+    for path in folder.iterdir():
+        if path.name not in names:
+            path.unlink()
+    for name, tensors in names.items():
+        if not (folder / name).is_file() or Checkpoint(folder / name).specs.keys() != tensors:
+            raise AlteredVersionError(f"{name} is missing, or holds other tensors than a published version's")
+    index = {"metadata": {}, "weight_map": {tensor: name for name, tensors in names.items() for tensor in tensors}}
+    (folder / INDEX).write_text(json.dumps(index))
+    plan = config_files(context.expert.folder, config, family, count, lineage.options.top_k, trunk, tied=tied)[0]
+    with (folder / plan.name).open("wb") as out:
+        plan.write(out)
+
+
+def _own_folder(context: Context, digest: str, weights: Path) -> Path:
+    """The folder of the owner's expert, or of the one that it fitted to the trunk and sent."""
+    if digest == context.expert.digest:
+        return context.expert.folder
+    folder = weights.with_name(f"fitted-{context.expert.digest[:12]}")
+    if not folder.is_dir() or DenseExpert(context.settings.domain, folder).digest != digest:
+        raise AlteredVersionError(f"its expert for {context.settings.domain} is {digest[:12]}, which isn't yours")
+    return folder
+
+
+def _digest(plan: FilePlan) -> str:
+    """The SHA-256 of a planned file."""
+    with Path(os.devnull).open("wb") as out:
+        return plan.sha256 or plan.write(out)
