@@ -1,7 +1,7 @@
 """A worker's stages without server and Ray: the coordinator's answers come from memory."""
 
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -162,8 +162,14 @@ def trunk(digest: str = "7" * 64) -> Trunk:
     )
 
 
+def _now() -> datetime:
+    return NOW
+
+
 @contextmanager
-def context_of(folder: Path, home: Path, client: MemoryClient, **given: Any) -> Iterator[Context]:
+def context_of(
+    folder: Path, home: Path, client: MemoryClient, clock: Callable[[], datetime] = _now, **given: Any
+) -> Iterator[Context]:
     """A run that contributes the expert and the texts (`texts.jsonl`) of a folder from a home."""
     settings = Settings.model_validate(
         {
@@ -178,7 +184,7 @@ def context_of(folder: Path, home: Path, client: MemoryClient, **given: Any) -> 
             **given,
         }
     )
-    events, history = Events(Status(home, "law", COORDINATOR), Lines()), History(home)
+    events, history = Events(Status(home, "law", COORDINATOR), Lines()), History(home, clock)
     try:
         yield Context(
             settings=settings,

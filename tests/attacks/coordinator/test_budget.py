@@ -1,0 +1,150 @@
+"""A hostile coordinator asks about one text again and again, by trunk after trunk or by a harmful one."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from moerge.documents.shards import Shard
+from moerge.errors import IncompatibleExpertError
+from moerge.models.dense import trunk_names
+from moerge.models.expert_folder import DenseExpert
+from moerge.statistics.accumulate import ShardSums
+from moerge.statistics.passes import RouterPass, TrunkPass
+from moerge.trunk.merge import DENSE_TRUNK_FILE
+from moerge_proto.contributions import Contribution
+from moerge_proto.progress import Obstacle
+from moerge_workers.contributing import router
+from moerge_workers.contributing.trunk_loss import HarmfulTrunkError
+from support.models import expert, texts
+from support.stages import NOW, MemoryClient, context_of, trunk
+
+POLICY = {"min_documents": 5, "min_tokens": 1}
+TRUNKS = [trunk(str(number) * 64) for number in range(1, 6)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An owner's expert, and the trunk that is its own."""
+    folder = tmp_path_factory.mktemp("owner")
+    own = DenseExpert("law", expert(folder / "expert", 1))
+    names = trunk_names(own.checkpoint, own.family, own.config.num_hidden_layers)
+    save_file({name: own.checkpoint.tensor(name) for name in names}, folder / DENSE_TRUNK_FILE)
+    return folder
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    texts(tmp_path / "texts.jsonl", 1, 40)
+    return tmp_path
+
+
+@pytest.fixture
+def client(folder: Path) -> MemoryClient:
+    return MemoryClient(folder / DENSE_TRUNK_FILE)
+
+
+def crafted(folder: Path, path: Path, gain: float) -> Path:
+    """The owner's trunk with the last norm's gain multiplied: every tensor is finite, and the answers are wrong."""
+    tensors = load_file(folder / DENSE_TRUNK_FILE)
+    tensors["model.norm.weight"] *= gain
+    save_file(tensors, path)
+    return path
+
+
+def never(work: RouterPass | TrunkPass, shards: Iterable[Shard]) -> Iterator[tuple[Shard, ShardSums]]:
+    raise AssertionError("it computed")
+
+
+@pytest.mark.parametrize("fit", [False, True])
+def test_under_a_harmful_trunk_that_passes_for_near_nothing_is_computed_fitted_or_sent(
+    folder: Path, home: Path, client: MemoryClient, fit: bool
+) -> None:
+    client.weights = crafted(folder, home / "crafted.safetensors", 300)
+    policy = {**POLICY, "max_stray": 1000}
+    for _ in range(2):
+        with context_of(folder, home, client, fit=fit, policy=policy) as context:
+            with pytest.raises(HarmfulTrunkError, match=r"perplexity .* with its own MLPs, .* by the expert") as caught:
+                router.run(replace(context, compute=never), trunk(), None)
+            assert context.outbox.history.sendings() == []
+        (home / "texts.jsonl").write_text('{"text": "the scores are kept"}\n')
+    assert "max_perplexity_ratio" in caught.value.todo
+    assert client.uploaded == []
+    assert not list(home.glob("trunks/*/fitted-*"))
+
+
+def test_a_loss_that_is_not_finite_is_refused(folder: Path, home: Path, client: MemoryClient) -> None:
+    client.weights = crafted(folder, home / "crafted.safetensors", 1.5e38)
+    policy = {**POLICY, "max_stray": 1e39, "max_perplexity_ratio": 1e300}
+    with context_of(folder, home, client, policy=policy) as context, pytest.raises(HarmfulTrunkError):
+        router.run(replace(context, compute=never), trunk(), None)
+
+
+def contributed(folder: Path, home: Path, client: MemoryClient, number: int, day: int = 0) -> list[Contribution]:
+    """One run of the worker on a day, under a trunk."""
+    client.current = TRUNKS[number]
+    policy = {**POLICY, "trunks_per_month": 3}
+    with context_of(folder, home, client, lambda: NOW + timedelta(days=day), policy=policy) as context:
+        return router.run(context, TRUNKS[number], None)
+
+
+def test_the_fourth_trunk_in_thirty_days_waits_for_the_owner_also_after_a_restart(
+    folder: Path, home: Path, client: MemoryClient
+) -> None:
+    for number in range(3):
+        assert contributed(folder, home, client, number, number)
+    client.rows = {
+        digest: row.model_copy(update={"active": False, "withdrawn": NOW}) for digest, row in client.rows.items()
+    }
+    for day in (3, 29):
+        assert contributed(folder, home, client, 3, day) == []
+        with context_of(folder, home, client) as context:
+            [asked] = context.outbox.history.asked()
+            assert (asked.kind, asked.trunk) == ("trunk-use", TRUNKS[3].digest)
+    assert len(client.uploaded) == 3
+    with context_of(folder, home, client) as context:
+        assert context.events.status.state.obstacle is None
+        context.outbox.history.note(asked, "approved")
+    assert contributed(folder, home, client, 3, 29)
+    assert contributed(folder, home, client, 4, 29) == []
+    assert contributed(folder, home, client, 4, 30) == []
+    assert contributed(folder, home, client, 4, 31)  # two are older than 30 days by now
+
+
+def test_more_under_a_trunk_that_was_counted_is_free_and_a_dry_run_tells(
+    folder: Path, home: Path, client: MemoryClient, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for number in range(3):
+        assert contributed(folder, home, client, number)
+    client.current = TRUNKS[3]
+    with context_of(folder, home, client, dry_run=True, policy=POLICY) as context:
+        assert router.run(context, TRUNKS[3], None) == []
+    assert "it would ask you first: law: sums under trunk 4444" in capsys.readouterr().err
+    texts(home / "more.jsonl", 2, 40)
+    (home / "texts.jsonl").write_text((home / "texts.jsonl").read_text() + (home / "more.jsonl").read_text())
+    assert len(contributed(folder, home, client, 0)) == 2
+
+
+def test_an_owner_who_approves_each_file_is_asked_once_and_told_of_the_danger(
+    folder: Path, home: Path, client: MemoryClient, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for number in range(3):
+        assert contributed(folder, home, client, number)
+    assert "What a further trunk could tell" not in capsys.readouterr().err
+    with context_of(folder, home, client, policy={**POLICY, "mode": "ask"}) as context:
+        assert router.run(context, TRUNKS[3], None) == []
+        assert [item.kind for item in context.outbox.history.asked()] == ["router"]
+        assert context.events.status.state.obstacle is Obstacle.ASKS_OWNER
+    assert "What a further trunk could tell" in capsys.readouterr().err
+
+
+def test_another_file_under_a_trunk_s_name_is_refused(folder: Path, home: Path, client: MemoryClient) -> None:
+    assert contributed(folder, home, client, 0)
+    client.weights = crafted(folder, home / "crafted.safetensors", 1.01)
+    texts(home / "texts.jsonl", 2, 80)
+    with pytest.raises(IncompatibleExpertError, match="served another file under the name of trunk"):
+        contributed(folder, home, client, 0)
+    assert len(client.uploaded) == 1
