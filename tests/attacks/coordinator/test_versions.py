@@ -1,0 +1,193 @@
+"""A hostile coordinator asks for the evaluation of a crafted version, and gets none."""
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from moerge.files import file_sha256
+from moerge.merging.local import local_trunk, local_version
+from moerge.models.expert_folder import DenseExpert
+from moerge.models.tokens import all_counted
+from moerge.progress import Progress
+from moerge.statistics.contribution import router_contribution
+from moerge.versions.files import ROUTER_FILE, TRUNK_FILE
+from moerge.versions.folder import write_version
+from moerge.versions.plan import plan_version
+from moerge_proto.evaluations import Evaluation, NewEvaluation
+from moerge_proto.experts import Expert
+from moerge_proto.messages import FileEntry
+from moerge_proto.progress import Obstacle
+from moerge_proto.trunks import Trunk
+from moerge_proto.versions import Lineage, Version, VersionFile
+from moerge_workers.contributing.evaluation import Evaluations
+from moerge_workers.leaving.history import Sending
+from support.models import expert, texts
+from support.stages import NOW, MemoryClient, context_of, trunk
+from support.versions import ROWS
+
+OWN, OTHER = "model-expert-00000.safetensors", "model-expert-00001.safetensors"
+
+
+class Hostile(MemoryClient):
+    """A coordinator that serves a folder as version 1 of a lineage.
+
+    Attributes:
+        folder: of the version's files.
+        lineage: that it says.
+        came: the evaluations that came.
+    """
+
+    def __init__(self, weights: Path, folder: Path, lineage: Lineage) -> None:
+        super().__init__(weights)
+        self.folder, self.lineage = folder, lineage
+        self.current = trunk(lineage.trunk)
+        self.came: list[NewEvaluation] = []
+
+    def trunk(self, digest: str) -> Trunk:
+        assert self.current is not None
+        return self.current
+
+    def experts(self) -> Iterator[Expert]:
+        return iter(())
+
+    def versions(self) -> Iterator[Version]:
+        files = [
+            VersionFile(name=path.name, sha256=file_sha256(path), size=path.stat().st_size, new=True)
+            for path in sorted(self.folder.iterdir())
+        ]
+        fields = {
+            "number": 1,
+            "lineage": self.lineage,
+            "files": files,
+            "bytes_total": 1,
+            "bytes_written": 1,
+            "note": "",
+        }
+        more = {"tags": [], "aliases": [], "contains_withdrawn": [], "created": NOW, "withheld": None, "retired": None}
+        return iter([Version.model_validate({**fields, **more})])
+
+    def evaluations(self, number: int) -> Iterator[Evaluation]:
+        return iter(())
+
+    def evaluate(self, number: int, evaluation: NewEvaluation) -> Evaluation:
+        self.came.append(evaluation)
+        return Evaluation(
+            number=1, digest=evaluation.digest, version=1, owner="owner", active=True, created=NOW, sums=evaluation
+        )
+
+    def download(self, path: str, files: list[FileEntry], folder: Path, progress: Progress, *, title: str) -> int:
+        if "/versions/" not in path:
+            return super().download(path, files, folder, progress, title=title)
+        shutil.copytree(self.folder, folder)
+        return 1
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The owner's expert, another one, their trunk, and the version of both."""
+    folder = tmp_path_factory.mktemp("owner")
+    own = [DenseExpert("law", expert(folder / "expert", 1)), DenseExpert("art", expert(folder / "other", 2))]
+    merged = local_trunk(own, folder / "trunk", "average")
+    sent = [router_contribution(each, merged, all_counted(ROWS), folder / f"{each.domain}.safetensors") for each in own]
+    lineage, inputs = local_version(own, merged, sent)
+    write_version(plan_version(lineage, inputs), folder / "version")
+    (folder / "lineage.json").write_text(lineage.model_dump_json())
+    return folder
+
+
+@pytest.fixture
+def client(folder: Path, tmp_path: Path) -> Hostile:
+    texts(tmp_path / "texts.jsonl", 1, 60)
+    served = shutil.copytree(folder / "version", tmp_path / "served")
+    [weights] = (folder / "trunk").glob("trunk.safetensors")
+    return Hostile(weights, served, Lineage.model_validate_json((folder / "lineage.json").read_bytes()))
+
+
+def evaluated(folder: Path, home: Path, client: Hostile, **policy: object) -> tuple[list[Sending], Obstacle | None]:
+    """Everything that left in one look for versions, and what hinders."""
+    policy = {"evaluation_sums": True, "min_documents": 5, "min_tokens": 1, **policy}
+    with context_of(folder, home, client, policy=policy, held_out_share=0.5) as context:
+        Evaluations(context, None).newest()
+        return context.outbox.history.sendings(), context.events.status.state.obstacle
+
+
+def scale(path: Path, name: str, by: float) -> None:
+    tensors = load_file(path)
+    save_file(
+        {each: tensor * by if name in each else tensor for each, tensor in tensors.items()}, path, {"format": "pt"}
+    )
+
+
+def trunk_bytes(version: Path) -> None:
+    scale(version / TRUNK_FILE, "layers.1.self_attn.o_proj", 1.001)
+
+
+def own_mlp(version: Path) -> None:
+    scale(version / OWN, "layers.0", 1.001)
+
+
+def own_slot_is_another_s(version: Path) -> None:
+    own, other = load_file(version / OWN), load_file(version / OTHER)
+    swapped = {name: other[name.replace("experts.0.", "experts.1.")] for name in own}
+    save_file(swapped, version / OWN, {"format": "pt"})
+
+
+def trunk_tensor_in_the_routers(version: Path) -> None:
+    routers = load_file(version / ROUTER_FILE)
+    name = "model.layers.0.self_attn.o_proj.weight"
+    save_file({**routers, name: load_file(version / TRUNK_FILE)[name] * 0}, version / ROUTER_FILE, {"format": "pt"})
+
+
+@pytest.mark.parametrize("craft", [trunk_bytes, own_mlp, own_slot_is_another_s, trunk_tensor_in_the_routers])
+def test_a_version_that_is_not_the_checked_trunk_and_the_owner_s_mlps_is_not_evaluated(
+    folder: Path, tmp_path: Path, client: Hostile, craft: Callable[[Path], None]
+) -> None:
+    craft(client.folder)
+    assert evaluated(folder, tmp_path, client) == ([], Obstacle.VERSION_ALTERED)
+    assert client.came == []
+
+
+def test_files_of_the_coordinator_s_have_no_say_beside_those_that_were_looked_at(
+    folder: Path, tmp_path: Path, client: Hostile
+) -> None:
+    """A config with another activation, and a second set of weights, which transformers would prefer."""
+    [honest], _ = evaluated(folder, tmp_path, client)
+    config = json.loads((client.folder / "config.json").read_text())
+    (client.folder / "config.json").write_text(json.dumps({**config, "hidden_act": "relu", "rms_norm_eps": 1.0}))
+    shutil.copy(client.folder / OWN, client.folder / "model.safetensors")
+    home = tmp_path / "second"
+    home.mkdir()
+    (home / "key").write_bytes((tmp_path / "key").read_bytes())
+    shutil.copy(tmp_path / "texts.jsonl", home)
+    [crafted], _ = evaluated(folder, home, client)
+    assert crafted.item.digest == honest.item.digest
+    assert honest.item.trunk == client.lineage.trunk
+    assert len(client.came) == 2
+
+
+def test_a_version_under_a_trunk_that_is_refused_is_not_evaluated(
+    folder: Path, tmp_path: Path, client: Hostile
+) -> None:
+    found = evaluated(folder, tmp_path, client, max_stray=0.001)
+    assert found == ([], Obstacle.TRUNK_STRAYS)
+    shutil.copy(client.weights, crafted := tmp_path / "crafted.safetensors")
+    scale(crafted, "model.norm", 300)
+    client.weights, client.current = crafted, trunk("6" * 64)
+    found = evaluated(folder, tmp_path, client, max_stray=1000)
+    assert found == ([], Obstacle.TRUNK_HARMS)
+
+
+@pytest.mark.parametrize("budget", ["trunks_per_month", "versions_per_month"])
+def test_a_version_beyond_the_budget_waits_for_the_owner(
+    folder: Path, tmp_path: Path, client: Hostile, budget: str
+) -> None:
+    assert evaluated(folder, tmp_path, client, **{budget: 0}) == ([], Obstacle.ASKS_OWNER)
+    with context_of(folder, tmp_path, client) as context:
+        [asked] = context.outbox.history.asked()
+        context.outbox.history.note(asked, "approved")
+    [sent], _ = evaluated(folder, tmp_path, client, **{budget: 0})
+    assert sent.item.kind == "evaluation"
