@@ -49,7 +49,19 @@ def test_a_worker_that_can_start_gets_ok_on_every_line(federation: Federation) -
     lines = moerge("worker", "check", *words, "--fit").splitlines()
     said = {line.split()[1]: line for line in lines}
     assert "fitting takes at least" in said["memory"]
-    assert list(said) == ["expert", "data", "disk", "memory", "Ray", "coordinator", "clock", "token", "key", "fleet"]
+    assert list(said) == [
+        "expert",
+        "data",
+        "disk",
+        "memory",
+        "Ray",
+        "coordinator",
+        "clock",
+        "token",
+        "key",
+        "fleet",
+        "budget",
+    ]
     assert all(line.startswith("ok ") for line in lines)
     assert "llama, H 32, 3 layers" in said["expert"]
     for part in ("2,000 documents read", "held-out", "in all about"):

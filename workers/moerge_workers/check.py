@@ -4,6 +4,7 @@ import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
 
 import torch
@@ -22,6 +23,8 @@ from moerge.statistics.passes import RouterPass, TrunkPass, described
 from moerge_workers.computing.actors import Slots
 from moerge_workers.computing.memory import free_memory, that_fit
 from moerge_workers.data.splits import Data
+from moerge_workers.leaving import budget
+from moerge_workers.leaving.history import History
 from moerge_workers.leaving.owner_key import own_identity, require_approved
 from moerge_workers.settings import Settings
 
@@ -76,6 +79,7 @@ def checks(settings: Settings) -> Iterator[Line]:
         if token.problem is None:
             yield _line("key", fleet.key)
             yield _line("fleet", fleet.architecture)
+            yield _line("budget", fleet.budget)
 
 
 def _line(name: str, look: Callable[[], str]) -> Line:
@@ -220,6 +224,14 @@ class _Fleet:
         if require_approved(self.client, self.settings.home):
             return "approved by the operator; contributions are signed"
         return "none, here or there; contributions go unsigned"
+
+    def budget(self) -> str:
+        """The new trunks and evaluations that are left to this home for now."""
+        policy = self.settings.policy
+        with closing(History(self.settings.home)) as history:
+            used = budget.told(history)
+        allowed = f"{policy.trunks_per_month} and {policy.versions_per_month} are allowed, further ones ask you"
+        return f"new in the last 30 days: {used}; {allowed}"
 
     def architecture(self) -> str:
         trunk = self.client.current_trunk()

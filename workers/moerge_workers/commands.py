@@ -15,7 +15,7 @@ from moerge.cli.common import Coordinator, Secret
 from moerge.client.client import Client
 from moerge.errors import MoergeError
 from moerge_proto.signatures import fingerprint, in_groups
-from moerge_workers.leaving import owner_key
+from moerge_workers.leaving import budget, owner_key
 from moerge_workers.leaving.history import History
 from moerge_workers.settings import Settings, read_settings
 from moerge_workers.watching.status import is_running, read_state
@@ -291,6 +291,7 @@ def show_history(home: Home = None) -> None:
             typer.echo(f"  digest {item.digest}")
             under = f", under trunk {item.trunk}" if item.trunk else ""
             typer.echo(f"  to {item.coordinator}{under}: {became}")
+        typer.echo(f"New in the last 30 days: {budget.told(history)}")
 
 
 @app.command()
@@ -302,7 +303,7 @@ def status(home: Home = None) -> None:
     folder = _home(home)
     state = read_state(folder)
     with closing(History(folder)) as history:
-        waiting, sent = history.asked(), history.sent()
+        waiting, sent, used = history.asked(), history.sent(), budget.told(history)
     running = is_running(folder)
     lines = {"running": "yes" if running else "no"}
     if state is not None:
@@ -315,9 +316,11 @@ def status(home: Home = None) -> None:
             "rate": f"{rate:,.0f} tokens/s" if rate else "none now",
             "time left": "unknown" if left is None else str(timedelta(seconds=left)),
             "said last": f"{state.said} ({state.at:%Y-%m-%d %H:%M:%S} UTC)",
+            "obstacle": "none" if state.obstacle is None else state.obstacle.words,
             "error": state.error or "none",
         }
     lines["sent"] = ", ".join(f"{kind} {decimal(size)}" for kind, size in sorted(sent.items())) or "nothing"
+    lines["new in the last 30 days"] = used
     lines["waits for your answer"] = "; ".join(f"{item.digest[:12]} {item.about}" for item in waiting) or "nothing"
     for name, text in lines.items():
         typer.echo(f"{name}: {text}")

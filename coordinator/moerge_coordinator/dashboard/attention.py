@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from moerge_proto.experts import Expert, ExpertState
 from moerge_proto.history import Remerge
 from moerge_proto.problems import ProblemType
+from moerge_proto.progress import DomainProgress
 from moerge_proto.rounds import Round, RoundState
 from moerge_proto.trunks import Trunk
 from moerge_proto.versions import Version
@@ -31,10 +32,11 @@ def needs(
     rounds: Sequence[Round],
     workflows: Sequence[WorkflowEntry],
     remerge: Remerge | None = None,
+    workers: Sequence[DomainProgress] = (),
 ) -> list[Need]:
     """The most urgent first. `workflows` are the newest ones; one that failed but was started again needs nothing.
 
-    `remerge` is the current trunk's.
+    `remerge` is the current trunk's; `workers` are those that tell.
     """
     found: list[Need] = []
     domains = {expert.digest: expert.domain for expert in experts}
@@ -52,6 +54,9 @@ def needs(
         if asked.state is RoundState.SHORT:
             what = f"Round {asked.name} ended short: {', '.join(asked.missing)} did not contribute"
             found.append(Need(what, "move the deadline, or lower the minimum", "/owners"))
+    for worker in workers:
+        if worker.obstacle is not None:
+            found.append(Need(f"Worker of {worker.domain}: {worker.obstacle.words}", "ask its owner", "/owners"))
     ready = [expert for expert in experts if expert.state is ExpertState.READY and expert.fitted is None]
     trained = {expert.digest: expert.trained for expert in experts}
     if newest is None:

@@ -3,12 +3,16 @@
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save_file
 
-from moerge.errors import CoordinatorError
+from moerge.errors import CoordinatorError, MoergeError
 from moerge.progress import Progress
 from moerge.trunk.merge import DENSE_TRUNK_FILE
 from moerge_proto.contributions import Contribution, NewContribution
+from moerge_proto.messages import FileEntry
 from moerge_proto.problems import Problem, ProblemType
+from moerge_proto.progress import Obstacle
+from moerge_proto.trunks import Trunk
 from moerge_proto.uploads import Stored
 from moerge_workers.leaving.history import History
 from moerge_workers.loop import run_stages
@@ -69,6 +73,47 @@ def test_law_1_a_file_leaves_only_after_it_is_written_down(folder: Path, home: P
         arrived = [(each.item.kind, each.became) for each in client.history.sendings()]
     kinds = ["expert", "trunk", "expert", "router", "router"]
     assert arrived == [(kind, "arrived") for kind in kinds]
+
+
+class _EndedError(Exception):
+    """Ends a worker that waits."""
+
+
+class _Harmful(MemoryClient):
+    """A coordinator whose first trunk is harmful, and whose third trunk never comes."""
+
+    def current_trunk(self) -> Trunk | None:
+        if self.current is None or self.rows:
+            raise _EndedError
+        return self.current
+
+    def download(self, path: str, files: list[FileEntry], folder: Path, progress: Progress, *, title: str) -> int:
+        came = super().download(path, files, folder, progress, title=title)
+        if self.current == trunk():
+            tensors = load_file(self.weights)
+            tensors["model.norm.weight"] *= 300
+            save_file(tensors, folder / DENSE_TRUNK_FILE)
+            self.current = trunk("8" * 64)
+        return came
+
+
+def test_after_a_trunk_that_is_refused_the_worker_goes_on_with_the_next(folder: Path, home: Path) -> None:
+    client = _Harmful(folder / DENSE_TRUNK_FILE)
+    policy = {"min_documents": 5, "min_tokens": 1, "max_stray": 1000}
+    with context_of(folder, home, client, once=False, policy=policy) as context, pytest.raises(_EndedError):
+        run_stages(context)
+    assert [row.trunk for row in client.rows.values()] == ["8" * 64]
+
+
+def test_once_a_trunk_that_is_refused_ends_it_and_the_coordinator_may_know_why(folder: Path, home: Path) -> None:
+    client = _Harmful(folder / DENSE_TRUNK_FILE)
+    for policy, obstacle in ({"max_stray": 1000}, Obstacle.TRUNK_HARMS), ({}, Obstacle.TRUNK_STRAYS):
+        client.current = trunk()
+        with context_of(folder, home, client, policy=policy) as context:
+            with pytest.raises(MoergeError):
+                run_stages(context)
+            assert context.events.status.state.progress.obstacle is obstacle
+    assert not client.rows
 
 
 class _Replaced(MemoryClient):

@@ -30,6 +30,11 @@ def versions(history: History) -> list[str]:
     return _recent(history, lambda sending: sending.item.digest if sending.item.kind == "evaluation" else "")
 
 
+def told(history: History) -> str:
+    """What the budget counts, in words."""
+    return f"{len(trunks(history))} trunks, {len(versions(history))} evaluations"
+
+
 def reveals(history: History, policy: Policy, item: Item) -> str | None:
     """The danger of an item's trunk or version, if that is beyond the budget; None if it is not."""
     if item.kind in ("evaluation", "version-use"):

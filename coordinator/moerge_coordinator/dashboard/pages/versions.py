@@ -13,6 +13,7 @@ from moerge_coordinator.dashboard.site import HOME, Page, Visit
 from moerge_proto.evaluations import VersionTable
 from moerge_proto.experts import Expert
 from moerge_proto.history import TrunkHistory
+from moerge_proto.progress import DomainProgress
 from moerge_proto.rounds import Round
 from moerge_proto.trunks import Trunk
 from moerge_proto.versions import CHAMPION, Alias, AliasMove, Version
@@ -71,18 +72,19 @@ async def _state_of_affairs(visit: Visit, champion: Version | None, newest: Vers
     if newest is None:
         found = await rest.page(Version, "/v1/versions", {"newest": True})
         newest = next(iter(found.items), None)
-    trunk, history, experts, rounds, pages = await asyncio.gather(
+    trunk, history, experts, rounds, workers, pages = await asyncio.gather(
         rest.find(Trunk, "/v1/trunks/current"),
         rest.find(TrunkHistory, "/v1/trunks/current/history"),
         rest.all(Expert, "/v1/experts"),
         rest.all(Round, "/v1/rounds"),
+        rest.all(DomainProgress, "/v1/progress"),
         asyncio.gather(*(rest.page(WorkflowEntry, "/v1/workflows", {"kind": kind}) for kind in get_args(WorkflowKind))),
     )
     workflows = [each for page in pages for each in page.items]
     remerge = history.remerge if history else None
     running = [each for each in workflows if each.state is WorkflowState.RUNNING]
     return {
-        "needs": needs(champion, newest, trunk, experts, rounds, workflows, remerge),
+        "needs": needs(champion, newest, trunk, experts, rounds, workflows, remerge, workers),
         "running": running,
         "open_rounds": [each for each in rounds if each.state == "open"],
     }

@@ -6,6 +6,7 @@ import pytest
 
 from moerge_coordinator.dashboard.attention import needs
 from moerge_proto.problems import Problem, ProblemType
+from moerge_proto.progress import DomainProgress
 from moerge_proto.rounds import Round
 from moerge_proto.trunks import Trunk, TrunkOptions
 from moerge_proto.workflows import WorkflowEntry
@@ -54,8 +55,12 @@ def test_a_retired_trunk_and_a_short_round_need_a_hand() -> None:
             "created": NOW,
         }
     )
-    found = [each.what for each in needs(None, None, trunk, [], [asked], [])]
+    figures = {"shards_done": 0, "shards_total": 0, "tokens_per_second": 0, "seconds_left": None}
+    about = {"domain": "art", "owner": "art", "number": 1, "heard": NOW, "stage": "waiting", "obstacle": "trunk-harms"}
+    told = DomainProgress.model_validate({**about, **figures})
+    found = [each.what for each in needs(None, None, trunk, [], [asked], [], None, [told])]
     assert found == [
         "The current trunk is retired", "Round spring ended short: art did not contribute",
+        "Worker of art: refuses the trunk: it predicts the owner's text too badly",
         "There is a trunk, but no version",
     ]  # fmt: skip

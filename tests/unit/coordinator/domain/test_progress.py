@@ -5,14 +5,13 @@ from sqlalchemy.orm import Session
 
 from moerge_coordinator.domain import owners, progress
 from moerge_coordinator.storage.tables import ProgressRow
-from moerge_proto.progress import Progress, Stage
+from moerge_proto.progress import Obstacle, Progress, Stage
 from support.rows import START, Clock
 
 
-def told(domain: str, done: int) -> Progress:
-    return Progress(
-        domain=domain, stage=Stage.COMPUTING, shards_done=done, shards_total=10, tokens_per_second=9, seconds_left=None
-    )
+def told(domain: str, done: int, obstacle: Obstacle | None = None) -> Progress:
+    figures = {"shards_done": done, "shards_total": 10, "tokens_per_second": 9, "seconds_left": None}
+    return Progress.model_validate({"domain": domain, "stage": Stage.COMPUTING, "obstacle": obstacle, **figures})
 
 
 def test_the_last_word_of_each_domain_is_kept_with_its_time(session: Session, clock: Clock) -> None:
@@ -21,6 +20,10 @@ def test_the_last_word_of_each_domain_is_kept_with_its_time(session: Session, cl
     assert (first.owner, first.shards_done, first.heard) == ("firm", 1, START)
     later = clock.later(seconds=30)
     progress.tell(session, "firm", told("tax", 5))
+    refused = progress.tell(session, "firm", told("law", 1, Obstacle.TRUNK_HARMS))
+    assert refused.obstacle is Obstacle.TRUNK_HARMS
     last = progress.tell(session, "firm", told("law", 2))
+    assert last.obstacle is None
+    assert b"obstacle" not in last.model_dump_json().encode(), "workers of an earlier version read it"
     assert (last.number, last.shards_done, last.heard) == (first.number, 2, later)
     assert session.scalar(select(func.count()).select_from(ProgressRow)) == 2
