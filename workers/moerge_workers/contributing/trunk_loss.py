@@ -31,13 +31,13 @@ class HarmfulTrunkError(MoergeError):
 def require_harmless(context: Context, trunk: str, weights: Path) -> None:
     """Requires that the trunk in the file `weights` doesn't raise the perplexity by more than the policy allows.
 
-    The scores are kept beside the file, so that they are computed once for a trunk and an expert.
+    The scores are kept in the home, so that they are computed once for a trunk and an expert.
 
     Raises:
         HarmfulTrunkError: it does, or the loss is not finite.
         MoergeError: the memory isn't enough.
     """
-    path = weights.with_name(f"loss-{context.expert.digest[:12]}.json")
+    path = context.settings.home / "losses" / f"{trunk}-{context.expert.digest[:12]}.json"
     if path.is_file():
         own, under = (Score(**each) for each in json.loads(path.read_bytes()))
     else:

@@ -4,7 +4,7 @@ import json
 import os
 from pathlib import Path
 
-from moerge.errors import CheckpointError
+from moerge.errors import CheckpointError, IncompatibleExpertError
 from moerge.files import file_sha256
 from moerge.models.config import trunk_config
 from moerge.models.expert_folder import DenseExpert
@@ -42,7 +42,7 @@ def require_own(context: Context, version: Version, weights: Path, folder: Path)
     """
     try:
         _require(context, version, weights, folder)
-    except CheckpointError as error:
+    except (CheckpointError, IncompatibleExpertError) as error:
         raise AlteredVersionError(str(error)) from error
 
 

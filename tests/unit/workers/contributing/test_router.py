@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,7 @@ from support.models import expert, texts
 from support.stages import MemoryClient, context_of, trunk
 
 
-def contributed(folder: Path, home: Path, client: MemoryClient, **given: object) -> list[Contribution]:
+def contributed(folder: Path, home: Path, client: MemoryClient, **given: Any) -> list[Contribution]:
     """The outcome of one run."""
     with context_of(folder, home, client, **given) as context:
         return router.run(context, trunk(), None)

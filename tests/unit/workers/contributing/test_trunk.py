@@ -1,13 +1,14 @@
 """The trunk contribution: one counts for each expert, and its file serves even where it is kept."""
 
 from pathlib import Path
+from typing import Any
 
 from moerge_workers.contributing import trunk
 from support.models import texts
 from support.stages import MemoryClient, context_of
 
 
-def outcome(folder: Path, home: Path, client: MemoryClient, **given: object) -> trunk.Outcome:
+def outcome(folder: Path, home: Path, client: MemoryClient, **given: Any) -> trunk.Outcome:
     with context_of(folder, home, client, trunk_contribution=True, **given) as context:
         return trunk.run(context)
 
