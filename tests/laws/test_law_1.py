@@ -13,7 +13,7 @@ from moerge.documents.shards import plan, shard_name
 from moerge.errors import MoergeError
 from moerge.models.tokens import Tokens, all_counted
 from moerge_proto.evaluations import NewEvaluation, Scored
-from moerge_proto.progress import Progress
+from moerge_proto.progress import Obstacle, Progress
 from moerge_proto.statistics_file import RouterManifest, StatisticsSettings, TrunkManifest
 from moerge_workers.data.shard_key import read_key
 from moerge_workers.leaving.history import Decision, History
@@ -43,8 +43,10 @@ def test_law_1_manifests_evaluations_and_progress_have_these_fields_and_no_other
     }  # fmt: skip
     assert set(Scored.model_fields) == {"nll", "tokens"}
     assert set(Progress.model_fields) == {
-        "domain", "stage", "shards_done", "shards_total", "tokens_per_second", "seconds_left",
+        "domain", "stage", "shards_done", "shards_total", "tokens_per_second", "seconds_left", "obstacle",
     }  # fmt: skip
+    words = ["trunk-strays", "trunk-harms", "version-altered", "asks-owner", "owner-refused"]
+    assert list(Obstacle) == words
     assert set(StatisticsSettings.model_fields) == {"tokens_per_document", "context", "batch_tokens", "precision"}
 
 
