@@ -17,12 +17,12 @@ class Policy(BaseModel):
         mode: `auto` sends what the policy allows; `ask` shows each file first, and sends it once the owner approves.
         domains: that may be contributed for; None: the one that the worker is told.
         max_stray: how far a trunk's tensor may be from the expert's own, as a share of its norm.
-        max_perplexity_ratio: of trunk with own MLPs, to the expert's, on a sample of the text; more is refused.
-        trunks_per_month: new trunks in 30 days under which something may leave; the owner is asked about more.
-        versions_per_month: evaluations in 30 days that may leave; likewise.
         min_documents: that a contribution is over, and its difference from what was sent before.
         min_tokens: likewise; None: a shard's worth, 64 H.
         tokens_per_document: at most so many of each count; None: all.
+        max_perplexity_ratio: of trunk with own MLPs, to the expert's, on a sample of the text; more is refused.
+        trunks_per_month: new trunks in 30 days under which something may leave; the owner is asked about more.
+        versions_per_month: evaluations in 30 days that may leave; likewise.
         expert_weights: whether they may leave, of fitted experts too.
         trunk_contributions: whether they may leave, if they are asked for.
         router_contributions: whether they may leave.
@@ -36,12 +36,12 @@ class Policy(BaseModel):
     mode: Literal["auto", "ask"] = "auto"
     domains: list[Name] | None = None
     max_stray: float = Field(default=1.0, gt=0)
-    max_perplexity_ratio: float = Field(default=2.5, gt=1)
-    trunks_per_month: int = Field(default=3, ge=0)
-    versions_per_month: int = Field(default=10, ge=0)
     min_documents: int = Field(default=100, ge=1)
     min_tokens: int | None = Field(default=None, ge=1)
     tokens_per_document: int | None = Field(default=None, ge=1)
+    max_perplexity_ratio: float = Field(default=2.5, gt=1)
+    trunks_per_month: int = Field(default=3, ge=0)
+    versions_per_month: int = Field(default=10, ge=0)
     expert_weights: bool = True
     trunk_contributions: bool = True
     router_contributions: bool = True

@@ -51,6 +51,18 @@ def run(context: Context, trunk: Trunk, own_grams: Path | None) -> list[Contribu
     return sent
 
 
+def _checked(context: Context, trunk: Trunk, own_grams: Path | None) -> Path:
+    """The trunk's file, downloaded and found near the expert."""
+    folder, limit = context.settings.home / "trunks" / trunk.digest, context.settings.policy.max_stray
+    context.events.enter(Stage.DOWNLOADING)
+    place = f"/v1/trunks/{trunk.digest}/files"
+    context.client.download(place, trunk.files, folder, context.events, title="downloading the trunk")
+    weights = folder / DENSE_TRUNK_FILE
+    stray = require_near(context.expert.folder, weights, limit, own_grams)
+    context.events.say(f"the trunk strays from the expert by at most {stray:.3f} of a tensor's norm (limit {limit:g})")
+    return weights
+
+
 def checked_trunk(context: Context, trunk: Trunk, own_grams: Path | None, outdated: Callable[[], bool]) -> Path | None:
     """The file of a trunk that is near the expert, harmless, and within the owner's budget; None: the owner must agree.
 
@@ -67,18 +79,6 @@ def checked_trunk(context: Context, trunk: Trunk, own_grams: Path | None, outdat
     if not context.outbox.may_use(item, outdated):
         return None
     trunk_loss.require_harmless(context, trunk.digest, weights)
-    return weights
-
-
-def _checked(context: Context, trunk: Trunk, own_grams: Path | None) -> Path:
-    """The trunk's file, downloaded and found near the expert."""
-    folder, limit = context.settings.home / "trunks" / trunk.digest, context.settings.policy.max_stray
-    context.events.enter(Stage.DOWNLOADING)
-    place = f"/v1/trunks/{trunk.digest}/files"
-    context.client.download(place, trunk.files, folder, context.events, title="downloading the trunk")
-    weights = folder / DENSE_TRUNK_FILE
-    stray = require_near(context.expert.folder, weights, limit, own_grams)
-    context.events.say(f"the trunk strays from the expert by at most {stray:.3f} of a tensor's norm (limit {limit:g})")
     return weights
 
 

@@ -84,7 +84,11 @@ def _scores(context: Context, weights: Path, sample: list[Window]) -> tuple[Scor
         with context.events.track(title, sum(window.scored for window in sample), "tokens") as tracker:
             model = build()
             place(model, device)
-            return score(model, sample, tracker)
+            found = score(model, sample, tracker)
+        del model
+        if device == "cuda":
+            torch.cuda.empty_cache()  # for the slots
+        return found
 
     context.events.enter(Stage.EVALUATING)
     torch.set_num_threads(settings.slots)
