@@ -108,7 +108,9 @@ def test_the_fourth_trunk_in_thirty_days_waits_for_the_owner_also_after_a_restar
             assert (asked.kind, asked.trunk) == ("trunk-use", TRUNKS[3].digest)
     assert len(client.uploaded) == 3
     with context_of(folder, home, client) as context:
-        assert context.events.status.state.obstacle is None
+        context.outbox.history.note(asked, "refused")
+        assert router.run(context, TRUNKS[3], None) == []
+        assert context.events.status.state.obstacle is Obstacle.OWNER_REFUSED
         context.outbox.history.note(asked, "approved")
     assert contributed(folder, home, client, 3, 29)
     assert contributed(folder, home, client, 4, 29) == []

@@ -110,7 +110,7 @@ def run(context: Context, version: Version, own_grams: Path | None, dense: dict[
             use = context.outbox.version_use(version.number, key, version.lineage.trunk, path)
             weights = _checked_trunk(context, version, own_grams, outdated)
             if weights is None or not context.outbox.may_use(use, outdated):
-                return context.outbox.is_refused(use)
+                raise NotNowError("you haven't agreed to it")
             sums = _scored(context, version, weights, documents, counted, dense)
             with atomic_file(path) as out:
                 out.write(canonical_json(sums.model_dump(mode="json")))
