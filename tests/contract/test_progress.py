@@ -9,7 +9,8 @@ import httpx
 import pytest
 
 from moerge.errors import CoordinatorError
-from moerge_proto.progress import Progress, Stage
+from moerge_proto.progress import Obstacle, Progress, Stage
+from moerge_workers.policy import Policy
 from moerge_workers.settings import Settings
 from moerge_workers.watching.reporter import reporting
 from moerge_workers.watching.status import SlotState, State, Status
@@ -68,7 +69,7 @@ def test_progress_of_another_s_domain_or_more_than_all_is_refused(server: Coordi
     assert "at most shards_total" in response.json()["detail"]
 
 
-def settings_of(url: str, member: Member, folder: Path, *, dry_run: bool = False, told: bool = True) -> Settings:
+def settings_of(url: str, member: Member, folder: Path, *, dry_run: bool = False, told: bool | str = True) -> Settings:
     given = {"coordinator": url, "token": member.token, "domain": member.domain, "expert": folder, "data": ["x"]}
     return Settings.model_validate({**given, "home": folder, "dry_run": dry_run, "policy": {"progress": told}})
 
@@ -94,6 +95,31 @@ def test_law_1_progress_leaves_only_if_the_policy_says_so_and_never_in_a_dry_run
         eventually(lambda: done() == [8])
         assert status.state.heard is not None
     assert [each.stage for each in art.client.progress()] == [Stage.ENDED]
+
+
+def test_law_1_by_default_only_a_word_on_an_obstacle_leaves(
+    server: Coordinator, members: list[Member], tmp_path: Path
+) -> None:
+    _, art = members
+    status = Status(tmp_path, "art", server.url)
+    status.update(stage=Stage.COMPUTING, shards_done=7, shards_total=9)
+    before = list(art.client.progress())
+    settings = settings_of(server.url, art, tmp_path)
+    settings = settings.model_copy(update={"policy": Policy()})
+    with reporting(settings, status, 0.05):
+        pass
+    assert list(art.client.progress()) == before
+
+    def told() -> list[tuple[Obstacle | None, Stage, int, int]]:
+        return [(each.obstacle, each.stage, each.shards_done, each.shards_total) for each in art.client.progress()]
+
+    with reporting(settings, status, 0.05):
+        status.update(obstacle=Obstacle.TRUNK_HARMS)
+        eventually(lambda: told() == [(Obstacle.TRUNK_HARMS, Stage.WAITING, 0, 0)])
+        status.update(obstacle=None)
+        eventually(lambda: told() == [(None, Stage.WAITING, 0, 0)])
+        status.update(obstacle=Obstacle.ASKS_OWNER)
+    assert told() == [(Obstacle.ASKS_OWNER, Stage.WAITING, 0, 0)]
 
 
 def test_a_coordinator_that_gives_no_answer_is_asked_again_and_fails_nothing(

@@ -28,7 +28,8 @@ class Policy(BaseModel):
         router_contributions: whether they may leave.
         evaluation_sums: whether they may leave, and are made.
         redistribute: whether owners of a version's other experts may have the expert's MLPs, to evaluate the version.
-        progress: whether the coordinator is told how far the worker is, in mode `ask` too.
+        progress: told to the coordinator, in mode `ask` too: `obstacles`, why nothing is sent for now, in one word of a
+            fixed list; True, also how far the worker is; False, nothing.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -47,7 +48,7 @@ class Policy(BaseModel):
     router_contributions: bool = True
     evaluation_sums: bool = False
     redistribute: bool = False
-    progress: bool = False
+    progress: bool | Literal["obstacles"] = "obstacles"
 
     def allows(self, kind: str) -> bool:
         """Whether anything of that kind may leave."""

@@ -155,7 +155,7 @@ def test_another_file_under_a_trunk_s_name_is_refused(folder: Path, home: Path, 
 
 
 def test_what_a_real_coordinator_gets_of_four_trunks_and_what_its_operator_is_told(tmp_path: Path) -> None:
-    policy = {"progress": True, "min_documents": 20}
+    policy = {"min_documents": 20}
     with federation_of(tmp_path, "law", "art", "code") as made:
         with worker_of(made.server, made.members["law"], tmp_path) as worker:
             worker.write("a.jsonl", 0, 100)

@@ -1,4 +1,4 @@
-"""Tells the coordinator how far the worker is, if the policy lets it; the work never waits for that, nor fails."""
+"""Tells the coordinator how far the worker is, as the policy lets it; the work never waits for that, nor fails."""
 
 import threading
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from moerge.client.client import Client
 from moerge.errors import MoergeError
-from moerge_proto.progress import Stage
+from moerge_proto.progress import Progress, Stage
 from moerge_workers.settings import Settings
 from moerge_workers.watching.status import Status
 
@@ -20,7 +20,7 @@ _PATIENCE, _TIMEOUT, _END_SECONDS = 0.001, 5.0, 2.0
 def reporting(settings: Settings, status: Status, seconds: float = 10.0) -> Iterator[None]:
     """The time in which the coordinator is told every so many seconds, and at the end.
 
-    A report that is lost or refused is not sent again.
+    Of obstacles alone it is told when they come and go, without figures. A lost or refused report is not sent again.
     """
     if not settings.policy.progress or settings.dry_run:
         yield
@@ -37,14 +37,31 @@ def reporting(settings: Settings, status: Status, seconds: float = 10.0) -> Iter
 
 def _report(settings: Settings, status: Status, ended: threading.Event, seconds: float) -> None:
     with Client(settings.coordinator, settings.token, patience=_PATIENCE, timeout=_TIMEOUT) as client:
-        last = False
+        last, told = False, None
         while not last:
             last = ended.wait(seconds)
             progress = status.state.progress
-            if last:
+            if settings.policy.progress == "obstacles":
+                if progress.obstacle is told:
+                    continue
+                progress = _without_figures(progress)
+            elif last:
                 progress = progress.model_copy(update={"stage": Stage.ENDED, "tokens_per_second": 0})
             try:
                 client.tell_progress(progress)
                 status.heard()
+                told = progress.obstacle
             except (MoergeError, httpx.HTTPError, ValidationError):
                 continue  # the next one tells more
+
+
+def _without_figures(progress: Progress) -> Progress:
+    return Progress(
+        domain=progress.domain,
+        stage=Stage.WAITING,
+        shards_done=0,
+        shards_total=0,
+        tokens_per_second=0,
+        seconds_left=None,
+        obstacle=progress.obstacle,
+    )
