@@ -78,7 +78,7 @@ port = 8080
 # sources = ["https://models.example.org/public"]  # experts may be fetched from below these
 # route_bytes = 8_000_000_000  # memory for showing how a version routes a text; none by default
 # vocabulary = "pad"  # take experts whose tokenizers only add tokens behind a common vocabulary
-# promotion_max_fall = 1.0  # champion moves only to versions that owners evaluated, no domain worse by more points
+# promotion_max_fall = 2.0  # points that an evaluated domain may lose when champion moves; an operator can override
 
 # [s3]  # instead of a folder here; credentials come from AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY
 # bucket = "moerge"

@@ -56,8 +56,8 @@ class Settings(BaseModel):
         route_bytes: memory that the process which routes a text may take, Python and torch (0.5 GB) included; None: no
             text is routed.
         vocabulary: `same` refuses experts with other vocabularies; `pad` takes those that only add tokens at the end.
-        promotion_max_fall: points of normalised perplexity by which a domain may fall when `champion` moves to another
-            version, which must be evaluated on all its domains; None: it moves freely.
+        promotion_max_fall: points of normalised perplexity by which a domain that is evaluated on both may fall when
+            `champion` moves to another version, unless the operator overrides that.
         grace_seconds: how long calls that run may take to end after SIGTERM.
     """
 
@@ -78,7 +78,7 @@ class Settings(BaseModel):
     sources: list[Annotated[str, AfterValidator(require_address)]] = Field(default_factory=list)
     route_bytes: int | None = Field(default=None, gt=0)
     vocabulary: Vocabulary = "same"
-    promotion_max_fall: float | None = Field(default=None, ge=0, allow_inf_nan=False)
+    promotion_max_fall: float = Field(default=2.0, ge=0, allow_inf_nan=False)
     grace_seconds: int = Field(default=20, ge=0, le=3600)
 
     @field_validator("database", mode="before")

@@ -36,7 +36,8 @@ class Contribution(Message):
     """An accepted contribution. `active` is false once another one superseded it, or it was withdrawn.
 
     A router contribution is of one `trunk`; a trunk contribution, of an expert for every trunk that it is merged into,
-    has no `split`, `trunk` and `shards`. `kind` is left out of the JSON where it is router. `fingerprint`: of the key
+    has no `split`, `trunk` and `shards`. `kind` is left out of the JSON where it is router. `effective_rank` is the
+    median of its grams' trace^2 / sum of squared entries; operators see it. `fingerprint`: of the key
     that `signature` is by; both are None if its owner had no key.
     """
 
@@ -51,6 +52,7 @@ class Contribution(Message):
     tokens: int
     documents: int
     shards: int | None = None
+    effective_rank: float | None = Field(default=None, exclude_if=lambda value: value is None)
     size: int
     active: bool
     warnings: list[str] = Field(default_factory=list)

@@ -240,6 +240,7 @@ class StatisticsFile:
     """
 
     def __init__(self, path: Path, layers: range | None = None) -> None:
+        self.path = path
         self._file = path.open("rb")
         try:
             self.manifest = self._read_manifest()

@@ -152,10 +152,14 @@ class Comparison(Message):
 
 
 class Move(Message):
-    """Points an alias to `version`; `note` says why."""
+    """Points an alias to `version`; `note` says why.
+
+    `override`, the reason, moves champion although a domain falls by more than the coordinator's `promotion_max_fall`.
+    """
 
     version: Whole = Field(ge=1, lt=2**63)
     note: str = Field(default="", max_length=2000)
+    override: str = Field(default="", max_length=2000, exclude_if=lambda value: not value)
 
 
 class Rollback(Message):
@@ -166,7 +170,10 @@ class Rollback(Message):
 
 
 class AliasMove(Message):
-    """One entry of an alias' history; `version` is None where it was removed."""
+    """One entry of an alias' history; `version` is None where it was removed.
+
+    `override` is the reason for which the operator overrode a refusal.
+    """
 
     number: int
     alias: str
@@ -175,13 +182,15 @@ class AliasMove(Message):
     previous: int | None
     who: str
     note: str
+    override: str | None = Field(default=None, exclude_if=lambda value: value is None)
     created: datetime
 
 
 class Alias(Message):
-    """A movable name for a version."""
+    """A movable name for a version. `warnings`, in the answer to a promotion, name the domains that didn't count."""
 
     number: int
     name: str
     version: int
     moved: datetime
+    warnings: list[str] = Field(default_factory=list, exclude_if=lambda value: not value)

@@ -52,7 +52,7 @@ MUTATIONS = (
         "sums-of-floats",
         "law 3: sums are of integers, in any order the same",
         LIBRARY,
-        "each * to_floats(_total(file.gram(layer) for file in alike), exponent)",
+        "each * to_floats(_total(alike, lambda file: file.gram(layer)), exponent)",
         "sum(each * to_floats(file.gram(layer), exponent) for file in alike)",
         law(3),
     ),

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from moerge_proto.experts import Expert, ExpertState
 from moerge_proto.history import Remerge
+from moerge_proto.influence import VersionInfluence
 from moerge_proto.problems import ProblemType
 from moerge_proto.progress import DomainProgress
 from moerge_proto.rounds import Round, RoundState
@@ -13,6 +14,8 @@ from moerge_proto.versions import Version
 from moerge_proto.workflows import WorkflowEntry, WorkflowState
 
 _OURS = [kind.urn for kind in (ProblemType.INTERNAL, ProblemType.UNAVAILABLE, ProblemType.STORAGE_FULL)]
+
+_MOST_WARNINGS = 5
 
 
 @dataclass(frozen=True)
@@ -33,10 +36,12 @@ def needs(
     workflows: Sequence[WorkflowEntry],
     remerge: Remerge | None = None,
     workers: Sequence[DomainProgress] = (),
+    influence: VersionInfluence | None = None,
 ) -> list[Need]:
     """The most urgent first. `workflows` are the newest ones; one that failed but was started again needs nothing.
 
-    `remerge` is the current trunk's; `workers` are those that tell.
+    `remerge` is the current trunk's; `workers` are those that tell; `influence` is of the newest version, as long as it
+    isn't the champion.
     """
     found: list[Need] = []
     domains = {expert.digest: expert.domain for expert in experts}
@@ -47,6 +52,12 @@ def needs(
         )
     if trunk is not None and trunk.retired is not None:
         found.append(Need("The current trunk is retired", "merge a new one", "/trunks"))
+    if newest is not None and influence is not None:
+        place = f"/versions/{newest.number}#influence"
+        found += [
+            Need(f"Version {newest.number}: {warning}", "look before you promote it", place)
+            for warning in influence.warnings[:_MOST_WARNINGS]
+        ]
     for workflow in _failed(workflows):
         why = workflow.problem.detail if workflow.problem else "it broke off"
         found.append(Need(f"Work on {_article(workflow.kind)} failed: {why}", "see why, and retry", "/workflows"))

@@ -19,7 +19,10 @@ Given = Mapping[str, str]
 
 @dataclass(frozen=True)
 class Field:
-    """A field of a form. With `options` it is a choice, with `lines` a text of several lines."""
+    """A field of a form. With `options` it is a choice, with `lines` a text of several lines.
+
+    One `on_refusal` is shown once REST has refused the form because of it.
+    """
 
     name: str
     label: str
@@ -29,6 +32,7 @@ class Field:
     lines: bool = False
     kind: str = "text"
     required: bool = False
+    on_refusal: bool = False
 
 
 NOTE = Field("note", "Note", hint="why; it stays in the history")

@@ -86,8 +86,8 @@ class Rest:
         tables = await self.each(VersionTable, [f"/v1/versions/{each.number}/table" for each in versions])
         return {table.version: table for table in tables if table is not None}
 
-    async def contributions(self, after: str) -> Page[Contribution]:
-        return await self.page(Contribution, _CONTRIBUTIONS, {"after": after, "newest": True})
+    async def contributions(self, after: str, kind: str) -> Page[Contribution]:
+        return await self.page(Contribution, _CONTRIBUTIONS, {"after": after, "newest": True, "kind": kind})
 
     async def withdraw_contribution(self, digest: str) -> None:
         await self.send("POST", f"{_CONTRIBUTIONS}/{digest}/withdraw")

@@ -24,58 +24,76 @@ def find(session: Session, name: str) -> AliasRow:
     return row
 
 
-def promote(session: Session, name: Name, move: Move, who: str, most_fall: float | None) -> Alias:
+def promote(session: Session, name: Name, move: Move, who: str, most_fall: float) -> Alias:
     """Points an alias to a version; where it points there already, nothing changes.
 
     Args:
-        most_fall: points by which no domain may fall where champion moves; None: it moves freely.
+        most_fall: points by which no evaluated domain may fall where champion moves, unless `move` overrides that.
 
     Raises:
-        RefusedError: the version isn't served, or may not become champion.
+        RefusedError: the version isn't served, or a domain falls by more and `move` doesn't override that.
     """
     version = versions.find_served(session, move.version, "version")
     row = session.scalar(select(AliasRow).where(AliasRow.name == name))
-    if row is None or row.version != version.number:
-        if name == CHAMPION and most_fall is not None:
-            champion = None if row is None else versions.find(session, row.version)
-            _require_promotable(session, version, champion, most_fall)
-        row = _point(session, row, name, version.number, "promote", who, move.note)
-    return message(Alias, row)
+    if row is not None and row.version == version.number:
+        return message(Alias, row)
+    falls: list[str] = []
+    warnings: list[str] = []
+    if name == CHAMPION:
+        champion = None if row is None else versions.find(session, row.version)
+        falls, warnings = _compared(session, version, champion, most_fall)
+    if falls and not move.override:
+        found = f"by more than {most_fall:g} points fall on version {version.number}: {', '.join(falls)}"
+        todo = "see moerge version table; promote another version, or say why this one: --override REASON"
+        raise RefusedError(ProblemType.NOT_PROMOTABLE, found, where="override", todo=todo)
+    override = move.override if falls else None
+    row = _point(session, row, name, version.number, "promote", who, move.note, override)
+    return message(Alias, row).model_copy(update={"warnings": warnings})
 
 
-def _require_promotable(session: Session, version: VersionRow, champion: VersionRow | None, most: float) -> None:
-    """Requires that all domains of a version have evaluated it, and none scores over `most` points below the champion.
-
-    Raises:
-        RefusedError: names the domains, with their scores.
-    """
-    table = version_table(session, version)
-    if table.missing:
-        found = f"version {version.number} is not evaluated on {', '.join(table.missing)}"
-        todo = "let these owners' workers evaluate it (evaluation_sums in their policy), or lift promotion_max_fall"
-        raise RefusedError(ProblemType.NOT_PROMOTABLE, found, where="version", todo=todo)
-    if champion is None:
-        return
-    before = {each.domain: each.normalised for each in version_table(session, champion).scores}
+def _compared(
+    session: Session, version: VersionRow, champion: VersionRow | None, most: float
+) -> tuple[list[str], list[str]]:
+    """Domains that fall by more than `most` points from the champion, and warnings of those that nobody evaluated."""
+    tables = [version_table(session, each) for each in (champion, version) if each is not None]
+    warnings = [
+        f"version {table.version} is not evaluated on {', '.join(table.missing)}" for table in tables if table.missing
+    ]
+    before = {each.domain: each.normalised for table in tables[:-1] for each in table.scores}
     falls = [
-        f"{each.domain} from {before[each.domain]:.2f} to {each.normalised:.2f}"
-        for each in table.scores
+        f"{each.domain} (owner {each.owner}) from {before[each.domain]:.2f} to {each.normalised:.2f}"
+        for each in tables[-1].scores
         if each.domain in before and each.normalised < before[each.domain] - most
     ]
-    if falls:
-        found = f"from version {champion.number} to {version.number} fall by more than {most:g}: {', '.join(falls)}"
-        todo = "see moerge version table; promote another version, or raise promotion_max_fall"
-        raise RefusedError(ProblemType.NOT_PROMOTABLE, found, where="version", todo=todo)
+    return falls, warnings
 
 
-def _point(session: Session, row: AliasRow | None, name: str, version: int, kind: str, who: str, note: str) -> AliasRow:
+def _point(
+    session: Session,
+    row: AliasRow | None,
+    name: str,
+    version: int,
+    kind: str,
+    who: str,
+    note: str,
+    override: str | None = None,
+) -> AliasRow:
     when, previous = now(session), None if row is None else row.version
     if row is None:
         row = AliasRow(name=name)
         session.add(row)
     row.version, row.moved = version, when
     session.add(
-        AliasMoveRow(alias=name, version=version, previous=previous, kind=kind, who=who, note=note, created=when)
+        AliasMoveRow(
+            alias=name,
+            version=version,
+            previous=previous,
+            kind=kind,
+            who=who,
+            note=note,
+            override=override,
+            created=when,
+        )
     )
     session.flush()
     return row

@@ -10,6 +10,7 @@ from moerge.models.bounds import attention_size, input_bounds, input_exponents
 from moerge.models.config import read_config
 from moerge.models.families import FAMILIES, family_of
 from moerge.models.reader import Checkpoint
+from moerge.statistics.describe import median_rank
 from moerge.statistics.validate import validate, validate_trunk
 from moerge_coordinator.domain.owner_keys import require_signed
 from moerge_coordinator.domain.owners import require_own_domain
@@ -124,7 +125,7 @@ def accept(ports: Ports, new: NewContribution, warnings: Sequence[str]) -> Contr
         RefusedError: names the field of the request or of the manifest.
     """
     with _opened(ports, new.sha256) as file:
-        manifest = file.manifest
+        manifest, rank = file.manifest, median_rank(file)
     with ports.database.transaction("accept contribution") as session:
         row = session.scalar(select(ContributionRow).where(ContributionRow.digest == new.sha256))
         if row is not None and row.withdrawn is None:
@@ -146,6 +147,7 @@ def accept(ports: Ports, new: NewContribution, warnings: Sequence[str]) -> Contr
         session.add(row)
         _describe(row, manifest)
         row.size, row.warnings, row.software = size, list(warnings), new.software
+        row.effective_rank = rank
         row.active, row.withdrawn, row.purged = True, None, None
         row.signature, row.fingerprint = new.signature, signer
         session.flush()

@@ -15,6 +15,7 @@ from moerge_coordinator.storage.references import drop_artifacts
 from moerge_coordinator.storage.tables import AliasRow, ContributionRow, ExpertRow, TrunkRow, VersionRow, now
 from moerge_proto.digests import digest_of
 from moerge_proto.experts import ExpertState
+from moerge_proto.influence import VersionInfluence
 from moerge_proto.options import SolveOptions
 from moerge_proto.problems import ProblemType
 from moerge_proto.versions import Lineage, NewVersion, VersionChange, VersionFile
@@ -129,7 +130,14 @@ def _name(lineage: Lineage) -> str:
     return digest_of(lineage.model_dump(mode="json"))
 
 
-def publish(session: Session, blobs: Blobs, number: int, lineage: Lineage, files: Sequence[VersionFile]) -> bool:
+def publish(
+    session: Session,
+    blobs: Blobs,
+    number: int,
+    lineage: Lineage,
+    files: Sequence[VersionFile],
+    influence: VersionInfluence,
+) -> bool:
     """Publishes a version; False if a file of it has gone meanwhile, so it is to be made again.
 
     Raises:
@@ -147,6 +155,7 @@ def publish(session: Session, blobs: Blobs, number: int, lineage: Lineage, files
             files=list(files),
             bytes_total=sum(file.size for file in files),
             bytes_written=sum(file.size for file in files if file.new),
+            influence=influence,
         )
     )
     return True
@@ -213,6 +222,19 @@ def require_shared(session: Session, owner: str, row: VersionRow) -> None:
         found = f"in version {row.number} these domains don't allow redistribution: {', '.join(kept)}"
         todo = "their owners can allow it: redistribute = true in their policy"
         raise RefusedError(ProblemType.FORBIDDEN, found, where="number", todo=todo)
+
+
+def influence_of(session: Session, number: int) -> VersionInfluence:
+    """The influence of owners on a version.
+
+    Raises:
+        RefusedError: there is no such version, or it was solved by a build that didn't measure that.
+    """
+    influence = find(session, number).influence
+    if influence is None:
+        found = f"version {number} was solved before influence was measured"
+        raise RefusedError(ProblemType.NOT_FOUND, found, todo="retire it and solve it again, or a later one")
+    return influence
 
 
 def withdrawal_note(session: Session, row: VersionRow) -> str:

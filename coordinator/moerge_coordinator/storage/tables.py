@@ -11,6 +11,7 @@ from sqlalchemy.types import TypeDecorator
 
 from moerge_proto.evaluations import NewEvaluation
 from moerge_proto.experts import ExpertState, Fitted
+from moerge_proto.influence import VersionInfluence
 from moerge_proto.messages import FileEntry
 from moerge_proto.owners import Role
 from moerge_proto.problems import Problem
@@ -84,6 +85,7 @@ _KINDS: tuple[Any, ...] = (
     NewUpload,
     Problem,
     TrunkOptions,
+    VersionInfluence,
 )
 _COLUMNS: dict[Any, Any] = {
     datetime: _Utc,
@@ -282,6 +284,7 @@ class ContributionRow(Base):
     tokens: Mapped[int] = mapped_column(BigInteger)
     documents: Mapped[int] = mapped_column(BigInteger)
     shards: Mapped[int | None]
+    effective_rank: Mapped[float | None]
     size: Mapped[int] = mapped_column(BigInteger)
     active: Mapped[bool]
     warnings: Mapped[list[str]]
@@ -311,6 +314,7 @@ class VersionRow(Base):
     files: Mapped[list[VersionFile]]
     bytes_total: Mapped[int] = mapped_column(BigInteger)
     bytes_written: Mapped[int] = mapped_column(BigInteger)
+    influence: Mapped[VersionInfluence | None] = mapped_column(deferred=True)  # D^2 figures, which lists don't need
     note: Mapped[str] = mapped_column(String(2000), default="")
     tags: Mapped[list[str]] = mapped_column(default=list)
     created: Mapped[datetime]
@@ -352,6 +356,7 @@ class AliasMoveRow(Base):
     kind: Mapped[str] = mapped_column(String(16))  # promote, rollback or remove
     who: Mapped[str] = mapped_column(String(100))
     note: Mapped[str] = mapped_column(String(2000), default="")
+    override: Mapped[str | None] = mapped_column(String(2000))
     created: Mapped[datetime]
 
 

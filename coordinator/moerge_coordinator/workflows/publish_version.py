@@ -7,11 +7,20 @@ from typing import Any
 from dbos import DBOS
 from sqlalchemy import select
 
+from moerge.errors import ContributionError, SolveError
 from moerge.models.config import read_config
 from moerge.trunk.merge import DENSE_TRUNK_FILE
 from moerge.versions.card import Contributed, ExpertRecord
 from moerge.versions.files import FilePlan
-from moerge.versions.plan import Slot, Solution, VersionInputs, VersionPlan, plan_version, solve_lineage
+from moerge.versions.plan import (
+    Slot,
+    Solution,
+    VersionInputs,
+    VersionPlan,
+    measure_influence,
+    plan_version,
+    solve_lineage,
+)
 from moerge_coordinator.domain import trunks, versions
 from moerge_coordinator.domain.ports import Ports
 from moerge_coordinator.domain.withdrawal import require_usable
@@ -21,6 +30,7 @@ from moerge_coordinator.storage.messages import contains
 from moerge_coordinator.storage.tables import ArtifactRow, ContributionRow, ExpertRow
 from moerge_coordinator.workflows.steps import GONE, Outcome, Work, telling_problems
 from moerge_proto.digests import digest_of
+from moerge_proto.influence import VersionInfluence
 from moerge_proto.versions import Lineage, VersionFile
 
 
@@ -37,7 +47,9 @@ class PublishVersion(Work):
             for step in (self._write_weights, self._solve):
                 if "problem" in (outcome := step(lineage)):
                     return outcome
-            if (outcome := self._publish(lineage)) != GONE:
+            if "problem" in (outcome := self._measure(lineage)):
+                return outcome
+            if (outcome := self._publish(lineage, outcome["result"])) != GONE:
                 return outcome
 
     @DBOS.step()
@@ -60,8 +72,20 @@ class PublishVersion(Work):
 
     @DBOS.step()
     @telling_problems
-    def _publish(self, lineage: dict[str, Any]) -> str | None:
+    def _measure(self, lineage: dict[str, Any]) -> dict[str, Any]:
+        """The influence of each owner. A version whose influence can't be measured is published with a warning."""
+        made = Lineage.model_validate(lineage)
+        try:
+            found = measure_influence(made, self._inputs(made))
+        except (ContributionError, SolveError) as error:
+            found = VersionInfluence(layers=[], domains=[], warnings=[f"Influence can't be measured: {error}"])
+        return found.model_dump(mode="json")
+
+    @DBOS.step()
+    @telling_problems
+    def _publish(self, lineage: dict[str, Any], influence: dict[str, Any]) -> str | None:
         made, ports = Lineage.model_validate(lineage), self.ports
+        measured = VersionInfluence.model_validate(influence)
         with self._publishing:
             with ports.database.reading() as session:
                 number, published = versions.number_of(session, made)
@@ -70,7 +94,7 @@ class PublishVersion(Work):
             files = [self._artifact(plan, made) for plan in self._plan(made).files]
             ports.folders.show_version(number, files)
             with ports.database.transaction("publish version") as session:
-                done = versions.publish(session, ports.blobs, number, made, files)
+                done = versions.publish(session, ports.blobs, number, made, files, measured)
             return str(number) if done else None
 
     def _artifact(self, plan: FilePlan, lineage: Lineage) -> VersionFile:
@@ -90,7 +114,15 @@ class PublishVersion(Work):
         return VersionFile(name=plan.name, sha256=row.sha256, size=row.size, new=new, tensors=tensors)
 
     def _plan(self, lineage: Lineage, solved: Callable[[int], None] = lambda layer: None) -> VersionPlan:
-        """The version's files, from the rows and blobs that its lineage names."""
+        """The version's files."""
+
+        def solve(lineage: Lineage, inputs: VersionInputs) -> Solution:
+            return self._metrics.timed_solve(lambda: solve_lineage(lineage, inputs, solved))
+
+        return plan_version(lineage, self._inputs(lineage), solve)
+
+    def _inputs(self, lineage: Lineage) -> VersionInputs:
+        """The rows and blobs that a lineage names."""
         blobs, folders = self.ports.blobs, self.ports.folders
         with self.ports.database.reading() as session:
             experts = {row.digest: row for row in session.scalars(select(ExpertRow))}
@@ -98,7 +130,7 @@ class PublishVersion(Work):
             trunk = trunks.find(session, lineage.trunk)
         sha256 = next(file.sha256 for file in trunk.files if file.name == DENSE_TRUNK_FILE)
         slots = [experts[digest] for digest in lineage.experts]
-        inputs = VersionInputs(
+        return VersionInputs(
             slots=[Slot(_record(row), folders.expert(row.digest), folders.expert(row.trained)) for row in slots],
             trunk=blobs.local(sha256),
             trunk_sha256=sha256,
@@ -108,11 +140,6 @@ class PublishVersion(Work):
             contributed=[_contributed(parts[digest]) for digest in lineage.contributions],
             statistics=lambda: [blobs.local(digest) for digest in lineage.contributions],
         )
-
-        def solve(lineage: Lineage, inputs: VersionInputs) -> Solution:
-            return self._metrics.timed_solve(lambda: solve_lineage(lineage, inputs, solved))
-
-        return plan_version(lineage, inputs, solve)
 
 
 def _record(row: ExpertRow) -> ExpertRecord:

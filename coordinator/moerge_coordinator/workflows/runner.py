@@ -29,7 +29,7 @@ from moerge_proto.workflows import Workflow, WorkflowEntry, WorkflowKind, Workfl
 
 EXECUTOR_ID = "coordinator"
 QUEUE = "workflows"
-APPLICATION_VERSION = "4"  # raise it when a workflow's steps change: `resume` then starts those that ran anew
+APPLICATION_VERSION = "5"  # raise it when a workflow's steps change: `resume` then starts those that ran anew
 _SOME = 16
 _log = logging.getLogger("moerge.workflows")
 _KINDS: dict[str, WorkflowKind] = {

@@ -21,17 +21,22 @@ def _state(row: Contribution) -> str:
 
 def _line(row: Contribution) -> list[str]:
     key = "unsigned" if row.fingerprint is None else in_groups(row.fingerprint[:8])
-    place = [row.split or "", (row.trunk or "")[:12]]
-    return [row.domain, *place, f"{row.tokens:,}", decimal(row.size), _state(row), key, row.digest]
+    place = [row.owner, row.split or "", (row.trunk or "")[:12]]
+    rank = "" if row.effective_rank is None else f"{row.effective_rank:.1f}"
+    amount = [f"{row.tokens:,}", f"{row.documents:,}", rank, decimal(row.size)]
+    return [row.domain, *place, *amount, _state(row), key, row.digest]
 
 
 @app.command("list")
 def list_contributions(coordinator: Coordinator, secret: Secret) -> None:
-    """Lists router contributions, then trunk contributions, each with the first digits of the key that signed it.
+    """Lists router contributions, then trunk contributions.
+
+    Key is the first digits of the key that signed it; rank, the effective rank of its grams, for operators.
 
     Example: moerge contribution list
     """
-    columns = ["domain", "split", "trunk", "tokens", "size", "state", "key", "digest"]
+    amount = ["tokens", "documents", "rank", "size"]
+    columns = ["domain", "owner", "split", "trunk", *amount, "state", "key", "digest"]
     with Client(coordinator, secret) as client:
         routers, trunks = ([*map(_line, client.contributions(kind))] for kind in KINDS)
     show("Router contributions", columns, routers)

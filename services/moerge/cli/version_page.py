@@ -8,6 +8,7 @@ from rich.filesize import decimal
 
 from moerge.cli.common import show
 from moerge_proto.contributions import ContributionSignature
+from moerge_proto.influence import VersionInfluence
 from moerge_proto.signatures import fingerprint, in_groups
 from moerge_proto.versions import SolveReport, Version
 
@@ -62,6 +63,40 @@ def _notices(row: Version) -> list[str]:
     if row.retired or row.withheld:
         lines.append(f"{'Retired' if row.retired else 'Withheld'} {row.retired or row.withheld:%Y-%m-%d %H:%M} UTC")
     return lines
+
+
+def show_influence(found: VersionInfluence) -> None:
+    """Prints each owner's influence on the routers, and what is beyond the usual."""
+    rows = [
+        [
+            row.domain,
+            row.owner,
+            f"{row.tokens:,}",
+            f"{row.documents:,}",
+            f"{row.effective_rank:.1f}",
+            f"{row.gram_distance:.2f}",
+            f"{min(_others(row.mean_distances, slot), default=0):.2f}",
+            *(f"{100 * max(_others(each, slot), default=0):.0f} %" for each in (row.drawn, row.moved)),
+        ]
+        for slot, row in enumerate(found.domains)
+    ]
+    if rows:
+        columns = ["domain", "owner", "tokens", "documents", "rank", "gram apart", "nearest mean", "draws", "moves"]
+        show(f"Influence on the routers, in layers {', '.join(map(str, found.layers))}", columns, rows)
+        typer.echo(
+            "Rank: directions that its features span. Draws: largest expected share of another domain's tokens. Moves: "
+            "largest change of another domain's scores by this owner, of their spread."
+        )
+    show_warnings(found.warnings)
+
+
+def _others(row: Sequence[float], slot: int) -> list[float]:
+    return [*row[:slot], *row[slot + 1 :]]
+
+
+def show_warnings(warnings: Sequence[str]) -> None:
+    for warning in warnings:
+        typer.echo(f"Warning: {warning}", err=True)
 
 
 def show_routers(report: SolveReport) -> None:

@@ -15,7 +15,7 @@ from rich.style import Style
 from rich.text import Text
 
 from moerge.cli.common import Coordinator, Secret, numbers, show, wait
-from moerge.cli.version_page import show_files, show_routers, show_signatures
+from moerge.cli.version_page import show_files, show_influence, show_routers, show_signatures, show_warnings
 from moerge.client.client import Client
 from moerge.client.http import found
 from moerge.errors import MoergeError
@@ -79,6 +79,8 @@ def solve_version(
 ) -> None:
     """Sums all contributions under the current trunk, solves the routers, publishes; prints the version's number.
 
+    Warns of owners whose influence on the routers is unusual.
+
     Example: moerge version solve --lambda-scale auto
     """
     options = {
@@ -91,7 +93,10 @@ def solve_version(
     }
     new = new_version(recipe, options, tied=tied, round=round)
     with Client(coordinator, secret) as client:
-        typer.echo(wait(client, client.solve_version(new)))
+        number = wait(client, client.solve_version(new))
+        measured = found(lambda: client.version_influence(int(number)))
+    typer.echo(number)
+    show_warnings([] if measured is None else measured.warnings)
 
 
 def _weights(given: list[str] | None) -> dict[str, float] | Literal["balanced"] | None:
@@ -146,7 +151,7 @@ def list_versions(coordinator: Coordinator, secret: Secret) -> None:
 def show_version(
     number: Annotated[int, typer.Argument(help="The version's number.")], coordinator: Coordinator, secret: Secret
 ) -> None:
-    """Shows a version's lineage, files and signatures, and how well each layer's router was determined.
+    """Shows a version's lineage, files and signatures, each owner's influence, and how well routers were determined.
 
     Example: moerge version show 1
     """
@@ -154,21 +159,32 @@ def show_version(
         row = client.version(number)
         show_files(row)
         show_signatures(client.version_signatures(number))
-        if client.identity().role is not Role.OWNER and any(file.name == REPORT_FILE for file in row.files):
+        role = client.identity().role
+        if role is not Role.OWNER and any(file.name == REPORT_FILE for file in row.files):
             show_routers(client.version_report(number))
+        if role is Role.OPERATOR and (measured := found(lambda: client.version_influence(number))) is not None:
+            show_influence(measured)
 
 
 @app.command()
 def promote(
-    number: Number, coordinator: Coordinator, secret: Secret, alias: AliasName = "champion", note: Note = ""
+    number: Number,
+    coordinator: Coordinator,
+    secret: Secret,
+    alias: AliasName = "champion",
+    note: Note = "",
+    override: Annotated[
+        str, typer.Option(help="Reason to promote although a domain falls by more than promotion_max_fall.")
+    ] = "",
 ) -> None:
     """Points an alias to a version; consumers who follow it get it with their next pull.
 
     Example: moerge version promote 2 --note "better on law"
     """
     with Client(coordinator, secret) as client:
-        client.promote(alias, number, note)
+        moved = client.promote(alias, number, note, override)
     typer.echo(f"{alias} is version {number}")
+    show_warnings(moved.warnings)
 
 
 @app.command("rollback")
@@ -190,10 +206,18 @@ def history(coordinator: Coordinator, secret: Secret, alias: AliasName = "champi
     """
     with Client(coordinator, secret) as client:
         rows = [
-            [f"{m.created:%Y-%m-%d %H:%M}", m.kind, str(m.previous or ""), str(m.version or ""), m.who, m.note]
+            [
+                f"{m.created:%Y-%m-%d %H:%M}",
+                m.kind,
+                str(m.previous or ""),
+                str(m.version or ""),
+                m.who,
+                m.note,
+                m.override or "",
+            ]
             for m in client.alias_history(alias)
         ]
-    show(f"{alias}, times in UTC", ["when", "", "from", "to", "who", "note"], rows)
+    show(f"{alias}, times in UTC", ["when", "", "from", "to", "who", "note", "override"], rows)
 
 
 @app.command()

@@ -21,6 +21,7 @@ from moerge_proto.contributions import Contribution, ContributionSignature, NewC
 from moerge_proto.evaluations import Evaluation, NewEvaluation, VersionTable
 from moerge_proto.experts import Expert, NewExpert, Purge, Purged, Withdraw, Withdrawal
 from moerge_proto.history import TrunkHistory
+from moerge_proto.influence import VersionInfluence
 from moerge_proto.messages import FileEntry
 from moerge_proto.owners import (
     Approval,
@@ -241,6 +242,10 @@ class Client:
         """The report of its solves; operators and readers may see it."""
         return self.http.get(SolveReport, f"/v1/versions/{number}/report")
 
+    def version_influence(self, number: int) -> VersionInfluence:
+        """The influence of each owner on its routers; operators may see it."""
+        return self.http.get(VersionInfluence, f"/v1/versions/{number}/influence")
+
     def versions(self) -> Iterator[Version]:
         return self.http.pages(Version, "/v1/versions")
 
@@ -275,8 +280,9 @@ class Client:
     def alias_history(self, name: str) -> Iterator[AliasMove]:
         return self.http.pages(AliasMove, f"/v1/aliases/{name}/history")
 
-    def promote(self, alias: str, version: int, note: str = "") -> Alias:
-        return self.http.message(Alias, "PUT", f"/v1/aliases/{alias}", Move(version=version, note=note))
+    def promote(self, alias: str, version: int, note: str = "", override: str = "") -> Alias:
+        move = Move(version=version, note=note, override=override)
+        return self.http.message(Alias, "PUT", f"/v1/aliases/{alias}", move)
 
     def roll_back(self, alias: str, version: int, note: str = "") -> Alias:
         """Takes the last promotion of an alias back; `version` is where it points now."""

@@ -1,5 +1,6 @@
 """The ridge solve: W = (A + lambda I)^-1 b, columns normalised (DUME eq. 6)."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +17,10 @@ _MATRIX_BITS = 26
 _ITERATIONS = 4
 
 
+class NotDefiniteError(SolveError):
+    """A + lambda I is not positive definite."""
+
+
 @dataclass(frozen=True)
 class Ridge:
     """A factorised system, A + lambda I = factor factor^T; both [H, H] float64."""
@@ -28,13 +33,13 @@ class Ridge:
         """Factorises gram + ridge_lambda I. `gram` [H, H] float64, symmetric, is taken over and changed.
 
         Raises:
-            SolveError: it is not positive definite.
+            NotDefiniteError: it is not positive definite.
         """
         gram.diagonal().add_(ridge_lambda)
         factor, failed = torch.linalg.cholesky_ex(gram)
         if int(failed):
             diagonal = gram.diagonal()
-            raise SolveError(
+            raise NotDefiniteError(
                 f"A + lambda I is not positive definite at row {int(failed)}; its diagonal spans "
                 f"{float(diagonal.min()):.3g} to {float(diagonal.max()):.3g}",
                 todo=f"raise lambda from {ridge_lambda:g}, or send more tokens",
@@ -66,17 +71,18 @@ class Ridge:
         return float(largest.norm() * smallest.norm())
 
 
-def unit_columns(solution: Tensor) -> Tensor:
-    """The columns, each divided by its norm.
+def unit_columns(solution: Tensor, names: Sequence[str] = ()) -> Tensor:
+    """The columns, each divided by its norm; an error has the column's name, if there are names.
 
     Raises:
         SolveError: one is zero.
     """
     norms: Tensor = torch.linalg.vector_norm(solution, dim=0)
     if not bool((norms > 0).all()):
+        column = int((~(norms > 0)).nonzero()[0])
         raise SolveError(
-            f"column {int((norms <= 0).nonzero()[0])} has no direction: its domain's features sum to zero",
-            todo="the domain needs a contribution with tokens",
+            f"column {column}{f', {names[column]},' if names else ''} has no direction: its features sum to zero",
+            todo="withdraw its contribution, or leave its expert out",
         )
     return solution / norms
 

@@ -1,15 +1,16 @@
 """All routers of a version, layer by layer."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
-from moerge.errors import SolveError
+from moerge.errors import ContributionError, SolveError
 from moerge.routers.discriminants import discriminants
-from moerge.routers.ridge import Ridge, unit_columns
-from moerge.routers.system import domain_weights, ridge_system
+from moerge.routers.ridge import NotDefiniteError, Ridge, unit_columns
+from moerge.routers.system import domain_weights, named, of_domain, ridge_system
 from moerge.threads import one_thread
 from moerge_proto.options import SolveOptions
 from moerge_proto.statistics_file import StatisticsFile
@@ -18,7 +19,8 @@ from moerge_proto.versions import SolvedLayer, SolveReport
 CANDIDATES = tuple(10.0**power for power in range(-9, 1))
 """What `auto` chooses from, in units of the mean diagonal."""
 
-_LAYERS_AT_ONCE = 4  # each by one thread, with a few H x H matrices
+LAYERS_AT_ONCE = 4
+"""Each by one thread, with a few H x H matrices."""
 
 
 def solve_layers(
@@ -41,25 +43,30 @@ def solve_layers(
         One [D, H] float64 per layer, and what the solves showed.
 
     Raises:
-        ContributionError, SolveError: a layer can't be solved; `auto` lacks a domain's tuning split.
+        ContributionError, SolveError: a layer can't be solved, because of which domain, owner and contribution; `auto`
+            lacks a domain's tuning split.
     """
-    training = [file for file in files if _split(file) == "statistics"]
-    tuning = [file for file in files if _split(file) == "tuning"] if options.lambda_scale == "auto" else []
+    training, tuning = by_split(files, options)
     if options.lambda_scale == "auto":
         _require_all(tuning, domains)
+    names = [named(of_domain(training, domain)) for domain in domains]
     weights = domain_weights(training, domains, options)
     tokens = [weights[each] * sum(f.manifest.tokens for f in training if f.manifest.domain == each) for each in domains]
 
     def solve(layer: int) -> tuple[Tensor, SolvedLayer]:
-        gram, cross = ridge_system(training, domains, layer, gains[layer], weights)
-        held = ridge_system(tuning, domains, layer, gains[layer], weights) if tuning else None
-        try:
-            return _solve(gram, cross, held, tokens, options)
-        except SolveError as error:
-            raise SolveError(error.what, where=f"layer {layer}", todo=error.todo) from error
+        with of_layer(layer):
+            gram, cross = ridge_system(training, domains, layer, gains[layer], weights)
+            held = ridge_system(tuning, domains, layer, gains[layer], weights) if tuning else None
+            try:
+                return solve_layer(gram, cross, held, tokens, options, names)
+            except NotDefiniteError as error:
+                slot = _least_definite(training, domains, layer, gains[layer])
+                raise SolveError(
+                    f"{error.what}; least definite is the gram of {names[slot]}", todo=error.todo
+                ) from error
 
     routers, layers = [], []
-    at_once = min(torch.get_num_threads(), _LAYERS_AT_ONCE)
+    at_once = min(torch.get_num_threads(), LAYERS_AT_ONCE)
     with one_thread(), ThreadPoolExecutor(at_once) as threads:
         for layer, (router, report) in enumerate(threads.map(solve, range(len(gains)))):
             routers.append(router)
@@ -68,8 +75,29 @@ def solve_layers(
     return routers, SolveReport(domains=list(domains), layers=layers)
 
 
-def _split(file: StatisticsFile) -> str:
-    return file.manifest.split
+def by_split(
+    files: Sequence[StatisticsFile], options: SolveOptions
+) -> tuple[list[StatisticsFile], list[StatisticsFile]]:
+    """The contributions of the split `statistics`, and, for `auto`, those of the split `tuning`."""
+    tuning = [file for file in files if file.manifest.split == "tuning"] if options.lambda_scale == "auto" else []
+    return [file for file in files if file.manifest.split == "statistics"], tuning
+
+
+@contextmanager
+def of_layer(layer: int) -> Iterator[None]:
+    """Errors name the layer."""
+    try:
+        yield
+    except (ContributionError, SolveError) as error:
+        kind = ContributionError if isinstance(error, ContributionError) else SolveError
+        raise kind(error.what, where=f"layer {layer}", todo=error.todo) from error
+
+
+def _least_definite(training: Sequence[StatisticsFile], domains: Sequence[str], layer: int, gain: Tensor) -> int:
+    """The slot of the domain whose gram has the lowest eigenvalue."""
+    grams = (ridge_system(of_domain(training, domain), [domain], layer, gain)[0] for domain in domains)
+    lowest = [float(torch.linalg.eigvalsh(gram)[0]) for gram in grams]
+    return lowest.index(min(lowest))
 
 
 def _require_all(tuning: Sequence[StatisticsFile], domains: Sequence[str]) -> None:
@@ -80,10 +108,31 @@ def _require_all(tuning: Sequence[StatisticsFile], domains: Sequence[str]) -> No
         )
 
 
-def _solve(
-    gram: Tensor, cross: Tensor, held: tuple[Tensor, Tensor] | None, tokens: Sequence[float], options: SolveOptions
+def solve_layer(
+    gram: Tensor,
+    cross: Tensor,
+    held: tuple[Tensor, Tensor] | None,
+    tokens: Sequence[float],
+    options: SolveOptions,
+    names: Sequence[str] = (),
 ) -> tuple[Tensor, SolvedLayer]:
-    """The router [D, H] of one layer, and what its solve showed."""
+    """The router of one layer, and what its solve showed.
+
+    Args:
+        gram: [H, H] float64, of all domains, which is taken over and changed.
+        cross: [H, D] float64.
+        held: gram and cross of the tuning splits, by which `auto` chooses lambda.
+        tokens: of each domain, weighted as its sums are.
+        options: lambda, kind of router, temperature.
+        names: of the columns, for errors.
+
+    Returns:
+        [D, H] float64, and the report.
+
+    Raises:
+        NotDefiniteError: lambda is too small for the gram.
+        SolveError: a domain's column has no direction.
+    """
     unit = float(gram.diagonal().mean())
     if held is None:
         chosen = options.ridge_lambda * (1.0 if options.lambda_scale == "absolute" else unit)
@@ -93,7 +142,7 @@ def _solve(
         chosen = min(candidates, key=lambda each: _error(gram, cross, tuning_gram, tuning_cross, each))
     ridge = Ridge.of(gram, chosen)
     solution = ridge.solve(cross)
-    columns = unit_columns(solution)
+    columns = unit_columns(solution, names)
     report = SolvedLayer(
         ridge_lambda=chosen,
         condition=ridge.condition(),
@@ -101,7 +150,11 @@ def _solve(
         cosines=(columns.T @ columns).tolist(),
     )
     if options.routers == "discriminant":
-        columns = discriminants(solution, cross, tokens)
+        try:
+            columns = discriminants(solution, cross, tokens)
+        except torch.linalg.LinAlgError as error:
+            what, todo = "the domains' means can't be told apart", "raise lambda, or ask for ridge routers"
+            raise SolveError(what, todo=todo) from error
     return (columns / options.temperature).T.contiguous(), report
 
 

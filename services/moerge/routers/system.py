@@ -1,6 +1,6 @@
 """From contributions to one layer's ridge system, one contribution in memory at a time."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
 
 import numpy as np
@@ -11,6 +11,8 @@ from moerge.errors import ContributionError
 from moerge.statistics.integers import add, to_floats, unpack
 from moerge_proto.options import SolveOptions
 from moerge_proto.statistics_file import MAX_TOKENS, Int64, StatisticsFile, gram_length
+
+_SHOWN, _MOST_NAMES = 12, 3
 
 
 def domain_weights(files: Sequence[StatisticsFile], domains: Sequence[str], options: SolveOptions) -> dict[str, float]:
@@ -45,20 +47,25 @@ def ridge_system(
         gram [H, H] and cross [H, D], float64.
 
     Raises:
-        ContributionError: the contributions together hold too many tokens.
+        ContributionError: the contributions together hold too many tokens; names the one that has most.
     """
     tokens = sum(file.manifest.tokens for file in files)
     if tokens > MAX_TOKENS:
-        raise ContributionError(f"{tokens} tokens in all, but the integers have room for {MAX_TOKENS}")
+        largest = max(files, key=lambda file: file.manifest.tokens)
+        raise ContributionError(
+            f"{tokens} tokens in all, but the integers have room for {MAX_TOKENS}; "
+            f"{largest.manifest.tokens} are of {named([largest])}",
+            todo="withdraw it, or leave its expert out",
+        )
     exponent, hidden = files[0].manifest.exponents[layer], files[0].manifest.hidden_size
     weight = {domain: 1.0 if weights is None else weights[domain] for domain in domains}
     packed = np.zeros(gram_length(hidden))
     for each in sorted(set(weight.values())):
         alike = [file for file in files if weight[file.manifest.domain] == each]
-        packed += each * to_floats(_total(file.gram(layer) for file in alike), exponent)
+        packed += each * to_floats(_total(alike, lambda file: file.gram(layer)), exponent)
     columns = []
     for domain in domains:
-        cross = _total(file.cross(layer) for file in files if file.manifest.domain == domain)
+        cross = _total(of_domain(files, domain), lambda file: file.cross(layer))
         columns.append(torch.from_numpy(weight[domain] * to_floats(cross, exponent)))
     wide = gain.to(torch.float64)
     square = torch.from_numpy(unpack(packed, hidden))
@@ -66,6 +73,23 @@ def ridge_system(
     return square, wide[:, None] * torch.stack(columns, dim=1)
 
 
-def _total(arrays: Iterable[Int64]) -> Int64:
+def of_domain(files: Sequence[StatisticsFile], domain: str) -> list[StatisticsFile]:
+    return [file for file in files if file.manifest.domain == domain]
+
+
+def named(files: Sequence[StatisticsFile]) -> str:
+    """A domain, its owner and its contributions, of which the files are."""
+    made = files[0].manifest
+    digests = ", ".join(file.path.stem[:_SHOWN] for file in files[:_MOST_NAMES])
+    more = f" and {len(files) - _MOST_NAMES} more" if len(files) > _MOST_NAMES else ""
+    return f"{made.domain} (owner {made.owner}, contribution {digests}{more})"
+
+
+def _total(files: Sequence[StatisticsFile], read: Callable[[StatisticsFile], Int64]) -> Int64:
     """Exact, so in any order."""
-    return reduce(add, arrays)
+    try:
+        return reduce(add, map(read, files))
+    except ContributionError as error:
+        largest = max(files, key=lambda file: int(np.abs(read(file)).max()))
+        todo = "withdraw it, or leave its expert out"
+        raise ContributionError(f"{error.what}; the largest is of {named([largest])}", todo=todo) from error

@@ -2,14 +2,15 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import median
 
-import numpy as np
+import torch
 from rich.console import RenderableType
 from rich.filesize import decimal
 from rich.table import Table
 
 from moerge.errors import ContributionError
-from moerge.statistics.integers import to_floats, unpack
+from moerge.statistics.integers import effective_rank, to_floats, unpack
 from moerge_proto.statistics_file import (
     Manifest,
     RouterManifest,
@@ -20,6 +21,7 @@ from moerge_proto.statistics_file import (
 )
 
 FEW_DOCUMENTS = 100
+_MOST_GRAMS = 8
 
 
 def summary(manifest: Manifest) -> str:
@@ -67,11 +69,20 @@ def _describe(file: StatisticsFile) -> Iterator[RenderableType]:
         if name in grams:
             size, exponent = grams[name]
             square = unpack(to_floats(file.array(name), exponent), size)
-            spread = float(np.trace(square)) ** 2 / max(float((square**2).sum()), 1e-300)
-            ranks = f"{min(size, manifest.tokens):,}", f"{spread:,.1f}"
+            ranks = f"{min(size, manifest.tokens):,}", f"{effective_rank(torch.from_numpy(square)):,.1f}"
         tensors.add_row(name, f"[{length:,}]", decimal(8 * length), *ranks)
     yield tensors
     yield "What this reveals:\n" + "\n".join(f"  - {each}" for each in _reveals(file))
+
+
+def median_rank(file: StatisticsFile) -> float:
+    """The median effective rank of a contribution's grams; of some of them, if there are many."""
+    grams = list(_grams(file.manifest).items())
+    some = grams[:: -(-len(grams) // _MOST_GRAMS)]
+    return median(
+        effective_rank(torch.from_numpy(unpack(to_floats(file.array(name), exponent), size)))
+        for name, (size, exponent) in some
+    )
 
 
 def _grams(manifest: Manifest) -> dict[str, tuple[int, int]]:

@@ -61,3 +61,8 @@ def unpack(packed: Float64, hidden_size: int) -> Float64:
     square.diagonal().mul_(0.5)
     symmetric: Float64 = square.numpy()
     return symmetric
+
+
+def effective_rank(square: torch.Tensor) -> float:
+    """trace^2 / the sum of squared entries of a symmetric [H, H]: how many directions its vectors span, about alike."""
+    return float(square.trace() ** 2 / square.square().sum().clamp_min(1e-300))

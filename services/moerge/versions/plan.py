@@ -13,6 +13,7 @@ from moerge.models.config import read_config, trunk_config
 from moerge.models.families import EMBEDDING, family_of
 from moerge.models.reader import Checkpoint
 from moerge.models.side_files import chat_template
+from moerge.routers import influence
 from moerge.routers.solve import solve_layers
 from moerge.versions.card import ChatTemplates, Contributed, ExpertRecord, card_file
 from moerge.versions.files import (
@@ -27,6 +28,7 @@ from moerge.versions.files import (
     trunk_files,
 )
 from moerge_proto.digests import canonical_json, digest_of
+from moerge_proto.influence import VersionInfluence
 from moerge_proto.options import SolveOptions
 from moerge_proto.statistics_file import StatisticsFile
 from moerge_proto.versions import Lineage, SolveReport
@@ -132,6 +134,22 @@ def solve_lineage(
     """The routers that a lineage says."""
     statistics = inputs.statistics()
     return solve_routers(inputs.trunk, inputs.config, statistics, lineage.domains, lineage.options, solved)
+
+
+def measure_influence(
+    lineage: Lineage, inputs: VersionInputs, measured: Callable[[int], None] = lambda layer: None
+) -> VersionInfluence:
+    """The influence of each owner on the routers that a lineage says; its digest chooses the layers.
+
+    Raises:
+        ContributionError, SolveError: a layer can't be solved, with all owners or without one.
+    """
+    dense = read_config(inputs.config)
+    gains = feature_gains(Checkpoint(inputs.trunk), family_of(dense), dense)
+    start = int(digest_of(lineage.model_dump(mode="json"))[:8], 16)
+    with ExitStack() as stack:
+        files = [stack.enter_context(StatisticsFile(path)) for path in inputs.statistics()]
+        return influence.measure(files, lineage.domains, gains, lineage.options, start, measured)
 
 
 def plan_version(lineage: Lineage, inputs: VersionInputs, solve: Solve = solve_lineage) -> VersionPlan:

@@ -4,30 +4,39 @@ from urllib.parse import quote
 
 from moerge_coordinator.dashboard.forms import NOTE, Action, Field, Form, Given, number_of, said
 from moerge_coordinator.dashboard.site import HOME, Visit
+from moerge_proto.evaluations import VersionTable
 from moerge_proto.versions import CHAMPION, Alias, Move, Rollback, Version
 
 _USUAL = (CHAMPION, "candidate")
+_OVERRIDE = Field("override", "Reason to promote it nevertheless", hint="it stays in the history", on_refusal=True)
 
 
 async def _ask_promote(visit: Visit) -> Form:
     number = visit.path["number"]
     await visit.rest.get(Version, f"/v1/versions/{number}")
+    table = await visit.rest.find(VersionTable, f"/v1/versions/{number}/table")
     there = await visit.rest.all(Alias, "/v1/aliases")
     places = {each.name: each.version for each in there}
     names = list(dict.fromkeys([*_USUAL, *places]))
     facts = [f"{name} points to version {places[name]} now." for name in names if name in places]
+    if table is not None and table.missing:
+        facts.append(f"Not evaluated on {', '.join(table.missing)}: nobody sees whether these fall.")
     return Form(
         heading=f"Promote version {number}",
         button="Promote",
         back=f"{HOME}/versions/{number}",
         facts=(*facts, "Consumers who follow the alias get this version with their next pull."),
-        fields=(Field("alias", "Alias", value=CHAMPION, hint=f"such as {' or '.join(names)}", required=True), NOTE),
+        fields=(
+            Field("alias", "Alias", value=CHAMPION, hint=f"such as {' or '.join(names)}", required=True),
+            NOTE,
+            _OVERRIDE,
+        ),
     )
 
 
 async def _promote(visit: Visit, given: Given) -> str:
     number = visit.path["number"]
-    move = Move(version=number, note=given.get("note", ""))
+    move = Move(version=number, note=given.get("note", ""), override=given.get("override", ""))
     await visit.rest.send("PUT", f"/v1/aliases/{quote(given.get('alias', ''), safe='')}", move)
     return said(f"/versions/{number}", "promoted")
 

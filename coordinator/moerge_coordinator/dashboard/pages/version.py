@@ -11,6 +11,7 @@ from starlette.responses import Response
 from moerge_coordinator.dashboard import charts
 from moerge_coordinator.dashboard.site import Page, Visit
 from moerge_proto.evaluations import VersionTable
+from moerge_proto.influence import VersionInfluence
 from moerge_proto.owners import Role
 from moerge_proto.trunks import Trunk
 from moerge_proto.versions import SolveReport, Version
@@ -23,11 +24,16 @@ async def _version(visit: Visit) -> Response:
     number = visit.path["number"]
     rest = visit.rest
     found = await rest.get(Version, f"/v1/versions/{number}")
-    domains, tables, report, card, trunk = await asyncio.gather(
-        visit.domains(), rest.tables([found]), _report(visit, found), _card(visit, found), _trunk(visit, found)
+    domains, tables, report, card, trunk, influence = await asyncio.gather(
+        visit.domains(),
+        rest.tables([found]),
+        _report(visit, found),
+        _card(visit, found),
+        _trunk(visit, found),
+        _influence(visit, found),
     )
     table = tables.get(number)
-    content: dict[str, Any] = {"version": found, "table": table, "card": card, "report": None}
+    content: dict[str, Any] = {"version": found, "table": table, "card": card, "report": None, "influence": influence}
     content |= {"withdrawn": [domains.get(each, each[:10]) for each in found.contains_withdrawn]}
     content["routing"] = [] if table is None else _routing(table)
     content["oracle"] = None if table is None else _oracle(table)
@@ -54,6 +60,10 @@ async def _report(visit: Visit, found: Version) -> SolveReport | None:
     if visit.who.role is Role.OWNER or found.retired or found.withheld:
         return None
     return await visit.rest.find(SolveReport, f"/v1/versions/{found.number}/report")
+
+
+async def _influence(visit: Visit, found: Version) -> VersionInfluence | None:
+    return await visit.rest.find(VersionInfluence, f"/v1/versions/{found.number}/influence") if visit.operates else None
 
 
 async def _trunk(visit: Visit, found: Version) -> Trunk | None:

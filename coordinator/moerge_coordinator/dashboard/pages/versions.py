@@ -13,6 +13,7 @@ from moerge_coordinator.dashboard.site import HOME, Page, Visit
 from moerge_proto.evaluations import VersionTable
 from moerge_proto.experts import Expert
 from moerge_proto.history import TrunkHistory
+from moerge_proto.influence import VersionInfluence
 from moerge_proto.progress import DomainProgress
 from moerge_proto.rounds import Round
 from moerge_proto.trunks import Trunk
@@ -80,11 +81,14 @@ async def _state_of_affairs(visit: Visit, champion: Version | None, newest: Vers
         rest.all(DomainProgress, "/v1/progress"),
         asyncio.gather(*(rest.page(WorkflowEntry, "/v1/workflows", {"kind": kind}) for kind in get_args(WorkflowKind))),
     )
+    influence = None
+    if newest is not None and newest != champion and newest.retired is None:
+        influence = await rest.find(VersionInfluence, f"/v1/versions/{newest.number}/influence")
     workflows = [each for page in pages for each in page.items]
     remerge = history.remerge if history else None
     running = [each for each in workflows if each.state is WorkflowState.RUNNING]
     return {
-        "needs": needs(champion, newest, trunk, experts, rounds, workflows, remerge, workers),
+        "needs": needs(champion, newest, trunk, experts, rounds, workflows, remerge, workers, influence),
         "running": running,
         "open_rounds": [each for each in rounds if each.state == "open"],
     }

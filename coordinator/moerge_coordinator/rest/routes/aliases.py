@@ -23,8 +23,9 @@ AliasName = Annotated[Name, Path()]
 def promote(request: Request, state: Coordinator, caller: Operator, name: AliasName, move: Move) -> Alias:
     """Points an alias to a version. Where it points there already, nothing changes. Role: operator.
 
-    With the setting `promotion_max_fall`, `champion` moves only to a version that every domain of it has evaluated, and
-    on which none of those that evaluated the present champion scores lower by more points than that.
+    `champion` is refused a version on which a domain, evaluated on both, scores lower than on the present champion by
+    more points than the setting `promotion_max_fall`. `override` moves it nevertheless; the history keeps the reason.
+    `warnings` of the answer name domains that are not evaluated.
     """
     with state.database.transaction("promote version") as session:
         return aliases.promote(session, name, move, who(request, caller), state.settings.promotion_max_fall)

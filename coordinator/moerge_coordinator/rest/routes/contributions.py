@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from functools import partial
 from typing import Annotated
 
 from fastapi import APIRouter, Query
@@ -20,14 +21,14 @@ from moerge_coordinator.storage.tables import ContributionRow
 from moerge_proto.contributions import Contribution, NewContribution, Submission
 from moerge_proto.digests import Digest
 from moerge_proto.messages import Page
-from moerge_proto.owners import Identity
+from moerge_proto.owners import Identity, Role
 from moerge_proto.problems import ProblemType
 from moerge_proto.statistics_file import Kind
 from moerge_proto.workflows import Workflow, WorkflowState
 
 router = APIRouter(tags=["contributions"])
 _MOST_SECONDS = 300.0
-_LACKING = {"kind", "split", "trunk", "shards", "warnings"}
+_LACKING = {"kind", "split", "trunk", "shards", "effective_rank", "warnings"}
 """Fields that trunk contributions lacked while they had a list of their own."""
 
 
@@ -56,18 +57,20 @@ def list_contributions(
     """Lists the contributions of a kind; an owner sees its own. Role: operator or owner."""
     query = visible(caller, ContributionRow).where(ContributionRow.kind == kind)
     with state.database.reading() as session:
-        return page(session, query, ContributionRow.number, after, _view, newest=newest)
+        return page(session, query, ContributionRow.number, after, partial(_view, caller), newest=newest)
 
 
-def _view(row: ContributionRow) -> Contribution:
-    return message(Contribution, row)
+def _view(caller: Identity, row: ContributionRow) -> Contribution:
+    """As the caller sees it; workers of earlier builds don't know the rank."""
+    told = message(Contribution, row)
+    return told if caller.role is Role.OPERATOR else told.model_copy(update={"effective_rank": None})
 
 
 @router.get("/contributions/{digest}")
 def show_contribution(state: Coordinator, caller: OperatorOrOwner, digest: Digest) -> Contribution:
     """One contribution; an owner sees its own. Role: operator or owner."""
     with state.database.reading() as session:
-        return _view(visible_row(session, caller, ContributionRow, digest))
+        return _view(caller, visible_row(session, caller, ContributionRow, digest))
 
 
 @router.post("/contributions/{digest}/withdraw")
@@ -82,7 +85,7 @@ def withdraw(state: Coordinator, caller: OperatorOrOwner, digest: Digest) -> Con
         withdraw_contribution(session, row)
     if row.kind == "trunk":
         state.workflows.start_remerge()
-    return _view(row)
+    return _view(caller, row)
 
 
 # --- as they were before both kinds had one route; they go with the next version

@@ -22,8 +22,9 @@ def versions(session: Session) -> list[VersionRow]:
     return [add_version(session, options={"ridge_lambda": value}) for value in (1.0, 2.0, 3.0)]
 
 
-def promote(session: Session, version: int, most_fall: float | None = None, name: str = CHAMPION) -> int:
-    return aliases.promote(session, name, Move(version=version), "operator, token 1", most_fall).version
+def promote(session: Session, version: int, most_fall: float = 2.0, name: str = CHAMPION, **how: str) -> int:
+    move = Move.model_validate({"version": version, **how})
+    return aliases.promote(session, name, move, "operator, token 1", most_fall).version
 
 
 def back(session: Session, version: int) -> int:
@@ -88,8 +89,6 @@ def test_champion_moves_only_to_versions_on_which_no_evaluated_domain_falls(
     session: Session, versions: list[VersionRow]
 ) -> None:
     first, second, third = versions
-    with pytest.raises(RefusedError, match="not evaluated on law, art"):
-        promote(session, 1, most_fall=1.0)
     for version, law, art in ((first, 99.0, 98.0), (second, 98.5, 99.0), (third, 95.0, 99.5)):
         evaluate(session, version, "law", law)
         evaluate(session, version, "art", art)
@@ -97,6 +96,30 @@ def test_champion_moves_only_to_versions_on_which_no_evaluated_domain_falls(
     assert promote(session, 2, most_fall=1.0) == 2
     with pytest.raises(RefusedError, match=r"law from 98\.51 to 95\.12") as caught:
         promote(session, 3, most_fall=1.0)
-    assert caught.value.where == "version"
+    assert caught.value.where == "override"
     assert promote(session, 3, most_fall=1.0, name="candidate") == 3, "the bound is champion's"
     assert promote(session, 3, most_fall=4.0) == 3
+
+
+def test_a_refused_promotion_is_overridden_with_a_reason_which_the_history_keeps(
+    session: Session, versions: list[VersionRow]
+) -> None:
+    for version, points in zip(versions, (99.0, 90.0, 95.0), strict=True):
+        evaluate(session, version, "law", points)
+    promote(session, 1, override="nothing was refused")
+    with pytest.raises(RefusedError, match=r"law \(owner law-owner\) from 99\.00 to 90\.48"):
+        promote(session, 2)
+    assert promote(session, 2, override="law changed its text") == 2
+    assert promote(session, 3, override="nothing was refused") == 3
+    moves = session.scalars(select(AliasMoveRow).order_by(AliasMoveRow.number))
+    assert [move.override for move in moves] == [None, "law changed its text", None]
+
+
+def test_domains_without_an_evaluation_of_both_versions_are_told_and_hold_nothing_up(
+    session: Session, versions: list[VersionRow]
+) -> None:
+    evaluate(session, versions[0], "law", 99.0)
+    evaluate(session, versions[1], "art", 10.0)
+    moved = [aliases.promote(session, CHAMPION, Move(version=number), "operator", 2.0) for number in (1, 2)]
+    first, second = ("version 1 is not evaluated on art", "version 2 is not evaluated on law")
+    assert [each.warnings for each in moved] == [[first], [first, second]]

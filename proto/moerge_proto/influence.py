@@ -1,0 +1,37 @@
+"""The influence of each owner on a version's routers; the coordinator keeps it beside the version."""
+
+from moerge_proto.messages import Message
+
+
+class DomainInfluence(Message):
+    """What a domain's sums do to the routers. Lists have one number per domain, in slot order, averaged over layers.
+
+    `effective_rank` of its gram is trace^2 / the sum of the squared entries: how many directions its features span.
+    `gram_distance` is 1 less the cosine between its gram and the sum of the others'. `mean_distances` are between its
+    mean feature and each domain's, in units of that domain's spread; a small one tells whose tokens may go astray.
+    `drawn`: the expected share of each domain's tokens that score this domain's expert above their own; `drawn_most`
+    is that of the layer where it is largest. `moved`: how much each domain's scores change, in units of their own
+    spread, if the routers are solved without this owner.
+    """
+
+    domain: str
+    owner: str
+    tokens: int
+    documents: int
+    effective_rank: float
+    gram_distance: float
+    mean_distances: list[float]
+    drawn: list[float]
+    drawn_most: list[float]
+    moved: list[float]
+
+
+class VersionInfluence(Message):
+    """The influence of all owners, measured in `layers`; `domains` in slot order.
+
+    `warnings` name owners with a figure far from that of honest ones, or say why nothing could be measured.
+    """
+
+    layers: list[int]
+    domains: list[DomainInfluence]
+    warnings: list[str]

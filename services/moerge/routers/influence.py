@@ -1,0 +1,225 @@
+"""The influence of each owner on the routers, from sums alone.
+
+A score is linear in the feature, so mean and gram of a domain's features give mean and variance of its tokens' scores,
+and, as if these were Gaussian, the share of tokens that score another expert above their own.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from statistics import median_low
+
+import torch
+from torch import Tensor
+
+from moerge.routers.solve import LAYERS_AT_ONCE, by_split, of_layer, solve_layer
+from moerge.routers.system import domain_weights, of_domain, ridge_system
+from moerge.statistics.integers import effective_rank
+from moerge.threads import one_thread
+from moerge_proto.influence import DomainInfluence, VersionInfluence
+from moerge_proto.options import SolveOptions
+from moerge_proto.statistics_file import StatisticsFile
+
+MOST_LAYERS, MOST_SOLVES = 8, 64
+"""Bounds of a measurement, which solves each of its layers once without each owner."""
+DRAWN, DRAWN_IN_A_LAYER, MOVED, NARROW = 0.1, 0.5, 0.3, 0.25
+"""What lies beyond is warned of; docs/quality.md has the figures of honest owners."""
+_TINY, _MOST = 1e-300, 1e6  # no figure is infinite
+
+Solve = Callable[[Tensor, Sequence[int]], Tensor]
+"""(gram [H, H] of some domains, their slots) -> their router, a row for each."""
+
+
+@dataclass(frozen=True)
+class LayerInfluence:
+    """The figures of one layer for D domains, float64. Rows are the domains that act, columns those acted on.
+
+    Attributes:
+        ranks: effective rank of each gram, [D].
+        gram_distances: 1 less the cosine between each gram and the sum of the others, [D].
+        mean_distances: between means, in units of the column's spread, [D, D].
+        drawn: expected share of the column's tokens that score the row's expert above their own, [D, D].
+        moved: change of the column's scores without the row's owner, in units of their spread, [D, D].
+    """
+
+    ranks: Tensor
+    gram_distances: Tensor
+    mean_distances: Tensor
+    drawn: Tensor
+    moved: Tensor
+
+
+def measured_layers(layers: int, owners: int, start: int = 0) -> list[int]:
+    """As many evenly spaced layers as the bounds allow. `start`, any number, says where they begin."""
+    count = max(1, min(layers, MOST_LAYERS, MOST_SOLVES // (owners + 1)))
+    return sorted({(start + layers * index // count) % layers for index in range(count)})
+
+
+def measure(
+    files: Sequence[StatisticsFile],
+    domains: Sequence[str],
+    gains: Tensor,
+    options: SolveOptions,
+    start: int = 0,
+    measured: Callable[[int], None] = lambda layer: None,
+) -> VersionInfluence:
+    """The influence of each owner on the routers that `solve_layers` gives for the same arguments.
+
+    Args:
+        files: the contributions.
+        domains: the columns, in order.
+        gains: [L, H], what the features were divided by.
+        options: of the solve.
+        start: chooses the layers; an owner should not foresee it.
+        measured: called after each layer.
+
+    Raises:
+        ContributionError, SolveError: a layer can't be solved, with all owners or without one.
+    """
+    training, tuning = by_split(files, options)
+    weights = domain_weights(training, domains, options)
+    manifests = [[file.manifest for file in of_domain(training, domain)] for domain in domains]
+    owners = [made[0].owner for made in manifests]
+    tokens = [weights[each[0].domain] * sum(made.tokens for made in each) for each in manifests]
+    layers = measured_layers(len(gains), len(set(owners)), start)
+
+    def of(layer: int) -> LayerInfluence:
+        chosen = options
+
+        def system(files: Sequence[StatisticsFile], names: Sequence[str]) -> tuple[Tensor, Tensor]:
+            return ridge_system(files, names, layer, gains[layer], weights)
+
+        def gram_of(slot: int) -> Tensor:
+            return system(of_domain(training, domains[slot]), [domains[slot]])[0]
+
+        def solve(gram: Tensor, slots: Sequence[int]) -> Tensor:
+            nonlocal chosen
+            unit, held = float(gram.diagonal().mean()), None
+            if chosen.lambda_scale == "auto":
+                held = system(tuning, domains)
+            router, report = solve_layer(gram, cross[:, list(slots)], held, [tokens[slot] for slot in slots], chosen)
+            share = {"lambda_scale": "relative", "ridge_lambda": report.ridge_lambda / unit}
+            chosen = options.model_copy(update=share)
+            return router
+
+        with of_layer(layer):
+            cross = system(training, domains)[1]
+            return layer_influence(gram_of, cross, tokens, owners, solve)
+
+    found = []
+    with one_thread(), ThreadPoolExecutor(min(torch.get_num_threads(), LAYERS_AT_ONCE)) as threads:
+        for figures in threads.map(of, layers):
+            found.append(figures)
+            measured(layers[len(found) - 1])
+    rows = [
+        DomainInfluence(
+            domain=domain,
+            owner=owners[slot],
+            tokens=sum(made.tokens for made in manifests[slot]),
+            documents=sum(made.documents for made in manifests[slot]),
+            effective_rank=_mean(each.ranks[slot] for each in found).item(),
+            gram_distance=_mean(each.gram_distances[slot] for each in found).item(),
+            mean_distances=_mean(each.mean_distances[slot] for each in found).tolist(),
+            drawn=_mean(each.drawn[slot] for each in found).tolist(),
+            drawn_most=torch.stack([each.drawn[slot] for each in found]).amax(dim=0).tolist(),
+            moved=_mean(each.moved[slot] for each in found).tolist(),
+        )
+        for slot, domain in enumerate(domains)
+    ]
+    return VersionInfluence(layers=layers, domains=rows, warnings=warnings(rows))
+
+
+def layer_influence(
+    gram_of: Callable[[int], Tensor], cross: Tensor, tokens: Sequence[float], owners: Sequence[str], solve: Solve
+) -> LayerInfluence:
+    """The figures of one layer. Each gram is asked for three times, so that few are in memory at once.
+
+    Args:
+        gram_of: slot -> gram [H, H] float64 of a domain.
+        cross: [H, D] float64, the sums of the domains' features.
+        tokens: of each domain; gram, cross and tokens may be weighted alike.
+        owners: of each domain.
+        solve: of the whole first, then without each owner; may change its gram.
+    """
+    count = len(owners)
+    counts = torch.tensor(tokens, dtype=torch.float64)
+    means = (cross / counts).T  # [D, H]
+    whole = gram_of(0)
+    for slot in range(1, count):
+        whole += gram_of(slot)
+    routers = solve(whole.clone(), range(count))  # [D, H]
+    ranks, gram_distances = torch.zeros(2, count, dtype=torch.float64)
+    without: dict[str, tuple[list[int], Tensor]] = {}  # owner -> the others' slots, their routers
+    for owner in dict.fromkeys(owners):
+        rest = whole.clone()
+        for slot in _slots(owners, owner):
+            own = gram_of(slot)
+            ranks[slot] = effective_rank(own)
+            others = whole - own
+            gram_distances[slot] = 1 - (others * own).sum() / (others.norm() * own.norm()).clamp_min(_TINY)
+            rest -= own
+        left = [slot for slot in range(count) if owners[slot] != owner]
+        if len(left) > 1:
+            without[owner] = left, solve(rest, left)
+    mean_distances, drawn, moved = torch.zeros(3, count, count, dtype=torch.float64)
+    for slot in range(count):
+        second = gram_of(slot) / counts[slot]  # of E[x x^T]
+        spread = (second.trace() - means[slot].square().sum()).clamp_min(_TINY).sqrt()
+        mean_distances[:, slot] = (means - means[slot]).norm(dim=1) / spread
+        drawn[:, slot] = _drawn(routers, slot, means[slot], second)
+        for owner, (left, fewer) in without.items():
+            if owner != owners[slot]:
+                moved[_slots(owners, owner), slot] = _moved(routers[left], fewer, left.index(slot), second)
+    figures = ranks, gram_distances, mean_distances, drawn, moved
+    return LayerInfluence(*(each.nan_to_num(nan=_MOST).clamp(max=_MOST) for each in figures))
+
+
+def _slots(owners: Sequence[str], owner: str) -> list[int]:
+    return [slot for slot, each in enumerate(owners) if each == owner]
+
+
+def _drawn(routers: Tensor, slot: int, mean: Tensor, second: Tensor) -> Tensor:
+    """The share of a domain's tokens that each row of `routers` [D, H] scores above the domain's own, [D]."""
+    margins = routers - routers[slot]
+    ahead = margins @ mean
+    variance = ((margins @ second) * margins).sum(dim=1) - ahead**2
+    shares = torch.special.ndtr(ahead / variance.clamp_min(_TINY).sqrt())
+    shares[slot] = 0
+    return shares
+
+
+def _moved(before: Tensor, after: Tensor, row: int, second: Tensor) -> float:
+    """The root mean square change of a row's score less another's, by that score's own; the median over the others."""
+    old, new = (torch.cat([each[:row], each[row + 1 :]]) - each[row] for each in (before, after))
+    changes, sizes = (((each @ second) * each).sum(dim=1) for each in (old - new, new))
+    return float((changes.clamp_min(0) / sizes.clamp_min(_TINY)).sqrt().median())
+
+
+def _mean(figures: Iterable[Tensor]) -> Tensor:
+    return torch.stack(list(figures)).mean(dim=0)
+
+
+def warnings(rows: Sequence[DomainInfluence]) -> list[str]:
+    """What lies beyond the bounds, with the owners. Sums don't tell whether an owner is hostile, or its text alike."""
+    found = []
+    names = [f"{row.domain} (owner {row.owner})" for row in rows]
+    for row, name in zip(rows, names, strict=True):
+        others = [slot for slot, other in enumerate(rows) if other.owner != row.owner]
+        if not others:
+            continue
+        typical = median_low(rows[slot].effective_rank for slot in others)
+        if row.effective_rank < NARROW * typical:
+            found.append(
+                f"The features of {name} span {row.effective_rank:.1f} directions, those of others {typical:.1f}: "
+                "its text is very uniform, or its sums are not of text"
+            )
+        found += [
+            f"{name} is expected to draw {100 * row.drawn[slot]:.0f} % of the tokens of {names[slot]}: "
+            "their texts are alike, or the sums of one are not of its own text"
+            for slot in others
+            if row.drawn[slot] > DRAWN or row.drawn_most[slot] > DRAWN_IN_A_LAYER
+        ]
+        moved = median_low(row.moved[slot] for slot in others)
+        if moved > MOVED:
+            found.append(f"Without {name}, the scores of other domains change by {100 * moved:.0f} % of their spread")
+    return found
