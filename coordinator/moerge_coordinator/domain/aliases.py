@@ -43,7 +43,7 @@ def promote(session: Session, name: Name, move: Move, who: str, most_fall: float
         champion = None if row is None else versions.find(session, row.version)
         falls, warnings = _compared(session, version, champion, most_fall)
     if falls and not move.override:
-        found = f"by more than {most_fall:g} points fall on version {version.number}: {', '.join(falls)}"
+        found = f"on version {version.number} these fall by more than {most_fall:g} points: {', '.join(falls)}"
         todo = "see moerge version table; promote another version, or say why this one: --override REASON"
         raise RefusedError(ProblemType.NOT_PROMOTABLE, found, where="override", todo=todo)
     override = move.override if falls else None

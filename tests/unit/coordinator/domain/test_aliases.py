@@ -94,7 +94,7 @@ def test_champion_moves_only_to_versions_on_which_no_evaluated_domain_falls(
         evaluate(session, version, "art", art)
     assert promote(session, 1, most_fall=1.0) == 1
     assert promote(session, 2, most_fall=1.0) == 2
-    with pytest.raises(RefusedError, match=r"law from 98\.51 to 95\.12") as caught:
+    with pytest.raises(RefusedError, match=r"law \(owner law-owner\) from 98\.51 to 95\.12") as caught:
         promote(session, 3, most_fall=1.0)
     assert caught.value.where == "override"
     assert promote(session, 3, most_fall=1.0, name="candidate") == 3, "the bound is champion's"
