@@ -7,7 +7,7 @@ import sys
 import threading
 import tracemalloc
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from io import BytesIO
@@ -26,6 +26,7 @@ from moerge.blobs.s3 import S3, S3Blobs
 from moerge.errors import MoergeError
 from moerge.models.reader import Checkpoint
 from moerge.models.writer import TensorPlan, write_safetensors
+from moerge.routers.influence import layer_influence
 from moerge.routers.system import ridge_system
 from moerge.statistics.accumulate import ShardSums
 from moerge.statistics.journal import Journal, join
@@ -123,6 +124,31 @@ def test_law_8_a_layer_is_solved_with_two_contributions_in_memory(tmp_path: Path
             return tracemalloc.get_traced_memory()[1]
 
     assert peak(12) < peak(2) + arrays["gram"].nbytes
+
+
+def test_law_8_influence_is_measured_with_few_grams_in_memory() -> None:
+    """Twelve owners take as many as three."""
+
+    def most(count: int) -> int:
+        there: weakref.WeakSet[Tensor] = weakref.WeakSet()
+        peak = 0
+
+        def gram_of(slot: int) -> Tensor:
+            nonlocal peak
+            gram = torch.eye(8, dtype=torch.float64)
+            there.add(gram)
+            peak = max(peak, len(there))
+            return gram
+
+        def solve(gram: Tensor, slots: Sequence[int]) -> Tensor:
+            there.add(gram)
+            return torch.rand(len(slots), 8, dtype=torch.float64)
+
+        owners = [str(slot) for slot in range(count)]
+        layer_influence(gram_of, torch.ones(8, count, dtype=torch.float64), [9.0] * count, owners, solve)
+        return peak
+
+    assert most(12) == most(3) <= 4
 
 
 # --- reading, receiving and storing

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from moerge.errors import SolveError
 from moerge.routers.solve import CANDIDATES, solve_layers
+from moerge.statistics.accumulate import ShardSums
 from moerge_proto.options import SolveOptions
 from moerge_proto.statistics_file import StatisticsFile
 from support.statistics import LAYERS, manifest_of, shard_of, written
@@ -154,6 +155,25 @@ def test_a_layer_that_can_t_be_solved_is_named_with_what_to_do(files: Files) -> 
         files.add(domain, drawn(domain, 300, 1))
     with pytest.raises(SolveError, match="no direction") as caught:
         solve_layers(files.opened, DOMAINS, torch.zeros(LAYERS, HIDDEN), SolveOptions())
+    assert caught.value.where == "layer 0"
+
+
+def test_a_domain_without_a_direction_is_named_with_owner_and_contributions(files: Files) -> None:
+    files.add(0, drawn(0, 300, 1))
+    files.add(1, torch.cat([drawn(1, 300, 1), -drawn(1, 300, 1)]))
+    told = r"column 1, art \(owner owner, contribution 1\), has no direction"
+    with pytest.raises(SolveError, match=told):
+        solve_layers(files.opened, DOMAINS, GAINS, SolveOptions())
+
+
+def test_the_domain_whose_gram_is_no_gram_is_named(files: Files, tmp_path: Path) -> None:
+    files.add(0, drawn(0, 300, 1))
+    sums = shard_of(drawn(1, 30_000, 1))
+    negative = ShardSums({name: -array for name, array in sums.arrays.items()}, sums.tokens, sums.documents)
+    path = written(tmp_path / "negative", manifest_of(negative, 1, domain="art"), negative)
+    with StatisticsFile(path) as file, pytest.raises(SolveError) as caught:
+        solve_layers([*files.opened, file], DOMAINS, GAINS, SolveOptions())
+    assert caught.value.what.endswith("; least definite is the gram of art (owner owner, contribution negative)")
     assert caught.value.where == "layer 0"
 
 

@@ -2,11 +2,13 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from moerge.errors import ContributionError
 from moerge.routers.system import ridge_system
+from moerge.statistics.accumulate import ShardSums
 from moerge_proto.statistics_file import MAX_TOKENS, StatisticsFile
 from support.statistics import honest_sums, manifest_of, written
 
@@ -27,6 +29,22 @@ def test_gains_are_multiplied_back_in(tmp_path: Path) -> None:
 
 def test_more_tokens_than_the_integers_have_room_for_are_refused(tmp_path: Path) -> None:
     sums = honest_sums(HIDDEN, 40, 4, HIDDEN, 0)
-    manifest = manifest_of(sums, 4).model_copy(update={"tokens": MAX_TOKENS // 2 + 1})
-    with StatisticsFile(written(tmp_path / "file", manifest, sums)) as file, pytest.raises(ContributionError):
-        ridge_system([file, file], ["law"], 0, torch.ones(HIDDEN))
+    large, small = (manifest_of(sums, 4).model_copy(update={"tokens": tokens}) for tokens in (MAX_TOKENS, 40))
+    with (
+        StatisticsFile(written(tmp_path / "large", large.model_copy(update={"owner": "eve"}), sums)) as one,
+        StatisticsFile(written(tmp_path / "small", small, sums)) as other,
+        pytest.raises(ContributionError) as caught,
+    ):
+        ridge_system([other, one], ["law"], 0, torch.ones(HIDDEN))
+    assert caught.value.what.endswith(f"; {MAX_TOKENS} are of law (owner eve, contribution large)")
+
+
+def test_a_sum_that_leaves_the_integers_names_whose_is_the_largest(tmp_path: Path) -> None:
+    sums = honest_sums(HIDDEN, 40, 4, HIDDEN, 0)
+    huge = ShardSums({name: np.full_like(array, 2**63 - 1) for name, array in sums.arrays.items()}, 40, 4)
+    with (
+        StatisticsFile(written(tmp_path / "honest", manifest_of(sums, 4), sums)) as one,
+        StatisticsFile(written(tmp_path / "huge", manifest_of(huge, 4, domain="art"), huge)) as other,
+        pytest.raises(ContributionError, match=r"the largest is of art \(owner owner, contribution huge\)"),
+    ):
+        ridge_system([one, other], ["law", "art"], 0, torch.ones(HIDDEN))
