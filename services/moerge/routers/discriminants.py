@@ -5,8 +5,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from moerge.errors import SolveError
 
-def discriminants(solution: Tensor, cross: Tensor, tokens: Sequence[float]) -> Tensor:
+
+def discriminants(solution: Tensor, cross: Tensor, tokens: Sequence[float], names: Sequence[str] = ()) -> Tensor:
     """Turns the ridge solution into Fisher's linear discriminants, in closed form and without further statistics.
 
     With domains' means m_d and their pooled covariance S, the scores are x^T S^-1 m_d - m_d^T S^-1 m_d / 2 + log p_d.
@@ -17,12 +19,23 @@ def discriminants(solution: Tensor, cross: Tensor, tokens: Sequence[float]) -> T
         solution: (A + lambda I)^-1 b, [H, D] float64.
         cross: b, [H, D] float64, a column per domain: the weighted sum of its features.
         tokens: of each domain, weighted as its features are.
+        names: of the columns, for errors.
 
     Returns:
         [H, D] float64; a softmax over the scores gives the domains' probabilities, as far as features are Gaussian.
+
+    Raises:
+        SolveError: the features of a domain don't vary.
     """
     counts = torch.tensor(tokens, dtype=torch.float64)
     inner = counts.diag() - cross.T @ solution  # symmetric
-    columns: Tensor = counts.sum() * torch.linalg.solve(inner, solution.T).T
+    rows, failed = torch.linalg.solve_ex(inner, solution.T)
+    if int(failed):
+        column = int(failed) - 1
+        raise SolveError(
+            f"column {column}{f', {names[column]},' if names else ''} can't be told from others: features don't vary",
+            todo="withdraw its contribution, or leave its expert out",
+        )
+    columns: Tensor = counts.sum() * rows.T
     constants = (counts / counts.sum()).log() - (cross / counts * columns).sum(dim=0) / 2
     return columns + torch.outer(solution.sum(dim=1), constants)

@@ -183,7 +183,7 @@ def _drawn(routers: Tensor, slot: int, mean: Tensor, second: Tensor) -> Tensor:
     margins = routers - routers[slot]
     ahead = margins @ mean
     variance = ((margins @ second) * margins).sum(dim=1) - ahead**2
-    shares = torch.special.ndtr(ahead / variance.clamp_min(_TINY).sqrt())
+    shares: Tensor = torch.special.ndtr(ahead / variance.clamp_min(_TINY).sqrt())
     shares[slot] = 0
     return shares
 

@@ -150,11 +150,7 @@ def solve_layer(
         cosines=(columns.T @ columns).tolist(),
     )
     if options.routers == "discriminant":
-        try:
-            columns = discriminants(solution, cross, tokens)
-        except torch.linalg.LinAlgError as error:
-            what, todo = "the domains' means can't be told apart", "raise lambda, or ask for ridge routers"
-            raise SolveError(what, todo=todo) from error
+        columns = discriminants(solution, cross, tokens, names)
     return (columns / options.temperature).T.contiguous(), report
 
 

@@ -2,6 +2,7 @@
 
 import html
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ from support.dashboard import act, signed_in
 from support.federation import Federation, federation_of, registered, send
 from support.statistics import shard_of, written
 
-SIZES = {"hidden_size": 64, "intermediate_size": 16, "num_hidden_layers": 2, "vocab_size": 300}
+SIZES: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 16, "num_hidden_layers": 2, "vocab_size": 300}
 DOMAINS = ("law", "art", "code", "eve")
 TOKENS = 2000
 
@@ -65,7 +66,11 @@ def victims(features: Tensor) -> Tensor:
     return torch.cat([text_of(domain, seed=1)[: TOKENS // 3] for domain in DOMAINS[:3]])
 
 
-ATTACKS = {"spike": spiked, "text like others'": victims, "text of one other": lambda features: text_of("art", seed=1)}
+def of_art(features: Tensor) -> Tensor:
+    return text_of("art", seed=1)
+
+
+ATTACKS = {"spike": spiked, "text like others'": victims, "text of one other": of_art}
 
 
 def test_unusual_influence_is_told_with_its_owner_and_honest_owners_are_not_named(federation: Federation) -> None:

@@ -84,7 +84,7 @@ def test_a_lineage_has_one_number_and_a_retired_version_s_is_not_used_again(
     add_contribution(session, law, trunk)
     row = add_version(session)
     assert versions.number_of(session, row.lineage) == (1, True)
-    aliases.promote(session, "champion", Move(version=1), "operator", None)
+    aliases.promote(session, "champion", Move(version=1), "operator", 2.0)
     with pytest.raises(RefusedError, match="the alias 'champion' points to version 1"):
         versions.retire(session, [row])
     aliases.remove(session, "champion", "operator")
