@@ -145,7 +145,8 @@ def test_law_8_influence_is_measured_with_few_grams_in_memory() -> None:
             return torch.rand(len(slots), 8, dtype=torch.float64)
 
         owners = [str(slot) for slot in range(count)]
-        layer_influence(gram_of, torch.ones(8, count, dtype=torch.float64), [9.0] * count, owners, solve)
+        cross, whole = torch.ones(8, count, dtype=torch.float64), count * torch.eye(8, dtype=torch.float64)
+        layer_influence(gram_of, whole, cross, [9.0] * count, owners, solve)
         return peak
 
     assert most(12) == most(3) <= 4

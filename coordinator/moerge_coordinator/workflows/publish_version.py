@@ -9,6 +9,7 @@ from sqlalchemy import select
 
 from moerge.errors import ContributionError, SolveError
 from moerge.models.config import read_config
+from moerge.routers.influence import MOST_LAYERS
 from moerge.trunk.merge import DENSE_TRUNK_FILE
 from moerge.versions.card import Contributed, ExpertRecord
 from moerge.versions.files import FilePlan
@@ -75,8 +76,10 @@ class PublishVersion(Work):
     def _measure(self, lineage: dict[str, Any]) -> dict[str, Any]:
         """The influence of each owner. A version whose influence can't be measured is published with a warning."""
         made = Lineage.model_validate(lineage)
+        layers = read_config(self.ports.folders.expert(made.experts[0])).num_hidden_layers
         try:
-            found = measure_influence(made, self._inputs(made))
+            with progress().track("measuring the owners' influence", min(layers, MOST_LAYERS), "layers") as tracker:
+                found = measure_influence(made, self._inputs(made), lambda layer: tracker.advance(1))
         except (ContributionError, SolveError) as error:
             found = VersionInfluence(layers=[], domains=[], warnings=[f"Influence can't be measured: {error}"])
         return found.model_dump(mode="json")

@@ -20,7 +20,7 @@ from moerge_proto.influence import DomainInfluence, VersionInfluence
 from moerge_proto.options import SolveOptions
 from moerge_proto.statistics_file import StatisticsFile
 
-MOST_LAYERS, MOST_SOLVES = 8, 64
+MOST_LAYERS, MOST_SOLVES = 8, 32
 """Bounds of a measurement, which solves each of its layers once without each owner."""
 DRAWN, DRAWN_IN_A_LAYER, MOVED, NARROW = 0.1, 0.5, 0.3, 0.25
 """What lies beyond is warned of; docs/quality.md has the figures of honest owners."""
@@ -103,8 +103,8 @@ def measure(
             return router
 
         with of_layer(layer):
-            cross = system(training, domains)[1]
-            return layer_influence(gram_of, cross, tokens, owners, solve)
+            gram, cross = system(training, domains)
+            return layer_influence(gram_of, gram, cross, tokens, owners, solve)
 
     found = []
     with one_thread(), ThreadPoolExecutor(min(torch.get_num_threads(), LAYERS_AT_ONCE)) as threads:
@@ -130,12 +130,18 @@ def measure(
 
 
 def layer_influence(
-    gram_of: Callable[[int], Tensor], cross: Tensor, tokens: Sequence[float], owners: Sequence[str], solve: Solve
+    gram_of: Callable[[int], Tensor],
+    gram: Tensor,
+    cross: Tensor,
+    tokens: Sequence[float],
+    owners: Sequence[str],
+    solve: Solve,
 ) -> LayerInfluence:
-    """The figures of one layer. Each gram is asked for three times, so that few are in memory at once.
+    """The figures of one layer. Each domain's gram is asked for twice, so that few are in memory at once.
 
     Args:
         gram_of: slot -> gram [H, H] float64 of a domain.
+        gram: [H, H] float64, the sum of these.
         cross: [H, D] float64, the sums of the domains' features.
         tokens: of each domain; gram, cross and tokens may be weighted alike.
         owners: of each domain.
@@ -144,18 +150,15 @@ def layer_influence(
     count = len(owners)
     counts = torch.tensor(tokens, dtype=torch.float64)
     means = (cross / counts).T  # [D, H]
-    whole = gram_of(0)
-    for slot in range(1, count):
-        whole += gram_of(slot)
-    routers = solve(whole.clone(), range(count))  # [D, H]
+    routers = solve(gram.clone(), range(count))  # [D, H]
     ranks, gram_distances = torch.zeros(2, count, dtype=torch.float64)
     without: dict[str, tuple[list[int], Tensor]] = {}  # owner -> the others' slots, their routers
     for owner in dict.fromkeys(owners):
-        rest = whole.clone()
+        rest = gram.clone()
         for slot in _slots(owners, owner):
             own = gram_of(slot)
             ranks[slot] = effective_rank(own)
-            others = whole - own
+            others = gram - own
             gram_distances[slot] = 1 - (others * own).sum() / (others.norm() * own.norm()).clamp_min(_TINY)
             rest -= own
         left = [slot for slot in range(count) if owners[slot] != owner]
