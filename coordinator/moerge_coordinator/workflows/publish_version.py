@@ -73,9 +73,16 @@ class PublishVersion(Work):
 
     @DBOS.step()
     @telling_problems
-    def _measure(self, lineage: dict[str, Any]) -> dict[str, Any]:
-        """The influence of each owner. A version whose influence can't be measured is published with a warning."""
+    def _measure(self, lineage: dict[str, Any]) -> dict[str, Any] | None:
+        """The influence of each owner; None if the version is published already.
+
+        A version whose influence can't be measured is published with a warning.
+        """
         made = Lineage.model_validate(lineage)
+        with self.ports.database.reading() as session:
+            if versions.number_of(session, made)[1]:
+                return None
+            require_usable(session, made.experts, made.contributions)
         layers = read_config(self.ports.folders.expert(made.experts[0])).num_hidden_layers
         try:
             with progress().track("measuring the owners' influence", min(layers, MOST_LAYERS), "layers") as tracker:
@@ -86,9 +93,8 @@ class PublishVersion(Work):
 
     @DBOS.step()
     @telling_problems
-    def _publish(self, lineage: dict[str, Any], influence: dict[str, Any]) -> str | None:
+    def _publish(self, lineage: dict[str, Any], influence: dict[str, Any] | None) -> str | None:
         made, ports = Lineage.model_validate(lineage), self.ports
-        measured = VersionInfluence.model_validate(influence)
         with self._publishing:
             with ports.database.reading() as session:
                 number, published = versions.number_of(session, made)
@@ -96,6 +102,7 @@ class PublishVersion(Work):
                 return str(number)
             files = [self._artifact(plan, made) for plan in self._plan(made).files]
             ports.folders.show_version(number, files)
+            measured = VersionInfluence.model_validate(influence)
             with ports.database.transaction("publish version") as session:
                 done = versions.publish(session, ports.blobs, number, made, files, measured)
             return str(number) if done else None
