@@ -305,4 +305,20 @@ MUTATIONS = (
         "False",
         ("tests/contract/test_auth.py",),
     ),
+    Mutation(
+        "fall",
+        "promotions: champion moves to no version that an owner's domain falls on, unless the operator says why",
+        COORDINATOR,
+        "if falls and not move.override:",
+        "if False:",
+        ("tests/unit/coordinator/domain/test_aliases.py",),
+    ),
+    Mutation(
+        "influence-of-oneself",
+        "influence: the routers without an owner are solved without its sums",
+        LIBRARY,
+        "            rest -= own\n",
+        "",
+        ("tests/unit/services/routers/test_influence.py",),
+    ),
 )
