@@ -39,17 +39,20 @@ def tokenizer(further: Sequence[str] = ()) -> PreTrainedTokenizerFast:
 def expert(folder: Path, seed: int, family: str = "llama", *, tokens: Any = (), **settings: object) -> Path:
     """A random dense expert of `family`, saved as an ordinary folder. Gains are not 1, so that they are tested too.
 
+    As in experts that were trained from one seed, MLPs differ more than the rest.
+
     `tokens`, a sequence of strings, are further ones of its tokenizer.
     """
     torch.manual_seed(0)  # the common seed model; the expert strays from it
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **{**SMALL, **settings}), dtype=torch.float32)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.02)
+        for name, parameter in model.named_parameters():
+            alpha = 0.02 if ".mlp." in name else 0.005
+            parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=alpha)
         for module in model.modules():
             if type(module).__name__.endswith("RMSNorm"):
-                module.weight.mul_(torch.rand(module.weight.shape, generator=generator) + 0.5)
+                module.weight.mul_(torch.rand(module.weight.shape, generator=generator) * 0.4 + 0.8)
     model.save_pretrained(folder)
     tokenizer(tokens).save_pretrained(folder)
     return folder

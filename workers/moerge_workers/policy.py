@@ -16,7 +16,8 @@ class Policy(BaseModel):
     Attributes:
         mode: `auto` sends what the policy allows; `ask` shows each file first, and sends it once the owner approves.
         domains: that may be contributed for; None: the one that the worker is told.
-        max_stray: how far a trunk's tensor may be from the expert's own, as a share of its norm.
+        max_stray: of a trunk's tensors from the expert's own, see `moerge.trunk.stray`.
+        context_head: whether a trunk may have attention heads that the expert lacks, if they are a context head.
         min_documents: that a contribution is over, and its difference from what was sent before.
         min_tokens: likewise; None: a shard's worth, 64 H.
         tokens_per_document: at most so many of each count; None: all.
@@ -36,7 +37,8 @@ class Policy(BaseModel):
 
     mode: Literal["auto", "ask"] = "auto"
     domains: list[Name] | None = None
-    max_stray: float = Field(default=1.0, gt=0)
+    max_stray: float = Field(default=0.5, gt=0)
+    context_head: bool = False
     min_documents: int = Field(default=100, ge=1)
     min_tokens: int | None = Field(default=None, ge=1)
     tokens_per_document: int | None = Field(default=None, ge=1)

@@ -56,6 +56,14 @@ class ModuleGrams:
 
     def gram(self, weight: str) -> Tensor:
         """[in, in] float64 of the inputs of the module with that weight, scaled to a mean diagonal of 1."""
+        square = self._square(weight)
+        return square / square.diagonal().mean().clamp_min(1e-300)
+
+    def second_moment(self, weight: str) -> Tensor:
+        """[in, in] float64: the mean over tokens."""
+        return self._square(weight) / self.file.manifest.tokens
+
+    def _square(self, weight: str) -> Tensor:
         name = self._sums[weight]
         place, gain = self._places[name]
         packed = to_floats(self.file.array(name), self.file.manifest.exponents[place])
@@ -63,7 +71,7 @@ class ModuleGrams:
         if gain is not None:
             wide = self.expert.tensor(gain).double()
             square = wide[:, None] * square * wide
-        return square / square.diagonal().mean().clamp_min(1e-300)
+        return square
 
     def _expert_columns(self, weight: str) -> int:
         return self.expert.specs[weight if weight in self.expert.specs else EMBEDDING].shape[1]

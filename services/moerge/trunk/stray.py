@@ -1,9 +1,10 @@
-"""How far a trunk strays from an owner's own expert, measured before anything is computed under it."""
+"""Stray: the distance of a trunk from an owner's own expert, measured before anything is computed under the trunk."""
 
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from moerge.errors import IncompatibleExpertError
@@ -11,65 +12,214 @@ from moerge.models.config import read_config
 from moerge.models.dense import trunk_names
 from moerge.models.families import EMBEDDING, HEAD, family_of
 from moerge.models.reader import Checkpoint
-from moerge.trunk.context_head import without_context_head
+from moerge.trunk.context_head import has_context_head, require_context_head, wide_shapes, without_context_head
+from moerge.trunk.pieces import tensor_of
 from moerge.trunk.regmean import ModuleGrams
 from moerge_proto.statistics_file import StatisticsFile
 
+ROWS = 3.0
+"""Bound of the stray of a single row, in units of the limit."""
+SIZES = 0.5
+"""Bound of the change of a tensor's size, in units of the limit."""
+_LEAST = 0.01
+"""Rows of less than this share of a typical row's power are measured against that share."""
+_TINY = 1e-30
+_ELEMENTS = 2**24  # of a tensor in float64 at a time
 
-def require_near(expert: Path, trunk: Path, limit: float, own_grams: Path | None = None) -> float:
-    """Requires that no trunk tensor strays from the expert's own by more than `limit` of its norm; returns the most.
 
-    With the owner's own trunk contribution at `own_grams`, linear modules are compared by what they answer on its
-    text, ||(W - W_d) x|| by ||W_d x||. Rows that only other experts' vocabularies have are not compared, nor the heads
-    of one further group, which may only attend by distance (`moerge.trunk.context_head`).
+@dataclass(frozen=True)
+class Furthest:
+    """The largest value of one measure, and the name of its tensor."""
+
+    value: float
+    name: str
+
+
+@dataclass(frozen=True)
+class Stray:
+    """The report on a trunk: the furthest tensor by each measure.
+
+    Attributes:
+        tensor: the distance of answers on the owner's text, relative to the smaller of both.
+        size: the quotient of the larger and the smaller answers, less 1.
+        row: of one row, or of one direction of the embedding, the distance as for tensors.
+    """
+
+    tensor: Furthest
+    size: Furthest
+    row: Furthest
+
+    def __str__(self) -> str:
+        tensor, size, row = (f"{each.value:.3f} ({each.name})" for each in (self.tensor, self.size, self.row))
+        return f"the trunk strays by {tensor}, in size by {size}, in a single row by {row}"
+
+
+def require_near(expert: Path, trunk: Path, limit: float, grams: Path, *, context_head: bool = False) -> Stray:
+    """Requires a trunk that computes nearly what the expert computes, on the owner's own text.
+
+    Linear modules are compared by their answers, ||(W - W_d) x||, the embedding by its rows, weighted by frequency,
+    and norms by their gains. A distance is relative to the smaller of both norms, so a tensor near zero is as far as
+    a large one. The same limit holds for experts that the trunk was merged from and for others, because only the
+    coordinator knows which these are. Rows of other experts' longer vocabularies are not compared: no token of this
+    expert names them.
+
+    Args:
+        expert: folder of the owner's dense checkpoint.
+        trunk: its safetensors file.
+        limit: of the stray of a tensor. `SIZES` and `ROWS` times as much are those of sizes and rows.
+        grams: a trunk contribution of this expert.
+        context_head: whether the trunk may have one.
 
     Raises:
-        IncompatibleExpertError: names the tensor: it is missing, of another shape, not finite or too far.
+        IncompatibleExpertError: names the tensor: it is missing, unknown, of another shape, not finite or too far.
     """
-    config = read_config(expert)
-    family, own, merged = family_of(config), Checkpoint(expert), Checkpoint(trunk)
+    config, own, merged = read_config(expert), Checkpoint(expert), Checkpoint(trunk)
+    family = family_of(config)
     names = trunk_names(own, family, config.num_hidden_layers)
-    if missing := [name for name in names if name not in merged.specs]:
-        raise _unlike(missing[0])
-    with ExitStack() as stack:
-        grams = None
-        if own_grams is not None:
-            file = stack.enter_context(StatisticsFile(own_grams))
-            grams = ModuleGrams(own, file, family, config)
-        return _furthest(own, without_context_head(merged, family, config), names, limit, grams)
+    shapes, with_head = {name: own.specs[name].shape for name in names}, has_context_head(merged, family, config)
+    if with_head:
+        shapes |= {name: shape for name, shape in wide_shapes(family, config).items() if name in shapes}
+    if with_head and not context_head:
+        odd = "the trunk has attention heads that your expert lacks"
+        todo = "ask the operator for a trunk without a context head, or set context_head in worker.toml's [policy]"
+        raise IncompatibleExpertError(odd, where=family.attention.output.format(layer=0) + ".weight", todo=todo)
+    _require_shapes(shapes, merged)
+    read = without_context_head(merged, family, config)
+    with StatisticsFile(grams) as file:
+        if with_head:
+            require_context_head(merged, family, config, torch.from_numpy(file.array("token_counts")).double())
+        comparison = _Comparison(own, read, ModuleGrams(own, file, family, config), limit)
+        for layer in range(config.num_hidden_layers):
+            for module, blocks in family.input_blocks(config, layer).items():
+                comparison.module(module, blocks)
+            comparison.module(family.attention.output.format(layer=layer))
+        comparison.embedding()
+        if HEAD in merged.specs:
+            comparison.module(HEAD.rpartition(".")[0])
+        for name in names:
+            comparison.rest(name)
+    return comparison.report()
 
 
-def _unlike(name: str) -> IncompatibleExpertError:
-    todo = "ask the operator to merge a trunk that your expert is in"
-    return IncompatibleExpertError("the trunk lacks it, or has another shape", where=name, todo=todo)
+def _require_shapes(shapes: Mapping[str, tuple[int, ...]], merged: Checkpoint) -> None:
+    """Requires exactly the tensors of these shapes; embedding and head may have further rows."""
+    rows = merged.shapes.get(EMBEDDING, ())[:1]
+    for name, shape in shapes.items():
+        longer = name in (EMBEDDING, HEAD) and rows >= shape[:1]
+        if merged.shapes.get(name) != ((*rows, *shape[1:]) if longer else shape):
+            todo = "ask the operator to merge a trunk that your expert is in"
+            raise IncompatibleExpertError("the trunk lacks it, or has another shape", where=name, todo=todo)
+    unknown = sorted(merged.specs.keys() - shapes.keys())
+    if HEAD in unknown and merged.shapes[HEAD] == merged.shapes[EMBEDDING]:  # of an expert whose head is tied
+        unknown.remove(HEAD)
+    if unknown:
+        todo = "ask the operator how the trunk was merged"
+        raise IncompatibleExpertError("your expert has no such tensor", where=unknown[0], todo=todo)
 
 
-def _furthest(
-    own: Checkpoint, merged: Callable[[str], Tensor], names: Sequence[str], limit: float, grams: ModuleGrams | None
-) -> float:
-    furthest = 0.0
-    for name in names:
-        found, expected = merged(name), own.specs[name].shape
-        rows = name in (EMBEDDING, HEAD) and found.shape[0] >= expected[0]
-        if found.shape[1:] != expected[1:] or (found.shape[0] != expected[0] and not rows):
-            raise _unlike(name)
-        before = own.tensor(name).double()
-        after = found[: expected[0]].double()
-        gram = grams.gram(name) if grams is not None and name in grams else None
-        distance = _size(after - before, gram) / max(_size(before, gram), 1e-12)
-        if not distance <= limit:
+@dataclass(frozen=True)
+class _Powers:
+    """Mean squared answers [n] float64: the expert's own, the trunk's, and those of their difference."""
+
+    own: Tensor
+    trunk: Tensor
+    apart: Tensor
+
+    def __add__(self, other: "_Powers") -> "_Powers":
+        return _Powers(self.own + other.own, self.trunk + other.trunk, self.apart + other.apart)
+
+    def split(self, sizes: list[int]) -> Iterator["_Powers"]:
+        parts = zip(self.own.split(sizes), self.trunk.split(sizes), self.apart.split(sizes), strict=True)
+        return (_Powers(*each) for each in parts)
+
+    def __mul__(self, weights: Tensor) -> "_Powers":
+        return _Powers(self.own * weights, self.trunk * weights, self.apart * weights)
+
+    def distance(self) -> float:
+        """Of all answers together."""
+        return _root(self.apart.sum(), torch.minimum(self.own.sum(), self.trunk.sum()))
+
+    def size(self) -> float:
+        own, trunk = self.own.sum(), self.trunk.sum()
+        return _root(torch.maximum(own, trunk), torch.minimum(own, trunk)) - 1
+
+    def row(self, typical: Tensor) -> float:
+        """The largest distance of one row; `typical` is a row's power."""
+        return float((self.apart / torch.minimum(self.own, self.trunk).clamp_min(_LEAST * float(typical))).max().sqrt())
+
+
+def _root(power: Tensor, other: Tensor) -> float:
+    return float(((power + _TINY) / (other + _TINY)).sqrt())
+
+
+def _powers(before: Tensor, after: Tensor, by: Callable[[Tensor], Tensor]) -> _Powers:
+    """Sums of `by`, which gives the powers of a block of float64 rows, over rows [n, ...] of any dtype."""
+    parts, block = [], max(1, _ELEMENTS * len(before) // before.numel())
+    for one, other in zip(before.split(block), after.split(block), strict=True):
+        own, trunk = one.double(), other.double()
+        parts.append((by(own), by(trunk), by(trunk - own)))
+    return _Powers(*map(torch.cat, zip(*parts, strict=True)))
+
+
+class _Comparison:
+    """The measures of all tensors so far. Each method measures one, and refuses it if it is too far."""
+
+    def __init__(self, own: Checkpoint, read: Callable[[str], Tensor], grams: ModuleGrams, limit: float) -> None:
+        self._own, self._read, self._grams, self._limit = own, read, grams, limit
+        self._tensor = self._size = self._row = Furthest(0.0, "")
+        self._compared = set[str]()
+
+    def report(self) -> Stray:
+        return Stray(self._tensor, self._size, self._row)
+
+    def module(self, module: str, blocks: Sequence[int] = ()) -> None:
+        """A linear module with its bias, by its answers; `blocks` are the rows of its parts."""
+        name, bias = f"{module}.weight", f"{module}.bias"
+        before, after = self._pair(name)
+        moment = self._grams.second_moment(name)
+        powers = _powers(before, after, lambda rows: ((rows @ moment) * rows).sum(dim=1).clamp_min(0))
+        if bias in self._own.specs:
+            powers += _powers(*self._pair(bias), torch.square)
+        for part in powers.split(list(blocks) or [len(before)]):
+            self._check(name, part)
+            if name != HEAD:  # no feature depends on it
+                self._check_rows(name, part, part.own.mean())
+
+    def embedding(self) -> None:
+        """Its rows, weighted by frequency; and single directions of the residual, likewise."""
+        before, after = self._pair(EMBEDDING)
+        counts = torch.from_numpy(self._grams.file.array("token_counts")).double() + 1
+        frequency = counts / counts.sum()
+        powers = _powers(before, after, lambda rows: rows.square().sum(dim=1))
+        self._check(EMBEDDING, powers * frequency)
+        self._check_rows(EMBEDDING, powers, (powers.own * frequency).sum())
+        directions = _powers(before.T, after.T, lambda columns: columns.square() @ frequency)
+        self._check_rows(EMBEDDING, directions, directions.own.mean())
+
+    def rest(self, name: str) -> None:
+        """A tensor that no other method has measured, such as a norm's gains, by its elements."""
+        if name not in self._compared:
+            self._check(name, _powers(*self._pair(name), torch.square))
+
+    def _pair(self, name: str) -> tuple[Tensor, Tensor]:
+        self._compared.add(name)
+        before = tensor_of(self._own, name)
+        return before, self._read(name)[: len(before)]
+
+    def _check(self, name: str, powers: _Powers) -> None:
+        self._tensor = self._within(self._tensor, Furthest(powers.distance(), name), self._limit, "")
+        self._size = self._within(self._size, Furthest(powers.size(), name), SIZES * self._limit, "in size ")
+
+    def _check_rows(self, name: str, powers: _Powers, typical: Tensor) -> None:
+        found = Furthest(powers.row(typical), name)
+        self._row = self._within(self._row, found, ROWS * self._limit, "in a single row ")
+
+    def _within(self, before: Furthest, found: Furthest, limit: float, how: str) -> Furthest:
+        if not found.value <= limit:
             raise IncompatibleExpertError(
-                f"the trunk strays by {distance:.3g} of this tensor's norm; the limit is {limit:g}",
-                where=name,
-                todo="ask the operator which experts the trunk was merged from, and how; with --trunk-contribution"
-                " answers are compared instead of weights; or raise max_stray in worker.toml's [policy]",
+                f"the trunk strays {how}by {found.value:.3g} of this tensor's norm; the limit is {limit:g}",
+                where=found.name,
+                todo="ask the operator which experts the trunk was merged from, and how; or raise max_stray in"
+                " worker.toml's [policy]",
             )
-        furthest = max(furthest, distance)
-    return furthest
-
-
-def _size(tensor: Tensor, gram: Tensor | None) -> float:
-    """The tensor's norm, or, weighed by a gram of inputs, its outputs'."""
-    if gram is None:
-        return float(tensor.norm())
-    return float(((tensor @ gram) * tensor).sum().clamp_min(0).sqrt())
+        return max(before, found, key=lambda each: each.value)

@@ -35,7 +35,8 @@ def fitted_folder(settings: Settings, data: Data, events: Events, expert: DenseE
     if folder.is_dir():
         return folder
     hidden = expert.config.hidden_size
-    sample = sample_of(settings, data, events, fitting_tokens(hidden))
+    least = settings.policy.min_documents
+    sample = sample_of(settings, data, events, fitting_tokens(hidden), least, "choosing documents to fit to")
     rows = [row for document in sample for row in document]
     tokens = sum(row.count for row in rows)
     if (why := settings.policy.too_small(len(sample), tokens, enough(hidden))) is not None:
@@ -65,13 +66,15 @@ def _too_large(found: str) -> MoergeError:
     return MoergeError(found, where="--fit", todo="choose a larger machine or another --device, or go on without --fit")
 
 
-def sample_of(settings: Settings, data: Data, events: Events, tokens: int) -> list[list[Tokens]]:
-    """The rows of each document to fit to, of the statistics' split."""
+def sample_of(
+    settings: Settings, data: Data, events: Events, tokens: int, least_documents: int, title: str
+) -> list[list[Tokens]]:
+    """The rows of each document of a sample of the statistics' split; `title` tells what it is for."""
     events.enter(Stage.READING)
-    with events.track("choosing documents to fit to", data.size(), "B") as tracker:
+    with events.track(title, data.size(), "B") as tracker:
         documents = (
             (text_digest(document.text), partial(data.encode, document))
             for _, split, document in data.documents(tracker)
             if split == "statistics"
         )
-        return fitting_sample(documents, settings.statistics, tokens, settings.policy.min_documents)
+        return fitting_sample(documents, settings.statistics, tokens, least_documents)

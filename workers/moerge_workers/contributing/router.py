@@ -18,13 +18,15 @@ from moerge_proto.statistics_file import RouterManifest
 from moerge_proto.trunks import Trunk
 from moerge_workers.contributing import delivery, fitted, trunk_loss
 from moerge_workers.contributing.context import Context
+from moerge_workers.contributing.own_grams import sampled_grams
 from moerge_workers.leaving.ledger import Ledger, Sent
 
 
 def run(context: Context, trunk: Trunk, own_grams: Path | None) -> list[Contribution]:
     """Sends new statistics under a trunk, and returns the contributions that count.
 
-    `own_grams` is the file of the expert's own trunk contribution, with which the trunk is compared.
+    `own_grams` is the file of the expert's own trunk contribution, with which the trunk is compared; grams of a sample
+    by default.
 
     Raises:
         MoergeError: the trunk strays too far from the expert, or there is too little to send.
@@ -51,15 +53,16 @@ def run(context: Context, trunk: Trunk, own_grams: Path | None) -> list[Contribu
     return sent
 
 
-def _checked(context: Context, trunk: Trunk, own_grams: Path | None) -> Path:
+def _checked(context: Context, trunk: Trunk, grams: Path | None) -> Path:
     """The trunk's file, downloaded and found near the expert."""
-    folder, limit = context.settings.home / "trunks" / trunk.digest, context.settings.policy.max_stray
+    folder, policy = context.settings.home / "trunks" / trunk.digest, context.settings.policy
     context.events.enter(Stage.DOWNLOADING)
     place = f"/v1/trunks/{trunk.digest}/files"
     context.client.download(place, trunk.files, folder, context.events, title="downloading the trunk")
-    weights = folder / DENSE_TRUNK_FILE
-    stray = require_near(context.expert.folder, weights, limit, own_grams)
-    context.events.say(f"the trunk strays from the expert by at most {stray:.3f} of a tensor's norm (limit {limit:g})")
+    weights, own = folder / DENSE_TRUNK_FILE, grams or sampled_grams(context)
+    expert = context.expert.folder
+    stray = require_near(expert, weights, policy.max_stray, own, context_head=policy.context_head)
+    context.events.say(f"{stray}; max_stray is {policy.max_stray:g}")
     return weights
 
 

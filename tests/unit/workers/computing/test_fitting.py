@@ -27,7 +27,8 @@ def sampled(folder: Path, tokens: int, **changed: object) -> list[str]:
     (settings.home / "key").unlink(missing_ok=True)
     status = Status(settings.home, "law", "")
     with view("text", status) as shown:
-        sample = sample_of(settings, Data(settings, print), Events(status, shown), tokens)
+        least = settings.policy.min_documents
+        sample = sample_of(settings, Data(settings, print), Events(status, shown), tokens, least, "reading")
     read = tokenizer()
     return [str(read.decode(list(row.ids))) for rows in sample for row in rows]
 
