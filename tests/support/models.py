@@ -36,10 +36,12 @@ def tokenizer(further: Sequence[str] = ()) -> PreTrainedTokenizerFast:
     return made
 
 
-def expert(folder: Path, seed: int, family: str = "llama", *, tokens: Any = (), **settings: object) -> Path:
+def expert(
+    folder: Path, seed: int, family: str = "llama", *, tokens: Any = (), apart: float = 0.005, **settings: object
+) -> Path:
     """A random dense expert of `family`, saved as an ordinary folder. Gains are not 1, so that they are tested too.
 
-    As in experts that were trained from one seed, MLPs differ more than the rest.
+    `apart` is the standard deviation of what differs from the common seed model, outside the MLPs.
 
     `tokens`, a sequence of strings, are further ones of its tokenizer.
     """
@@ -48,7 +50,7 @@ def expert(folder: Path, seed: int, family: str = "llama", *, tokens: Any = (), 
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            alpha = 0.02 if ".mlp." in name else 0.005
+            alpha = 0.02 if ".mlp." in name else apart
             parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=alpha)
         for module in model.modules():
             if type(module).__name__.endswith("RMSNorm"):

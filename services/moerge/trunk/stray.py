@@ -21,8 +21,9 @@ ROWS = 3.0
 """Bound of the stray of a single row, in units of the limit."""
 SIZES = 0.5
 """Bound of the change of a tensor's size, in units of the limit."""
-_LEAST = 0.01
-"""Rows of less than this share of a typical row's power are measured against that share."""
+_LEAST, _LEAST_EMBEDDING = 0.01, 0.25
+"""Rows of less than this share of a typical row's power are measured against that share. Embeddings of tokens that no
+expert was trained on, such as padding, are small."""
 _TINY = 1e-30
 _ELEMENTS = 2**24  # of a tensor in float64 at a time
 
@@ -137,19 +138,15 @@ class _Powers:
 
     def distance(self) -> float:
         """Of all answers together."""
-        return _root(self.apart.sum(), torch.minimum(self.own.sum(), self.trunk.sum()))
+        return float((self.apart.sum() / (torch.minimum(self.own.sum(), self.trunk.sum()) + _TINY)).sqrt())
 
     def size(self) -> float:
-        own, trunk = self.own.sum(), self.trunk.sum()
-        return _root(torch.maximum(own, trunk), torch.minimum(own, trunk)) - 1
+        own, trunk = self.own.sum() + _TINY, self.trunk.sum() + _TINY
+        return float((torch.maximum(own, trunk) / torch.minimum(own, trunk)).sqrt()) - 1
 
-    def row(self, typical: Tensor) -> float:
-        """The largest distance of one row; `typical` is a row's power."""
-        return float((self.apart / torch.minimum(self.own, self.trunk).clamp_min(_LEAST * float(typical))).max().sqrt())
-
-
-def _root(power: Tensor, other: Tensor) -> float:
-    return float(((power + _TINY) / (other + _TINY)).sqrt())
+    def row(self, least: Tensor) -> float:
+        """The largest distance of one row; `least` is the smallest power that it is relative to."""
+        return float((self.apart / torch.minimum(self.own, self.trunk).clamp_min(float(least) + _TINY)).max().sqrt())
 
 
 def _powers(before: Tensor, after: Tensor, by: Callable[[Tensor], Tensor]) -> _Powers:
@@ -183,7 +180,7 @@ class _Comparison:
         for part in powers.split(list(blocks) or [len(before)]):
             self._check(name, part)
             if name != HEAD:  # no feature depends on it
-                self._check_rows(name, part, part.own.mean())
+                self._check_rows(name, part, part.own.mean() * _LEAST)
 
     def embedding(self) -> None:
         """Its rows, weighted by frequency; and single directions of the residual, likewise."""
@@ -192,9 +189,9 @@ class _Comparison:
         frequency = counts / counts.sum()
         powers = _powers(before, after, lambda rows: rows.square().sum(dim=1))
         self._check(EMBEDDING, powers * frequency)
-        self._check_rows(EMBEDDING, powers, (powers.own * frequency).sum())
+        self._check_rows(EMBEDDING, powers, (powers.own * frequency).sum() * _LEAST_EMBEDDING)
         directions = _powers(before.T, after.T, lambda columns: columns.square() @ frequency)
-        self._check_rows(EMBEDDING, directions, directions.own.mean())
+        self._check_rows(EMBEDDING, directions, directions.own.mean() * _LEAST)
 
     def rest(self, name: str) -> None:
         """A tensor that no other method has measured, such as a norm's gains, by its elements."""
@@ -210,8 +207,8 @@ class _Comparison:
         self._tensor = self._within(self._tensor, Furthest(powers.distance(), name), self._limit, "")
         self._size = self._within(self._size, Furthest(powers.size(), name), SIZES * self._limit, "in size ")
 
-    def _check_rows(self, name: str, powers: _Powers, typical: Tensor) -> None:
-        found = Furthest(powers.row(typical), name)
+    def _check_rows(self, name: str, powers: _Powers, least: Tensor) -> None:
+        found = Furthest(powers.row(least), name)
         self._row = self._within(self._row, found, ROWS * self._limit, "in a single row ")
 
     def _within(self, before: Furthest, found: Furthest, limit: float, how: str) -> Furthest:

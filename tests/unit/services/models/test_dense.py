@@ -1,29 +1,17 @@
-"""The features' model is the trunk with the domain's own MLPs, and a trunk that strays is refused by tensor."""
+"""The features' model: the trunk with the domain's own MLPs."""
 
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from moerge.errors import IncompatibleExpertError
 from moerge.models.dense import domain_model
-from moerge.trunk.stray import require_near
 from support.models import expert
 from support.versions import logits, trunk_file
 
-NORM = "model.layers.1.input_layernorm.weight"
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
-
-
-def changed(folder: Path, name: str, tensor: Tensor | None) -> Path:
-    """A trunk file like the expert's own, but with another tensor under `name`, or none."""
-    tensors = load_file(folder / "model.safetensors")
-    tensors.pop(name, None)
-    save_file(tensors if tensor is None else {**tensors, name: tensor}, folder / "trunk", metadata={"format": "pt"})
-    return folder / "trunk"
 
 
 @pytest.mark.parametrize("tied", [(True, False), (False, True)])
@@ -57,36 +45,3 @@ def test_a_bfloat16_expert_is_computed_in_float32(tmp_path: Path) -> None:
     model, gains = domain_model(folder, path)
     assert {parameter.dtype for parameter in model.parameters()} == {gains.dtype} == {torch.float32}
     assert not model.training
-
-
-def test_an_expert_whose_vocabulary_is_longer_than_the_trunk_s_is_told_so(tmp_path: Path) -> None:
-    short, long = expert(tmp_path / "short", 1), expert(tmp_path / "long", 1, vocab_size=304)
-    with pytest.raises(IncompatibleExpertError, match="another shape") as caught:
-        require_near(long, short / "model.safetensors", 1.0)
-    assert "merge a trunk that your expert is in" in caught.value.todo
-    assert require_near(short, long / "model.safetensors", 10.0) >= 0
-
-
-def test_the_distance_is_that_of_the_furthest_tensor(tmp_path: Path) -> None:
-    folder = expert(tmp_path / "expert", seed=1)
-    assert require_near(folder, folder / "model.safetensors", 0.0) == 0.0
-    own = load_file(folder / "model.safetensors")[NORM]
-    assert require_near(folder, changed(folder, NORM, own * 1.25), 0.3) == pytest.approx(0.25)
-
-
-@pytest.mark.parametrize(
-    ("change", "what"),
-    [
-        (lambda own: own * 1.5, "strays by 0.5"),
-        (lambda own: own * torch.nan, "strays by nan"),
-        (lambda own: own[:-1].clone(), "another shape"),
-        (lambda own: None, "lacks it"),
-    ],
-)
-def test_a_trunk_that_is_not_near_is_refused_by_tensor(tmp_path: Path, change: object, what: str) -> None:
-    assert callable(change)
-    folder = expert(tmp_path / "expert", seed=1)
-    own = load_file(folder / "model.safetensors")[NORM]
-    with pytest.raises(IncompatibleExpertError, match=what) as caught:
-        require_near(folder, changed(folder, NORM, change(own)), 0.4)
-    assert caught.value.where == NORM

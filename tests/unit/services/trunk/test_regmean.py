@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
@@ -28,7 +28,6 @@ from moerge.statistics.integers import to_floats, unpack
 from moerge.statistics.passes import TrunkPass
 from moerge.statistics.validate import validate_trunk
 from moerge.trunk.regmean import SHRINKAGE_TO_AVERAGE, ModuleGrams, head_alignment, solved_plan
-from moerge.trunk.stray import require_near
 from moerge_proto.statistics_file import StatisticsFile, trunk_gram_names
 from support.models import expert
 from support.versions import contributed_rows
@@ -81,7 +80,7 @@ def inputs(folder: Path, module: str, rows: list[list[int]]) -> Tensor:
 
 @pytest.mark.parametrize("family", sorted(FAMILIES))
 def test_grams_equal_the_textbook_and_stay_within_their_bounds(tmp_path: Path, family: str) -> None:
-    folder = expert(tmp_path / "expert", seed=1, family=family)
+    folder = expert(tmp_path / "expert", seed=1, family=family, apart=0.02)
     rows, config, checkpoint = contributed_rows(0), read_config(folder), Checkpoint(folder)
     attention = FAMILIES[family].attention
     modules = [m.format(layer=layer) for layer in range(3) for m in (attention.inputs[0], attention.output)]
@@ -158,7 +157,7 @@ def test_a_row_of_the_head_follows_the_domains_that_use_its_token(tmp_path: Path
 
 def test_a_head_for_fitted_mlps_answers_to_what_they_will_end_in(tmp_path: Path) -> None:
     """For aligned vectors it answers more like the experts' heads than a head that is fitted to their own."""
-    experts = [expert(tmp_path / str(seed), seed=seed) for seed in (1, 2)]
+    experts = [expert(tmp_path / str(seed), seed=seed, apart=0.02) for seed in (1, 2)]
     heads = [merged(experts, tmp_path, for_fitted_mlps=fitted)[HEAD] for fitted in (False, True)]
     off = []
     for head in heads:
@@ -216,20 +215,3 @@ def test_embedding_rows_are_weighted_by_token_frequency_and_norms_are_averaged(t
     gains = [Checkpoint(each).tensor(NORM) for each in experts]
     torch.testing.assert_close(trunk[NORM], (gains[0] + gains[1]) / 2)
     assert not torch.allclose(trunk[HEAD], trunk[EMBEDDING], atol=1e-3)  # tied experts get a head of its own
-
-
-def test_a_trunk_is_compared_by_what_it_answers_on_the_owner_s_own_text(tmp_path: Path) -> None:
-    """A change in a direction that no text has counts for nothing; one along the text counts."""
-    folder = expert(tmp_path / "expert", seed=1)
-    statistics = sent(folder, [[5]], tmp_path / "sent")
-    tensors = load_file(folder / "model.safetensors")
-    direction = inputs(folder, QUERY.removesuffix(".weight"), [[5]])[0].float()
-    direction /= direction.norm()
-    size = tensors[QUERY].norm()
-    across = torch.randn(32, generator=torch.Generator().manual_seed(0))
-    across -= (across @ direction) * direction
-    for way, low, high in ((across / across.norm(), 0.0, 0.01), (direction, 2.0, 100.0)):
-        changed = {**tensors, QUERY: tensors[QUERY] + 3 * size * way / 32**0.5}
-        save_file(changed, tmp_path / "trunk")
-        assert low <= require_near(folder, tmp_path / "trunk", 1000.0, statistics) <= high
-        assert require_near(folder, tmp_path / "trunk", 1000.0) == pytest.approx(3.0, rel=0.01)
