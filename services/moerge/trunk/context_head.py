@@ -38,7 +38,7 @@ _RIDGE = 1e-4
 _ABSOLUTE_TOLERANCE = 1e-6
 _TOLERANCE = 0.02
 """Deviation of queries and keys from those that follow from the config, relative to these; bfloat16 rounds them."""
-_MOST, _UNEVEN = 10.0, 6.0
+_MOST, _UNEVEN = 10.0, 12.0
 """Bounds of what a single token writes: relative to an embedding, and to the root mean square over tokens."""
 
 

@@ -1,0 +1,160 @@
+"""A hostile coordinator forges a trunk under which sums tell an owner's text: the worker contributes nothing."""
+
+import hashlib
+import json
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import closing
+
+import pytest
+import torch
+from safetensors.torch import load_file, save
+from torch import Tensor
+
+from moerge.models.config import read_config
+from moerge.models.families import EMBEDDING
+from moerge.trunk.context_head import by_distance, context_head_of
+from support.federation import Federation, federation_of
+from support.worker import Worker, worker_of
+
+Tensors = dict[str, Tensor]
+LAYERS = range(3)
+ATTENTION = "model.layers.{}.self_attn.{}_proj.weight"
+
+
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
+    with federation_of(tmp_path_factory.mktemp("coordinator"), "law", "art") as made:
+        made.merge()
+        yield made
+
+
+@pytest.fixture(scope="module")
+def worker(federation: Federation, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
+    """The worker of law, with the default policy."""
+    folder = tmp_path_factory.mktemp("law")
+    with worker_of(federation.server, federation.members["law"], folder) as made:
+        made.write("a.jsonl", 0, 130)
+        yield made
+
+
+@pytest.fixture(scope="module")
+def honest(federation: Federation) -> Tensors:
+    """The honest trunk."""
+    weights = [file for file in federation.trunk().files if file.name == "trunk.safetensors"]
+    return load_file(federation.server.home / "blobs" / weights[0].sha256[:2] / weights[0].sha256)
+
+
+def forge(federation: Federation, tensors: Tensors) -> None:
+    """Puts other tensors into the place of the current trunk's: in the blobs, and in the database."""
+    data = save(tensors, metadata={"format": "pt"})
+    sha256 = hashlib.sha256(data).hexdigest()
+    path = federation.server.home / "blobs" / sha256[:2] / sha256
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(data)
+    with closing(sqlite3.connect(federation.server.home / "coordinator.sqlite")) as database, database:
+        [(files,)] = database.execute("SELECT files FROM trunks WHERE current").fetchall()
+        changed = [
+            file if file["name"] != "trunk.safetensors" else {**file, "sha256": sha256, "size": len(data)}
+            for file in json.loads(files)
+        ]
+        database.execute("UPDATE trunks SET digest = ?, files = ? WHERE current", (sha256, json.dumps(changed)))
+
+
+def refused(federation: Federation, worker: Worker, tensors: Tensors, **policy: object) -> str:
+    """The worker's answer to a forged trunk, under which nothing arrived."""
+    forge(federation, tensors)
+    answer = worker.run(policy=policy)
+    trunk = federation.trunk().digest
+    assert not [row for row in worker.active() if row.trunk == trunk]
+    return answer
+
+
+def with_heads(tensors: Tensors, query: Tensor, key: Tensor, value: Tensor, output: Tensor) -> Tensors:
+    """A trunk with one more group of heads: rows [n, H] and columns [H, n] of the first layer, and zeros."""
+    more = dict(tensors)
+    for layer in LAYERS:
+        for module, rows in (("q", 16), ("k", 8), ("v", 8)):
+            name, given = ATTENTION.format(layer, module), {"q": query, "k": key, "v": value}[module]
+            added = torch.zeros(rows, 32)
+            if layer == 0:
+                added[: len(given)] = given
+            more[name] = torch.cat([tensors[name], added])
+        added = torch.zeros(32, 16)
+        if layer == 0:
+            added[:, : output.shape[1]] = output
+        more[ATTENTION.format(layer, "o")] = torch.cat([tensors[ATTENTION.format(layer, "o")], added], dim=1)
+    return more
+
+
+def scaled(factor: float, *names: str) -> Callable[[Tensors], Tensors]:
+    return lambda tensors: {name: tensor * factor if name in names else tensor for name, tensor in tensors.items()}
+
+
+def cleared(tensors: Tensors) -> Tensors:
+    """A direction of the residual is only one token's."""
+    changed = {name: tensor.clone() for name, tensor in tensors.items()}
+    changed[EMBEDDING][:, 5] = 0
+    changed[EMBEDDING][97, 5] = 0.1
+    for layer in LAYERS:
+        changed[ATTENTION.format(layer, "o")][5] = 0
+    return changed
+
+
+OUTPUTS = [ATTENTION.format(layer, "o") for layer in LAYERS]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param(scaled(0.0, *OUTPUTS), id="no attention"),
+        pytest.param(scaled(0.05, *OUTPUTS), id="little attention"),
+        pytest.param(scaled(0.0, OUTPUTS[0]), id="no attention in one layer"),
+        pytest.param(scaled(0.0, ATTENTION.format(0, "q")), id="equal attention"),
+        pytest.param(scaled(0.0, ATTENTION.format(0, "k")), id="equal keys"),
+        pytest.param(scaled(0.0, ATTENTION.format(0, "v")), id="no values"),
+        pytest.param(scaled(0.0, "model.layers.0.input_layernorm.weight"), id="attention reads nothing"),
+        pytest.param(scaled(20.0, EMBEDDING), id="attention next to nothing"),
+        pytest.param(cleared, id="a direction of one token's"),
+        pytest.param(lambda tensors: tensors | {"model.extra.weight": torch.zeros(3)}, id="an unknown tensor"),
+    ],
+)
+def test_sums_under_a_trunk_that_hides_the_context_are_not_made(
+    federation: Federation, worker: Worker, honest: Tensors, change: Callable[[Tensors], Tensors]
+) -> None:
+    """Features would be functions of the token alone, so that grams give all counts: attack (a)."""
+    answer = refused(federation, worker, change(honest))
+    assert "strays" in answer or "your expert has no such tensor" in answer
+
+
+@pytest.fixture
+def reader(federation: Federation, honest: Tensors) -> Tensors:
+    """The honest trunk with a head that writes the token before, where it is a chosen one: attack (b)."""
+    config, gain = read_config(federation.members["law"].folder), honest["model.layers.0.input_layernorm.weight"]
+    counts, query = torch.ones(2, 300).double(), by_distance(config)
+    head = context_head_of(honest[EMBEDDING], gain, counts, query, config.rms_norm_eps, 1)
+    embedded = head.embedded(honest[EMBEDDING])
+    read = embedded / embedded.square().mean(dim=1, keepdim=True).sqrt() * gain
+    mark = torch.linalg.pinv(read.double())[:, 97]
+    return with_heads(honest | {EMBEDDING: embedded}, head.query_key, head.query_key, mark[None], head.output)
+
+
+@pytest.mark.parametrize("allowed", [False, True])
+def test_no_head_reads_the_token_before(
+    federation: Federation, worker: Worker, reader: Tensors, *, allowed: bool
+) -> None:
+    reader[ATTENTION.format(0, "q")][32:] *= 1000
+    answer = refused(federation, worker, reader, context_head=allowed, max_stray=2.0)
+    assert ("attend to fewer tokens" if allowed else "attention heads that your expert lacks") in answer
+
+
+def test_no_head_marks_a_single_token(federation: Federation, worker: Worker, reader: Tensors) -> None:
+    reader[ATTENTION.format(0, "v")][16:] *= 1000
+    answer = refused(federation, worker, reader, context_head=True, max_stray=2.0)
+    assert "a single token writes" in answer
+
+
+def test_under_the_honest_trunk_the_worker_contributes(federation: Federation, worker: Worker, honest: Tensors) -> None:
+    forge(federation, honest)
+    assert worker.run() == "ran"
+    assert [row.trunk for row in worker.active()] == [federation.trunk().digest]
