@@ -37,7 +37,7 @@ class Policy(BaseModel):
 
     mode: Literal["auto", "ask"] = "auto"
     domains: list[Name] | None = None
-    max_stray: float = Field(default=0.5, gt=0)
+    max_stray: float = Field(default=0.6, gt=0)
     context_head: bool = False
     min_documents: int = Field(default=100, ge=1)
     min_tokens: int | None = Field(default=None, ge=1)

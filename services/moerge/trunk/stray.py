@@ -1,6 +1,6 @@
 """Stray: the distance of a trunk from an owner's own expert, measured before anything is computed under the trunk."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,16 +10,16 @@ from torch import Tensor
 from moerge.errors import IncompatibleExpertError
 from moerge.models.config import read_config
 from moerge.models.dense import trunk_names
-from moerge.models.families import EMBEDDING, HEAD, family_of
+from moerge.models.families import EMBEDDING, HEAD, family_of, head_dim
 from moerge.models.reader import Checkpoint
 from moerge.trunk.context_head import has_context_head, require_context_head, wide_shapes, without_context_head
 from moerge.trunk.pieces import tensor_of
 from moerge.trunk.regmean import ModuleGrams
 from moerge_proto.statistics_file import StatisticsFile
 
-ROWS = 3.0
+ROWS = 2.5
 """Bound of the stray of a single row, in units of the limit."""
-SIZES = 0.5
+SIZES = 0.4
 """Bound of the change of a tensor's size, in units of the limit."""
 _LEAST, _LEAST_EMBEDDING = 0.01, 0.25
 """Rows of less than this share of a typical row's power are measured against that share. Embeddings of tokens that no
@@ -58,11 +58,11 @@ class Stray:
 def require_near(expert: Path, trunk: Path, limit: float, grams: Path, *, context_head: bool = False) -> Stray:
     """Requires a trunk that computes nearly what the expert computes, on the owner's own text.
 
-    Linear modules are compared by their answers, ||(W - W_d) x||, the embedding by its rows, weighted by frequency,
-    and norms by their gains. A distance is relative to the smaller of both norms, so a tensor near zero is as far as
-    a large one. The same limit holds for experts that the trunk was merged from and for others, because only the
-    coordinator knows which these are. Rows of other experts' longer vocabularies are not compared: no token of this
-    expert names them.
+    Attention heads are compared one by one by their answers, ||(W - W_d) x||, so that none can be replaced among many;
+    so is the language model's head. The embedding is compared by its rows, weighted by frequency, and norms by their
+    gains. A distance is relative to the smaller of both norms, so a tensor near zero is as far as a large one. The same
+    limit holds for experts that the trunk was merged from and for others, because only the coordinator knows which
+    these are. Rows of other experts' longer vocabularies are not compared: no token of this expert names them.
 
     Args:
         expert: folder of the owner's dense checkpoint.
@@ -91,12 +91,12 @@ def require_near(expert: Path, trunk: Path, limit: float, grams: Path, *, contex
             require_context_head(merged, family, config, torch.from_numpy(file.array("token_counts")).double())
         comparison = _Comparison(own, read, ModuleGrams(own, file, family, config), limit)
         for layer in range(config.num_hidden_layers):
-            for module, blocks in family.input_blocks(config, layer).items():
-                comparison.module(module, blocks)
-            comparison.module(family.attention.output.format(layer=layer))
+            for module in family.attention.inputs:
+                comparison.reading_heads(module.format(layer=layer), head_dim(config))
+            comparison.writing_heads(family.attention.output.format(layer=layer), head_dim(config))
         comparison.embedding()
         if HEAD in merged.specs:
-            comparison.module(HEAD.rpartition(".")[0])
+            comparison.head()
         for name in names:
             comparison.rest(name)
     return comparison.report()
@@ -129,8 +129,8 @@ class _Powers:
     def __add__(self, other: "_Powers") -> "_Powers":
         return _Powers(self.own + other.own, self.trunk + other.trunk, self.apart + other.apart)
 
-    def split(self, sizes: list[int]) -> Iterator["_Powers"]:
-        parts = zip(self.own.split(sizes), self.trunk.split(sizes), self.apart.split(sizes), strict=True)
+    def split(self, size: int) -> Iterator["_Powers"]:
+        parts = zip(self.own.split(size), self.trunk.split(size), self.apart.split(size), strict=True)
         return (_Powers(*each) for each in parts)
 
     def __mul__(self, weights: Tensor) -> "_Powers":
@@ -158,6 +158,11 @@ def _powers(before: Tensor, after: Tensor, by: Callable[[Tensor], Tensor]) -> _P
     return _Powers(*map(torch.cat, zip(*parts, strict=True)))
 
 
+def _answers(moment: Tensor) -> Callable[[Tensor], Tensor]:
+    """Mean squared answers of rows to inputs with this second moment, [in, in]."""
+    return lambda rows: ((rows @ moment) * rows).sum(dim=1).clamp_min(0)
+
+
 class _Comparison:
     """The measures of all tensors so far. Each method measures one, and refuses it if it is too far."""
 
@@ -169,18 +174,33 @@ class _Comparison:
     def report(self) -> Stray:
         return Stray(self._tensor, self._size, self._row)
 
-    def module(self, module: str, blocks: Sequence[int] = ()) -> None:
-        """A linear module with its bias, by its answers; `blocks` are the rows of its parts."""
+    def reading_heads(self, module: str, width: int) -> None:
+        """Queries, keys or values with their bias, by their answers, one attention head after the other."""
         name, bias = f"{module}.weight", f"{module}.bias"
-        before, after = self._pair(name)
-        moment = self._grams.second_moment(name)
-        powers = _powers(before, after, lambda rows: ((rows @ moment) * rows).sum(dim=1).clamp_min(0))
+        powers = self._answers(name)
         if bias in self._own.specs:
             powers += _powers(*self._pair(bias), torch.square)
-        for part in powers.split(list(blocks) or [len(before)]):
+        for part in powers.split(width):
             self._check(name, part)
-            if name != HEAD:  # no feature depends on it
-                self._check_rows(name, part, part.own.mean() * _LEAST)
+            self._check_rows(name, part, part.own.mean() * _LEAST)
+
+    def writing_heads(self, module: str, width: int) -> None:
+        """What attention adds: of each head alone; and all heads together, row by row."""
+        name = f"{module}.weight"
+        before, after = self._pair(name)
+        moment = self._grams.second_moment(name)
+        for start in range(0, before.shape[1], width):
+            of = slice(start, start + width)
+            self._check(name, _powers(before[:, of], after[:, of], _answers(moment[of, of])))
+        powers = self._answers(name)
+        if f"{module}.bias" in self._own.specs:
+            powers += _powers(*self._pair(f"{module}.bias"), torch.square)
+        self._check(name, powers)
+        self._check_rows(name, powers, powers.own.mean() * _LEAST)
+
+    def head(self) -> None:
+        """The language model's head, by its answers. No feature depends on single rows."""
+        self._check(HEAD, self._answers(HEAD))
 
     def embedding(self) -> None:
         """Its rows, weighted by frequency; and single directions of the residual, likewise."""
@@ -197,6 +217,9 @@ class _Comparison:
         """A tensor that no other method has measured, such as a norm's gains, by its elements."""
         if name not in self._compared:
             self._check(name, _powers(*self._pair(name), torch.square))
+
+    def _answers(self, name: str) -> _Powers:
+        return _powers(*self._pair(name), _answers(self._grams.second_moment(name)))
 
     def _pair(self, name: str) -> tuple[Tensor, Tensor]:
         self._compared.add(name)
