@@ -37,7 +37,7 @@ def tokenizer(further: Sequence[str] = ()) -> PreTrainedTokenizerFast:
 
 
 def expert(
-    folder: Path, seed: int, family: str = "llama", *, tokens: Any = (), apart: float = 0.005, **settings: object
+    folder: Path, seed: int, family: str = "llama", *, tokens: Any = (), apart: Any = 0.005, **settings: object
 ) -> Path:
     """A random dense expert of `family`, saved as an ordinary folder. Gains are not 1, so that they are tested too.
 

@@ -56,7 +56,8 @@ def solved_counts(gram: Tensor, trunk: dict[str, Tensor]) -> Tensor:
     features = embedding / embedding.square().mean(dim=1, keepdim=True).sqrt()
     products = (features @ features.T).square()
     products += 1e-9 * products.diagonal().mean() * torch.eye(len(products))
-    return torch.linalg.solve(products, ((features @ gram) * features).sum(dim=1)).round()
+    solution: Tensor = torch.linalg.solve(products, ((features @ gram) * features).sum(dim=1))
+    return solution.round()
 
 
 def marked(honest: dict[str, Tensor], tokens: Sequence[int], frequency: Tensor) -> tuple[dict[str, Tensor], Tensor]:

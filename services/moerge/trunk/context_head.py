@@ -12,7 +12,7 @@ gets in one more reserved direction. They lie in some of the planes that rotary 
 of w cos(theta x distance), nearly - distance^2 / 2 WIDTH^2 up to a constant.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -292,64 +292,57 @@ def require_context_head(trunk: Checkpoint, family: Family, config: PretrainedCo
         IncompatibleExpertError: names the tensor that is not as `with_context_head` makes it.
     """
     wide, width = _wide(config), head_dim(config)
+    output = family.attention.output.format(layer=0) + ".weight"
     if family.attention.gain is None or any(name.endswith("q_norm.weight") for name in trunk.specs):
-        raise _no_context_head("its family has no context heads", family.attention.output.format(layer=0) + ".weight")
+        raise _no_context_head("its family has no context heads", output)
+    added = list[tuple[str, Tensor]]()  # rows of the first added query head, key and value of the first layer
     for layer in range(config.num_hidden_layers):
-        added = []  # rows of the first added query head, key and value
-        wider = family.input_blocks(wide, layer)
+        wider, kept = family.input_blocks(wide, layer), width if layer == 0 else 0
         for module, own in family.input_blocks(config, layer).items():
-            for name in (f"{module}.weight", f"{module}.bias"):
-                if name not in trunk.specs:
-                    continue
+            for name in {f"{module}.weight", f"{module}.bias"} & trunk.specs.keys():
                 parts = zip(trunk.tensor(name).split(wider[module]), own, strict=True)
                 more = [part[rows:].double() for part, rows in parts]
-                if name.endswith("weight") and layer == 0:
+                if layer == 0 and name.endswith("weight"):
                     added += [(name, part[:width]) for part in more]
                     more = [part[width:] for part in more]
-                if any(bool(part.any()) for part in more):
-                    raise _no_context_head("its further heads are not zero", name)
+                _require_zeros(name, more)
         name = family.attention.output.format(layer=layer) + ".weight"
-        columns = trunk.tensor(name)[:, config.num_attention_heads * head_dim(config) :].double()
-        if bool((columns[:, width:] if layer == 0 else columns).any()):
-            raise _no_context_head("its further heads are not zero", name)
-        if layer == 0:
-            _require_head(trunk, family, config, added, (name, columns[:, :width]), counts)
+        columns = trunk.tensor(name)[:, config.num_attention_heads * width :]
+        _require_zeros(name, [columns[:, kept:]])
+    *queries_keys, (_, values) = added
+    gain, embedding = trunk.tensor(family.attention.gain.format(layer=0)).double(), trunk.tensor(EMBEDDING)
+    embedding, frequency = embedding[: len(counts)].double(), (counts + 1) / (counts + 1).sum()
+    read = _normed(embedding, config.rms_norm_eps) * gain
+    for name, rows in queries_keys:
+        _require_by_distance(name, rows, read, by_distance(config))
+    columns = trunk.tensor(output)[:, config.num_attention_heads * width :][:, :width].double()
+    size = float((embedding.square().sum(dim=1) @ frequency).sqrt())
+    _require_faint(output, read @ (columns @ values).T, size, frequency)
 
 
-def _require_head(
-    trunk: Checkpoint,
-    family: Family,
-    config: PretrainedConfig,
-    added: Sequence[tuple[str, Tensor]],
-    output: tuple[str, Tensor],
-    counts: Tensor,
-) -> None:
-    """The checks of the first layer; tensors are given with the names of those that hold them."""
-    gain = trunk.tensor(str(family.attention.gain).format(layer=0)).double()
-    expected = by_distance(config)
-    tolerance = _TOLERANCE * float(expected.norm())
-    *projections, (_, values) = added
-    means: list[Tensor | None] = [None, None]
-    written, powers = [], []
-    for part in trunk.tensor(EMBEDDING)[: len(counts)].split(_ROWS):
-        read = _normed(part.double(), config.rms_norm_eps) * gain
-        for place, (name, rows) in enumerate(projections):
-            found = read @ rows.T
-            if means[place] is None:
-                means[place] = found.mean(dim=0)
-                share = (means[place] @ expected / (expected @ expected)).clamp(0, 1)
-                if not float((means[place] - share * expected).norm()) <= tolerance:
-                    raise _no_context_head("its heads attend to fewer tokens than a context head does", name)
-            if not float((found - means[place]).norm(dim=1).max()) <= tolerance:
-                raise _no_context_head("its heads attend by more than distance", name)
-        written.append((read @ values.T @ output[1].T).square().sum(dim=1))
-        powers.append(part.double().square().sum(dim=1))
-    frequency = (counts + 1) / (counts + 1).sum()
-    size, mean = (float((torch.cat(each) @ frequency).sqrt()) for each in (powers, written))
-    most = float(torch.cat(written).max().sqrt())
-    if not most <= min(_MOST * size, _UNEVEN * mean):
-        found = f"a single token writes {most / size:.3g} of an embedding, {most / mean:.3g} times the usual"
-        raise _no_context_head(f"{found}; at most {_MOST:g} and {_UNEVEN:g} times are expected", output[0])
+def _require_zeros(name: str, tensors: Iterable[Tensor]) -> None:
+    if any(bool(tensor.any()) for tensor in tensors):
+        raise _no_context_head("its further heads are not zero", name)
+
+
+def _require_by_distance(name: str, rows: Tensor, read: Tensor, expected: Tensor) -> None:
+    """Requires that rows [n, H] give `expected` [n], or a share of it, for every vector of `read` [V, H]."""
+    found, tolerance = read @ rows.T, _TOLERANCE * float(expected.norm())
+    mean = found.mean(dim=0)
+    share = (mean @ expected / (expected @ expected)).clamp(0, 1)
+    if not float((mean - share * expected).norm()) <= tolerance:
+        raise _no_context_head("they attend to fewer tokens than a context head does", name)
+    if not float((found - mean).norm(dim=1).max()) <= tolerance:
+        raise _no_context_head("they attend by more than distance", name)
+
+
+def _require_faint(name: str, written: Tensor, size: float, frequency: Tensor) -> None:
+    """Requires about even norms of what tokens write [V, H], not much above an embedding's."""
+    norms = written.norm(dim=1)
+    most, usual = float(norms.max()), float((norms.square() @ frequency).sqrt())
+    if not most <= min(_MOST * size, _UNEVEN * usual):
+        found = f"a single token writes {most / size:.3g} times an embedding, {most / usual:.3g} times the usual"
+        raise _no_context_head(f"{found}; at most {_MOST:g} and {_UNEVEN:g} times are expected", name)
 
 
 def _no_context_head(found: str, name: str) -> IncompatibleExpertError:

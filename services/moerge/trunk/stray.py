@@ -17,7 +17,7 @@ from moerge.trunk.pieces import tensor_of
 from moerge.trunk.regmean import ModuleGrams
 from moerge_proto.statistics_file import StatisticsFile
 
-ROWS = 2.5
+ROWS = 3.0
 """Bound of the stray of a single row, in units of the limit."""
 SIZES = 0.4
 """Bound of the change of a tensor's size, in units of the limit."""
