@@ -261,7 +261,7 @@ MUTATIONS = (
         "any-trunk-is-near",
         "stray: nothing is computed under a trunk far from the expert",
         LIBRARY,
-        "if not distance <= limit:",
+        "if not found.value <= limit:",
         "if False:",
         ("tests/unit/workers/contributing/test_router.py",),
     ),
