@@ -47,14 +47,14 @@ def expert(
     """
     torch.manual_seed(0)  # the common seed model; the expert strays from it
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **{**SMALL, **settings}), dtype=torch.float32)
-    generator = torch.Generator().manual_seed(seed)
+    generator, spread = torch.Generator().manual_seed(seed), min(80 * apart, 1)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             alpha = 0.02 if ".mlp." in name else apart
             parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=alpha)
         for module in model.modules():
             if type(module).__name__.endswith("RMSNorm"):
-                module.weight.mul_(torch.rand(module.weight.shape, generator=generator) * 0.4 + 0.8)
+                module.weight.mul_((torch.rand(module.weight.shape, generator=generator) - 0.5) * spread + 1)
     model.save_pretrained(folder)
     tokenizer(tokens).save_pretrained(folder)
     return folder

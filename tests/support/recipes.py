@@ -15,11 +15,11 @@ def fleet(folder: Path, domains: int = 3) -> Fleet:
     for slot in range(domains):
         place = folder / f"expert-{slot}"
         rows = contributed_rows(slot)
-        own = Domain(f"d{slot}", expert(place, seed=slot + 1), rows[slot:], rows[:slot])
+        own = Domain(f"d{slot}", expert(place, seed=slot + 1, apart=0.02), rows[slot:], rows[:slot])
         made.append(own)
     work = folder / "work"
     work.mkdir()
-    return Fleet(made, expert(folder / "base", seed=99), 0, work)
+    return Fleet(made, expert(folder / "base", seed=99, apart=0.02), 0, work)
 
 
 def built(spec: str, on: Fleet) -> list[tuple[str, Model]]:

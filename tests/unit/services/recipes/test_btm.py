@@ -20,7 +20,7 @@ SHORT, LONG = [5, 9, 200, 7], [40, 41, 42, 43, 44, 250, 7]
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     folder = tmp_path_factory.mktemp("experts")
-    return [expert(folder / str(seed), seed, initializer_range=0.2) for seed in range(3)]
+    return [expert(folder / str(seed), seed, apart=0.02, initializer_range=0.2) for seed in range(3)]
 
 
 @pytest.fixture(scope="module")

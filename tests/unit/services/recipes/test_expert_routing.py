@@ -20,7 +20,7 @@ EVEN, ODD = [2, 4, 6, 8, 10, 12], [1, 3, 5, 7]
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     folder = tmp_path_factory.mktemp("experts")
-    return [expert(folder / str(seed), seed, initializer_range=0.2) for seed in range(2)]
+    return [expert(folder / str(seed), seed, apart=0.02, initializer_range=0.2) for seed in range(2)]
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +89,7 @@ def test_the_target_is_the_expert_with_the_smallest_loss(folders: list[Path], tm
 
 
 def test_the_base_model_s_embeddings_are_taken_if_there_is_one(folders: list[Path], tmp_path: Path) -> None:
-    base = expert(tmp_path / "base", 9)
+    base = expert(tmp_path / "base", 9, apart=0.02)
     domains = [Domain("first", folders[0], [EVEN]), Domain("second", folders[1], [ODD])]
     wanted = Checkpoint(base).tensor(EMBEDDING)
     ((_, model),) = RECIPES[0].build(Fleet(domains, base, 0, tmp_path), RECIPES[0].options)

@@ -25,7 +25,9 @@ BY_NAME = {recipe.name: recipe for recipe in RECIPES}
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     folder = tmp_path_factory.mktemp("experts")
-    return [expert(folder / str(seed), seed, num_hidden_layers=1, initializer_range=0.2) for seed in range(3)]
+    return [
+        expert(folder / str(seed), seed, apart=0.02, num_hidden_layers=1, initializer_range=0.2) for seed in range(3)
+    ]
 
 
 @pytest.fixture(scope="module")

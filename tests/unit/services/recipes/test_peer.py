@@ -18,7 +18,7 @@ BY_NAME = {recipe.name: recipe for recipe in peer.RECIPES}
 def fleet(folder: Path, family: str = "llama", base: Path | None = None) -> Fleet:
     domains = []
     for slot, words in enumerate((["a quick fox", "brown dogs jump", "over it"], ["1 + 1", "22 * 3", "4 / 5"])):
-        made = expert(folder / f"e{slot}", slot, family)
+        made = expert(folder / f"e{slot}", slot, family, apart=0.02)
         domains.append(Domain(f"d{slot}", made, [tokenizer()(text)["input_ids"] for text in words]))
     (folder / "work").mkdir()
     return Fleet(domains, base, 0, folder / "work")
@@ -61,7 +61,7 @@ def test_what_a_failing_command_said_is_told(tmp_path: Path, monkeypatch: pytest
 @pytest.mark.slow  # the first time it installs mergekit
 @pytest.mark.parametrize("gates", ["hidden", "cheap_embed"])
 def test_the_peer_s_model_has_its_gates_and_is_scored(tmp_path: Path, gates: str) -> None:
-    base = expert(tmp_path / "base", 9)
+    base = expert(tmp_path / "base", 9, apart=0.02)
     built = fleet(tmp_path, base=base)
     recipe = BY_NAME["mergekit-" + gates.replace("_", "-")]
     rows = []
