@@ -34,6 +34,8 @@ Measured: much less lets few tokens mislead, much more costs quality with many t
 _LEAST_SHRINKAGE = 1e-6
 """Above the eigenvalues that float32 products leave where they should be zero."""
 _ALIGNMENT_RIDGE = 1e-3
+EVENNESS = 0.5
+"""Weight of equal shares of embedding and head beside shares by frequency. Measured: it costs no quality."""
 ALIGNMENTS = 1
 """Number of head solves for alignment before the last solve. Measured: more than one costs quality."""
 
@@ -111,9 +113,8 @@ def solved_plan(
 def regmean(owners: Sequence[ModuleGrams], *, for_fitted_mlps: bool = False) -> Rule:
     """The rule over each ordered expert's trunk contribution.
 
-    Each domain's grams have a mean diagonal of 1, so that domains count alike. Embedding rows are weighted by each
-    token's share of its domain's tokens, and so are the domains in the least squares of each row of the head; norms and
-    biases are averaged.
+    Each domain's grams have a mean diagonal of 1, so that domains count alike. Embedding rows are weighted by
+    `row_shares`, and so are the domains in the least squares of each row of the head; norms and biases are averaged.
 
     An MLP that is fitted to the trunk ends in the vectors that the trunk's head reads best: those of the expert's own
     head times its `head_alignment`. So with `for_fitted_mlps` the head is solved once more, for the aligned vectors.
@@ -198,15 +199,27 @@ def _least_squares(
 
 
 def _shares(piece: Piece, files: Sequence[StatisticsFile]) -> Tensor:
-    """[owners, rows] float64: each token's share of its domain's tokens, scaled to a sum of 1 over owners.
+    """[owners, rows] float64: the owners' shares of each row by `row_shares`."""
+    counts = torch.stack([_counts(file)[piece.start :][: len(piece.tensors[0])] for file in files])
+    vocabulary = max(file.manifest.vocab_size for file in files)
+    return row_shares(counts, torch.tensor([file.manifest.tokens for file in files]), vocabulary)
 
-    One is added to every count.
+
+def row_shares(counts: Tensor, tokens: Tensor, vocabulary: int) -> Tensor:
+    """[D, rows] float64, with a sum of 1 over owners: shares of each token's frequencies, bounded.
+
+    A frequency is count / (tokens + V), so little text has little weight. All owners' frequencies are raised by one
+    count in text of average length. Then shares are shrunk towards 1 / D by `EVENNESS`: no owner has more of a row than
+    (1 + EVENNESS / D) / (1 + EVENNESS). Weighted by the others' use of the rows, it has about 1 / D at most, whatever
+    it sends.
+
+    Args:
+        counts: [D, rows] float64, each owner's counts.
+        tokens: [D], each owner's number of tokens.
     """
-    shares = []
-    for file in files:
-        shares.append((_counts(file)[piece.start :][: len(piece.tensors[0])] + 1) / file.manifest.tokens)
-    weights = torch.stack(shares)
-    return weights / weights.sum(dim=0)
+    sizes = tokens.double() + vocabulary
+    frequencies = counts / sizes[:, None] + 1 / sizes.mean()
+    return (frequencies / frequencies.sum(dim=0) + EVENNESS / len(counts)) / (1 + EVENNESS)
 
 
 def _counts(file: StatisticsFile) -> Tensor:

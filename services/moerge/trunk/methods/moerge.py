@@ -1,4 +1,7 @@
-"""regmean with a head for MLPs that owners fit to the trunk. Revision 1 always added a context head."""
+"""regmean with a head for MLPs that owners fit to the trunk.
+
+Revision 1 always added a context head; revision 2 had no bound of an owner's share of a row.
+"""
 
 from functools import partial
 
@@ -12,5 +15,5 @@ METHOD = Method(
     takes=frozenset({"context_head"}),
     solved=True,
     for_fitted_mlps=True,
-    revision=2,
+    revision=3,
 )

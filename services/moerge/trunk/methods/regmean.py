@@ -1,4 +1,4 @@
-"""Least squares on the owners' grams (Jin et al., 2023)."""
+"""Least squares on the owners' grams (Jin et al., 2023). Revision 1 had no bound of an owner's share of a row."""
 
 from __future__ import annotations
 
@@ -20,4 +20,11 @@ def plan(inputs: MethodInputs, *, for_fitted_mlps: bool = False) -> list[TensorP
     return solved_plan(owners, family, config, for_fitted_mlps=for_fitted_mlps, context_head=context_head)
 
 
-METHOD = Method("regmean", "least squares on owners' grams", plan, takes=frozenset({"context_head"}), solved=True)
+METHOD = Method(
+    "regmean",
+    "least squares on owners' grams",
+    plan,
+    takes=frozenset({"context_head"}),
+    solved=True,
+    revision=2,
+)

@@ -7,6 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
@@ -27,7 +29,7 @@ from moerge.statistics.features import visit_features
 from moerge.statistics.integers import to_floats, unpack
 from moerge.statistics.passes import TrunkPass
 from moerge.statistics.validate import validate_trunk
-from moerge.trunk.regmean import SHRINKAGE_TO_AVERAGE, ModuleGrams, head_alignment, solved_plan
+from moerge.trunk.regmean import EVENNESS, SHRINKAGE_TO_AVERAGE, ModuleGrams, head_alignment, row_shares, solved_plan
 from moerge_proto.statistics_file import StatisticsFile, trunk_gram_names
 from support.models import expert
 from support.versions import contributed_rows
@@ -148,8 +150,9 @@ def test_a_row_of_the_head_follows_the_domains_that_use_its_token(tmp_path: Path
     counts = [torch.bincount(torch.tensor(contributed_rows(slot)).flatten(), minlength=300) + 1.0 for slot in (0, 1)]
     uneven = int((counts[0] / counts[1]).argmax())
     for token in (uneven, 299):  # the last stands in neither text
-        ratio = counts[0][token] / counts[1][token]
-        parts = torch.tensor([min(ratio, 1), min(1 / ratio, 1)]).mul(8).round()  # of eight, as rows share a solution
+        used = torch.stack([each[token] for each in counts])  # the texts are of equal length
+        shares = (used / used.sum() + EVENNESS / 2) / (1 + EVENNESS)
+        parts = (shares / shares.max()).mul(8).round()  # of eight, as rows share a solution
         expected = least_squares(experts, HEAD, slice(token, token + 1), (parts / parts.sum()).tolist())
         torch.testing.assert_close(found[token], expected[0], rtol=0, atol=1e-3 * float(expected.std()))
     assert counts[0][uneven] > 2 * counts[1][uneven]
@@ -207,11 +210,29 @@ def test_embedding_rows_are_weighted_by_token_frequency_and_norms_are_averaged(t
     experts = [expert(tmp_path / str(seed), seed=seed, tie_word_embeddings=True) for seed in (1, 2)]
     trunk = merged(experts, tmp_path, [[[5, 5, 5, 6]], [[5, 7]]])
     own = [Checkpoint(each).tensor(EMBEDDING) for each in experts]
-    expected = {5: (4 / 4, 2 / 2), 6: (2 / 4, 1 / 2), 7: (1 / 4, 2 / 2), 8: (1 / 4, 1 / 2)}  # (count + 1) / tokens
-    for token, (one, other) in expected.items():
-        torch.testing.assert_close(
-            trunk[EMBEDDING][token], (one * own[0][token] + other * own[1][token]) / (one + other)
-        )
+    for token, counts in {5: (3, 1), 6: (1, 0), 7: (0, 1), 8: (0, 0)}.items():
+        one, other = (count / (tokens + 300) + 1 / 303 for count, tokens in zip(counts, (4, 2), strict=True))
+        share = (one / (one + other) + EVENNESS / 2) / (1 + EVENNESS)
+        torch.testing.assert_close(trunk[EMBEDDING][token], share * own[0][token] + (1 - share) * own[1][token])
     gains = [Checkpoint(each).tensor(NORM) for each in experts]
     torch.testing.assert_close(trunk[NORM], (gains[0] + gains[1]) / 2)
     assert not torch.allclose(trunk[HEAD], trunk[EMBEDDING], atol=1e-3)  # tied experts get a head of its own
+
+
+@settings(max_examples=60, deadline=None)
+@given(owners=st.integers(2, 6), tokens=st.integers(1, 10**6), sharpness=st.floats(0, 4), seed=st.integers(0, 2**30))
+def test_no_owner_has_more_of_the_rows_that_others_use_than_its_text_is_worth(
+    owners: int, tokens: int, sharpness: float, seed: int
+) -> None:
+    """Whatever it says that its text is. Others use a row as often as their frequencies say, with the added count."""
+    generator, vocabulary = torch.Generator().manual_seed(seed), 50
+    frequencies = (sharpness * torch.randn(owners, vocabulary, generator=generator).double()).softmax(dim=1)
+    sizes = torch.tensor([tokens, *[20_000] * (owners - 1)])
+    shares = row_shares((frequencies * sizes[:, None]).floor(), sizes, vocabulary)
+    torch.testing.assert_close(shares.sum(dim=0), torch.ones(vocabulary).double())
+    assert float(shares.max()) <= (1 + EVENNESS / owners) / (1 + EVENNESS) + 1e-12
+    added = vocabulary / (sizes + vocabulary).double().mean()
+    use = (frequencies[1:] + added / vocabulary).mean(dim=0)
+    worth = tokens / (tokens + vocabulary) + added
+    bound = worth / (worth + (owners - 1) * (20_000 / (20_000 + vocabulary) + added))
+    assert float(shares[0] @ use / use.sum()) <= (bound + EVENNESS / owners) / (1 + EVENNESS) + 2e-3
