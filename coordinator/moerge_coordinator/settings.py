@@ -56,6 +56,7 @@ class Settings(BaseModel):
         route_bytes: memory that the process which routes a text may take, Python and torch (0.5 GB) included; None: no
             text is routed.
         vocabulary: `same` refuses experts with other vocabularies; `pad` takes those that only add tokens at the end.
+        expert_max_distance: how far a tensor of a new expert may be from other experts', as a multiple of its norm.
         promotion_max_fall: points of normalised perplexity by which a domain that is evaluated on both may fall when
             `champion` moves to another version, unless the operator overrides that.
         grace_seconds: how long calls that run may take to end after SIGTERM.
@@ -78,6 +79,7 @@ class Settings(BaseModel):
     sources: list[Annotated[str, AfterValidator(require_address)]] = Field(default_factory=list)
     route_bytes: int | None = Field(default=None, gt=0)
     vocabulary: Vocabulary = "same"
+    expert_max_distance: float = Field(default=1.2, gt=0, allow_inf_nan=False)
     promotion_max_fall: float = Field(default=2.0, ge=0, allow_inf_nan=False)
     grace_seconds: int = Field(default=20, ge=0, le=3600)
 

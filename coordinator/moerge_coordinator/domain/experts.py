@@ -26,6 +26,7 @@ from moerge_proto.owners import Identity, Role
 from moerge_proto.problems import Problem, ProblemType
 
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
+_COMPARED = 3
 
 
 def register(ports: Ports, caller: Identity, new: NewExpert) -> Expert:
@@ -231,11 +232,34 @@ def find(session: Session, digest: str) -> ExpertRow:
     return session.scalars(select(ExpertRow).where(ExpertRow.digest == digest)).one()
 
 
-def accept(session: Session, digest: str) -> None:
-    """Makes an expert ready whose weights are checked, unless it was withdrawn meanwhile."""
+def references(session: Session, digest: str) -> list[ExpertRow]:
+    """The ready experts that a new one's weights are compared with: the oldest of each other owner, at most three.
+
+    If all are of its own owner, one of them. A fitted expert is compared with none: only its MLPs are used.
+    """
+    new = find(session, digest)
+    if new.fitted_to is not None:
+        return []
+    query = select(ExpertRow).where(ExpertRow.state == ExpertState.READY, ExpertRow.fitted_to.is_(None))
+    rows = session.scalars(query.where(ExpertRow.digest != digest).order_by(ExpertRow.number.desc()))
+    oldest = {row.owner: row for row in rows}
+    own = oldest.pop(new.owner, None)
+    others = sorted(oldest.values(), key=lambda row: row.number)[:_COMPARED]
+    return others or ([] if own is None else [own])
+
+
+def accept(session: Session, digest: str, compared: Sequence[str]) -> bool:
+    """Makes an expert ready whose weights are checked, unless it was withdrawn meanwhile.
+
+    False if others than those that it was `compared` with are its `references` now.
+    """
     row = find(session, digest)
-    if row.state is ExpertState.RECEIVED:
-        row.state = ExpertState.READY
+    if row.state is not ExpertState.RECEIVED:
+        return True
+    if [each.digest for each in references(session, digest)] != list(compared):
+        return False
+    row.state = ExpertState.READY
+    return True
 
 
 def refuse(session: Session, digest: str, problem: Problem) -> ExpertRow | None:

@@ -6,6 +6,7 @@ from typing import Any
 from dbos import DBOS
 from sqlalchemy.orm import Session
 
+from moerge.models.distance import require_near_others
 from moerge.models.expert_folder import require_finite
 from moerge.models.reader import Checkpoint
 from moerge_coordinator.domain import experts, trunks
@@ -19,6 +20,10 @@ from moerge_coordinator.workflows.steps import Outcome, Work, telling_problems
 from moerge_proto.experts import Expert
 from moerge_proto.messages import FileEntry
 from moerge_proto.problems import Problem
+
+
+def _named(row: ExpertRow) -> str:
+    return f"the expert of {row.domain!r} (owner {row.owner!r})"
 
 
 @DBOS.dbos_class()
@@ -75,9 +80,17 @@ class TakeInExpert(Work):
         total = sum(spec.bytes for spec in checkpoint.specs.values())
         with progress().track(f"expert {digest[:12]}: checking weights", total, "B") as tracker:
             require_finite(checkpoint, tracker)
-        with self.ports.database.transaction("accept expert") as session:
-            experts.accept(session, digest)
-        return digest
+        while True:
+            with self.ports.database.reading() as session:
+                new, compared = experts.find(session, digest), experts.references(session, digest)
+            others = {_named(row): Checkpoint(self.ports.folders.expert(row.digest)) for row in compared}
+            title = f"expert {digest[:12]}: comparing weights"
+            with progress().track(title, total * len(others), "B") as tracker:
+                limit = self.ports.settings.expert_max_distance
+                require_near_others(checkpoint, others, limit, _named(new), tracker)
+            with self.ports.database.transaction("accept expert") as session:
+                if experts.accept(session, digest, [row.digest for row in compared]):
+                    return digest
 
     @DBOS.step()
     def _with_newcomer(self, digest: str) -> dict[str, Any] | None:

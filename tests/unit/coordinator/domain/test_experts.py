@@ -72,7 +72,9 @@ class Joining:
         owner = "two" if domain in ("tax", "code") else f"{domain}-owner"
         made = self.register(domain, self.uploaded(owner, self.models(seed)), **new)
         with self.ports.database.transaction("test") as session:
-            experts.accept(session, made.digest)
+            assert experts.accept(
+                session, made.digest, [row.digest for row in experts.references(session, made.digest)]
+            )
         return made.model_copy(update={"state": ExpertState.READY})
 
     def rows(self) -> dict[str, ExpertRow]:
@@ -284,12 +286,33 @@ def test_a_file_that_was_discarded_meanwhile_must_come_again(joining: Joining) -
 def test_an_expert_withdrawn_while_its_weights_were_read_stays_so(session: Session) -> None:
     row = add_expert(session, "law", state=ExpertState.RECEIVED)
     withdraw_expert(session, row, serve=True)
-    experts.accept(session, row.digest)
+    assert experts.accept(session, row.digest, [])
     assert row.state is ExpertState.WITHDRAWN
     assert experts.refuse(session, "0" * 64, FOUND) is None, "another has taken its place"
     refused = experts.refuse(session, row.digest, FOUND)
     assert refused is not None
     assert (refused.state, refused.problem) == (ExpertState.REFUSED, FOUND)
+
+
+def test_weights_are_compared_with_the_oldest_experts_of_three_other_owners(session: Session) -> None:
+    owners.add(session, "many", ["a", "b", "c"])
+    rows = {domain: add_expert(session, domain) for domain in ("a", "b", "x", "y", "z", "w")}
+    trunk = add_trunk(session, [rows["x"]])
+
+    def compared(digest: str) -> list[str]:
+        return [row.domain for row in experts.references(session, digest)]
+
+    new = add_expert(session, "new", state=ExpertState.RECEIVED)
+    assert compared(new.digest) == ["a", "x", "y"]
+    assert compared(add_expert(session, "c").digest) == ["x", "y", "z"], "its owner's are not among them"
+    fitted = add_expert(session, "y", fitted=(rows["y"].digest, trunk.digest))
+    assert compared(fitted.digest) == [], "only its MLPs are used"
+    assert not experts.accept(session, new.digest, ["a"]), "another came meanwhile"
+    assert new.state is ExpertState.RECEIVED
+    for domain in ("x", "y", "z", "w"):
+        withdraw_expert(session, rows[domain], serve=True)
+    assert compared(rows["b"].digest) == ["new"] or compared(rows["b"].digest) == ["a"], "else its owner's own"
+    assert experts.accept(session, new.digest, [rows["a"].digest])
 
 
 def test_the_reference_is_the_oldest_of_those_with_the_longest_vocabulary(joining: Joining) -> None:
