@@ -35,7 +35,10 @@ from pydantic import Field, TypeAdapter, ValidationError, field_validator, model
 from moerge_proto.digests import Digest, Name, canonical_json
 from moerge_proto.messages import Message
 
-MAX_HEADER_BYTES = 64 * 2**20
+MAX_SHARDS = 100_000
+"""In one contribution."""
+MAX_HEADER_BYTES = 8 * 2**20
+"""Room for that many shards, and 4096 layers."""
 MAX_TOKENS = 2**36
 """The exponents leave room for this many tokens, in one contribution and in the sum of all (see `exponent`)."""
 MAX_TRUNK_TOKENS = 2**30
@@ -84,7 +87,7 @@ class _Manifest(Message):
     exponents: list[Annotated[int, Field(ge=-512, le=512)]]
     tokens: int = Field(ge=1, le=MAX_TOKENS)
     documents: int = Field(ge=1)
-    shards: list[Digest] = Field(min_length=1)
+    shards: list[Digest] = Field(min_length=1, max_length=MAX_SHARDS)
 
     @field_validator("shards")
     @classmethod

@@ -11,6 +11,7 @@ import httpx
 
 from moerge.cli.common import wait
 from moerge.client.client import Client
+from moerge.documents.shards import enough
 from moerge.experts.fitting import fit as fit_expert
 from moerge.models.batches import batches
 from moerge.models.dense import domain_model
@@ -124,20 +125,28 @@ def honest(
     split: str = "statistics",
     fitted: Expert | None = None,
 ) -> tuple[RouterManifest, ShardSums]:
-    """What the member's worker would send: sums over the fixed rows, and their manifest; with `fitted`, for that one,
+    """What the member's worker would send: sums over the fixed rows, which several shards hold several
+    times, and their manifest; with `fitted`, for that one,
     which is the member's folder then.
     """
     model, gains = domain_model(member.folder, trunk_path(server, trunk))
-    sums = shard_sums(model, gains, trunk.exponents, batches(all_counted(ROWS), 512), len(ROWS))
+    rows = ROWS if shards == 1 else _enough(ROWS, shards * enough(trunk.hidden_size))
+    sums = shard_sums(model, gains, trunk.exponents, batches(all_counted(rows), 512), len(rows))
     name = (fitted or registered(member)).digest
     manifest = router_manifest(member.name, name, member.domain, trunk, StatisticsSettings(), split)
     names = sorted(sha256_hex(f"{member.domain} {first + n}".encode()) for n in range(shards))
     return manifest.model_copy(update={"tokens": sums.tokens, "documents": sums.documents, "shards": names}), sums
 
 
+def _enough(rows: list[list[int]], tokens: int) -> list[list[int]]:
+    """The rows, as often as so many tokens take."""
+    return rows * -(-tokens // sum(map(len, rows)))
+
+
 def honest_trunk(member: Member, rows: list[list[int]] = ROWS) -> tuple[TrunkManifest, ShardSums]:
-    """What the member's worker would send for trunks."""
+    """What the member's worker would send for trunks, over text of these rows."""
     own = DenseExpert(member.domain, member.folder)
+    rows = _enough(rows, enough(own.config.hidden_size))
     manifest = trunk_manifest(member.name, own, registered(member).digest, StatisticsSettings())
     sums = TrunkPass(member.folder, manifest.exponents).load()(batches(all_counted(rows), 512), len(rows))
     names = [sha256_hex(member.domain.encode())]

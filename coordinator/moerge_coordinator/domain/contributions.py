@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from moerge.documents.shards import enough
 from moerge.errors import ContributionError
 from moerge.models.bounds import attention_size, input_bounds, input_exponents
 from moerge.models.config import read_config
@@ -23,7 +24,14 @@ from moerge_proto.contributions import Contribution, NewContribution
 from moerge_proto.experts import ExpertState
 from moerge_proto.owners import Identity
 from moerge_proto.problems import ProblemType
-from moerge_proto.statistics_file import Manifest, RouterManifest, StatisticsFile, StatisticsFileError, TrunkManifest
+from moerge_proto.statistics_file import (
+    MAX_TOKENS,
+    Manifest,
+    RouterManifest,
+    StatisticsFile,
+    StatisticsFileError,
+    TrunkManifest,
+)
 
 _AT_ONCE = 500  # parameters of one query
 
@@ -57,6 +65,7 @@ def check(ports: Ports, caller: Identity, sha256: str) -> list[str]:
     """
     with _opened(ports, sha256) as file:
         manifest = file.manifest
+        _require_plausible(manifest)
         with ports.database.reading() as session:
             expert = _ready_expert(session, caller, manifest)
             if isinstance(manifest, TrunkManifest):
@@ -68,6 +77,21 @@ def check(ports: Ports, caller: Identity, sha256: str) -> list[str]:
         _require_sizes(manifest, {"hidden_size": trunk.hidden_size, "layers": trunk.layers})
         normalised = FAMILIES[trunk.family].gain is not None
         return validate(file, trunk.exponents, trunk.bounds, normalised=normalised)
+
+
+def _require_plausible(manifest: Manifest) -> None:
+    """Requires counts that `moerge.documents.shards.plan` can give, and text enough for a trunk contribution."""
+    tokens, most, least = manifest.tokens, manifest.settings.tokens_per_document, enough(manifest.hidden_size)
+    if most is not None and tokens > manifest.documents * most:
+        found = f"{tokens} tokens in {manifest.documents} documents, of each of which {most} count at most"
+        raise ContributionError(found, where="manifest.tokens", todo="compute the contribution again")
+    if isinstance(manifest, TrunkManifest):
+        if tokens < least:
+            todo = f"give more text: a trunk contribution needs 64 x {manifest.hidden_size} tokens"
+            raise ContributionError(f"{tokens} tokens; expected at least {least}", where="manifest.tokens", todo=todo)
+    elif len(manifest.shards) > max(1, tokens // least):
+        found = f"{len(manifest.shards)} shards of {tokens} tokens; a shard holds at least {least}, or all there is"
+        raise ContributionError(found, where="manifest.shards", todo="compute the contribution again")
 
 
 def _opened(ports: Ports, sha256: str) -> StatisticsFile:
@@ -141,6 +165,7 @@ def accept(ports: Ports, new: NewContribution, warnings: Sequence[str]) -> Contr
                 _supersede(session, digest, manifest)
             _require_one_expert(session, manifest)
             _require_unclaimed(session, manifest)
+            _require_room(session, manifest)
         else:
             _supersede_trunk_sums(session, new.supersedes, manifest)
         row = row or ContributionRow(digest=new.sha256)
@@ -214,6 +239,20 @@ def _require_one_expert(session: Session, manifest: RouterManifest) -> None:
         found = f"contribution {other.digest} counts, which is of another expert of the domain, {other.expert}"
         todo = "name it in supersedes, if this one is to take its place"
         raise RefusedError(ProblemType.CONFLICT, found, where="supersedes", todo=todo)
+
+
+def _require_room(session: Session, manifest: RouterManifest) -> None:
+    """Requires that the sums of all contributions, whose integers are added, can't overflow."""
+    query = select(ContributionRow).where(
+        ContributionRow.active, ContributionRow.trunk == manifest.trunk, ContributionRow.split == manifest.split
+    )
+    rows = session.scalars(query).all()
+    if (total := manifest.tokens + sum(row.tokens for row in rows)) > MAX_TOKENS:
+        found = f"{total} tokens with those of all other contributions; there is room for {MAX_TOKENS}"
+        if most := max(rows, key=lambda row: row.tokens, default=None):
+            found += f". Contribution {most.digest} of owner {most.owner!r} has most of them, {most.tokens}"
+        todo = "send fewer tokens, or the operator withdraws a contribution"
+        raise RefusedError(ProblemType.CONFLICT, found, where="manifest.tokens", todo=todo)
 
 
 def _require_unclaimed(session: Session, manifest: RouterManifest) -> None:

@@ -166,12 +166,12 @@ def _known(session: Session, new: NewExpert, digest: str, *, own: bool) -> Exper
         if row.digest != digest and (row.fitted_from, row.fitted_to) != place:
             continue
         same = (row.domain, row.digest, row.fitted_from, row.fitted_to) == (domain, digest, *place)
-        if same and (row.source is None or row.state is not ExpertState.REFUSED):
+        if same and not _may_try_again(session, row):
             if own and new.fitted is None:
                 for each in (row, *fitted_from(session, digest)):
                     each.redistribute = new.redistribute
             return message(Expert, row)
-        if row.state is ExpertState.REFUSED:  # a source may have been mended
+        if row.state is ExpertState.REFUSED:
             session.delete(row)
             session.flush()
         elif row.domain == domain and row.digest == digest:
@@ -187,6 +187,14 @@ def _known(session: Session, new: NewExpert, digest: str, *, own: bool) -> Exper
             raise RefusedError(ProblemType.CONFLICT, found, where="files", todo="one expert speaks for one domain")
     _require_fitted(session, new)
     return None
+
+
+def _may_try_again(session: Session, row: ExpertRow) -> bool:
+    """Whether it was refused, and a check may come out differently: its source may have been mended; or it was uploaded
+    anew, and other experts or a setting may have changed.
+    """
+    held = all(session.get(HoldingRow, (row.owner, file.sha256)) is not None for file in row.files)
+    return row.state is ExpertState.REFUSED and (row.source is not None or held)
 
 
 def _place(new: NewExpert) -> tuple[str | None, str | None]:

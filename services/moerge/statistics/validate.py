@@ -92,6 +92,13 @@ def _validate_gram(
     rounding = len(manifest.shards) * size * 2.0 ** -(exponent + 1)
     steps = max(manifest.settings.batch_tokens, manifest.settings.context)  # a micro-batch holds no more products
     slack = rounding + steps * FLOAT32_EPSILON * trace
+    energy = float(np.linalg.norm(square))
+    if trace - size * slack > math.sqrt(tokens) * (energy + math.sqrt(size) * slack):
+        raise ContributionError(
+            f"has {(trace / energy) ** 2:.4g} equally strong directions, more than {tokens} tokens can have",
+            where=name,
+            todo=_AGAIN,
+        )
     factor, failed = torch.linalg.cholesky_ex(torch.from_numpy(square) + slack * torch.eye(size, dtype=torch.float64))
     if int(failed):
         raise ContributionError(
@@ -103,6 +110,8 @@ def _validate_gram(
 def _validate_cross(name: str, cross: Int64, exponent: int, factor: Tensor, file: StatisticsFile) -> None:
     tokens = file.manifest.tokens
     _require_room(name, cross)
+    if not cross.any():
+        raise ContributionError("the sum of all features is zero, so no router follows", where=name, todo=_AGAIN)
     total = torch.from_numpy(to_floats(cross, exponent))[:, None]
     energy = float((total * torch.cholesky_solve(total, factor)).sum())
     if energy > TRACE_SLACK * tokens:

@@ -8,7 +8,7 @@ from moerge.documents.shards import enough
 from moerge.errors import MoergeError
 from moerge_proto.digests import digest_of
 from moerge_proto.progress import Stage
-from moerge_proto.statistics_file import Manifest, StatisticsFile, TrunkManifest
+from moerge_proto.statistics_file import MAX_SHARDS, Manifest, StatisticsFile, TrunkManifest
 from moerge_workers.data.splits import Data
 from moerge_workers.leaving.ledger import Ledger, Sent
 from moerge_workers.settings import Settings
@@ -117,6 +117,11 @@ class Planner:
         if not plan.sizes and self.blank.split == "statistics" and (plan.replaces or plan.differs is None):
             todo = "check what --text-field or --chat names, and the shares"
             raise MoergeError("no document has a token that counts", where="--data", todo=todo)
+        if (shards := len(plan.sizes) + len(plan.sent) * self.grows) > MAX_SHARDS:
+            todo = "name fewer files; those of a later run are a further contribution"
+            raise MoergeError(
+                f"{shards:,} shards; a contribution has {MAX_SHARDS:,} at most", where="--data", todo=todo
+            )
         if not plan.sizes and plan.replaces:
             self.ledger.forget()
         return bool(plan.sizes) and self._is_large_enough(plan)

@@ -18,11 +18,11 @@ from moerge_proto.contributions import Contribution, NewContribution
 from moerge_proto.digests import sha256_hex
 from moerge_proto.owners import Role
 from moerge_proto.problems import ProblemType
-from moerge_proto.statistics_file import RouterManifest, StatisticsSettings, TrunkManifest, exponent
+from moerge_proto.statistics_file import MAX_TOKENS, RouterManifest, StatisticsSettings, TrunkManifest, exponent
 from support.rows import add_expert, add_trunk
 from support.statistics import LAYERS, honest_sums, manifest_of, written
 
-HIDDEN, TOKENS = 8, 64
+HIDDEN, TOKENS = 8, 512
 
 
 @dataclass
@@ -126,6 +126,34 @@ def test_a_contribution_of_the_domain_s_other_expert_must_be_superseded(law: Law
     assert law.active() == [fitted.digest]
 
 
+def test_counts_that_no_worker_sends_are_refused(law: Law) -> None:
+    """8 documents of 64 tokens make one shard of 64 H."""
+    settings = StatisticsSettings(tokens_per_document=64)
+    assert law.check(law.file(documents=8, settings=settings)) == []
+    for change, where in (
+        ({"documents": 7, "settings": settings}, "manifest.tokens"),
+        ({"documents": 2, "shards": ["1" * 64, "2" * 64]}, "manifest.shards"),
+    ):
+        with pytest.raises(MoergeError) as caught:
+            law.check(law.file(**change))
+        assert caught.value.where == where
+    with pytest.raises(MoergeError, match="511 tokens; expected at least 512"):
+        law.check(law.trunk_file(511))
+
+
+def test_all_tokens_under_a_trunk_have_room_in_the_integers(law: Law) -> None:
+    first = law.send(law.file(0))
+    most = law.file(1, tokens=MAX_TOKENS - TOKENS)
+    too_many = law.file(2, tokens=MAX_TOKENS - TOKENS + 1)
+    with pytest.raises(RefusedError, match=f"{first.digest} of owner 'law-owner' has most of them, 512") as caught:
+        law.send(too_many)
+    assert caught.value.where == "manifest.tokens"
+    law.send(most)
+    with pytest.raises(RefusedError, match="there is room for"):
+        law.send(law.file(3))
+    assert law.send(law.file(3, split="tuning")).active, "splits are not added"
+
+
 def test_an_expert_has_one_active_trunk_contribution(law: Law) -> None:
     first, second = law.trunk_file(1), law.trunk_file(2)
     contributions.accept(law.ports, NewContribution(sha256=first), [])
@@ -145,7 +173,7 @@ def test_a_fitted_expert_contributes_under_its_own_trunk_only(law: Law) -> None:
         law.check(law.file())
     assert caught.value.where == "manifest.expert"
     with pytest.raises(MoergeError, match="so it isn't merged into one") as caught:
-        law.check(law.trunk_file())
+        law.check(law.trunk_file(512))
     assert caught.value.todo == f"send it for {trained}"
 
 

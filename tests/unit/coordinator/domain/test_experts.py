@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from sqlalchemy import select
+from sqlalchemy import delete, select
 from sqlalchemy.orm import Session
 
 from moerge.blobs.local import LocalBlobs
@@ -131,12 +131,17 @@ def test_a_domain_has_one_expert_and_an_expert_one_domain(joining: Joining) -> N
     assert (again.number, again.withdrawn) == (law.number, None), "the same one comes again"
 
 
-def test_a_refused_expert_makes_room_and_one_from_a_source_is_tried_again(joining: Joining) -> None:
+def test_a_refused_expert_makes_room_and_is_tried_again_once_its_files_are_there(joining: Joining) -> None:
     first = joining.register("law", joining.uploaded("law-owner", joining.models(1)))
     with joining.ports.database.transaction("test") as session:
         experts.refuse(session, first.digest, FOUND)
-    files = joining.uploaded("law-owner", joining.models(1))
-    assert joining.register("law", files).problem == FOUND, "its content is the same, so it is refused still"
+        session.execute(delete(HoldingRow))
+    files = {file.name: file.sha256 for file in first.files}
+    assert joining.register("law", files).problem == FOUND, "it was not uploaded again"
+    again = joining.register("law", joining.uploaded("law-owner", joining.models(1)))
+    assert (again.digest, again.state) == (first.digest, ExpertState.RECEIVED), "the others, or a setting, may differ"
+    with joining.ports.database.transaction("test") as session:
+        experts.refuse(session, first.digest, FOUND)
     with pytest.raises(IncompatibleExpertError):
         joining.register("law", joining.uploaded("law-owner", joining.models(2, attention_bias=True)))
     assert list(joining.rows()) == []

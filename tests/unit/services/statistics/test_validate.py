@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from moerge.errors import ContributionError
@@ -35,6 +35,7 @@ def test_every_honest_contribution_passes(
 ) -> None:
     """Also with fewer tokens than dimensions, repeated tokens, and features in few directions."""
     sums = honest_sums(hidden, tokens, shards, rank, seed)
+    assume(sums.arrays["layers.0.cross"].any())  # of a single direction they may cancel out
     path = written(tmp_path_factory.mktemp("honest") / "file", manifest_of(sums, shards), sums)
     assert check(path, hidden) == []
 
@@ -60,12 +61,26 @@ def enormous(sums: ShardSums) -> None:
     sums.arrays["layers.1.gram"][3] = 2**62
 
 
+def zero(sums: ShardSums) -> None:
+    sums.arrays["layers.1.cross"][:] = 0
+
+
+def round_as_of_many(sums: ShardSums) -> None:
+    """The same trace in every direction."""
+    packed = sums.arrays["layers.1.gram"]
+    corners = [row * 8 - row * (row - 1) // 2 for row in range(8)]
+    trace = packed[corners].sum()
+    packed[:] = 0
+    packed[corners] = trace // 8
+
+
 @pytest.mark.parametrize(
     ("change", "where", "what"),
     [
         (tripled, "layers.1.gram", "trace"),
         (negative, "layers.1.gram", "semidefinite"),
         (outside, "layers.1.cross", "exceeds the"),
+        (zero, "layers.1.cross", "zero"),
         (enormous, "layers.1.gram", r"2\*\*62"),
     ],
 )
@@ -93,3 +108,12 @@ def test_a_trace_under_half_of_the_expected_is_a_warning(tmp_path: Path) -> None
     sums.arrays["layers.0.cross"] //= 3
     [warning] = check(written(tmp_path / "file", manifest_of(sums, 1), sums), 8)
     assert warning.startswith("layers.0.gram: trace")
+
+
+@pytest.mark.parametrize("tokens", [1, 4])
+def test_a_gram_of_more_directions_than_tokens_is_refused(tmp_path: Path, tokens: int) -> None:
+    sums = honest_sums(8, tokens, 1, 8, 0)
+    round_as_of_many(sums)
+    with pytest.raises(ContributionError, match=f"8 equally strong directions, more than {tokens} tokens") as caught:
+        check(written(tmp_path / "file", manifest_of(sums, 1), sums), 8)
+    assert caught.value.where == "layers.1.gram"
