@@ -11,7 +11,16 @@ import pytest
 
 from moerge_proto.contributions import Contribution
 from moerge_proto.workflows import WorkflowState
-from support.federation import SILENT, Federation, Member, eventually, federation_of, honest, honest_trunk
+from support.federation import (
+    SILENT,
+    Federation,
+    Member,
+    eventually,
+    federation_of,
+    honest,
+    honest_trunk,
+    send_trunk,
+)
 from support.statistics import written
 
 TRUNK = {
@@ -80,6 +89,27 @@ def test_a_contribution_that_counts_is_checked_no_more(federation: Federation) -
     again = earlier(federation, law, "put", f"/contributions/{sent.digest}", {"software": {"other": "1"}})
     assert (again.status_code, again.json()["state"], again.json()["result"]) == (202, "done", sent.digest)
     assert len(list(federation.operator.workflows())) == before
+
+
+def test_a_trunk_of_an_earlier_revision_serves_on_and_is_not_taken_for_a_new_one(federation: Federation) -> None:
+    law = federation.members["law"]
+    sums = written(federation.folder / "trunk", *honest_trunk(law))
+    send_trunk(law, sums, *(row.digest for row in law.client.contributions("trunk") if row.active))
+    new = federation.merge(method="regmean")
+    federation.server.stop()
+    with closing(sqlite3.connect(federation.server.home / "coordinator.sqlite")) as database, database:
+        earlier_one = "UPDATE trunks SET revision = 1, digest = ? WHERE digest = ?"
+        assert database.execute(earlier_one, ["1" * 64, new.digest]).rowcount == 1
+    federation.server.start()
+    old = federation.trunk()
+    assert (old.digest, old.current) == ("1" * 64, True)
+    federation.contribute(old, first=40)
+    version = federation.solve()
+    again = federation.merge(method="regmean")
+    assert (again.digest, again.current) == (new.digest, True), "merged anew, by the formula of this build"
+    assert {each.digest for each in federation.operator.trunks()} >= {old.digest, new.digest}
+    assert federation.operator.version(version.number) == version
+    assert (federation.version(version.number) / "model-trunk.safetensors").is_file()
 
 
 def test_workflows_that_ran_when_an_earlier_build_stopped_start_anew(federation: Federation) -> None:

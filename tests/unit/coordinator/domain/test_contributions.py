@@ -130,12 +130,12 @@ def test_counts_that_no_worker_sends_are_refused(law: Law) -> None:
     """8 documents of 64 tokens make one shard of 64 H."""
     settings = StatisticsSettings(tokens_per_document=64)
     assert law.check(law.file(documents=8, settings=settings)) == []
-    for change, where in (
-        ({"documents": 7, "settings": settings}, "manifest.tokens"),
-        ({"documents": 2, "shards": ["1" * 64, "2" * 64]}, "manifest.shards"),
+    for sent, where in (
+        (law.file(documents=7, settings=settings), "manifest.tokens"),
+        (law.file(shards=2, tokens=2 * TOKENS - 1), "manifest.shards"),
     ):
         with pytest.raises(MoergeError) as caught:
-            law.check(law.file(**change))
+            law.check(sent)
         assert caught.value.where == where
     with pytest.raises(MoergeError, match="511 tokens; expected at least 512"):
         law.check(law.trunk_file(511))
