@@ -85,7 +85,7 @@ def test_law_4_an_expert_has_one_trunk_contribution_and_another_must_supersede_i
         send_trunk(owners.law, other)
     second = send_trunk(owners.law, other, first.digest)
     assert [row.active for row in owners.law.client.contributions("trunk")] == [False, True]
-    assert second.tokens == 3
+    assert second.tokens != first.tokens
 
 
 def test_law_4_registering_again_changes_nothing_and_another_expert_is_refused(owners: Owners, tmp_path: Path) -> None:

@@ -200,9 +200,9 @@ def _least_squares(
 
 def _shares(piece: Piece, files: Sequence[StatisticsFile]) -> Tensor:
     """[owners, rows] float64: the owners' shares of each row by `row_shares`."""
-    counts = torch.stack([_counts(file)[piece.start :][: len(piece.tensors[0])] for file in files])
-    vocabulary = max(file.manifest.vocab_size for file in files)
-    return row_shares(counts, torch.tensor([file.manifest.tokens for file in files]), vocabulary)
+    counts = [_counts(file) for file in files]
+    rows = torch.stack([each[piece.start :][: len(piece.tensors[0])] for each in counts])
+    return row_shares(rows, torch.tensor([file.manifest.tokens for file in files]), max(map(len, counts)))
 
 
 def row_shares(counts: Tensor, tokens: Tensor, vocabulary: int) -> Tensor:
