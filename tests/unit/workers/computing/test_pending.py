@@ -11,11 +11,13 @@ from hypothesis import settings as examples
 from hypothesis import strategies as st
 
 from moerge.documents.shards import Shard
+from moerge.errors import MoergeError
 from moerge.statistics.accumulate import ShardSums
 from moerge.statistics.passes import RouterPass, TrunkPass
-from moerge_proto.statistics_file import RouterManifest, StatisticsFile, StatisticsSettings, TrunkManifest
+from moerge_proto.statistics_file import MAX_SHARDS, RouterManifest, StatisticsFile, StatisticsSettings, TrunkManifest
 from moerge_workers.computing.actors import Slot
 from moerge_workers.computing.pending import PendingStatistics
+from moerge_workers.computing.plan import Plan, Planner, Size
 from moerge_workers.data.splits import Data
 from moerge_workers.leaving.ledger import Ledger
 from moerge_workers.settings import Settings
@@ -226,3 +228,22 @@ def test_documents_that_go_while_a_group_is_computed_are_in_none(owner: Owner, t
         assert found == owner.contribute(tmp_path / "b", "router", 1, NEVER) != owner.whole["router"]
     finally:
         owner.data.write_text(before)
+
+
+def test_more_shards_than_a_contribution_holds_are_refused_before_anything_is_computed(tmp_path: Path) -> None:
+    settings = Settings(
+        coordinator="",
+        token="",
+        domain="law",
+        expert=expert(tmp_path / "expert", 1),
+        data=[str(texts(tmp_path / "texts.jsonl", 1, 9))],
+        home=tmp_path,
+    )
+    sizes = {f"{number:064x}": Size(1, 2048) for number in range(MAX_SHARDS)}
+    events = Events(Status(tmp_path, "law", ""), Lines())
+    with closing(Ledger(tmp_path / "ledger.sqlite")) as ledger:
+        router, trunk = (Planner(settings, Data(settings, print), events, blank, ledger) for blank in (ROUTER, TRUNK))
+        plan = Plan(sizes, frozenset(["f" * 64]), replaces=False, differs=None)
+        assert router.is_worth_sending(plan), "those that were sent are in another file"
+        with pytest.raises(MoergeError, match="100,001 shards; a contribution has 100,000 at most"):
+            trunk.is_worth_sending(plan)
