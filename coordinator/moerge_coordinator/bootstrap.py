@@ -56,6 +56,7 @@ from moerge_coordinator.storage.references import collect
 from moerge_coordinator.storage.tables import TokenRow
 from moerge_coordinator.workflows.leader import Leader, beside_others
 from moerge_coordinator.workflows.runner import APPLICATION_VERSION, EXECUTOR_ID, QUEUE, Workflows
+from moerge_coordinator.workflows.serialization import refuse_pickle
 from moerge_coordinator.workflows.text_routing import TextRouter
 from moerge_proto.owners import NewToken, Role, Token
 
@@ -169,6 +170,7 @@ def workflows_run(settings: Settings, database: Database, blobs: Blobs, workflow
 
 def workflow_client(settings: Settings) -> DBOSClient:
     """Queues workflows and reads how they go, beside whichever process runs them."""
+    refuse_pickle()
     DBOS.migrate(settings.workflow_database)
     client = DBOSClient(
         system_database_url=settings.workflow_database,
@@ -273,10 +275,11 @@ def make_state(
 
 
 def dbos_config(settings: Settings) -> DBOSConfig:
+    refuse_pickle()
     return DBOSConfig(
         name=APPLICATION,
         system_database_url=settings.workflow_database,
-        serializer=DBOSPortableJSONSerializer(),  # the default one unpickles
+        serializer=DBOSPortableJSONSerializer(),
         executor_id=EXECUTOR_ID,
         application_version=APPLICATION_VERSION,
         enable_otlp=False,

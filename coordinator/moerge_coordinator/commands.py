@@ -47,11 +47,13 @@ def serve(home: Home, host: Host = None, port: Port = None) -> None:
     from moerge_coordinator.bootstrap import make_app, only_one
     from moerge_coordinator.rest.state import Traffic
     from moerge_coordinator.settings import read_settings
+    from moerge_coordinator.storage.workflow_rows import require_json
 
     settings = _overridden(read_settings(home), host, port)
     log.configure()
     traffic = Traffic()
     with only_one(settings):
+        require_json(settings.workflow_database)
         server.serve(make_app(settings, traffic), traffic, settings)
 
 
@@ -126,7 +128,7 @@ def verify(home: Home) -> None:
 
     settings = read_settings(home)
     with closing(open_database(settings.database)) as database:
-        found = verifying.verify(database, stores(settings)[0], home, progress())
+        found = verifying.verify(settings, database, stores(settings)[0], progress())
     if found:
         _show(found)
     damaged = sum(each.damage for each in found)

@@ -141,8 +141,9 @@ def home(backup: Path, tmp_path: Path) -> Path:
 
 
 def findings(home: Path) -> list[Finding]:
-    with closing(open_database(read_settings(home).database)) as database:
-        return verify(database, LocalBlobs(home / "blobs"), home, SILENT)
+    settings = read_settings(home)
+    with closing(open_database(settings.database)) as database:
+        return verify(settings, database, LocalBlobs(home / "blobs"), SILENT)
 
 
 def expert_blob(home: Path) -> Path:

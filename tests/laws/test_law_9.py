@@ -1,11 +1,18 @@
 """Law 9: nothing is ever unpickled."""
 
 import ast
-from collections.abc import Iterator
+import base64
+import os
+import pickle
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import dbos
+import pytest
 from dbos import DBOSPortableJSONSerializer
+from dbos._serialization import deserialize_args, deserialize_exception, deserialize_value
 
+from moerge.errors import MoergeError
 from moerge_coordinator.bootstrap import dbos_config
 from moerge_coordinator.settings import Settings
 
@@ -38,3 +45,32 @@ def test_law_9_no_source_imports_a_pickler_or_loads_a_pickle() -> None:
 
 def test_law_9_workflows_are_kept_as_json(tmp_path: Path) -> None:
     assert isinstance(dbos_config(Settings(home=tmp_path))["serializer"], DBOSPortableJSONSerializer)
+
+
+class Payload:
+    """Unpickled, it makes a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.mkdir, (str(self.folder),)
+
+
+@pytest.mark.parametrize("read", [deserialize_value, deserialize_args, deserialize_exception])
+def test_law_9_a_row_that_says_pickle_is_not_unpickled(tmp_path: Path, read: Callable[..., object]) -> None:
+    """The attack on a real coordinator is in tests/attacks/test_database.py."""
+    serializer = dbos_config(Settings(home=tmp_path))["serializer"]
+    pickled = base64.b64encode(pickle.dumps(Payload(tmp_path / "ran"))).decode()
+    with pytest.raises(MoergeError, match="a pickle"):
+        read(pickled, "py_pickle", serializer)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_law_9_dbos_has_one_place_that_unpickles() -> None:
+    """`refuse_pickle` replaces it."""
+    sources = Path(dbos.__file__).parent
+    text = {path.name: path.read_text(encoding="utf-8") for path in sources.rglob("*.py")}
+    loads = {name: each.count("pickle.load") for name, each in text.items() if "pickle.load" in each}
+    assert loads == {"_serialization.py": 1}
+    assert {name for name, each in text.items() if "import pickle" in each} == {"_serialization.py"}

@@ -236,8 +236,9 @@ def _fill(source: Path, made: Backup, home: Path, progress: Progress) -> None:
 
 
 def _require_whole(home: Path, progress: Progress) -> None:
-    with closing(open_database(read_settings(home).database)) as database:
-        damage = [each for each in verify(database, LocalBlobs(home / "blobs"), home, progress) if each.damage]
+    settings = read_settings(home)
+    with closing(open_database(settings.database)) as database:
+        damage = [each for each in verify(settings, database, LocalBlobs(home / "blobs"), progress) if each.damage]
     if damage:
         found = f"{damage[0].what}, needed by {', '.join(damage[0].needed_by)}; {len(damage)} such findings"
         raise MoergeError(found, where=damage[0].file, todo="use another backup")

@@ -17,6 +17,7 @@ from sqlalchemy.exc import OperationalError, SQLAlchemyError
 from moerge.errors import MoergeError
 from moerge_coordinator.settings import Settings, load
 from moerge_coordinator.storage.database import unknown_revision, unreachable
+from moerge_coordinator.storage.workflow_rows import require_json
 
 _LEAST_FREE = 2 * 2**30
 LOCK = "coordinator.lock"
@@ -83,6 +84,10 @@ def _schema(settings: Settings) -> Iterator[MoergeError]:
     if revision is not None:
         todo = "install the moerge that last ran here, or a newer one; or restore a backup of before"
         yield MoergeError(f"its schema {revision} is newer than this build", where=where, todo=todo)
+    try:
+        require_json(settings.workflow_database)
+    except MoergeError as error:
+        yield error
 
 
 def _tls(settings: Settings) -> Iterator[MoergeError]:

@@ -14,6 +14,7 @@ from moerge.files import file_sha256
 from moerge.models.expert_folder import expert_digest
 from moerge.progress import Progress, Tracker
 from moerge.trunk.merge import trunk_digest
+from moerge_coordinator.settings import Settings
 from moerge_coordinator.storage.database import Database
 from moerge_coordinator.storage.messages import trunk_lineage
 from moerge_coordinator.storage.references import needed
@@ -26,6 +27,7 @@ from moerge_coordinator.storage.tables import (
     UploadRow,
     VersionRow,
 )
+from moerge_coordinator.storage.workflow_rows import TODO, foreign_rows
 from moerge_proto.digests import canonical_json, digest_of, sha256_hex
 from moerge_proto.experts import ExpertState
 
@@ -116,15 +118,15 @@ def folders(session: Session) -> dict[str, tuple[str, dict[str, str]]]:
     }
 
 
-def verify(database: Database, blobs: Blobs, home: Path, progress: Progress) -> list[Finding]:
+def verify(settings: Settings, database: Database, blobs: Blobs, progress: Progress) -> list[Finding]:
     """Reads every blob, row and folder of a home and tells what is missing, altered or litter.
 
     A coordinator may serve meanwhile; what it removes or adds while this runs is not reported as damage.
     """
-    listed = dict(blobs.digests())
+    home, listed = settings.home, dict(blobs.digests())
     with database.reading() as session:
         required, places = required_blobs(session), folders(session) if blobs.lasting else {}
-        found = list(_altered_rows(session))
+        found = [*_foreign_values(settings), *_altered_rows(session)]
     total = sum(size for digest, size in listed.items() if digest in required)
     with progress.track(f"verifying {len(required)} blobs", total, "B") as tracker:
         for digest, users in required.items():
@@ -168,6 +170,11 @@ def _folder_findings(home: Path, place: str, user: str, files: Mapping[str, str]
     present = {path.name for path in (home / place).iterdir()} if (home / place).is_dir() else set()
     for name in sorted(present - files.keys()):
         yield Finding("altered", f"{place}/{name}", "", (user,), "remove it: no row names it")
+
+
+def _foreign_values(settings: Settings) -> Iterator[Finding]:
+    for foreign in foreign_rows(settings.workflow_database):
+        yield Finding("altered", "the workflow database", "", (foreign.what,), TODO)
 
 
 def _altered_rows(session: Session) -> Iterator[Finding]:

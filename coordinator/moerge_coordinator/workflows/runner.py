@@ -132,7 +132,12 @@ class Workflows:
     def find_own(self, id_: str, owner: str) -> Workflow | None:
         """The workflow, if it takes in a contribution of this owner."""
         found = next(iter(self._list(workflow_ids=[id_])), None)
-        if found is None or found.input is None or _kind(found) != "contribution" or found.input["args"][0] != owner:
+        if (
+            found is None
+            or not isinstance(found.input, dict)
+            or _kind(found) != "contribution"
+            or found.input["args"][0] != owner
+        ):
             return None
         return _workflow(found)
 
@@ -148,7 +153,7 @@ class Workflows:
         None if there is none, it didn't fail, or it refused an expert or a contribution, whose files are gone.
         """
         found = next(iter(self._list(workflow_ids=[id_])), None)
-        if found is None or found.input is None or _workflow(found).state is not WorkflowState.FAILED:
+        if found is None or not isinstance(found.input, dict) or _workflow(found).state is not WorkflowState.FAILED:
             return None
         given = found.input["args"]
         match _kind(found):
@@ -205,7 +210,7 @@ def _workflow(status: WorkflowStatus) -> Workflow:
     """DBOS's status as a message."""
     id_ = status.workflow_id
     output: Any = status.output
-    if status.status == "SUCCESS":
+    if status.status == "SUCCESS" and isinstance(output, dict):
         if "problem" in output:
             return Workflow(id=id_, state=WorkflowState.FAILED, problem=Problem.model_validate(output["problem"]))
         return Workflow(id=id_, state=WorkflowState.DONE, result=output["result"])

@@ -1,0 +1,58 @@
+"""The formats of the values in DBOS's database: JSON, or a sign of an attack."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from sqlalchemy import column, create_engine, inspect, make_url, select, table
+
+from moerge.errors import MoergeError
+
+TODO = "restore an earlier backup: the workflow database was changed from outside"
+_JSON = "portable_json"
+_SCHEMA = "dbos"  # on PostgreSQL
+
+
+@dataclass(frozen=True)
+class Foreign:
+    """A row whose values are not JSON; `row` is its key, such as a workflow's id."""
+
+    table: str
+    row: str
+    format: str
+
+    @property
+    def what(self) -> str:
+        return f"row {self.row!r} of table {self.table} has values of format {self.format!r}, not {_JSON!r}"
+
+
+def require_json(url: str) -> None:
+    """Checks the format of every row of the database at `url`.
+
+    Raises:
+        MoergeError: one is not JSON; names the table and the row.
+    """
+    for foreign in foreign_rows(url):
+        raise MoergeError(foreign.what, where="the workflow database", todo=TODO)
+
+
+def foreign_rows(url: str) -> Iterator[Foreign]:
+    """The rows whose values are not JSON; none where there is no database yet."""
+    address = make_url(url)
+    if address.drivername == "postgresql":
+        engine, schema = create_engine(address.set(drivername="postgresql+psycopg")), _SCHEMA
+    elif not Path(address.database or "").exists():
+        return
+    else:
+        engine, schema = create_engine(f"sqlite:///file:{address.database}?mode=ro&uri=true"), None
+    try:
+        tables = inspect(engine)
+        for name in sorted({*tables.get_table_names(schema), *tables.get_view_names(schema)}):
+            columns = [each["name"] for each in tables.get_columns(name, schema)]
+            if "serialization" in columns:
+                key, form = column(columns[0]), column("serialization")
+                query = select(key, form).select_from(table(name, schema=schema)).where(form != _JSON)
+                with engine.connect() as connection:
+                    yield from (Foreign(name, str(row), str(format_)) for row, format_ in connection.execute(query))
+    finally:
+        engine.dispose()
