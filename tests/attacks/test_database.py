@@ -32,13 +32,15 @@ class Payload:
 
 
 def poison(database: Path, folder: Path) -> str:
-    """Turns all values of the newest workflow into pickles, and has it run again; its id."""
+    """Turns all values of the newest workflow into pickles; its id."""
     pickled = base64.b64encode(pickle.dumps(Payload(folder))).decode()
     with closing(sqlite3.connect(database)) as connection, connection:
         [id_] = connection.execute("SELECT workflow_uuid FROM workflow_status ORDER BY created_at DESC").fetchone()
-        values = {"serialization": "py_pickle", "inputs": pickled, "output": pickled, "error": pickled}
-        assigned = ", ".join(f"{name} = :{name}" for name in values)
-        connection.execute(f"UPDATE workflow_status SET {assigned} WHERE workflow_uuid = :id", values | {"id": id_})
+        connection.execute(
+            "UPDATE workflow_status SET serialization = 'py_pickle', inputs = :pickled, output = :pickled,"
+            " error = :pickled WHERE workflow_uuid = :id",
+            {"pickled": pickled, "id": id_},
+        )
     return str(id_)
 
 
