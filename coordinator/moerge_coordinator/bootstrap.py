@@ -29,7 +29,7 @@ from moerge_coordinator.domain.uploads import Uploads
 from moerge_coordinator.metrics import Metrics
 from moerge_coordinator.operation.preflight import LOCK
 from moerge_coordinator.rest import errors, openapi
-from moerge_coordinator.rest.limits import BodyLimit
+from moerge_coordinator.rest.limits import Bodies
 from moerge_coordinator.rest.request_log import Calls
 from moerge_coordinator.rest.routes import (
     aliases,
@@ -226,8 +226,8 @@ def make_app(settings: Settings, traffic: Traffic | None = None, clock: Callable
         redoc_url=None,
         redirect_slashes=False,  # such a redirect names the host that the caller says
     )
-    app.add_middleware(BodyLimit)
-    app.add_middleware(Calls, owner=app)  # the outermost: it sees every answer
+    app.add_middleware(Calls, owner=app)  # it sees every answer
+    app.add_middleware(Bodies)
     errors.install(app)
     openapi.describe(app)
     api = APIRouter(prefix="/v1")

@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 COOKIE, VISITOR = "moerge_session", "moerge_visitor"
 HOURS = 12
 _FIELD = "csrf"
-_MOST_BYTES = 2**20
+_MOST_BYTES = 2**18
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
     "connect-src 'self'; form-action 'self'; frame-ancestors 'none'; base-uri 'none'",
@@ -84,7 +84,7 @@ async def read_form(request: Request) -> Mapping[str, str]:
     """The fields of a form from a page of this session.
 
     Raises:
-        ForeignFormError: the form is from elsewhere, or larger than a MiB.
+        ForeignFormError: the form is from elsewhere, or larger than 256 KiB.
     """
     body = b""
     async for piece in request.stream():

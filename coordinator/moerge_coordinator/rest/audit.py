@@ -1,4 +1,7 @@
-"""The audit log: one row for each call that may change something, written before its answer leaves."""
+"""The audit log: one row for each call that may change something, written before its answer leaves.
+
+Calls without a valid token have no row: strangers could fill the disk, and keep the operator's writes waiting.
+"""
 
 from fastapi import Request
 
@@ -14,12 +17,12 @@ _UNCOUNTED = {
 _LONGEST = 2000
 
 
-def is_audited(method: str, route: str | None) -> bool:
-    """Whether a call belongs into the log: it may change something, and isn't one chunk of many, or progress.
+def is_audited(method: str, route: str | None, status: int) -> bool:
+    """Whether a call belongs into the log: it may change something, has a token, and isn't a chunk, or progress.
 
     A path that is no route can't change anything, so scanners don't fill the log.
     """
-    return method in _MUTATING and route is not None and (method, route) not in _UNCOUNTED
+    return status != 401 and method in _MUTATING and route is not None and (method, route) not in _UNCOUNTED
 
 
 def record(database: Database, request: Request, path: str, status: int) -> None:

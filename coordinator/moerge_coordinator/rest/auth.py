@@ -1,14 +1,21 @@
-"""Authentication: a bearer token turned into an identity, and the roles that each route lets pass."""
+"""Authentication: a bearer token turned into an identity, and the roles of each route.
 
-from typing import Annotated, Protocol, cast
+Both are checked before a byte of the body is read.
+"""
 
-from fastapi import Depends, Request
+from collections.abc import Callable, Coroutine
+from typing import Annotated, Any, Protocol, cast
+
+from fastapi import Depends, Request, Response
+from fastapi.routing import APIRoute
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from sqlalchemy import select
+from starlette.concurrency import run_in_threadpool
 
 from moerge_coordinator.domain import owners
 from moerge_coordinator.domain.tokens import ended
 from moerge_coordinator.problems import RefusedError
+from moerge_coordinator.rest.limits import limited
 from moerge_coordinator.rest.state import state_of
 from moerge_coordinator.storage.tables import TokenRow
 from moerge_proto.digests import sha256_hex
@@ -51,28 +58,46 @@ def _unauthenticated(
     return RefusedError(ProblemType.UNAUTHENTICATED, what, where="Authorization", todo=todo)
 
 
-def allow(*roles: Role) -> _Roles:
-    """A dependency that gives the caller's identity, if its role is one of `roles`. The OpenAPI document tells them.
+class Route(APIRoute):
+    """A route that admits the caller before it reads the body, and bounds the body's bytes."""
 
-    Raises:
-        RefusedError: there is no valid token, or its role is another, or a query parameter is unknown.
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+        roles = next((each.call.roles for each in self.dependant.dependencies if hasattr(each.call, "roles")), None)
+
+        async def admitted(request: Request) -> Response:
+            if roles is not None:
+                credentials = await _bearer(request)
+                request.state.admitted = await run_in_threadpool(_admit, request, credentials, roles)
+            return await handle(limited(request, self))
+
+        return admitted
+
+
+def _admit(request: Request, credentials: HTTPAuthorizationCredentials | None, roles: tuple[Role, ...]) -> Identity:
+    if credentials is None:
+        raise _unauthenticated("no valid token")
+    identity = _authenticate(request, credentials.credentials)
+    if identity.role not in roles:
+        wanted = " or ".join(role.value for role in roles)
+        raise RefusedError(ProblemType.FORBIDDEN, f"this needs the role {wanted}, the token has {identity.role.value}")
+    _require_known_parameters(request)
+    return identity
+
+
+def allow(*roles: Role) -> _Roles:
+    """A dependency that gives the caller's identity; its `Route` lets only these roles pass.
+
+    The OpenAPI document tells them. A route of another class answers nobody.
     """
 
-    def check(
+    def admitted(
         request: Request, credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]
     ) -> Identity:
-        if credentials is None:
-            raise _unauthenticated("no valid token")
-        identity = _authenticate(request, credentials.credentials)
-        if identity.role not in roles:
-            wanted = " or ".join(role.value for role in roles)
-            raise RefusedError(
-                ProblemType.FORBIDDEN, f"this needs the role {wanted}, the token has {identity.role.value}"
-            )
-        _require_known_parameters(request)
+        identity: Identity = request.state.admitted
         return identity
 
-    dependency = cast(_Roles, check)
+    dependency = cast(_Roles, admitted)
     dependency.roles = roles
     return dependency
 

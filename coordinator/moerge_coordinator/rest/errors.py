@@ -10,7 +10,7 @@ from moerge.errors import MoergeError
 from moerge_coordinator.problems import failure
 from moerge_proto.problems import MEDIA_TYPE, Problem, ProblemType
 
-_KINDS = {404: ProblemType.NOT_FOUND, 413: ProblemType.TOO_LARGE}
+_KINDS = {404: ProblemType.NOT_FOUND, 408: ProblemType.UNAVAILABLE, 413: ProblemType.TOO_LARGE}
 
 
 def respond(request: Request, problem: Problem, headers: Mapping[str, str] | None = None) -> Response:

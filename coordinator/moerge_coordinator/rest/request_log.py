@@ -21,11 +21,31 @@ HEADER = "X-Request-Id"
 _ALWAYS = {"/healthz", "/readyz"}
 _SANE = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _METHODS = {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"}
+_REFUSED_LINES, _REFUSED_SECONDS = 60, 60
 _log = structlog.get_logger("moerge")
 
 
 def _request_id(asked: str | None) -> str:
     return asked if asked is not None and _SANE.fullmatch(asked) else secrets.token_hex(8)
+
+
+class _Refusals:
+    """Log lines of calls without a valid token: 60 a minute; the first line of a minute counts the others before it.
+
+    The figures count all of them.
+    """
+
+    def __init__(self) -> None:
+        self._begin, self._count = 0.0, 0
+
+    def note(self, fields: dict[str, object]) -> None:
+        if (now := time.monotonic()) - self._begin >= _REFUSED_SECONDS:
+            if (left_out := self._count - _REFUSED_LINES) > 0:
+                _log.warning("calls without a valid token, not logged", count=left_out)
+            self._begin, self._count = now, 0
+        self._count += 1
+        if self._count <= _REFUSED_LINES:
+            _log.info("request", **fields)
 
 
 class Calls:
@@ -34,6 +54,7 @@ class Calls:
     def __init__(self, app: ASGIApp, *, owner: FastAPI) -> None:
         self._app, self._owner = app, owner
         self._routes: dict[object, str] | None = None
+        self._refusals = _Refusals()
 
     def _route(self, scope: Scope) -> str | None:
         """The template of the path, or None if no route matches."""
@@ -55,7 +76,7 @@ class Calls:
 
         async def record() -> None:
             nonlocal recorded
-            if not recorded and audit.is_audited(request.method, self._route(scope)):
+            if not recorded and audit.is_audited(request.method, self._route(scope), status):
                 await run_in_threadpool(audit.record, state.database, request, path, status)
                 recorded = True
 
@@ -98,14 +119,17 @@ class Calls:
             route, seconds = self._route(scope) or "none", time.perf_counter() - start
             method = request.method if request.method in _METHODS else "other"
             state.metrics.count_request(method, route, status, seconds, received, sent)
-            _log.info(
-                "request",
-                method=request.method,
-                path=path,
-                status=status,
-                seconds=round(seconds, 4),
-                received=received,
-                sent=sent,
-                token=getattr(request.state, "token", None),
-                problem=getattr(request.state, "problem", None),
-            )
+            fields = {
+                "method": request.method,
+                "path": path,
+                "status": status,
+                "seconds": round(seconds, 4),
+                "received": received,
+                "sent": sent,
+                "token": getattr(request.state, "token", None),
+                "problem": getattr(request.state, "problem", None),
+            }
+            if status == 401:
+                self._refusals.note(fields)
+            else:
+                _log.info("request", **fields)

@@ -6,7 +6,7 @@ from fastapi import APIRouter, Path, Request
 from sqlalchemy import select
 
 from moerge_coordinator.domain import aliases
-from moerge_coordinator.rest.auth import Anyone, Operator, who
+from moerge_coordinator.rest.auth import Anyone, Operator, Route, who
 from moerge_coordinator.rest.lists import After, page
 from moerge_coordinator.rest.state import Coordinator
 from moerge_coordinator.storage.messages import message
@@ -15,7 +15,7 @@ from moerge_proto.digests import Name
 from moerge_proto.messages import Page
 from moerge_proto.versions import Alias, AliasMove, Move, Rollback
 
-router = APIRouter(prefix="/aliases", tags=["aliases"])
+router = APIRouter(prefix="/aliases", tags=["aliases"], route_class=Route)
 AliasName = Annotated[Name, Path()]
 
 

@@ -5,7 +5,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 from sqlalchemy import select
 
-from moerge_coordinator.rest.auth import Operator
+from moerge_coordinator.rest.auth import Operator, Route
 from moerge_coordinator.rest.lists import After, Flag, Newest, page
 from moerge_coordinator.rest.state import Coordinator
 from moerge_coordinator.storage.messages import message
@@ -15,7 +15,7 @@ from moerge_proto.digests import Name
 from moerge_proto.messages import Page
 
 _PATH = r"^[\x20-\x7e]{0,200}$"
-router = APIRouter(prefix="/audit", tags=["operation"])
+router = APIRouter(prefix="/audit", tags=["operation"], route_class=Route)
 
 
 @router.get("")

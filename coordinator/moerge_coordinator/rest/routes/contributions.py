@@ -13,7 +13,7 @@ from moerge_coordinator.domain.contributions import require_sent
 from moerge_coordinator.domain.owners import own_name
 from moerge_coordinator.domain.withdrawal import withdraw_contribution
 from moerge_coordinator.problems import RefusedError
-from moerge_coordinator.rest.auth import DomainOwner, OperatorOrOwner
+from moerge_coordinator.rest.auth import DomainOwner, OperatorOrOwner, Route
 from moerge_coordinator.rest.lists import After, Newest, page, visible, visible_row
 from moerge_coordinator.rest.state import Coordinator, State
 from moerge_coordinator.storage.messages import message
@@ -26,7 +26,7 @@ from moerge_proto.problems import ProblemType
 from moerge_proto.statistics_file import Kind
 from moerge_proto.workflows import Workflow, WorkflowState
 
-router = APIRouter(tags=["contributions"])
+router = APIRouter(tags=["contributions"], route_class=Route)
 _MOST_SECONDS = 300.0
 _LACKING = {"kind", "split", "trunk", "shards", "effective_rank", "warnings"}
 """Fields that trunk contributions lacked while they had a list of their own."""

@@ -5,7 +5,7 @@ from sqlalchemy import select
 
 from moerge_coordinator.domain import evaluations, versions
 from moerge_coordinator.domain.owners import own_name, require_own_domain
-from moerge_coordinator.rest.auth import Anyone, DomainOwner, OperatorOrOwner
+from moerge_coordinator.rest.auth import Anyone, DomainOwner, OperatorOrOwner, Route
 from moerge_coordinator.rest.lists import After, Number, page
 from moerge_coordinator.rest.state import Coordinator
 from moerge_coordinator.storage.messages import message, version_table
@@ -14,7 +14,7 @@ from moerge_proto.evaluations import Evaluation, NewEvaluation, VersionTable
 from moerge_proto.messages import Page
 from moerge_proto.owners import Role
 
-router = APIRouter(prefix="/versions/{number}", tags=["evaluations"])
+router = APIRouter(prefix="/versions/{number}", tags=["evaluations"], route_class=Route)
 
 
 @router.post("/evaluations", status_code=201)

@@ -5,7 +5,7 @@ from fastapi import APIRouter
 from moerge_coordinator.domain import experts
 from moerge_coordinator.domain.withdrawal import withdraw_expert
 from moerge_coordinator.problems import RefusedError
-from moerge_coordinator.rest.auth import OperatorOrOwner
+from moerge_coordinator.rest.auth import OperatorOrOwner, Route
 from moerge_coordinator.rest.lists import After, page, visible, visible_row
 from moerge_coordinator.rest.state import Coordinator
 from moerge_coordinator.storage.messages import message
@@ -17,7 +17,7 @@ from moerge_proto.messages import Page
 from moerge_proto.owners import Role
 from moerge_proto.problems import ProblemType
 
-router = APIRouter(prefix="/experts", tags=["experts"])
+router = APIRouter(prefix="/experts", tags=["experts"], route_class=Route)
 
 
 @router.post("", status_code=202)

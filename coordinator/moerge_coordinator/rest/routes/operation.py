@@ -11,12 +11,12 @@ from moerge import __version__
 from moerge.errors import MoergeError
 from moerge_coordinator import metrics
 from moerge_coordinator.problems import RefusedError
-from moerge_coordinator.rest.auth import Operator, OperatorOrReader
+from moerge_coordinator.rest.auth import Operator, OperatorOrReader, Route
 from moerge_coordinator.rest.state import Coordinator
 from moerge_proto.messages import Message
 from moerge_proto.problems import ProblemType
 
-router = APIRouter(tags=["operation"])
+router = APIRouter(tags=["operation"], route_class=Route)
 
 
 class Health(Message):

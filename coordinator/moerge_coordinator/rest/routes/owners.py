@@ -7,7 +7,7 @@ from sqlalchemy import select
 
 from moerge_coordinator.domain import owner_keys, owners
 from moerge_coordinator.domain.owners import own_name
-from moerge_coordinator.rest.auth import Anyone, DomainOwner, Operator
+from moerge_coordinator.rest.auth import Anyone, DomainOwner, Operator, Route
 from moerge_coordinator.rest.lists import After, page
 from moerge_coordinator.rest.state import Coordinator
 from moerge_coordinator.storage.messages import message
@@ -17,7 +17,7 @@ from moerge_proto.messages import Page
 from moerge_proto.owners import Approval, Approved, Identity, NewOwner, Owner, OwnerKey
 from moerge_proto.signatures import Rotation
 
-router = APIRouter(tags=["owners"])
+router = APIRouter(tags=["owners"], route_class=Route)
 OwnerName = Annotated[Name, Path()]
 
 

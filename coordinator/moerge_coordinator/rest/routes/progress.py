@@ -4,7 +4,7 @@ from fastapi import APIRouter
 
 from moerge_coordinator.domain import progress
 from moerge_coordinator.domain.owners import own_name, require_own_domain
-from moerge_coordinator.rest.auth import DomainOwner, OperatorOrOwner
+from moerge_coordinator.rest.auth import DomainOwner, OperatorOrOwner, Route
 from moerge_coordinator.rest.lists import After, page, visible
 from moerge_coordinator.rest.state import Coordinator
 from moerge_coordinator.storage.messages import message
@@ -12,7 +12,7 @@ from moerge_coordinator.storage.tables import ProgressRow
 from moerge_proto.messages import Page
 from moerge_proto.progress import DomainProgress, Progress
 
-router = APIRouter(prefix="/progress", tags=["operation"])
+router = APIRouter(prefix="/progress", tags=["operation"], route_class=Route)
 
 
 @router.put("")

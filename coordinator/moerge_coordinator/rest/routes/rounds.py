@@ -6,7 +6,7 @@ from fastapi import APIRouter, Path
 from sqlalchemy import select
 
 from moerge_coordinator.domain import rounds
-from moerge_coordinator.rest.auth import Operator, OperatorOrOwner
+from moerge_coordinator.rest.auth import Operator, OperatorOrOwner, Route
 from moerge_coordinator.rest.lists import After, page
 from moerge_coordinator.rest.state import Coordinator
 from moerge_coordinator.storage.tables import RoundRow
@@ -14,7 +14,7 @@ from moerge_proto.digests import Name
 from moerge_proto.messages import Page
 from moerge_proto.rounds import NewRound, Round, RoundChange
 
-router = APIRouter(prefix="/rounds", tags=["rounds"])
+router = APIRouter(prefix="/rounds", tags=["rounds"], route_class=Route)
 RoundName = Annotated[Name, Path()]
 
 

@@ -4,13 +4,13 @@ from fastapi import APIRouter, Request, Response
 from starlette.concurrency import run_in_threadpool
 
 from moerge_coordinator.domain import versions
-from moerge_coordinator.rest.auth import OperatorOrReader
+from moerge_coordinator.rest.auth import OperatorOrReader, Route
 from moerge_coordinator.rest.lists import Number
 from moerge_coordinator.rest.state import Coordinator, State
 from moerge_proto.routing import RoutedText, TextToRoute
 from moerge_proto.versions import VersionFile
 
-router = APIRouter(tags=["versions"])
+router = APIRouter(tags=["versions"], route_class=Route)
 
 
 @router.post("/versions/{number}/route", response_model=RoutedText)

@@ -6,7 +6,7 @@ from fastapi import APIRouter, Path
 from sqlalchemy import select
 
 from moerge_coordinator.domain import tokens
-from moerge_coordinator.rest.auth import Operator
+from moerge_coordinator.rest.auth import Operator, Route
 from moerge_coordinator.rest.lists import LARGEST, After, page
 from moerge_coordinator.rest.state import Coordinator
 from moerge_coordinator.storage.messages import message
@@ -14,7 +14,7 @@ from moerge_coordinator.storage.tables import TokenRow
 from moerge_proto.messages import Page
 from moerge_proto.owners import NewToken, RotateToken, Token, TokenEntry
 
-router = APIRouter(prefix="/tokens", tags=["owners"])
+router = APIRouter(prefix="/tokens", tags=["owners"], route_class=Route)
 Id = Annotated[int, Path(alias="id", ge=1, le=LARGEST)]
 
 

@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 from moerge_coordinator.domain import trunks
 from moerge_coordinator.domain.trunk_history import own_part, trunk_history
 from moerge_coordinator.problems import RefusedError
-from moerge_coordinator.rest.auth import Anyone, Operator, OperatorOrOwner
+from moerge_coordinator.rest.auth import Anyone, Operator, OperatorOrOwner, Route
 from moerge_coordinator.rest.content import content
 from moerge_coordinator.rest.lists import After, Newest, page
 from moerge_coordinator.rest.state import Coordinator
@@ -25,7 +25,7 @@ from moerge_proto.problems import ProblemType
 from moerge_proto.trunks import NewTrunk, Trunk
 from moerge_proto.workflows import Workflow
 
-router = APIRouter(prefix="/trunks", tags=["trunks"])
+router = APIRouter(prefix="/trunks", tags=["trunks"], route_class=Route)
 TrunkName = Annotated[str, PathParameter(pattern="^([0-9a-f]{64}|current)$")]
 
 

@@ -7,14 +7,14 @@ from starlette.concurrency import run_in_threadpool
 
 from moerge_coordinator.domain.owners import own_name
 from moerge_coordinator.problems import RefusedError
-from moerge_coordinator.rest.auth import DomainOwner
+from moerge_coordinator.rest.auth import DomainOwner, Route
 from moerge_coordinator.rest.lists import Number
 from moerge_coordinator.rest.state import Coordinator
 from moerge_proto.digests import Digest, content_digest
 from moerge_proto.problems import ProblemType
 from moerge_proto.uploads import NewUpload, Stored, Upload
 
-router = APIRouter(prefix="/uploads", tags=["uploads"])
+router = APIRouter(prefix="/uploads", tags=["uploads"], route_class=Route)
 _BYTES = {"requestBody": {"required": True, "content": {"application/octet-stream": {"schema": {"type": "string"}}}}}
 
 

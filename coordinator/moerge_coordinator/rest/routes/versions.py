@@ -8,7 +8,7 @@ from moerge.versions.compare import compare
 from moerge.versions.files import REPORT_FILE
 from moerge_coordinator.domain import owner_keys, trunks, versions
 from moerge_coordinator.domain.owners import own_name
-from moerge_coordinator.rest.auth import Anyone, Operator, OperatorOrReader
+from moerge_coordinator.rest.auth import Anyone, Operator, OperatorOrReader, Route
 from moerge_coordinator.rest.content import content
 from moerge_coordinator.rest.lists import After, Newest, Number, page
 from moerge_coordinator.rest.state import Coordinator
@@ -22,7 +22,7 @@ from moerge_proto.owners import Role
 from moerge_proto.versions import Comparison, NewVersion, SolveReport, Version, VersionChange
 from moerge_proto.workflows import Workflow
 
-router = APIRouter(prefix="/versions", tags=["versions"])
+router = APIRouter(prefix="/versions", tags=["versions"], route_class=Route)
 
 
 class Markdown(PlainTextResponse):

@@ -6,7 +6,7 @@ from fastapi import APIRouter, Path, Query
 
 from moerge_coordinator.domain.owners import own_name
 from moerge_coordinator.problems import RefusedError
-from moerge_coordinator.rest.auth import Operator, OperatorOrOwner
+from moerge_coordinator.rest.auth import Operator, OperatorOrOwner, Route
 from moerge_coordinator.rest.lists import PAGE, After
 from moerge_coordinator.rest.state import Coordinator
 from moerge_proto.messages import Page
@@ -14,7 +14,7 @@ from moerge_proto.owners import Role
 from moerge_proto.problems import ProblemType
 from moerge_proto.workflows import Workflow, WorkflowEntry, WorkflowKind, WorkflowState
 
-router = APIRouter(prefix="/workflows", tags=["workflows"])
+router = APIRouter(prefix="/workflows", tags=["workflows"], route_class=Route)
 Id = Annotated[str, Path(alias="id", pattern="^[a-z0-9-]{1,200}$")]
 
 
