@@ -1,6 +1,7 @@
 """Refusals and failures of the coordinator, as problems."""
 
 import psycopg
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from moerge.errors import MoergeError
 from moerge.files import is_of_full_disk
@@ -24,6 +25,8 @@ def failure(error: Exception) -> Problem:
     if is_of_full_disk(cause) or isinstance(cause, psycopg.errors.DiskFull):
         todo = "tell its operator; once there is room, the same call may be made again"
         return Problem.of(ProblemType.STORAGE_FULL, "the coordinator's storage is full", todo=todo)
+    if str(getattr(cause, "sqlite_errorname", "")).startswith("SQLITE_BUSY") or isinstance(cause, PoolTimeout):
+        return Problem.of(ProblemType.UNAVAILABLE, "the database is busy", todo="try again in some seconds")
     if isinstance(cause, psycopg.OperationalError):
         return Problem.of(ProblemType.UNAVAILABLE, "the database doesn't answer", todo="try again in a minute")
     detail, todo = f"the coordinator failed: {type(error).__name__}", "tell its operator the X-Request-Id"

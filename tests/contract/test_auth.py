@@ -44,6 +44,7 @@ ROLES: dict[tuple[str, str], set[Role]] = {
     ("post", "/v1/uploads"): {Role.OWNER},
     ("put", "/v1/uploads/{upload}/chunks/{sha256}"): {Role.OWNER},
     ("post", "/v1/uploads/{upload}/commit"): {Role.OWNER},
+    ("delete", "/v1/uploads/{upload}"): {Role.OWNER},
     ("post", "/v1/experts"): {Role.OPERATOR, Role.OWNER},
     ("get", "/v1/experts"): {Role.OPERATOR, Role.OWNER},
     ("get", "/v1/experts/{digest}"): {Role.OPERATOR, Role.OWNER},
@@ -204,7 +205,7 @@ def test_on_another_owner_s_thing_every_route_of_owners_answers_as_if_it_were_no
     trunk = merge(server)
     sent = send(law, written(tmp_path / "contribution", *honest(server, law, trunk)))
     asked = send_trunk(law, written(tmp_path / "trunk-contribution", *honest_trunk(law)))
-    new = NewUpload(sha256=sent.digest, size=1, chunks=[Chunk(sha256=sent.digest, size=1)])
+    new = NewUpload(sha256="1" * 64, size=1, chunks=[Chunk(sha256=sent.digest, size=1)])
     upload = law.client.http.post(Upload, "/v1/uploads", new).id
     with server.client() as operator:
         work = next(each.id for each in operator.workflows() if each.result == sent.digest)
@@ -219,6 +220,7 @@ def test_on_another_owner_s_thing_every_route_of_owners_answers_as_if_it_were_no
         "/v1/trunk-contributions/{digest}/withdraw": {"digest": asked.digest},
         "/v1/uploads/{upload}/chunks/{sha256}": {"upload": upload, "sha256": sent.digest},
         "/v1/uploads/{upload}/commit": {"upload": upload},
+        "/v1/uploads/{upload}": {"upload": upload},
     }
     shared = {"/v1/trunks/{digest}", "/v1/trunks/{digest}/history", "/v1/trunks/{digest}/files/{name}"}
     shared |= {"/v1/versions/{number}"}

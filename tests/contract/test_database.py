@@ -146,3 +146,23 @@ def test_a_writer_that_ends_lets_the_next_one_go_on(opened: Database) -> None:
         assert not done.wait(0.3)
     thread.join()
     assert owners(opened) == ["first", "second"]
+
+
+def test_a_claim_is_held_by_one_replica_at_a_time(postgres: Postgres) -> None:
+    one, other = (open_database(url) for url in [postgres.database()] * 2)
+    claimed = threading.Event()
+
+    def claim() -> None:
+        with other.claim("commit law"):
+            claimed.set()
+
+    with one.claim("commit law"):
+        with other.claim("commit art"):
+            assert owners(one) == []
+        thread = threading.Thread(target=claim)
+        thread.start()
+        assert not claimed.wait(0.3)
+    thread.join()
+    assert claimed.is_set()
+    one.close()
+    other.close()

@@ -281,6 +281,17 @@ def test_a_full_database_is_a_full_storage(tmp_path: Path) -> None:
     assert failure(caught.value).type == "urn:moerge:problem:storage-full"
 
 
+def test_a_locked_database_is_told_as_busy(tmp_path: Path) -> None:
+    path = tmp_path / "busy.sqlite"
+    engine = create_engine(f"sqlite:///{path}", connect_args={"timeout": 0})
+    with closing(sqlite3.connect(path)) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        with pytest.raises(OperationalError) as caught, engine.begin() as connection:
+            connection.execute(text("CREATE TABLE late (number INTEGER)"))
+    engine.dispose()
+    assert (failure(caught.value).status, failure(caught.value).detail) == (503, "the database is busy")
+
+
 def test_a_success_that_can_t_be_recorded_is_told_as_a_failure_and_the_call_may_be_repeated(
     server: Coordinator,
 ) -> None:

@@ -16,6 +16,7 @@ from typer.main import get_command
 
 from moerge.cli import app as cli
 from moerge_coordinator.settings import read_settings
+from moerge_proto.uploads import MAX_CHUNK_BYTES
 from moerge_workers import settings as worker
 from moerge_workers.policy import Policy
 
@@ -177,3 +178,11 @@ def test_the_documented_settings_are_those_that_exist() -> None:
     for name, field in Policy.model_fields.items():
         [row] = [line for line in text.splitlines() if line.startswith(f"| `{name}`")]
         assert field.default is None or f" {str(field.default).lower()} " in row.replace("`", " ")
+
+
+def test_the_proxy_lets_chunks_pass_and_limits_peers() -> None:
+    text = re.sub(r"#.*", "", (DEPLOY / "nginx.conf").read_text())
+    lines = dict(re.findall(r"^\s*(\w+)\s+([^;{]+);", text, re.MULTILINE))
+    assert int(lines["client_max_body_size"].removesuffix("m")) * 2**20 >= MAX_CHUNK_BYTES
+    assert {"client_header_timeout", "client_body_timeout", "limit_conn", "limit_req"} <= lines.keys()
+    assert text.count("{") == text.count("}")

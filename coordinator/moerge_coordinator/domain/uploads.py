@@ -4,6 +4,8 @@ import asyncio
 import hashlib
 import os
 import secrets
+import shutil
+from collections import defaultdict
 from collections.abc import AsyncIterator, Iterator
 from datetime import timedelta
 from functools import partial
@@ -25,11 +27,12 @@ from moerge_coordinator.storage.tables import HoldingRow, UploadRow, now
 from moerge_proto.digests import digest_of
 from moerge_proto.messages import FileEntry
 from moerge_proto.problems import ProblemType
-from moerge_proto.uploads import CHUNK_BYTES, NewUpload, Stored, Upload
+from moerge_proto.uploads import CHUNK_BYTES, Chunk, NewUpload, Stored, Upload
 
 _PIECE = 2**20
 _STALE = timedelta(minutes=1)  # a row is not written for every chunk
 _MAX_WINDOW = CHUNK_BYTES  # no frame of a chunk needs more
+_SPARE = 2**28  # bytes of the disk that uploads leave to the databases
 
 
 class Uploads:
@@ -38,6 +41,7 @@ class Uploads:
     def __init__(self, database: Database, blobs: Blobs, chunks: Chunks, settings: Settings) -> None:
         self._database, self._blobs, self._chunks, self._settings = database, blobs, chunks, settings
         self._pace = Pace(settings.owner_bytes_per_second, database.clock)
+        self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     def sweep(self) -> None:
         """Removes the half-written chunks of a process that was killed. Call it before any chunk comes."""
@@ -63,22 +67,32 @@ class Uploads:
         """Opens an upload, or finds the same one open; tells which chunks are missing.
 
         Raises:
-            RefusedError: the owner has too many uploads open, or no room for this one.
+            RefusedError: the owner has too many uploads open, or no room for this one, or the coordinator's disk has
+                none, or the owner holds the file with another size.
         """
         manifest = digest_of(request.model_dump(mode="json"))
         with self._database.transaction("open upload") as session:
-            row = session.scalar(select(UploadRow).where(UploadRow.owner == owner, UploadRow.manifest == manifest))
+            holding = session.get(HoldingRow, (owner, request.sha256))
+            if holding is not None and holding.size != request.size:
+                found = f"the file has {holding.size} bytes, not {request.size}"
+                raise RefusedError(ProblemType.WRONG_DIGEST, found, where="size", todo="announce its own size")
+            query = select(UploadRow).where(UploadRow.owner == owner)
+            row = session.scalar(query.where(UploadRow.manifest == manifest))
+            if row is None and holding is not None:  # one row of a held file is enough, however often it is announced
+                row = session.scalar(query.where(UploadRow.sha256 == request.sha256).limit(1))
             if row is None:
-                row = UploadRow(owner=owner, manifest=manifest, request=request, sha256=request.sha256, size=0)
-                row.touched = now(session)
+                row = UploadRow(owner=owner, manifest=manifest, sha256=request.sha256, size=0)
+                row.request, row.touched = request, now(session)
                 session.add(row)
                 session.flush()
                 self._chunks.remove(row.id)  # of an upload that had this id before
-            held = session.get(HoldingRow, (owner, request.sha256)) is not None
-            if not held and not row.size:
-                self._require_room(session, owner, request.size)
-            row.size, row.touched = 0 if held else request.size, now(session)
-        wanted = [] if held else list(dict.fromkeys(chunk.sha256 for chunk in request.chunks))
+            if holding is None:
+                self._require_disk(request.size)
+                if not row.size:
+                    self._require_room(session, owner, request.size)
+            row.request = request if holding is None else _brief(request)
+            row.size, row.touched = request.size if holding is None else 0, now(session)
+        wanted = [] if holding is not None else list(dict.fromkeys(chunk.sha256 for chunk in request.chunks))
         come = self._chunks.held(row.id) if wanted else set()
         return Upload(id=row.id, missing=[each for each in wanted if each not in come])
 
@@ -89,11 +103,11 @@ class Uploads:
             RefusedError: the upload or chunk is unknown, the bytes are too many, too few or others, or come too fast.
         """
         request, complete = await asyncio.to_thread(self._request, owner, upload)
+        if complete:
+            return
         size = next((chunk.size for chunk in request.chunks if chunk.sha256 == sha256), None)
         if size is None:
             raise RefusedError(ProblemType.NOT_FOUND, "the upload's manifest has no such chunk", where=sha256)
-        if complete:
-            return
         self._pace.take(owner, size)
         digest, come = hashlib.sha256(), 0
         self._chunks.incoming.mkdir(parents=True, exist_ok=True)
@@ -125,16 +139,35 @@ class Uploads:
         finally:
             file.unlink(missing_ok=True)
 
+    def turn(self, owner: str) -> asyncio.Lock:
+        """Hold it around `commit` and `drop`: an owner's run one by one, and wait for each other without a thread."""
+        return self._turns[owner]
+
+    def drop(self, owner: str, upload: int) -> None:
+        """Forgets an upload and its chunks. A file that was committed stays.
+
+        Raises:
+            RefusedError: there is no such upload.
+        """
+        self._request(owner, upload)
+        self._forget(upload)
+
     def commit(self, owner: str, upload: int) -> Stored:
         """Puts the chunks together as a blob. Doing it again changes nothing.
 
         Raises:
             RefusedError: a chunk is missing, or the whole isn't what its name says; then the upload is forgotten.
         """
-        request, _ = self._request(owner, upload)
+        with self._database.claim(f"commit {owner}"):
+            return self._commit(owner, upload)
+
+    def _commit(self, owner: str, upload: int) -> Stored:
+        request, complete = self._request(owner, upload)
         stored = Stored(sha256=request.sha256, size=request.size)
         if self._holds(owner, request.sha256):
             return stored
+        if complete:
+            raise RefusedError(ProblemType.NOT_READY, "the file was discarded", where="upload", todo="open it again")
         if missing := self.open(owner, request).missing:
             if self._holds(owner, request.sha256):  # the same commit, sent twice at once, has just removed the chunks
                 return stored
@@ -155,7 +188,7 @@ class Uploads:
                 if self._blobs.has(request.sha256):
                     session.merge(HoldingRow(owner=owner, sha256=request.sha256, size=request.size))
                     if (row := session.get(UploadRow, upload)) is not None:
-                        row.size = 0  # the row stays for those who commit again, until it is swept
+                        row.size, row.request = 0, _brief(request)  # it stays for who commits again, until swept
                     break
             put()  # another owner's refusal removed it just before the row was there
         self._chunks.remove(upload)
@@ -267,7 +300,8 @@ class Uploads:
         query = select(func.count()).select_from(UploadRow)
         count = session.scalar(query.where(UploadRow.owner == owner, UploadRow.size > 0)) or 0
         if count >= (most := self._settings.owner_uploads):
-            todo = "commit one first; those that nobody goes on with are removed in time"
+            oldest = session.scalar(select(func.min(UploadRow.id)).where(UploadRow.owner == owner, UploadRow.size > 0))
+            todo = f"commit one, or drop one: DELETE /v1/uploads/{oldest}; abandoned ones are removed in time"
             raise RefusedError(ProblemType.OVER_QUOTA, f"{count} uploads are open, of at most {most}", todo=todo)
         left = self._left(session, owner)
         if size > left:
@@ -275,6 +309,11 @@ class Uploads:
             raise RefusedError(
                 ProblemType.OVER_QUOTA, found, where="size", todo="ask the coordinator's operator for more"
             )
+
+    def _require_disk(self, size: int) -> None:
+        if (free := shutil.disk_usage(self._settings.home).free) < size + _SPARE:
+            found = f"{size} bytes don't fit on the coordinator's disk, which has {free} free"
+            raise RefusedError(ProblemType.STORAGE_FULL, found, where="size", todo="tell the coordinator's operator")
 
     def _left(self, session: Session, owner: str) -> int:
         announced = session.scalar(select(func.sum(UploadRow.size)).where(UploadRow.owner == owner, UploadRow.size > 0))
@@ -298,3 +337,9 @@ class Uploads:
                     yield piece
             except zstandard.ZstdError as error:
                 raise RefusedError(ProblemType.WRONG_DIGEST, f"not a zstd frame: {error}", where=sha256) from error
+
+
+def _brief(request: NewUpload) -> NewUpload:
+    """The announcement of a complete file: of chunks, it needs none."""
+    chunk = Chunk(sha256=request.sha256, size=min(request.size, CHUNK_BYTES))
+    return request.model_copy(update={"chunks": [chunk]})

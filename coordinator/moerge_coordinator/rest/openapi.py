@@ -46,6 +46,7 @@ def _complete(operation: dict[str, Any], route: RouteContext, method: str) -> No
         kinds |= {ProblemType.CONFLICT, ProblemType.TOO_LARGE}
     if "requestBody" in operation:
         kinds |= set(_BODY_ERRORS)
+        operation["responses"].setdefault("408", {"description": "The body stalled, or came slower than 4 KiB/s"})
     if any(each["in"] == "path" for each in operation.get("parameters", ())):
         kinds |= {ProblemType.NOT_FOUND, ProblemType.GONE}
     answers = operation["responses"]

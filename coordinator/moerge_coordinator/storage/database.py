@@ -67,6 +67,20 @@ class Database:
         with Session(engine, expire_on_commit=False, info={"clock": self.clock}) as session, session.begin():
             yield session
 
+    @contextmanager
+    def claim(self, name: str) -> Iterator[None]:
+        """Held by one process at a time. On SQLite there is one process only."""
+        if self.engine.dialect.name != "postgresql":
+            yield
+            return
+        connection = self.engine.raw_connection()
+        try:
+            connection.cursor().execute("SELECT pg_advisory_lock(hashtextextended(%s, 0))", (name,))
+            connection.commit()  # the lock is the session's
+            yield
+        finally:
+            connection.invalidate()  # closes it, and so gives the lock back
+
     def answers(self) -> None:
         """Raises an error unless the database answers."""
         with self.engine.connect() as connection:

@@ -325,6 +325,10 @@ class Client:
         """Uploads one file in chunks; see `moerge.client.uploads`."""
         return upload(self.http, path, progress, title=title, compress=compress)
 
+    def drop_upload(self, upload: int) -> None:
+        """Drops an upload of one's own that is open, so that another may be opened."""
+        self.http.send("DELETE", f"/v1/uploads/{upload}")
+
     def download(self, path: str, files: list[FileEntry], folder: Path, progress: Progress, *, title: str) -> int:
         """Downloads `files` from below `path` into `folder`; see `moerge.client.downloads`."""
         return download(self.http, path, files, folder, progress, title=title)

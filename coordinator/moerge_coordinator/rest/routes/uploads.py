@@ -42,5 +42,15 @@ async def put_chunk(
 @router.post("/{upload}/commit")
 async def commit(state: Coordinator, caller: DomainOwner, upload: Number) -> Stored:
     """Puts the chunks together and checks the whole. The same again changes nothing. Role: owner."""
-    with state.metrics.committing():
-        return await run_in_threadpool(state.uploads.commit, own_name(caller), upload)
+    owner = own_name(caller)
+    async with state.uploads.turn(owner):
+        with state.metrics.committing():
+            return await run_in_threadpool(state.uploads.commit, owner, upload)
+
+
+@router.delete("/{upload}", status_code=204)
+async def drop(state: Coordinator, caller: DomainOwner, upload: Number) -> None:
+    """Drops an upload: its chunks are removed, and its place is free. A file that was committed stays. Role: owner."""
+    owner = own_name(caller)
+    async with state.uploads.turn(owner):
+        await run_in_threadpool(state.uploads.drop, owner, upload)
