@@ -129,6 +129,14 @@ MUTATIONS = (
         law(10),
     ),
     Mutation(
+        "unpickled",
+        "law 9: a row of the workflow database is not unpickled",
+        COORDINATOR,
+        'setattr(DefaultSerializer, "deserialize", _refuse)',
+        "pass",
+        law(9),
+    ),
+    Mutation(
         "any-role",
         "authorisation: a route's roles",
         COORDINATOR,
@@ -221,8 +229,8 @@ MUTATIONS = (
         "any-body",
         "limits: the largest body",
         COORDINATOR,
-        "if come > MAX_CHUNK_BYTES:",
-        "if False:",
+        "if come > most or (announced",
+        "if (announced",
         ("tests/unit/coordinator/rest/test_limits.py",),
     ),
     Mutation(

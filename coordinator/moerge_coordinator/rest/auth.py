@@ -63,7 +63,8 @@ class Route(APIRoute):
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
-        roles = next((each.call.roles for each in self.dependant.dependencies if hasattr(each.call, "roles")), None)
+        calls = (each.call for each in self.dependant.dependencies)
+        roles: tuple[Role, ...] | None = next((call.roles for call in calls if hasattr(call, "roles")), None)
 
         async def admitted(request: Request) -> Response:
             if roles is not None:

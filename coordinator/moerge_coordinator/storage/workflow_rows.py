@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from sqlalchemy import column, create_engine, inspect, make_url, select, table
+from sqlalchemy import String, column, create_engine, inspect, make_url, select, table
 
 from moerge.errors import MoergeError
 
@@ -50,9 +50,9 @@ def foreign_rows(url: str) -> Iterator[Foreign]:
         for name in sorted({*tables.get_table_names(schema), *tables.get_view_names(schema)}):
             columns = [each["name"] for each in tables.get_columns(name, schema)]
             if "serialization" in columns:
-                key, form = column(columns[0]), column("serialization")
+                key, form = column(columns[0], String), column("serialization", String)
                 query = select(key, form).select_from(table(name, schema=schema)).where(form != _JSON)
                 with engine.connect() as connection:
-                    yield from (Foreign(name, str(row), str(format_)) for row, format_ in connection.execute(query))
+                    yield from (Foreign(name, str(row), format_) for row, format_ in connection.execute(query))
     finally:
         engine.dispose()

@@ -6,7 +6,7 @@ import pytest
 from starlette.exceptions import HTTPException
 from starlette.types import Message, Receive, Scope, Send
 
-from moerge_coordinator.rest.limits import BodyLimit
+from moerge_coordinator.rest.limits import Bodies
 from moerge_proto.uploads import MAX_CHUNK_BYTES
 
 
@@ -27,7 +27,8 @@ def read(*pieces: bytes) -> int:
     async def send(message: Message) -> None:
         raise AssertionError("nothing is answered")
 
-    asyncio.run(BodyLimit(app)({"type": "http"}, receive, send))
+    scope = {"type": "http", "path": "/v1/x", "headers": [(b"transfer-encoding", b"chunked")]}
+    asyncio.run(Bodies(app)(scope, receive, send))
     return come
 
 
