@@ -279,7 +279,7 @@ def dbos_config(settings: Settings) -> DBOSConfig:
     return DBOSConfig(
         name=APPLICATION,
         system_database_url=settings.workflow_database,
-        serializer=DBOSPortableJSONSerializer(),
+        serializer=DBOSPortableJSONSerializer(),  # the default one unpickles
         executor_id=EXECUTOR_ID,
         application_version=APPLICATION_VERSION,
         enable_otlp=False,

@@ -63,8 +63,8 @@ class Route(APIRoute):
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
-        calls = (each.call for each in self.dependant.dependencies)
-        roles: tuple[Role, ...] | None = next((call.roles for call in calls if hasattr(call, "roles")), None)
+        found = (getattr(each.call, "roles", None) for each in self.dependant.dependencies)
+        roles: tuple[Role, ...] | None = next(filter(None, found), None)
 
         async def admitted(request: Request) -> Response:
             if roles is not None:
