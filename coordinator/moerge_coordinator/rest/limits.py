@@ -26,7 +26,18 @@ _LARGER: dict[Any, int] = {
     TextToRoute: 2**18,  # 20,000 characters of at most 12 bytes
 }
 """Messages that can be longer than `_JSON_BYTES` -> the most bytes of their JSON."""
+_CONTAINERS = 2**15  # twice an upload's chunks; their number is what parsing takes time and memory for
 _SLOWEST = 4096  # bytes per second, on average
+
+
+class _Limited(Request):
+    """A request whose JSON has a bounded number of lists and objects: parsing holds the event loop."""
+
+    async def json(self) -> Any:
+        body = await self.body()
+        if body.count(b"[") + body.count(b"{") > _CONTAINERS:
+            raise HTTPException(413, f"the body has more than {_CONTAINERS} lists and objects")
+        return await super().json()
 
 
 def limited(request: Request, route: APIRoute) -> Request:
@@ -41,7 +52,7 @@ def limited(request: Request, route: APIRoute) -> Request:
         _require_small(request.scope, come, most)
         return message
 
-    return Request(request.scope, receive)
+    return _Limited(request.scope, receive)
 
 
 def _require_small(scope: Scope, come: int, most: int) -> None:
