@@ -198,7 +198,7 @@ def test_a_form_without_the_session_s_guard_does_nothing(visited: Visited) -> No
     with visited.visit() as browser:
         for fields in ({"alias": "champion"}, {"alias": "champion", "csrf": "0" * 64}):
             assert browser.post("/versions/2/promote", data=fields).status_code == 403
-        assert browser.post("/versions/2/promote", content=b"x" * (2**20 + 1)).status_code == 403
+        assert browser.post("/versions/2/promote", content=b"x" * (2**20 + 1)).status_code == 413
         assert operator.alias("champion").version == 1
 
 

@@ -89,6 +89,9 @@ def make_dashboard(app: FastAPI) -> Starlette:
 
     async def not_there(request: Request, error: Exception) -> Response:
         status = error.status_code if isinstance(error, HTTPException) else 500
+        if isinstance(error, HTTPException) and status in (408, 413):  # too long a form, or too slow
+            problem = Problem.of(ProblemType.TOO_LARGE, error.detail)
+            return site.problem(problem.model_copy(update={"status": status}))
         problem = Problem.of(ProblemType.NOT_FOUND, f"there is no page {request.url.path}", todo="start from Versions")
         return site.problem(problem.model_copy(update={"status": status}))
 

@@ -13,7 +13,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 COOKIE, VISITOR = "moerge_session", "moerge_visitor"
 HOURS = 12
 _FIELD = "csrf"
-_MOST_BYTES = 2**18
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
     "connect-src 'self'; form-action 'self'; frame-ancestors 'none'; base-uri 'none'",
@@ -24,7 +23,7 @@ _HEADERS = {
 
 
 class ForeignFormError(Exception):
-    """The form is not from a page of this session, or is too large."""
+    """The form is not from a page of this session."""
 
 
 class Guarded:
@@ -84,14 +83,9 @@ async def read_form(request: Request) -> Mapping[str, str]:
     """The fields of a form from a page of this session.
 
     Raises:
-        ForeignFormError: the form is from elsewhere, or larger than 256 KiB.
+        ForeignFormError: the form is from elsewhere.
     """
-    body = b""
-    async for piece in request.stream():
-        body += piece
-        if len(body) > _MOST_BYTES:
-            raise ForeignFormError
-    fields = dict(parse_qsl(body.decode("utf-8", "replace"), keep_blank_values=True))
+    fields = dict(parse_qsl((await request.body()).decode("utf-8", "replace"), keep_blank_values=True))
     token = token_of(request)
     expected = request.cookies.get(VISITOR) if token is None else guard(token)
     if expected is None or not hmac.compare_digest(fields.pop(_FIELD, "").encode(), expected.encode()):
