@@ -67,8 +67,8 @@ class Uploads:
         """Opens an upload, or finds the same one open; tells which chunks are missing.
 
         Raises:
-            RefusedError: the owner has too many uploads open, or no room for this one, or the coordinator's disk has
-                none, or the owner holds the file with another size.
+            RefusedError: the owner has too many uploads open, or no room for this one, or holds the file with another
+                size.
         """
         manifest = digest_of(request.model_dump(mode="json"))
         with self._database.transaction("open upload") as session:
@@ -86,10 +86,8 @@ class Uploads:
                 session.add(row)
                 session.flush()
                 self._chunks.remove(row.id)  # of an upload that had this id before
-            if holding is None:
-                self._require_disk(request.size)
-                if not row.size:
-                    self._require_room(session, owner, request.size)
+            if holding is None and not row.size:
+                self._require_room(session, owner, request.size)
             row.request = request if holding is None else _brief(request)
             row.size, row.touched = request.size if holding is None else 0, now(session)
         wanted = [] if holding is not None else list(dict.fromkeys(chunk.sha256 for chunk in request.chunks))
@@ -174,6 +172,7 @@ class Uploads:
             raise RefusedError(
                 ProblemType.NOT_READY, f"{len(missing)} chunks are missing", where=missing[0], todo="send them"
             )
+        self._require_disk(request.size)
         put = partial(self._blobs.put, request.sha256, partial(self._assemble, upload, request))
         try:
             put()
@@ -304,6 +303,9 @@ class Uploads:
             todo = f"commit one, or drop one: DELETE /v1/uploads/{oldest}; abandoned ones are removed in time"
             raise RefusedError(ProblemType.OVER_QUOTA, f"{count} uploads are open, of at most {most}", todo=todo)
         left = self._left(session, owner)
+        if size > (disk := shutil.disk_usage(self._settings.home).total):
+            found = f"{size} bytes, but the coordinator's disk has {disk} in all"
+            raise RefusedError(ProblemType.OVER_QUOTA, found, where="size", todo="tell the coordinator's operator")
         if size > left:
             found = f"{size} bytes, but only {left} of {self._settings.owner_bytes} are left to owner {owner!r}"
             raise RefusedError(
@@ -312,7 +314,7 @@ class Uploads:
 
     def _require_disk(self, size: int) -> None:
         if (free := shutil.disk_usage(self._settings.home).free) < size + _SPARE:
-            found = f"{size} bytes don't fit on the coordinator's disk, which has {free} free"
+            found = f"the whole has {size} bytes, and the coordinator's disk {free} free"
             raise RefusedError(ProblemType.STORAGE_FULL, found, where="size", todo="tell the coordinator's operator")
 
     def _left(self, session: Session, owner: str) -> int:

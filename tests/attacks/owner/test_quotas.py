@@ -1,5 +1,6 @@
 """An owner with a valid token who takes more than its share of disk, memory and rows."""
 
+import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -100,9 +101,16 @@ def _sizes(folder: Path) -> Iterator[int]:
             continue
 
 
-def test_an_announcement_beyond_the_free_disk_is_refused(attacker: Attacker) -> None:
-    refused = attacker.open(plain(b"far too large", size=2**52))
+def test_a_file_beyond_the_free_disk_is_not_put_together(attacker: Attacker) -> None:
+    refused = attacker.open(plain(b"beyond any disk", size=2**52))
+    assert (refused.status_code, refused.json()["type"]) == (409, "urn:moerge:problem:over-quota")
+    chunk = b"beyond the free disk"
+    size = shutil.disk_usage(attacker.server.home).free
+    upload = attacker.open(plain(chunk, size=size)).raise_for_status().json()["id"]
+    attacker.put(upload, chunk).raise_for_status()
+    refused = attacker.commit(upload)
     assert (refused.status_code, refused.json()["type"]) == (507, "urn:moerge:problem:storage-full")
+    attacker.member.client.drop_upload(upload)
 
 
 def test_an_owner_drops_its_uploads_and_opens_others(attacker: Attacker) -> None:
