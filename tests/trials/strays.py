@@ -1,26 +1,38 @@
-"""`python -m trials.strays`: how far honest trunks stray, as their owners measure it, by each method.
+"""`python -m trials.strays`: distances of experts; stray and loss of trunks, as owners measure them, by each method.
 
 By default the experts are the demo's; `--expert`, `--text` and `--seed` name others. Each trunk is merged of all
-experts, and for each owner of all others; if that is one, of it and the seed model.
+experts, and for each owner of all others; if that is one, of it and the seed model. A crafted trunk is the owner's own,
+changed. Each figure is the largest of all owners; the loss is the perplexity of text under trunk and own MLPs, by the
+expert's.
 """
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
 from moerge.files import cache_folder
 from moerge.merging.local import local_trunk
+from moerge.models.dense import domain_model, expert_model, trunk_names
+from moerge.models.distance import distance
 from moerge.models.expert_folder import DenseExpert
+from moerge.models.families import EMBEDDING, HEAD
 from moerge.models.tokens import Tokens
-from moerge.progress import progress
+from moerge.progress import NoProgress, progress
+from moerge.scoring.perplexity import Score, Window, score, windows
 from moerge.statistics.contribution import trunk_contribution
 from moerge.table.presets import PRESETS
 from moerge.table.texts import Cut, Sources, read_texts
 from moerge.trunk.methods.registry import METHODS
-from moerge.trunk.stray import Stray, require_near
+from moerge.trunk.stray import require_near
 from moerge_proto.trunks import TrunkMethod, TrunkOptions
+from moerge_workers.contributing.trunk_loss import TOKENS
 
 TRUNKS: tuple[tuple[str, TrunkMethod, TrunkOptions], ...] = (
     ("average", "average", TrunkOptions()),
@@ -37,15 +49,59 @@ TRUNKS: tuple[tuple[str, TrunkMethod, TrunkOptions], ...] = (
 )
 
 
+def output_times(factor: float) -> Callable[[str, Tensor], Tensor]:
+    return lambda name, tensor: factor * tensor if name.endswith("self_attn.o_proj.weight") else tensor
+
+
+def noise(size: float) -> Callable[[str, Tensor], Tensor]:
+    """Noise of this share of each tensor's norm."""
+    generator = torch.Generator().manual_seed(0)
+
+    def noisy(name: str, tensor: Tensor) -> Tensor:
+        drawn = torch.randn(tensor.shape, generator=generator)
+        return torch.add(tensor, drawn, alpha=size * float(tensor.norm() / drawn.norm()))
+
+    return noisy
+
+
+CRAFTED: tuple[tuple[str, Callable[[str, Tensor], Tensor]], ...] = (
+    ("crafted: attention's output zero", output_times(0)),
+    ("crafted: attention's output negated", output_times(-1)),
+    *((f"crafted: noise of {size} of each norm", noise(size)) for size in (0.2, 0.5, 1.0)),
+)
+KINDS = {
+    "self_attn": "attention",
+    "mlp": "MLPs",
+    EMBEDDING: "embedding, head",
+    HEAD: "embedding, head",
+    "": "a row of these",
+    "norm": "norms",
+}
+"""A part of tensors' names -> what they are called."""
+
+
 @dataclass(frozen=True)
 class Owner:
-    """An expert, and its trunk contribution, with which its owner compares trunks."""
+    """An expert, its trunk contribution, with which its owner compares trunks, and the text that its owner scores."""
 
     expert: DenseExpert
     grams: Path
+    sample: Sequence[Window]
+    own: Score
 
-    def stray(self, trunk: Path) -> Stray:
-        return require_near(self.expert.folder, trunk, float("inf"), self.grams, context_head=True)
+    def judge(self, trunk: Path) -> tuple[float, float, float, float]:
+        """Tensor, size and row of the stray; the loss."""
+        found = require_near(self.expert.folder, trunk, float("inf"), self.grams, context_head=True)
+        with NoProgress().track("", 0, "") as tracker:
+            under = score(domain_model(self.expert.folder, trunk)[0], self.sample, tracker)
+        return found.tensor.value, found.size.value, found.row.value, under.perplexity / self.own.perplexity
+
+    def crafted(self, change: Callable[[str, Tensor], Tensor], path: Path) -> Path:
+        """The expert's own trunk, changed."""
+        checkpoint = self.expert.checkpoint
+        names = trunk_names(checkpoint, self.expert.family, self.expert.config.num_hidden_layers)
+        save_file({name: change(name, checkpoint.tensor(name)) for name in names}, path)
+        return path
 
 
 def trunk_of(owners: Sequence[Owner], seed: Owner, method: TrunkMethod, options: TrunkOptions, folder: Path) -> Path:
@@ -58,36 +114,58 @@ def trunk_of(owners: Sequence[Owner], seed: Owner, method: TrunkMethod, options:
     return local_trunk([owner.expert for owner in merged], folder, method, contributions, options, base=base).path
 
 
-def furthest(strays: Sequence[Stray]) -> str:
-    """A table's cells: the largest of each measure."""
-    return " | ".join(
-        f"{max(getattr(stray, measure).value for stray in strays):.2f}" for measure in ("tensor", "size", "row")
-    )
+def largest(figures: Sequence[tuple[float, ...]]) -> str:
+    """A table's cells."""
+    most = map(max, zip(*figures, strict=True))
+    return " | ".join(f"{each:.2f}" if each < 10 else f"{each:.0f}" if each < 1000 else "over 1000" for each in most)
 
 
-def measure(owners: Sequence[Owner], seed: Owner, home: Path) -> None:
-    print("| trunk | tensor | size | row | tensor, newcomer | size | row |")
-    print("|---|---|---|---|---|---|---|")
+def print_distances(experts: Sequence[DenseExpert]) -> None:
+    found = dict.fromkeys(KINDS.values(), 0.0)
+    for one, two in combinations(experts, 2):
+        for name in one.checkpoint.specs:
+            kind = next(kind for part, kind in KINDS.items() if part and part in name)
+            apart = distance(one.checkpoint.tensor(name), two.checkpoint.tensor(name), rows=name in (EMBEDDING, HEAD))
+            for measured, value in ((kind, apart.whole), (KINDS[""], apart.row)):
+                found[measured] = max(found[measured], value)
+    print(f"| largest distance | {' | '.join(found)} |")
+    print("|---" * (1 + len(found)) + "|")
+    print(f"| of two experts | {' | '.join(f'{each:.3f}' for each in found.values())} |\n")
+
+
+def print_trunks(owners: Sequence[Owner], seed: Owner, home: Path) -> None:
+    print("| trunk | tensor | size | row | loss | tensor, newcomer | size | row | loss |")
+    print("|---|---|---|---|---|---|---|---|---|")
     for name, method, options in TRUNKS:
         whole = trunk_of(owners, seed, method, options, home / "whole")
-        members = furthest([owner.stray(whole) for owner in owners])
+        members = largest([owner.judge(whole) for owner in owners])
         newcomers = []
         for owner in owners:
             others = [each for each in owners if each is not owner]
-            newcomers.append(owner.stray(trunk_of(others, seed, method, options, home / "others")))
-        print(f"| {name} | {members} | {furthest(newcomers)} |", flush=True)
+            newcomers.append(owner.judge(trunk_of(others, seed, method, options, home / "others")))
+        print(f"| {name} | {members} | {largest(newcomers)} |", flush=True)
+    for name, change in CRAFTED:
+        print(f"| {name} | {largest([owner.judge(owner.crafted(change, home / 'crafted')) for owner in owners])} |")
 
 
 def owner_of(domain: str, expert: Path, rows: Sequence[Sequence[int]], tokens: int, home: Path) -> Owner:
-    """An owner whose grams are over its first rows."""
-    taken, total = [], 0
+    """An owner whose grams and score are over its first rows."""
+    own = DenseExpert(domain, expert)
+    sample = windows(first(rows, TOKENS), 2**20, 2**20 - 1)
+    with NoProgress().track("", 0, "") as tracker:
+        dense = score(expert_model(expert), sample, tracker)
+    return Owner(own, trunk_contribution(own, first(rows, tokens), home / f"{domain}.grams"), sample, dense)
+
+
+def first(rows: Sequence[Sequence[int]], tokens: int) -> list[Tokens]:
+    """The first rows that have so many tokens."""
+    taken, total = list[Tokens](), 0
     for row in rows:
         if total >= tokens:
             break
         taken.append(Tokens(row))
         total += len(row)
-    own = DenseExpert(domain, expert)
-    return Owner(own, trunk_contribution(own, taken, home / f"{domain}.grams"))
+    return taken
 
 
 def main() -> None:
@@ -110,7 +188,8 @@ def main() -> None:
         rows = {domain: read_texts(domain, each, Cut()).statistics for domain, each in sources.items()}
         owners = [owner_of(domain, each.expert, rows[domain], given.tokens, home) for domain, each in sources.items()]
         mixed = [row for several in zip(*rows.values(), strict=False) for row in several]
-        measure(owners, owner_of("seed", seed, mixed, given.tokens, home), home)
+        print_distances([owner.expert for owner in owners])
+        print_trunks(owners, owner_of("seed", seed, mixed, given.tokens, home), home)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,173 @@
+"""`python -m trials.influence`: one owner's influence on the routers, by honest sums and by hostile ones.
+
+The owner is the last of the demo's four. Rank, draws and moves are the worst of all domains, as the coordinator
+measures them. Counted is the largest share of a domain's held-out tokens for which another expert is chosen. Scores are
+normalised perplexities.
+"""
+
+import argparse
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from statistics import median_low
+from tempfile import TemporaryDirectory
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+from transformers.utils.logging import disable_progress_bar
+
+from moerge.files import atomic_file, cache_folder
+from moerge.merging.local import LocalTrunk, local_trunk
+from moerge.models.bounds import feature_gains
+from moerge.models.expert_folder import DenseExpert
+from moerge.models.reader import Checkpoint
+from moerge.progress import NoProgress, progress
+from moerge.recipes.models import Loaded, Routed
+from moerge.recipes.published import version
+from moerge.routers.influence import measure
+from moerge.scoring.perplexity import normalised, score_of
+from moerge.scoring.routers import RoutingCounter
+from moerge.statistics.contribution import router_contribution, trunk_contribution
+from moerge.table.measure import Texts
+from moerge.table.presets import PRESETS
+from moerge.table.texts import read_texts
+from moerge.versions.plan import solve_routers
+from moerge_proto.options import PAPER, RECOMMENDED, SolveOptions
+from moerge_proto.statistics_file import StatisticsFile, write
+from trials.strays import first
+
+TOKENS = 10_000
+"""Of each domain's statistics."""
+WARNED = {"span": "rank", "draw": "draws", "change": "moves"}
+"""A verb of a warning -> the figure that it is of."""
+
+Directions = Sequence[NDArray[np.float64]]
+"""A feature's direction in each layer, [H]."""
+
+
+class Fleet:
+    """The demo's owners: experts and texts, their trunk, and the honest router contributions."""
+
+    def __init__(self, home: Path) -> None:
+        preset = PRESETS["demo"]
+        sources, _ = preset.sources(cache_folder(), 1, progress())
+        self.home = home
+        self.texts: list[Texts] = [read_texts(name, each, preset.cut) for name, each in sources.items()]
+        self.experts = [DenseExpert(name, each.expert, name) for name, each in sources.items()]
+        grams = [
+            trunk_contribution(expert, first(texts.statistics, TOKENS), home / f"{expert.domain}.grams")
+            for expert, texts in zip(self.experts, self.texts, strict=True)
+        ]
+        self.trunk: LocalTrunk = local_trunk(self.experts, home / "trunk", contributions=grams)
+        self.honest = [self.sums(slot, {slot: TOKENS}) for slot in range(len(self.experts))]
+        self.dense = [
+            score_of(Loaded.of(expert.folder).logits, texts.held_out, NoProgress())
+            for expert, texts in zip(self.experts, self.texts, strict=True)
+        ]
+
+    def sums(self, slot: int, tokens: Mapping[int, int]) -> Path:
+        """A router contribution of one owner over so many tokens of these domains' texts."""
+        rows = [row for domain, most in tokens.items() for row in first(self.texts[domain].statistics, most)]
+        return router_contribution(self.experts[slot], self.trunk, rows, self.home / f"{slot}-{[*tokens.items()]}")
+
+    def direction(self, slots: Sequence[int]) -> Directions:
+        """The mean of these owners' mean features."""
+        with ExitStack() as stack:
+            files = [stack.enter_context(StatisticsFile(self.honest[slot])) for slot in slots]
+            return [
+                np.mean([file.cross(layer) / file.manifest.tokens for file in files], axis=0)
+                for layer in range(self.trunk.layers)
+            ]
+
+    def random(self) -> Directions:
+        return [*np.random.default_rng(0).standard_normal((self.trunk.layers, self.trunk.hidden_size))]
+
+    def changed(self, times: int, added: Directions = ()) -> Path:
+        """The last owner's sums, `times` as large; or with `times` as many tokens, equal ones of these directions."""
+        path = self.home / "changed"
+        with StatisticsFile(self.honest[-1]) as file, atomic_file(path) as out:
+            made, factor = file.manifest, 1 if added else times
+            arrays = [factor * array for array in file.arrays()]
+            for layer, direction in enumerate(added):
+                unit = direction / np.linalg.norm(direction) * made.hidden_size**0.5
+                count = times * made.tokens * 2.0 ** made.exponents[layer]
+                arrays[2 * layer] += np.rint(count * np.outer(unit, unit)[np.triu_indices(len(unit))]).astype(np.int64)
+                arrays[2 * layer + 1] += np.rint(count * unit).astype(np.int64)
+            tokens = made.tokens * (1 + times if added else times)
+            write(out, made.model_copy(update={"tokens": tokens}), arrays)
+        return path
+
+    def row(self, sent: Path, options: SolveOptions) -> str:
+        """A table's cells, of versions with these sums of the last owner."""
+        files, domains = [*self.honest[:-1], sent], [expert.domain for expert in self.experts]
+        config, count = self.experts[0].config, len(domains)
+        gains = feature_gains(Checkpoint(self.trunk.path), self.experts[0].family, config)
+        with ExitStack() as stack:
+            found = measure([stack.enter_context(StatisticsFile(file)) for file in files], domains, gains, options)
+        routers = list(solve_routers(self.trunk.path, self.experts[0].folder, files, domains, options)[0])
+        scores, counted = self.scored(routers)
+        rows, slots = found.domains, range(count)
+        pairs = [(rows[one], slot) for one in slots for slot in slots if one != slot]
+        rank = min(
+            rows[slot].effective_rank / median_low(rows[other].effective_rank for other in slots if other != slot)
+            for slot in slots
+        )
+        moves = max(median_low(rows[one].moved[slot] for slot in slots if slot != one) for one in slots)
+        shares = [max(row.drawn[slot] for row, slot in pairs), max(row.drawn_most[slot] for row, slot in pairs)]
+        percent = " | ".join(f"{100 * share:.0f} %" for share in (*shares, moves, counted))
+        warned = [name for verb, name in WARNED.items() if any(f" {verb} " in said for said in found.warnings)]
+        others = " / ".join(f"{score:.0f}" for score in scores[:-1])
+        return f"{rank:.2f} | {percent} | {', '.join(warned) or 'no'} | {others} | {scores[-1]:.0f}"
+
+    def scored(self, routers: Sequence[Tensor]) -> tuple[list[float], float]:
+        """Each domain's score; the largest share of a domain's tokens for which another expert is chosen."""
+        with TemporaryDirectory() as folder:
+            model = Routed.of(version(self.experts, self.trunk, routers, {}, Path(folder) / "version"))
+        scores, strayed = [], []
+        for slot, texts in enumerate(self.texts):
+            counter = RoutingCounter(model.model)
+            with counter.counting():
+                found = score_of(model.logits, texts.held_out, NoProgress(), counter.count)
+            scores.append(normalised(self.dense[slot], found))
+            shares = counter.counts.sum(dim=0) / counter.counts.sum()
+            strayed += [float(share) for other, share in enumerate(shares) if other != slot]
+        return scores, max(strayed)
+
+
+def all_sums(fleet: Fleet) -> dict[str, Callable[[], Path]]:
+    """What the last owner sends: a name -> makes the file."""
+    own, others = len(fleet.experts) - 1, range(len(fleet.experts) - 1)
+    third, one = TOKENS // len(others), 1
+    return {
+        "honest": lambda: fleet.honest[own],
+        "honest, with 10 times less text": lambda: fleet.sums(own, {own: TOKENS // 10}),
+        "honest, with 100 times less text": lambda: fleet.sums(own, {own: TOKENS // 100}),
+        "honest, times 1000": lambda: fleet.changed(1000),
+        "text of one other domain": lambda: fleet.sums(own, {one: TOKENS}),
+        "text of all others": lambda: fleet.sums(own, dict.fromkeys(others, third)),
+        "half of it text of another": lambda: fleet.sums(own, {own: TOKENS // 2, one: TOKENS // 2}),
+        "and a spike as large, random": lambda: fleet.changed(1, fleet.random()),
+        "towards one other's mean": lambda: fleet.changed(1, fleet.direction([one])),
+        "and a spike 1000 times as large, random": lambda: fleet.changed(1000, fleet.random()),
+        "towards the others' mean": lambda: fleet.changed(1000, fleet.direction(others)),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--paper", action="store_true", help="with the paper's options instead of the recommended ones")
+    disable_progress_bar()
+    options = (PAPER if parser.parse_args().paper else RECOMMENDED).solve
+    with TemporaryDirectory() as folder:
+        fleet = Fleet(Path(folder))
+        names = [expert.domain for expert in fleet.experts]
+        head = "rank / others' | draws at most | in a layer | moves | counted | warned"
+        print(f"| sums of {names[-1]} | {head} | {' / '.join(names[:-1])} | {names[-1]} |")
+        print("|---" * 9 + "|")
+        for name, make in all_sums(fleet).items():
+            print(f"| {name} | {fleet.row(make(), options)} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
