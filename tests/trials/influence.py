@@ -147,10 +147,10 @@ def all_sums(fleet: Fleet) -> dict[str, Callable[[], Path]]:
         "text of one other domain": lambda: fleet.sums(own, {one: TOKENS}),
         "text of all others": lambda: fleet.sums(own, dict.fromkeys(others, third)),
         "half of it text of another": lambda: fleet.sums(own, {own: TOKENS // 2, one: TOKENS // 2}),
-        "and a spike as large, random": lambda: fleet.changed(1, fleet.random()),
-        "towards one other's mean": lambda: fleet.changed(1, fleet.direction([one])),
-        "and a spike 1000 times as large, random": lambda: fleet.changed(1000, fleet.random()),
-        "towards the others' mean": lambda: fleet.changed(1000, fleet.direction(others)),
+        "own text and a spike as large, random": lambda: fleet.changed(1, fleet.random()),
+        "the same, towards one other's mean": lambda: fleet.changed(1, fleet.direction([one])),
+        "own text and a spike 1000 times as large, random": lambda: fleet.changed(1000, fleet.random()),
+        "the same, towards the others' mean": lambda: fleet.changed(1000, fleet.direction(others)),
     }
 
 

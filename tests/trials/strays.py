@@ -65,9 +65,9 @@ def noise(size: float) -> Callable[[str, Tensor], Tensor]:
 
 
 CRAFTED: tuple[tuple[str, Callable[[str, Tensor], Tensor]], ...] = (
-    ("crafted: attention's output zero", output_times(0)),
-    ("crafted: attention's output negated", output_times(-1)),
-    *((f"crafted: noise of {size} of each norm", noise(size)) for size in (0.2, 0.5, 1.0)),
+    ("crafted: attention output zero", output_times(0)),
+    ("crafted: attention output negated", output_times(-1)),
+    *((f"crafted: noise of {size}", noise(size)) for size in (0.2, 0.5, 1.0)),
 )
 KINDS = {
     "self_attn": "attention",
