@@ -394,14 +394,6 @@ MUTATIONS = (
         ("tests/attacks/test_reader.py",),
     ),
     Mutation(
-        "unpickled",
-        "law 9: no row of the workflow database is unpickled",
-        COORDINATOR,
-        'setattr(DefaultSerializer, "deserialize", _refuse)',
-        'setattr(DefaultSerializer, "_refuse", _refuse)',
-        ("tests/laws/test_law_9.py",),
-    ),
-    Mutation(
         "audited-strangers",
         "attack: a stranger fills the audit log",
         COORDINATOR,
