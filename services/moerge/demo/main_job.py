@@ -178,7 +178,7 @@ class Demo:
         workers = [(domain, self._start_worker(processes, client, domain, "--once")) for domain in domains]
         for domain, worker in workers:
             processes.finish(domain.name, worker)
-        client.promote(CHAMPION, version.number)
+        client.promote(CHAMPION, version.number, override="moerge demo shows it, better or worse")
         self._say(f"Scoring version {version.number}, loaded by stock transformers in its own process")
         processes.finish("table", processes.start(self._table_command(version, domains), {"OMP_NUM_THREADS": "2"}))
         return version.number
