@@ -154,6 +154,7 @@ def test_another_file_under_a_trunk_s_name_is_refused(folder: Path, home: Path, 
     assert len(client.uploaded) == 1
 
 
+@pytest.mark.slow
 def test_what_a_real_coordinator_gets_of_four_trunks_and_what_its_operator_is_told(tmp_path: Path) -> None:
     policy = {"min_documents": 20}
     with federation_of(tmp_path, "law", "art", "code") as made:

@@ -47,6 +47,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         yield Path(folder)
 
 
+@pytest.mark.slow
 def test_it_listens_on_loopback_only_asks_for_a_token_and_keeps_its_folder_closed(
     tmp_path: Path, short: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
