@@ -4,7 +4,7 @@ from moerge_proto.messages import Message
 
 
 class DomainInfluence(Message):
-    """What a domain's sums do to the routers. Lists have one number per domain, in slot order, averaged over layers.
+    """The effect of a domain's sums on the routers. Lists have one number per domain, averaged over layers.
 
     `effective_rank` of its gram is trace^2 / the sum of the squared entries: how many directions its features span.
     `gram_distance` is 1 less the cosine between its gram and the sum of the others'. `mean_distances` are between its

@@ -28,7 +28,7 @@ class Stage(StrEnum):
 
 
 class Obstacle(StrEnum):
-    """Why a worker sends nothing for now. No figure is told with it."""
+    """A reason for which a worker sends nothing for now. No figure is told with it."""
 
     TRUNK_STRAYS = "trunk-strays"
     TRUNK_HARMS = "trunk-harms"

@@ -1,4 +1,4 @@
-"""Whoever can write the workflow database, or a backup of it, runs no code by it (law 9)."""
+"""Attacks by a writer of the workflow database, or of a backup: none runs code (law 9)."""
 
 import base64
 import os

@@ -32,7 +32,7 @@ def owners(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Owners]:
 
 @pytest.fixture(scope="module")
 def law_s(owners: Owners) -> tuple[RouterManifest, ShardSums]:
-    """What law's worker would send."""
+    """A contribution as law's worker would send it."""
     return honest(owners.server, owners.law, owners.trunk, first=1000)
 
 

@@ -125,9 +125,9 @@ def honest(
     split: str = "statistics",
     fitted: Expert | None = None,
 ) -> tuple[RouterManifest, ShardSums]:
-    """What the member's worker would send: sums over the fixed rows, which several shards hold several
-    times, and their manifest; with `fitted`, for that one,
-    which is the member's folder then.
+    """Sums as the member's worker would send them, over the fixed rows, and their manifest.
+
+    Several shards hold the rows several times. With `fitted` they are for that expert, the member's folder then.
     """
     model, gains = domain_model(member.folder, trunk_path(server, trunk))
     rows = ROWS if shards == 1 else _enough(ROWS, shards * enough(trunk.hidden_size))
@@ -144,7 +144,7 @@ def _enough(rows: list[list[int]], tokens: int) -> list[list[int]]:
 
 
 def honest_trunk(member: Member, rows: list[list[int]] = ROWS) -> tuple[TrunkManifest, ShardSums]:
-    """What the member's worker would send for trunks, over text of these rows."""
+    """Sums as the member's worker would send them for trunks, over text of these rows."""
     own = DenseExpert(member.domain, member.folder)
     rows = _enough(rows, enough(own.config.hidden_size))
     manifest = trunk_manifest(member.name, own, registered(member).digest, StatisticsSettings())

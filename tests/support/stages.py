@@ -7,10 +7,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from safetensors.torch import save_file
+
 from moerge.client.client import Client
 from moerge.documents.shards import Shard
 from moerge.errors import CoordinatorError
 from moerge.files import file_sha256
+from moerge.models.dense import trunk_names
 from moerge.models.expert_folder import DenseExpert, expert_digest
 from moerge.progress import Progress
 from moerge.statistics.accumulate import ShardSums
@@ -34,7 +37,7 @@ from moerge_workers.settings import Settings
 from moerge_workers.watching.events import Events
 from moerge_workers.watching.status import Status
 from moerge_workers.watching.view import Lines
-from support.models import SMALL
+from support.models import SMALL, expert
 from support.outbox import COORDINATOR
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -140,6 +143,14 @@ class MemoryClient(Client):
     def withdraw_contribution(self, digest: str) -> Contribution:
         self.rows[digest] = self.rows[digest].model_copy(update={"active": False, "withdrawn": NOW})
         return self.rows[digest]
+
+
+def own_trunk(folder: Path) -> Path:
+    """Makes an expert in a folder, and beside it the trunk that is its own."""
+    own = DenseExpert("law", expert(folder / "expert", 1))
+    names = trunk_names(own.checkpoint, own.family, own.config.num_hidden_layers)
+    save_file({name: own.checkpoint.tensor(name) for name in names}, folder / DENSE_TRUNK_FILE)
+    return folder
 
 
 def trunk(digest: str = "7" * 64) -> Trunk:

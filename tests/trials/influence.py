@@ -136,7 +136,7 @@ class Fleet:
 
 
 def all_sums(fleet: Fleet) -> dict[str, Callable[[], Path]]:
-    """What the last owner sends: a name -> makes the file."""
+    """The files that the last owner sends: a name -> makes the file."""
     own, others = len(fleet.experts) - 1, range(len(fleet.experts) - 1)
     third, one = TOKENS // len(others), 1
     return {

@@ -190,8 +190,9 @@ def _known(session: Session, new: NewExpert, digest: str, *, own: bool) -> Exper
 
 
 def _may_try_again(session: Session, row: ExpertRow) -> bool:
-    """Whether it was refused, and a check may come out differently: its source may have been mended; or it was uploaded
-    anew, and other experts or a setting may have changed.
+    """Tells a refused expert that another check may accept.
+
+    Its source may have been mended; or it was uploaded anew, and other experts or a setting may have changed.
     """
     held = all(session.get(HoldingRow, (row.owner, file.sha256)) is not None for file in row.files)
     return row.state is ExpertState.REFUSED and (row.source is not None or held)

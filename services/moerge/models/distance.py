@@ -1,6 +1,6 @@
-"""How far an expert's weights lie from other experts' of the same seed model."""
+"""Distances of tensors from others of the same seed model, relative to the smaller of both."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -17,12 +17,58 @@ ROW_FACTOR = 4
 Measured: up to 2.2 times further in honest experts."""
 _LEAST_VECTOR = 0.05
 """Root mean square below which vectors (biases, gains) count as this large: so small, they change little."""
-_ROWS = 4096
+_TINY = 1e-30
+_ELEMENTS = 2**24  # of a tensor in float64 at a time
+
+
+@dataclass(frozen=True)
+class Powers:
+    """Powers of rows, such as squared norms, [n] float64: of one tensor, of another, and of their difference."""
+
+    one: Tensor
+    other: Tensor
+    apart: Tensor
+
+    @classmethod
+    def of(cls, one: Tensor, other: Tensor, by: Callable[[Tensor], Tensor]) -> "Powers":
+        """The powers of rows [n, ...] of any dtype. `by` gives those of float64 rows, a block at a time."""
+        parts, block = [], max(1, _ELEMENTS * len(one) // one.numel())
+        for ours, theirs in zip(one.split(block), other.split(block), strict=True):
+            first, second = ours.double(), theirs.double()
+            parts.append((by(first), by(second), by(first - second)))
+        return cls(*map(torch.cat, zip(*parts, strict=True)))
+
+    def __add__(self, more: "Powers") -> "Powers":
+        return Powers(self.one + more.one, self.other + more.other, self.apart + more.apart)
+
+    def __mul__(self, weights: Tensor) -> "Powers":
+        return Powers(self.one * weights, self.other * weights, self.apart * weights)
+
+    def split(self, size: int) -> Iterator["Powers"]:
+        parts = zip(self.one.split(size), self.other.split(size), self.apart.split(size), strict=True)
+        return (Powers(*each) for each in parts)
+
+    def smaller(self) -> float:
+        """The smaller sum over all rows."""
+        return float(torch.minimum(self.one.sum(), self.other.sum()))
+
+    def distance(self, least: float = 0.0) -> float:
+        """The distance of all rows together; `least` is the smallest power that it is relative to."""
+        return float((self.apart.sum() / (max(self.smaller(), least) + _TINY)).sqrt())
+
+    def size(self) -> float:
+        """The quotient of the larger and the smaller norm, less 1."""
+        one, other = self.one.sum() + _TINY, self.other.sum() + _TINY
+        return float((torch.maximum(one, other) / torch.minimum(one, other)).sqrt()) - 1
+
+    def row(self, least: float) -> float:
+        """The largest distance of one row; `least` as in `distance`."""
+        return float((self.apart / torch.minimum(self.one, self.other).clamp_min(least + _TINY)).max().sqrt())
 
 
 @dataclass(frozen=True)
 class Distance:
-    """How far a tensor lies from another expert's.
+    """The distance of a tensor from another expert's.
 
     Attributes:
         whole: norm of the difference, by the smaller of both norms; 1.41 for tensors that have nothing in common.
@@ -39,29 +85,11 @@ class Distance:
 
 def distance(tensor: Tensor, other: Tensor, *, rows: bool = False) -> Distance:
     """The distance of tensors of equal shape; of vocabularies of unequal length only common rows count."""
-    common = min(len(tensor), len(other)) if tensor.dim() else 1
-    sums, largest, pieces = torch.zeros(3, dtype=torch.float64), 0.0, list[Tensor]()
-    for one, two in zip(_pieces(tensor, common), _pieces(other, common), strict=True):
-        squares = torch.stack([each.pow(2).sum(dim=1) for each in (one - two, one, two)])  # [3, rows]
-        sums += squares.sum(dim=1)
-        if rows:
-            pieces.append(squares.sqrt())
-    apart, *norms = sums.sqrt().tolist()
-    if rows:
-        differences, *own = torch.cat(pieces, dim=1)
-        average = min(norms) / common**0.5
-        largest = float((differences / torch.minimum(*own).clamp_min(max(average, 1e-30))).max())
-    least = _LEAST_VECTOR * common**0.5 if tensor.dim() == 1 else 1e-30
-    return Distance(apart / max(min(norms), least), largest)
-
-
-def _pieces(tensor: Tensor, common: int) -> Iterator[Tensor]:
-    """Its first rows as float64 [rows, any], a few at a time."""
-    if tensor.dim() < 2:
-        yield tensor.reshape(-1, 1)[:common].double()
-        return
-    for start in range(0, common, _ROWS):
-        yield tensor[start : min(start + _ROWS, common)].flatten(1).double()
+    one, two = (each.reshape(len(each) if each.dim() else 1, -1) for each in (tensor, other))
+    common = min(len(one), len(two))
+    found = Powers.of(one[:common], two[:common], lambda block: block.square().sum(dim=1))
+    least = _LEAST_VECTOR**2 * common if tensor.dim() == 1 else 0.0
+    return Distance(found.distance(least), found.row(found.smaller() / common) if rows else 0.0)
 
 
 def require_near_others(

@@ -23,7 +23,7 @@ from moerge_proto.statistics_file import StatisticsFile
 MOST_LAYERS, MOST_SOLVES = 8, 32
 """Bounds of a measurement, which solves each of its layers once without each owner."""
 DRAWN, DRAWN_IN_A_LAYER, MOVED, NARROW = 0.1, 0.5, 0.3, 0.25
-"""What lies beyond is warned of; docs/quality.md has the figures of honest owners."""
+"""Bounds of the figures, with warnings beyond; docs/quality.md has the figures of honest owners."""
 _TINY, _MOST = 1e-300, 1e6  # no figure is infinite
 
 Solve = Callable[[Tensor, Sequence[int]], Tensor]
@@ -203,7 +203,7 @@ def _mean(figures: Iterable[Tensor]) -> Tensor:
 
 
 def warnings(rows: Sequence[DomainInfluence]) -> list[str]:
-    """What lies beyond the bounds, with the owners. Sums don't tell whether an owner is hostile, or its text alike."""
+    """Warnings of figures beyond the bounds, with owners. Sums don't tell hostile owners from those of similar text."""
     found = []
     names = [f"{row.domain} (owner {row.owner})" for row in rows]
     for row, name in zip(rows, names, strict=True):

@@ -1,6 +1,6 @@
 """Stray: the distance of a trunk from an owner's own expert, measured before anything is computed under the trunk."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +10,7 @@ from torch import Tensor
 from moerge.errors import IncompatibleExpertError
 from moerge.models.config import read_config
 from moerge.models.dense import trunk_names
+from moerge.models.distance import Powers
 from moerge.models.families import EMBEDDING, HEAD, family_of, head_dim
 from moerge.models.reader import Checkpoint
 from moerge.trunk.context_head import has_context_head, require_context_head, wide_shapes, without_context_head
@@ -24,8 +25,6 @@ SIZES = 0.4
 _LEAST, _LEAST_EMBEDDING = 0.01, 0.25
 """Rows of less than this share of a typical row's power are measured against that share. Embeddings of tokens that no
 expert was trained on, such as padding, are small."""
-_TINY = 1e-30
-_ELEMENTS = 2**24  # of a tensor in float64 at a time
 
 
 @dataclass(frozen=True)
@@ -118,46 +117,6 @@ def _require_shapes(shapes: Mapping[str, tuple[int, ...]], merged: Checkpoint) -
         raise IncompatibleExpertError("your expert has no such tensor", where=unknown[0], todo=todo)
 
 
-@dataclass(frozen=True)
-class _Powers:
-    """Mean squared answers [n] float64: the expert's own, the trunk's, and those of their difference."""
-
-    own: Tensor
-    trunk: Tensor
-    apart: Tensor
-
-    def __add__(self, other: "_Powers") -> "_Powers":
-        return _Powers(self.own + other.own, self.trunk + other.trunk, self.apart + other.apart)
-
-    def split(self, size: int) -> Iterator["_Powers"]:
-        parts = zip(self.own.split(size), self.trunk.split(size), self.apart.split(size), strict=True)
-        return (_Powers(*each) for each in parts)
-
-    def __mul__(self, weights: Tensor) -> "_Powers":
-        return _Powers(self.own * weights, self.trunk * weights, self.apart * weights)
-
-    def distance(self) -> float:
-        """Of all answers together."""
-        return float((self.apart.sum() / (torch.minimum(self.own.sum(), self.trunk.sum()) + _TINY)).sqrt())
-
-    def size(self) -> float:
-        own, trunk = self.own.sum() + _TINY, self.trunk.sum() + _TINY
-        return float((torch.maximum(own, trunk) / torch.minimum(own, trunk)).sqrt()) - 1
-
-    def row(self, least: Tensor) -> float:
-        """The largest distance of one row; `least` is the smallest power that it is relative to."""
-        return float((self.apart / torch.minimum(self.own, self.trunk).clamp_min(float(least) + _TINY)).max().sqrt())
-
-
-def _powers(before: Tensor, after: Tensor, by: Callable[[Tensor], Tensor]) -> _Powers:
-    """Sums of `by`, which gives the powers of a block of float64 rows, over rows [n, ...] of any dtype."""
-    parts, block = [], max(1, _ELEMENTS * len(before) // before.numel())
-    for one, other in zip(before.split(block), after.split(block), strict=True):
-        own, trunk = one.double(), other.double()
-        parts.append((by(own), by(trunk), by(trunk - own)))
-    return _Powers(*map(torch.cat, zip(*parts, strict=True)))
-
-
 def _answers(moment: Tensor) -> Callable[[Tensor], Tensor]:
     """Mean squared answers of rows to inputs with this second moment, [in, in]."""
     return lambda rows: ((rows @ moment) * rows).sum(dim=1).clamp_min(0)
@@ -179,24 +138,24 @@ class _Comparison:
         name, bias = f"{module}.weight", f"{module}.bias"
         powers = self._answers(name)
         if bias in self._own.specs:
-            powers += _powers(*self._pair(bias), torch.square)
+            powers += Powers.of(*self._pair(bias), torch.square)
         for part in powers.split(width):
             self._check(name, part)
-            self._check_rows(name, part, part.own.mean() * _LEAST)
+            self._check_rows(name, part, float(part.one.mean()) * _LEAST)
 
     def writing_heads(self, module: str, width: int) -> None:
-        """What attention adds: of each head alone; and all heads together, row by row."""
+        """The output of attention: of each head alone; and of all heads together, row by row."""
         name = f"{module}.weight"
         before, after = self._pair(name)
         moment = self._grams.second_moment(name)
         for start in range(0, before.shape[1], width):
             of = slice(start, start + width)
-            self._check(name, _powers(before[:, of], after[:, of], _answers(moment[of, of])))
+            self._check(name, Powers.of(before[:, of], after[:, of], _answers(moment[of, of])))
         powers = self._answers(name)
         if f"{module}.bias" in self._own.specs:
-            powers += _powers(*self._pair(f"{module}.bias"), torch.square)
+            powers += Powers.of(*self._pair(f"{module}.bias"), torch.square)
         self._check(name, powers)
-        self._check_rows(name, powers, powers.own.mean() * _LEAST)
+        self._check_rows(name, powers, float(powers.one.mean()) * _LEAST)
 
     def head(self) -> None:
         """The language model's head, by its answers. No feature depends on single rows."""
@@ -207,30 +166,30 @@ class _Comparison:
         before, after = self._pair(EMBEDDING)
         counts = torch.from_numpy(self._grams.file.array("token_counts")).double() + 1
         frequency = counts / counts.sum()
-        powers = _powers(before, after, lambda rows: rows.square().sum(dim=1))
+        powers = Powers.of(before, after, lambda rows: rows.square().sum(dim=1))
         self._check(EMBEDDING, powers * frequency)
-        self._check_rows(EMBEDDING, powers, (powers.own * frequency).sum() * _LEAST_EMBEDDING)
-        directions = _powers(before.T, after.T, lambda columns: columns.square() @ frequency)
-        self._check_rows(EMBEDDING, directions, directions.own.mean() * _LEAST)
+        self._check_rows(EMBEDDING, powers, float(powers.one @ frequency) * _LEAST_EMBEDDING)
+        directions = Powers.of(before.T, after.T, lambda columns: columns.square() @ frequency)
+        self._check_rows(EMBEDDING, directions, float(directions.one.mean()) * _LEAST)
 
     def rest(self, name: str) -> None:
         """A tensor that no other method has measured, such as a norm's gains, by its elements."""
         if name not in self._compared:
-            self._check(name, _powers(*self._pair(name), torch.square))
+            self._check(name, Powers.of(*self._pair(name), torch.square))
 
-    def _answers(self, name: str) -> _Powers:
-        return _powers(*self._pair(name), _answers(self._grams.second_moment(name)))
+    def _answers(self, name: str) -> Powers:
+        return Powers.of(*self._pair(name), _answers(self._grams.second_moment(name)))
 
     def _pair(self, name: str) -> tuple[Tensor, Tensor]:
         self._compared.add(name)
         before = tensor_of(self._own, name)
         return before, self._read(name)[: len(before)]
 
-    def _check(self, name: str, powers: _Powers) -> None:
+    def _check(self, name: str, powers: Powers) -> None:
         self._tensor = self._within(self._tensor, Furthest(powers.distance(), name), self._limit, "")
         self._size = self._within(self._size, Furthest(powers.size(), name), SIZES * self._limit, "in size ")
 
-    def _check_rows(self, name: str, powers: _Powers, least: Tensor) -> None:
+    def _check_rows(self, name: str, powers: Powers, least: float) -> None:
         found = Furthest(powers.row(least), name)
         self._row = self._within(self._row, found, ROWS * self._limit, "in a single row ")
 

@@ -10,8 +10,6 @@ from safetensors.torch import load_file, save_file
 
 from moerge.documents.shards import Shard
 from moerge.errors import IncompatibleExpertError
-from moerge.models.dense import trunk_names
-from moerge.models.expert_folder import DenseExpert
 from moerge.statistics.accumulate import ShardSums
 from moerge.statistics.passes import RouterPass, TrunkPass
 from moerge.trunk.merge import DENSE_TRUNK_FILE
@@ -20,8 +18,8 @@ from moerge_proto.progress import Obstacle
 from moerge_workers.contributing import router
 from moerge_workers.contributing.trunk_loss import HarmfulTrunkError
 from support.federation import federation_of
-from support.models import expert, texts
-from support.stages import NOW, MemoryClient, context_of, trunk
+from support.models import texts
+from support.stages import NOW, MemoryClient, context_of, own_trunk, trunk
 from support.worker import worker_of
 
 POLICY = {"min_documents": 5, "min_tokens": 1}
@@ -31,11 +29,7 @@ TRUNKS = [trunk(str(number) * 64) for number in range(1, 6)]
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An owner's expert, and the trunk that is its own."""
-    folder = tmp_path_factory.mktemp("owner")
-    own = DenseExpert("law", expert(folder / "expert", 1))
-    names = trunk_names(own.checkpoint, own.family, own.config.num_hidden_layers)
-    save_file({name: own.checkpoint.tensor(name) for name in names}, folder / DENSE_TRUNK_FILE)
-    return folder
+    return own_trunk(tmp_path_factory.mktemp("owner"))
 
 
 @pytest.fixture

@@ -38,7 +38,7 @@ def test_a_trunk_contribution_of_too_little_text_is_refused(federation: Federati
 
 @pytest.fixture(scope="module")
 def laws(federation: Federation) -> tuple[RouterManifest, ShardSums]:
-    """What law's worker would send."""
+    """A contribution as law's worker would send it."""
     return honest(federation.server, federation.members["law"], federation.trunk(), first=1000)
 
 

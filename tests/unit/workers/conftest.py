@@ -3,23 +3,16 @@
 from pathlib import Path
 
 import pytest
-from safetensors.torch import save_file
 
-from moerge.models.dense import trunk_names
-from moerge.models.expert_folder import DenseExpert
 from moerge.trunk.merge import DENSE_TRUNK_FILE
-from support.models import expert, texts
-from support.stages import MemoryClient
+from support.models import texts
+from support.stages import MemoryClient, own_trunk
 
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Of an expert, and of the trunk that is its own."""
-    folder = tmp_path_factory.mktemp("owner")
-    own = DenseExpert("law", expert(folder / "expert", 1))
-    names = trunk_names(own.checkpoint, own.family, own.config.num_hidden_layers)
-    save_file({name: own.checkpoint.tensor(name) for name in names}, folder / DENSE_TRUNK_FILE)
-    return folder
+    return own_trunk(tmp_path_factory.mktemp("owner"))
 
 
 @pytest.fixture

@@ -2,22 +2,20 @@
 
 import os
 import shutil
-from functools import partial
 from pathlib import Path
 
 from rich.filesize import decimal
 
-from moerge.documents.fitting_sample import fitting_sample, fitting_tokens
+from moerge.documents.fitting_sample import fitting_tokens
 from moerge.documents.shards import enough
-from moerge.documents.splits import text_digest
 from moerge.errors import MoergeError
 from moerge.experts.fitting import fit, fitting_bytes
 from moerge.files import sync_folder
 from moerge.models.batches import batches
 from moerge.models.expert_folder import DenseExpert
-from moerge.models.tokens import Tokens
 from moerge.statistics.memory import free_bytes, is_out_of_memory
 from moerge_proto.progress import Stage
+from moerge_workers.computing.sample import sample_of
 from moerge_workers.data.splits import Data
 from moerge_workers.settings import Settings
 from moerge_workers.watching.events import Events
@@ -36,15 +34,16 @@ def fitted_folder(settings: Settings, data: Data, events: Events, expert: DenseE
         return folder
     hidden = expert.config.hidden_size
     least = settings.policy.min_documents
-    sample = sample_of(settings, data, events, fitting_tokens(hidden), least, "choosing documents to fit to")
+    title, asked = "choosing documents to fit to", fitting_tokens(hidden)
+    sample = sample_of(data, events, settings.statistics, asked, least, title)
     rows = [row for document in sample for row in document]
     tokens = sum(row.count for row in rows)
     if (why := settings.policy.too_small(len(sample), tokens, enough(hidden))) is not None:
         events.say(f"the MLPs stay as they are: all there is to fit them to is {why}")
         return None
-    asked, there = fitting_bytes(expert, fitting_tokens(hidden)), free_bytes(settings.device)
-    if there is not None and asked > there:
-        raise _too_large(f"fitting takes {decimal(asked)} of memory, and {decimal(there)} are there")
+    needed, there = fitting_bytes(expert, asked), free_bytes(settings.device)
+    if there is not None and needed > there:
+        raise _too_large(f"fitting takes {decimal(needed)} of memory, and {decimal(there)} are there")
     total = tokens * expert.config.num_hidden_layers
     part = folder.with_name(f".{folder.name}.tmp")
     shutil.rmtree(part, ignore_errors=True)  # of a worker that was killed
@@ -64,17 +63,3 @@ def fitted_folder(settings: Settings, data: Data, events: Events, expert: DenseE
 
 def _too_large(found: str) -> MoergeError:
     return MoergeError(found, where="--fit", todo="choose a larger machine or another --device, or go on without --fit")
-
-
-def sample_of(
-    settings: Settings, data: Data, events: Events, tokens: int, least_documents: int, title: str
-) -> list[list[Tokens]]:
-    """The rows of each document of a sample of the statistics' split; `title` tells what it is for."""
-    events.enter(Stage.READING)
-    with events.track(title, data.size(), "B") as tracker:
-        documents = (
-            (text_digest(document.text), partial(data.encode, document))
-            for _, split, document in data.documents(tracker)
-            if split == "statistics"
-        )
-        return fitting_sample(documents, settings.statistics, tokens, least_documents)

@@ -5,7 +5,7 @@ from pathlib import Path
 from moerge.documents.shards import enough
 from moerge.statistics.contribution import Computing, trunk_contribution
 from moerge_proto.progress import Stage
-from moerge_workers.computing.fitting import sample_of
+from moerge_workers.computing.sample import sample_of
 from moerge_workers.contributing.context import Context
 
 _MOST_TOKENS = 2**16
@@ -20,7 +20,8 @@ def sampled_grams(context: Context) -> Path:
         return path
     path.parent.mkdir(exist_ok=True)
     tokens = min(enough(expert.config.hidden_size), _MOST_TOKENS)
-    sample = sample_of(settings, context.data, events, tokens, 1, "choosing documents to compare trunks with")
+    title = "choosing documents to compare trunks with"
+    sample = sample_of(context.data, events, settings.statistics, tokens, 1, title)
     events.enter(Stage.COMPUTING)
     computing = Computing(device=settings.device, slots=settings.slots, progress=events)
     rows = [row for document in sample for row in document]

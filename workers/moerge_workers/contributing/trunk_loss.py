@@ -3,13 +3,11 @@
 import json
 import math
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import torch
 from transformers import PreTrainedModel
 
-from moerge.documents.fitting_sample import fitting_sample
 from moerge.errors import MoergeError
 from moerge.files import atomic_file
 from moerge.models.dense import domain_model, expert_model, place
@@ -17,6 +15,7 @@ from moerge.scoring.perplexity import Score, Window, score, windows
 from moerge.statistics.memory import is_out_of_memory
 from moerge_proto.progress import Stage
 from moerge_proto.statistics_file import StatisticsSettings
+from moerge_workers.computing.sample import sample_of
 from moerge_workers.contributing.context import Context
 
 TOKENS = 4096
@@ -63,14 +62,9 @@ def _sample(context: Context) -> list[Window]:
     """Windows of the statistics' documents with the lowest MACs, by the owner's key, so nobody else foresees them."""
     longest = max(2, min(context.settings.statistics.context, DOCUMENT_TOKENS))
     settings = StatisticsSettings(context=longest, tokens_per_document=DOCUMENT_TOKENS)
-    context.events.enter(Stage.READING)
-    with context.events.track("choosing documents to score", context.data.size(), "B") as tracker:
-        documents = (
-            (mac, partial(context.data.encode, document))
-            for mac, split, document in context.data.documents(tracker)
-            if split == "statistics"
-        )
-        rows = [row for rows in fitting_sample(documents, settings, TOKENS, 1) for row in rows]
+    title = "choosing documents to score"
+    sample = sample_of(context.data, context.events, settings, TOKENS, 1, title, by_key=True)
+    rows = [row for document in sample for row in document]
     return [window for window in windows(rows, longest, longest - 1) if window.scored]
 
 

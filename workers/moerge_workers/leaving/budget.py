@@ -31,7 +31,7 @@ def versions(history: History) -> list[str]:
 
 
 def told(history: History) -> str:
-    """What the budget counts, in words."""
+    """The counts of the budget, in words."""
     return f"{len(trunks(history))} trunks, {len(versions(history))} evaluations"
 
 

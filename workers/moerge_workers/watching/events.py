@@ -40,7 +40,7 @@ class Events:
             self.status.update(stage=stage, slots={}, tokens_left=0)
 
     def hindered(self, obstacle: Obstacle | None) -> None:
-        """Why nothing more is sent for now; None: nothing hinders any more."""
+        """Notes the reason for which nothing more is sent for now; None: there is none any more."""
         if obstacle is not self.status.state.obstacle:
             self.status.update(obstacle=obstacle)
 

@@ -224,7 +224,7 @@ def test_embedding_rows_are_weighted_by_token_frequency_and_norms_are_averaged(t
 def test_no_owner_has_more_of_the_rows_that_others_use_than_its_text_is_worth(
     owners: int, tokens: int, sharpness: float, seed: int
 ) -> None:
-    """Whatever it says that its text is. Others use a row as often as their frequencies say, with the added count."""
+    """Its text may be any. Others use a row as often as their frequencies say, with the added count."""
     generator, vocabulary = torch.Generator().manual_seed(seed), 50
     frequencies = (sharpness * torch.randn(owners, vocabulary, generator=generator).double()).softmax(dim=1)
     sizes = torch.tensor([tokens, *[20_000] * (owners - 1)])

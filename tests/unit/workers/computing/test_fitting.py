@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from moerge_workers.computing.fitting import sample_of
+from moerge_workers.computing.sample import sample_of
 from moerge_workers.data.splits import Data
 from moerge_workers.settings import Settings
 from moerge_workers.watching.events import Events
@@ -28,7 +28,8 @@ def sampled(folder: Path, tokens: int, **changed: object) -> list[str]:
     status = Status(settings.home, "law", "")
     with view("text", status) as shown:
         least = settings.policy.min_documents
-        sample = sample_of(settings, Data(settings, print), Events(status, shown), tokens, least, "reading")
+        data, events = Data(settings, print), Events(status, shown)
+        sample = sample_of(data, events, settings.statistics, tokens, least, "reading")
     read = tokenizer()
     return [str(read.decode(list(row.ids))) for rows in sample for row in rows]
 

@@ -41,7 +41,7 @@ def environment(process: int) -> dict[str, str]:
 
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Where folders for a while are made; pytest's own are too long for Ray's sockets."""
+    """The parent of temporary folders; pytest's own are too long for Ray's sockets."""
     with tempfile.TemporaryDirectory() as folder:
         monkeypatch.setattr(tempfile, "tempdir", folder)
         yield Path(folder)

@@ -1,4 +1,4 @@
-"""Why a domain's worker sends nothing for now."""
+"""The obstacle that a domain's worker tells."""
 
 import sqlalchemy as sa
 from alembic import op

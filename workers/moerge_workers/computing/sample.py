@@ -1,0 +1,38 @@
+"""Samples of an owner's documents, for work that needs only some of them."""
+
+from functools import partial
+
+from moerge.documents.fitting_sample import fitting_sample
+from moerge.documents.splits import text_digest
+from moerge.models.tokens import Tokens
+from moerge_proto.progress import Stage
+from moerge_proto.statistics_file import StatisticsSettings
+from moerge_workers.data.splits import Data
+from moerge_workers.watching.events import Events
+
+
+def sample_of(
+    data: Data,
+    events: Events,
+    limits: StatisticsSettings,
+    tokens: int,
+    least_documents: int,
+    title: str,
+    *,
+    by_key: bool = False,
+) -> list[list[Tokens]]:
+    """The rows of each document of a sample of the statistics' split.
+
+    Args:
+        limits: of rows and documents.
+        title: for the progress.
+        by_key: chooses by MACs under the owner's key, which nobody else foresees, instead of by digests.
+    """
+    events.enter(Stage.READING)
+    with events.track(title, data.size(), "B") as tracker:
+        documents = (
+            (mac if by_key else text_digest(document.text), partial(data.encode, document))
+            for mac, split, document in data.documents(tracker)
+            if split == "statistics"
+        )
+        return fitting_sample(documents, limits, tokens, least_documents)
