@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
+from pydantic import Field
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
@@ -22,6 +23,7 @@ from moerge_coordinator.storage.messages import message
 from moerge_coordinator.storage.tables import ContributionRow, ExpertRow, ShardRow, TrunkRow
 from moerge_proto.contributions import Contribution, NewContribution
 from moerge_proto.experts import ExpertState
+from moerge_proto.messages import Message
 from moerge_proto.owners import Identity
 from moerge_proto.problems import ProblemType
 from moerge_proto.statistics_file import (
@@ -57,8 +59,15 @@ def find(session: Session, owner: str, digest: str) -> Contribution | None:
     return message(Contribution, row)
 
 
-def check(ports: Ports, caller: Identity, sha256: str) -> list[str]:
-    """Requires that a file holds sums that the caller may contribute, and that could be honest. Returns warnings.
+class Checked(Message):
+    """The findings of a check, which a contribution keeps."""
+
+    warnings: list[str] = Field(default_factory=list)
+    effective_rank: float | None = None
+
+
+def check(ports: Ports, caller: Identity, sha256: str) -> Checked:
+    """Requires that a file holds sums that the caller may contribute, and that could be honest.
 
     Raises:
         MoergeError: names the field of the manifest, or the matrix.
@@ -69,14 +78,16 @@ def check(ports: Ports, caller: Identity, sha256: str) -> list[str]:
         with ports.database.reading() as session:
             expert = _ready_expert(session, caller, manifest)
             if isinstance(manifest, TrunkManifest):
-                return _check_trunk_sums(ports, file, manifest, expert)
+                _check_trunk_sums(ports, file, manifest, expert)
+                return Checked(effective_rank=median_rank(file))
             trunk = _require_current(session, manifest)
         if expert.fitted_to not in (None, trunk.digest):
             found = f"expert {expert.digest} is fitted to another trunk, {expert.fitted_to}"
             raise ContributionError(found, where="manifest.expert", todo="fit the domain's expert to this trunk")
         _require_sizes(manifest, {"hidden_size": trunk.hidden_size, "layers": trunk.layers})
         normalised = FAMILIES[trunk.family].gain is not None
-        return validate(file, trunk.exponents, trunk.bounds, normalised=normalised)
+        warnings = validate(file, trunk.exponents, trunk.bounds, normalised=normalised)
+        return Checked(warnings=warnings, effective_rank=median_rank(file))
 
 
 def _require_plausible(manifest: Manifest) -> None:
@@ -107,7 +118,7 @@ def _gone(sha256: str) -> RefusedError:
     return RefusedError(ProblemType.NOT_READY, f"no complete upload {sha256}", where="sha256", todo="upload it again")
 
 
-def _check_trunk_sums(ports: Ports, file: StatisticsFile, manifest: TrunkManifest, expert: ExpertRow) -> list[str]:
+def _check_trunk_sums(ports: Ports, file: StatisticsFile, manifest: TrunkManifest, expert: ExpertRow) -> None:
     if expert.fitted_to is not None:
         found, todo = "the expert is fitted to a trunk, so it isn't merged into one", f"send it for {expert.trained}"
         raise ContributionError(found, where="manifest.expert", todo=todo)
@@ -117,7 +128,6 @@ def _check_trunk_sums(ports: Ports, file: StatisticsFile, manifest: TrunkManifes
     sizes = {"hidden_size": config.hidden_size, "layers": config.num_hidden_layers, "vocab_size": config.vocab_size}
     _require_sizes(manifest, {**sizes, "attention_size": attention_size(config)})
     validate_trunk(file, input_exponents(checkpoint, family, config), input_bounds(checkpoint, family, config))
-    return []
 
 
 def _ready_expert(session: Session, caller: Identity, manifest: Manifest) -> ExpertRow:
@@ -139,7 +149,7 @@ def _require_sizes(manifest: Manifest, expected: Mapping[str, int]) -> None:
             raise ContributionError(found, where=f"manifest.{name}", todo="compute the contribution again")
 
 
-def accept(ports: Ports, new: NewContribution, warnings: Sequence[str]) -> Contribution:
+def accept(ports: Ports, new: NewContribution, checked: Checked) -> Contribution:
     """The contribution of a checked file, which counts from now on (law 4).
 
     Within one transaction: what it supersedes stops to count, no shard counts twice, and nothing that it rests on has
@@ -149,7 +159,7 @@ def accept(ports: Ports, new: NewContribution, warnings: Sequence[str]) -> Contr
         RefusedError: names the field of the request or of the manifest.
     """
     with _opened(ports, new.sha256) as file:
-        manifest, rank = file.manifest, median_rank(file)
+        manifest = file.manifest
     with ports.database.transaction("accept contribution") as session:
         row = session.scalar(select(ContributionRow).where(ContributionRow.digest == new.sha256))
         if row is not None and row.withdrawn is None:
@@ -171,8 +181,8 @@ def accept(ports: Ports, new: NewContribution, warnings: Sequence[str]) -> Contr
         row = row or ContributionRow(digest=new.sha256)
         session.add(row)
         _describe(row, manifest)
-        row.size, row.warnings, row.software = size, list(warnings), new.software
-        row.effective_rank = rank
+        row.size, row.warnings, row.software = size, checked.warnings, new.software
+        row.effective_rank = checked.effective_rank
         row.active, row.withdrawn, row.purged = True, None, None
         row.signature, row.fingerprint = new.signature, signer
         session.flush()

@@ -26,18 +26,19 @@ class TakeInContribution(Work):
 
     @DBOS.step()
     @telling_problems
-    def _check(self, owner: str, new: dict[str, Any]) -> list[str]:
+    def _check(self, owner: str, new: dict[str, Any]) -> dict[str, Any]:
         with self.ports.database.reading() as session:
             if contributions.find(session, owner, new["sha256"]) is not None:
-                return []
+                return {}
             caller = owners.identity(session, Role.OWNER, owner)
         with _CHECKS:
-            return contributions.check(self.ports, caller, new["sha256"])
+            return contributions.check(self.ports, caller, new["sha256"]).model_dump()
 
     @DBOS.step()
     @telling_problems
-    def _accept(self, new: dict[str, Any], warnings: list[str]) -> str:
-        return contributions.accept(self.ports, NewContribution.model_validate(new), warnings).digest
+    def _accept(self, new: dict[str, Any], checked: dict[str, Any]) -> str:
+        found = contributions.Checked.model_validate(checked)
+        return contributions.accept(self.ports, NewContribution.model_validate(new), found).digest
 
     @DBOS.step()
     def _discard(self, owner: str, sha256: str) -> None:

@@ -24,6 +24,8 @@ from support.statistics import LAYERS, honest_sums, manifest_of, written
 
 HIDDEN, TOKENS = 8, 512
 
+CHECKED = contributions.Checked()
+
 
 @dataclass
 class Law:
@@ -62,14 +64,16 @@ class Law:
 
         return self.ports.blobs.put("file", write).sha256
 
-    def check(self, sha256: str) -> list[str]:
+    def check(self, sha256: str) -> contributions.Checked:
         with self.ports.database.reading() as session:
             caller = owners.identity(session, Role.OWNER, "law-owner")
         return contributions.check(self.ports, caller, sha256)
 
     def send(self, sha256: str, *supersedes: str) -> Contribution:
         self.check(sha256)
-        return contributions.accept(self.ports, NewContribution(sha256=sha256, supersedes=list(supersedes)), [])
+        return contributions.accept(
+            self.ports, NewContribution(sha256=sha256, supersedes=list(supersedes)), contributions.Checked()
+        )
 
     def claimed(self) -> dict[str, str]:
         """Shard -> the contribution in which it counts."""
@@ -129,7 +133,7 @@ def test_a_contribution_of_the_domain_s_other_expert_must_be_superseded(law: Law
 def test_counts_that_no_worker_sends_are_refused(law: Law) -> None:
     """8 documents of 64 tokens make one shard of 64 H."""
     settings = StatisticsSettings(tokens_per_document=64)
-    assert law.check(law.file(documents=8, settings=settings)) == []
+    assert law.check(law.file(documents=8, settings=settings)).warnings == []
     for sent, where in (
         (law.file(documents=7, settings=settings), "manifest.tokens"),
         (law.file(shards=2, tokens=2 * TOKENS - 1), "manifest.shards"),
@@ -156,11 +160,11 @@ def test_all_tokens_under_a_trunk_have_room_in_the_integers(law: Law) -> None:
 
 def test_an_expert_has_one_active_trunk_contribution(law: Law) -> None:
     first, second = law.trunk_file(1), law.trunk_file(2)
-    contributions.accept(law.ports, NewContribution(sha256=first), [])
+    contributions.accept(law.ports, NewContribution(sha256=first), CHECKED)
     for supersedes in ([], ["0" * 64], [first, first]):
         with pytest.raises(RefusedError, match=f"active trunk contribution is {first}"):
-            contributions.accept(law.ports, NewContribution(sha256=second, supersedes=supersedes), [])
-    contributions.accept(law.ports, NewContribution(sha256=second, supersedes=[first]), [])
+            contributions.accept(law.ports, NewContribution(sha256=second, supersedes=supersedes), CHECKED)
+    contributions.accept(law.ports, NewContribution(sha256=second, supersedes=[first]), CHECKED)
     assert law.active() == [second]
     assert law.claimed() == {}
 
@@ -205,21 +209,21 @@ def test_sums_of_others_and_of_other_trunks_are_refused(
 def test_what_a_contribution_rests_on_is_looked_at_again_when_it_is_accepted(law: Law) -> None:
     """Between the check, which may take minutes, and the acceptance anything may have happened."""
     new = NewContribution(sha256=law.file(0))
-    assert law.check(new.sha256) == []
+    assert law.check(new.sha256).warnings == []
     with law.ports.database.transaction("test") as session:
         other = add_trunk(session, [add_expert(session, "art")])
     with pytest.raises(RefusedError, match="but the current one is"):
-        contributions.accept(law.ports, new, [])
+        contributions.accept(law.ports, new, CHECKED)
     with law.ports.database.transaction("test") as session:
         session.merge(other).current = False
         session.merge(law.trunk).current = True
         owner_keys.add_key(session, "law-owner", "00" * 32, "public_key")
     with pytest.raises(RefusedError) as caught:
-        contributions.accept(law.ports, new, [])
+        contributions.accept(law.ports, new, CHECKED)
     assert caught.value.where == "signature"
     law.ports.blobs.delete(new.sha256)
     with pytest.raises(RefusedError, match="no complete upload"):
-        contributions.accept(law.ports, new, [])
+        contributions.accept(law.ports, new, CHECKED)
     assert law.active() == []
 
 
@@ -229,4 +233,4 @@ def test_a_withdrawn_expert_s_sums_are_refused_though_they_were_checked_before(l
     with law.ports.database.transaction("test") as session:
         withdrawal.withdraw_expert(session, session.merge(law.expert), serve=True)
     with pytest.raises(RefusedError, match="was withdrawn meanwhile"):
-        contributions.accept(law.ports, new, [])
+        contributions.accept(law.ports, new, CHECKED)
