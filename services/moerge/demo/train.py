@@ -1,11 +1,13 @@
-"""Trains dense experts: one tokenizer, a small Llama seed, and an expert per domain from it."""
+"""Trains dense experts: a Llama seed, small or pretrained, and an expert per domain from it."""
 
 import hashlib
 import json
 import math
 import os
 import shutil
+import threading
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -15,13 +17,20 @@ import torch
 from filelock import FileLock, Timeout
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import (
+    AutoTokenizer,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+)
 
+from moerge.demo.smollm import make_seed
 from moerge.models.dense import place
-from moerge.progress import Progress, Tracker
+from moerge.progress import Progress
 
 BOS, EOS, PAD = "<s>", "</s>", "<pad>"
-THREADS = 2  # part of the training: another number sums in another order
+_SEED_THREADS, _EXPERT_THREADS = 2, 1  # part of the training: another number sums in another order
 
 
 @dataclass(frozen=True)
@@ -33,24 +42,45 @@ class Phase:
 
 
 @dataclass(frozen=True)
-class Training:
-    """All that decides the weights but the texts. A row is `context` tokens, a step is `batch_rows` rows."""
+class Scratch:
+    """A seed trained from random weights on all domains' texts, with a tokenizer of its own."""
 
-    vocabulary: int = 2048
-    hidden_size: int = 192
-    intermediate_size: int = 1024
-    layers: int = 3
-    heads: int = 3
+    vocabulary: int
+    hidden_size: int
+    intermediate_size: int
+    layers: int
+    heads: int
+    phase: Phase
+
+
+@dataclass(frozen=True)
+class Training:
+    """All that decides the weights but the texts. A row is `context` tokens, a step is `batch_rows` rows.
+
+    Without `scratch` the seed is SmolLM2-135M-Instruct. `end` is the token behind each text.
+    """
+
+    scratch: Scratch | None
+    for_expert: Phase
+    end: str = EOS
     context: int = 256
     batch_rows: int = 8
     weight_decay: float = 0.1
     warmup: float = 0.1  # share of a phase's steps
     seed: int = 1
-    for_seed: Phase = Phase(tokens=1_800_000, learning_rate=4e-3)
-    for_expert: Phase = Phase(tokens=250_000, learning_rate=1e-3)
 
 
-DEMO = Training()
+DEMO = Training(
+    Scratch(
+        vocabulary=2048,
+        hidden_size=192,
+        intermediate_size=1024,
+        layers=3,
+        heads=3,
+        phase=Phase(tokens=1_200_000, learning_rate=4e-3),
+    ),
+    for_expert=Phase(tokens=160_000, learning_rate=1e-3),
+)
 
 
 @dataclass(frozen=True)
@@ -68,63 +98,98 @@ def train(
     training: Training = DEMO,
     device: str = "cpu",
 ) -> Trained:
-    """Trains what `folder` doesn't hold yet.
+    """Trains what `folder` doesn't hold yet: the seed, then the experts, on a CPU side by side.
 
-    Everything stands in `folder/{digest}`, a digest of the training and its texts: the tokenizer, the
-    seed, and one folder per domain (config.json, float32 model.safetensors, tokenizer). Each is renamed into
-    place when it is complete, so an interrupted run continues; of several at once, one trains and the others wait. The
-    same machine gives the same bytes.
+    Everything stands in `folder/{digest}`, a digest of the training and its texts: the seed, and one folder per domain
+    (config.json, float32 model.safetensors, tokenizer). Each is renamed into place when it is complete, so an
+    interrupted run continues; of several at once, one trains and the others wait. The same machine gives the same
+    bytes.
 
     Args:
         texts: for each domain, its splits' files as `corpora.write` returns them; only "train" is read.
         folder: where the trained folders are kept.
         progress: shows each training, in tokens.
         device: torch device.
+
+    Raises:
+        MoergeError: the package of a pretrained seed isn't installed.
     """
     files = {domain: splits["train"] for domain, splits in texts.items()}
     home = folder / _digest(training, files)[:16]
     finished = Trained(home / "seed", {domain: home / domain for domain in files})
-    if all(expert.exists() for expert in finished.experts.values()):
+    missing = [domain for domain, expert in finished.experts.items() if not expert.exists()]
+    if not missing:
         return finished
     documents = {domain: _read(file) for domain, file in files.items()}
-    with _alone(home, progress), _reproducible(training.seed):
-        tokenizer_folder = _made(home / "tokenizer", partial(_make_tokenizer, documents, training.vocabulary))
-        tokenizer = PreTrainedTokenizerFast.from_pretrained(tokenizer_folder)
-        rows = {domain: _rows(each, tokenizer, training.context) for domain, each in documents.items()}
-        trainer = _Trainer(training, tokenizer, device, progress)
-        _made(finished.seed, partial(trainer.seed, torch.cat(list(rows.values()))))
-        for domain, each in rows.items():
-            _made(home / domain, partial(trainer.expert, domain, each, finished.seed))
+    with _alone(home, progress):
+        trainer = _Trainer(training, device, progress)
+        _made(finished.seed, partial(trainer.seed, documents))
+        tokenizer = AutoTokenizer.from_pretrained(finished.seed, local_files_only=True, trust_remote_code=False)
+        trainer.experts({domain: documents[domain] for domain in missing}, finished.seed, tokenizer)
     return finished
 
 
 class _Trainer:
-    """Makes the model folders: every one with the same tokenizer."""
+    """Makes the model folders."""
 
-    def __init__(self, training: Training, tokenizer: PreTrainedTokenizerFast, device: str, progress: Progress) -> None:
-        self._training, self._tokenizer, self._device, self._progress = training, tokenizer, device, progress
+    def __init__(self, training: Training, device: str, progress: Progress) -> None:
+        self._training, self._device, self._progress = training, device, progress
 
-    def seed(self, rows: Tensor, folder: Path) -> None:
-        model = LlamaForCausalLM(_config(self._training, self._tokenizer))
-        self._train(model, rows, self._training.for_seed, "seed", folder)
-
-    def expert(self, domain: str, rows: Tensor, seed: Path, folder: Path) -> None:
-        model = LlamaForCausalLM.from_pretrained(seed, dtype=torch.float32)
-        self._train(model, rows, self._training.for_expert, f"{domain} expert", folder)
-
-    def _train(self, model: LlamaForCausalLM, rows: Tensor, phase: Phase, title: str, folder: Path) -> None:
-        step_tokens = self._training.batch_rows * self._training.context
-        steps = phase.tokens // step_tokens
-        place(model, self._device)
-        with self._progress.track(f"training the {title}", steps * step_tokens, "tokens") as tracker:
-            _fit(model, _batches(rows, steps, self._training), phase.learning_rate, steps, self._training, tracker)
+    def seed(self, documents: Mapping[str, list[str]], folder: Path) -> None:
+        scratch = self._training.scratch
+        if scratch is None:
+            make_seed(folder)
+            return
+        tokenizer = _tokenizer(documents, scratch.vocabulary)
+        rows = torch.cat([_rows(texts, tokenizer, self._training) for texts in documents.values()])
+        with _reproducible(_SEED_THREADS, self._training.seed):
+            model = LlamaForCausalLM(_config(scratch, self._training.context, tokenizer))
+            with self._progress.track("training the seed", self._tokens(scratch.phase), "tokens") as tracker:
+                self._fit(model, rows, scratch.phase, tracker.advance)
         model.save_pretrained(folder)
-        self._tokenizer.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+
+    def experts(self, documents: Mapping[str, list[str]], seed: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+        """Trains these domains' experts beside the seed's folder, as many at a time as there are cores."""
+        stopped, loading, phase = threading.Event(), threading.Lock(), self._training.for_expert
+        total = len(documents) * self._tokens(phase)
+        with (
+            _reproducible(_EXPERT_THREADS, self._training.seed),
+            self._progress.track(f"training {len(documents)} experts", total, "tokens") as tracker,
+            ThreadPoolExecutor(os.cpu_count() if self._device == "cpu" else 1) as pool,
+        ):
+
+            def done(tokens: int) -> None:
+                if stopped.is_set():
+                    raise InterruptedError
+                tracker.advance(tokens)
+
+            def make(domain: str, folder: Path) -> None:
+                with loading:  # which threads can't do at once
+                    model = LlamaForCausalLM.from_pretrained(seed, dtype=torch.float32)
+                self._fit(model, _rows(documents[domain], tokenizer, self._training), phase, done)
+                model.save_pretrained(folder)
+                tokenizer.save_pretrained(folder)
+
+            try:
+                list(pool.map(lambda domain: _made(seed.with_name(domain), partial(make, domain)), documents))
+            except BaseException:
+                stopped.set()  # Ctrl-C ends the other trainings too
+                raise
+
+    def _tokens(self, phase: Phase) -> int:
+        step = self._training.batch_rows * self._training.context
+        return phase.tokens // step * step
+
+    def _fit(self, model: LlamaForCausalLM, rows: Tensor, phase: Phase, done: Callable[[int], None]) -> None:
+        steps = phase.tokens // (self._training.batch_rows * self._training.context)
+        place(model, self._device)
+        _fit(model, _batches(rows, steps, self._training), phase.learning_rate, steps, self._training, done)
 
 
 def _digest(training: Training, files: Mapping[str, Path]) -> str:
     corpora = {domain: hashlib.sha256(file.read_bytes()).hexdigest() for domain, file in files.items()}
-    record = {"recipe": asdict(training), "corpora": corpora}  # its first name, under which caches were filled
+    record = {"training": asdict(training), "corpora": corpora}
     return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
 
 
@@ -164,20 +229,20 @@ def _alone(home: Path, progress: Progress) -> Iterator[None]:
 
 
 @contextmanager
-def _reproducible(seed: int) -> Iterator[None]:
+def _reproducible(threads: int, seed: int) -> Iterator[None]:
     """Fixes torch's number of threads and its random state, and puts both back."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(THREADS)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
     try:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             yield
     finally:
-        torch.set_num_threads(threads)
+        torch.set_num_threads(before)
 
 
-def _make_tokenizer(documents: Mapping[str, list[str]], vocabulary: int, folder: Path) -> None:
-    """Trains a byte-level BPE tokenizer on all domains, which puts BOS before a text."""
+def _tokenizer(documents: Mapping[str, list[str]], vocabulary: int) -> PreTrainedTokenizerFast:
+    """A byte-level BPE tokenizer trained on all domains, which puts BOS before a text."""
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = decoders.ByteLevel()
@@ -189,27 +254,27 @@ def _make_tokenizer(documents: Mapping[str, list[str]], vocabulary: int, folder:
     )
     bpe.train_from_iterator((text for texts in documents.values() for text in texts), trainer)
     bpe.post_processor = processors.TemplateProcessing(single=f"{BOS} $A", special_tokens=[(BOS, 0)])
-    PreTrainedTokenizerFast(
+    return PreTrainedTokenizerFast(
         tokenizer_object=bpe, bos_token=BOS, eos_token=EOS, pad_token=PAD, clean_up_tokenization_spaces=False
-    ).save_pretrained(folder)
+    )
 
 
-def _rows(texts: list[str], tokenizer: PreTrainedTokenizerFast, context: int) -> Tensor:
-    """BOS text EOS of all texts on end, cut into rows: [rows, context] int64. The rest is left out."""
-    end = tokenizer.convert_tokens_to_ids(EOS)
+def _rows(texts: list[str], tokenizer: PreTrainedTokenizerBase, training: Training) -> Tensor:
+    """All texts on end, cut into rows: [rows, context] int64. The rest is left out."""
+    end, context = tokenizer.convert_tokens_to_ids(training.end), training.context
     ids = torch.tensor([token for row in tokenizer(texts)["input_ids"] for token in [*row, end]])
     return ids[: len(ids) // context * context].view(-1, context)
 
 
-def _config(training: Training, tokenizer: PreTrainedTokenizerFast) -> LlamaConfig:
+def _config(scratch: Scratch, context: int, tokenizer: PreTrainedTokenizerBase) -> LlamaConfig:
     return LlamaConfig(
-        vocab_size=training.vocabulary,
-        hidden_size=training.hidden_size,
-        intermediate_size=training.intermediate_size,
-        num_hidden_layers=training.layers,
-        num_attention_heads=training.heads,
-        num_key_value_heads=training.heads,
-        max_position_embeddings=4 * training.context,
+        vocab_size=scratch.vocabulary,
+        hidden_size=scratch.hidden_size,
+        intermediate_size=scratch.intermediate_size,
+        num_hidden_layers=scratch.layers,
+        num_attention_heads=scratch.heads,
+        num_key_value_heads=scratch.heads,
+        max_position_embeddings=4 * context,
         tie_word_embeddings=True,
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,
@@ -232,12 +297,12 @@ def _fit(
     learning_rate: float,
     steps: int,
     training: Training,
-    tracker: Tracker,
+    done: Callable[[int], None],
 ) -> None:
-    """Trains the model in place: AdamW, a linear warmup, then a cosine decay to zero."""
+    """Trains the model in place: AdamW, a linear warmup, then a cosine decay to zero; on a GPU in bfloat16."""
     decay, device = training.weight_decay, model.device
     optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.98), weight_decay=decay, fused=True)
-    bfloat16 = device.type == "cuda" or torch.ops.mkldnn._is_mkldnn_bf16_supported()  # there twice as fast
+    bfloat16 = device.type == "cuda"
     model.train()
     for step, batch in enumerate(batches):
         ids = batch.to(device)
@@ -249,7 +314,7 @@ def _fit(
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
-        tracker.advance(ids.numel())
+        done(ids.numel())
 
 
 def _share(step: int, steps: int, share: float) -> float:

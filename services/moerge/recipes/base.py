@@ -26,12 +26,14 @@ class Domain:
         expert: dense checkpoint folder.
         statistics: text that statistics may come from; never what is scored.
         other: other text of the domain, for statistics out of distribution; may be empty.
+        tuning: text by which a recipe may choose its settings; neither of statistics nor scored; may be empty.
     """
 
     name: str
     expert: Path
     statistics: Sequence[list[int]]
     other: Sequence[list[int]] = ()
+    tuning: Sequence[list[int]] = ()
 
 
 @dataclass(frozen=True)

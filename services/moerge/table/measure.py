@@ -26,13 +26,14 @@ class Texts:
     Attributes:
         expert: dense checkpoint folder.
         held_out: windows that are scored.
-        statistics, other: documents that are no longer than the context.
+        statistics, other, tuning: documents that are no longer than the context.
     """
 
     expert: Path
     held_out: Sequence[Window]
     statistics: Sequence[list[int]] = ()
     other: Sequence[list[int]] = ()
+    tuning: Sequence[list[int]] = ()
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,7 @@ def fleet_of(domains: Mapping[str, Texts], settings: Settings, seed: int, work: 
     """What recipes are built from with one seed, which draws the texts that statistics come from."""
     most = settings.statistics_tokens
     drawn = [
-        Domain(name, each.expert, _drawn(each.statistics, most, seed), _drawn(each.other, most, seed))
+        Domain(name, each.expert, *(_drawn(rows, most, seed) for rows in (each.statistics, each.other, each.tuning)))
         for name, each in domains.items()
     ]
     return Fleet(drawn, settings.base, seed, work, settings.device)

@@ -7,7 +7,8 @@ from pathlib import Path
 import torch
 
 from moerge.demo import corpora
-from moerge.demo.train import DEMO, Phase, Trained, Training, train
+from moerge.demo.smollm import END
+from moerge.demo.train import DEMO, Phase, Scratch, Trained, Training, train
 from moerge.errors import MoergeError
 from moerge.progress import Progress
 from moerge.table.texts import Cut, Sources
@@ -48,7 +49,8 @@ class Preset:
 
 
 def _sources(trained: Trained, domain: str, files: Mapping[str, Path], other: Path) -> Sources:
-    return Sources(trained.experts[domain], [str(files["statistics"])], [str(files["heldout"])], [str(other)])
+    statistics, held_out, tuning = ([str(files[split])] for split in ("statistics", "heldout", "tuning"))
+    return Sources(trained.experts[domain], statistics, held_out, [str(other)], tuning)
 
 
 PRESETS = {
@@ -56,33 +58,44 @@ PRESETS = {
     "standard": Preset(
         (*corpora.DOMAINS, *corpora.FURTHER),
         Training(
-            vocabulary=4096,
-            hidden_size=256,
-            intermediate_size=768,
-            layers=6,
-            heads=4,
-            for_seed=Phase(tokens=3_000_000, learning_rate=3e-3),
-            for_expert=Phase(tokens=400_000, learning_rate=1e-3),
+            Scratch(
+                vocabulary=4096,
+                hidden_size=256,
+                intermediate_size=768,
+                layers=6,
+                heads=4,
+                phase=Phase(tokens=1_600_000, learning_rate=3e-3),
+            ),
+            for_expert=Phase(tokens=200_000, learning_rate=1e-3),
         ),
         Cut(context=256, stride=128, tokens=10_000),
         statistics_tokens=20_000,
     ),
+    "smollm": Preset(
+        corpora.DOMAINS,
+        Training(None, for_expert=Phase(tokens=60_000, learning_rate=2e-4), end=END, context=512, batch_rows=2),
+        Cut(context=1024, stride=512, tokens=10_000),
+        statistics_tokens=10_000,
+    ),
     "paper": Preset(
         (*corpora.DOMAINS, *corpora.FURTHER),
         Training(
-            vocabulary=8192,
-            hidden_size=768,
-            intermediate_size=2912,
-            layers=12,
-            heads=12,
+            Scratch(
+                vocabulary=8192,
+                hidden_size=768,
+                intermediate_size=2912,
+                layers=12,
+                heads=12,
+                phase=Phase(tokens=10_000_000, learning_rate=6e-4),
+            ),
+            for_expert=Phase(tokens=2_000_000, learning_rate=3e-4),
             context=1024,
             batch_rows=16,
-            for_seed=Phase(tokens=10_000_000, learning_rate=6e-4),
-            for_expert=Phase(tokens=2_000_000, learning_rate=3e-4),
         ),
         Cut(context=1024, stride=512, tokens=30_000),
         statistics_tokens=30_000,
         device="cuda",
     ),
 }
-"""`demo`: the demo's experts. `standard`: five domains, 6 M parameters. `paper`: 115 M, as DUME section 3.1."""
+"""`demo`: the demo's experts. `standard`: five domains, 6 M parameters. `smollm`: a pretrained seed of 135 M,
+trained on with each domain's text. `paper`: 115 M, as DUME section 3.1."""

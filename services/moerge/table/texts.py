@@ -17,12 +17,16 @@ from moerge.table.measure import Texts
 
 @dataclass(frozen=True)
 class Sources:
-    """A domain's expert folder and files, as `data_files` finds them: for statistics, held out, and other ones."""
+    """A domain's expert folder and files, as `data_files` finds them.
+
+    They are for statistics, held out, other ones, and for choices between settings.
+    """
 
     expert: Path
     text: Sequence[str] = ()
     held_out: Sequence[str] = ()
     other: Sequence[str] = ()
+    tuning: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -54,8 +58,9 @@ def read_texts(name: str, sources: Sources, cut: Cut) -> Texts:
     for option, given, left in (("--text", sources.text, statistics), ("--other", sources.other, further)):
         if given and not left:
             raise MoergeError("all of it is held out", where=f"{option} {name}", todo="give more, or other, text")
+    tuning = _texts("--tuning", sources.tuning)
     return Texts(
-        sources.expert, scored, _pieces(tokenizer, statistics, cut.context), _pieces(tokenizer, further, cut.context)
+        sources.expert, scored, *(_pieces(tokenizer, each, cut.context) for each in (statistics, further, tuning))
     )
 
 

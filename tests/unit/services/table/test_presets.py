@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from moerge.demo import corpora
-from moerge.demo.train import DEMO, Phase, Training, _config, _digest
+from moerge.demo.train import DEMO, Phase, Scratch, Training, _config, _digest
 from moerge.errors import MoergeError
 from moerge.progress import LogProgress
 from moerge.table.presets import PRESETS, Preset
@@ -17,21 +17,25 @@ from moerge.table.texts import Cut
 from support.models import tokenizer
 
 TINY = Training(
-    vocabulary=300,
-    hidden_size=16,
-    intermediate_size=16,
-    layers=1,
-    heads=1,
+    Scratch(
+        vocabulary=300,
+        hidden_size=16,
+        intermediate_size=16,
+        layers=1,
+        heads=1,
+        phase=Phase(tokens=192, learning_rate=1e-3),
+    ),
+    for_expert=Phase(tokens=128, learning_rate=1e-3),
     context=32,
     batch_rows=2,
-    for_seed=Phase(tokens=192, learning_rate=1e-3),
-    for_expert=Phase(tokens=128, learning_rate=1e-3),
 )
 
 
 def parameters(training: Training, words: PreTrainedTokenizerFast) -> int:
+    assert training.scratch is not None
     with torch.device("meta"):
-        return sum(each.numel() for each in AutoModelForCausalLM.from_config(_config(training, words)).parameters())
+        model = AutoModelForCausalLM.from_config(_config(training.scratch, training.context, words))
+    return sum(each.numel() for each in model.parameters())
 
 
 @pytest.mark.parametrize(("name", "least", "most"), [("demo", 1, 4), ("standard", 5, 10), ("paper", 114, 116)])
@@ -41,7 +45,7 @@ def test_experts_are_as_large_as_the_preset_says(name: str, least: float, most: 
 
 def test_the_demo_s_experts_keep_their_place() -> None:
     """Caches are named by this digest; what changes it makes everyone train again."""
-    assert _digest(DEMO, {}) == "2dcddae7eff82f1079ca0ba8844f810ddc2f772483db8a620c3eec4cb9902c58"
+    assert _digest(DEMO, {}) == "52329fb4f80f13cf669bbd6e1d41e5f8d7ab0c739f4f0a9ab4a3c2288ece0861"
 
 
 def texts(folder: Path) -> None:
