@@ -246,8 +246,9 @@ class Client:
         """The influence of each owner on its routers; operators may see it."""
         return self.http.get(VersionInfluence, f"/v1/versions/{number}/influence")
 
-    def versions(self) -> Iterator[Version]:
-        return self.http.pages(Version, "/v1/versions")
+    def versions(self, after: int = 0) -> Iterator[Version]:
+        """The versions after that number, oldest first."""
+        return self.http.pages(Version, "/v1/versions", after)
 
     def change_version(self, number: int, change: VersionChange) -> Version:
         return self.http.message(Version, "PATCH", f"/v1/versions/{number}", change)

@@ -25,7 +25,8 @@ def demo(
     ] = False,
 ) -> None:
     """Runs the main job on real text: trains four small experts (once), starts a coordinator and four workers,
-    publishes a version of three experts and then one of four, and prints the paper's table for both.
+    publishes a version of three experts and then one of four. Prints the owners' evaluations of both, and the paper's
+    table of the second.
 
     Example: moerge demo --home /tmp/moerge-demo
     """

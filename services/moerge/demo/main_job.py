@@ -21,10 +21,10 @@ from moerge_proto.experts import Expert, ExpertState
 from moerge_proto.options import VERSION_RECIPES, RecipeName
 from moerge_proto.owners import NewOwner, NewToken, Role
 from moerge_proto.trunks import NewTrunk
-from moerge_proto.versions import CHAMPION, NewVersion, Version
+from moerge_proto.versions import CHAMPION, NewVersion
 
-TABLE_TOKENS = 10_000
-"""Held-out tokens per domain in the demo's tables."""
+TABLE_TOKENS, STATISTICS_TOKENS = 5_000, 10_000
+"""Tokens per domain in the demo's table: scored ones, and those of the recipes' statistics."""
 _BESIDE: dict[RecipeName, list[str]] = {"moerge": ["averaging", "dume"], "dume": ["averaging"]}
 _POLICY = b"""\
 held_out_share = 0.1
@@ -46,6 +46,14 @@ class Domain:
     texts: dict[str, Path]
 
 
+@dataclass(frozen=True)
+class Worker:
+    """An owner's worker that runs."""
+
+    domain: Domain
+    process: subprocess.Popen[str]
+
+
 class Demo:
     """The demo in a home folder. Everything in it is named by content, so a second run goes on where one was cut."""
 
@@ -55,7 +63,7 @@ class Demo:
         self._url = ""
 
     def run(self, *, serve: bool = False) -> None:
-        """Publishes a version of all domains but the last, prints its table; then the last domain joins.
+        """Publishes a version of all domains but the last, then the last domain joins; prints tables of both versions.
 
         With `serve`, the coordinator and its dashboard stay open until Ctrl-C.
         """
@@ -66,22 +74,23 @@ class Demo:
             client = stack.enter_context(Client(self._url, token))
             early, late = self._domains[:-1], self._domains[-1]
             self._say(f"{len(early)} owners join: {', '.join(domain.name for domain in early)}")
-            workers = [(domain, self._start_worker(processes, client, domain)) for domain in early]
-            experts = self._ready_experts(client, early, workers)
+            workers = [self._start_worker(processes, client, domain) for domain in early]
+            experts = self._ready_experts(client, workers)
             self._say("Merging their trunk; each owner then contributes statistics under it")
             if METHODS[VERSION_RECIPES[self._recipe].method].solved:
-                self._wait_for_trunk_contributions(client, early, workers)
+                self._wait_for_trunk_contributions(client, workers)
             trunk = client.wait(
                 client.merge_trunk(NewTrunk(method=VERSION_RECIPES[self._recipe].method, experts=experts))
             )
-            self._wait_for_contributions(processes, client, trunk, workers)
-            numbers = [self._publish(processes, client, trunk, experts, early)]
-            self._say(f"{late.name} joins under the same trunk; nobody else does anything")
-            workers = [(late, self._start_worker(processes, client, late))]
-            experts += self._ready_experts(client, [late], workers)
-            self._wait_for_contributions(processes, client, trunk, workers)
-            numbers.append(self._publish(processes, client, trunk, experts, self._domains))
-            self._say_what_next(*numbers)
+            first = self._publish(processes, client, trunk, experts, workers)
+            self._say(f"{late.name} joins under the same trunk; nobody else contributes again")
+            workers.append(self._start_worker(processes, client, late))
+            experts = self._ready_experts(client, workers)
+            last = self._publish(processes, client, trunk, experts, workers)
+            processes.stop(*(worker.process for worker in workers))
+            self._say(f"Version {last}, loaded by stock transformers in its own process, beside its experts")
+            processes.finish("table", processes.start(self._table_command(last), {"OMP_NUM_THREADS": "2"}))
+            self._say_what_next(first, last)
             if serve:
                 self._console.print(f"The dashboard is open at {self._url} until you press Ctrl-C.", highlight=False)
                 processes.finish("coordinator", coordinator)
@@ -110,7 +119,8 @@ class Demo:
             time.sleep(0.1)
         raise MoergeError("the coordinator did not start", where=str(log), todo="see its last lines")
 
-    def _start_worker(self, processes: Processes, client: Client, domain: Domain, *more: str) -> subprocess.Popen[str]:
+    def _start_worker(self, processes: Processes, client: Client, domain: Domain) -> Worker:
+        """An owner's worker, which contributes under every trunk and evaluates every version until it is stopped."""
         name = f"{domain.name}-owner"
         client.add_owner(NewOwner(name=name, domains=[domain.name]))
         token = client.add_token(NewToken(role=Role.OWNER, owner=name)).secret
@@ -118,77 +128,74 @@ class Demo:
         with atomic_file(home / "worker.toml") as out:
             out.write(_POLICY)
         arguments = ["worker", "run", "--domain", domain.name, "--expert", domain.expert]
-        arguments += ["--data", domain.texts["statistics"], "--data", domain.texts["tuning"], "--home", home, *more]
+        arguments += ["--data", domain.texts["statistics"], "--data", domain.texts["tuning"], "--home", home]
         arguments += ["--license", "Apache-2.0", "--context", 256]
         if METHODS[VERSION_RECIPES[self._recipe].method].solved:
             arguments.append("--trunk-contribution")
-        return processes.start(arguments, self._environment(token), label=domain.name)
+        return Worker(domain, processes.start(arguments, self._environment(token), label=domain.name))
 
     def _environment(self, token: str) -> dict[str, str]:
         return {"MOERGE_COORDINATOR": self._url, "MOERGE_TOKEN": token}
 
-    def _ready_experts(
-        self, client: Client, domains: Sequence[Domain], workers: Sequence[tuple[Domain, subprocess.Popen[str]]]
-    ) -> list[str]:
-        """The digests of the domains' experts, in the domains' order, once the coordinator has taken them all in."""
+    def _ready_experts(self, client: Client, workers: Sequence[Worker]) -> list[str]:
+        """The digests of the workers' experts, in their order, once the coordinator has taken them all in."""
         while True:
             found: dict[str, Expert] = {each.domain: each for each in client.experts() if each.fitted is None}
-            ready = [
-                found[d.name].digest for d in domains if d.name in found and found[d.name].state is ExpertState.READY
-            ]
-            if len(ready) == len(domains):
+            known = [found[worker.domain.name] for worker in workers if worker.domain.name in found]
+            ready = [each.digest for each in known if each.state is ExpertState.READY]
+            if len(ready) == len(workers):
                 return ready
-            self._require_alive(workers)
+            self._pause(workers)
 
-    def _wait_for_trunk_contributions(
-        self, client: Client, domains: Sequence[Domain], workers: Sequence[tuple[Domain, subprocess.Popen[str]]]
-    ) -> None:
-        wanted = {domain.name for domain in domains}
+    def _wait_for_trunk_contributions(self, client: Client, workers: Sequence[Worker]) -> None:
+        wanted = {worker.domain.name for worker in workers}
         while not wanted <= {row.domain for row in client.contributions("trunk") if row.active}:
-            self._require_alive(workers)
+            self._pause(workers)
 
-    def _wait_for_contributions(
-        self, processes: Processes, client: Client, trunk: str, workers: Sequence[tuple[Domain, subprocess.Popen[str]]]
-    ) -> None:
-        """Stops the workers once each has contributed under the trunk; else they would wait for a later one."""
-        wanted = {domain.name for domain, _ in workers}
+    def _wait_for_contributions(self, client: Client, trunk: str, workers: Sequence[Worker]) -> None:
+        wanted = {worker.domain.name for worker in workers}
         while not wanted <= {row.domain for row in client.contributions() if row.active and row.trunk == trunk}:
-            self._require_alive(workers)
-        processes.stop(*(process for _, process in workers))
+            self._pause(workers)
+
+    def _wait_for_evaluations(self, client: Client, number: int, workers: Sequence[Worker]) -> None:
+        """Waits until every owner has evaluated the version; a later one, of an earlier run, is evaluated instead."""
+        while client.version_table(number).missing and not any(client.versions(number)):
+            self._pause(workers)
 
     @staticmethod
-    def _require_alive(workers: Sequence[tuple[Domain, subprocess.Popen[str]]]) -> None:
-        for domain, process in workers:
-            if process.poll():
-                raise MoergeError("its worker failed", where=domain.name, todo="see its messages above")
+    def _pause(workers: Sequence[Worker]) -> None:
+        for worker in workers:
+            if worker.process.poll():
+                raise MoergeError("its worker failed", where=worker.domain.name, todo="see its messages above")
         time.sleep(0.2)
 
     def _publish(
-        self, processes: Processes, client: Client, trunk: str, experts: list[str], domains: Sequence[Domain]
+        self, processes: Processes, client: Client, trunk: str, experts: list[str], workers: Sequence[Worker]
     ) -> int:
-        """Publishes a version of these experts, or of those fitted from them, by who contributed under the trunk."""
+        """Publishes and promotes a version of these experts, or of those fitted from them; their owners evaluate it."""
+        self._wait_for_contributions(client, trunk, workers)
         self._say("Summing, solving, publishing")
         come = {row.expert for row in client.contributions() if row.active and row.trunk == trunk}
         chosen = {row.trained: row.digest for row in client.experts() if row.digest in come}
         new = NewVersion(experts=[chosen[each] for each in experts], options=VERSION_RECIPES[self._recipe].solve)
-        version = client.version(int(client.wait(client.solve_version(new))))
-        show = ["version", "show", version.number]
-        processes.finish("version show", processes.start(show, self._environment(self._operator_token())))
-        self._say(f"Each owner evaluates version {version.number} on documents that it held out, and reports sums")
-        workers = [(domain, self._start_worker(processes, client, domain, "--once")) for domain in domains]
-        for domain, worker in workers:
-            processes.finish(domain.name, worker)
-        client.promote(CHAMPION, version.number, override="moerge demo shows it, better or worse")
-        self._say(f"Scoring version {version.number}, loaded by stock transformers in its own process")
-        processes.finish("table", processes.start(self._table_command(version, domains), {"OMP_NUM_THREADS": "2"}))
-        return version.number
+        number = int(client.wait(client.solve_version(new)))
+        self._show(processes, "show", number)
+        self._say(f"Each owner evaluates version {number} on documents that it held out, and reports sums")
+        self._wait_for_evaluations(client, number, workers)
+        client.promote(CHAMPION, number, override="moerge demo shows it, better or worse")
+        self._show(processes, "table", number)
+        return number
 
-    def _table_command(self, version: Version, domains: Sequence[Domain]) -> list[object]:
-        command: list[object] = ["table", "--version", self._folder(version.number), "--tokens", TABLE_TOKENS]
-        command += ["--json", self._home / f"table-{version.number}.json"]
+    def _show(self, processes: Processes, what: str, number: int) -> None:
+        command = ["version", what, number]
+        processes.finish(f"version {what}", processes.start(command, self._environment(self._operator_token())))
+
+    def _table_command(self, number: int) -> list[object]:
+        command: list[object] = ["table", "--version", self._folder(number), "--tokens", TABLE_TOKENS]
+        command += ["--statistics-tokens", STATISTICS_TOKENS, "--json", self._home / f"table-{number}.json"]
         for recipe in _BESIDE[self._recipe]:
             command += ["--recipe", recipe]
-        for domain in domains:
+        for domain in self._domains:
             command += ["--expert", f"{domain.name}={domain.expert}"]
             command += ["--text", f"{domain.name}={domain.texts['statistics']}"]
             command += ["--held-out", f"{domain.name}={domain.texts['heldout']}"]

@@ -54,7 +54,7 @@ class Hostile(MemoryClient):
     def experts(self) -> Iterator[Expert]:
         return iter(())
 
-    def versions(self) -> Iterator[Version]:
+    def versions(self, after: int = 0) -> Iterator[Version]:
         files = [
             VersionFile(name=path.name, sha256=file_sha256(path), size=path.stat().st_size, new=True)
             for path in sorted(self.folder.iterdir())

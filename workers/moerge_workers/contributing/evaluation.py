@@ -31,7 +31,8 @@ from moerge_workers.contributing.version_check import AlteredVersionError, requi
 from moerge_workers.leaving.ledger import Ledger, Sent
 from moerge_workers.settings import Settings
 
-_LOOK_SECONDS = 30.0  # between two looks for a newer version
+_LOOK_SECONDS = 5.0  # between two looks for a newer version
+_ALL_SECONDS = 60.0  # between two looks at all versions
 _AGAIN_SECONDS = 3600.0  # until a version that couldn't be evaluated is tried again
 _REFUSALS = (ProblemType.FORBIDDEN.urn, ProblemType.GONE.urn)
 
@@ -40,34 +41,39 @@ _REFUSALS = (ProblemType.FORBIDDEN.urn, ProblemType.GONE.urn)
 class Evaluations:
     """The evaluations of one run: versions that are done, and times of the next attempts.
 
-    `own_grams` is the file of the expert's own trunk contribution, with which trunks are compared.
+    `own_grams` is the file of the expert's own trunk contribution, with which trunks are compared; `clock` gives
+    seconds.
     """
 
     context: Context
     own_grams: Path | None
+    clock: Callable[[], float] = time.monotonic
     _done: set[int] = field(default_factory=set)
     _again: dict[int, float] = field(default_factory=dict)
     _dense: dict[str, Scored] = field(default_factory=dict)  # digest of the documents -> the expert's score
+    _known: int = 0  # number of the last version that was seen
     _looked: float = -math.inf
+    _looked_at_all: float = -math.inf
 
     def look(self) -> None:
-        """Evaluates the newest version, if the last look is some time ago."""
-        if time.monotonic() - self._looked >= _LOOK_SECONDS:
+        """Evaluates the newest version, if one has come since the last look, or any may have changed."""
+        if self.clock() - self._looked < _LOOK_SECONDS:
+            return
+        come = [version.number for version in self.context.client.versions(self._known)]
+        if come or self.clock() - self._looked_at_all >= _ALL_SECONDS:
             self.newest()
+            self._known = max([self._known, *come])
+            self._looked_at_all = self.clock()
+        self._looked = self.clock()
 
     def newest(self) -> None:
         """Evaluates the newest served version that has the expert, if that isn't done; why it can't be is said once."""
-        settings, version, now = self.context.settings, _newest(self.context), time.monotonic()
-        try:
-            if version is None:
-                if settings.once or settings.dry_run:
-                    self.context.events.say(
-                        "no version that is served has this expert, so there is nothing to evaluate"
-                    )
-            elif version.number not in self._done and now >= self._again.get(version.number, -math.inf):
-                self._try(version)
-        finally:
-            self._looked = time.monotonic()
+        settings, version = self.context.settings, _newest(self.context)
+        if version is None:
+            if settings.once or settings.dry_run:
+                self.context.events.say("no version that is served has this expert, so there is nothing to evaluate")
+        elif version.number not in self._done and self.clock() >= self._again.get(version.number, -math.inf):
+            self._try(version)
 
     def _try(self, version: Version) -> None:
         number, files = version.number, _files(self.context.settings, version)
@@ -79,7 +85,7 @@ class Evaluations:
         except NotNowError as reason:
             if number not in self._again:
                 self.context.events.say(f"version {number} is not evaluated: {reason}")
-            self._again[number] = time.monotonic() + _AGAIN_SECONDS
+            self._again[number] = self.clock() + _AGAIN_SECONDS
             if isinstance(reason, AlteredVersionError):
                 self.context.events.hindered(Obstacle.VERSION_ALTERED)
         finally:
