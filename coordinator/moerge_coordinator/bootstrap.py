@@ -3,16 +3,14 @@
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, closing, contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from datetime import datetime
 from functools import partial
-from pathlib import Path
 
 from dbos import DBOS, DBOSClient, DBOSConfig, DBOSPortableJSONSerializer
 from fastapi import APIRouter, FastAPI
 from fastapi.responses import RedirectResponse
 from filelock import FileLock, Timeout
-from sqlalchemy import select
 from sqlalchemy.exc import SQLAlchemyError
 
 from moerge import __version__
@@ -20,11 +18,10 @@ from moerge.blobs.local import LocalBlobs, LocalChunks
 from moerge.blobs.s3 import S3Blobs, S3Chunks
 from moerge.blobs.store import Blobs, Chunks
 from moerge.errors import MoergeError
-from moerge.files import atomic_file, private_folder
 from moerge_coordinator.dashboard.app import make_dashboard
 from moerge_coordinator.dashboard.site import HOME
 from moerge_coordinator.domain.ports import Ports
-from moerge_coordinator.domain.tokens import LastUses, make_token
+from moerge_coordinator.domain.tokens import LastUses
 from moerge_coordinator.domain.uploads import Uploads
 from moerge_coordinator.metrics import Metrics
 from moerge_coordinator.operation.preflight import LOCK
@@ -49,63 +46,20 @@ from moerge_coordinator.rest.routes import (
     workflows,
 )
 from moerge_coordinator.rest.state import State, Traffic
-from moerge_coordinator.settings import FILE, Settings, read_settings
+from moerge_coordinator.settings import Settings
 from moerge_coordinator.storage.database import Database, open_database, utc_now
 from moerge_coordinator.storage.folders import Folders
 from moerge_coordinator.storage.references import collect
-from moerge_coordinator.storage.tables import TokenRow
 from moerge_coordinator.workflows.leader import Leader, beside_others
 from moerge_coordinator.workflows.runner import APPLICATION_VERSION, EXECUTOR_ID, QUEUE, Workflows
 from moerge_coordinator.workflows.serialization import refuse_pickle
 from moerge_coordinator.workflows.text_routing import TextRouter
-from moerge_proto.owners import NewToken, Role, Token
 
 APPLICATION = "moerge-coordinator"
 _log = logging.getLogger("moerge.coordinator")
 _QUEUE_SECONDS = 0.25
 _PRUNE_SECONDS, _SWEEP_SECONDS, _USES_SECONDS = 600, 3600, 60
 _CONNECTIONS = 8  # to DBOS's database; PostgreSQL's own bound is 100 for all replicas
-_TEMPLATE = """\
-# The coordinator's settings; `moerge coordinator serve` reads them once, `check` tells what is wrong.
-# Variables such as MOERGE_COORDINATOR_PORT go before what stands here.
-host = "127.0.0.1"
-port = 8080
-# tls_certificate = "/path/to/certificate.pem"
-# tls_key = "/path/to/key.pem"
-# database = "postgresql://USER:PASSWORD@HOST/NAME"  # instead of a SQLite file in this folder
-# owner_bytes = 1_000_000_000_000  # what an owner may hold
-# owner_bytes_per_second = 50_000_000
-# abandoned_after_hours = 72
-# sources = ["https://models.example.org/public"]  # experts may be fetched from below these
-# route_bytes = 8_000_000_000  # memory for showing how a version routes a text; none by default
-# vocabulary = "pad"  # take experts whose tokenizers only add tokens behind a common vocabulary
-# promotion_max_fall = 2.0  # points that an evaluated domain may lose when champion moves; an operator can override
-
-# [s3]  # instead of a folder here; credentials come from AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY
-# bucket = "moerge"
-# endpoint = "https://s3.example.org"  # only for stores other than AWS; clients download from it too
-# region = "us-east-1"
-# prefix = "production"
-"""
-
-
-def initialise(home: Path) -> Token:
-    """Makes a coordinator's home folder and its first operator token. Settings that are there already stay.
-
-    Raises:
-        MoergeError: there is one already.
-    """
-    private_folder(home)
-    settings = read_settings(home) if (home / FILE).exists() else Settings(home=home)
-    with closing(open_database(settings.database)) as database, database.transaction("make first token") as session:
-        if session.scalar(select(TokenRow).limit(1)) is not None:
-            todo = f"run: moerge coordinator serve {home}"
-            raise MoergeError("is a coordinator's home already", where=str(home), todo=todo)
-        token = make_token(session, NewToken(role=Role.OPERATOR))
-    if not (home / FILE).exists():
-        with atomic_file(home / FILE) as file:
-            file.write(_TEMPLATE.encode())
-    return token
 
 
 @contextmanager

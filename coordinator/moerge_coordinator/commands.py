@@ -28,7 +28,7 @@ def init(home: Home) -> None:
 
     Example: moerge coordinator init /srv/moerge
     """
-    from moerge_coordinator.bootstrap import initialise
+    from moerge_coordinator.operation.home import initialise
 
     token = initialise(home)
     typer.echo(token.secret)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from moerge.errors import MoergeError
-from moerge_coordinator.bootstrap import initialise
+from moerge_coordinator.operation.home import initialise
 from moerge_coordinator.operation.preflight import problems
 from moerge_coordinator.settings import Settings, read_settings
 from support.processes import run_command

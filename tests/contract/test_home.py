@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from moerge.errors import MoergeError
-from moerge_coordinator.bootstrap import initialise
+from moerge_coordinator.operation.home import initialise
 from moerge_coordinator.settings import read_settings
 from support.processes import Coordinator, coordinator, run_command
 

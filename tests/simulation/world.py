@@ -17,7 +17,8 @@ from moerge.blobs.s3 import S3, S3Blobs
 from moerge.client.client import Client
 from moerge.client.http import Http
 from moerge.files import file_sha256
-from moerge_coordinator.bootstrap import initialise, make_app
+from moerge_coordinator.bootstrap import make_app
+from moerge_coordinator.operation.home import initialise
 from moerge_coordinator.settings import read_settings
 from simulation.faults import Fault, Faults, LossyTransport
 from support.processes import Coordinator

@@ -83,10 +83,13 @@ class Demo:
                 client.merge_trunk(NewTrunk(method=VERSION_RECIPES[self._recipe].method, experts=experts))
             )
             first = self._publish(processes, client, trunk, experts, workers)
-            self._say(f"{late.name} joins under the same trunk; nobody else contributes again")
+            self._say(f"Each owner evaluates version {first}; {late.name} joins under the same trunk")
             workers.append(self._start_worker(processes, client, late))
+            self._promote_evaluated(processes, client, first, workers)
             experts = self._ready_experts(client, workers)
             last = self._publish(processes, client, trunk, experts, workers)
+            self._say(f"Each owner evaluates version {last}; nobody but {late.name} has contributed again")
+            self._promote_evaluated(processes, client, last, workers)
             processes.stop(*(worker.process for worker in workers))
             self._say(f"Version {last}, loaded by stock transformers in its own process, beside its experts")
             processes.finish("table", processes.start(self._table_command(last), {"OMP_NUM_THREADS": "2"}))
@@ -157,11 +160,6 @@ class Demo:
         while not wanted <= {row.domain for row in client.contributions() if row.active and row.trunk == trunk}:
             self._pause(workers)
 
-    def _wait_for_evaluations(self, client: Client, number: int, workers: Sequence[Worker]) -> None:
-        """Waits until every owner has evaluated the version; a later one, of an earlier run, is evaluated instead."""
-        while client.version_table(number).missing and not any(client.versions(number)):
-            self._pause(workers)
-
     @staticmethod
     def _pause(workers: Sequence[Worker]) -> None:
         for worker in workers:
@@ -172,7 +170,7 @@ class Demo:
     def _publish(
         self, processes: Processes, client: Client, trunk: str, experts: list[str], workers: Sequence[Worker]
     ) -> int:
-        """Publishes and promotes a version of these experts, or of those fitted from them; their owners evaluate it."""
+        """Publishes a version of these experts, or of those fitted from them, once their owners have contributed."""
         self._wait_for_contributions(client, trunk, workers)
         self._say("Summing, solving, publishing")
         come = {row.expert for row in client.contributions() if row.active and row.trunk == trunk}
@@ -180,11 +178,17 @@ class Demo:
         new = NewVersion(experts=[chosen[each] for each in experts], options=VERSION_RECIPES[self._recipe].solve)
         number = int(client.wait(client.solve_version(new)))
         self._show(processes, "show", number)
-        self._say(f"Each owner evaluates version {number} on documents that it held out, and reports sums")
-        self._wait_for_evaluations(client, number, workers)
+        return number
+
+    def _promote_evaluated(self, processes: Processes, client: Client, number: int, workers: Sequence[Worker]) -> None:
+        """Promotes a version once its owners have reported sums over held-out documents, and shows their table.
+
+        It doesn't wait if an earlier run published a later version, because owners evaluate the newest one.
+        """
+        while client.version_table(number).missing and not any(client.versions(number)):
+            self._pause(workers)
         client.promote(CHAMPION, number, override="moerge demo shows it, better or worse")
         self._show(processes, "table", number)
-        return number
 
     def _show(self, processes: Processes, what: str, number: int) -> None:
         command = ["version", what, number]

@@ -1,0 +1,56 @@
+"""A coordinator's home folder: settings, database and the first operator token."""
+
+from contextlib import closing
+from pathlib import Path
+
+from sqlalchemy import select
+
+from moerge.errors import MoergeError
+from moerge.files import atomic_file, private_folder
+from moerge_coordinator.domain.tokens import make_token
+from moerge_coordinator.settings import FILE, Settings, read_settings
+from moerge_coordinator.storage.database import open_database
+from moerge_coordinator.storage.tables import TokenRow
+from moerge_proto.owners import NewToken, Role, Token
+
+_TEMPLATE = """\
+# The coordinator's settings; `moerge coordinator serve` reads them once, `check` tells what is wrong.
+# Variables such as MOERGE_COORDINATOR_PORT go before what stands here.
+host = "127.0.0.1"
+port = 8080
+# tls_certificate = "/path/to/certificate.pem"
+# tls_key = "/path/to/key.pem"
+# database = "postgresql://USER:PASSWORD@HOST/NAME"  # instead of a SQLite file in this folder
+# owner_bytes = 1_000_000_000_000  # what an owner may hold
+# owner_bytes_per_second = 50_000_000
+# abandoned_after_hours = 72
+# sources = ["https://models.example.org/public"]  # experts may be fetched from below these
+# route_bytes = 8_000_000_000  # memory for showing how a version routes a text; none by default
+# vocabulary = "pad"  # take experts whose tokenizers only add tokens behind a common vocabulary
+# promotion_max_fall = 2.0  # points that an evaluated domain may lose when champion moves; an operator can override
+
+# [s3]  # instead of a folder here; credentials come from AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY
+# bucket = "moerge"
+# endpoint = "https://s3.example.org"  # only for stores other than AWS; clients download from it too
+# region = "us-east-1"
+# prefix = "production"
+"""
+
+
+def initialise(home: Path) -> Token:
+    """Makes a coordinator's home folder and its first operator token. Settings that are there already stay.
+
+    Raises:
+        MoergeError: there is one already.
+    """
+    private_folder(home)
+    settings = read_settings(home) if (home / FILE).exists() else Settings(home=home)
+    with closing(open_database(settings.database)) as database, database.transaction("make first token") as session:
+        if session.scalar(select(TokenRow).limit(1)) is not None:
+            todo = f"run: moerge coordinator serve {home}"
+            raise MoergeError("is a coordinator's home already", where=str(home), todo=todo)
+        token = make_token(session, NewToken(role=Role.OPERATOR))
+    if not (home / FILE).exists():
+        with atomic_file(home / FILE) as file:
+            file.write(_TEMPLATE.encode())
+    return token
