@@ -370,6 +370,14 @@ MUTATIONS = (
         ("tests/attacks/owner/test_weights.py",),
     ),
     Mutation(
+        "common-part",
+        "discriminants leave out what all experts' scores share",
+        LIBRARY,
+        "return columns - columns.mean(dim=1, keepdim=True)",
+        "return columns",
+        ("tests/unit/services/routers/test_solve.py",),
+    ),
+    Mutation(
         "far-expert",
         "attack: an expert's weights spoil the trunk",
         LIBRARY,

@@ -24,6 +24,8 @@ MOST_LAYERS, MOST_SOLVES = 8, 32
 """Bounds of a measurement, which solves each of its layers once without each owner."""
 DRAWN, DRAWN_IN_A_LAYER, MOVED, NARROW = 0.1, 0.5, 0.3, 0.25
 """Bounds of the figures, with warnings beyond; docs/quality.md has the figures of honest owners."""
+STEEP = 100.0
+"""Bound of the scores' root mean square; text gives some tens, and a few tokens some thousands."""
 _TINY, _MOST = 1e-300, 1e6  # no figure is infinite
 
 Solve = Callable[[Tensor, Sequence[int]], Tensor]
@@ -40,6 +42,7 @@ class LayerInfluence:
         mean_distances: between means, in units of the column's spread, [D, D].
         drawn: expected share of the column's tokens that score the row's expert above their own, [D, D].
         moved: change of the column's scores without the row's owner, in units of their spread, [D, D].
+        scores: root mean square of each expert's scores over all tokens, [D].
     """
 
     ranks: Tensor
@@ -47,6 +50,7 @@ class LayerInfluence:
     mean_distances: Tensor
     drawn: Tensor
     moved: Tensor
+    scores: Tensor
 
 
 def measured_layers(layers: int, owners: int, start: int = 0) -> list[int]:
@@ -126,7 +130,8 @@ def measure(
         )
         for slot, domain in enumerate(domains)
     ]
-    return VersionInfluence(layers=layers, domains=rows, warnings=warnings(rows))
+    scores = options.temperature * torch.stack([each.scores for each in found]).amax(dim=0)
+    return VersionInfluence(layers=layers, domains=rows, warnings=[*warnings(rows), *steep(domains, owners, scores)])
 
 
 def layer_influence(
@@ -173,7 +178,8 @@ def layer_influence(
         for owner, (left, fewer) in without.items():
             if owner != owners[slot]:
                 moved[_slots(owners, owner), slot] = _moved(routers[left], fewer, left.index(slot), second)
-    figures = ranks, gram_distances, mean_distances, drawn, moved
+    scores = ((routers @ gram) * routers).sum(dim=1).div(counts.sum()).clamp_min(0).sqrt()
+    figures = ranks, gram_distances, mean_distances, drawn, moved, scores
     return LayerInfluence(*(each.nan_to_num(nan=_MOST).clamp(max=_MOST) for each in figures))
 
 
@@ -226,3 +232,13 @@ def warnings(rows: Sequence[DomainInfluence]) -> list[str]:
         if moved > MOVED:
             found.append(f"Without {name}, the scores of other domains change by {100 * moved:.0f} % of their spread")
     return found
+
+
+def steep(domains: Sequence[str], owners: Sequence[str], scores: Tensor) -> list[str]:
+    """Warnings of experts whose scores [D], the largest of all layers, are beyond the bound."""
+    return [
+        f"The scores of {domain} (owner {owner}) are {score:.0f} on average, where enough text gives some tens: they "
+        "follow single tokens, and may overflow in float16. Ask the owners for contributions of more text"
+        for domain, owner, score in zip(domains, owners, scores.tolist(), strict=True)
+        if score > STEEP
+    ]

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from moerge.errors import SolveError
 
-SOLVER = f"ridge-2 torch-{torch.__version__} {torch.backends.cpu.get_cpu_capability()}"
+SOLVER = f"ridge-3 torch-{torch.__version__} {torch.backends.cpu.get_cpu_capability()}"
 """Names the build whose bits a version has: method, library, instruction set."""
 
 _REFINEMENTS = 4

@@ -129,6 +129,26 @@ def test_the_measurement_is_bounded_and_spread(layers: int, owners: int, count: 
     assert len({tuple(measured_layers(32, 3, start)) for start in range(32)}) == 4, "an owner can't foresee them"
 
 
+def test_routers_of_a_few_tokens_are_warned_of(tmp_path: Path) -> None:
+    for tokens, most in ((2, 1e9), (400, 99.0)):
+        with ExitStack() as stack:
+            opened = []
+            for domain, name in enumerate(DOMAINS):
+                sums = shard_of(drawn(domain, tokens))
+                path = written(tmp_path / f"{name}-{tokens}", manifest_of(sums, 1, domain=name), sums)
+                opened.append(stack.enter_context(StatisticsFile(path)))
+            found = measure(opened, DOMAINS, torch.ones(LAYERS, HIDDEN), OPTIONS["recommended"]).warnings
+            routers = solve_layers(opened, DOMAINS, torch.ones(LAYERS, HIDDEN), OPTIONS["recommended"])[0][0]
+        scores = torch.cat([drawn(domain, tokens).double() for domain in range(4)]) @ routers.T
+        sizes = scores.square().mean(dim=0).sqrt()
+        named = [each for each in found if each.startswith("The scores of")]
+        assert len(named) == int((sizes > 100).sum()), (tokens, sizes)
+        assert float(sizes.max()) < most
+        for size in sizes[sizes > 100].tolist():
+            assert any(f" are {size:.0f} on average" in each for each in named)
+        assert bool(named) is (tokens == 2)
+
+
 def row(
     domain: str, owner: str = "", rank: float = 20.0, drawn: float = 0.03, most: float = 0.1, moved: float = 0.1
 ) -> DomainInfluence:

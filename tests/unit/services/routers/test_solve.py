@@ -85,7 +85,7 @@ def test_domain_weights_are_those_of_a_weighted_regression(files: Files, chosen:
 
 @pytest.mark.parametrize("chosen", [{}, "balanced"])
 def test_discriminants_are_those_of_the_features(files: Files, chosen: object) -> None:
-    """By the textbook, from the features: pooled covariance, and constants times the fit to 1."""
+    """By the textbook, from the features: pooled covariance, and constants times the fit to 1; less the mean."""
     parts = [drawn(0, 500, 1), drawn(1, 1000, 1)]
     for domain, part in enumerate(parts):
         files.add(domain, part)
@@ -98,7 +98,8 @@ def test_discriminants_are_those_of_the_features(files: Files, chosen: object) -
     columns = torch.linalg.solve(torch.einsum("d,dhi->hi", shares, torch.stack(spreads)), means.T)
     constants = shares.log() - (means.T * columns).sum(dim=0) / 2
     ones = regression(parts, weights, 1e-9).sum(dim=0)  # of targets that sum to 1
-    expected = (columns + torch.outer(ones, constants)).T
+    scores = (columns + torch.outer(ones, constants)).T
+    expected = scores - scores.mean(dim=0)
     found = files.router(routers="discriminant", domain_weights=chosen, ridge_lambda=1e-6)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-4 * float(expected.abs().max()))
 
