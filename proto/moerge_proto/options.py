@@ -53,6 +53,9 @@ RECOMMENDED = VersionRecipe(
     solve=SolveOptions(ridge_lambda=0.001, lambda_scale="relative", domain_weights="balanced", routers="discriminant"),
 )
 """The default of REST, the commands, the dashboard, the demo and the recipe `moerge`. Measured in docs/quality.md."""
+RARE_BELOW = 10
+"""Trunk contributions withhold counts of tokens that occur fewer times, because rare tokens can identify people. The
+default of workers, `moerge merge` and recipes."""
 RecipeName = Literal["moerge", "dume"]
 VERSION_RECIPES: dict[RecipeName, VersionRecipe] = {"moerge": RECOMMENDED, "dume": PAPER}
 """Of the library's recipes, those that owners and an operator can follow."""

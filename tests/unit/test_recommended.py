@@ -9,9 +9,12 @@ from typer.main import get_group
 from moerge.cli import versions
 from moerge.demo.commands import demo
 from moerge.errors import MoergeError
+from moerge.merging.merge import MergeSettings
+from moerge.recipes.registry import RECIPES
 from moerge_coordinator.dashboard.actions.versions import asked_version, solve_form
 from moerge_proto.options import PAPER, RECOMMENDED, VERSION_RECIPES, SolveOptions
 from moerge_proto.versions import NewVersion
+from moerge_workers.settings import Settings
 
 PLACE = ("coordinator", "secret")
 
@@ -46,6 +49,11 @@ def test_the_recommended_recipe_is_the_measured_one_and_the_paper_s_is_as_publis
     paper = {"ridge_lambda": 0.01, "lambda_scale": "absolute", "domain_weights": {}, "routers": "ridge"}
     assert (PAPER.method, PAPER.fit, PAPER.context_head) == ("average", False, False)
     assert PAPER.solve.model_dump() == {**paper, "top_k": 1, "temperature": 1.0}
+
+
+def test_workers_merges_and_recipes_withhold_the_same_counts() -> None:
+    recipes = [RECIPES[name].options["rare_below"] for name in ("regmean", "regmean-oracle", "moerge", "moerge-oracle")]
+    assert {*recipes, MergeSettings().rare_below, Settings.model_fields["rare_below"].default} == {10}
 
 
 def test_rest_completes_options_with_the_recommended_ones() -> None:

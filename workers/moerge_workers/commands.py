@@ -14,6 +14,7 @@ from rich.filesize import decimal
 from moerge.cli.common import Coordinator, Secret
 from moerge.client.client import Client
 from moerge.errors import MoergeError
+from moerge_proto.options import RARE_BELOW
 from moerge_proto.signatures import fingerprint, in_groups
 from moerge_workers.leaving import budget, owner_key
 from moerge_workers.leaving.history import History
@@ -116,7 +117,7 @@ def _options(
         bool | None, typer.Option("--fit", help="Fit the expert's MLPs to each trunk here, and send those weights too.")
     ] = None,
     rare_below: Annotated[
-        int | None, typer.Option(help="Withhold token counts below this number.", show_default="10")
+        int | None, typer.Option(help="Withhold token counts below this number.", show_default=str(RARE_BELOW))
     ] = None,
     home: Annotated[Path | None, typer.Option(help="Key, journal, downloads; default ~/.moerge/worker-DOMAIN.")] = None,
     license: Annotated[

@@ -10,6 +10,7 @@ from moerge.errors import MoergeError
 from moerge.models.sources import checkpoint_folder
 from moerge.settings import Keys, built, put, read_toml
 from moerge_proto.digests import Name
+from moerge_proto.options import RARE_BELOW
 from moerge_proto.statistics_file import StatisticsSettings
 from moerge_workers.policy import Policy
 
@@ -67,7 +68,7 @@ class Settings(BaseModel):
     held_out_share: float = Field(default=0.0, ge=0, lt=1)
     trunk_contribution: bool = False
     fit: bool = False
-    rare_below: int = Field(default=10, ge=0)
+    rare_below: int = Field(default=RARE_BELOW, ge=0)
     home: Path
     license: str = "unknown"
     slots: int = Field(default=1, ge=1)

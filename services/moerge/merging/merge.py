@@ -33,7 +33,7 @@ from moerge.versions.files import LINEAGE_FILE, REPORT_FILE
 from moerge.versions.folder import write_version
 from moerge.versions.plan import VersionInputs, plan_version, solve_lineage
 from moerge_proto.digests import digest_of
-from moerge_proto.options import RECOMMENDED, VersionRecipe
+from moerge_proto.options import RARE_BELOW, RECOMMENDED, VersionRecipe
 from moerge_proto.statistics_file import StatisticsSettings
 from moerge_proto.trunks import TrunkOptions
 from moerge_proto.versions import Lineage, SolveReport
@@ -63,8 +63,7 @@ class MergeSettings:
         base: the base model, for a method that takes one.
         statistics: how documents become features.
         held_out_share: share of the documents that are set aside for the scores.
-        rare_below: counts of tokens that stand fewer times are withheld from trunk contributions. Workers withhold
-            those below 10, because rare tokens can identify people.
+        rare_below: counts of tokens that occur fewer times are withheld from trunk contributions, as workers do.
         scored_tokens: per domain, of the documents that are set aside; 0: nothing is scored.
         computing: device, threads, key of shard names, progress.
         keep_statistics: whether the work folder stays.
@@ -75,7 +74,7 @@ class MergeSettings:
     base: DenseExpert | None = None
     statistics: StatisticsSettings = field(default_factory=StatisticsSettings)
     held_out_share: float = HELD_OUT_SHARE
-    rare_below: int = 0
+    rare_below: int = RARE_BELOW
     scored_tokens: int = SCORED_TOKENS
     computing: Computing = field(default_factory=Computing)
     keep_statistics: bool = False

@@ -13,6 +13,7 @@ from moerge.models.expert_folder import DenseExpert
 from moerge.recipes.base import Fleet, Member, Model, Options, Parts, Recipe, whole
 from moerge.recipes.models import Oracle
 from moerge.recipes.published import (
+    COUNTS,
     contribute,
     dense,
     first_tokens,
@@ -25,7 +26,12 @@ from moerge.recipes.published import (
 from moerge_proto.options import PAPER, RECOMMENDED
 from moerge_proto.statistics_file import StatisticsSettings
 
-_TRUNK: Options = {"tokens": 0, "fit": int(RECOMMENDED.fit), "context_head": int(RECOMMENDED.context_head)}
+_TRUNK: Options = {
+    "tokens": 0,
+    **COUNTS,
+    "fit": int(RECOMMENDED.fit),
+    "context_head": int(RECOMMENDED.context_head),
+}
 """`fit=1`: MLPs are fitted to the trunk, by the method `moerge`. `context_head=1` adds one to the trunk."""
 _OPTIONS: Options = {
     "k": 1,

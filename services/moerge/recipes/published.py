@@ -18,13 +18,15 @@ from moerge.statistics.contribution import Computing, router_contribution, trunk
 from moerge.trunk.methods.registry import METHODS
 from moerge.versions.folder import write_version
 from moerge.versions.plan import plan_version, solve_routers
-from moerge_proto.options import SolveOptions
+from moerge_proto.options import RARE_BELOW, SolveOptions
 from moerge_proto.trunks import TrunkMethod
 
 Texts = Callable[[Domain], Sequence[list[int]]]
 """What of a domain's text statistics come from."""
 RIDGE: Options = {"k": 1, "lambda": 0.01, "tokens": 0}
 """Experts per token, the ridge regulariser, and how many tokens of each document count; 0: all (DUME section 3.1)."""
+COUNTS: Options = {"rare_below": RARE_BELOW}
+"""Counts of tokens that occur fewer times are withheld, as workers do; 0: none."""
 
 
 def statistics(domain: Domain) -> Sequence[list[int]]:
@@ -56,7 +58,8 @@ def trunk_of(fleet: Fleet, method: TrunkMethod, options: Options) -> LocalTrunk:
 
 def _trunk_contribution(fleet: Fleet, slot: int, options: Options) -> Path:
     rows, path = first_tokens(fleet.domains[slot].statistics, options), fleet.work / f"trunk-contribution-{slot}"
-    trunk_contribution(dense(fleet, slot), rows, path, computing=Computing(fleet.device))
+    rare = whole(options, "rare_below", 0)
+    trunk_contribution(dense(fleet, slot), rows, path, computing=Computing(fleet.device), rare_below=rare)
     return path
 
 
@@ -167,6 +170,6 @@ RECIPES = (
         drawn=True,
         needs_base=True,
     ),
-    published_recipe("regmean", "regmean trunk, DUME's routers", _ridge("regmean"), RIDGE),
-    Recipe("regmean-oracle", "regmean trunk, DUME section 3.2", partial(_oracle, "regmean-oracle", "regmean")),
+    published_recipe("regmean", "regmean trunk, DUME's routers", _ridge("regmean"), {**RIDGE, **COUNTS}),
+    Recipe("regmean-oracle", "regmean trunk, DUME section 3.2", partial(_oracle, "regmean-oracle", "regmean"), COUNTS),
 )

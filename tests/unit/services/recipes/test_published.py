@@ -17,8 +17,9 @@ from moerge.recipes.registry import parse
 from moerge.scoring.perplexity import Rows
 from moerge.scoring.routers import routers
 from moerge.trunk.regmean import SHRINKAGE_TO_AVERAGE
+from moerge_proto.statistics_file import StatisticsFile
 from support.models import SMALL, VOCAB
-from support.recipes import fleet, only
+from support.recipes import built, fleet, only
 from support.versions import trunk_file
 
 HELD = torch.tensor([[3 * column % 250 for column in range(30)]])
@@ -153,6 +154,15 @@ def test_a_regmean_trunk_is_the_least_squares_fit_on_the_experts_own_inputs(tmp_
     shrinkage = SHRINKAGE_TO_AVERAGE * 32 / tokens * total.diagonal().mean() * torch.eye(32, dtype=torch.float64)
     expected = torch.linalg.solve(total + shrinkage, (right + mean @ shrinkage).T).T
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
+
+
+def test_counts_of_rare_tokens_are_withheld_unless_asked_for(tmp_path: Path) -> None:
+    on = fleet(tmp_path)
+    for spec, whole in (("regmean-oracle", False), ("regmean-oracle:rare_below=0", True)):
+        built(spec, on)
+        with StatisticsFile(on.work / "trunk-contribution-0") as file:
+            counts = file.array("token_counts")
+        assert bool(((counts > 0) & (counts < 10)).any()) is whole, spec
 
 
 @pytest.mark.parametrize(("spec", "experts"), [("averaging", 1), ("random", 1), ("dume:k=2", 2), ("oracle", 1)])
