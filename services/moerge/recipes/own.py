@@ -33,7 +33,7 @@ _TRUNK: Options = {
     "context_head": int(RECOMMENDED.context_head),
 }
 """`fit=1`: MLPs are fitted to the trunk, by the method `moerge`. `context_head=1` adds one to the trunk."""
-_OPTIONS: Options = {
+OPTIONS: Options = {
     "k": 1,
     "lambda": RECOMMENDED.solve.ridge_lambda,
     **_TRUNK,
@@ -80,7 +80,8 @@ def _oracle(fleet: Fleet, options: Options) -> Iterator[tuple[str, Model]]:
     yield "moerge-oracle", Oracle.of(folder, fleet)
 
 
+PARTS = Parts(_trunk, _contribute, _solve)
 RECIPES = (
-    published_recipe("moerge", "regmean trunk, discriminants as routers", Parts(_trunk, _contribute, _solve), _OPTIONS),
+    published_recipe("moerge", "regmean trunk, discriminants as routers", PARTS, OPTIONS),
     Recipe("moerge-oracle", "the same trunk and MLPs, DUME section 3.2", _oracle, _TRUNK),
 )

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -23,12 +25,14 @@ from moerge.models.families import EMBEDDING, FAMILIES, HEAD, family_of
 from moerge.models.reader import Checkpoint
 from moerge.models.tokens import all_counted
 from moerge.models.writer import write_safetensors
+from moerge.routers.ridge import Ridge
 from moerge.statistics.accumulate import ShardSums
 from moerge.statistics.contribution import trunk_contribution
 from moerge.statistics.features import visit_features
 from moerge.statistics.integers import to_floats, unpack
 from moerge.statistics.passes import TrunkPass
 from moerge.statistics.validate import validate_trunk
+from moerge.trunk import regmean
 from moerge.trunk.regmean import EVENNESS, SHRINKAGE_TO_AVERAGE, ModuleGrams, head_alignment, row_shares, solved_plan
 from moerge_proto.statistics_file import StatisticsFile, trunk_gram_names
 from support.models import expert
@@ -156,6 +160,26 @@ def test_a_row_of_the_head_follows_the_domains_that_use_its_token(tmp_path: Path
         expected = least_squares(experts, HEAD, slice(token, token + 1), (parts / parts.sum()).tolist())
         torch.testing.assert_close(found[token], expected[0], rtol=0, atol=1e-3 * float(expected.std()))
     assert counts[0][uneven] > 2 * counts[1][uneven]
+
+
+def test_a_solved_trunk_has_the_same_bits_on_any_number_of_threads(tmp_path: Path) -> None:
+    """Law 3. The trunk is merged by one thread, whatever torch is set to."""
+    experts = [expert(tmp_path / str(seed), seed=seed) for seed in (1, 2, 3)]
+    before, bits, seen = torch.get_num_threads(), set(), set[int]()
+
+    def factorised(gram: Tensor, ridge_lambda: float) -> Ridge:
+        seen.add(torch.get_num_threads())
+        return Ridge.of(gram, ridge_lambda)
+
+    try:
+        with patch.object(regmean, "Ridge", SimpleNamespace(of=factorised)):
+            for threads in (1, 2, 4):
+                torch.set_num_threads(threads)
+                merged(experts, tmp_path, for_fitted_mlps=True)
+                bits.add((tmp_path / "trunk").read_bytes())
+    finally:
+        torch.set_num_threads(before)
+    assert (len(bits), seen) == (1, {1})
 
 
 def test_a_head_for_fitted_mlps_answers_to_what_they_will_end_in(tmp_path: Path) -> None:
