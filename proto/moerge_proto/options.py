@@ -35,20 +35,18 @@ class SolveOptions(Message):
 class VersionRecipe(Message):
     """The choices by which a version is made from experts.
 
-    `method` and `context_head` are the trunk's, `solve` the routers'. `fit`: owners fit their MLPs to the trunk.
+    `method` is the trunk's, `solve` the routers'. `fit`: owners fit their MLPs to the trunk.
     """
 
     method: TrunkMethod
-    context_head: bool
     fit: bool
     solve: SolveOptions
 
 
-PAPER = VersionRecipe(method="average", context_head=False, fit=False, solve=SolveOptions())
+PAPER = VersionRecipe(method="average", fit=False, solve=SolveOptions())
 """DUME as published (arXiv 2603.29765)."""
 RECOMMENDED = VersionRecipe(
     method="regmean",
-    context_head=False,
     fit=False,
     solve=SolveOptions(ridge_lambda=0.001, lambda_scale="relative", domain_weights="balanced", routers="discriminant"),
 )

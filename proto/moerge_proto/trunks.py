@@ -20,7 +20,7 @@ class TrunkOptions(Message):
     `weights`: domain -> weight, 1 for those not named (weighted). `base`: the digest of a registered expert, whose
     trunk this is (base), or from which task vectors start (ties, dare). `retain`: share of a task vector's elements
     that is kept, `scale`: what their sum is multiplied by (ties, dare; MergeME appendix). `seed` (dare).
-    `context_head` adds a context head (regmean, moerge).
+    `context_head` is of trunks that an earlier version merged; no method takes it any more.
     """
 
     weights: dict[Name, Annotated[float, Field(ge=0, allow_inf_nan=False)]] = Field(default_factory=dict)

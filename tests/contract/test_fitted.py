@@ -21,10 +21,8 @@ from support.federation import (
     federation_of,
     fit,
     honest,
-    honest_trunk,
     registered,
     send,
-    send_trunk,
     trunk_path,
 )
 from support.processes import Coordinator
@@ -101,24 +99,6 @@ def test_a_version_has_its_mlps_in_the_place_of_the_plain_ones(pair: Pair) -> No
     assert not torch.allclose(logits(expected), logits(plain_model), atol=1e-3)
     [line, *_] = pair.federation.operator.trunk_history(pair.trunk.digest).versions
     assert line.newcomers == []  # its expert is in the trunk
-
-
-def test_a_version_has_the_context_head_of_a_trunk_for_them(pair: Pair) -> None:
-    for start, member in enumerate((pair.law, pair.art)):
-        rows = [[(start * 40 + row + column) % 250 for column in range(30)] for row in range(10)]
-        send_trunk(member, written(pair.federation.folder / "trunk-contribution", *honest_trunk(member, rows)))
-    domains = (pair.law.domain, pair.art.domain)
-    pair.trunk = pair.federation.merge(*domains, method="moerge", options={"context_head": True})
-    pair.fitted = fit(pair.server, pair.law, pair.trunk)
-    fitted = pair.fitted.register(pair.of)
-    pair.contribute(pair.fitted, fitted=fitted)
-    model = AutoModelForCausalLM.from_pretrained(
-        pair.federation.version(pair.solve(fitted.digest).number), dtype=torch.float32
-    )
-    own = AutoModelForCausalLM.from_pretrained(pair.law.folder)
-    assert model.config.num_key_value_heads == own.config.num_key_value_heads + 1
-    expected, _ = domain_model(pair.fitted.folder, trunk_path(pair.server, pair.trunk))
-    torch.testing.assert_close(logits(model), logits(expected), rtol=1e-4, atol=1e-4)
 
 
 def test_it_is_refused_with_a_reason_and_listed_beside_the_plain_one(pair: Pair) -> None:

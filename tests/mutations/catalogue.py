@@ -333,7 +333,7 @@ MUTATIONS = (
         "added-heads",
         "attack: a trunk with heads that the expert lacks",
         LIBRARY,
-        "if with_head and not context_head:",
+        "if merged.shapes.get(name) != ((*rows, *shape[1:]) if longer else shape):",
         "if False:",
         ("tests/attacks/coordinator/test_trunks.py",),
     ),

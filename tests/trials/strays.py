@@ -43,9 +43,7 @@ TRUNKS: tuple[tuple[str, TrunkMethod, TrunkOptions], ...] = (
     ("dare", "dare", TrunkOptions()),
     ("dare, scale 1, retain 0.2", "dare", TrunkOptions(scale=1.0, retain=0.2)),
     ("regmean", "regmean", TrunkOptions()),
-    ("regmean, context head", "regmean", TrunkOptions(context_head=True)),
     ("moerge", "moerge", TrunkOptions()),
-    ("moerge, context head", "moerge", TrunkOptions(context_head=True)),
 )
 
 
@@ -91,7 +89,7 @@ class Owner:
 
     def judge(self, trunk: Path) -> tuple[float, float, float, float]:
         """Tensor, size and row of the stray; the loss."""
-        found = require_near(self.expert.folder, trunk, float("inf"), self.grams, context_head=True)
+        found = require_near(self.expert.folder, trunk, float("inf"), self.grams)
         with NoProgress().track("", 0, "") as tracker:
             under = score(domain_model(self.expert.folder, trunk)[0], self.sample, tracker)
         return found.tensor.value, found.size.value, found.row.value, under.perplexity / self.own.perplexity

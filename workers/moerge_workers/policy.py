@@ -17,7 +17,6 @@ class Policy(BaseModel):
         mode: `auto` sends what the policy allows; `ask` shows each file first, and sends it once the owner approves.
         domains: that may be contributed for; None: the one that the worker is told.
         max_stray: of a trunk's tensors from the expert's own, see `moerge.trunk.stray`.
-        context_head: whether a trunk may have attention heads that the expert lacks, if they are a context head.
         min_documents: that a contribution is over, and its difference from what was sent before.
         min_tokens: likewise; None: a shard's worth, 64 H.
         tokens_per_document: at most so many of each count; None: all.
@@ -38,7 +37,6 @@ class Policy(BaseModel):
     mode: Literal["auto", "ask"] = "auto"
     domains: list[Name] | None = None
     max_stray: float = Field(default=0.6, gt=0)
-    context_head: bool = False
     min_documents: int = Field(default=100, ge=1)
     min_tokens: int | None = Field(default=None, ge=1)
     tokens_per_document: int | None = Field(default=None, ge=1)

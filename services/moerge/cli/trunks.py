@@ -38,7 +38,6 @@ def merge_trunk(
     retain: Annotated[float | None, typer.Option(help="Share of a task vector that is kept (ties, dare).")] = None,
     scale: Annotated[float | None, typer.Option(help="Factor for the sum of task vectors (ties, dare).")] = None,
     seed: Annotated[int | None, typer.Option(help="Random seed for dropping elements (dare).")] = None,
-    context_head: Annotated[bool, typer.Option("--context-head", help="Add a context head (regmean, moerge).")] = False,
     round: Annotated[str | None, typer.Option(help="Merge who contributed to this round (regmean, moerge).")] = None,
 ) -> None:
     """Merges a trunk from every ready expert; it becomes the one that owners contribute under.
@@ -54,7 +53,6 @@ def merge_trunk(
             "retain": retain,
             "scale": scale,
             "seed": seed,
-            "context_head": context_head or None,
         }
         options = {name: value for name, value in given.items() if value is not None}
         experts = [digest_of_domain("--expert", domain, digests) for domain in expert] if expert else None

@@ -23,12 +23,11 @@ from moerge.models.batches import Batch
 from moerge.models.config import read_config, trunk_settings
 from moerge.models.dense import domain_model, expert_model, place
 from moerge.models.expert_folder import TOKENIZER_FILES, DenseExpert
-from moerge.models.families import EMBEDDING, HEAD, family_of
+from moerge.models.families import family_of
 from moerge.models.reader import SINGLE, Checkpoint
 from moerge.models.writer import TensorPlan, write_safetensors
 from moerge.routers.ridge import Ridge
 from moerge.threads import one_thread
-from moerge.trunk.context_head import without_context_head
 from moerge.trunk.regmean import head_alignment
 
 SHRINKAGE_TO_EXPERT = 0.25
@@ -236,14 +235,10 @@ def _through_head(own: _Residuals, behind: PreTrainedModel, counts: Tensor) -> l
 def write_fitted(expert: Path, trunk: Path, mlps: Mapping[str, Tensor], folder: Path) -> Path:
     """Writes a dense checkpoint: the trunk with fitted MLPs in the expert's dtypes; returns its folder.
 
-    It is an expert like any other: a version takes its MLPs, and an oracle would run it alone. A context head is left
-    out, because a dense class may not allow as many heads.
+    It is an expert like any other: a version takes its MLPs, and an oracle would run it alone.
     """
     config, own, merged = read_config(expert), Checkpoint(expert), Checkpoint(trunk)
-    tensor, plans = without_context_head(merged, family_of(config), config), []
-    for name, at in merged.specs.items():
-        shape = at.shape if name in (EMBEDDING, HEAD) else own.specs[name].shape
-        plans.append(TensorPlan(name, at.dtype, shape, partial(tensor, name)))
+    plans = [TensorPlan(name, at.dtype, at.shape, partial(merged.tensor, name)) for name, at in merged.specs.items()]
     for name, fitted in mlps.items():
         dtype = own.specs[name].dtype
         plans.append(TensorPlan(name, dtype, tuple(fitted.shape), partial(fitted.to, dtype)))

@@ -16,7 +16,7 @@ from moerge.settings import named_values
 from moerge_proto.digests import Name
 from moerge_proto.options import RECOMMENDED, VERSION_RECIPES, RecipeName, SolveOptions, VersionRecipe
 from moerge_proto.statistics_file import StatisticsSettings
-from moerge_proto.trunks import TrunkMethod, TrunkOptions
+from moerge_proto.trunks import TrunkMethod
 
 if TYPE_CHECKING:
     from moerge.merging.merge import Source
@@ -46,9 +46,6 @@ def merge(
     ] = None,
     top_k: Annotated[int | None, typer.Option("--k", min=1, help="Experts per token. Default: 1.")] = None,
     fit: Annotated[bool, typer.Option("--fit", help="Fit every expert's MLPs to the trunk.")] = False,
-    context_head: Annotated[
-        bool, typer.Option("--context-head", help="Add a context head to the trunk (regmean, moerge).")
-    ] = False,
     text_field: Annotated[str, typer.Option(help="Field or column with a document's text.")] = "text",
     chat: Annotated[
         str | None, typer.Option(help="Field or column with messages, read through the expert's chat template.")
@@ -101,7 +98,6 @@ def merge(
     computing = Computing(device=device, slots=slots or os.cpu_count() or 1, progress=progress())
     settings = MergeSettings(
         recipe=_recipe(VERSION_RECIPES[recipe], method, ridge_lambda, top_k, fit=fit),
-        trunk=TrunkOptions(context_head=context_head),
         base=None if base is None else DenseExpert("base", checkpoint_folder(base)),
         statistics=StatisticsSettings(context=context, precision=precision),
         scored_tokens=scored_tokens,

@@ -194,8 +194,8 @@ def _tokenizer(folder: Path) -> Mapping[str, Any]:
 def trunk_settings(config: PretrainedConfig, shapes: Mapping[str, Sequence[int]]) -> dict[str, object]:
     """The fields of a dense config.json in which a trunk with tensors of these shapes can differ from its experts'.
 
-    It may have more tokens than any one of them, a head of its own, and more attention heads. These have an entry only
-    where they do.
+    It may have more tokens than any one of them, a head of its own, and, from an earlier build, more attention heads.
+    These have an entry only where they do.
     """
     settings: dict[str, object] = {"vocab_size": shapes[EMBEDDING][0], "tie_word_embeddings": HEAD not in shapes}
     family, width = family_of(config), head_dim(config)

@@ -26,13 +26,8 @@ from moerge.recipes.published import (
 from moerge_proto.options import PAPER, RECOMMENDED
 from moerge_proto.statistics_file import StatisticsSettings
 
-_TRUNK: Options = {
-    "tokens": 0,
-    **COUNTS,
-    "fit": int(RECOMMENDED.fit),
-    "context_head": int(RECOMMENDED.context_head),
-}
-"""`fit=1`: MLPs are fitted to the trunk, by the method `moerge`. `context_head=1` adds one to the trunk."""
+_TRUNK: Options = {"tokens": 0, **COUNTS, "fit": int(RECOMMENDED.fit)}
+"""`fit=1`: MLPs are fitted to the trunk, by the method `moerge`."""
 OPTIONS: Options = {
     "k": 1,
     "lambda": RECOMMENDED.solve.ridge_lambda,
@@ -50,7 +45,6 @@ def fitted(fleet: Fleet, slot: int, trunk: LocalTrunk, options: Options) -> Path
 
 
 def _trunk(fleet: Fleet, options: Options) -> LocalTrunk:
-    whole(options, "context_head", 0, 1)
     return trunk_of(fleet, "moerge" if whole(options, "fit", 0, 1) else RECOMMENDED.method, options)
 
 

@@ -21,7 +21,6 @@ from moerge.routers.ridge import Ridge
 from moerge.statistics.integers import to_floats, unpack
 from moerge.threads import one_thread
 from moerge.trunk.average import average
-from moerge.trunk.context_head import WIDTH, with_context_head
 from moerge.trunk.pieces import Piece, Rule, merge_plan
 from moerge_proto.statistics_file import StatisticsFile, trunk_gram_names
 
@@ -100,12 +99,8 @@ def solved_plan(
     config: PretrainedConfig,
     *,
     for_fitted_mlps: bool = False,
-    context_head: bool = False,
 ) -> list[TensorPlan]:
     """The trunk's tensors from each ordered expert's trunk contribution.
-
-    With `context_head` it gets one, where the family can have it and every owner's documents are longer on
-    average than the head looks back: statistics of first tokens don't show its effect later in a text.
 
     Args:
         for_fitted_mlps: solves the head for MLPs that owners fit to the trunk, see `regmean`.
@@ -116,13 +111,8 @@ def solved_plan(
     if for_fitted_mlps and family.gain is None:
         found = f"{family.model_type} normalises the outputs of its MLPs, so they can't be fitted"
         raise IncompatibleExpertError(found, where="method", todo="merge the trunk by regmean")
-    experts, files = [owner.expert for owner in owners], [owner.file for owner in owners]
-    rule = regmean(owners, for_fitted_mlps=for_fitted_mlps)
-    plans = merge_plan(experts, family, config.num_hidden_layers, rule, own_head=True)
-    sizes = [file.manifest for file in files]
-    if not context_head or any(size.tokens < WIDTH * size.documents for size in sizes):
-        return plans
-    return with_context_head(plans, [_counts(file) for file in files], family, config)
+    experts, rule = [owner.expert for owner in owners], regmean(owners, for_fitted_mlps=for_fitted_mlps)
+    return merge_plan(experts, family, config.num_hidden_layers, rule, own_head=True)
 
 
 def regmean(owners: Sequence[Grams], *, for_fitted_mlps: bool = False) -> Rule:

@@ -13,7 +13,6 @@ from moerge.models.dense import trunk_names
 from moerge.models.distance import Powers
 from moerge.models.families import EMBEDDING, HEAD, family_of, head_dim
 from moerge.models.reader import Checkpoint
-from moerge.trunk.context_head import has_context_head, require_context_head, wide_shapes, without_context_head
 from moerge.trunk.pieces import tensor_of
 from moerge.trunk.regmean import ModuleGrams
 from moerge_proto.statistics_file import StatisticsFile
@@ -54,7 +53,7 @@ class Stray:
         return f"the trunk strays by {tensor}, in size by {size}, in a single row by {row}"
 
 
-def require_near(expert: Path, trunk: Path, limit: float, grams: Path, *, context_head: bool = False) -> Stray:
+def require_near(expert: Path, trunk: Path, limit: float, grams: Path) -> Stray:
     """Requires a trunk that computes nearly what the expert computes, on the owner's own text.
 
     Attention heads are compared one by one by their answers, ||(W - W_d) x||, so that none can be replaced among many;
@@ -68,7 +67,6 @@ def require_near(expert: Path, trunk: Path, limit: float, grams: Path, *, contex
         trunk: its safetensors file.
         limit: of the stray of a tensor. `SIZES` and `ROWS` times as much are those of sizes and rows.
         grams: a trunk contribution of this expert.
-        context_head: whether the trunk may have one.
 
     Raises:
         IncompatibleExpertError: names the tensor: it is missing, unknown, of another shape, not finite or too far.
@@ -76,19 +74,9 @@ def require_near(expert: Path, trunk: Path, limit: float, grams: Path, *, contex
     config, own, merged = read_config(expert), Checkpoint(expert), Checkpoint(trunk)
     family = family_of(config)
     names = trunk_names(own, family, config.num_hidden_layers)
-    shapes, with_head = {name: own.specs[name].shape for name in names}, has_context_head(merged, family, config)
-    if with_head:
-        shapes |= {name: shape for name, shape in wide_shapes(family, config).items() if name in shapes}
-    if with_head and not context_head:
-        odd = "the trunk has attention heads that your expert lacks"
-        todo = "ask the operator for a trunk without a context head, or set context_head in worker.toml's [policy]"
-        raise IncompatibleExpertError(odd, where=family.attention.output.format(layer=0) + ".weight", todo=todo)
-    _require_shapes(shapes, merged)
-    read = without_context_head(merged, family, config)
+    _require_shapes({name: own.specs[name].shape for name in names}, merged)
     with StatisticsFile(grams) as file:
-        if with_head:
-            require_context_head(merged, family, config, torch.from_numpy(file.array("token_counts")).double())
-        comparison = _Comparison(own, read, ModuleGrams(own, file, family, config), limit)
+        comparison = _Comparison(own, merged, ModuleGrams(own, file, family, config), limit)
         for layer in range(config.num_hidden_layers):
             for module in family.attention.inputs:
                 comparison.reading_heads(module.format(layer=layer), head_dim(config))
@@ -125,8 +113,8 @@ def _answers(moment: Tensor) -> Callable[[Tensor], Tensor]:
 class _Comparison:
     """The measures of all tensors so far. Each method measures one, and refuses it if it is too far."""
 
-    def __init__(self, own: Checkpoint, read: Callable[[str], Tensor], grams: ModuleGrams, limit: float) -> None:
-        self._own, self._read, self._grams, self._limit = own, read, grams, limit
+    def __init__(self, own: Checkpoint, merged: Checkpoint, grams: ModuleGrams, limit: float) -> None:
+        self._own, self._merged, self._grams, self._limit = own, merged, grams, limit
         self._tensor = self._size = self._row = Furthest(0.0, "")
         self._compared = set[str]()
 
@@ -183,7 +171,7 @@ class _Comparison:
     def _pair(self, name: str) -> tuple[Tensor, Tensor]:
         self._compared.add(name)
         before = tensor_of(self._own, name)
-        return before, self._read(name)[: len(before)]
+        return before, self._merged.tensor(name)[: len(before)]
 
     def _check(self, name: str, powers: Powers) -> None:
         self._tensor = self._within(self._tensor, Furthest(powers.distance(), name), self._limit, "")

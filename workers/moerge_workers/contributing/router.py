@@ -61,7 +61,7 @@ def _checked(context: Context, trunk: Trunk, grams: Path | None) -> Path:
     context.client.download(place, trunk.files, folder, context.events, title="downloading the trunk")
     weights, own = folder / DENSE_TRUNK_FILE, grams or sampled_grams(context)
     expert = context.expert.folder
-    stray = require_near(expert, weights, policy.max_stray, own, context_head=policy.context_head)
+    stray = require_near(expert, weights, policy.max_stray, own)
     context.events.say(f"{stray}; max_stray is {policy.max_stray:g}")
     return weights
 

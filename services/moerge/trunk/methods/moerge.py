@@ -12,7 +12,6 @@ METHOD = Method(
     "moerge",
     "regmean for fitted MLPs (worker run --fit)",
     partial(plan, for_fitted_mlps=True),
-    takes=frozenset({"context_head"}),
     solved=True,
     for_fitted_mlps=True,
     revision=3,

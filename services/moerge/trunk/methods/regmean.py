@@ -16,15 +16,13 @@ def plan(inputs: MethodInputs, *, for_fitted_mlps: bool = False) -> list[TensorP
     family, config = inputs.family, inputs.config
     pairs = zip(inputs.experts, inputs.statistics, strict=True)
     owners = [ModuleGrams(expert, file, family, config) for expert, file in pairs]
-    context_head = inputs.options.context_head
-    return solved_plan(owners, family, config, for_fitted_mlps=for_fitted_mlps, context_head=context_head)
+    return solved_plan(owners, family, config, for_fitted_mlps=for_fitted_mlps)
 
 
 METHOD = Method(
     "regmean",
     "least squares on owners' grams",
     plan,
-    takes=frozenset({"context_head"}),
     solved=True,
     revision=2,
 )

@@ -41,8 +41,8 @@ class Own:
     expert: DenseExpert
     grams: Path
 
-    def stray(self, trunk: Path, limit: float = LIMIT, *, context_head: bool = False) -> Stray:
-        return require_near(self.expert.folder, trunk, limit, self.grams, context_head=context_head)
+    def stray(self, trunk: Path, limit: float = LIMIT) -> Stray:
+        return require_near(self.expert.folder, trunk, limit, self.grams)
 
 
 @cache
