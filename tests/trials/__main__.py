@@ -155,8 +155,10 @@ def second_pass(fleet: Fleet, options: Options) -> Iterator[tuple[str, Model]]:
     yield "second pass", model
 
 
-class PerDomain:
+class PerDomain(Model):
     """Each text goes to its domain's own dense model."""
+
+    reads_domain = True
 
     def __init__(self, models: Mapping[str, PreTrainedModel]) -> None:
         self._models = models
@@ -182,8 +184,10 @@ def oracle_with_own(part: str, fleet: Fleet, options: Options) -> Iterator[tuple
     yield part, PerDomain(models)
 
 
-class FirstByDomain:
+class FirstByDomain(Model):
     """A version whose first layer sends each text to its own domain's expert; the others route."""
+
+    reads_domain = True
 
     def __init__(self, routed: Routed, domains: Sequence[str]) -> None:
         self._model, self._domains = routed.model, list(domains)

@@ -26,7 +26,7 @@ from moerge.progress import NoProgress, progress
 from moerge.recipes.models import Loaded, Routed
 from moerge.recipes.published import version
 from moerge.routers.influence import measure
-from moerge.scoring.perplexity import normalised, score_of
+from moerge.scoring.perplexity import document_scores, normalised, total
 from moerge.scoring.routers import RoutingCounter
 from moerge.statistics.contribution import router_contribution, trunk_contribution
 from moerge.table.measure import Texts
@@ -62,7 +62,7 @@ class Fleet:
         self.trunk: LocalTrunk = local_trunk(self.experts, home / "trunk", contributions=grams)
         self.honest = [self.sums(slot, {slot: TOKENS}) for slot in range(len(self.experts))]
         self.dense = [
-            score_of(Loaded.of(expert.folder).logits, texts.held_out, NoProgress())
+            total(document_scores(Loaded.of(expert.folder).losses, texts.held_out, NoProgress()))
             for expert, texts in zip(self.experts, self.texts, strict=True)
         ]
 
@@ -128,7 +128,7 @@ class Fleet:
         for slot, texts in enumerate(self.texts):
             counter = RoutingCounter(model.model)
             with counter.counting():
-                found = score_of(model.logits, texts.held_out, NoProgress(), counter.count)
+                found = total(document_scores(model.losses, texts.held_out, NoProgress(), counter.count))
             scores.append(normalised(self.dense[slot], found))
             shares = counter.counts.sum(dim=0) / counter.counts.sum()
             strayed += [float(share) for other, share in enumerate(shares) if other != slot]

@@ -11,7 +11,7 @@ from torch import Tensor
 from moerge.errors import MoergeError
 from moerge.merging.local import LocalTrunk
 from moerge.models.expert_folder import DenseExpert
-from moerge.scoring.perplexity import Rows
+from moerge.scoring.perplexity import Rows, losses_by
 
 Options = Mapping[str, float]
 """Numbers that a recipe takes, by name; all of those that it has."""
@@ -56,17 +56,20 @@ class Fleet:
 
 
 class Model(Protocol):
-    """What a recipe makes: a model, or an ensemble."""
+    """What a recipe makes: a model, or an ensemble. Recipes' models are subclasses."""
 
     active_parameters: float
     """How many parameters a token is multiplied by, on average: of every expert that runs for it, and of its routing.
     Embedding rows are looked up, not multiplied by; a head is multiplied by."""
+    reads_domain: bool = False
+    """Whether it looks at `rows.domain`; only an oracle may."""
 
     def logits(self, rows: Rows) -> Tensor:
-        """[B, T, V] float32, the logarithm of each next token's probability up to a constant per place.
+        """[B, T, V] float32, the logarithm of each next token's probability up to a constant per place."""
 
-        Only the oracle may look at `rows.domain`.
-        """
+    def losses(self, rows: Rows) -> Tensor:
+        """[B, T - 1] float32, as `Losses` has it. A model that needs no logits for it has a method of its own."""
+        return losses_by(self.logits)(rows)
 
 
 def whole(options: Options, name: str, least: int, most: float = inf) -> int:

@@ -12,7 +12,7 @@ from moerge.recipes.models import active_parameters
 from moerge.scoring.perplexity import Rows, logits
 
 
-class Ensemble:
+class Ensemble(Model):
     """p(x_t+1 | x_<=t) = sum_d p(d | x_<=t) p_d(x_t+1 | x_<=t), p(d | x_<=t) ~ p(d) prod_s<=t p_d(x_s | x_<s).
 
     A row's first token, which no expert predicts, tells nothing of the domain. Nothing is looked at ahead of time.

@@ -74,7 +74,7 @@ def trained(draw: Callable[[Tensor], Tensor], targets: Tensor, shape: tuple[int,
     return router.detach()
 
 
-class SequenceRouted:
+class SequenceRouted(Model):
     """Each row goes as a whole to the expert that the router prefers for the mean embedding of all its tokens.
 
     Args:

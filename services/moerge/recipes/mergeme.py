@@ -98,7 +98,7 @@ class Mixed(nn.Module):
         return (mixed, None) if pairs else mixed
 
 
-class Upcycled:
+class Upcycled(Model):
     """The averaged model with every expert's MLPs, and attention, mixed by weights that all layers and places share.
 
     Args:

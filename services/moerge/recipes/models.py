@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from moerge.models.families import published_family
-from moerge.recipes.base import Fleet
+from moerge.recipes.base import Fleet, Model
 from moerge.scoring.perplexity import Rows, load, logits
 from moerge.scoring.routers import forced
 
@@ -30,7 +30,7 @@ def _chosen_share(model: PreTrainedModel) -> float:
     return float(model.config.num_experts_per_tok / getattr(model.config, published_family(model.config).experts))
 
 
-class Loaded:
+class Loaded(Model):
     """A model that stock transformers runs."""
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -50,8 +50,10 @@ class Routed(Loaded):
     """A published model that its routers route; the table can count which experts they choose."""
 
 
-class Oracle:
+class Oracle(Model):
     """A published model, each text of which goes to its own domain's expert alone (DUME section 3.2)."""
+
+    reads_domain = True
 
     def __init__(self, model: PreTrainedModel, domains: Sequence[str]) -> None:
         self._model, self._domains = model, list(domains)

@@ -1,12 +1,13 @@
 """Perplexity over held-out documents, with a fixed context and stride."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
+from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from moerge.models.batches import bucket, pad
@@ -16,6 +17,8 @@ from moerge.progress import Tracker
 from moerge_proto import evaluations
 
 BATCH_TOKENS = 4096
+Losses = Callable[["Rows"], Tensor]
+"""[B, T - 1] float32 of rows: -log p of each token but the first, in nats; of padding, anything."""
 
 
 @dataclass(frozen=True)
@@ -46,10 +49,14 @@ class Rows:
 
 @dataclass(frozen=True)
 class Window:
-    """Tokens of which the last `new` are predicted from those before them; of these, the counted ones are scored."""
+    """Tokens of which the last `new` are predicted from those before them; of these, the counted ones are scored.
+
+    `document` is the number of the document that the scored ones are of.
+    """
 
     tokens: Tokens
     new: int
+    document: int = 0
 
     @property
     def scored(self) -> int:
@@ -86,11 +93,11 @@ def windows(documents: Sequence[Tokens], context: int, stride: int) -> list[Wind
     if not 1 <= stride < context:
         raise ValueError(f"stride must be between 1 and context - 1 = {context - 1}, found {stride}")
     cut = []
-    for document in documents:
+    for number, document in enumerate(documents):
         done = 1
         for start in range(0, max(len(document) - 1, 0), stride):
             end = min(start + context, len(document))
-            cut.append(Window(document[start:end], end - done))
+            cut.append(Window(document[start:end], end - done, number))
             done = end
             if end == len(document):
                 break
@@ -103,42 +110,61 @@ def logits(model: PreTrainedModel, rows: Rows) -> Tensor:
     return found.float()
 
 
+def losses_by(logits: Callable[[Rows], Tensor]) -> Losses:
+    """The losses of what gives the next tokens' logits [B, T, V]."""
+
+    def losses(rows: Rows) -> Tensor:
+        found = logits(rows)
+        following = rows.ids[:, 1:].to(found.device)
+        by_row = (cross_entropy(one[:-1], ids, reduction="none") for one, ids in zip(found, following, strict=True))
+        return torch.stack(list(by_row))
+
+    return losses
+
+
 def score(
     model: PreTrainedModel,
     cut: Sequence[Window],
     tracker: Tracker,
     after_batch: Callable[[list[Window]], None] = lambda batch: None,
 ) -> Score:
-    """The score of one model, as `score_of` has it."""
-    return score_of(lambda rows: logits(model, rows), cut, tracker, after_batch)
+    """The score of one model."""
+    return total(document_scores(losses_by(lambda rows: logits(model, rows)), cut, tracker, after_batch))
+
+
+def total(scores: Iterable[Score]) -> Score:
+    """The score of several texts together."""
+    nll, tokens = 0.0, 0
+    for each in scores:
+        nll, tokens = nll + each.nll, tokens + each.tokens
+    return Score(nll, tokens)
 
 
 @torch.inference_mode()
-def score_of(
-    predict: Callable[[Rows], Tensor],
+def document_scores(
+    losses: Losses,
     cut: Sequence[Window],
     tracker: Tracker,
     after_batch: Callable[[list[Window]], None] = lambda batch: None,
     domain: str = "",
-) -> Score:
-    """Sums the negative log-likelihood of every scored token, from float32 logits into a float64 sum.
+) -> list[Score]:
+    """The score of each document: the negative log-likelihood of its scored tokens, summed in float64.
 
     Args:
-        predict: gives the next tokens' logits [B, T, V] of rows.
+        losses: of rows.
+        cut: windows; the documents are in the order of their numbers.
         after_batch: is called with the windows of each batch once the model has seen them.
         domain: of the text; only an oracle is helped by it.
     """
-    nll, tokens = 0.0, 0
+    nll: dict[int, float] = {window.document: 0.0 for window in cut}
+    tokens = dict.fromkeys(nll, 0)
     for batch in bucket(cut, lambda window: len(window.tokens), BATCH_TOKENS):
         ids = pad([window.tokens.ids for window in batch])  # [B, T]
         scored = pad([window.predicts for window in batch], torch.bool)[:, :-1]
-        found = predict(Rows(ids, [len(window.tokens) for window in batch], domain))
-        places = scored.to(found.device)
-        wanted = ids[:, 1:].to(found.device)[places]  # [n], of the scored places alone
-        losses = torch.nn.functional.cross_entropy(found[:, :-1][places], wanted, reduction="none")
-        nll += float(losses.double().sum())
+        found = losses(Rows(ids, [len(window.tokens) for window in batch], domain)).cpu()
         after_batch(batch)
-        done = len(wanted)
-        tokens += done
-        tracker.advance(done)
-    return Score(nll, tokens)
+        for window, own, places in zip(batch, found, scored, strict=True):
+            nll[window.document] += float(own[places].double().sum())
+            tokens[window.document] += window.scored
+        tracker.advance(sum(window.scored for window in batch))
+    return [Score(nll[number], tokens[number]) for number in sorted(nll)]

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from moerge.errors import MoergeError
 from moerge.progress import Progress, Tracker
-from moerge.recipes.base import Fleet, Member, Parts
+from moerge.recipes.base import Fleet, Member, Model, Parts
 from moerge.recipes.models import Loaded, Oracle, Routed
 from moerge.recipes.published import version
-from moerge.scoring.perplexity import Score, normalised, score_of
+from moerge.scoring.perplexity import Score, document_scores, normalised, total
 from moerge.table.joining_results import Growth, Joined, Names, Version
 from moerge.table.measure import Settings, Texts, fleet_of
 from moerge.table.memory import quick_collections
@@ -59,7 +59,9 @@ def join(
     versions = [each for under in planned.values() for each in (*under, under[-1])]  # the largest by an oracle too
     total = sum(tokens[name] for each in versions for name in each)
     with progress.track("experts", sum(tokens.values()), "tokens") as tracker:
-        own = {name: _own(name, each, settings.device, tracker) for name, each in domains.items()}
+        own = {
+            name: _score(Loaded.of(each.expert, settings.device), name, each, tracker) for name, each in domains.items()
+        }
     found = []
     for run in runs:
         scores: dict[tuple[Names, Names], list[tuple[_Scores, _Scores]]] = {}
@@ -75,9 +77,9 @@ def join(
     return Growth(tuple(domains), found)
 
 
-def _own(name: str, texts: Texts, device: str, tracker: Tracker) -> Score:
-    """The score of a domain's dense expert on its own text."""
-    return score_of(Loaded.of(texts.expert, device).logits, texts.held_out, tracker, domain=name)
+def _score(model: Model, name: str, texts: Texts, tracker: Tracker) -> Score:
+    """A model's score of a domain's text."""
+    return total(document_scores(model.losses, texts.held_out, tracker, domain=name))
 
 
 def _normalised(seeds: Sequence[_Scores], names: Names, own: Mapping[str, Score]) -> dict[str, Figure]:
@@ -123,8 +125,8 @@ class _Trunk:
             made = version(experts, self._file, routers, self._options, Path(folder))
             routed = Routed.of(made, self._fleet.device)
             oracle = Oracle(routed.model, names)
-            scores = {name: score_of(routed.logits, domains[name].held_out, tracker, domain=name) for name in names}
+            scores = {name: _score(routed, name, domains[name], tracker) for name in names}
             for name in names:
                 if name not in self._oracles:
-                    self._oracles[name] = score_of(oracle.logits, domains[name].held_out, tracker, domain=name)
+                    self._oracles[name] = _score(oracle, name, domains[name], tracker)
         return scores, dict(self._oracles)

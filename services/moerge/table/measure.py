@@ -13,7 +13,7 @@ from moerge.progress import Progress, Tracker
 from moerge.recipes.base import Domain, Fleet, Model
 from moerge.recipes.dense import EXPERTS
 from moerge.recipes.models import Routed
-from moerge.scoring.perplexity import Score, Window, score_of
+from moerge.scoring.perplexity import Score, Window, document_scores
 from moerge.scoring.routers import RoutingCounter
 from moerge.table.memory import PeakMemory, quick_collections
 from moerge.table.table import Result, Row, Run, Table
@@ -123,18 +123,20 @@ def _results(
             yield run.label + row.removeprefix(run.recipe.name) if own else row, result
 
 
-def _scored(model: Model, domains: Mapping[str, Texts], tracker: Tracker) -> tuple[dict[str, Score], dict[str, Tensor]]:
-    """The model's score of each domain; and how many tokens went to which expert first, if routers choose."""
-    scores: dict[str, Score] = {}
+def _scored(
+    model: Model, domains: Mapping[str, Texts], tracker: Tracker
+) -> tuple[dict[str, list[Score]], dict[str, Tensor]]:
+    """The model's score of each domain's documents; and how many tokens went to which expert, if routers choose."""
+    scores: dict[str, list[Score]] = {}
     counts: dict[str, Tensor] = {}
     for domain, texts in domains.items():
         if isinstance(model, Routed):
             counter = RoutingCounter(model.model)
             with counter.counting():
-                scores[domain] = score_of(model.logits, texts.held_out, tracker, counter.count, domain)
+                scores[domain] = document_scores(model.losses, texts.held_out, tracker, counter.count, domain)
             counts[domain] = counter.counts.sum(dim=0)
         else:
-            scores[domain] = score_of(model.logits, texts.held_out, tracker, domain=domain)
+            scores[domain] = document_scores(model.losses, texts.held_out, tracker, domain=domain)
     return scores, counts
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from moerge.recipes.base import Options, Recipe
 from moerge.recipes.dense import expert_row
 from moerge.recipes.version_folder import VERSION
-from moerge.scoring.perplexity import Score, normalised
+from moerge.scoring.perplexity import Score, normalised, total
 
 SCORES = "Normalised perplexity: 100 = the domain's own dense expert, higher is better"
 AHEAD = "†"
@@ -32,7 +32,7 @@ class Result:
     """One model of a recipe, with one seed.
 
     Attributes:
-        scores: domain -> score.
+        documents: domain -> score of each document.
         active_parameters: that a token is multiplied by.
         seconds: to build and to score it.
         peak_memory: bytes over what there was before; None where the system doesn't tell.
@@ -40,11 +40,16 @@ class Result:
             routers can't be watched.
     """
 
-    scores: Mapping[str, Score]
+    documents: Mapping[str, Sequence[Score]]
     active_parameters: float
     seconds: float
     peak_memory: int | None = None
     counts: Mapping[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def scores(self) -> dict[str, Score]:
+        """Domain -> score."""
+        return {domain: total(scores) for domain, scores in self.documents.items()}
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Overlapping windows count a token once; forcing holds for every top-k."""
+"""Overlapping windows count a token once; each document has a score of its own."""
 
 from pathlib import Path
 
@@ -6,8 +6,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from moerge.models.tokens import Tokens
-from moerge.scoring.perplexity import score, windows
+from moerge.models.tokens import Tokens, all_counted
+from moerge.scoring.perplexity import Rows, document_scores, logits, losses_by, score, total, windows
 from support.models import expert
 from support.progress import Silent
 from support.versions import ROWS
@@ -27,3 +27,21 @@ def test_overlapping_windows_score_each_token_once_from_its_own_window(tmp_path:
     found = score(model, windows([Tokens(document)], context, stride), Silent())
     assert found.tokens == len(document) - 1
     assert found.nll == pytest.approx(expected, rel=1e-5)
+
+
+def test_each_document_s_score_is_that_of_it_alone(tmp_path: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(expert(tmp_path, seed=1), dtype=torch.float32)
+    losses = losses_by(lambda rows: logits(model, rows))
+    documents = [ROWS[1], ROWS[2][:3], [7], ROWS[0]]
+    found = document_scores(losses, windows(all_counted(documents), 16, 6), Silent())
+    alone = [score(model, windows([Tokens(each)], 16, 6), Silent()) for each in (ROWS[1], ROWS[2][:3], ROWS[0])]
+    assert [each.tokens for each in found] == [each.tokens for each in alone] == [39, 2, 39]
+    assert [each.nll for each in found] == pytest.approx([each.nll for each in alone], rel=1e-5)
+    assert total(found).tokens == 80
+
+
+def test_losses_are_the_negative_logarithms_of_the_following_tokens_probabilities() -> None:
+    """With logits 0 and log 3, the probabilities are 1/4 and 3/4."""
+    rows = Rows(torch.tensor([[0, 1, 0], [1, 1, 1]]), [3, 3], "")
+    found = losses_by(lambda rows: torch.tensor([1.0, 3.0]).log().expand(2, 3, 2))(rows)
+    assert (-found).exp().tolist() == [pytest.approx([3 / 4, 1 / 4]), pytest.approx([3 / 4, 3 / 4])]

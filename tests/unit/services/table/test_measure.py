@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -93,14 +93,14 @@ def test_tokens_that_don_t_count_are_read_and_neither_scored_nor_counted(tmp_pat
     assert counter.counts.sum(dim=1).tolist() == [10] * 3
 
 
-def row(name: str, *scores: Mapping[str, Score]) -> Row:
+def row(name: str, *scores: Mapping[str, Sequence[Score]]) -> Row:
     return Row(Run(RECIPES["dume"], {}, name), name, [Result(each, 1e6, 1.0) for each in scores])
 
 
 def test_the_normalised_table_follows_the_paper_s_formula() -> None:
     """100 x the dense expert's perplexity / the row's; e^1 over e^2 is 36.8, e^1 over e^0.5 is 164.9."""
-    dense = {"law": Score(10.0, 10), "art": Score(20.0, 20)}
-    other = {"law": Score(20.0, 10), "art": Score(10.0, 20)}
+    dense = {"law": [Score(4.0, 5), Score(6.0, 5)], "art": [Score(20.0, 20)]}
+    other = {"law": [Score(15.0, 5), Score(5.0, 5)], "art": [Score(10.0, 20)]}
     rows = [row("law expert", dense), row("art expert", dense), row("dume", other)]
     table = Table(("law", "art"), rows)
     assert table.normalised(rows[0], "law").mean == table.normalised(rows[1], "art").mean == pytest.approx(100.0)
@@ -111,7 +111,7 @@ def test_the_normalised_table_follows_the_paper_s_formula() -> None:
 
 def test_figures_over_seeds_are_their_mean_and_the_sample_s_deviation() -> None:
     """Averages 36.8 and 100 have the mean 68.4 and the deviation (100 - 36.8) / sqrt 2."""
-    dense, other = {"law": Score(10.0, 10)}, {"law": Score(20.0, 10)}
+    dense, other = {"law": [Score(10.0, 10)]}, {"law": [Score(20.0, 10)]}
     table = Table(("law",), [row("law expert", dense), row("dume", dense, other)])
     low, [record, figures] = 100 * math.exp(-1), json.loads(json.dumps(table.to_json()))["records"]
     assert record["deviation"] == 0

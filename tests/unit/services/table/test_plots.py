@@ -16,7 +16,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 def row(spec: str, name: str, *scores: tuple[float, float], active: float = 2e6) -> Row:
     """A row with normalised scores of two domains, per seed."""
     results = [
-        Result({d: Score(-math.log(s / 100), 1) for d, s in zip(("a & b", "<c>"), each, strict=True)}, active, 1.0)
+        Result({d: [Score(-math.log(s / 100), 1)] for d, s in zip(("a & b", "<c>"), each, strict=True)}, active, 1.0)
         for each in scores
     ]
     return Row(Run(*parse(spec)), name, results)
