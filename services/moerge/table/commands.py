@@ -1,7 +1,7 @@
 """`moerge table`"""
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -74,6 +74,10 @@ def table(
         typer.Option("--subsets", help="With --incremental: also begin with any others, and let several join at once."),
     ] = False,
     seeds: Annotated[int, typer.Option(min=1, help="How often what is drawn is drawn anew.")] = 1,
+    against: Annotated[
+        str | None,
+        typer.Option(help="Row that the others' averages are compared with. Default: dume."),
+    ] = None,
     statistics_tokens: Annotated[
         int | None,
         typer.Option(min=0, help="Of each domain, documents that a seed draws; 0: all. Default: 20000, or a preset's."),
@@ -85,7 +89,8 @@ def table(
         int | None, typer.Option(min=1, help="Tokens between the starts of two windows. Default: half the context.")
     ] = None,
     tokens: Annotated[
-        int | None, typer.Option(min=1, help="Tokens to score per domain. Default: 20000, or a preset's.")
+        int | None,
+        typer.Option(min=1, help="Tokens to score per domain, over all documents. Default: 20000, or a preset's."),
     ] = None,
     device: Annotated[
         str | None, typer.Option(help="Where models compute: cpu or cuda. Default: cpu, or a preset's.")
@@ -110,7 +115,7 @@ def table(
     from moerge.table.measure import Settings, measure
     from moerge.table.plots import growth_picture, picture
     from moerge.table.presets import PRESETS
-    from moerge.table.runs import asked, in_parts, possible, swept
+    from moerge.table.runs import asked, in_parts, possible, reference, swept
     from moerge.table.table import Run, Table
     from moerge.table.texts import Cut
 
@@ -139,8 +144,8 @@ def table(
     option: str | None = None
     result: Table | Growth
     if incremental:
-        if version is not None or sweep is not None:
-            todo = "leave --version and --sweep out"
+        if version is not None or sweep is not None or against is not None:
+            todo = "leave --version, --sweep and --against out"
             raise MoergeError("makes versions of its own, of recipes as they are", where="--incremental", todo=todo)
         runs, planned = (
             in_parts(recipe or JOINED, sources, start),
@@ -161,7 +166,8 @@ def table(
             runs = swept(runs, option, values)
         if version is not None:
             runs.append(Run(published(version), {}, VERSION))
-        result = measure(runs, arguments.texts(sources, cut), settings, progress())
+        compared = reference(against, runs, tuple(sources))
+        result = replace(measure(runs, arguments.texts(sources, cut), settings, progress()), against=compared)
     for each in result.render(console):
         console.print(each, highlight=False, markup=False)
     if json_file is not None:

@@ -89,8 +89,8 @@ def _domain_scores(table: Table, row: Row) -> list[float]:
 
 def _dot_row(table: Table, row: Row, y: float, place: Callable[[float], float], right: float) -> list[svg.Element]:
     scores, average = _domain_scores(table, row), table.average(row)
-    spread = f" ± {average.deviation:.1f}" if len(average.values) > 1 else ""
-    low, high = place(average.mean - average.deviation), place(average.mean + average.deviation)
+    error = average.error or 0.0
+    low, high = place(average.mean - error), place(average.mean + error)
     parts: list[svg.Element] = [
         _text(_MARGIN, y + 4, shown(row)),
         _line(place(min(scores)), y, place(max(scores)), y, "range"),
@@ -99,12 +99,12 @@ def _dot_row(table: Table, row: Row, y: float, place: Callable[[float], float], 
     for number, (domain, score) in enumerate(zip(table.domains, scores, strict=True)):
         parts.append(_circle(place(score), y, 4, number, f"{shown(row)}, {domain}: {score:.1f}"))
     mean = _box(place(average.mean) - 1.5, y - 9, 3, 18, "mean")
-    mean.elements = [_title(f"{shown(row)}, average: {average.mean:.1f}{spread}")]
+    mean.elements = [_title(f"{shown(row)}, average: {average}")]
     return [
         *parts,
         mean,
         _text(right + 48, y + 4, f"{average.mean:.1f}", anchor="end"),
-        _text(right + 54, y + 4, spread.strip(), "soft"),
+        _text(right + 54, y + 4, average.spread.strip(), "soft"),
         _text(right + 160, y + 4, parameters(row.active_parameters), anchor="end"),
     ]
 
@@ -148,7 +148,7 @@ def _plot(over: str, ticks: Sequence[str], curves: Mapping[str, Sequence[Figure 
     left, top = float(_MARGIN + 30), 64.0
     right, bottom = left + _WIDE, top + _HIGH
     figures = [figure for curve in curves.values() for figure in curve if figure is not None]
-    ends = [each.mean + sign * each.deviation for each in figures for sign in (-1, 1)]
+    ends = [each.mean + sign * _error(each) for each in figures for sign in (-1, 1)]
     low, high, grid = _scale(ends)
     place = _placer(low, high, bottom, top)
     across = _placer(-0.5, len(ticks) - 0.5, left, right)
@@ -165,15 +165,20 @@ def _plot(over: str, ticks: Sequence[str], curves: Mapping[str, Sequence[Figure 
         flat = [svg.Point(round(x, 1), round(place(each.mean), 1)) for x, each in points]
         parts.append(svg.Polyline(points=flat, class_=["curve"], style=f"stroke: var(--c{number % _COLOURS})"))
         for x, each in points:
-            if each.deviation:
-                whisker = _line(x, place(each.mean - each.deviation), x, place(each.mean + each.deviation), "whisker")
+            if error := _error(each):
+                whisker = _line(x, place(each.mean - error), x, place(each.mean + error), "whisker")
                 whisker.style = f"stroke: var(--c{number % _COLOURS})"
                 parts.append(whisker)
-            parts.append(_circle(x, place(each.mean), 3.5, number, f"{name}: {each.mean:.1f} ± {each.deviation:.1f}"))
+            parts.append(_circle(x, place(each.mean), 3.5, number, f"{name}: {each.mean:.1f} ± {error:.1f}"))
         labels.append((place(points[-1][1].mean), name, number))
     parts += _end_labels(labels, right + 8)
     width = right + 16 + _CHARACTER * max(map(len, curves)) + _MARGIN
     return _whole(f"Normalised average of each recipe by {over}", width, bottom + 54, parts)
+
+
+def _error(figure: Figure) -> float:
+    """The standard error; where it isn't known, the deviation over seeds."""
+    return figure.deviation if figure.error is None else figure.error
 
 
 def _end_labels(labels: list[tuple[float, str, int]], x: float) -> list[svg.Element]:

@@ -54,7 +54,7 @@ def _sources(trained: Trained, domain: str, files: Mapping[str, Path], other: Pa
 
 
 PRESETS = {
-    "demo": Preset(corpora.DOMAINS, DEMO, Cut(context=256, stride=128, tokens=3_000), statistics_tokens=10_000),
+    "demo": Preset(corpora.DOMAINS, DEMO, Cut(context=256, stride=128, tokens=20_000), statistics_tokens=10_000),
     "standard": Preset(
         (*corpora.DOMAINS, *corpora.FURTHER),
         Training(
@@ -68,7 +68,7 @@ PRESETS = {
             ),
             for_expert=Phase(tokens=200_000, learning_rate=1e-3),
         ),
-        Cut(context=256, stride=128, tokens=10_000),
+        Cut(context=256, stride=128, tokens=20_000),
         statistics_tokens=20_000,
     ),
     "smollm": Preset(

@@ -5,10 +5,13 @@ from pathlib import Path
 
 from moerge.errors import MoergeError
 from moerge.recipes.base import Recipe
-from moerge.recipes.dense import EXPERTS
+from moerge.recipes.dense import EXPERTS, expert_row
 from moerge.recipes.registry import RECIPES, label_of, parse
 from moerge.table.table import Run
 from moerge.table.texts import Sources
+
+REFERENCE = "dume"
+"""The row that others are compared with, if none is named."""
 
 
 def lacks(recipe: Recipe, sources: Mapping[str, Sources], base: Path | None) -> str | None:
@@ -67,6 +70,18 @@ def possible(sources: Mapping[str, Sources], base: Path | None, say: Callable[[s
     for lacking, names in left.items():
         say(f"Left out without {lacking}: {', '.join(names)}")
     return runs
+
+
+def reference(asked: str | None, runs: Sequence[Run], domains: Sequence[str]) -> str | None:
+    """The row that others are compared with: the one that is asked for, or that of `dume`, if it is measured.
+
+    Raises:
+        MoergeError: there is no such row.
+    """
+    rows = [*map(expert_row, domains), *(run.label for run in runs if run.recipe.name != EXPERTS)]
+    if asked is not None and asked not in rows:
+        raise MoergeError(f"no row {asked!r}", where="--against", todo=f"name one of: {', '.join(rows)}")
+    return asked or next((row for row in rows if row == REFERENCE), None)
 
 
 def swept(runs: Sequence[Run], option: str, values: Sequence[float]) -> list[Run]:

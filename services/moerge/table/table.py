@@ -1,5 +1,6 @@
 """The papers' table (DUME section 3.1 and table 2): normalised perplexity of every recipe's models on every domain."""
 
+import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ from moerge.recipes.base import Options, Recipe
 from moerge.recipes.dense import expert_row
 from moerge.recipes.version_folder import VERSION
 from moerge.scoring.perplexity import Score, normalised, total
+from moerge.table.bootstrap import Floats, error, resampled
 
 SCORES = "Normalised perplexity: 100 = the domain's own dense expert, higher is better"
 AHEAD = "†"
@@ -83,9 +85,15 @@ class Row:
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure over seeds."""
+    """A figure over seeds.
+
+    Attributes:
+        values: of each seed.
+        sampling: the standard error of their mean over the documents that are scored; None where it isn't known.
+    """
 
     values: Sequence[float]
+    sampling: float | None = None
 
     @property
     def mean(self) -> float:
@@ -93,46 +101,96 @@ class Figure:
 
     @property
     def deviation(self) -> float:
-        """The sample's standard deviation; 0 for one seed."""
+        """The sample's standard deviation over seeds; 0 for one seed."""
         return statistics.stdev(self.values) if len(self.values) > 1 else 0.0
+
+    @property
+    def error(self) -> float | None:
+        """The standard error of the mean, over documents and seeds."""
+        return None if self.sampling is None else math.hypot(self.sampling, self.deviation / len(self.values) ** 0.5)
+
+    def __str__(self) -> str:
+        return f"{self.mean:.1f}{self.spread}"
+
+    @property
+    def spread(self) -> str:
+        """The error as text; empty where there is none."""
+        return f" ± {self.error:.1f}" if self.error else ""
 
 
 @dataclass(frozen=True)
 class Table:
-    """What was measured; among the rows are each domain's dense expert, by which all are normalised."""
+    """What was measured; among the rows are each domain's dense expert, by which all are normalised.
+
+    Attributes:
+        domains: in order.
+        rows: in order.
+        against: the row that the others' averages are compared with, if any.
+    """
 
     domains: Sequence[str]
     rows: Sequence[Row]
+    against: str | None = None
 
     def row(self, name: str) -> Row:
         return next(row for row in self.rows if row.name == name)
 
     def normalised(self, row: Row, domain: str) -> Figure:
         """100 x the dense expert's perplexity on its own domain / this row's, per seed."""
-        own = self._own(domain)
-        return Figure([normalised(own, result.scores[domain]) for result in row.results])
+        own = total(self._own(domain))
+        values = [normalised(own, result.scores[domain]) for result in row.results]
+        return Figure(values, error(self._resampled(row, domain)))
 
     def average(self, row: Row) -> Figure:
         """The normalised average perplexity score, per seed."""
         columns = [self.normalised(row, domain).values for domain in self.domains]
-        return Figure([statistics.fmean(each) for each in zip(*columns, strict=True)])
+        values = [statistics.fmean(each) for each in zip(*columns, strict=True)]
+        return Figure(values, error(self._resampled_average(row)))
 
-    def _own(self, domain: str) -> Score:
-        return self.row(expert_row(domain)).results[0].scores[domain]
+    def difference(self, row: Row) -> Figure | None:
+        """This row's average less that of the row it is compared with, over the same documents and seeds."""
+        if self.against is None or self.against == row.name:
+            return None
+        other = self.row(self.against)
+        pair = [self.average(each).values for each in (row, other)]
+        seeds = range(max(map(len, pair)))  # what nothing drawn can change is measured once
+        one, two = ([values[seed % len(values)] for seed in seeds] for values in pair)
+        resamples = [self._resampled_average(each) for each in (row, other)]
+        sampling = None if resamples[0] is None or resamples[1] is None else error(resamples[0] - resamples[1])
+        return Figure([a - b for a, b in zip(one, two, strict=True)], sampling)
+
+    def _resampled(self, row: Row, domain: str) -> Floats | None:
+        """[RESAMPLES] normalised scores, the mean over seeds."""
+        own, number = self._own(domain), list(self.domains).index(domain)
+        return _mean([resampled(own, result.documents[domain], number) for result in row.results])
+
+    def _resampled_average(self, row: Row) -> Floats | None:
+        return _mean([self._resampled(row, domain) for domain in self.domains])
+
+    def _own(self, domain: str) -> Sequence[Score]:
+        return self.row(expert_row(domain)).results[0].documents[domain]
 
     def to_json(self) -> dict[str, object]:
         """A record per row and domain, the rows' averages, and where routers sent what."""
         return {
             "domains": list(self.domains),
-            "tokens": {domain: self._own(domain).tokens for domain in self.domains},
+            "tokens": {domain: total(self._own(domain)).tokens for domain in self.domains},
+            "documents": {domain: len(self._own(domain)) for domain in self.domains},
+            "against": self.against,
             "records": [self._record(row, domain) for row in self.rows for domain in self.domains],
-            "averages": [_figures(row, self.average(row)) for row in self.rows],
+            "averages": [self._average_record(row) for row in self.rows],
             "shares": {row.name: shares for row in self.rows if (shares := row.shares())},
         }
 
     def _record(self, row: Row, domain: str) -> dict[str, object]:
         perplexity = statistics.fmean(result.scores[domain].perplexity for result in row.results)
         return {**_figures(row, self.normalised(row, domain)), "domain": domain, "perplexity": perplexity}
+
+    def _average_record(self, row: Row) -> dict[str, object]:
+        record, found = _figures(row, self.average(row)), self.difference(row)
+        if found is not None:
+            record |= {"difference": found.mean, "difference_error": found.error}
+        return record
 
     def render(self, console: Console) -> Iterable[RichTable]:
         """The table, in two where the terminal is narrow; and, of a published version, which experts it chose."""
@@ -148,8 +206,8 @@ class Table:
     def _lines(self, title: str, *parts: Callable[[Row], dict[str, str]]) -> RichTable:
         """A line per row, of the columns that the parts make."""
         ahead = any(row.run.recipe.reads_ahead for row in self.rows)
-        note = f"{AHEAD} chooses experts by the whole window, so by what it is then scored on too"
-        table = RichTable(title=title, caption=note if ahead else None)
+        note = f". {AHEAD} chooses experts by the whole window, so by what it is then scored on too"
+        table = RichTable(title=title, caption=self.scored() + (note if ahead else ""))
         lines = [{name: cell for part in parts for name, cell in part(row).items()} for row in self.rows]
         table.add_column("recipe")
         for name in lines[0]:
@@ -158,11 +216,19 @@ class Table:
             table.add_row(shown(row), *cells.values(), end_section=number == len(self.domains))
         return table
 
+    def scored(self) -> str:
+        """What was scored, and what its error is."""
+        tokens = {domain: f"{total(self._own(domain)).tokens:,}" for domain in self.domains}
+        scored = [f"{domain} {tokens[domain]} in {len(self._own(domain))}" for domain in self.domains]
+        return f"Scored tokens in documents: {', '.join(scored)}. ± standard error over documents and seeds"
+
     def _scores(self, row: Row) -> dict[str, str]:
-        average = self.average(row)
-        spread = f" ± {average.deviation:.1f}" if len(average.values) > 1 else ""
-        cells = {domain: f"{self.normalised(row, domain).mean:.1f}" for domain in self.domains}
-        return {**cells, "average": f"{average.mean:.1f}{spread}"}
+        cells = {domain: str(self.normalised(row, domain)) for domain in self.domains}
+        cells["average"] = str(self.average(row))
+        if self.against is not None:
+            found = self.difference(row)
+            cells[f"to {self.against}"] = "" if found is None else f"{found.mean:+.1f}{found.spread}"
+        return cells
 
     def _costs(self, row: Row) -> dict[str, str]:
         memory = "" if row.peak_memory is None else f"{row.peak_memory / 1e6:,.0f} MB"
@@ -194,6 +260,7 @@ def _figures(row: Row, found: Figure) -> dict[str, object]:
         "options": dict(row.run.options),
         "row": row.name,
         "score": found.mean,
+        "error": found.error,
         "deviation": found.deviation,
         "scores": list(found.values),
         "seeds": len(found.values),
@@ -202,3 +269,8 @@ def _figures(row: Row, found: Figure) -> dict[str, object]:
         "peak_memory": row.peak_memory,
         "reads_ahead": row.run.recipe.reads_ahead,
     }
+
+
+def _mean(resamples: Sequence[Floats | None]) -> Floats | None:
+    known = [each for each in resamples if each is not None]
+    return sum(known[1:], known[0]) / len(known) if len(known) == len(resamples) else None

@@ -31,7 +31,7 @@ class Sources:
 
 @dataclass(frozen=True)
 class Cut:
-    """Windows of `context` tokens that advance by `stride`; of each domain as many as have `tokens` in all."""
+    """Windows of `context` tokens that advance by `stride`; of each domain as many as score about `tokens` in all."""
 
     context: int = 256
     stride: int = 128
@@ -49,7 +49,8 @@ def read_texts(name: str, sources: Sources, cut: Cut) -> Texts:
     own, other = _texts("--text", sources.text), _texts("--other", sources.other)
     held = _texts("--held-out", sources.held_out) or [text for text in own if is_held_out(text)]
     tokenizer = AutoTokenizer.from_pretrained(sources.expert, local_files_only=True, trust_remote_code=False)
-    scored = _windows(tokenizer, held, cut)
+    rows = [Tokens(tokenizer(text)["input_ids"]) for text in held]
+    scored = spread(windows(rows, cut.context, cut.stride), cut.tokens)
     if not scored:
         todo = "give more text, or name files with --held-out"
         raise MoergeError("no document of two tokens is held out", where=name, todo=todo)
@@ -75,16 +76,15 @@ def _texts(option: str, sources: Sequence[str]) -> list[str]:
     return list(filter(None, documents(data_files(*sources, option=option), "text", as_text, BadLines())))
 
 
-def _windows(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], cut: Cut) -> list[Window]:
-    found: list[Window] = []
-    scored = 0
-    for text in texts:
-        for window in windows([Tokens(tokenizer(text)["input_ids"])], cut.context, cut.stride):
-            if scored >= cut.tokens:
-                return found
-            found.append(window)
-            scored += window.scored
-    return found
+def spread(cut: Sequence[Window], tokens: int) -> list[Window]:
+    """Windows that score about `tokens` tokens, spread evenly over all of them."""
+    every, seen, taken, chosen = sum(window.scored for window in cut), 0, 0, list[Window]()
+    for window in cut:
+        seen += window.scored
+        if every <= tokens or taken + window.scored / 2 <= seen * tokens / every:
+            chosen.append(window)
+            taken += window.scored
+    return chosen or list(cut[:1])
 
 
 def _pieces(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], context: int) -> list[list[int]]:

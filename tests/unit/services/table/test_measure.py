@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -107,6 +108,45 @@ def test_the_normalised_table_follows_the_paper_s_formula() -> None:
     assert table.normalised(rows[2], "law").mean == pytest.approx(100 * math.exp(-1))
     assert table.normalised(rows[2], "art").mean == pytest.approx(100 * math.exp(0.5))
     assert table.average(rows[2]).mean == pytest.approx(50 * (math.exp(-1) + math.exp(0.5)))
+
+
+def test_the_error_of_an_average_is_that_over_documents_and_of_a_difference_that_of_pairs() -> None:
+    """50 documents of 10 tokens: the gains are 0 or 0.4 nats a token, so a score of about 82 has the error
+    82 x 0.2 / sqrt 50. Another row that gains 0.01 nats everywhere has as large an error, and hardly one of the
+    difference. Two domains with independent documents halve the variance."""
+    dense = {name: [Score(20.0, 10)] * 50 for name in ("law", "art")}
+    model = {name: [Score(20.0 + 4 * (number % 2), 10) for number in range(50)] for name in dense}
+    better = {name: [Score(each.nll - 0.1, 10) for each in scores] for name, scores in model.items()}
+    rows = [
+        row(name, each)
+        for name, each in zip(("law expert", "art expert", "dume", "x"), (dense, dense, model, better), strict=True)
+    ]
+    table = Table(("law", "art"), rows, against="dume")
+    score = 100 * math.exp(-0.2)
+    cell, average, difference = table.normalised(rows[2], "law"), table.average(rows[2]), table.difference(rows[3])
+    assert cell.error == pytest.approx(score * 0.2 / math.sqrt(50), rel=0.1)
+    assert average.error == pytest.approx(score * 0.2 / math.sqrt(100), rel=0.1)
+    assert difference is not None
+    assert difference.mean == pytest.approx(score * (math.exp(0.01) - 1))
+    assert difference.error == pytest.approx(average.error * (math.exp(0.01) - 1))
+    assert table.normalised(rows[0], "law").error == 0
+    assert table.difference(rows[2]) is None
+    found: dict[str, Any] = json.loads(json.dumps(table.to_json()))
+    assert (found["documents"], found["against"]) == ({"law": 50, "art": 50}, "dume")
+    assert found["averages"][3]["difference_error"] == pytest.approx(difference.error)
+
+
+def test_errors_over_seeds_are_added_and_a_single_document_tells_none() -> None:
+    """The deviation over two seeds, divided by sqrt 2, and that over documents in quadrature."""
+    dense = {"law": [Score(20.0, 10)] * 20}
+    seeds = [{"law": [Score(20.0 + seed + number % 2, 10) for number in range(20)]} for seed in (0, 1)]
+    rows = [row("law expert", dense), row("dume", *seeds)]
+    found = Table(("law",), rows).average(rows[1])
+    assert found.sampling is not None
+    assert found.error == pytest.approx(math.hypot(found.sampling, found.deviation / math.sqrt(2)))
+    alone = [row("law expert", {"law": [Score(20.0, 10)]}), row("dume", {"law": [Score(21.0, 10)]})]
+    assert Table(("law",), alone).average(alone[1]).error is None
+    assert str(Table(("law",), alone).average(alone[1])) == "90.5"
 
 
 def test_figures_over_seeds_are_their_mean_and_the_sample_s_deviation() -> None:

@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 
 from moerge.documents.reader import texts_of
@@ -18,7 +20,7 @@ from moerge.table.commands import table
 from moerge.table.measure import Settings, Texts, measure
 from moerge.table.runs import possible
 from moerge.table.table import Run
-from moerge.table.texts import Cut, Sources, is_held_out, read_texts
+from moerge.table.texts import Cut, Sources, is_held_out, read_texts, spread
 from moerge_proto.options import SolveOptions
 from moerge_proto.versions import Lineage
 from support.models import expert, texts
@@ -67,7 +69,7 @@ def test_the_table_is_that_of_the_version_s_slots_whatever_the_order_of_the_opti
     rows = ["d0 expert", "d1 expert", "averaging", "random routing", "oracle", "version"]
     assert list(first) == [(row, domain) for row in rows for domain in ("d0", "d1")]
     assert found[0]["domains"] == ["d0", "d1"]
-    assert found[0]["tokens"] == {"d0": 18, "d1": 31}  # whole windows, until 30 are reached
+    assert found[0]["tokens"] == {"d0": 18, "d1": 29}  # whole windows, about 30
     assert first["d0 expert", "d0"] == first["d1 expert", "d1"] == 100.0
     assert {domain: sum(shares) for domain, shares in found[0]["shares"]["version"].items()} == {
         "d0": pytest.approx(1),
@@ -131,6 +133,20 @@ def test_a_tenth_is_held_out_by_its_text_alone_and_never_counted_for_statistics(
     assert sum(map(len, named.statistics)) == first
 
 
+@given(st.lists(st.integers(2, 700), min_size=1, max_size=30), st.integers(1, 5_000))
+def test_scored_windows_are_spread_over_all_documents(lengths: list[int], tokens: int) -> None:
+    """Behind each window the share of tokens that were taken so far is right, to about a window."""
+    cut = windows([Tokens(list(range(length))) for length in lengths], 256, 128)
+    chosen = spread(cut, tokens)
+    share, seen, taken = min(1, tokens / sum(window.scored for window in cut)), 0, 0
+    for window in cut:
+        seen += window.scored
+        taken += window.scored if window in chosen else 0
+        assert abs(taken - share * seen) <= 255
+    assert [window for window in cut if window in chosen] == chosen
+    assert len(chosen) >= 1
+
+
 def test_text_of_which_nothing_is_left_or_nothing_is_held_out_is_named(tmp_path: Path) -> None:
     folder, file = expert(tmp_path / "e", seed=1), str(text_file(tmp_path / "t.jsonl", "the same text"))
     with pytest.raises(MoergeError, match="all of it is held out") as caught:
@@ -178,6 +194,7 @@ def test_all_recipes_that_the_inputs_allow_are_measured_and_the_others_named(
         ({"stride": 16, "context": 16}, "--stride"),
         ({"recipe": ["dume"], "sweep": "q=1,2"}, "no recipe has the option 'q'"),
         ({"recipe": ["dume"], "sweep": "k=1,two"}, "expected OPTION=NUMBER,NUMBER"),
+        ({"against": "ties"}, "name one of: d0 expert, d1 expert, averaging"),
         ({"preset": "demo"}, "it brings experts, texts and base"),
     ],
 )

@@ -1,0 +1,43 @@
+"""Standard errors of scores: documents are resampled, the same ones for every row."""
+
+from collections.abc import Sequence
+from functools import cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moerge.scoring.perplexity import Score
+
+RESAMPLES = 1_000
+Floats = NDArray[np.float64]
+
+
+@cache
+def draws(domain: int, documents: int) -> Floats:
+    """[RESAMPLES, documents]: how often each document is in a resample, drawn with replacement.
+
+    A function of the domain's number and of how many documents it has, so equal for every row of a table.
+    """
+    generator = np.random.default_rng([0, domain])
+    return generator.multinomial(documents, np.full(documents, 1 / documents), RESAMPLES).astype(np.float64)
+
+
+def resampled(dense: Sequence[Score], model: Sequence[Score], domain: int) -> Floats | None:
+    """[RESAMPLES]: the normalised score over each resample; None of a single document, which tells no error.
+
+    Args:
+        dense: what the model is compared with, document by document.
+        model: of the same documents.
+        domain: the number of their domain.
+    """
+    if len(dense) < 2:
+        return None
+    drawn = draws(domain, len(dense))
+    gained = drawn @ np.array([own.nll - other.nll for own, other in zip(dense, model, strict=True)])
+    found: Floats = 100 * np.exp(gained / (drawn @ np.array([each.tokens for each in dense], dtype=np.float64)))
+    return found
+
+
+def error(resamples: Floats | None) -> float | None:
+    """The standard error that resamples tell."""
+    return None if resamples is None else float(resamples.std(ddof=1))
