@@ -1,9 +1,6 @@
-"""`python -m trials [--training-seeds 1,2,3] [--json FILE] [--switch] [NAME ...]`: moerge's recipe with fitted MLPs and
+"""`python -m trials [--training-seeds 1,2,3] [--json FILE] [NAME ...]`: moerge's recipe with fitted MLPs and
 a context head, without each of its parts, and with ideas that were tried beside it. The experts are the demo's; each
 training seed makes them anew.
-
-With `--switch` every window begins with another domain's text, and what is scored stands behind that; the dense expert
-that it is compared with reads the same.
 """
 
 import argparse
@@ -13,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from functools import partial
-from itertools import chain, cycle
 from pathlib import Path
 from statistics import fmean
 from unittest.mock import patch
@@ -32,7 +28,7 @@ from moerge.models.config import read_config
 from moerge.models.expert_folder import DenseExpert
 from moerge.models.families import EMBEDDING
 from moerge.models.reader import Checkpoint
-from moerge.models.tokens import Tokens, all_counted
+from moerge.models.tokens import all_counted
 from moerge.progress import progress
 from moerge.recipes import own as moerge
 from moerge.recipes import published as moerged
@@ -42,9 +38,9 @@ from moerge.recipes.own import fitted
 from moerge.recipes.registry import parse
 from moerge.routers.discriminants import discriminants
 from moerge.scoring import routers as routing
-from moerge.scoring.perplexity import Rows, Window, load, logits
+from moerge.scoring.perplexity import Rows, load, logits
 from moerge.scoring.routers import routers
-from moerge.table.measure import Settings, Texts, measure
+from moerge.table.measure import Settings, measure
 from moerge.table.presets import PRESETS
 from moerge.table.table import Run
 from moerge.table.texts import read_texts
@@ -218,21 +214,6 @@ def trunk_by(build: Callable[..., LocalTrunk]) -> Patches:
     return set_to(moerge, "trunk_of", build)
 
 
-def switched(domains: Mapping[str, Texts]) -> dict[str, Texts]:
-    """The domains with windows whose first half is of the others in turn, and of which the rest is scored."""
-    half = PRESETS["demo"].cut.context // 2
-    long = {
-        name: [[*w.tokens.ids[:half]] for w in each.held_out if len(w.tokens) >= half] for name, each in domains.items()
-    }
-    found = {}
-    for name, each in domains.items():
-        others = zip(*(cycle(long[other]) for other in domains if other != name), strict=False)
-        foreign = chain.from_iterable(others)
-        mixed = [Window(Tokens(next(foreign) + own), half) for own in long[name]]
-        found[name] = replace(each, held_out=mixed)
-    return found
-
-
 def all_runs() -> list[Run]:
     runs = []
     for label, spec in (
@@ -272,7 +253,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m trials", description=__doc__)
     parser.add_argument("--training-seeds", default="1,2,3")
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--switch", action="store_true")
     parser.add_argument("names", nargs="*")
     chosen = parser.parse_args()
     transformers_logging.set_verbosity_error()
@@ -284,7 +264,6 @@ def main() -> None:
         sources, base = preset.sources(cache_folder(), seed, progress())
         cut = replace(preset.cut, tokens=TOKENS)
         domains = {name: read_texts(name, each, cut) for name, each in sources.items()}
-        domains = switched(domains) if chosen.switch else domains
         table = measure(runs, domains, Settings(base, 1, STATISTICS_TOKENS), progress())
         for row in table.rows:
             if row.run.label != "experts":

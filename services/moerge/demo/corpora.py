@@ -12,6 +12,7 @@ import tokenize
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
+from pydoc_data.topics import topics
 from typing import Any
 from xml.etree.ElementTree import Element, parse
 
@@ -97,6 +98,14 @@ def write_other(folder: Path, domains: Sequence[str]) -> dict[str, Path]:
     return paths
 
 
+def write_elsewhere(folder: Path) -> Path:
+    """Writes `folder/elsewhere.jsonl`: documents of no domain."""
+    file = folder / "elsewhere.jsonl"
+    if not file.exists():
+        _write(file, _mixed(_language_reference()))
+    return file
+
+
 def _write(file: Path, texts: Iterable[str]) -> None:
     lines = (json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in texts)
     with atomic_file(file) as out:
@@ -161,6 +170,12 @@ def _code() -> Iterator[Source]:
     if not files:
         raise MoergeError("the standard library's sources aren't installed", where=str(root))
     return _modules(root, (file for file in files if not file.name.startswith("_sysconfigdata")))  # built, not written
+
+
+def _language_reference() -> Iterator[Source]:
+    """Python's language reference, as its help shows it: a source for each topic, a block for each paragraph."""
+    for topic, text in topics.items():
+        yield topic, text.split("\n\n")
 
 
 def _other_code() -> Iterator[Source]:

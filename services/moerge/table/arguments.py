@@ -1,13 +1,15 @@
 """The options of `moerge table`, read."""
 
+import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from moerge.errors import MoergeError
 from moerge.models.sources import checkpoint_folder
 from moerge.settings import named_values
 from moerge.table.measure import Texts
-from moerge.table.texts import Cut, Sources, read_texts
+from moerge.table.texts import Cut, Sources, Split, read_texts, switched
 from moerge_proto.versions import Lineage
 
 
@@ -55,5 +57,7 @@ def values(sweep: str) -> tuple[str, list[float]]:
         raise MoergeError(f"expected OPTION=NUMBER,NUMBER,…, found {sweep!r}", where="--sweep") from error
 
 
-def texts(sources: Mapping[str, Sources], cut: Cut) -> dict[str, Texts]:
-    return {name: read_texts(name, each, cut) for name, each in sources.items()}
+def texts(sources: Mapping[str, Sources], cut: Cut, split: Split, *, switch: bool) -> dict[str, Texts]:
+    if switch:
+        return switched(texts(sources, replace(cut, tokens=sys.maxsize), split, switch=False), cut)
+    return {name: read_texts(name, each, cut, split) for name, each in sources.items()}

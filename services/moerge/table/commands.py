@@ -51,6 +51,18 @@ def table(
         typer.Option(help="Experts, texts and base that moerge brings, trained where they aren't yet."),
     ] = None,
     training_seed: Annotated[int, typer.Option(help="Seed of the training of a preset's experts.")] = 1,
+    elsewhere: Annotated[
+        list[str] | None,
+        typer.Option(help="FILES of text of no domain, scored against --base in a column of its own; repeat."),
+    ] = None,
+    split: Annotated[
+        Literal["heldout", "tuning"],
+        typer.Option(help="Text that is scored, of which recipes see none: heldout to report, tuning to choose by."),
+    ] = "heldout",
+    switch: Annotated[
+        bool,
+        typer.Option("--switch", help="Put half a context of another domain's text before what is scored."),
+    ] = False,
     version: Annotated[
         Path | None, typer.Option(help="Folder of a published version, to be scored beside the recipes.")
     ] = None,
@@ -108,6 +120,7 @@ def table(
     """
     from transformers.utils import logging
 
+    from moerge.demo import corpora
     from moerge.recipes.version_folder import VERSION, published
     from moerge.table import arguments
     from moerge.table.joining import join, plan
@@ -117,7 +130,7 @@ def table(
     from moerge.table.presets import PRESETS
     from moerge.table.runs import asked, in_parts, possible, reference, swept
     from moerge.table.table import Run, Table
-    from moerge.table.texts import Cut
+    from moerge.table.texts import Cut, read_elsewhere
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
@@ -126,16 +139,22 @@ def table(
         sources = arguments.sources(expert or (), text=text or (), held_out=held_out or (), other=other or ())
         start = None if base is None else checkpoint_folder(base)
         cut, most, place = Cut(), STATISTICS_TOKENS, "cpu"
-    elif expert or text or held_out or other or base or version:
+        if elsewhere and start is None:
+            raise MoergeError("is compared with the base", where="--elsewhere", todo="name it with --base")
+    elif expert or text or held_out or other or base or version or elsewhere:
         raise MoergeError("it brings experts, texts and base", where="--preset", todo="leave those options out")
     else:
         own = PRESETS[preset]
         sources, start = own.sources(cache_folder(), training_seed, progress())
         cut, most, place = own.cut, own.statistics_tokens, own.device
+        elsewhere = None if switch or incremental else [str(corpora.write_elsewhere(cache_folder() / "texts"))]
     context = context or cut.context
     cut = Cut(context, stride or max(1, context // 2), tokens or cut.tokens)
     if cut.stride >= cut.context:
         raise MoergeError(f"{cut.stride}; the context is {cut.context}", where="--stride", todo="give a smaller one")
+    if switch and (stride or elsewhere):
+        todo = f"leave --{'stride' if stride else 'elsewhere'} out"
+        raise MoergeError("scores the second half of windows of the domains", where="--switch", todo=todo)
     settings = Settings(start, seeds, most if statistics_tokens is None else statistics_tokens, device or place)
 
     def say(line: str) -> None:
@@ -144,14 +163,15 @@ def table(
     option: str | None = None
     result: Table | Growth
     if incremental:
-        if version is not None or sweep is not None or against is not None:
-            todo = "leave --version, --sweep and --against out"
+        if version is not None or sweep is not None or against is not None or elsewhere:
+            todo = "leave --version, --sweep, --against and --elsewhere out"
             raise MoergeError("makes versions of its own, of recipes as they are", where="--incremental", todo=todo)
         runs, planned = (
             in_parts(recipe or JOINED, sources, start),
             plan(tuple(sources), first or FIRST, subsets=subsets),
         )
-        result = join(runs, arguments.texts(sources, cut), planned, settings, progress())
+        texts = arguments.texts(sources, cut, split, switch=switch)
+        result = join(runs, texts, planned, settings, progress())
     elif first is not None or subsets:
         raise MoergeError("goes with --incremental only", where="--first" if first is not None else "--subsets")
     else:
@@ -167,13 +187,21 @@ def table(
         if version is not None:
             runs.append(Run(published(version), {}, VERSION))
         compared = reference(against, runs, tuple(sources))
-        result = replace(measure(runs, arguments.texts(sources, cut), settings, progress()), against=compared)
+        texts = arguments.texts(sources, cut, split, switch=switch)
+        abroad = read_elsewhere(next(iter(sources.values())).expert, elsewhere, cut, split) if elsewhere else []
+        result = replace(measure(runs, texts, settings, progress(), abroad), against=compared)
     for each in result.render(console):
         console.print(each, highlight=False, markup=False)
     if json_file is not None:
         record = {"preset": preset, "training_seed": training_seed if preset else None, "sweep": sweep}
         record["version"] = None if version is None else str(version)
-        record |= {**asdict(cut), **asdict(settings), "base": str(start) if start else None}
+        record |= {
+            "split": split,
+            "switch": switch,
+            **asdict(cut),
+            **asdict(settings),
+            "base": str(start) if start else None,
+        }
         _write(json_file, json.dumps({"settings": record, **result.to_json()}, indent=2) + "\n")
     if svg_file is not None:
         _write(svg_file, picture(result, option) if isinstance(result, Table) else growth_picture(result))

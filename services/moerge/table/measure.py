@@ -12,7 +12,7 @@ from torch import Tensor
 from moerge.progress import Progress, Tracker
 from moerge.recipes.base import Domain, Fleet, Model
 from moerge.recipes.dense import EXPERTS
-from moerge.recipes.models import Routed
+from moerge.recipes.models import Loaded, Routed
 from moerge.scoring.perplexity import Score, Window, document_scores
 from moerge.scoring.routers import RoutingCounter
 from moerge.table.memory import PeakMemory, quick_collections
@@ -54,27 +54,38 @@ class Settings:
 
 
 @quick_collections()
-def measure(runs: Sequence[Run], domains: Mapping[str, Texts], settings: Settings, progress: Progress) -> Table:
+def measure(
+    runs: Sequence[Run],
+    domains: Mapping[str, Texts],
+    settings: Settings,
+    progress: Progress,
+    elsewhere: Sequence[Window] = (),
+) -> Table:
     """Builds and scores what each recipe makes, with every seed that could change it.
 
     Args:
         runs: `experts` must be among them, because all is normalised by its scores.
         domains: in the order of a version's slots.
+        elsewhere: windows of text of no domain, for which the base is needed.
     """
     tokens = sum(window.scored for each in domains.values() for window in each.held_out)
+    abroad, base = sum(window.scored for window in elsewhere), list[Score]()
+    if elsewhere and settings.base is not None:
+        with progress.track("seed model", abroad, "tokens") as tracker:
+            base = document_scores(Loaded.of(settings.base, settings.device).losses, elsewhere, tracker)
     rows: list[Row] = []
     for run in runs:
         seeds = settings.seeds if run.recipe.uses_text or run.recipe.drawn else 1
-        total = tokens * seeds * (len(domains) if run.recipe.name == EXPERTS else 1)
+        total = (tokens + abroad) * seeds * (len(domains) if run.recipe.name == EXPERTS else 1)
         results: dict[str, list[Result]] = {}
         with progress.track(run.label, total, "tokens") as tracker:
             share = _Share(total, tracker)
             for seed in range(seeds):
-                for name, result in _results(run, domains, settings, seed, share):
+                for name, result in _results(run, domains, elsewhere, settings, seed, share):
                     results.setdefault(name, []).append(result)
             share.end()
         rows += [Row(run, name, each) for name, each in results.items()]
-    return Table(list(domains), rows)
+    return Table(list(domains), rows, base)
 
 
 class _Share:
@@ -103,7 +114,12 @@ def fleet_of(domains: Mapping[str, Texts], settings: Settings, seed: int, work: 
 
 
 def _results(
-    run: Run, domains: Mapping[str, Texts], settings: Settings, seed: int, tracker: Tracker
+    run: Run,
+    domains: Mapping[str, Texts],
+    elsewhere: Sequence[Window],
+    settings: Settings,
+    seed: int,
+    tracker: Tracker,
 ) -> Iterator[tuple[str, Result]]:
     """(row, result) of each of a recipe's models with one seed."""
     with tempfile.TemporaryDirectory(prefix="moerge-table-") as work:
@@ -116,8 +132,9 @@ def _results(
                 break
             row, model = built
             scores, counts = _scored(model, domains, tracker)
+            abroad = [] if model.reads_domain else document_scores(model.losses, elsewhere, tracker)
             seconds = time.perf_counter() - start
-            result = Result(scores, model.active_parameters, seconds, memory.bytes(), counts)
+            result = Result(scores, model.active_parameters, seconds, memory.bytes(), counts, abroad)
             del built, model  # the next one is built before a further assignment would free this one
             own = row.startswith(run.recipe.name)
             yield run.label + row.removeprefix(run.recipe.name) if own else row, result

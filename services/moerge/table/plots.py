@@ -9,7 +9,7 @@ import svg
 
 from moerge.recipes.registry import label_of
 from moerge.table.joining_results import Growth
-from moerge.table.table import AHEAD, Figure, Row, Table, parameters, shown
+from moerge.table.table import AHEAD, ELSEWHERE, Figure, Row, Table, parameters, shown
 
 _STYLE = """
 svg { --page: #fbfbfa; --ink: #1b2226; --soft: #566167; --line: #dfe3e4; --tint: #f1f4f4; --accent: #0f6e84;
@@ -32,6 +32,7 @@ _COLOURS = 8
 _CHARACTER = 6.7  # width of a small letter, as wide fonts have it
 _ROW, _MARGIN = 24, 24
 _PLOT = 440
+_ELSEWHERE = 250  # right end of that column, from the plot's
 _HIGH, _WIDE = 300, 460
 _TICKS = 8
 
@@ -53,13 +54,16 @@ def _dots(table: Table) -> str:
     top = 104.0
     parts.append(_text(right + 90, top - 8, "average", "soft", anchor="end"))
     parts.append(_text(right + 160, top - 8, "active", "soft", anchor="end"))
+    if table.base:
+        parts.append(_text(right + _ELSEWHERE, top - 8, ELSEWHERE, "soft", anchor="end"))
+    end_of_rows = right + (_ELSEWHERE if table.base else 160)
     y = top
     for heading, rows in groups:
         parts.append(_text(_MARGIN, y + 16, heading, "group"))
         y += _ROW
         end = y + _ROW * len(rows)
         for number in range(0, len(rows), 2):
-            parts.append(_box(_MARGIN - 8, y + _ROW * number, right + 176 - _MARGIN, _ROW, "tint"))
+            parts.append(_box(_MARGIN - 8, y + _ROW * number, end_of_rows + 16 - _MARGIN, _ROW, "tint"))
         parts += [_line(place(tick), y, place(tick), end, "goal" if tick == 100 else "grid") for tick in ticks]
         for row in rows:
             parts += _dot_row(table, row, y + _ROW / 2, place, right)
@@ -70,7 +74,7 @@ def _dots(table: Table) -> str:
         y += _ROW
         note = f"{AHEAD} chooses experts by the whole window, so by what it is then scored on too"
         parts.append(_text(_MARGIN, y + 10, note, "soft"))
-    return _whole("Normalised perplexity of each recipe", right + 160 + _MARGIN, y + _MARGIN + 4, parts)
+    return _whole("Normalised perplexity of each recipe", end_of_rows + _MARGIN, y + _MARGIN + 4, parts)
 
 
 def _groups(table: Table) -> list[tuple[str, list[Row]]]:
@@ -89,7 +93,7 @@ def _domain_scores(table: Table, row: Row) -> list[float]:
 
 def _dot_row(table: Table, row: Row, y: float, place: Callable[[float], float], right: float) -> list[svg.Element]:
     scores, average = _domain_scores(table, row), table.average(row)
-    error = average.error or 0.0
+    error, abroad = average.error or 0.0, table.elsewhere(row)
     low, high = place(average.mean - error), place(average.mean + error)
     parts: list[svg.Element] = [
         _text(_MARGIN, y + 4, shown(row)),
@@ -106,6 +110,7 @@ def _dot_row(table: Table, row: Row, y: float, place: Callable[[float], float], 
         _text(right + 48, y + 4, f"{average.mean:.1f}", anchor="end"),
         _text(right + 54, y + 4, average.spread.strip(), "soft"),
         _text(right + 160, y + 4, parameters(row.active_parameters), anchor="end"),
+        *([] if abroad is None else [_text(right + _ELSEWHERE, y + 4, str(abroad), anchor="end")]),
     ]
 
 

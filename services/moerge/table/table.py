@@ -16,6 +16,8 @@ from moerge.scoring.perplexity import Score, normalised, total
 from moerge.table.bootstrap import Floats, error, resampled
 
 SCORES = "Normalised perplexity: 100 = the domain's own dense expert, higher is better"
+ELSEWHERE = "elsewhere"
+"""The column of text of no domain."""
 AHEAD = "†"
 """Marks recipes that choose experts by what they are scored on too."""
 
@@ -40,6 +42,7 @@ class Result:
         peak_memory: bytes over what there was before; None where the system doesn't tell.
         counts: domain -> [D], how many scored tokens went to each expert first, over layers; empty for models whose
             routers can't be watched.
+        elsewhere: score of each document of no domain; empty where there is none, and for an oracle.
     """
 
     documents: Mapping[str, Sequence[Score]]
@@ -47,6 +50,7 @@ class Result:
     seconds: float
     peak_memory: int | None = None
     counts: Mapping[str, Tensor] = field(default_factory=dict)
+    elsewhere: Sequence[Score] = ()
 
     @property
     def scores(self) -> dict[str, Score]:
@@ -125,11 +129,13 @@ class Table:
     Attributes:
         domains: in order.
         rows: in order.
+        base: the seed model's score of each document of no domain; empty where there is none.
         against: the row that the others' averages are compared with, if any.
     """
 
     domains: Sequence[str]
     rows: Sequence[Row]
+    base: Sequence[Score] = ()
     against: str | None = None
 
     def row(self, name: str) -> Row:
@@ -146,6 +152,14 @@ class Table:
         columns = [self.normalised(row, domain).values for domain in self.domains]
         values = [statistics.fmean(each) for each in zip(*columns, strict=True)]
         return Figure(values, error(self._resampled_average(row)))
+
+    def elsewhere(self, row: Row) -> Figure | None:
+        """100 x the seed model's perplexity on text of no domain / this row's, per seed."""
+        scores = [result.elsewhere for result in row.results if result.elsewhere]
+        if not self.base or not scores:
+            return None
+        values = [normalised(total(self.base), total(each)) for each in scores]
+        return Figure(values, error(_mean([resampled(self.base, each, len(self.domains)) for each in scores])))
 
     def difference(self, row: Row) -> Figure | None:
         """This row's average less that of the row it is compared with, over the same documents and seeds."""
@@ -176,6 +190,7 @@ class Table:
             "domains": list(self.domains),
             "tokens": {domain: total(self._own(domain)).tokens for domain in self.domains},
             "documents": {domain: len(self._own(domain)) for domain in self.domains},
+            ELSEWHERE: {"tokens": total(self.base).tokens, "documents": len(self.base)},
             "against": self.against,
             "records": [self._record(row, domain) for row in self.rows for domain in self.domains],
             "averages": [self._average_record(row) for row in self.rows],
@@ -190,6 +205,8 @@ class Table:
         record, found = _figures(row, self.average(row)), self.difference(row)
         if found is not None:
             record |= {"difference": found.mean, "difference_error": found.error}
+        if abroad := self.elsewhere(row):
+            record[ELSEWHERE] = {"score": abroad.mean, "error": abroad.error, "scores": list(abroad.values)}
         return record
 
     def render(self, console: Console) -> Iterable[RichTable]:
@@ -218,9 +235,12 @@ class Table:
 
     def scored(self) -> str:
         """What was scored, and what its error is."""
-        tokens = {domain: f"{total(self._own(domain)).tokens:,}" for domain in self.domains}
-        scored = [f"{domain} {tokens[domain]} in {len(self._own(domain))}" for domain in self.domains]
-        return f"Scored tokens in documents: {', '.join(scored)}. ± standard error over documents and seeds"
+        texts = {domain: self._own(domain) for domain in self.domains}
+        if self.base:
+            texts[ELSEWHERE] = self.base
+        scored = ", ".join(f"{name} {total(each).tokens:,} in {len(each)}" for name, each in texts.items())
+        seed = f". {ELSEWHERE}: text of no domain, 100 = the seed model" if self.base else ""
+        return f"Scored tokens in documents: {scored}{seed}. ± standard error over documents and seeds"
 
     def _scores(self, row: Row) -> dict[str, str]:
         cells = {domain: str(self.normalised(row, domain)) for domain in self.domains}
@@ -228,6 +248,8 @@ class Table:
         if self.against is not None:
             found = self.difference(row)
             cells[f"to {self.against}"] = "" if found is None else f"{found.mean:+.1f}{found.spread}"
+        if self.base:
+            cells[ELSEWHERE] = str(self.elsewhere(row) or "")
         return cells
 
     def _costs(self, row: Row) -> dict[str, str]:

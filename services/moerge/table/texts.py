@@ -1,8 +1,10 @@
 """The table's texts: documents of each domain as token ids, some of them held out."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain, cycle
 from pathlib import Path
+from typing import Literal
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
@@ -13,6 +15,9 @@ from moerge.errors import MoergeError
 from moerge.models.tokens import Tokens
 from moerge.scoring.perplexity import Window, windows
 from moerge.table.measure import Texts
+
+Split = Literal["heldout", "tuning"]
+"""What is scored: text to report on, or text to choose settings by."""
 
 
 @dataclass(frozen=True)
@@ -38,31 +43,44 @@ class Cut:
     tokens: int = 20_000
 
 
-def read_texts(name: str, sources: Sources, cut: Cut) -> Texts:
+def read_texts(name: str, sources: Sources, cut: Cut, split: Split = "heldout") -> Texts:
     """A domain's documents, tokenized as its expert does it.
 
-    Where no file is held out, a tenth of the documents is. What is held out is never used for statistics.
+    Where no file is held out, a tenth of the documents is; where none is for tuning, a tenth of the others is. With the
+    split `tuning` that part is scored, and recipes get another tenth for tuning. A document is in one part only.
 
     Raises:
-        MoergeError: a file can't be read, or nothing is held out.
+        MoergeError: a file can't be read, or nothing is left for a part.
     """
     own, other = _texts("--text", sources.text), _texts("--other", sources.other)
     held = _texts("--held-out", sources.held_out) or [text for text in own if is_held_out(text)]
-    tokenizer = AutoTokenizer.from_pretrained(sources.expert, local_files_only=True, trust_remote_code=False)
-    rows = [Tokens(tokenizer(text)["input_ids"]) for text in held]
-    scored = spread(windows(rows, cut.context, cut.stride), cut.tokens)
-    if not scored:
-        todo = "give more text, or name files with --held-out"
-        raise MoergeError("no document of two tokens is held out", where=name, todo=todo)
     apart = set(held)
+    own = [text for text in own if text not in apart]
+    tuning = _texts("--tuning", sources.tuning) or tuning_part(own)
+    apart.update(tuning)
+    if split == "tuning":
+        held, tuning = tuning, tuning_part([text for text in own if text not in apart])
+        apart.update(tuning)
+    tokenizer = _tokenizer(sources.expert)
+    scored = _windows(tokenizer, held, cut)
+    if not scored:
+        what = "held out" if split == "heldout" else "for tuning"
+        todo = "give more text, or name files with --held-out"
+        raise MoergeError(f"no document of two tokens is {what}", where=name, todo=todo)
     statistics, further = ([text for text in texts if text not in apart] for texts in (own, other))
     for option, given, left in (("--text", sources.text, statistics), ("--other", sources.other, further)):
         if given and not left:
             raise MoergeError("all of it is held out", where=f"{option} {name}", todo="give more, or other, text")
-    tuning = _texts("--tuning", sources.tuning)
     return Texts(
         sources.expert, scored, *(_pieces(tokenizer, each, cut.context) for each in (statistics, further, tuning))
     )
+
+
+def read_elsewhere(expert: Path, files: Sequence[str], cut: Cut, split: Split = "heldout") -> list[Window]:
+    """Windows of text of no domain, tokenized as an expert does it; a tenth of its documents is for tuning."""
+    every = _texts("--elsewhere", files)
+    tuning = tuning_part(every)
+    return _windows(_tokenizer(expert), tuning if split == "tuning" else [t for t in every if t not in tuning], cut)
 
 
 def is_held_out(text: str) -> bool:
@@ -70,10 +88,28 @@ def is_held_out(text: str) -> bool:
     return split_of(split_digest(text), 0, HELD_OUT_SHARE) == "held-out"
 
 
+def tuning_part(texts: Sequence[str]) -> list[str]:
+    """A tenth of the documents, those with the highest digests; of two or more at least one."""
+    ordered = sorted(set(texts), key=split_digest)
+    return ordered[len(ordered) - max(len(ordered) // 10, len(ordered) > 1) :]
+
+
 def _texts(option: str, sources: Sequence[str]) -> list[str]:
     if not sources:
         return []
     return list(filter(None, documents(data_files(*sources, option=option), "text", as_text, BadLines())))
+
+
+def _tokenizer(expert: Path) -> PreTrainedTokenizerBase:
+    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+        expert, local_files_only=True, trust_remote_code=False
+    )
+    return tokenizer
+
+
+def _windows(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], cut: Cut) -> list[Window]:
+    rows = [Tokens(tokenizer(text)["input_ids"]) for text in texts]
+    return spread(windows(rows, cut.context, cut.stride), cut.tokens)
 
 
 def spread(cut: Sequence[Window], tokens: int) -> list[Window]:
@@ -85,6 +121,32 @@ def spread(cut: Sequence[Window], tokens: int) -> list[Window]:
             chosen.append(window)
             taken += window.scored
     return chosen or list(cut[:1])
+
+
+def switched(domains: Mapping[str, Texts], cut: Cut) -> dict[str, Texts]:
+    """Windows that begin with text of the other domains in turn, for half the context, and then score the domain's own.
+
+    Raises:
+        MoergeError: there is no other domain, or none of a domain's documents is long enough.
+    """
+    half = cut.context // 2
+    if len(domains) < 2:
+        raise MoergeError("there is one domain only", where="--switch", todo="name several")
+    halves = {
+        name: [replace(window, tokens=window.tokens[:half]) for window in each.held_out if len(window.tokens) >= half]
+        for name, each in domains.items()
+    }
+    found = {}
+    for name, each in domains.items():
+        if not halves[name]:
+            todo = "give more text, or a smaller --context"
+            raise MoergeError(f"no scored document has {half} tokens", where=f"--switch {name}", todo=todo)
+        others = zip(*(cycle(halves[other]) for other in domains if other != name), strict=True)
+        before = chain.from_iterable(others)
+        own = spread([replace(window, new=half) for window in halves[name]], cut.tokens)
+        mixed = [replace(one, tokens=Tokens([*next(before).tokens.ids, *one.tokens.ids])) for one in own]
+        found[name] = replace(each, held_out=mixed)
+    return found
 
 
 def _pieces(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], context: int) -> list[list[int]]:

@@ -17,7 +17,7 @@ from moerge.progress import LogProgress
 from moerge.recipes.registry import RECIPES, parse
 from moerge.recipes.version_folder import VERSION
 from moerge.recipes.version_folder import published as published_recipe
-from moerge.scoring.perplexity import Score, score, windows
+from moerge.scoring.perplexity import Score, score, total, windows
 from moerge.scoring.routers import RoutingCounter, forced
 from moerge.table.measure import Settings, Texts, measure
 from moerge.table.table import Result, Row, Run, Table
@@ -92,6 +92,31 @@ def test_tokens_that_don_t_count_are_read_and_neither_scored_nor_counted(tmp_pat
     assert last.tokens == 10
     assert last.nll == pytest.approx(found["all"].nll - found["first"].nll, rel=1e-5)
     assert counter.counts.sum(dim=1).tolist() == [10] * 3
+
+
+def test_text_of_no_domain_is_compared_with_the_seed_and_not_averaged(tmp_path: Path) -> None:
+    """A dense expert that is the seed has 100; an oracle knows no domain of it."""
+    seed, other = (expert(tmp_path / str(number), seed=number) for number in (1, 2))
+    domains = {
+        name: Texts(folder, windows(all_counted(ROWS[:2]), 32, 16), ROWS)
+        for name, folder in (("law", seed), ("art", other))
+    }
+    elsewhere = windows(all_counted(ROWS[2:4]), 32, 16)
+    runs = [Run(*parse(name)) for name in ("experts", "averaging", "random", "oracle")]
+    table = measure(runs, domains, Settings(seed), LogProgress(), elsewhere)
+    found = {each.name: table.elsewhere(each) for each in table.rows}
+    mean = table.row("averaging").results[0].elsewhere
+    base = score(AutoModelForCausalLM.from_pretrained(seed, dtype=torch.float32), elsewhere, Silent())
+    assert found["law expert"] is not None
+    assert (found["law expert"].mean, found["law expert"].error) == (100, 0)
+    assert found["averaging"] is not None
+    assert found["averaging"].mean == pytest.approx(100 * base.perplexity / total(mean).perplexity)
+    assert found["oracle"] is None
+    assert table.average(table.row("law expert")).mean < 100
+    record: dict[str, Any] = json.loads(json.dumps(table.to_json()))
+    assert record["elsewhere"] == {"tokens": sum(len(each) - 1 for each in ROWS[2:4]), "documents": 2}
+    assert [each.get("elsewhere", {}).get("score") is None for each in record["averages"]] == [False] * 4 + [True]
+    assert "100 = the seed model" in table.scored()
 
 
 def row(name: str, *scores: Mapping[str, Sequence[Score]]) -> Row:

@@ -102,6 +102,14 @@ def test_other_text_of_a_domain_is_none_of_its_own(domain: str, tmp_path: Path) 
     assert set(corpora.documents(domain)).isdisjoint(other)
 
 
+def test_text_of_no_domain_is_none_of_a_domain_s(tmp_path: Path) -> None:
+    rows = corpora.write_elsewhere(tmp_path).read_text(encoding="utf-8").splitlines()
+    documents = [json.loads(row)["text"] for row in rows]
+    assert sum(map(len, documents)) > 300_000
+    assert set(documents).isdisjoint(corpora.documents("code"))
+    assert any("assignment" in document for document in documents)
+
+
 HPO = """\
 format-version: 1.2
 

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,10 @@ from moerge.table.commands import table
 from moerge.table.measure import Settings, Texts, measure
 from moerge.table.runs import possible
 from moerge.table.table import Run
-from moerge.table.texts import Cut, Sources, is_held_out, read_texts, spread
+from moerge.table.texts import Cut, Sources, is_held_out, read_texts, spread, switched
 from moerge_proto.options import SolveOptions
 from moerge_proto.versions import Lineage
-from support.models import expert, texts
+from support.models import expert, texts, tokenizer
 from support.progress import Silent
 from support.versions import ROWS, published
 
@@ -126,11 +127,75 @@ def test_a_tenth_is_held_out_by_its_text_alone_and_never_counted_for_statistics(
     held = [text for text in every if is_held_out(text)]
     assert 0 < len(held) < 20
     assert sum(window.scored for window in found.held_out) == sum(len(text) - 1 for text in held)
-    assert sum(map(len, found.statistics)) == sum(len(text) for text in every if text not in held)
+    rest = [text for text in every if text not in held]
+    assert sum(map(len, (*found.statistics, *found.tuning))) == sum(map(len, rest))
     assert max(map(len, found.statistics)) <= 64
     named = read_texts("d0", Sources(folder, files, [str(tmp_path / "t0" / "more")]), Cut(64, 32, 10**6))
     first = sum(len(text) for text in texts_of([tmp_path / "t0" / "a.jsonl"]))
-    assert sum(map(len, named.statistics)) == first
+    assert sum(map(len, (*named.statistics, *named.tuning))) == first
+
+
+def test_no_document_is_of_two_parts_whichever_part_is_scored(tmp_path: Path) -> None:
+    """Of numbered documents: what is held out is the same with both splits' experts' eyes, and never seen by recipes."""
+    folder = expert(tmp_path / "e", seed=1)
+    file = str(text_file(tmp_path / "t.jsonl", *(f"{number:03}" for number in range(200))))
+    parts = {}
+    for split in ("heldout", "tuning"):
+        found = read_texts("law", Sources(folder, [file]), Cut(), split)
+        scored = {tuple(window.tokens.ids) for window in found.held_out}
+        parts[split] = [scored, {*map(tuple, found.statistics)}, {*map(tuple, found.tuning)}]
+        assert all(one.isdisjoint(other) for one, other in combinations(parts[split], 2))
+        assert min(map(len, parts[split])) >= 10
+    assert parts["tuning"][0] == parts["heldout"][2]
+    assert all(parts["heldout"][0].isdisjoint(part) for part in parts["tuning"])
+
+
+def test_tuning_files_are_scored_in_place_of_held_out_ones(tmp_path: Path) -> None:
+    folder = expert(tmp_path / "e", seed=1)
+    text, held, tuning = (
+        str(text_file(tmp_path / f"{name}.jsonl", *(f"{name}{number}" for number in range(10)))) for name in "abc"
+    )
+    sources = Sources(folder, [text], [held], tuning=[tuning])
+    for split, name in (("heldout", "b"), ("tuning", "c")):
+        found = read_texts("law", sources, Cut(), split)
+        assert {window.tokens.ids[0] for window in found.held_out} == {tokenizer()(name)["input_ids"][0]}
+        assert len(found.tuning) == (10 if split == "heldout" else 1)
+
+
+def test_behind_a_switch_the_second_half_is_scored_and_the_first_is_of_the_others(tmp_path: Path) -> None:
+    tokens = {"law": 100, "art": 200, "sea": 300}
+    domains = {
+        name: Texts(tmp_path, windows([Tokens([*range(first, first + 44)]), Tokens([first] * 3)], 16, 8))
+        for name, first in tokens.items()
+    }
+    found = switched(domains, Cut(16, 8, 24))
+    for name, first in tokens.items():
+        scored = [window.tokens.ids[8:] for window in found[name].held_out]
+        assert all(window.predicts == [False] * 7 + [True] * 8 + [False] for window in found[name].held_out)
+        assert len(scored) == 3
+        assert all(first <= token < first + 44 for ids in scored for token in ids)
+        before = [window.tokens.ids[0] // 100 for window in found[name].held_out]
+        others = [other // 100 for each, other in tokens.items() if each != name]
+        assert before == [*others, others[0]]
+    with pytest.raises(MoergeError, match="no scored document has 50 tokens"):
+        switched(domains, Cut(100, 50, 24))
+
+
+def test_a_user_scores_tuning_text_behind_switches_and_text_of_no_domain(tmp_path: Path) -> None:
+    options, out = domains_of(tmp_path), tmp_path / "table.json"
+    expert(tmp_path / "base", seed=5)
+    options |= {"base": str(tmp_path / "base"), "recipe": ["averaging", "oracle"], "json_file": out, "context": 16}
+    table(**options, split="tuning", switch=True)
+    found = json.loads(out.read_text())
+    assert (found["settings"]["split"], found["settings"]["switch"]) == ("tuning", True)
+    assert found["elsewhere"] == {"tokens": 0, "documents": 0}
+    table(**options, elsewhere=[str(text_file(tmp_path / "x.jsonl", *map(str, range(100, 130))))], against="oracle")
+    found = json.loads(out.read_text())
+    assert found["elsewhere"]["documents"] == 27
+    by = {each["row"]: each for each in found["averages"]}
+    assert by["averaging"]["elsewhere"]["error"] > 0
+    assert by["averaging"]["difference_error"] > 0
+    assert "elsewhere" not in by["oracle"]
 
 
 @given(st.lists(st.integers(2, 700), min_size=1, max_size=30), st.integers(1, 5_000))
@@ -195,6 +260,8 @@ def test_all_recipes_that_the_inputs_allow_are_measured_and_the_others_named(
         ({"recipe": ["dume"], "sweep": "q=1,2"}, "no recipe has the option 'q'"),
         ({"recipe": ["dume"], "sweep": "k=1,two"}, "expected OPTION=NUMBER,NUMBER"),
         ({"against": "ties"}, "name one of: d0 expert, d1 expert, averaging"),
+        ({"elsewhere": ["x"]}, "is compared with the base"),
+        ({"switch": True, "stride": 8}, "leave --stride out"),
         ({"preset": "demo"}, "it brings experts, texts and base"),
     ],
 )
