@@ -3,8 +3,12 @@
 import shutil
 from pathlib import Path
 
+from torch import Tensor
+
 from moerge.recipes.base import Domain, Fleet, Model
+from moerge.recipes.models import FromLogits
 from moerge.recipes.registry import parse
+from moerge.scoring.perplexity import Rows
 from support.models import expert
 from support.versions import contributed_rows
 
@@ -34,3 +38,9 @@ def only(spec: str, on: Fleet) -> Model:
     """The one model that a recipe makes."""
     [(_, model)] = built(spec, on)
     return model
+
+
+def logits(model: Model, rows: Rows) -> Tensor:
+    """Those of a model that has some."""
+    assert isinstance(model, FromLogits)
+    return model.logits(rows)

@@ -33,7 +33,7 @@ from moerge.progress import progress
 from moerge.recipes import own as moerge
 from moerge.recipes import published as moerged
 from moerge.recipes.base import Fleet, Member, Model, Options, Recipe
-from moerge.recipes.models import Routed, active_parameters
+from moerge.recipes.models import FromLogits, Routed, active_parameters
 from moerge.recipes.own import fitted
 from moerge.recipes.registry import parse
 from moerge.routers.discriminants import discriminants
@@ -151,7 +151,7 @@ def second_pass(fleet: Fleet, options: Options) -> Iterator[tuple[str, Model]]:
     yield "second pass", model
 
 
-class PerDomain(Model):
+class PerDomain(FromLogits):
     """Each text goes to its domain's own dense model."""
 
     reads_domain = True
@@ -180,7 +180,7 @@ def oracle_with_own(part: str, fleet: Fleet, options: Options) -> Iterator[tuple
     yield part, PerDomain(models)
 
 
-class FirstByDomain(Model):
+class FirstByDomain(FromLogits):
     """A version whose first layer sends each text to its own domain's expert; the others route."""
 
     reads_domain = True

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 from torch import Tensor
@@ -11,10 +12,14 @@ from torch import Tensor
 from moerge.errors import MoergeError
 from moerge.merging.local import LocalTrunk
 from moerge.models.expert_folder import DenseExpert
-from moerge.scoring.perplexity import Rows, losses_by
+from moerge.scoring.perplexity import Rows, Window
 
 Options = Mapping[str, float]
 """Numbers that a recipe takes, by name; all of those that it has."""
+SEED = "seed"
+"""The option by which the seed model is one of a recipe's experts."""
+Likelihoods = dict[tuple[Path, tuple[int, ...]], Tensor]
+"""Dense expert's folder and token ids -> log p of every token but the first, [T - 1] float64."""
 
 
 @dataclass(frozen=True)
@@ -26,14 +31,15 @@ class Domain:
         expert: dense checkpoint folder.
         statistics: text that statistics may come from; never what is scored.
         other: other text of the domain, for statistics out of distribution; may be empty.
-        tuning: text by which a recipe may choose its settings; neither of statistics nor scored; may be empty.
+        tuning: windows by which a recipe may choose its settings, cut as the scored ones, of text that is neither of
+            statistics nor scored; may be empty.
     """
 
     name: str
     expert: Path
     statistics: Sequence[list[int]]
     other: Sequence[list[int]] = ()
-    tuning: Sequence[list[int]] = ()
+    tuning: Sequence[Window] = ()
 
 
 @dataclass(frozen=True)
@@ -46,6 +52,7 @@ class Fleet:
         seed: of all that the recipe draws.
         work: an empty folder of the recipe's own, which is removed once it has been scored.
         device: torch device that models compute on.
+        likelihoods: those that dense experts were computed for already; shared by recipes and seeds.
     """
 
     domains: Sequence[Domain]
@@ -53,23 +60,22 @@ class Fleet:
     seed: int
     work: Path
     device: str = "cpu"
+    likelihoods: Likelihoods = field(default_factory=dict)
 
 
 class Model(Protocol):
     """What a recipe makes: a model, or an ensemble. Recipes' models are subclasses."""
 
+    chosen: Options = MappingProxyType({})
+    """Options that the recipe chose by the tuning text."""
     active_parameters: float
     """How many parameters a token is multiplied by, on average: of every expert that runs for it, and of its routing.
     Embedding rows are looked up, not multiplied by; a head is multiplied by."""
     reads_domain: bool = False
     """Whether it looks at `rows.domain`; only an oracle may."""
 
-    def logits(self, rows: Rows) -> Tensor:
-        """[B, T, V] float32, the logarithm of each next token's probability up to a constant per place."""
-
     def losses(self, rows: Rows) -> Tensor:
-        """[B, T - 1] float32, as `Losses` has it. A model that needs no logits for it has a method of its own."""
-        return losses_by(self.logits)(rows)
+        """[B, T - 1], as `Losses` has it."""
 
 
 def whole(options: Options, name: str, least: int, most: float = inf) -> int:
@@ -83,6 +89,14 @@ def whole(options: Options, name: str, least: int, most: float = inf) -> int:
         between = f"between {least} and {most:g}" if most < inf else f"of at least {least}"
         raise MoergeError(f"{name} is {value:g}", where="--recipe", todo=f"give a whole number {between}")
     return int(value)
+
+
+Chosen = Callable[[Fleet, Options], Options]
+"""The options that are chosen by the tuning text."""
+
+
+def nothing_chosen(fleet: Fleet, options: Options) -> Options:
+    return {}
 
 
 class Member(NamedTuple):
@@ -100,11 +114,13 @@ class Parts:
         trunk: merged from the fleet's experts, in the fleet's folder.
         contribute: what the owner of a slot of the fleet does behind a trunk, whoever is in that.
         solve: the routers of these members, [D, H] per layer, in their order.
+        chosen: the options that the other steps need chosen.
     """
 
     trunk: Callable[[Fleet, Options], LocalTrunk]
     contribute: Callable[[Fleet, int, LocalTrunk, Options], Member]
     solve: Callable[[Sequence[Member], LocalTrunk, Options], list[Tensor]]
+    chosen: Chosen = nothing_chosen
 
 
 @dataclass(frozen=True)
@@ -115,7 +131,7 @@ class Recipe:
         source: paper and section or equation.
         build: yields (row of the table, model), one in memory at a time.
         options: what it takes, with defaults.
-        uses_text: whether it takes anything from the domains' texts, so that seeds differ by what those draw of them.
+        uses_text: whether it takes statistics from the domains' texts, so that seeds differ by what those draw of them.
         drawn: whether it draws something itself, so that seeds differ even with the same texts.
         needs_base: whether it starts from the common base model.
         needs_other: whether it takes other text of the domains.

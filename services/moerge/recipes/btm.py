@@ -1,70 +1,72 @@
 """BTM: the experts' output distributions, mixed by Bayes' rule (Li et al., 2022; BTS section 3.3)."""
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
-from moerge.recipes.base import Fleet, Model, Options, Recipe
-from moerge.recipes.likelihoods import experts, likelihoods, predicted
-from moerge.recipes.models import active_parameters
-from moerge.scoring.perplexity import Rows, logits
+from moerge.recipes.base import SEED, Fleet, Model, Options, Recipe
+from moerge.recipes.likelihoods import Dense, experts, likelihoods, recent, with_seed
+from moerge.recipes.tuning import CHOOSE, with_window
+from moerge.scoring.perplexity import Rows
 
 
 class Ensemble(Model):
-    """p(x_t+1 | x_<=t) = sum_d p(d | x_<=t) p_d(x_t+1 | x_<=t), p(d | x_<=t) ~ p(d) prod_s<=t p_d(x_s | x_<s).
+    """p(x_t+1 | x_<=t) = sum_d p(d | x_<=t) p_d(x_t+1 | x_<=t), p(d | x_<=t) ~ p(d) prod_s p_d(x_s | x_<s).
 
-    A row's first token, which no expert predicts, tells nothing of the domain. Nothing is looked at ahead of time.
+    The product is over the last `window` tokens, t - window < s <= t. A row's first token, which no expert predicts,
+    tells nothing of the domain.
 
     Args:
         models: the dense experts.
         prior: [D], p(d).
+        window: tokens of evidence; 0: all.
     """
 
-    def __init__(self, models: Sequence[PreTrainedModel], prior: Tensor) -> None:
-        self._models = models
-        self._prior = prior.double()
-        self.active_parameters = sum(map(active_parameters, models))
+    def __init__(self, models: Sequence[Dense], prior: Tensor, window: int = 0) -> None:
+        self._models, self._prior, self._window = models, prior.double(), window
+        self.active_parameters = sum(each.active_parameters for each in models)
 
-    @torch.inference_mode()
-    def logits(self, rows: Rows) -> Tensor:
-        """[B, T, V] float32, normalised. One expert's logits are held at a time, besides the mixture so far."""
-        mixed, evidence = torch.empty(0), torch.empty(0)
-        for model, prior in zip(self._models, self._prior.log().tolist(), strict=True):
-            own = logits(model, rows).log_softmax(dim=2)
-            weight = prior + torch.nn.functional.pad(predicted(own, rows), (1, 0)).cumsum(dim=1)  # [B, T]
-            if not mixed.numel():
-                mixed, evidence = own, weight
-                continue
-            total = torch.logaddexp(evidence, weight)
-            before, this = (evidence - total).float()[:, :, None], (weight - total).float()[:, :, None]
-            mixed, evidence = torch.logaddexp(mixed + before, own + this), total
-        return mixed
+    def losses(self, rows: Rows) -> Tensor:
+        """[B, T - 1] float64."""
+        told = -torch.stack([model.losses(rows) for model in self._models])  # [D, B, T - 1]
+        evidence = torch.nn.functional.pad(recent(told, self._window), (1, 0))[..., :-1]
+        posterior = (self._prior.log()[:, None, None] + evidence).log_softmax(dim=0)
+        return -(posterior + told).logsumexp(dim=0)
 
 
-def _uniform(fleet: Fleet, options: Options) -> Iterator[tuple[str, Model]]:
-    models = experts(fleet)
-    yield "btm", Ensemble(models, torch.full((len(models),), 1 / len(models)))
-
-
-def cached_prior(models: Sequence[PreTrainedModel], texts: Sequence[list[int]]) -> Tensor:
+def cached_prior(models: Sequence[Dense], texts: Sequence[list[int]]) -> Tensor:
     """[D] float64: the mean, over texts, of p(d | text) under a uniform prior."""
     return likelihoods(models, texts).softmax(dim=1).mean(dim=0)
 
 
+def _uniform(fleet: Fleet, options: Options) -> Iterator[tuple[str, Model]]:
+    models = experts(with_seed(fleet, options))
+    prior = torch.full((len(models),), 1 / len(models))
+    yield "btm", with_window(fleet, options, partial(Ensemble, models, prior))
+
+
 def _cached(fleet: Fleet, options: Options) -> Iterator[tuple[str, Model]]:
-    models = experts(fleet)
+    models = experts(with_seed(fleet, options))
     texts = [text for domain in fleet.domains for text in domain.statistics]
-    yield "btm-cached", Ensemble(models, cached_prior(models, texts))
+    yield "btm-cached", with_window(fleet, options, partial(Ensemble, models, cached_prior(models, texts)))
 
 
+_OPTIONS: Options = {"window": CHOOSE, SEED: 0}
 RECIPES = (
-    Recipe("btm", "BTM (Li et al. 2022), as in BTS section 3.3: uniform prior", _uniform, uses_text=False),
+    Recipe(
+        "btm",
+        "BTM (Li et al. 2022), as in BTS section 3.3: uniform prior; there the evidence is of all tokens",
+        _uniform,
+        options=_OPTIONS,
+        uses_text=False,
+    ),
     Recipe(
         "btm-cached",
         "BTM (Li et al. 2022), cached prior: here the plain mean over all domains' statistics documents, not a decaying"
         " one over documents of the domain that is scored, for no recipe is told that domain",
         _cached,
+        options=_OPTIONS,
     ),
 )

@@ -15,7 +15,9 @@ from moerge.models.dense import dense_model, place
 from moerge.models.families import family_of
 from moerge.models.reader import Checkpoint
 from moerge.recipes.base import Fleet, Model, Options, Recipe
+from moerge.recipes.likelihoods import Dense
 from moerge.recipes.models import Loaded
+from moerge.recipes.tuning import CHOOSE, choose_scale
 from moerge.trunk.methods.method import MethodInputs
 from moerge.trunk.methods.registry import METHODS
 from moerge.trunk.pieces import Piece
@@ -24,8 +26,8 @@ from moerge_proto.trunks import TrunkMethod, TrunkOptions
 Checked = TypeVar("Checked", bound=BaseModel)
 EXPERTS = "experts"
 """The recipe that scores are normalised by."""
-TASK_VECTORS: Mapping[str, float] = {"retain": 0.8, "scale": 1 / 3}
-"""The share of a task vector that is kept, and the factor of their sum (MergeME appendix)."""
+TASK_VECTORS: Mapping[str, float] = {"retain": 0.8, "scale": CHOOSE}
+"""The share of a task vector that is kept, and the factor of their sum: 1 / 3 of three in MergeME's appendix."""
 
 
 def domain_name(slot: int) -> str:
@@ -93,16 +95,26 @@ def merged_model(fleet: Fleet, method: TrunkMethod, options: Options) -> PreTrai
 
 def _experts(fleet: Fleet, options: Options) -> Iterator[tuple[str, Model]]:
     for domain in fleet.domains:
-        yield expert_row(domain.name), Loaded.of(domain.expert, fleet.device)
+        yield expert_row(domain.name), Dense(domain.expert, fleet.device, fleet.likelihoods)
 
 
 def _merged(row: str, method: TrunkMethod, fleet: Fleet, options: Options) -> Iterator[tuple[str, Model]]:
     yield row, Loaded(merged_model(fleet, method, options))
 
 
+def _scaled(row: str, method: TrunkMethod, fleet: Fleet, options: Options) -> Iterator[tuple[str, Model]]:
+    def build(scale: float) -> Loaded:
+        return Loaded(merged_model(fleet, method, {**options, "scale": scale}))
+
+    chosen = choose_scale(fleet, options, lambda scale: build(scale).losses)
+    model = build({**options, **chosen}["scale"])
+    model.chosen = chosen
+    yield row, model
+
+
 def _task_arithmetic(fleet: Fleet, options: Options) -> Iterator[tuple[str, Model]]:
     """DARE that drops no element."""
-    return _merged("task-arithmetic", "dare", fleet, {**options, "retain": 1})
+    return _scaled("task-arithmetic", "dare", fleet, {**options, "retain": 1})
 
 
 RECIPES = (
@@ -111,17 +123,17 @@ RECIPES = (
     Recipe("weighted", "shares of the domains' tokens", partial(_merged, "weighted", "weighted")),
     Recipe(
         "task-arithmetic",
-        "Ilharco et al. 2022, section 2; 0.4 as TIES section 4.1 has it",
+        "Ilharco et al. 2022, section 2; its scale, too, is chosen by other text",
         _task_arithmetic,
-        {"scale": 0.4},
+        {"scale": CHOOSE},
         uses_text=False,
         needs_base=True,
     ),
-    Recipe("ties", "MergeME 3.1", partial(_merged, "ties", "ties"), TASK_VECTORS, uses_text=False, needs_base=True),
+    Recipe("ties", "MergeME 3.1", partial(_scaled, "ties", "ties"), TASK_VECTORS, uses_text=False, needs_base=True),
     Recipe(
         "dare",
         "MergeME 3.1",
-        partial(_merged, "dare", "dare"),
+        partial(_scaled, "dare", "dare"),
         TASK_VECTORS,
         uses_text=False,
         drawn=True,

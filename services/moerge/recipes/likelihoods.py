@@ -1,19 +1,67 @@
-"""How likely dense experts find texts, and rows of a batch that go different ways."""
+"""How likely dense experts find each token of texts, computed once for all recipes; and rows that go different ways."""
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
+from moerge.errors import MoergeError
 from moerge.models.batches import bucket, pad
-from moerge.recipes.base import Fleet
-from moerge.scoring.perplexity import BATCH_TOKENS, Rows, load, logits
+from moerge.recipes.base import SEED, Domain, Fleet, Likelihoods, Options, whole
+from moerge.recipes.models import Loaded
+from moerge.scoring.perplexity import BATCH_TOKENS, Rows, load
 
 
-def experts(fleet: Fleet) -> list[PreTrainedModel]:
-    """Every domain's dense expert, in order, float32."""
-    return [load(domain.expert, torch.float32, fleet.device) for domain in fleet.domains]
+class Dense(Loaded):
+    """A dense expert whose likelihoods of texts are computed once.
+
+    Args:
+        folder: its checkpoint.
+        device: that it computes on.
+        known: likelihoods that were computed before; those that are missing are added.
+    """
+
+    def __init__(self, folder: Path, device: str, known: Likelihoods) -> None:
+        super().__init__(load(folder, torch.float32, device))
+        self._folder, self._known = folder, known
+
+    def losses(self, rows: Rows) -> Tensor:
+        """[B, T - 1] float64; 0 at padding."""
+        found = torch.zeros(rows.ids.shape[0], rows.ids.shape[1] - 1, dtype=torch.float64)
+        for row, told in zip(found, self.likelihoods(documents(rows)), strict=True):
+            row[: len(told)] = -told
+        return found
+
+    @torch.inference_mode()
+    def likelihoods(self, texts: Sequence[Sequence[int]]) -> list[Tensor]:
+        """log p(x_t | x_<t) of each text's tokens but the first, [T - 1] float64."""
+        keys = [(self._folder, tuple(text)) for text in texts]
+        missing = [key for key in dict.fromkeys(keys) if key not in self._known]
+        for batch in bucket(missing, lambda key: len(key[1]), BATCH_TOKENS):
+            rows = Rows(pad([ids for _, ids in batch]), [len(ids) for _, ids in batch], "")
+            for key, found in zip(batch, super().losses(rows).double().cpu(), strict=True):
+                self._known[key] = -found[: len(key[1]) - 1]
+        return [self._known[key] for key in keys]
+
+
+def experts(fleet: Fleet) -> list[Dense]:
+    """Every domain's dense expert, in order."""
+    return [Dense(domain.expert, fleet.device, fleet.likelihoods) for domain in fleet.domains]
+
+
+def with_seed(fleet: Fleet, options: Options) -> Fleet:
+    """The fleet; with the option `seed` the seed model is one more expert, which has no text.
+
+    Raises:
+        MoergeError: the seed model isn't known.
+    """
+    if not whole(options, SEED, 0, 1):
+        return fleet
+    if fleet.base is None:
+        raise MoergeError("the seed model isn't given", where=f"{SEED}=1", todo="name its folder with --base")
+    return replace(fleet, domains=[*fleet.domains, Domain(SEED, fleet.base, [])])
 
 
 def documents(rows: Rows) -> list[list[int]]:
@@ -21,26 +69,15 @@ def documents(rows: Rows) -> list[list[int]]:
     return [ids[:length] for ids, length in zip(rows.ids.tolist(), rows.lengths, strict=True)]
 
 
-def predicted(log_probabilities: Tensor, rows: Rows) -> Tensor:
-    """[B, T - 1] float64: log p(x_t | x_<t) of every token but the first; 0 where there is only padding.
-
-    `log_probabilities` is [B, T, V], of each next token.
-    """
-    following = rows.ids[:, 1:].to(log_probabilities.device)
-    told = log_probabilities[:, :-1].gather(2, following[:, :, None])[:, :, 0].double()
-    places = torch.arange(1, rows.ids.shape[1], device=told.device)
-    return told * (places < torch.tensor(rows.lengths, device=told.device)[:, None])
-
-
-@torch.inference_mode()
-def likelihoods(models: Sequence[PreTrainedModel], texts: Sequence[list[int]]) -> Tensor:
+def likelihoods(models: Sequence[Dense], texts: Sequence[Sequence[int]]) -> Tensor:
     """[N, D] float64: log p(text) under each model, of all its tokens but the first."""
-    found = torch.zeros(len(texts), len(models), dtype=torch.float64)
-    for batch in bucket(range(len(texts)), lambda n: len(texts[n]), BATCH_TOKENS):
-        rows = Rows(pad([texts[n] for n in batch]), [len(texts[n]) for n in batch], "")
-        for column, model in enumerate(models):
-            found[batch, column] = predicted(logits(model, rows).log_softmax(dim=2), rows).sum(dim=1).cpu()
-    return found
+    return torch.stack([torch.stack([each.sum() for each in model.likelihoods(texts)]) for model in models], dim=1)
+
+
+def recent(values: Tensor, window: int) -> Tensor:
+    """[..., T]: at each place the sum of the last `window` values up to it; 0: of all values up to it."""
+    sums = values.cumsum(dim=-1)
+    return sums - torch.nn.functional.pad(sums, (window, 0))[..., : sums.shape[-1]] if window else sums
 
 
 def in_groups(rows: Rows, groups: Iterable[tuple[Tensor, Callable[[Rows], Tensor]]]) -> Tensor:

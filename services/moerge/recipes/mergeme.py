@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from moerge.errors import MoergeError
-from moerge.recipes.base import Fleet, Model, Options, Recipe, whole
+from moerge.recipes.base import SEED, Fleet, Model, Options, Recipe, whole
 from moerge.recipes.dense import merged_model
-from moerge.recipes.likelihoods import documents, experts, in_groups, likelihoods, predicted
-from moerge.recipes.models import active_parameters
-from moerge.scoring.perplexity import Rows, load, logits
+from moerge.recipes.likelihoods import Dense, documents, experts, in_groups, likelihoods, with_seed
+from moerge.recipes.models import FromLogits, active_parameters
+from moerge.scoring.perplexity import Rows, load, logits, losses_by
 
 Scores = Callable[[Rows], Tensor]
 """How near each row is to each expert: [B, D]."""
@@ -29,7 +29,7 @@ def top_softmax(scores: Tensor, k: int) -> Tensor:
     return torch.zeros_like(scores).scatter(1, chosen, values.softmax(dim=1))
 
 
-def confidence(models: Sequence[PreTrainedModel]) -> Scores:
+def confidence(models: Sequence[Dense]) -> Scores:
     """1 / PPL of each row under each expert: the geometric mean of its tokens' probabilities, all but the first."""
 
     def scores(rows: Rows) -> Tensor:
@@ -58,7 +58,7 @@ def alignment(base: PreTrainedModel, models: Sequence[PreTrainedModel]) -> Score
         for row, text in enumerate(documents(rows)):
             with torch.inference_mode(False), torch.enable_grad():
                 alone = Rows(torch.tensor([text]), [len(text)], rows.domain)
-                loss = -predicted(logits(base, alone).log_softmax(dim=2), alone).sum()
+                loss = losses_by(partial(logits, base))(alone).sum()
                 gradient = torch.autograd.grad(loss, list(parameters.values()))
             dots = torch.tensor([_dot(gradient, vector) for vector in vectors], dtype=torch.float64)
             found[row] = dots / (sizes * _dot(gradient, gradient) ** 0.5).clamp_min(1e-300)
@@ -98,7 +98,7 @@ class Mixed(nn.Module):
         return (mixed, None) if pairs else mixed
 
 
-class Upcycled(Model):
+class Upcycled(FromLogits):
     """The averaged model with every expert's MLPs, and attention, mixed by weights that all layers and places share.
 
     Args:
@@ -145,15 +145,16 @@ class Upcycled(Model):
 
 
 def _by_perplexity(name: str, separate: bool, fleet: Fleet, options: Options) -> Iterator[tuple[str, Model]]:
-    models, trunk = experts(fleet), merged_model(fleet, "average", {})
-    routing = sum(map(active_parameters, models))
-    yield name, Upcycled(trunk, models, confidence(models), routing, whole(options, "k", 1), separate=separate)
+    members = with_seed(fleet, options)
+    models, trunk, k = experts(members), merged_model(members, "average", {}), whole(options, "k", 1)
+    routing = sum(each.active_parameters for each in models)
+    yield name, Upcycled(trunk, [each.model for each in models], confidence(models), routing, k, separate=separate)
 
 
 def _by_task_vector(name: str, separate: bool, fleet: Fleet, options: Options) -> Iterator[tuple[str, Model]]:
     if fleet.base is None:
         raise MoergeError("task vectors start from the base model", where=name, todo="name its folder with --base")
-    models, trunk = experts(fleet), merged_model(fleet, "average", {})
+    models, trunk = [each.model for each in experts(fleet)], merged_model(fleet, "average", {})
     base = load(fleet.base, torch.float32, fleet.device)
     routing = 3 * active_parameters(base)  # a backward pass costs two forward ones
     yield name, Upcycled(trunk, models, alignment(base, models), routing, whole(options, "k", 1), separate=separate)
@@ -166,7 +167,7 @@ def _recipe(name: str, *, task_vector: bool, separate: bool) -> Recipe:
         name,
         f"MergeME {heuristic}, {attention}",
         partial(_by_task_vector if task_vector else _by_perplexity, name, separate),
-        options={"k": 2},
+        options={"k": 2} if task_vector else {"k": 2, SEED: 0},
         uses_text=False,
         needs_base=task_vector,
         reads_ahead=True,

@@ -1,5 +1,6 @@
 """What recipes make of stock classes: a dense or published model, and one that an oracle routes."""
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
@@ -10,7 +11,7 @@ from transformers import PreTrainedModel
 
 from moerge.models.families import published_family
 from moerge.recipes.base import Fleet, Model
-from moerge.scoring.perplexity import Rows, load, logits
+from moerge.scoring.perplexity import Rows, load, logits, losses_by
 from moerge.scoring.routers import forced
 
 
@@ -30,7 +31,18 @@ def _chosen_share(model: PreTrainedModel) -> float:
     return float(model.config.num_experts_per_tok / getattr(model.config, published_family(model.config).experts))
 
 
-class Loaded(Model):
+class FromLogits(Model):
+    """A model that computes the logits of every token in the vocabulary."""
+
+    @abstractmethod
+    def logits(self, rows: Rows) -> Tensor:
+        """[B, T, V] float32, the logarithm of each next token's probability up to a constant per place."""
+
+    def losses(self, rows: Rows) -> Tensor:
+        return losses_by(self.logits)(rows)
+
+
+class Loaded(FromLogits):
     """A model that stock transformers runs."""
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -50,7 +62,7 @@ class Routed(Loaded):
     """A published model that its routers route; the table can count which experts they choose."""
 
 
-class Oracle(Model):
+class Oracle(FromLogits):
     """A published model, each text of which goes to its own domain's expert alone (DUME section 3.2)."""
 
     reads_domain = True

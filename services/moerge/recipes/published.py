@@ -9,11 +9,14 @@ from torch import Tensor
 
 from moerge.merging.local import LocalTrunk, given, local_trunk, local_version
 from moerge.models.config import read_config
+from moerge.models.dense import domain_model, place
 from moerge.models.expert_folder import DenseExpert
 from moerge.models.tokens import Tokens, all_counted
-from moerge.recipes.base import Domain, Fleet, Member, Model, Options, Parts, Recipe, whole
+from moerge.recipes.base import Chosen, Domain, Fleet, Member, Model, Options, Parts, Recipe, nothing_chosen, whole
 from moerge.recipes.dense import TASK_VECTORS, base_of, checked, domain_name, trunk_options
 from moerge.recipes.models import Oracle, Routed
+from moerge.recipes.tuning import choose_scale
+from moerge.scoring.perplexity import Losses, Rows, logits, losses_by
 from moerge.statistics.contribution import Computing, router_contribution, trunk_contribution
 from moerge.trunk.methods.registry import METHODS
 from moerge.versions.folder import write_version
@@ -118,11 +121,15 @@ def published_recipe(
     """The recipe of a version that is made in these parts."""
 
     def build(fleet: Fleet, options: Options) -> Iterator[tuple[str, Model]]:
+        chosen = parts.chosen(fleet, options)
+        options = {**options, **chosen}
         trunk = parts.trunk(fleet, options)
         members = [parts.contribute(fleet, slot, trunk, options) for slot in range(len(fleet.domains))]
         routers = parts.solve(members, trunk, options)
         folder = version([each.expert for each in members], trunk, routers, options, fleet.work / "version")
-        yield name, Routed.of(folder, fleet.device)
+        model = Routed.of(folder, fleet.device)
+        model.chosen = chosen
+        yield name, model
 
     return Recipe(
         name, source, build, options, drawn=drawn, needs_base=needs_base, needs_other=needs_other, parts=parts
@@ -141,12 +148,30 @@ def _oracle(row: str, method: TrunkMethod, fleet: Fleet, options: Options) -> It
     yield row, Oracle.of(folder, fleet)
 
 
-def _ridge(method: TrunkMethod, texts: Texts = statistics) -> Parts:
+def _scale(method: TrunkMethod, fleet: Fleet, options: Options) -> Options:
+    """The scale of the trunk's task vectors with which the domains' own MLPs, without routers, have the least loss."""
+    experts = {domain.name: domain.expert for domain in fleet.domains}
+
+    def build(scale: float) -> Losses:
+        trunk = trunk_of(fleet, method, {**options, "scale": scale})
+
+        def own(rows: Rows) -> Tensor:
+            model, _ = domain_model(experts[rows.domain], trunk.path)
+            place(model, fleet.device)
+            return losses_by(partial(logits, model))(rows)
+
+        return own
+
+    return choose_scale(fleet, options, build)
+
+
+def _ridge(method: TrunkMethod, texts: Texts = statistics, chosen: Chosen = nothing_chosen) -> Parts:
     """DUME's routers under the trunk of a method, from the domains' texts."""
     return Parts(
         lambda fleet, options: trunk_of(fleet, method, options),
         lambda fleet, slot, trunk, options: contribute(fleet, slot, trunk, options, texts),
         lambda members, trunk, options: solve(members, trunk, {"ridge_lambda": options["lambda"]}),
+        chosen,
     )
 
 
@@ -158,14 +183,14 @@ RECIPES = (
     published_recipe(
         "dume-ties",
         "DUME under MergeME's trunk, MergeME 3.1",
-        _ridge("ties"),
+        _ridge("ties", chosen=partial(_scale, "ties")),
         {**RIDGE, **TASK_VECTORS},
         needs_base=True,
     ),
     published_recipe(
         "dume-dare",
         "DUME under MergeME's trunk, MergeME 3.1",
-        _ridge("dare"),
+        _ridge("dare", chosen=partial(_scale, "dare")),
         {**RIDGE, **TASK_VECTORS},
         drawn=True,
         needs_base=True,

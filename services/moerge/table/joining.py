@@ -106,9 +106,10 @@ class _Trunk:
     """A trunk, and what owners contributed under it so far."""
 
     def __init__(self, parts: Parts, run: Run, fleet: Fleet, names: Names) -> None:
-        self._parts, self._options, self._fleet = parts, run.options, fleet
-        within = [domain for domain in fleet.domains if domain.name in names]
-        self._file = parts.trunk(replace(fleet, domains=within), run.options)
+        within = replace(fleet, domains=[domain for domain in fleet.domains if domain.name in names])
+        self._parts, self._fleet = parts, fleet
+        self._options = {**run.options, **parts.chosen(within, run.options)}
+        self._file = parts.trunk(within, self._options)
         self._members: dict[str, Member] = {}
         self._oracles: dict[str, Score] = {}
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from torch import Tensor
 
 from moerge.progress import Progress, Tracker
-from moerge.recipes.base import Domain, Fleet, Model
+from moerge.recipes.base import Domain, Fleet, Likelihoods, Model
 from moerge.recipes.dense import EXPERTS
 from moerge.recipes.models import Loaded, Routed
 from moerge.scoring.perplexity import Score, Window, document_scores
@@ -26,14 +26,15 @@ class Texts:
     Attributes:
         expert: dense checkpoint folder.
         held_out: windows that are scored.
-        statistics, other, tuning: documents that are no longer than the context.
+        statistics, other: documents that are no longer than the context.
+        tuning: windows by which recipes choose settings.
     """
 
     expert: Path
     held_out: Sequence[Window]
     statistics: Sequence[list[int]] = ()
     other: Sequence[list[int]] = ()
-    tuning: Sequence[list[int]] = ()
+    tuning: Sequence[Window] = ()
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,7 @@ def measure(
         with progress.track("seed model", abroad, "tokens") as tracker:
             base = document_scores(Loaded.of(settings.base, settings.device).losses, elsewhere, tracker)
     rows: list[Row] = []
+    likelihoods: Likelihoods = {}
     for run in runs:
         seeds = settings.seeds if run.recipe.uses_text or run.recipe.drawn else 1
         total = (tokens + abroad) * seeds * (len(domains) if run.recipe.name == EXPERTS else 1)
@@ -81,7 +83,7 @@ def measure(
         with progress.track(run.label, total, "tokens") as tracker:
             share = _Share(total, tracker)
             for seed in range(seeds):
-                for name, result in _results(run, domains, elsewhere, settings, seed, share):
+                for name, result in _results(run, domains, elsewhere, settings, seed, likelihoods, share):
                     results.setdefault(name, []).append(result)
             share.end()
         rows += [Row(run, name, each) for name, each in results.items()]
@@ -103,14 +105,16 @@ class _Share:
         self.advance(self._left)
 
 
-def fleet_of(domains: Mapping[str, Texts], settings: Settings, seed: int, work: Path) -> Fleet:
+def fleet_of(
+    domains: Mapping[str, Texts], settings: Settings, seed: int, work: Path, likelihoods: Likelihoods | None = None
+) -> Fleet:
     """What recipes are built from with one seed, which draws the texts that statistics come from."""
     most = settings.statistics_tokens
     drawn = [
-        Domain(name, each.expert, *(_drawn(rows, most, seed) for rows in (each.statistics, each.other, each.tuning)))
+        Domain(name, each.expert, _drawn(each.statistics, most, seed), _drawn(each.other, most, seed), each.tuning)
         for name, each in domains.items()
     ]
-    return Fleet(drawn, settings.base, seed, work, settings.device)
+    return Fleet(drawn, settings.base, seed, work, settings.device, {} if likelihoods is None else likelihoods)
 
 
 def _results(
@@ -119,11 +123,12 @@ def _results(
     elsewhere: Sequence[Window],
     settings: Settings,
     seed: int,
+    likelihoods: Likelihoods,
     tracker: Tracker,
 ) -> Iterator[tuple[str, Result]]:
     """(row, result) of each of a recipe's models with one seed."""
     with tempfile.TemporaryDirectory(prefix="moerge-table-") as work:
-        fleet = fleet_of(domains, settings, seed, Path(work))
+        fleet = fleet_of(domains, settings, seed, Path(work), likelihoods)
         models = run.recipe.build(fleet, run.options)
         while True:
             memory, start = PeakMemory(settings.device), time.perf_counter()
@@ -134,7 +139,7 @@ def _results(
             scores, counts = _scored(model, domains, tracker)
             abroad = [] if model.reads_domain else document_scores(model.losses, elsewhere, tracker)
             seconds = time.perf_counter() - start
-            result = Result(scores, model.active_parameters, seconds, memory.bytes(), counts, abroad)
+            result = Result(scores, model.active_parameters, seconds, memory.bytes(), counts, abroad, model.chosen)
             del built, model  # the next one is built before a further assignment would free this one
             own = row.startswith(run.recipe.name)
             yield run.label + row.removeprefix(run.recipe.name) if own else row, result

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from moerge.errors import MoergeError
-from moerge.recipes.base import Recipe
+from moerge.recipes.base import SEED, Options, Recipe
 from moerge.recipes.dense import EXPERTS, expert_row
 from moerge.recipes.registry import RECIPES, label_of, parse
 from moerge.table.table import Run
@@ -14,9 +14,9 @@ REFERENCE = "dume"
 """The row that others are compared with, if none is named."""
 
 
-def lacks(recipe: Recipe, sources: Mapping[str, Sources], base: Path | None) -> str | None:
+def lacks(recipe: Recipe, options: Options, sources: Mapping[str, Sources], base: Path | None) -> str | None:
     """The option without which a recipe can't be built, if it isn't given."""
-    if recipe.needs_base and base is None:
+    if (recipe.needs_base or options.get(SEED)) and base is None:
         return "--base DIR"
     if recipe.needs_other:
         return None if all(each.other for each in sources.values()) else "--other NAME=FILES"
@@ -52,7 +52,7 @@ def in_parts(specs: Sequence[str], sources: Mapping[str, Sources], base: Path | 
 def _named(specs: Sequence[str], sources: Mapping[str, Sources], base: Path | None) -> list[Run]:
     runs = {run.label: run for run in (Run(*parse(spec)) for spec in specs)}
     for run in runs.values():
-        if lacking := lacks(run.recipe, sources, base):
+        if lacking := lacks(run.recipe, run.options, sources, base):
             todo = "give it, or leave that recipe out"
             raise MoergeError(f"needs {lacking}", where=f"--recipe {run.label}", todo=todo)
     return list(runs.values())
@@ -63,7 +63,7 @@ def possible(sources: Mapping[str, Sources], base: Path | None, say: Callable[[s
     runs: list[Run] = []
     left: dict[str, list[str]] = {}
     for recipe in RECIPES.values():
-        if lacking := lacks(recipe, sources, base):
+        if lacking := lacks(recipe, recipe.options, sources, base):
             left.setdefault(lacking, []).append(recipe.name)
         elif not recipe.asked_only:
             runs.append(Run(*parse(recipe.name)))

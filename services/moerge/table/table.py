@@ -43,6 +43,7 @@ class Result:
         counts: domain -> [D], how many scored tokens went to each expert first, over layers; empty for models whose
             routers can't be watched.
         elsewhere: score of each document of no domain; empty where there is none, and for an oracle.
+        chosen: options that the recipe chose by the tuning text.
     """
 
     documents: Mapping[str, Sequence[Score]]
@@ -51,6 +52,7 @@ class Result:
     peak_memory: int | None = None
     counts: Mapping[str, Tensor] = field(default_factory=dict)
     elsewhere: Sequence[Score] = ()
+    chosen: Options = field(default_factory=dict)
 
     @property
     def scores(self) -> dict[str, Score]:
@@ -69,6 +71,11 @@ class Row:
     @property
     def active_parameters(self) -> float:
         return statistics.fmean(result.active_parameters for result in self.results)
+
+    @property
+    def chosen(self) -> dict[str, list[float]]:
+        """Options that the recipe chose by the tuning text, seed by seed."""
+        return {name: [result.chosen[name] for result in self.results] for name in self.results[0].chosen}
 
     @property
     def seconds(self) -> float:
@@ -267,8 +274,10 @@ class Table:
 
 
 def shown(row: Row) -> str:
-    """A row's name, marked if it reads ahead."""
-    return f"{row.name} {AHEAD}" if row.run.recipe.reads_ahead else row.name
+    """A row's name with the options that it chose, marked if it reads ahead."""
+    chosen = {name: " or ".join(f"{each:.2g}" for each in sorted(set(values))) for name, values in row.chosen.items()}
+    name = " ".join([row.name, *(f"({option}={values})" for option, values in chosen.items())])
+    return f"{name} {AHEAD}" if row.run.recipe.reads_ahead else name
 
 
 def parameters(number: float) -> str:
@@ -280,6 +289,7 @@ def _figures(row: Row, found: Figure) -> dict[str, object]:
     return {
         "recipe": row.run.recipe.name,
         "options": dict(row.run.options),
+        "chosen": row.chosen,
         "row": row.name,
         "score": found.mean,
         "error": found.error,

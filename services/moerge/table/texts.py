@@ -18,6 +18,8 @@ from moerge.table.measure import Texts
 
 Split = Literal["heldout", "tuning"]
 """What is scored: text to report on, or text to choose settings by."""
+TUNING_TOKENS = 2_000
+"""Of each domain, by which recipes choose their settings: each setting that is tried costs a pass over them."""
 
 
 @dataclass(frozen=True)
@@ -71,9 +73,9 @@ def read_texts(name: str, sources: Sources, cut: Cut, split: Split = "heldout") 
     for option, given, left in (("--text", sources.text, statistics), ("--other", sources.other, further)):
         if given and not left:
             raise MoergeError("all of it is held out", where=f"{option} {name}", todo="give more, or other, text")
-    return Texts(
-        sources.expert, scored, *(_pieces(tokenizer, each, cut.context) for each in (statistics, further, tuning))
-    )
+    own_pieces, other_pieces = (_pieces(tokenizer, texts, cut.context) for texts in (statistics, further))
+    settings = _windows(tokenizer, tuning, replace(cut, tokens=TUNING_TOKENS))
+    return Texts(sources.expert, scored, own_pieces, other_pieces, settings)
 
 
 def read_elsewhere(expert: Path, files: Sequence[str], cut: Cut, split: Split = "heldout") -> list[Window]:
@@ -129,23 +131,29 @@ def switched(domains: Mapping[str, Texts], cut: Cut) -> dict[str, Texts]:
     Raises:
         MoergeError: there is no other domain, or none of a domain's documents is long enough.
     """
-    half = cut.context // 2
     if len(domains) < 2:
         raise MoergeError("there is one domain only", where="--switch", todo="name several")
-    halves = {
-        name: [replace(window, tokens=window.tokens[:half]) for window in each.held_out if len(window.tokens) >= half]
-        for name, each in domains.items()
-    }
-    found = {}
-    for name, each in domains.items():
-        if not halves[name]:
+    half = cut.context // 2
+    held_out = _behind_others({name: each.held_out for name, each in domains.items()}, half, cut.tokens)
+    tuning = _behind_others({name: each.tuning for name, each in domains.items()}, half, TUNING_TOKENS)
+    for name in domains:
+        if not held_out[name]:
             todo = "give more text, or a smaller --context"
             raise MoergeError(f"no scored document has {half} tokens", where=f"--switch {name}", todo=todo)
-        others = zip(*(cycle(halves[other]) for other in domains if other != name), strict=True)
-        before = chain.from_iterable(others)
-        own = spread([replace(window, new=half) for window in halves[name]], cut.tokens)
-        mixed = [replace(one, tokens=Tokens([*next(before).tokens.ids, *one.tokens.ids])) for one in own]
-        found[name] = replace(each, held_out=mixed)
+    return {name: replace(each, held_out=held_out[name], tuning=tuning[name]) for name, each in domains.items()}
+
+
+def _behind_others(cut: Mapping[str, Sequence[Window]], half: int, tokens: int) -> dict[str, list[Window]]:
+    """The first `half` tokens of windows, each behind as many of another domain's; none where a domain has none."""
+    halves = {
+        name: [replace(window, tokens=window.tokens[:half], new=half) for window in each if len(window.tokens) >= half]
+        for name, each in cut.items()
+    }
+    found = {}
+    for name, every in halves.items():
+        others = chain.from_iterable(zip(*(cycle(halves[other]) for other in cut if other != name), strict=True))
+        pairs = zip(spread(every, tokens), others, strict=False)
+        found[name] = [replace(own, tokens=Tokens([*other.tokens.ids, *own.tokens.ids])) for own, other in pairs]
     return found
 
 

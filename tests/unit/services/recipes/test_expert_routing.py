@@ -1,16 +1,17 @@
-"""Expert routing: a linear router on mean embeddings, and one expert for all of an input."""
+"""Expert routing: a linear router on the mean embedding of the tokens before chooses one expert."""
 
 from pathlib import Path
 
 import pytest
 import torch
-from transformers import PreTrainedModel
+from torch import Tensor
 
 from moerge.models.dense import expert_model
 from moerge.models.families import EMBEDDING
 from moerge.models.reader import Checkpoint
-from moerge.recipes.base import Domain, Fleet
-from moerge.recipes.expert_routing import RECIPES, SequenceRouted, closed_form, mean_embeddings, trained
+from moerge.recipes.base import Domain, Fleet, Model, Options
+from moerge.recipes.expert_routing import RECIPES, PrefixRouted, closed_form, mean_embeddings, trained
+from moerge.recipes.likelihoods import Dense
 from moerge.scoring.perplexity import Rows
 from support.models import expert
 
@@ -21,11 +22,6 @@ EVEN, ODD = [2, 4, 6, 8, 10, 12], [1, 3, 5, 7]
 def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     folder = tmp_path_factory.mktemp("experts")
     return [expert(folder / str(seed), seed, apart=0.02, initializer_range=0.2) for seed in range(2)]
-
-
-@pytest.fixture(scope="module")
-def models(folders: list[Path]) -> list[PreTrainedModel]:
-    return [expert_model(folder) for folder in folders]
 
 
 def test_a_row_s_feature_is_the_mean_of_its_embeddings() -> None:
@@ -54,48 +50,87 @@ def test_the_trained_router_learns_which_expert_a_text_wants() -> None:
     assert (features @ router).argmax(dim=1).tolist() == targets.tolist()
 
 
-def test_all_of_a_row_goes_to_one_expert_by_its_real_tokens_alone(models: list[PreTrainedModel]) -> None:
-    table = torch.zeros(300, 1)
-    table[EVEN], table[ODD], table[0] = -1.0, 1.0, 100.0  # the padding would outweigh all
-    model = SequenceRouted(models, table, torch.tensor([[-1.0, 1.0]]))
-    ids = torch.tensor([EVEN, [*ODD, 0, 0]])
-    found = model.logits(Rows(ids, [6, 4], ""))
+def told(folder: Path, ids: list[int]) -> Tensor:
+    """-log p of each token but the first."""
     with torch.inference_mode():
-        torch.testing.assert_close(found[0], models[0](input_ids=ids[:1]).logits[0])
-        torch.testing.assert_close(found[1, :4], models[1](input_ids=ids[1:, :4]).logits[0])
+        chances = expert_model(folder)(input_ids=torch.tensor([ids])).logits[0].log_softmax(dim=1)
+    return -chances[:-1].gather(1, torch.tensor(ids)[1:, None])[:, 0].double()
 
 
-def test_the_target_is_the_expert_with_the_smallest_loss(folders: list[Path], tmp_path: Path) -> None:
-    """Each expert's likeliest continuations are its own domain's text, so both routers must find them again."""
-    models = [expert_model(folder) for folder in folders]
-    documents = []
-    for slot, model in enumerate(models):
+@pytest.mark.parametrize("window", [0, 1, 3, 50])
+def test_a_token_is_predicted_by_the_expert_of_the_mean_embedding_before_it(folders: list[Path], window: int) -> None:
+    table = torch.randn(300, 4, generator=torch.Generator().manual_seed(0))
+    router = torch.randn(4, 2, generator=torch.Generator().manual_seed(1))
+    model = PrefixRouted([Dense(folder, "cpu", {}) for folder in folders], table, router, window)
+    texts = torch.randint(0, 256, (2, 12), generator=torch.Generator().manual_seed(2)).tolist()
+    texts[1] = texts[1][:9]
+    found = model.losses(Rows(torch.nn.utils.rnn.pad_sequence(list(map(torch.tensor, texts)), True), [12, 9], ""))
+    read, predicted, chosen = 0, 0, set[int]()
+    for row, ids in zip(found, texts, strict=True):
+        last = [0, 0]
+        for t in range(len(ids) - 1):
+            before = ids[max(0, t + 1 - window) if window else 0 : t + 1]
+            expert_of = int((table[before].mean(dim=0) @ router).argmax())
+            last[expert_of] = t + 1
+            assert float(row[t]) == pytest.approx(float(told(folders[expert_of], ids)[t]), rel=1e-5)
+            chosen.add(expert_of)
+        read, predicted = read + sum(last), predicted + len(ids) - 1
+    assert chosen == {0, 1}
+    layer, head = 32 * (32 + 16 + 16 + 32) + 3 * 32 * 48 + 2 * 32, 300 * 32
+    assert model.active_parameters == pytest.approx((3 * layer + 32) * read / predicted + head + 8)
+
+
+GIVEN: Options = {"lambda": 0.01, "steps": 1000, "window": 0, "seed": 0}
+
+
+def likeliest(folders: list[Path]) -> list[list[list[int]]]:
+    """Texts that each expert finds likeliest, of tokens of their own."""
+    found = []
+    for slot, model in enumerate(map(expert_model, folders)):
         rows = torch.arange(20 + 100 * slot, 36 + 100 * slot)[:, None]
         with torch.inference_mode():
             for _ in range(40):
                 rows = torch.cat([rows, model(input_ids=rows).logits[:, -1:].argmax(dim=2)], dim=1)
-        documents.append(rows.tolist())
+        found.append(rows.tolist())
+    return found
+
+
+def chosen_by(router: Model, folders: list[Path], texts: list[list[int]]) -> list[int]:
+    """How often each expert predicts the last token of a text."""
+    last = router.losses(Rows(torch.tensor(texts), [len(text) for text in texts], ""))[:, -1]
+    pairs = list(zip(texts, last.tolist(), strict=True))
+    return [sum(abs(float(told(folder, text)[-1]) - loss) < 1e-4 for text, loss in pairs) for folder in folders]
+
+
+def test_the_target_is_the_expert_with_the_smallest_loss(folders: list[Path], tmp_path: Path) -> None:
+    """Each expert's likeliest continuations are its own domain's text, so both routers must find them again."""
+    documents = likeliest(folders)
     swapped = [Domain("first", folders[0], documents[1]), Domain("second", folders[1], documents[0])]
     for recipe in RECIPES:
-        ((name, router),) = recipe.build(Fleet(swapped, None, 0, tmp_path), recipe.options)
+        ((name, router),) = recipe.build(Fleet(swapped, None, 0, tmp_path), GIVEN)
         assert name == recipe.name
-        for slot, (own, texts) in enumerate(zip(models, documents, strict=True)):
-            ids = torch.tensor(texts)
-            found = router.logits(Rows(ids, [41] * len(ids), ""))
-            with torch.inference_mode():
-                wanted = own(input_ids=ids).logits
-            right = sum(torch.allclose(a, b, atol=1e-4) for a, b in zip(found, wanted, strict=True))
-            assert right > 10, (name, slot, right)
+        for slot, texts in enumerate(documents):
+            assert chosen_by(router, folders, texts)[slot] > 10, (name, slot)
+
+
+def test_the_seed_model_wins_where_its_loss_is_the_smallest(folders: list[Path], tmp_path: Path) -> None:
+    """Of three models the last is the seed; its likeliest texts are those of the second expert's domain."""
+    models = [*folders, expert(tmp_path / "seed", 7, apart=0.02, initializer_range=0.2)]
+    documents = likeliest(models)
+    domains = [Domain("first", folders[0], documents[0]), Domain("second", folders[1], documents[2])]
+    for recipe in RECIPES:
+        ((name, router),) = recipe.build(Fleet(domains, models[2], 0, tmp_path), {**GIVEN, "seed": 1})
+        assert chosen_by(router, models, documents[2])[2] > 10, name
 
 
 def test_the_base_model_s_embeddings_are_taken_if_there_is_one(folders: list[Path], tmp_path: Path) -> None:
     base = expert(tmp_path / "base", 9, apart=0.02)
     domains = [Domain("first", folders[0], [EVEN]), Domain("second", folders[1], [ODD])]
     wanted = Checkpoint(base).tensor(EMBEDDING)
-    ((_, model),) = RECIPES[0].build(Fleet(domains, base, 0, tmp_path), RECIPES[0].options)
-    assert isinstance(model, SequenceRouted)
+    ((_, model),) = RECIPES[0].build(Fleet(domains, base, 0, tmp_path), GIVEN)
+    assert isinstance(model, PrefixRouted)
     torch.testing.assert_close(model.table, wanted)
     own = [Checkpoint(folder).tensor(EMBEDDING) for folder in folders]
-    ((_, model),) = RECIPES[0].build(Fleet(domains, None, 0, tmp_path), RECIPES[0].options)
-    assert isinstance(model, SequenceRouted)
+    ((_, model),) = RECIPES[0].build(Fleet(domains, None, 0, tmp_path), GIVEN)
+    assert isinstance(model, PrefixRouted)
     torch.testing.assert_close(model.table, torch.stack(own).mean(dim=0))

@@ -12,9 +12,11 @@ from moerge.errors import MoergeError
 from moerge.models.dense import expert_model
 from moerge.models.families import FAMILIES
 from moerge.recipes.base import Domain, Fleet
+from moerge.recipes.likelihoods import Dense
 from moerge.recipes.mergeme import RECIPES, alignment, confidence, top_softmax
 from moerge.scoring.perplexity import Rows
 from support.models import expert
+from support.recipes import logits
 
 SHORT, LONG = [5, 9, 200, 7], [40, 41, 42, 43, 44, 250, 7]
 IDS = torch.tensor([[*SHORT, 0, 0, 0], LONG])
@@ -48,10 +50,11 @@ def test_weights_are_the_softmax_of_the_k_largest_scores() -> None:
 
 
 def test_an_expert_s_confidence_is_one_over_the_perplexity_of_a_row_s_real_tokens(
-    models: list[PreTrainedModel],
+    folders: list[Path], models: list[PreTrainedModel]
 ) -> None:
+    dense = [Dense(folder, "cpu", {}) for folder in folders]
     with torch.inference_mode():
-        found = confidence(models)(ROWS)
+        found = confidence(dense)(ROWS)
         for row, ids in enumerate((SHORT, LONG)):
             for slot, model in enumerate(models):
                 chances = model(input_ids=torch.tensor([ids])).logits[0].double().softmax(dim=1)
@@ -104,23 +107,24 @@ def test_the_chosen_experts_outputs_are_summed_in_every_layer(
     folders: list[Path], models: list[PreTrainedModel], tmp_path: Path, *, separate: bool
 ) -> None:
     name = "mergeme-ppl-separate" if separate else "mergeme-ppl"
-    ((row, model),) = BY_NAME[name].build(fleet(folders, tmp_path), {"k": 2})
+    ((row, model),) = BY_NAME[name].build(fleet(folders, tmp_path), {"k": 2, "seed": 0})
     assert row == name
-    found = model.logits(ROWS)
+    dense = [Dense(folder, "cpu", {}) for folder in folders]
+    found = logits(model, ROWS)
     with torch.inference_mode():
         merged = expert_model(folders[0])  # every parameter is the mean
         for key, parameter in merged.named_parameters():
             parameter.copy_(torch.stack([dict(each.named_parameters())[key] for each in models]).mean(dim=0))
-        weights = top_softmax(confidence(models)(ROWS), 2)
+        weights = top_softmax(confidence(dense)(ROWS), 2)
         chosen = models
         if not separate:
             chosen = [expert_model(folder) for folder in folders]
             for each in chosen:
                 each.model.layers[0].self_attn.load_state_dict(merged.model.layers[0].self_attn.state_dict())
-        for ids, logits, shares in zip((SHORT, LONG), found, weights.tolist(), strict=True):
+        for ids, one, shares in zip((SHORT, LONG), found, weights.tolist(), strict=True):
             assert sum(share == 0 for share in shares) == 1
             wanted = written_out(merged, chosen, shares, ids)
-            torch.testing.assert_close(logits[: len(ids)], wanted, rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(one[: len(ids)], wanted, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("family", sorted(FAMILIES))
@@ -131,7 +135,7 @@ def test_equal_experts_compute_what_each_of_them_does(tmp_path: Path, family: st
     for recipe in RECIPES:
         base = expert(tmp_path / "base", 2, family) if recipe.needs_base else None
         ((_, model),) = recipe.build(fleet([folder] * 3, tmp_path, base), recipe.options)
-        found = model.logits(ROWS)
+        found = logits(model, ROWS)
         torch.testing.assert_close(found[0, :4], wanted[0, :4], rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(found[1], wanted[1], rtol=1e-4, atol=1e-4)
 
@@ -161,4 +165,14 @@ def test_what_can_t_be_a_base_model_or_a_number_of_experts_is_named(folders: lis
     with pytest.raises(MoergeError, match=r"\[64, 32\], an expert's \[48, 32\]"):
         next(BY_NAME["mergeme-task-vector"].build(fleet(folders, tmp_path, wide), {"k": 2}))
     with pytest.raises(MoergeError, match="k is 0"):
-        next(BY_NAME["mergeme-ppl"].build(fleet(folders, tmp_path), {"k": 0}))
+        next(BY_NAME["mergeme-ppl"].build(fleet(folders, tmp_path), {"k": 0, "seed": 0}))
+
+
+def test_the_seed_model_is_one_of_the_experts_if_asked_for(folders: list[Path], tmp_path: Path) -> None:
+    """With the seed of two experts as a third, all is as with three experts."""
+    *two, seed = folders
+    for name in ("mergeme-ppl", "mergeme-ppl-separate"):
+        ((_, wanted),) = BY_NAME[name].build(fleet(folders, tmp_path), {"k": 2, "seed": 0})
+        ((_, found),) = BY_NAME[name].build(fleet(two, tmp_path, seed), {"k": 2, "seed": 1})
+        torch.testing.assert_close(logits(found, ROWS), logits(wanted, ROWS))
+        assert found.active_parameters == wanted.active_parameters

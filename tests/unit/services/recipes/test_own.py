@@ -11,7 +11,7 @@ from moerge.recipes.base import Fleet
 from moerge.recipes.models import Loaded
 from moerge.scoring.perplexity import Rows
 from moerge.scoring.routers import routers
-from support.recipes import fleet, only
+from support.recipes import fleet, logits, only
 
 
 @torch.inference_mode()
@@ -58,5 +58,5 @@ def test_its_oracle_runs_each_domain_s_fitted_expert(tmp_path: Path) -> None:
     model = only("moerge-oracle:fit=1", on)
     for slot, domain in enumerate(on.domains):
         alone, _ = domain_model(on.work / f"fitted-{slot}", on.work / "trunk.safetensors")
-        found = model.logits(Rows(ids, [30], domain.name))
+        found = logits(model, Rows(ids, [30], domain.name))
         torch.testing.assert_close(found, alone(ids).logits, rtol=0, atol=1e-4)

@@ -19,7 +19,7 @@ from moerge.scoring.routers import routers
 from moerge.trunk.regmean import SHRINKAGE_TO_AVERAGE
 from moerge_proto.statistics_file import StatisticsFile
 from support.models import SMALL, VOCAB
-from support.recipes import built, fleet, only
+from support.recipes import built, fleet, logits, only
 from support.versions import trunk_file
 
 HELD = torch.tensor([[3 * column % 250 for column in range(30)]])
@@ -112,7 +112,7 @@ def test_an_oracle_is_the_trunk_with_the_text_s_own_mlps(tmp_path: Path) -> None
     for domain in on.domains:
         with torch.inference_mode():
             expected = domain_model(domain.expert, trunk)[0](HELD).logits
-            found = oracle.logits(Rows(HELD, [30], domain.name))
+            found = logits(oracle, Rows(HELD, [30], domain.name))
         torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
 
 
@@ -131,9 +131,9 @@ def test_dume_under_task_vectors_that_are_all_kept_and_averaged_is_dume(tmp_path
     """base + 1/3 of three task vectors is the mean; DARE of which nothing falls."""
     on = fleet(tmp_path)
     with torch.inference_mode():
-        expected = only("dume:k=2", on).logits(Rows(HELD, [30], ""))
-        found = only("dume-dare:retain=1,k=2", on).logits(Rows(HELD, [30], ""))
-        ties = only("dume-ties:k=2", on).logits(Rows(HELD, [30], ""))
+        expected = logits(only("dume:k=2", on), Rows(HELD, [30], ""))
+        found = logits(only("dume-dare:retain=1,k=2", on), Rows(HELD, [30], ""))
+        ties = logits(only("dume-ties:k=2", on), Rows(HELD, [30], ""))
     torch.testing.assert_close(found, expected, atol=1e-3, rtol=0)
     assert not torch.allclose(ties, expected, atol=1e-2)
 

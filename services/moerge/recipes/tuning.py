@@ -1,0 +1,52 @@
+"""Options that recipes choose by the tuning text."""
+
+from collections.abc import Callable, Sequence
+from statistics import fmean
+from typing import TypeVar
+
+from moerge.progress import NoProgress
+from moerge.recipes.base import Fleet, Model, Options, whole
+from moerge.scoring.perplexity import Losses, document_scores, total
+
+CHOOSE = -1
+"""The value of an option that is to be chosen by the tuning text."""
+WINDOWS: Sequence[float] = (8, 16, 32, 64, 0)
+"""How many of the last tokens an expert or its weight is chosen by; 0: all."""
+Made = TypeVar("Made", bound=Model)
+
+
+def mean_loss(losses: Losses, fleet: Fleet) -> float:
+    """Nats per token of the tuning text, averaged over the domains that have some."""
+    scores = [total(document_scores(losses, each.tuning, NoProgress(), domain=each.name)) for each in fleet.domains]
+    return fmean(score.nll / score.tokens for score in scores if score.tokens)
+
+
+def choose(
+    fleet: Fleet, options: Options, name: str, values: Sequence[float], default: float, build: Callable[[float], Losses]
+) -> Options:
+    """The option with the value whose model has the smallest loss on the tuning text; nothing if the option is given.
+
+    Args:
+        values: that are tried.
+        default: taken where there is no tuning text.
+        build: value -> losses of the model that it makes.
+    """
+    if options[name] != CHOOSE:
+        return {}
+    if not any(each.tuning for each in fleet.domains):
+        return {name: default}
+    return {name: min(values, key=lambda value: mean_loss(build(value), fleet))}
+
+
+def choose_scale(fleet: Fleet, options: Options, build: Callable[[float], Losses]) -> Options:
+    """The option `scale`, by which the sum of D task vectors is multiplied: 1 / 2D, 1 / D, 1 / 3, 1 / 2 or 1."""
+    every = len(fleet.domains)
+    return choose(fleet, options, "scale", sorted({0.5 / every, 1 / every, 1 / 3, 0.5, 1.0}), 1 / every, build)
+
+
+def with_window(fleet: Fleet, options: Options, build: Callable[[int], Made]) -> Made:
+    """What the option `window` makes."""
+    chosen = choose(fleet, options, "window", WINDOWS, 0, lambda window: build(int(window)).losses)
+    model = build(whole({**options, **chosen}, "window", 0))
+    model.chosen = chosen
+    return model
