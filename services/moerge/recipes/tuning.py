@@ -10,7 +10,7 @@ from moerge.scoring.perplexity import Losses, document_scores, total
 
 CHOOSE = -1
 """The value of an option that is to be chosen by the tuning text."""
-WINDOWS: Sequence[float] = (8, 16, 32, 64, 0)
+WINDOWS: Sequence[float] = (0, 64, 32, 16, 8)
 """How many of the last tokens an expert or its weight is chosen by; 0: all."""
 Made = TypeVar("Made", bound=Model)
 
@@ -27,7 +27,7 @@ def choose(
     """The option with the value whose model has the smallest loss on the tuning text; nothing if the option is given.
 
     Args:
-        values: that are tried.
+        values: that are tried; of equally good ones the first is taken.
         default: taken where there is no tuning text.
         build: value -> losses of the model that it makes.
     """
