@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Sequence
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from moerge.errors import MoergeError
 from moerge.models.tokens import Tokens
 from moerge.progress import LogProgress
 from moerge.recipes.registry import RECIPES, parse
-from moerge.scoring.perplexity import score, windows
+from moerge.scoring.perplexity import Window, score, windows
 from moerge.table.commands import table
 from moerge.table.measure import Settings, Texts, measure
 from moerge.table.runs import possible
@@ -119,6 +120,11 @@ def test_named_recipes_are_measured_with_every_seed_that_could_change_them(tmp_p
     assert "dume:k=2,tokens=8" in drawn.read_text()
 
 
+def tokens_of(cut: Sequence[Window]) -> int:
+    """How many tokens the documents of windows have; the first of each is not scored."""
+    return sum(window.scored for window in cut) + len({window.document for window in cut})
+
+
 def test_a_tenth_is_held_out_by_its_text_alone_and_never_counted_for_statistics(tmp_path: Path) -> None:
     options = domains_of(tmp_path)
     folder, files = tmp_path / "e0", [options["text"][0].partition("=")[2]]
@@ -128,22 +134,22 @@ def test_a_tenth_is_held_out_by_its_text_alone_and_never_counted_for_statistics(
     assert 0 < len(held) < 20
     assert sum(window.scored for window in found.held_out) == sum(len(text) - 1 for text in held)
     rest = [text for text in every if text not in held]
-    assert sum(map(len, (*found.statistics, *found.tuning))) == sum(map(len, rest))
+    assert sum(map(len, found.statistics)) + tokens_of(found.tuning) == sum(map(len, rest))
     assert max(map(len, found.statistics)) <= 64
     named = read_texts("d0", Sources(folder, files, [str(tmp_path / "t0" / "more")]), Cut(64, 32, 10**6))
     first = sum(len(text) for text in texts_of([tmp_path / "t0" / "a.jsonl"]))
-    assert sum(map(len, (*named.statistics, *named.tuning))) == first
+    assert sum(map(len, named.statistics)) + tokens_of(named.tuning) == first
 
 
 def test_no_document_is_of_two_parts_whichever_part_is_scored(tmp_path: Path) -> None:
-    """Of numbered documents: what is held out is the same with both splits' experts' eyes, and never seen by recipes."""
+    """Of numbered documents: what is held out is the same with both splits, and never seen by recipes."""
     folder = expert(tmp_path / "e", seed=1)
     file = str(text_file(tmp_path / "t.jsonl", *(f"{number:03}" for number in range(200))))
     parts = {}
     for split in ("heldout", "tuning"):
         found = read_texts("law", Sources(folder, [file]), Cut(), split)
-        scored = {tuple(window.tokens.ids) for window in found.held_out}
-        parts[split] = [scored, {*map(tuple, found.statistics)}, {*map(tuple, found.tuning)}]
+        scored, tuning = ({tuple(window.tokens.ids) for window in cut} for cut in (found.held_out, found.tuning))
+        parts[split] = [scored, {*map(tuple, found.statistics)}, tuning]
         assert all(one.isdisjoint(other) for one, other in combinations(parts[split], 2))
         assert min(map(len, parts[split])) >= 10
     assert parts["tuning"][0] == parts["heldout"][2]
@@ -165,14 +171,16 @@ def test_tuning_files_are_scored_in_place_of_held_out_ones(tmp_path: Path) -> No
 def test_behind_a_switch_the_second_half_is_scored_and_the_first_is_of_the_others(tmp_path: Path) -> None:
     tokens = {"law": 100, "art": 200, "sea": 300}
     domains = {
-        name: Texts(tmp_path, windows([Tokens([*range(first, first + 44)]), Tokens([first] * 3)], 16, 8))
+        name: Texts(tmp_path, cut, tuning=cut[:2])
         for name, first in tokens.items()
+        for cut in [windows([Tokens([*range(first, first + 44)]), Tokens([first] * 3)], 16, 8)]
     }
     found = switched(domains, Cut(16, 8, 24))
     for name, first in tokens.items():
         scored = [window.tokens.ids[8:] for window in found[name].held_out]
         assert all(window.predicts == [False] * 7 + [True] * 8 + [False] for window in found[name].held_out)
         assert len(scored) == 3
+        assert (len(found[name].tuning), found[name].tuning[0]) == (2, found[name].held_out[0])
         assert all(first <= token < first + 44 for ids in scored for token in ids)
         before = [window.tokens.ids[0] // 100 for window in found[name].held_out]
         others = [other // 100 for each, other in tokens.items() if each != name]
