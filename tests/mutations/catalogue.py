@@ -417,4 +417,20 @@ MUTATIONS = (
         "if False:",
         ("tests/attacks/owner/test_quotas.py",),
     ),
+    Mutation(
+        "looks-ahead",
+        "a recipe chooses an expert by the token that this is to predict",
+        LIBRARY,
+        "recent(self._preference[:, rows.ids], self._window)[..., :-1]",
+        "recent(self._preference[:, rows.ids], self._window)[..., 1:]",
+        ("tests/unit/services/recipes/test_likelihoods.py",),
+    ),
+    Mutation(
+        "worst-setting",
+        "a rival's setting is the best on the tuning text",
+        LIBRARY,
+        "min(values, key=lambda value: mean_loss(build(value), fleet))",
+        "max(values, key=lambda value: mean_loss(build(value), fleet))",
+        ("tests/unit/services/recipes/test_tuning.py",),
+    ),
 )

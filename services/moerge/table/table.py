@@ -38,7 +38,7 @@ class Result:
     Attributes:
         documents: domain -> score of each document.
         active_parameters: that a token is multiplied by.
-        seconds: to build and to score it.
+        seconds: to build and to score it, less the likelihoods under experts that an earlier row computed.
         peak_memory: bytes over what there was before; None where the system doesn't tell.
         counts: domain -> [D], how many scored tokens went to each expert first, over layers; empty for models whose
             routers can't be watched.
