@@ -97,10 +97,8 @@ def test_tokens_that_don_t_count_are_read_and_neither_scored_nor_counted(tmp_pat
 def test_text_of_no_domain_is_compared_with_the_seed_and_not_averaged(tmp_path: Path) -> None:
     """A dense expert that is the seed has 100; an oracle knows no domain of it."""
     seed, other = (expert(tmp_path / str(number), seed=number) for number in (1, 2))
-    domains = {
-        name: Texts(folder, windows(all_counted(ROWS[:2]), 32, 16), ROWS)
-        for name, folder in (("law", seed), ("art", other))
-    }
+    cut = windows(all_counted(ROWS[:2]), 32, 16)
+    domains = {"law": Texts(seed, cut, ROWS), "art": Texts(other, cut, ROWS)}
     elsewhere = windows(all_counted(ROWS[2:4]), 32, 16)
     runs = [Run(*parse(name)) for name in ("experts", "averaging", "random", "oracle")]
     table = measure(runs, domains, Settings(seed), LogProgress(), elsewhere)
