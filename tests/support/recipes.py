@@ -13,17 +13,17 @@ from support.models import expert
 from support.versions import contributed_rows
 
 
-def fleet(folder: Path, domains: int = 3) -> Fleet:
+def fleet(folder: Path, domains: int = 3, **settings: object) -> Fleet:
     """Random experts of domains d0, d1, …, the base that they stray from, and a text of each, of unequal length."""
     made = []
     for slot in range(domains):
         place = folder / f"expert-{slot}"
         rows = contributed_rows(slot)
-        own = Domain(f"d{slot}", expert(place, seed=slot + 1, apart=0.02), rows[slot:], rows[:slot])
+        own = Domain(f"d{slot}", expert(place, seed=slot + 1, apart=0.02, **settings), rows[slot:], rows[:slot])
         made.append(own)
     work = folder / "work"
     work.mkdir()
-    return Fleet(made, expert(folder / "base", seed=99, apart=0.02), 0, work)
+    return Fleet(made, expert(folder / "base", seed=99, apart=0.02, **settings), 0, work)
 
 
 def built(spec: str, on: Fleet) -> list[tuple[str, Model]]:

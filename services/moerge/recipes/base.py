@@ -12,14 +12,15 @@ from torch import Tensor
 from moerge.errors import MoergeError
 from moerge.merging.local import LocalTrunk
 from moerge.models.expert_folder import DenseExpert
+from moerge.recipes.precision import Dtype
 from moerge.scoring.perplexity import Rows, Window
 
 Options = Mapping[str, float]
 """Numbers that a recipe takes, by name; all of those that it has."""
 SEED = "seed"
 """The option by which the seed model is one of a recipe's experts."""
-Likelihoods = dict[tuple[Path, tuple[int, ...]], Tensor]
-"""Dense expert's folder and token ids -> log p of every token but the first, [T - 1] float64."""
+Likelihoods = dict[tuple[Path, Dtype, tuple[int, ...]], Tensor]
+"""Dense expert's folder, number format and token ids -> log p of every token but the first, [T - 1] float64."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,7 @@ class Fleet:
         seed: of all that the recipe draws.
         work: an empty folder of the recipe's own, which is removed once it has been scored.
         device: torch device that models compute on.
+        dtype: number format of the models that recipes make.
         likelihoods: those that dense experts were computed for already; shared by recipes and seeds.
     """
 
@@ -60,6 +62,7 @@ class Fleet:
     seed: int
     work: Path
     device: str = "cpu"
+    dtype: Dtype = "float32"
     likelihoods: Likelihoods = field(default_factory=dict)
 
 

@@ -17,6 +17,7 @@ from moerge.models.reader import Checkpoint
 from moerge.recipes.base import Fleet, Model, Options, Recipe
 from moerge.recipes.likelihoods import Dense
 from moerge.recipes.models import Loaded
+from moerge.recipes.precision import convert
 from moerge.recipes.tuning import CHOOSE, choose_scale
 from moerge.trunk.methods.method import MethodInputs
 from moerge.trunk.methods.registry import METHODS
@@ -90,7 +91,7 @@ def merged_model(fleet: Fleet, method: TrunkMethod, options: Options) -> PreTrai
         state[name] = merge(Piece(name, 0, range(len(experts)), tensors, torch.float32))
     model = dense_model(config, state, torch.float32)
     place(model, fleet.device)
-    return model
+    return convert(model, fleet.dtype)
 
 
 def _experts(fleet: Fleet, options: Options) -> Iterator[tuple[str, Model]]:

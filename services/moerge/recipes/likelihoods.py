@@ -10,8 +10,9 @@ from torch import Tensor
 from moerge.errors import MoergeError
 from moerge.models.batches import bucket, pad
 from moerge.recipes.base import SEED, Domain, Fleet, Likelihoods, Options, whole
-from moerge.recipes.models import Loaded
-from moerge.scoring.perplexity import BATCH_TOKENS, Rows, load
+from moerge.recipes.models import Loaded, load
+from moerge.recipes.precision import Dtype
+from moerge.scoring.perplexity import BATCH_TOKENS, Rows
 
 
 class Dense(Loaded):
@@ -21,11 +22,12 @@ class Dense(Loaded):
         folder: its checkpoint.
         device: that it computes on.
         known: likelihoods that were computed before; those that are missing are added.
+        dtype: number format.
     """
 
-    def __init__(self, folder: Path, device: str, known: Likelihoods) -> None:
-        super().__init__(load(folder, torch.float32, device))
-        self._folder, self._known = folder, known
+    def __init__(self, folder: Path, device: str, known: Likelihoods, dtype: Dtype = "float32") -> None:
+        super().__init__(load(folder, device, dtype))
+        self._folder, self._known, self._dtype = folder, known, dtype
 
     def losses(self, rows: Rows) -> Tensor:
         """[B, T - 1] float64; 0 at padding."""
@@ -37,18 +39,18 @@ class Dense(Loaded):
     @torch.inference_mode()
     def likelihoods(self, texts: Sequence[Sequence[int]]) -> list[Tensor]:
         """log p(x_t | x_<t) of each text's tokens but the first, [T - 1] float64."""
-        keys = [(self._folder, tuple(text)) for text in texts]
+        keys = [(self._folder, self._dtype, tuple(text)) for text in texts]
         missing = [key for key in dict.fromkeys(keys) if key not in self._known]
-        for batch in bucket(missing, lambda key: len(key[1]), BATCH_TOKENS):
-            rows = Rows(pad([ids for _, ids in batch]), [len(ids) for _, ids in batch], "")
+        for batch in bucket(missing, lambda key: len(key[-1]), BATCH_TOKENS):
+            rows = Rows(pad([key[-1] for key in batch]), [len(key[-1]) for key in batch], "")
             for key, found in zip(batch, super().losses(rows).double().cpu(), strict=True):
-                self._known[key] = -found[: len(key[1]) - 1]
+                self._known[key] = -found[: len(key[-1]) - 1]
         return [self._known[key] for key in keys]
 
 
 def experts(fleet: Fleet) -> list[Dense]:
     """Every domain's dense expert, in order."""
-    return [Dense(domain.expert, fleet.device, fleet.likelihoods) for domain in fleet.domains]
+    return [Dense(domain.expert, fleet.device, fleet.likelihoods, fleet.dtype) for domain in fleet.domains]
 
 
 def with_seed(fleet: Fleet, options: Options) -> Fleet:

@@ -11,8 +11,15 @@ from transformers import PreTrainedModel
 
 from moerge.models.families import published_family
 from moerge.recipes.base import Fleet, Model
-from moerge.scoring.perplexity import Rows, load, logits, losses_by
+from moerge.recipes.precision import Dtype, convert
+from moerge.scoring import perplexity
+from moerge.scoring.perplexity import Rows, logits, losses_by
 from moerge.scoring.routers import forced
+
+
+def load(folder: Path, device: str = "cpu", dtype: Dtype = "float32") -> PreTrainedModel:
+    """A dense or published model, in a number format."""
+    return convert(perplexity.load(folder, torch.float32, device), dtype)
 
 
 def active_parameters(model: PreTrainedModel) -> float:
@@ -50,9 +57,9 @@ class Loaded(FromLogits):
         self.active_parameters = active_parameters(model)
 
     @classmethod
-    def of(cls, folder: Path, device: str = "cpu") -> Self:
-        """The model in a folder, in float32."""
-        return cls(load(folder, torch.float32, device))
+    def of(cls, folder: Path, device: str = "cpu", dtype: Dtype = "float32") -> Self:
+        """The model in a folder."""
+        return cls(load(folder, device, dtype))
 
     def logits(self, rows: Rows) -> Tensor:
         return logits(self.model, rows)
@@ -74,7 +81,7 @@ class Oracle(FromLogits):
     @classmethod
     def of(cls, folder: Path, fleet: Fleet) -> Self:
         """The version in a folder, whose slots are the fleet's domains."""
-        return cls(load(folder, torch.float32, fleet.device), [domain.name for domain in fleet.domains])
+        return cls(load(folder, fleet.device, fleet.dtype), [domain.name for domain in fleet.domains])
 
     def logits(self, rows: Rows) -> Tensor:
         with forced(self._model, self._domains.index(rows.domain)):

@@ -5,6 +5,7 @@ import os
 import subprocess
 import venv
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -94,13 +95,13 @@ def _merged(fleet: Fleet, base: Path, gates: str, options: Options) -> Model:
     config.write_text(json.dumps(settings(fleet, base, gates, options)), encoding="utf-8")  # JSON is YAML
     todo = "mergekit-moe takes Llama, Mistral and Qwen experts; leave its recipes out for others"
     _run([str(_command()), str(config), str(out), "--device", "cpu"], todo)
-    return Routed.of(out, fleet.device)
+    return Routed.of(out, fleet.device, fleet.dtype)
 
 
 def averaged(fleet: Fleet) -> Path:
     """Folder of the dense average of the experts, which mergekit-moe can take the trunk from."""
     folder = fleet.work / "averaged"
-    merged_model(fleet, "average", {}).save_pretrained(folder)
+    merged_model(replace(fleet, dtype="float32"), "average", {}).save_pretrained(folder)
     _tokenizer(fleet).save_pretrained(folder)
     return folder
 

@@ -127,7 +127,7 @@ def published_recipe(
         members = [parts.contribute(fleet, slot, trunk, options) for slot in range(len(fleet.domains))]
         routers = parts.solve(members, trunk, options)
         folder = version([each.expert for each in members], trunk, routers, options, fleet.work / "version")
-        model = Routed.of(folder, fleet.device)
+        model = Routed.of(folder, fleet.device, fleet.dtype)
         model.chosen = chosen
         yield name, model
 
@@ -139,7 +139,7 @@ def published_recipe(
 def _random(fleet: Fleet, options: Options) -> Iterator[tuple[str, Model]]:
     trunk, experts = trunk_of(fleet, "average", options), [dense(fleet, slot) for slot in range(len(fleet.domains))]
     folder = version(experts, trunk, random_routers(fleet), options, fleet.work / "version")
-    yield "random", Routed.of(folder, fleet.device)
+    yield "random", Routed.of(folder, fleet.device, fleet.dtype)
 
 
 def _oracle(row: str, method: TrunkMethod, fleet: Fleet, options: Options) -> Iterator[tuple[str, Model]]:

@@ -21,7 +21,7 @@ def published(folder: Path) -> Recipe:
 
 
 def _rows(folder: Path, fleet: Fleet, options: Options) -> Iterator[tuple[str, Model]]:
-    routed = Routed.of(folder, fleet.device)
+    routed = Routed.of(folder, fleet.device, fleet.dtype)
     with randomised(routed.model, fleet.seed):
         yield "random routing", Loaded(routed.model)
     yield "oracle", Oracle(routed.model, [domain.name for domain in fleet.domains])

@@ -107,6 +107,10 @@ def table(
     device: Annotated[
         str | None, typer.Option(help="Where models compute: cpu or cuda. Default: cpu, or a preset's.")
     ] = None,
+    dtype: Annotated[
+        Literal["float32", "bfloat16", "Q8_0", "Q4_0"],
+        typer.Option(help="Number format of recipes' models, as GGUF rounds with Q; the dense experts' is float32."),
+    ] = "float32",
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures here too.")] = None,
     svg_file: Annotated[
         Path | None, typer.Option("--svg", help="Draw them here; with --sweep or --incremental, as curves.")
@@ -121,6 +125,7 @@ def table(
     from transformers.utils import logging
 
     from moerge.demo import corpora
+    from moerge.recipes import precision
     from moerge.recipes.version_folder import VERSION, published
     from moerge.table import arguments
     from moerge.table.joining import join, plan
@@ -155,7 +160,8 @@ def table(
     if switch and (stride or elsewhere):
         todo = f"leave --{'stride' if stride else 'elsewhere'} out"
         raise MoergeError("scores the second half of windows of the domains", where="--switch", todo=todo)
-    settings = Settings(start, seeds, most if statistics_tokens is None else statistics_tokens, device or place)
+    precision.require(dtype)
+    settings = Settings(start, seeds, most if statistics_tokens is None else statistics_tokens, device or place, dtype)
 
     def say(line: str) -> None:
         console.print(line, highlight=False, markup=False)

@@ -124,7 +124,7 @@ class _Trunk:
         with tempfile.TemporaryDirectory(dir=self._fleet.work) as folder:
             experts = [each.expert for each in members]
             made = version(experts, self._file, routers, self._options, Path(folder))
-            routed = Routed.of(made, self._fleet.device)
+            routed = Routed.of(made, self._fleet.device, self._fleet.dtype)
             oracle = Oracle(routed.model, names)
             scores = {name: _score(routed, name, domains[name], tracker) for name in names}
             for name in names:

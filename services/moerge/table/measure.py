@@ -13,6 +13,7 @@ from moerge.progress import Progress, Tracker
 from moerge.recipes.base import Domain, Fleet, Likelihoods, Model
 from moerge.recipes.dense import EXPERTS
 from moerge.recipes.models import Loaded, Routed
+from moerge.recipes.precision import Dtype
 from moerge.scoring.perplexity import Score, Window, document_scores
 from moerge.scoring.routers import RoutingCounter
 from moerge.table.memory import PeakMemory, quick_collections
@@ -46,12 +47,14 @@ class Settings:
         seeds: how many; they are 0, 1, …
         statistics_tokens: how many tokens of statistics each domain gives, in an order that the seed draws; 0: all.
         device: torch device.
+        dtype: number format of the models that recipes make; dense experts are compared with in float32.
     """
 
     base: Path | None = None
     seeds: int = 1
     statistics_tokens: int = 0
     device: str = "cpu"
+    dtype: Dtype = "float32"
 
 
 @quick_collections()
@@ -114,7 +117,9 @@ def fleet_of(
         Domain(name, each.expert, _drawn(each.statistics, most, seed), _drawn(each.other, most, seed), each.tuning)
         for name, each in domains.items()
     ]
-    return Fleet(drawn, settings.base, seed, work, settings.device, {} if likelihoods is None else likelihoods)
+    return Fleet(
+        drawn, settings.base, seed, work, settings.device, settings.dtype, {} if likelihoods is None else likelihoods
+    )
 
 
 def _results(

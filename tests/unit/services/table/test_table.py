@@ -16,6 +16,7 @@ from moerge.documents.reader import texts_of
 from moerge.errors import MoergeError
 from moerge.models.tokens import Tokens
 from moerge.progress import LogProgress
+from moerge.recipes.precision import Dtype
 from moerge.recipes.registry import RECIPES, parse
 from moerge.scoring.perplexity import Window, score, windows
 from moerge.table.commands import table
@@ -218,6 +219,22 @@ def test_scored_windows_are_spread_over_all_documents(lengths: list[int], tokens
         assert abs(taken - share * seen) <= 255
     assert [window for window in cut if window in chosen] == chosen
     assert len(chosen) >= 1
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "Q4_0"])
+def test_models_in_low_precision_are_compared_with_exact_experts(tmp_path: Path, dtype: Dtype) -> None:
+    options = {**domains_of(tmp_path), "recipe": ["averaging", "btm"], "tokens": 100, "context": 32}
+    found = {}
+    for each in ("float32", dtype):
+        table(**options, dtype=each, json_file=tmp_path / "table.json")
+        found[each] = records(tmp_path / "table.json")
+    exact, low = found["float32"], found[dtype]
+    for domain in ("d0", "d1"):
+        assert low["d0 expert", domain]["perplexity"] == exact["d0 expert", domain]["perplexity"]
+        for row in ("averaging", "btm"):
+            assert low[row, domain]["score"] != exact[row, domain]["score"]
+            assert low[row, domain]["score"] == pytest.approx(exact[row, domain]["score"], rel=0.1)
+    assert json.loads((tmp_path / "table.json").read_text())["settings"]["dtype"] == dtype
 
 
 def test_text_of_which_nothing_is_left_or_nothing_is_held_out_is_named(tmp_path: Path) -> None:
