@@ -53,7 +53,7 @@ def test_the_trained_router_learns_which_expert_a_text_wants() -> None:
 def told(folder: Path, ids: list[int]) -> Tensor:
     """-log p of each token but the first."""
     with torch.inference_mode():
-        chances = expert_model(folder)(input_ids=torch.tensor([ids])).logits[0].log_softmax(dim=1)
+        chances: Tensor = expert_model(folder)(input_ids=torch.tensor([ids])).logits[0].log_softmax(dim=1)
     return -chances[:-1].gather(1, torch.tensor(ids)[1:, None])[:, 0].double()
 
 

@@ -11,7 +11,8 @@ from torch import Tensor
 from moerge.errors import MoergeError
 from moerge.models.dense import domain_model, expert_model
 from moerge.models.tokens import all_counted
-from moerge.recipes.base import Fleet
+from moerge.recipes.base import Fleet, Model
+from moerge.recipes.models import Loaded
 from moerge.recipes.published import trunk_of
 from moerge.recipes.tuning import WINDOWS, choose, choose_scale
 from moerge.scoring.perplexity import Losses, Rows, Window, windows
@@ -56,9 +57,11 @@ def test_an_option_that_is_given_is_kept_and_without_text_there_is_a_default(tmp
     assert choose_scale(some, {"scale": -1}, wanting(0.17)) == {"scale": 1 / 6}
 
 
-def mean_loss(model: torch.nn.Module, ids: list[int]) -> float:
+def mean_loss(model: torch.nn.Module | Model, ids: list[int]) -> float:
+    network = model.model if isinstance(model, Loaded) else model
+    assert isinstance(network, torch.nn.Module)
     with torch.inference_mode():
-        return float(model(torch.tensor([ids]), labels=torch.tensor([ids])).loss)
+        return float(network(torch.tensor([ids]), labels=torch.tensor([ids])).loss)
 
 
 @pytest.mark.parametrize("name", ["ties", "dare", "task-arithmetic"])
@@ -70,11 +73,11 @@ def test_the_scale_of_task_vectors_is_the_best_on_the_tuning_text(tmp_path: Path
     for scale in SCALES:
         model = only(f"{name}:scale={scale!r}", on)
         assert model.chosen == {}
-        found[scale] = sum(mean_loss(model.model, text) for text in texts)  # type: ignore[attr-defined]
+        found[scale] = sum(mean_loss(model, text) for text in texts)
     best = min(found, key=found.__getitem__)
     chosen = only(name, on)
     assert chosen.chosen == {"scale": best}
-    assert sum(mean_loss(chosen.model, text) for text in texts) == pytest.approx(found[best])  # type: ignore[attr-defined]
+    assert sum(mean_loss(chosen, text) for text in texts) == pytest.approx(found[best])
 
 
 def test_the_scale_of_a_trunk_is_the_best_for_the_domains_own_mlps(tmp_path: Path) -> None:
