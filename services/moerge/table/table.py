@@ -38,8 +38,9 @@ class Result:
     Attributes:
         documents: domain -> score of each document.
         active_parameters: that a token is multiplied by.
-        seconds: to build and to score it, less the likelihoods under experts that an earlier row computed.
-        peak_memory: bytes over what there was before; None where the system doesn't tell.
+        seconds: to build and to score it.
+        peak_memory: bytes over what there was before; None where the system doesn't tell. Neither counts the experts'
+            likelihoods of texts that an earlier row computed.
         counts: domain -> [D], how many scored tokens went to each expert first, over layers; empty for models whose
             routers can't be watched.
         elsewhere: score of each document of no domain; empty where there is none, and for an oracle.
