@@ -39,9 +39,9 @@ def choose(
 
 
 def choose_scale(fleet: Fleet, options: Options, build: Callable[[float], Losses]) -> Options:
-    """The option `scale`, by which the sum of D task vectors is multiplied: 1 / 2D, 1 / D, 1 / 3, 1 / 2 or 1."""
+    """The option `scale`, by which the sum of D task vectors is multiplied: 1 / 4D, 1 / 2D, 1 / D, 1 / 3 or 1 / 2."""
     every = len(fleet.domains)
-    return choose(fleet, options, "scale", sorted({0.5 / every, 1 / every, 1 / 3, 0.5, 1.0}), 1 / every, build)
+    return choose(fleet, options, "scale", sorted({0.25 / every, 0.5 / every, 1 / every, 1 / 3, 0.5}), 1 / every, build)
 
 
 def with_window(fleet: Fleet, options: Options, build: Callable[[int], Made]) -> Made:

@@ -19,7 +19,7 @@ from moerge.scoring.perplexity import Losses, Rows, Window, windows
 from support.models import expert
 from support.recipes import fleet, only
 
-SCALES = (1 / 6, 1 / 3, 1 / 2, 1.0)
+SCALES = (1 / 12, 1 / 6, 1 / 3, 1 / 2)
 """Of three experts."""
 
 
