@@ -130,21 +130,46 @@ def _prefixes(table: Tensor, texts: Sequence[list[int]], seed: int) -> Callable[
     return draw
 
 
-def _closed_form(fleet: Fleet, options: Options) -> Iterator[tuple[str, Model]]:
+def stretches(texts: Sequence[list[int]], targets: Tensor, window: int) -> tuple[list[list[int]], Tensor]:
+    """What a router is fitted to: texts; with a window, their stretches of so many tokens, which overlap by half."""
+    if not window:
+        return list(texts), targets
+    cut = [
+        (text[start : start + window], target)
+        for text, target in zip(texts, targets.tolist(), strict=True)
+        for start in range(0, max(1, len(text) - window + 1), max(1, window // 2))
+    ]
+    return [stretch for stretch, _ in cut], torch.tensor([target for _, target in cut])
+
+
+Fit = Callable[[Callable[[Tensor], Tensor], Tensor, tuple[int, int]], Tensor]
+"""Draws of features of texts, the texts' targets [N], and H and D -> router [H, D]."""
+
+
+def _routed(fleet: Fleet, options: Options, fit: Fit) -> PrefixRouted:
     models, table, texts, targets = _prepared(fleet, options)
-    features = _prefixes(table, texts, fleet.seed)(torch.arange(len(texts)))
-    router = closed_form(features, targets, len(models), options["lambda"])
-    yield "expert-routing", with_window(fleet, options, partial(PrefixRouted, models, table, router))
+
+    def build(window: int) -> PrefixRouted:
+        examples, wanted = stretches(texts, targets, window)
+        router = fit(_prefixes(table, examples, fleet.seed), wanted, (table.shape[1], len(models)))
+        return PrefixRouted(models, table, router, window)
+
+    return with_window(fleet, options, build)
+
+
+def _closed_form(fleet: Fleet, options: Options) -> Iterator[tuple[str, Model]]:
+    def fit(draw: Callable[[Tensor], Tensor], targets: Tensor, shape: tuple[int, int]) -> Tensor:
+        return closed_form(draw(torch.arange(len(targets))), targets, shape[1], options["lambda"])
+
+    yield "expert-routing", _routed(fleet, options, fit)
 
 
 def _trained(fleet: Fleet, options: Options) -> Iterator[tuple[str, Model]]:
-    models, table, texts, targets = _prepared(fleet, options)
-    draw = _prefixes(table, texts, fleet.seed)
-    router = trained(draw, targets, (table.shape[1], len(models)), whole(options, "steps", 1), fleet.seed)
-    yield "expert-routing-trained", with_window(fleet, options, partial(PrefixRouted, models, table, router))
+    fit = partial(trained, steps=whole(options, "steps", 1), seed=fleet.seed)
+    yield "expert-routing-trained", _routed(fleet, options, fit)
 
 
-_DIFFERENCE = "chooses anew for every token, where BTS does once, by the prompt, so it keeps every expert's cache"
+_DIFFERENCE = "chooses anew for every token, where BTS does once, by the prompt, so every expert keeps a cache"
 _OPTIONS: Options = {"window": CHOOSE, SEED: 0}
 RECIPES = (
     Recipe(

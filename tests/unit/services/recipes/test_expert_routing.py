@@ -10,7 +10,7 @@ from moerge.models.dense import expert_model
 from moerge.models.families import EMBEDDING
 from moerge.models.reader import Checkpoint
 from moerge.recipes.base import Domain, Fleet, Model, Options
-from moerge.recipes.expert_routing import RECIPES, PrefixRouted, closed_form, mean_embeddings, trained
+from moerge.recipes.expert_routing import RECIPES, PrefixRouted, closed_form, mean_embeddings, stretches, trained
 from moerge.recipes.likelihoods import Dense
 from moerge.scoring.perplexity import Rows
 from support.models import expert
@@ -28,6 +28,14 @@ def test_a_row_s_feature_is_the_mean_of_its_embeddings() -> None:
     table = torch.tensor([[1.0, 0.0], [0.0, 2.0], [4.0, 4.0]])
     found = mean_embeddings(table, [[0, 1], [2], [0, 0, 1, 1]])
     assert found.tolist() == [[0.5, 1.0], [4.0, 4.0], [0.5, 1.0]]
+
+
+def test_with_a_window_a_router_is_fitted_to_stretches_as_long_as_it_reads() -> None:
+    texts, targets = [[1, 2, 3, 4, 5, 6, 7], [8, 9]], torch.tensor([1, 0])
+    whole, same = stretches(texts, targets, 0)
+    assert (whole, same.tolist()) == (texts, [1, 0])
+    cut, wanted = stretches(texts, targets, 4)
+    assert (cut, wanted.tolist()) == ([[1, 2, 3, 4], [3, 4, 5, 6], [8, 9]], [1, 1, 0])
 
 
 def test_the_closed_form_is_ridge_regression_on_one_hot_targets() -> None:
