@@ -433,4 +433,28 @@ MUTATIONS = (
         "max(values, key=lambda value: mean_loss(build(value), fleet))",
         ("tests/unit/services/recipes/test_tuning.py",),
     ),
+    Mutation(
+        "first-documents",
+        "a table scores text of all held-out documents",
+        LIBRARY,
+        "if every <= tokens or taken + window.scored / 2 <= seen * tokens / every:",
+        "if taken < tokens:",
+        ("tests/unit/services/table/test_table.py",),
+    ),
+    Mutation(
+        "unpaired",
+        "a difference's error is of pairs over the same documents",
+        LIBRARY,
+        "error(resamples[0] - resamples[1])",
+        "error(resamples[0])",
+        ("tests/unit/services/table/test_measure.py",),
+    ),
+    Mutation(
+        "scored-tuning",
+        "recipes never see the text that is scored, with either split",
+        LIBRARY,
+        "held, tuning = tuning, tuning_part([text for text in own if text not in apart])",
+        "held = tuning",
+        ("tests/unit/services/table/test_table.py",),
+    ),
 )
