@@ -2,6 +2,7 @@
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
@@ -13,7 +14,7 @@ from support.models import expert
 from support.versions import contributed_rows
 
 
-def fleet(folder: Path, domains: int = 3, **settings: object) -> Fleet:
+def fleet(folder: Path, domains: int = 3, **settings: Any) -> Fleet:
     """Random experts of domains d0, d1, …, the base that they stray from, and a text of each, of unequal length."""
     made = []
     for slot in range(domains):

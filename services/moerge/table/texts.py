@@ -1,5 +1,6 @@
 """The table's texts: documents of each domain as token ids, some of them held out."""
 
+import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, cycle
@@ -115,14 +116,14 @@ def _windows(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], cut: Cut)
 
 
 def spread(cut: Sequence[Window], tokens: int) -> list[Window]:
-    """Windows that score about `tokens` tokens, spread evenly over all of them."""
-    every, seen, taken, chosen = sum(window.scored for window in cut), 0, 0, list[Window]()
-    for window in cut:
-        seen += window.scored
-        if every <= tokens or taken + window.scored / 2 <= seen * tokens / every:
-            chosen.append(window)
-            taken += window.scored
-    return chosen or list(cut[:1])
+    """Windows that score about `tokens` tokens, drawn from all of them, so long and short ones are as likely."""
+    taken, chosen = 0, set[int]()
+    for number in random.Random(0).sample(range(len(cut)), len(cut)):  # noqa: S311  # no secret
+        if taken >= tokens:
+            break
+        chosen.add(number)
+        taken += cut[number].scored
+    return [window for number, window in enumerate(cut) if number in chosen]
 
 
 def switched(domains: Mapping[str, Texts], cut: Cut) -> dict[str, Texts]:

@@ -1,5 +1,6 @@
 """Number formats of recipes' models."""
 
+import importlib.util
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from support.recipes import fleet, only
 from support.versions import ROWS
 
 ROW = Rows(torch.tensor([ROWS[0], ROWS[1]]), [len(ROWS[0]), len(ROWS[1])], "d0")
-WIDE = {"hidden_size": 64, "intermediate_size": 96}
+WIDE: dict[str, int] = {"hidden_size": 64, "intermediate_size": 96}
 
 
 def blocks(weights: Tensor, levels: int) -> Tensor:
@@ -89,7 +90,7 @@ def test_low_precision_costs_a_solved_trunk_no_more_than_an_averaged_one(tmp_pat
 
 
 def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(precision.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     precision.require("bfloat16")
     with pytest.raises(MoergeError, match="gguf isn't installed"):
         precision.require("Q8_0")

@@ -150,6 +150,7 @@ def test_the_error_of_an_average_is_that_over_documents_and_of_a_difference_that
     assert cell.error == pytest.approx(score * 0.2 / math.sqrt(50), rel=0.1)
     assert average.error == pytest.approx(score * 0.2 / math.sqrt(100), rel=0.1)
     assert difference is not None
+    assert average.error is not None
     assert difference.mean == pytest.approx(score * (math.exp(0.01) - 1))
     assert difference.error == pytest.approx(average.error * (math.exp(0.01) - 1))
     assert table.normalised(rows[0], "law").error == 0
