@@ -162,7 +162,8 @@ def test_tuning_files_are_scored_in_place_of_held_out_ones(tmp_path: Path) -> No
         str(text_file(tmp_path / f"{name}.jsonl", *(f"{name}{number}" for number in range(10)))) for name in "abc"
     )
     sources = Sources(folder, [text], [held], tuning=[tuning])
-    for split, name in (("heldout", "b"), ("tuning", "c")):
+    scored: dict[Split, str] = {"heldout": "b", "tuning": "c"}
+    for split, name in scored.items():
         found = read_texts("law", sources, Cut(), split)
         assert {window.tokens.ids[0] for window in found.held_out} == {tokenizer()(name)["input_ids"][0]}
         assert len(found.tuning) == (10 if split == "heldout" else 1)
