@@ -12,7 +12,6 @@ import tokenize
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
-from pydoc_data.topics import topics
 from typing import Any
 from xml.etree.ElementTree import Element, parse
 
@@ -102,7 +101,7 @@ def write_elsewhere(folder: Path) -> Path:
     """Writes `folder/elsewhere.jsonl`: documents of no domain."""
     file = folder / "elsewhere.jsonl"
     if not file.exists():
-        _write(file, _mixed(_language_reference()))
+        _write(file, _mixed(_scripture()))
     return file
 
 
@@ -170,12 +169,6 @@ def _code() -> Iterator[Source]:
     if not files:
         raise MoergeError("the standard library's sources aren't installed", where=str(root))
     return _modules(root, (file for file in files if not file.name.startswith("_sysconfigdata")))  # built, not written
-
-
-def _language_reference() -> Iterator[Source]:
-    """Python's language reference, as its help shows it: a source for each topic, a block for each paragraph."""
-    for topic, text in topics.items():
-        yield topic, text.split("\n\n")
 
 
 def _other_code() -> Iterator[Source]:
@@ -308,6 +301,16 @@ def _phenotype(field: tuple[str, str]) -> str:
     quoted = re.match(r'"((?:[^"\\]|\\.)*)"', value)
     text = re.sub(r"\\(.)", r"\1", quoted[1] if quoted else value)
     return {"name": text, "def": text, "comment": text, "synonym": f"Also: {text}"}.get(name, "")
+
+
+def _scripture() -> Iterator[Source]:
+    """The King James Bible: a source for each chapter, a block for each verse."""
+    [file] = _package("bible", "data/kjv.jsonl")
+    chapters: dict[str, list[str]] = {}
+    for line in file.read_text(encoding="utf-8").splitlines():
+        verse = json.loads(line)
+        chapters.setdefault(f"{verse['book']} {verse['chapter']}", []).append(verse["text"])
+    yield from chapters.items()
 
 
 def _entries(field: Element) -> list[str]:

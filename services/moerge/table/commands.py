@@ -47,7 +47,7 @@ def table(
         str | None, typer.Option(help="DIR or HUB/ID of the model that all experts were trained from.")
     ] = None,
     preset: Annotated[
-        Literal["demo", "standard", "paper"] | None,
+        Literal["demo", "standard", "smollm", "paper"] | None,
         typer.Option(help="Experts, texts and base that moerge brings, trained where they aren't yet."),
     ] = None,
     training_seed: Annotated[int, typer.Option(help="Seed of the training of a preset's experts.")] = 1,

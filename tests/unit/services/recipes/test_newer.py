@@ -11,7 +11,7 @@ from moerge.recipes.models import Loaded
 from moerge.recipes.newer import second_order
 from moerge.scoring.perplexity import Rows
 from moerge.trunk.regmean import SHRINKAGE_TO_AVERAGE
-from support.recipes import fleet, only
+from support.recipes import fleet, logits, only
 
 HELD = torch.tensor([[3 * column % 250 for column in range(30)]])
 
@@ -36,8 +36,8 @@ def test_harc_s_fit_is_the_newton_step_of_the_domains_cross_entropy() -> None:
 def test_a_harc_version_has_moerge_s_trunk_and_other_routers(tmp_path: Path) -> None:
     on = fleet(tmp_path)
     with torch.inference_mode():
-        found, moerge = (only(spec, on).logits(Rows(HELD, [30], "")) for spec in ("harc", "moerge"))
-        shrunk = only("harc:ridge=1e9", on).logits(Rows(HELD, [30], ""))
+        found, moerge = (logits(only(spec, on), Rows(HELD, [30], "")) for spec in ("harc", "moerge"))
+        shrunk = logits(only("harc:ridge=1e9", on), Rows(HELD, [30], ""))
     assert not torch.allclose(found, moerge, atol=1e-3)
     torch.testing.assert_close(shrunk, moerge, atol=1e-3, rtol=0)
 

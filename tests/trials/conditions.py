@@ -1,0 +1,110 @@
+"""`python -m trials.conditions [unigrams] [light]`: recipes on experts of other kinds than the presets'.
+
+`unigrams`: two domains, and each again with the words of every line in reverse order. So two domains at a time have the
+same words equally often, and only their order tells them apart. `light`: the demo's domains, with experts that move
+less from the seed, by a learning rate of 1.5e-4 instead of 1e-3. Both are trained where they aren't yet, as the demo's
+experts are, and scored on held-out text.
+"""
+
+import argparse
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from rich.console import Console
+from transformers.utils.logging import disable_progress_bar, set_verbosity_error
+
+from moerge.demo import corpora
+from moerge.demo.train import DEMO, Training, train
+from moerge.files import atomic_file, cache_folder
+from moerge.progress import progress
+from moerge.recipes.registry import parse
+from moerge.table.measure import Settings, measure
+from moerge.table.presets import PRESETS
+from moerge.table.table import Run
+from moerge.table.texts import Cut, Sources, read_texts
+
+RECIPES = (
+    "experts",
+    "averaging",
+    "oracle",
+    "dume",
+    "regmean",
+    "moerge",
+    "moerge:fit=1",
+    "moerge-oracle",
+    "btm",
+)
+Corpora = Mapping[str, Mapping[str, Path]]
+"""Domain -> split -> file."""
+
+
+def reversed_lines(text: str) -> str:
+    """The text with the words of each line in reverse order, behind the same indentation."""
+    return "\n".join(_indentation(line) + " ".join(reversed(line.split())) for line in text.split("\n"))
+
+
+def _indentation(line: str) -> str:
+    return line[: len(line) - len(line.lstrip())]
+
+
+def with_reversed(texts: Corpora, folder: Path) -> dict[str, Mapping[str, Path]]:
+    """Each domain, and behind it the same domain with its lines reversed, in files in `folder`."""
+    found: dict[str, Mapping[str, Path]] = {}
+    for domain, files in texts.items():
+        name = f"{domain}-reversed"
+        paths = {split: folder / name / file.name for split, file in files.items()}
+        for split, file in files.items():
+            with file.open(encoding="utf-8") as lines, atomic_file(paths[split]) as out:
+                for line in lines:
+                    changed = {"text": reversed_lines(json.loads(line)["text"])}
+                    out.write(json.dumps(changed, ensure_ascii=False).encode() + b"\n")
+        found |= {domain: files, name: paths}
+    return found
+
+
+def unigrams(folder: Path) -> tuple[Corpora, Training]:
+    return with_reversed(corpora.write(folder / "texts", ("code", "geography")), folder / "texts"), DEMO
+
+
+def light(folder: Path) -> tuple[Corpora, Training]:
+    gentle = replace(DEMO.for_expert, learning_rate=1.5e-4)
+    return corpora.write(folder / "texts"), replace(DEMO, for_expert=gentle)
+
+
+CONDITIONS = {"unigrams": unigrams, "light": light}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("conditions", nargs="*", default=[*CONDITIONS], metavar="CONDITION")
+    parser.add_argument("--tokens", type=int, default=20_000, help="scored tokens of each domain")
+    parser.add_argument("--json", type=Path, help="write the figures here too")
+    chosen = parser.parse_args()
+    disable_progress_bar()
+    set_verbosity_error()
+    folder, preset, written = cache_folder(), PRESETS["demo"], dict[str, object]()
+    runs = [Run(*parse(spec)) for spec in RECIPES]
+    for name in chosen.conditions:
+        texts, training = CONDITIONS[name](folder)
+        trained = train(texts, folder / "experts", progress(), training)
+        cut = Cut(preset.cut.context, preset.cut.stride, chosen.tokens)
+        domains = {}
+        for domain, files in texts.items():
+            statistics, held_out, tuning = ([str(files[split])] for split in ("statistics", "heldout", "tuning"))
+            sources = Sources(trained.experts[domain], statistics, held_out, tuning=tuning)
+            domains[domain] = read_texts(domain, sources, cut)
+        settings = Settings(trained.seed, 1, preset.statistics_tokens)
+        table = replace(measure(runs, domains, settings, progress()), against="dume")
+        console = Console()
+        for each in table.render(console):
+            console.print(each, highlight=False, markup=False)
+        written[name] = table.to_json()
+    if chosen.json:
+        with atomic_file(chosen.json) as out:
+            out.write(json.dumps(written, indent=2).encode())
+
+
+if __name__ == "__main__":
+    main()
