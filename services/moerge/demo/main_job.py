@@ -132,7 +132,7 @@ class Demo:
             out.write(_POLICY)
         arguments = ["worker", "run", "--domain", domain.name, "--expert", domain.expert]
         arguments += ["--data", domain.texts["statistics"], "--data", domain.texts["tuning"], "--home", home]
-        arguments += ["--license", "Apache-2.0", "--context", 256, "--tokens-per-document", 512]
+        arguments += ["--license", "Apache-2.0", "--context", 256]
         if METHODS[VERSION_RECIPES[self._recipe].method].solved:
             arguments.append("--trunk-contribution")
         return Worker(domain, processes.start(arguments, self._environment(token), label=domain.name))

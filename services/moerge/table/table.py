@@ -4,6 +4,7 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from rich.console import Console
 from rich.table import Table as RichTable
@@ -218,21 +219,27 @@ class Table:
         return record
 
     def render(self, console: Console) -> Iterable[RichTable]:
-        """The table, in two where the terminal is narrow; and, of a published version, which experts it chose."""
-        whole = self._lines(SCORES, self._scores, self._costs)
-        unbounded = console.options.update(width=1000)
-        if console.measure(whole, options=unbounded).maximum <= console.width:
+        """The table, and, of a published version, which experts it chose.
+
+        Where the terminal is narrow, it is in two, and the last resort is to leave out the domains' errors.
+        """
+
+        def fits(table: RichTable) -> bool:
+            return console.measure(table, options=console.options.update(width=1000)).maximum <= console.width
+
+        if fits(whole := self._lines(SCORES, self._scores, self._costs)):
             yield whole
         else:
-            yield self._lines(SCORES, self._scores)
-            yield self._lines("What it takes to run, and to build and score", self._costs)
+            scores = self._lines(SCORES, self._scores)
+            yield scores if fits(scores) else self._lines(SCORES, partial(self._scores, errors=False))
+            yield self._lines("What it takes to run, and to build and score", self._costs, caption=False)
         yield from (self._routing(row) for row in self.rows if row.run.recipe.name == VERSION and row.shares())
 
-    def _lines(self, title: str, *parts: Callable[[Row], dict[str, str]]) -> RichTable:
+    def _lines(self, title: str, *parts: Callable[[Row], dict[str, str]], caption: bool = True) -> RichTable:
         """A line per row, of the columns that the parts make."""
         ahead = any(row.run.recipe.reads_ahead for row in self.rows)
         note = f". {AHEAD} chooses experts by the whole window, so by what it is then scored on too"
-        table = RichTable(title=title, caption=self.scored() + (note if ahead else ""))
+        table = RichTable(title=title, caption=self.scored() + (note if ahead else "") if caption else None)
         lines = [{name: cell for part in parts for name, cell in part(row).items()} for row in self.rows]
         table.add_column("recipe")
         for name in lines[0]:
@@ -250,12 +257,13 @@ class Table:
         seed = f". {ELSEWHERE}: text of no domain, 100 = the seed model" if self.base else ""
         return f"Scored tokens in documents: {scored}{seed}. ± standard error over documents and seeds"
 
-    def _scores(self, row: Row) -> dict[str, str]:
-        cells = {domain: str(self.normalised(row, domain)) for domain in self.domains}
+    def _scores(self, row: Row, *, errors: bool = True) -> dict[str, str]:
+        found = {domain: self.normalised(row, domain) for domain in self.domains}
+        cells = {domain: str(each) if errors else f"{each.mean:.1f}" for domain, each in found.items()}
         cells["average"] = str(self.average(row))
         if self.against is not None:
-            found = self.difference(row)
-            cells[f"to {self.against}"] = "" if found is None else f"{found.mean:+.1f}{found.spread}"
+            gained = self.difference(row)
+            cells[f"to {self.against}"] = "" if gained is None else f"{gained.mean:+.1f}{gained.spread}"
         if self.base:
             cells[ELSEWHERE] = str(self.elsewhere(row) or "")
         return cells
