@@ -26,10 +26,13 @@ def make_seed(folder: Path) -> None:
     spec = importlib.util.find_spec(_PACKAGE)
     places = (spec.submodule_search_locations if spec else None) or []
     source = next(iter(places), "")
-    read = AutoModelForCausalLM.from_pretrained(source, gguf_file=_FILE, dtype=torch.float32)
+    read = AutoModelForCausalLM.from_pretrained(
+        source, gguf_file=_FILE, dtype=torch.float32, local_files_only=True, trust_remote_code=False
+    )
     fields = read.config.to_diff_dict()
     del fields["quantization_config"], fields["_model_name_or_path"]
     model = LlamaForCausalLM(LlamaConfig(**fields))  # what was read as GGUF can't be saved
     model.load_state_dict(read.state_dict())
     model.save_pretrained(folder)
-    AutoTokenizer.from_pretrained(source, gguf_file=_FILE).save_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(source, gguf_file=_FILE, local_files_only=True, trust_remote_code=False)
+    tokenizer.save_pretrained(folder)
