@@ -221,7 +221,7 @@ class Table:
     def render(self, console: Console) -> Iterable[RichTable]:
         """The table, and, of a published version, which experts it chose.
 
-        Where the terminal is narrow, it is in two, and the last resort is to leave out the domains' errors.
+        Where the terminal is narrow, it is in two; if it must be, only averages have errors.
         """
 
         def fits(table: RichTable) -> bool:
@@ -263,7 +263,8 @@ class Table:
         cells["average"] = str(self.average(row))
         if self.against is not None:
             gained = self.difference(row)
-            cells[f"to {self.against}"] = "" if gained is None else f"{gained.mean:+.1f}{gained.spread}"
+            spread = gained.spread if gained is not None and errors else ""
+            cells[f"to {self.against}"] = "" if gained is None else f"{gained.mean:+.1f}{spread}"
         if self.base:
             cells[ELSEWHERE] = str(self.elsewhere(row) or "")
         return cells
