@@ -9,11 +9,10 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint const
 demo: $(VENV)/.demo
 	$(BIN)/moerge demo --home build/demo
 
-# The papers' table on the demo's experts. Another preset, all tokens: make table PRESET=standard TOKENS=20000
+# The papers' table on the demo's experts. Another preset: make table PRESET=standard
 PRESET ?= demo
-TOKENS ?= 10000
 table: $(VENV)/.demo
-	$(BIN)/moerge table --preset $(PRESET) --tokens $(TOKENS) --json build/table.json --svg build/table.svg
+	$(BIN)/moerge table --preset $(PRESET) --json build/table.json --svg build/table.svg
 
 # Files are tested in the order of their names, so that those which take longest, contract and e2e, come first.
 test: lint
