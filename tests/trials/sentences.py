@@ -40,7 +40,7 @@ BREAK = re.compile(r"\n\s*|[.;] +")
 
 @dataclass(frozen=True)
 class Kind:
-    """Where texts come from, and where they begin."""
+    """The source of texts, and their beginning."""
 
     name: str
     files: Callable[[Sources], Sequence[str]]

@@ -117,15 +117,16 @@ def train(
     files = {domain: splits["train"] for domain, splits in texts.items()}
     home = folder / _digest(training, files)[:16]
     finished = Trained(home / "seed", {domain: home / domain for domain in files})
-    missing = [domain for domain, expert in finished.experts.items() if not expert.exists()]
-    if not missing:
+    if all(expert.exists() for expert in finished.experts.values()):
         return finished
     documents = {domain: _read(file) for domain, file in files.items()}
     with _alone(home, progress):
         trainer = _Trainer(training, device, progress)
         _made(finished.seed, partial(trainer.seed, documents))
         tokenizer = AutoTokenizer.from_pretrained(finished.seed, local_files_only=True, trust_remote_code=False)
-        trainer.experts({domain: documents[domain] for domain in missing}, finished.seed, tokenizer)
+        missing = {domain: each for domain, each in documents.items() if not finished.experts[domain].exists()}
+        if missing:  # another process may have trained them meanwhile
+            trainer.experts(missing, finished.seed, tokenizer)
     return finished
 
 
@@ -178,11 +179,14 @@ class _Trainer:
                 raise
 
     def _tokens(self, phase: Phase) -> int:
-        step = self._training.batch_rows * self._training.context
-        return phase.tokens // step * step
+        """The tokens of whole steps."""
+        return self._steps(phase) * self._training.batch_rows * self._training.context
+
+    def _steps(self, phase: Phase) -> int:
+        return phase.tokens // (self._training.batch_rows * self._training.context)
 
     def _fit(self, model: LlamaForCausalLM, rows: Tensor, phase: Phase, done: Callable[[int], None]) -> None:
-        steps = phase.tokens // (self._training.batch_rows * self._training.context)
+        steps = self._steps(phase)
         place(model, self._device)
         _fit(model, _batches(rows, steps, self._training), phase.learning_rate, steps, self._training, done)
 

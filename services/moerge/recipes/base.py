@@ -67,7 +67,7 @@ class Fleet:
 
 
 class Model(Protocol):
-    """What a recipe makes: a model, or an ensemble. Recipes' models are subclasses."""
+    """The product of a recipe: a model, or an ensemble. Recipes' models are subclasses."""
 
     chosen: Options = MappingProxyType({})
     """Options that the recipe chose by the tuning text."""
@@ -75,7 +75,7 @@ class Model(Protocol):
     """How many parameters a token is multiplied by, on average: of every expert that runs for it, and of its routing.
     Embedding rows are looked up, not multiplied by; a head is multiplied by."""
     reads_domain: bool = False
-    """Whether it looks at `rows.domain`; only an oracle may."""
+    """True if it looks at `rows.domain`; only an oracle may."""
 
     def losses(self, rows: Rows) -> Tensor:
         """[B, T - 1], as `Losses` has it."""

@@ -131,7 +131,7 @@ def _prefixes(table: Tensor, texts: Sequence[list[int]], seed: int) -> Callable[
 
 
 def stretches(texts: Sequence[list[int]], targets: Tensor, window: int) -> tuple[list[list[int]], Tensor]:
-    """What a router is fitted to: texts; with a window, their stretches of so many tokens, which overlap by half."""
+    """The examples of a router: texts; with a window, their stretches of so many tokens, which overlap by half."""
     if not window:
         return list(texts), targets
     cut = [

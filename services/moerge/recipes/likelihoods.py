@@ -1,4 +1,4 @@
-"""How likely dense experts find each token of texts, computed once for all recipes; and rows that go different ways."""
+"""Likelihoods of texts under dense experts, computed once for all recipes; and rows that go different ways."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace

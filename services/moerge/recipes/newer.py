@@ -18,10 +18,10 @@ from moerge.models.dense import dense_model, domain_model, place, trunk_names
 from moerge.models.families import EMBEDDING, HEAD, family_of
 from moerge.models.reader import Checkpoint
 from moerge.models.writer import TensorPlan, write_safetensors
-from moerge.recipes.base import Fleet, Member, Model, Options, Parts, Recipe
+from moerge.recipes.base import Fleet, Model, Options, Recipe
 from moerge.recipes.models import Routed
 from moerge.recipes.own import OPTIONS, PARTS
-from moerge.recipes.published import COUNTS, RIDGE, contribute, first_tokens, published_recipe, solve, trunk_of, version
+from moerge.recipes.published import COUNTS, RIDGE, first_tokens, published_recipe, ridge, trunk_of, version
 from moerge.routers.ridge import Ridge
 from moerge.statistics.features import visit_features, visit_trunk_inputs
 from moerge.trunk.pieces import merge_plan
@@ -176,18 +176,10 @@ def _harc(fleet: Fleet, options: Options) -> Iterator[tuple[str, Model]]:
     yield "harc", Routed.of(version(experts, trunk, routers, given, fleet.work / "version"), fleet.device)
 
 
-def _member(fleet: Fleet, slot: int, trunk: LocalTrunk, options: Options) -> Member:
-    return contribute(fleet, slot, trunk, options)
-
-
-def _ridge(members: Sequence[Member], trunk: LocalTrunk, options: Options) -> list[Tensor]:
-    return solve(members, trunk, {"ridge_lambda": options["lambda"]})
-
-
 _PLUS = published_recipe(
     "regmean-plus",
     "trunk by RegMean++ (Nguyen et al. 2025), a round per layer; DUME's routers",
-    Parts(plus_trunk, _member, _ridge),
+    replace(ridge("regmean"), trunk=plus_trunk),
     {**RIDGE, **COUNTS},
 )
 RECIPES = (

@@ -165,7 +165,7 @@ def _scale(method: TrunkMethod, fleet: Fleet, options: Options) -> Options:
     return choose_scale(fleet, options, build)
 
 
-def _ridge(method: TrunkMethod, texts: Texts = statistics, chosen: Chosen = nothing_chosen) -> Parts:
+def ridge(method: TrunkMethod, texts: Texts = statistics, chosen: Chosen = nothing_chosen) -> Parts:
     """DUME's routers under the trunk of a method, from the domains' texts."""
     return Parts(
         lambda fleet, options: trunk_of(fleet, method, options),
@@ -178,23 +178,23 @@ def _ridge(method: TrunkMethod, texts: Texts = statistics, chosen: Chosen = noth
 RECIPES = (
     Recipe("random", "DUME section 3.2", _random, {"k": 1}, uses_text=False, drawn=True),
     Recipe("oracle", "DUME section 3.2", partial(_oracle, "oracle", "average"), uses_text=False),
-    published_recipe("dume", "DUME section 2.3", _ridge("average"), RIDGE),
-    published_recipe("dume-ood", "DUME section 3.3", _ridge("average", other), RIDGE, needs_other=True),
+    published_recipe("dume", "DUME section 2.3", ridge("average"), RIDGE),
+    published_recipe("dume-ood", "DUME section 3.3", ridge("average", other), RIDGE, needs_other=True),
     published_recipe(
         "dume-ties",
         "DUME under MergeME's trunk, MergeME 3.1",
-        _ridge("ties", chosen=partial(_scale, "ties")),
+        ridge("ties", chosen=partial(_scale, "ties")),
         {**RIDGE, **TASK_VECTORS},
         needs_base=True,
     ),
     published_recipe(
         "dume-dare",
         "DUME under MergeME's trunk, MergeME 3.1",
-        _ridge("dare", chosen=partial(_scale, "dare")),
+        ridge("dare", chosen=partial(_scale, "dare")),
         {**RIDGE, **TASK_VECTORS},
         drawn=True,
         needs_base=True,
     ),
-    published_recipe("regmean", "regmean trunk, DUME's routers", _ridge("regmean"), {**RIDGE, **COUNTS}),
+    published_recipe("regmean", "regmean trunk, DUME's routers", ridge("regmean"), {**RIDGE, **COUNTS}),
     Recipe("regmean-oracle", "regmean trunk, DUME section 3.2", partial(_oracle, "regmean-oracle", "regmean"), COUNTS),
 )

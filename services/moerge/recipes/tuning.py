@@ -11,7 +11,7 @@ from moerge.scoring.perplexity import Losses, document_scores, total
 CHOOSE = -1
 """The value of an option that is to be chosen by the tuning text."""
 WINDOWS: Sequence[float] = (0, 64, 32, 16, 8)
-"""How many of the last tokens an expert or its weight is chosen by; 0: all."""
+"""Numbers of the last tokens by which an expert or its weight is chosen; 0: all."""
 Made = TypeVar("Made", bound=Model)
 
 
@@ -45,7 +45,7 @@ def choose_scale(fleet: Fleet, options: Options, build: Callable[[float], Losses
 
 
 def with_window(fleet: Fleet, options: Options, build: Callable[[int], Made]) -> Made:
-    """What the option `window` makes."""
+    """The model with the option `window`, as given or chosen."""
     chosen = choose(fleet, options, "window", WINDOWS, 0, lambda window: build(int(window)).losses)
     model = build(whole({**options, **chosen}, "window", 0))
     model.chosen = chosen

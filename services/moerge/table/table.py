@@ -133,7 +133,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Table:
-    """What was measured; among the rows are each domain's dense expert, by which all are normalised.
+    """The measured rows; among them are each domain's dense expert, by which all are normalised.
 
     Attributes:
         domains: in order.
@@ -249,7 +249,7 @@ class Table:
         return table
 
     def scored(self) -> str:
-        """What was scored, and what its error is."""
+        """The scored text, and the meaning of the errors."""
         texts = {domain: self._own(domain) for domain in self.domains}
         if self.base:
             texts[ELSEWHERE] = self.base

@@ -18,7 +18,7 @@ from moerge.scoring.perplexity import Window, windows
 from moerge.table.measure import Texts
 
 Split = Literal["heldout", "tuning"]
-"""What is scored: text to report on, or text to choose settings by."""
+"""The scored text: held out to report on, or for the choice of settings."""
 TUNING_TOKENS = 2_000
 """Of each domain, by which recipes choose their settings: each setting that is tried costs a pass over them."""
 

@@ -104,7 +104,7 @@ def likeliest(folders: list[Path]) -> list[list[list[int]]]:
 
 
 def chosen_by(router: Model, folders: list[Path], texts: list[list[int]]) -> list[int]:
-    """How often each expert predicts the last token of a text."""
+    """The number of texts of which each expert predicts the last token."""
     last = router.losses(Rows(torch.tensor(texts), [len(text) for text in texts], ""))[:, -1]
     pairs = list(zip(texts, last.tolist(), strict=True))
     return [sum(abs(float(told(folder, text)[-1]) - loss) < 1e-4 for text, loss in pairs) for folder in folders]

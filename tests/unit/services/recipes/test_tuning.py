@@ -103,7 +103,7 @@ def continued(folder: Path, begun: list[int], tokens: int) -> list[int]:
 
 
 def test_windows_are_chosen_by_what_the_tuning_text_is_like(tmp_path: Path) -> None:
-    """Where subjects change in a text, a short window is best; where none does, all of the text is as good."""
+    """A short window is best for texts that change their subject; for others all of the text is as good."""
     experts = [expert(tmp_path / str(seed), seed, apart=0.02, initializer_range=0.2) for seed in (1, 2)]
     pure = [continued(folder, [17], 120) for folder in experts]
     mixed = [continued(experts[1 - slot], text[:60], 60) for slot, text in enumerate(pure)]

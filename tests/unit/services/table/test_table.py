@@ -120,7 +120,7 @@ def test_named_recipes_are_measured_with_every_seed_that_could_change_them(tmp_p
 
 
 def tokens_of(cut: Sequence[Window]) -> int:
-    """How many tokens the documents of windows have; the first of each is not scored."""
+    """The number of tokens of the windows' documents; the first of each is not scored."""
     return sum(window.scored for window in cut) + len({window.document for window in cut})
 
 
