@@ -30,7 +30,7 @@ from moerge.models.reader import Checkpoint
 from moerge.progress import progress
 from moerge.recipes import own as moerge
 from moerge.recipes import published as moerged
-from moerge.recipes.base import Fleet, Model, Options, Recipe
+from moerge.recipes.base import Fleet, Model, Options, Recipe, Shared
 from moerge.recipes.models import FromLogits, Routed, active_parameters
 from moerge.recipes.own import fitted
 from moerge.recipes.registry import parse
@@ -58,7 +58,7 @@ def changed(label: str, spec: str, module: object, name: str, value: object) -> 
 
     def build(fleet: Fleet, options: Options) -> Iterator[tuple[str, Model]]:
         with patch.object(module, name, value):
-            yield from whole.recipe.build(fleet, options)
+            yield from whole.recipe.build(replace(fleet, shared=Shared()), options)
 
     return replace(whole, recipe=replace(whole.recipe, build=build))
 
@@ -165,6 +165,7 @@ def main() -> None:
     parser.add_argument("names", nargs="*", metavar="GROUP or NAME")
     parser.add_argument("--preset", default="demo", choices=sorted(PRESETS))
     parser.add_argument("--training-seeds", default="1")
+    parser.add_argument("--device", help="cpu or cuda; default: the preset's")
     parser.add_argument("--against", default=DEFAULT, help="row that others are compared with")
     parser.add_argument("--json", type=Path)
     chosen = parser.parse_args()
@@ -174,10 +175,10 @@ def main() -> None:
     cut, folder = replace(preset.cut, tokens=maxsize), cache_folder()
     averages, records = dict[str, list[float]](), dict[str, object]()
     for seed in map(int, chosen.training_seeds.split(",")):
-        sources, base = preset.sources(folder, seed, progress())
+        sources, base = preset.sources(folder, seed, progress(), chosen.device)
         texts = {name: read_texts(name, each, cut, "tuning") for name, each in sources.items()}
         abroad = read_elsewhere(base, [str(corpora.write_elsewhere(folder / "texts"))], cut, "tuning")
-        settings = Settings(base, 1, preset.statistics_tokens, preset.device)
+        settings = Settings(base, 1, preset.statistics_tokens, chosen.device or preset.device)
         table = replace(measure(runs, texts, settings, progress(), abroad), against=chosen.against)
         for each in table.render(console):
             console.print(each, highlight=False, markup=False)

@@ -80,6 +80,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("conditions", nargs="*", default=[*CONDITIONS], metavar="CONDITION")
     parser.add_argument("--tokens", type=int, default=20_000, help="scored tokens of each domain")
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--json", type=Path, help="write the figures here too")
     chosen = parser.parse_args()
     disable_progress_bar()
@@ -88,14 +89,14 @@ def main() -> None:
     runs = [Run(*parse(spec)) for spec in RECIPES]
     for name in chosen.conditions:
         texts, training = CONDITIONS[name](folder)
-        trained = train(texts, folder / "experts", progress(), training)
+        trained = train(texts, folder / "experts", progress(), training, chosen.device)
         cut = Cut(preset.cut.context, preset.cut.stride, chosen.tokens)
         domains = {}
         for domain, files in texts.items():
             statistics, held_out, tuning = ([str(files[split])] for split in ("statistics", "heldout", "tuning"))
             sources = Sources(trained.experts[domain], statistics, held_out, tuning=tuning)
             domains[domain] = read_texts(domain, sources, cut)
-        settings = Settings(trained.seed, 1, preset.statistics_tokens)
+        settings = Settings(trained.seed, 1, preset.statistics_tokens, chosen.device)
         table = replace(measure(runs, domains, settings, progress()), against="dume")
         console = Console()
         for each in table.render(console):

@@ -57,7 +57,8 @@ class Scratch:
 class Training:
     """All that decides the weights but the texts. A row is `context` tokens, a step is `batch_rows` rows.
 
-    Without `scratch` the seed is SmolLM2-135M-Instruct. `end` is the token behind each text.
+    Without `scratch` the seed is SmolLM2-135M-Instruct. `end` is the token behind each text. `bfloat16` autocasts the
+    forward and backward pass; weights and optimizer are float32.
     """
 
     scratch: Scratch | None
@@ -68,6 +69,7 @@ class Training:
     weight_decay: float = 0.1
     warmup: float = 0.1  # share of a phase's steps
     seed: int = 1
+    bfloat16: bool = False
 
 
 DEMO = Training(
@@ -303,16 +305,15 @@ def _fit(
     training: Training,
     done: Callable[[int], None],
 ) -> None:
-    """Trains the model in place: AdamW, a linear warmup, then a cosine decay to zero; on a GPU in bfloat16."""
+    """Trains the model in place: AdamW, a linear warmup, then a cosine decay to zero."""
     decay, device = training.weight_decay, model.device
     optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.98), weight_decay=decay, fused=True)
-    bfloat16 = device.type == "cuda"
     model.train()
     for step, batch in enumerate(batches):
         ids = batch.to(device)
         for group in optimizer.param_groups:
             group["lr"] = learning_rate * _share(step, steps, training.warmup)
-        with torch.autocast(device.type, torch.bfloat16, enabled=bfloat16):
+        with torch.autocast(device.type, torch.bfloat16, enabled=training.bfloat16):
             loss = model(input_ids=ids, labels=ids, use_cache=False).loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

@@ -24,6 +24,21 @@ Likelihoods = dict[tuple[Path, Dtype, tuple[int, ...]], Tensor]
 
 
 @dataclass(frozen=True)
+class Shared:
+    """Results that several recipes need, computed once for a table.
+
+    Attributes:
+        folder: of trunks; None: every recipe merges its own.
+        trunks: solved trunks in it, by all that decides them.
+        likelihoods: of texts under dense experts.
+    """
+
+    folder: Path | None = None
+    trunks: dict[tuple[object, ...], LocalTrunk] = field(default_factory=dict)
+    likelihoods: Likelihoods = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Domain:
     """One domain's expert, and its texts as documents of token ids, none longer than the context.
 
@@ -54,7 +69,7 @@ class Fleet:
         work: an empty folder of the recipe's own, which is removed once it has been scored.
         device: torch device that models compute on.
         dtype: number format of the models that recipes make.
-        likelihoods: those that dense experts were computed for already; shared by recipes and seeds.
+        shared: by recipes and seeds.
     """
 
     domains: Sequence[Domain]
@@ -63,7 +78,7 @@ class Fleet:
     work: Path
     device: str = "cpu"
     dtype: Dtype = "float32"
-    likelihoods: Likelihoods = field(default_factory=dict)
+    shared: Shared = field(default_factory=Shared)
 
 
 class Model(Protocol):

@@ -96,7 +96,7 @@ def merged_model(fleet: Fleet, method: TrunkMethod, options: Options) -> PreTrai
 
 def _experts(fleet: Fleet, options: Options) -> Iterator[tuple[str, Model]]:
     for domain in fleet.domains:
-        yield expert_row(domain.name), Dense(domain.expert, fleet.device, fleet.likelihoods)
+        yield expert_row(domain.name), Dense(domain.expert, fleet.device, fleet.shared.likelihoods)
 
 
 def _merged(row: str, method: TrunkMethod, fleet: Fleet, options: Options) -> Iterator[tuple[str, Model]]:

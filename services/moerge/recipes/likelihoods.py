@@ -50,7 +50,7 @@ class Dense(Loaded):
 
 def experts(fleet: Fleet) -> list[Dense]:
     """Every domain's dense expert, in order."""
-    return [Dense(domain.expert, fleet.device, fleet.likelihoods, fleet.dtype) for domain in fleet.domains]
+    return [Dense(domain.expert, fleet.device, fleet.shared.likelihoods, fleet.dtype) for domain in fleet.domains]
 
 
 def with_seed(fleet: Fleet, options: Options) -> Fleet:

@@ -22,7 +22,7 @@ from moerge.trunk.methods.registry import METHODS
 from moerge.versions.folder import write_version
 from moerge.versions.plan import plan_version, solve_routers
 from moerge_proto.options import RARE_BELOW, SolveOptions
-from moerge_proto.trunks import TrunkMethod
+from moerge_proto.trunks import TrunkMethod, TrunkOptions
 
 Texts = Callable[[Domain], Sequence[list[int]]]
 """What of a domain's text statistics come from."""
@@ -47,14 +47,30 @@ def first_tokens(documents: Sequence[list[int]], options: Options) -> list[Token
 
 
 def trunk_of(fleet: Fleet, method: TrunkMethod, options: Options) -> LocalTrunk:
-    """The trunk, merged by a method; a solved one takes the trunk contributions of the domains' statistics."""
+    """The trunk, merged by a method; a solved one takes the trunk contributions of the domains' statistics.
+
+    A table solves equal trunks once.
+    """
+    shared, own = fleet.shared, trunk_options(method, fleet, options)
+    if shared.folder is None or not METHODS[method].solved:
+        return _merged(fleet, method, options, own, fleet.work)
+    experts, text = (each.expert for each in fleet.domains), (options.get("tokens", 0), options["rare_below"])
+    key = (method, own.model_dump_json(), fleet.base, fleet.seed, *experts, *text)
+    if key not in shared.trunks:
+        folder = shared.folder / f"trunk-{len(shared.trunks)}"
+        folder.mkdir()
+        shared.trunks[key] = _merged(fleet, method, options, own, folder)
+    return shared.trunks[key]
+
+
+def _merged(fleet: Fleet, method: TrunkMethod, options: Options, own: TrunkOptions, folder: Path) -> LocalTrunk:
     slots = range(len(fleet.domains))
     return local_trunk(
         [dense(fleet, slot) for slot in slots],
-        fleet.work,
+        folder,
         method,
         [_trunk_contribution(fleet, slot, options) for slot in slots if METHODS[method].solved],
-        trunk_options(method, fleet, options),
+        own,
         base=None if (base := base_of(method, fleet)) is None else DenseExpert("base", base),
     )
 

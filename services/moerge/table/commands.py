@@ -150,7 +150,7 @@ def table(
         raise MoergeError("it brings experts, texts and base", where="--preset", todo="leave those options out")
     else:
         own = PRESETS[preset]
-        sources, start = own.sources(cache_folder(), training_seed, progress())
+        sources, start = own.sources(cache_folder(), training_seed, progress(), device)
         cut, most, place = own.cut, own.statistics_tokens, own.device
         elsewhere = None if switch or incremental else [str(corpora.write_elsewhere(cache_folder() / "texts"))]
     context = context or cut.context

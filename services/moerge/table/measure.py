@@ -10,7 +10,7 @@ from pathlib import Path
 from torch import Tensor
 
 from moerge.progress import Progress, Tracker
-from moerge.recipes.base import Domain, Fleet, Likelihoods, Model
+from moerge.recipes.base import Domain, Fleet, Model, Shared
 from moerge.recipes.dense import EXPERTS
 from moerge.recipes.models import Loaded, Routed
 from moerge.recipes.precision import Dtype
@@ -78,18 +78,19 @@ def measure(
         with progress.track("seed model", abroad, "tokens") as tracker:
             base = document_scores(Loaded.of(settings.base, settings.device).losses, elsewhere, tracker)
     rows: list[Row] = []
-    likelihoods: Likelihoods = {}
-    for run in runs:
-        seeds = settings.seeds if run.recipe.uses_text or run.recipe.drawn else 1
-        total = (tokens + abroad) * seeds * (len(domains) if run.recipe.name == EXPERTS else 1)
-        results: dict[str, list[Result]] = {}
-        with progress.track(run.label, total, "tokens") as tracker:
-            share = _Share(total, tracker)
-            for seed in range(seeds):
-                for name, result in _results(run, domains, elsewhere, settings, seed, likelihoods, share):
-                    results.setdefault(name, []).append(result)
-            share.end()
-        rows += [Row(run, name, each) for name, each in results.items()]
+    with tempfile.TemporaryDirectory(prefix="moerge-table-") as kept:
+        shared = Shared(Path(kept))
+        for run in runs:
+            seeds = settings.seeds if run.recipe.uses_text or run.recipe.drawn else 1
+            total = (tokens + abroad) * seeds * (len(domains) if run.recipe.name == EXPERTS else 1)
+            results: dict[str, list[Result]] = {}
+            with progress.track(run.label, total, "tokens") as tracker:
+                share = _Share(total, tracker)
+                for seed in range(seeds):
+                    for name, result in _results(run, domains, elsewhere, settings, seed, shared, share):
+                        results.setdefault(name, []).append(result)
+                share.end()
+            rows += [Row(run, name, each) for name, each in results.items()]
     return Table(list(domains), rows, base)
 
 
@@ -109,7 +110,7 @@ class _Share:
 
 
 def fleet_of(
-    domains: Mapping[str, Texts], settings: Settings, seed: int, work: Path, likelihoods: Likelihoods | None = None
+    domains: Mapping[str, Texts], settings: Settings, seed: int, work: Path, shared: Shared | None = None
 ) -> Fleet:
     """What recipes are built from with one seed, which draws the texts that statistics come from."""
     most = settings.statistics_tokens
@@ -117,9 +118,7 @@ def fleet_of(
         Domain(name, each.expert, _drawn(each.statistics, most, seed), _drawn(each.other, most, seed), each.tuning)
         for name, each in domains.items()
     ]
-    return Fleet(
-        drawn, settings.base, seed, work, settings.device, settings.dtype, {} if likelihoods is None else likelihoods
-    )
+    return Fleet(drawn, settings.base, seed, work, settings.device, settings.dtype, shared or Shared())
 
 
 def _results(
@@ -128,12 +127,12 @@ def _results(
     elsewhere: Sequence[Window],
     settings: Settings,
     seed: int,
-    likelihoods: Likelihoods,
+    shared: Shared,
     tracker: Tracker,
 ) -> Iterator[tuple[str, Result]]:
     """(row, result) of each of a recipe's models with one seed."""
     with tempfile.TemporaryDirectory(prefix="moerge-table-") as work:
-        fleet = fleet_of(domains, settings, seed, Path(work), likelihoods)
+        fleet = fleet_of(domains, settings, seed, Path(work), shared)
         models = run.recipe.build(fleet, run.options)
         while True:
             memory, start = PeakMemory(settings.device), time.perf_counter()

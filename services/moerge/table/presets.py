@@ -30,21 +30,24 @@ class Preset:
     statistics_tokens: int
     device: str = "cpu"
 
-    def sources(self, folder: Path, training_seed: int, progress: Progress) -> tuple[dict[str, Sources], Path]:
+    def sources(
+        self, folder: Path, training_seed: int, progress: Progress, device: str | None = None
+    ) -> tuple[dict[str, Sources], Path]:
         """Each domain's expert and texts, and the folder of the model that the experts began as.
 
-        What `folder` doesn't hold yet is made.
+        What `folder` doesn't hold yet is made, with training on `device`, or else the preset's.
 
         Raises:
             MoergeError: it needs a GPU that isn't there, or a package that isn't installed.
         """
-        if self.device == "cuda" and not torch.cuda.is_available():
+        device = device or self.device
+        if device.startswith("cuda") and not torch.cuda.is_available():
             todo = "run it where torch sees a GPU, or take --preset standard"
             raise MoergeError("needs a GPU, and torch sees none", where="--preset", todo=todo)
         texts = corpora.write(folder / "texts", self.domains)
         others = corpora.write_other(folder / "texts", self.domains)
         training = replace(self.training, seed=training_seed)
-        trained = train(texts, folder / "experts", progress, training, self.device)
+        trained = train(texts, folder / "experts", progress, training, device)
         return {domain: _sources(trained, domain, texts[domain], others[domain]) for domain in texts}, trained.seed
 
 
@@ -91,6 +94,7 @@ PRESETS = {
             for_expert=Phase(tokens=2_000_000, learning_rate=3e-4),
             context=1024,
             batch_rows=16,
+            bfloat16=True,
         ),
         Cut(context=1024, stride=512, tokens=30_000),
         statistics_tokens=30_000,

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from moerge.errors import MoergeError
 from moerge.models.dense import domain_model
-from moerge.recipes.base import Fleet
+from moerge.recipes.base import Fleet, Shared
 from moerge.recipes.models import Loaded
 from moerge.recipes.registry import parse
 from moerge.scoring.perplexity import Rows
@@ -154,6 +154,16 @@ def test_a_regmean_trunk_is_the_least_squares_fit_on_the_experts_own_inputs(tmp_
     shrinkage = SHRINKAGE_TO_AVERAGE * 32 / tokens * total.diagonal().mean() * torch.eye(32, dtype=torch.float64)
     expected = torch.linalg.solve(total + shrinkage, (right + mean @ shrinkage).T).T
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
+
+
+def test_a_table_s_recipes_share_equal_trunks_and_only_these(tmp_path: Path) -> None:
+    (tmp_path / "shared").mkdir()
+    alone = fleet(tmp_path)
+    on, rows = replace(alone, shared=Shared(tmp_path / "shared")), Rows(HELD, [HELD.shape[1]], "d1")
+    for spec in ("regmean", "moerge", "regmean-oracle", "regmean:rare_below=0", "regmean:tokens=5", "dume"):
+        found = logits(only(spec, on), rows)
+        torch.testing.assert_close(found, logits(only(spec, alone), rows), msg=spec)
+    assert len(on.shared.trunks) == 3
 
 
 def test_counts_of_rare_tokens_are_withheld_unless_asked_for(tmp_path: Path) -> None:

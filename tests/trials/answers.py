@@ -1,0 +1,77 @@
+"""`python -m trials.answers [RECIPE ...]`: greedy answers to chat prompts by a preset's seed, experts and versions.
+
+The first prompt is of no domain, the others of a domain each. A version is a recipe's, such as `moerge`.
+"""
+
+import argparse
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+from transformers import AutoTokenizer, PreTrainedModel
+from transformers.utils.logging import disable_progress_bar, set_verbosity_error
+
+from moerge.files import cache_folder
+from moerge.progress import progress
+from moerge.recipes.base import Fleet
+from moerge.recipes.models import Routed, load
+from moerge.recipes.registry import parse
+from moerge.table.measure import Settings, fleet_of
+from moerge.table.presets import PRESETS
+from moerge.table.texts import read_texts
+
+PROMPTS = (
+    "Name three things that a gardener does in spring.",
+    "Write a Python function that returns the sum of a list of numbers.",
+    "Which languages are spoken in Switzerland?",
+    "What is asthma?",
+    "What is SQL injection, and how is it prevented?",
+)
+
+
+@contextmanager
+def version(spec: str, fleet: Fleet) -> Iterator[PreTrainedModel]:
+    recipe, options, label = parse(spec)
+    with TemporaryDirectory() as work:
+        [(_, model)] = recipe.build(replace(fleet, work=Path(work)), options)
+        assert isinstance(model, Routed), label
+        yield model.model
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("recipes", nargs="*", default=["dume", "moerge"])
+    parser.add_argument("--preset", default="smollm", choices=sorted(PRESETS))
+    parser.add_argument("--tokens", type=int, default=64, help="of an answer, at most")
+    parser.add_argument("--device", default="cpu")
+    given = parser.parse_args()
+    disable_progress_bar()
+    set_verbosity_error()
+    preset = PRESETS[given.preset]
+    sources, base = preset.sources(cache_folder(), 1, progress(), given.device)
+    tokenizer = AutoTokenizer.from_pretrained(base, local_files_only=True, trust_remote_code=False)
+    texts = {domain: read_texts(domain, each, preset.cut) for domain, each in sources.items()}
+
+    @torch.inference_mode()
+    def answers(name: str, model: PreTrainedModel) -> None:
+        print(f"## {name}")
+        for prompt in PROMPTS:
+            asked = tokenizer.apply_chat_template(
+                [{"role": "user", "content": prompt}], add_generation_prompt=True, return_dict=True, return_tensors="pt"
+            ).to(given.device)
+            text = model.generate(**asked, max_new_tokens=given.tokens, do_sample=False)
+            print(f"> {prompt}\n{tokenizer.decode(text[0, asked['input_ids'].shape[1] :])}\n", flush=True)
+
+    for name, folder in {"seed": base, **{domain: each.expert for domain, each in sources.items()}}.items():
+        answers(name, load(folder, given.device))
+    fleet = fleet_of(texts, Settings(base, 1, preset.statistics_tokens, given.device), 0, Path())
+    for spec in given.recipes:
+        with version(spec, fleet) as model:
+            answers(spec, model)
+
+
+if __name__ == "__main__":
+    main()
