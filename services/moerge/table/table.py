@@ -168,18 +168,29 @@ class Table:
         if not self.base or not scores:
             return None
         values = [normalised(total(self.base), total(each)) for each in scores]
-        return Figure(values, error(_mean([resampled(self.base, each, len(self.domains)) for each in scores])))
+        return Figure(values, error(self._resampled_elsewhere(row)))
 
     def difference(self, row: Row) -> Figure | None:
         """This row's average less that of the row it is compared with, over the same documents and seeds."""
+        return self._difference(row, self.average, self._resampled_average)
+
+    def elsewhere_difference(self, row: Row) -> Figure | None:
+        """The same on text of no domain."""
+        return self._difference(row, self.elsewhere, self._resampled_elsewhere)
+
+    def _difference(
+        self, row: Row, figure: Callable[[Row], Figure | None], resamples: Callable[[Row], Floats | None]
+    ) -> Figure | None:
         if self.against is None or self.against == row.name:
             return None
-        other = self.row(self.against)
-        pair = [self.average(each).values for each in (row, other)]
+        rows = (row, self.row(self.against))
+        pair = [found.values for found in map(figure, rows) if found is not None]
+        if len(pair) < len(rows):
+            return None
+        drawn = [resamples(each) for each in rows]
         seeds = range(max(map(len, pair)))  # what nothing drawn can change is measured once
         one, two = ([values[seed % len(values)] for seed in seeds] for values in pair)
-        resamples = [self._resampled_average(each) for each in (row, other)]
-        sampling = None if resamples[0] is None or resamples[1] is None else error(resamples[0] - resamples[1])
+        sampling = None if drawn[0] is None or drawn[1] is None else error(drawn[0] - drawn[1])
         return Figure([a - b for a, b in zip(one, two, strict=True)], sampling)
 
     def _resampled(self, row: Row, domain: str) -> Floats | None:
@@ -189,6 +200,9 @@ class Table:
 
     def _resampled_average(self, row: Row) -> Floats | None:
         return _mean([self._resampled(row, domain) for domain in self.domains])
+
+    def _resampled_elsewhere(self, row: Row) -> Floats | None:
+        return _mean([resampled(self.base, result.elsewhere, len(self.domains)) for result in row.results])
 
     def _own(self, domain: str) -> Sequence[Score]:
         return self.row(expert_row(domain)).results[0].documents[domain]
@@ -216,6 +230,8 @@ class Table:
             record |= {"difference": found.mean, "difference_error": found.error}
         if abroad := self.elsewhere(row):
             record[ELSEWHERE] = {"score": abroad.mean, "error": abroad.error, "scores": list(abroad.values)}
+            if gained := self.elsewhere_difference(row):
+                record[ELSEWHERE] |= {"difference": gained.mean, "difference_error": gained.error}
         return record
 
     def render(self, console: Console) -> Iterable[RichTable]:
@@ -262,11 +278,11 @@ class Table:
         cells = {domain: str(each) if errors else f"{each.mean:.1f}" for domain, each in found.items()}
         cells["average"] = str(self.average(row))
         if self.against is not None:
-            gained = self.difference(row)
-            spread = gained.spread if gained is not None and errors else ""
-            cells[f"to {self.against}"] = "" if gained is None else f"{gained.mean:+.1f}{spread}"
+            cells[f"to {self.against}"] = _signed(self.difference(row), errors=errors)
         if self.base:
             cells[ELSEWHERE] = str(self.elsewhere(row) or "")
+            if self.against is not None:
+                cells[f"to {self.against}, there"] = _signed(self.elsewhere_difference(row), errors=errors)
         return cells
 
     def _costs(self, row: Row) -> dict[str, str]:
@@ -293,6 +309,10 @@ def shown(row: Row) -> str:
 def parameters(number: float) -> str:
     """So many parameters, such as 3.4 M."""
     return f"{number / 1e6:,.1f} M"
+
+
+def _signed(found: Figure | None, *, errors: bool) -> str:
+    return "" if found is None else f"{found.mean:+.1f}{found.spread if errors else ''}"
 
 
 def _figures(row: Row, found: Figure) -> dict[str, object]:

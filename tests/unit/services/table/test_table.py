@@ -198,11 +198,15 @@ def test_a_user_scores_tuning_text_behind_switches_and_text_of_no_domain(tmp_pat
     found = json.loads(out.read_text())
     assert (found["settings"]["split"], found["settings"]["switch"]) == ("tuning", True)
     assert found["elsewhere"] == {"tokens": 0, "documents": 0}
-    table(**options, elsewhere=[str(text_file(tmp_path / "x.jsonl", *map(str, range(100, 130))))], against="oracle")
+    other = [str(text_file(tmp_path / "x.jsonl", *map(str, range(100, 130))))]
+    table(**options, elsewhere=other, against="d0 expert")
     found = json.loads(out.read_text())
     assert found["elsewhere"]["documents"] == 27
     by = {each["row"]: each for each in found["averages"]}
-    assert by["averaging"]["elsewhere"]["error"] > 0
+    own, compared = by["d0 expert"]["elsewhere"], by["averaging"]["elsewhere"]
+    assert own.keys().isdisjoint({"difference"})
+    assert compared["difference"] == pytest.approx(compared["score"] - own["score"])
+    assert 0 < compared["difference_error"] < compared["error"] + own["error"]
     assert by["averaging"]["difference_error"] > 0
     assert "elsewhere" not in by["oracle"]
 
