@@ -229,9 +229,10 @@ class Table:
         if found is not None:
             record |= {"difference": found.mean, "difference_error": found.error}
         if abroad := self.elsewhere(row):
-            record[ELSEWHERE] = {"score": abroad.mean, "error": abroad.error, "scores": list(abroad.values)}
+            there: dict[str, object] = {"score": abroad.mean, "error": abroad.error, "scores": list(abroad.values)}
             if gained := self.elsewhere_difference(row):
-                record[ELSEWHERE] |= {"difference": gained.mean, "difference_error": gained.error}
+                there |= {"difference": gained.mean, "difference_error": gained.error}
+            record[ELSEWHERE] = there
         return record
 
     def render(self, console: Console) -> Iterable[RichTable]:
