@@ -92,3 +92,14 @@ class Trunk(Message):
         """The experts whose parameters it contains, the base among them."""
         base = self.options.base
         return self.experts if base is None or base in self.experts else [base, *self.experts]
+
+
+class Contributors(Message):
+    """Domains that have contributed to the routers under `trunk`, and domains merged into it that are `missing`.
+
+    A domain that joined after the merge is never missing, nor is one whose expert was withdrawn.
+    """
+
+    trunk: Digest
+    contributed: list[Name]
+    missing: list[Name]

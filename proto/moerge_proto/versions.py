@@ -39,14 +39,15 @@ Completed = Annotated[
 class NewVersion(Message):
     """Asks for a version of `trunk` (None: the current one) with `experts` in this order.
 
-    `experts=None` means every ready expert that has contributed under the trunk, in order of arrival. `round` names a
-    round instead of trunk and experts: it gives those that have contributed, once all have, or enough of them by the
-    deadline. `options`: those that are left out are the recommended ones. `tied` leaves the head out where it is the
-    embedding.
+    `experts=None` means every ready expert that has contributed under the trunk, in order of arrival. It is refused
+    while an expert of the trunk is missing, unless `partial` is set. `round` names a round instead: it gives those that
+    have contributed, once all have, or enough of them by the deadline. `options`: those that are left out are the
+    recommended ones. `tied` leaves the head out where it is the embedding.
     """
 
     trunk: Digest | None = None
     experts: list[Digest] | None = Field(default=None, min_length=1)
+    partial: bool = False
     round: Name | None = None
     options: Completed = Field(default_factory=lambda: _completed({}, SolveOptions.model_validate))
     tied: bool = False
@@ -62,8 +63,8 @@ class VersionFile(FileEntry):
 class Lineage(Message):
     """All that a version is a function of (law 3). Contributions are sorted by digest.
 
-    `withdrawn`: withdrawn experts that the trunk still contains. `left_out`: domains that were asked in a round and had
-    not contributed when it ended.
+    `withdrawn`: withdrawn experts that the trunk still contains. `left_out`: domains of the round, or of a partial
+    version's trunk, that had not contributed.
     """
 
     trunk: Digest
@@ -187,7 +188,10 @@ class AliasMove(Message):
 
 
 class Alias(Message):
-    """A movable name for a version. `warnings`, in the answer to a promotion, name the domains that didn't count."""
+    """A movable name for a version.
+
+    `warnings`, in the answer to a promotion, name domains that are not evaluated, and domains that consumers lose.
+    """
 
     number: int
     name: str

@@ -89,7 +89,7 @@ def test_a_late_owner_blocks_nobody_and_the_card_says_who_was_left_out(federatio
     lineage = operator.version(number).lineage
     assert (lineage.domains, lineage.left_out) == (["law"], ["late"])
     card = (federation.server.home / "versions" / str(number) / "README.md").read_text()
-    assert "Left out, because they had not contributed when the round ended: late." in card
+    assert "Left out, because they had not contributed: late." in card
     assert [row.name for row in federation.members["law"].client.rounds()] == ["spring"]
     assert [row.name for row in federation.members["art"].client.rounds()] == []
 

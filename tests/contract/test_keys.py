@@ -395,7 +395,7 @@ def test_a_revoked_owner_can_do_nothing_new_and_what_it_contributed_stays(
     with server.client() as operator:
         before = list(operator.contributions())
         for _ in range(2):
-            moerge("owner", "revoke", "firm", **server.environment())
+            moerge("owner", "revoke", "firm", "--yes", **server.environment())
         with pytest.raises(CoordinatorError, match="the token was revoked on"):
             member.client.identity()
         assert list(operator.contributions()) == before

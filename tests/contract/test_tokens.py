@@ -2,11 +2,12 @@
 
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from functools import partial
 
 import httpx
 import pytest
 
-from support.processes import Coordinator, coordinator, moerge
+from support.processes import Coordinator, coordinator, moerge, run_command
 
 
 @pytest.fixture(scope="module")
@@ -27,10 +28,21 @@ def test_tokens_live_and_end_by_the_command_line(server: Coordinator) -> None:
         [listed] = [each for each in operator.tokens() if each.note == "scraper"]
     assert listed.expires is not None
     assert 1.9 < (listed.expires - datetime.now(UTC)).total_seconds() / 86400 < 2
-    successor = moerge("token", "rotate", listed.id, **environment)
+    for command, follows in (("rotate", "are refused until they have the new one"), ("revoke", "are refused.")):
+        run = partial(run_command, "token", command, listed.id, **environment)
+        for done, told in ((run(), "add --yes"), (run(said="n\n", terminal=True), "Go on? [y/N]")):
+            assert done.returncode == 1
+            assert f"Token {listed.id} ends at once, and its users {follows}" in " ".join(done.stderr.split())
+            assert told in done.stderr
+    assert role_of(server, secret).status_code == 200
+    kept = moerge("token", "rotate", listed.id, "--overlap-seconds", 60, **environment)  # nobody is asked
+    assert role_of(server, kept).status_code == role_of(server, secret).status_code == 200
+    done = run_command("token", "revoke", listed.id + 1, said="y\n", terminal=True, **environment)
+    assert (done.returncode, role_of(server, kept).status_code) == (0, 401)
+    successor = moerge("token", "rotate", listed.id, "--yes", **environment)
     assert role_of(server, secret).status_code == 401
     assert role_of(server, successor).json()["role"] == "reader"
-    moerge("token", "revoke", listed.id + 1, **environment)
+    moerge("token", "revoke", listed.id + 2, "--yes", **environment)
     assert "was revoked on" in role_of(server, successor).json()["detail"]
     shown = moerge("token", "list", COLUMNS="200", **environment)
     assert "scraper" in shown

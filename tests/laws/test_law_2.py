@@ -44,9 +44,9 @@ def test_law_2_a_version_is_made_of_its_own_trunk_s_contributions(
     sent = federation.contribute(second)
     assert federation.merge() == first
     with pytest.raises(CoordinatorError, match="at least one expert with a contribution"):
-        federation.solve()
+        federation.solve(partial=True)
     [art] = federation.contribute(first, "art")
-    version = federation.solve()
+    version = federation.solve(partial=True)
     assert (version.lineage.domains, version.lineage.contributions) == (["art"], [art.digest])
     assert federation.merge("art") == second
     assert set(federation.solve().lineage.contributions) == {each.digest for each in sent}

@@ -314,7 +314,7 @@ class Run:
         ridge_lambda = (0.01, 1.0)[operation.which % 2]
 
         def solve(client: Client) -> str:
-            new = NewVersion(options=SolveOptions(ridge_lambda=ridge_lambda))
+            new = NewVersion(options=SolveOptions(ridge_lambda=ridge_lambda), partial=True)
             return wait(client, client.solve_version(new))
 
         self._expect(operation, self._attempt(operation, None, solve), self.model.solve(ridge_lambda))

@@ -2,13 +2,14 @@
 
 import multiprocessing
 import os
+import pty
 import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
@@ -42,16 +43,22 @@ def marked(mark: str) -> dict[int, str]:
 
 
 def run_command(
-    *arguments: object, said: str = "", script: str = "", **environment: str
+    *arguments: object, said: str = "", terminal: bool = False, script: str = "", **environment: str
 ) -> subprocess.CompletedProcess[str]:
     """Runs a command, or a Python script, to its end in a forked process: its status and output.
 
-    `said` is its standard input.
+    `said` is its standard input, which may be a terminal.
     """
     command = [*map(str, arguments)]
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         said_in, out, err = (Path(folder) / name for name in ("in", "out", "err"))
         said_in.write_text(said)
+        if terminal:
+            ours, its = pty.openpty()
+            for end in (ours, its):
+                stack.callback(os.close, end)
+            os.write(ours, said.encode())
+            said_in = Path(os.ttyname(its))
         status = ended(_start(command, environment, out, err, said_in, script), 300)
         return subprocess.CompletedProcess(command, status, out.read_text(), err.read_text())
 

@@ -123,8 +123,8 @@ def add_contribution(session: Session, expert: ExpertRow, trunk: TrunkRow | None
 
 
 def add_version(session: Session, **asked: Any) -> VersionRow:
-    """The version that a solve would publish now; its one file is named by its lineage."""
-    lineage = versions.lineage_of(session, NewVersion.model_validate(asked))
+    """The version that a solve would publish now, also a partial one; its one file is named by its lineage."""
+    lineage = versions.lineage_of(session, NewVersion.model_validate({"partial": True, **asked}))
     number, _ = versions.number_of(session, lineage)
     name = digest_of(lineage.model_dump(mode="json"))
     row = VersionRow(

@@ -66,12 +66,12 @@ def test_rest_completes_options_with_the_recommended_ones() -> None:
 
 
 def test_version_solve_sends_what_is_given_and_nothing_else() -> None:
-    assert given() == {"recipe": "moerge", "tied": False}
+    assert given() == {"recipe": "moerge", "tied": False, "wait_": False, "partial": False}
     new = versions.new_version("moerge", {"top_k": None})
     assert received(new) == RECOMMENDED.solve
     assert new.model_dump(mode="json")["options"] == {}
     new = versions.new_version("moerge", {"top_k": 2, "routers": None}, tied=True, round="spring")
-    assert new.model_dump(exclude_none=True) == {"options": {"top_k": 2}, "tied": True, "round": "spring"}
+    assert new.model_dump(exclude_unset=True) == {"options": {"top_k": 2}, "tied": True, "round": "spring"}
 
 
 def test_the_paper_s_recipe_is_the_paper_s_options_with_the_given_ones_on_top() -> None:

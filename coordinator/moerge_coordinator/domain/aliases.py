@@ -3,9 +3,11 @@
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from moerge.versions.compare import lost_domains
 from moerge_coordinator.domain import versions
 from moerge_coordinator.problems import RefusedError
 from moerge_coordinator.storage.messages import message, version_table
+from moerge_coordinator.storage.messages import versions as version_view
 from moerge_coordinator.storage.tables import AliasMoveRow, AliasRow, VersionRow, now
 from moerge_proto.digests import Name
 from moerge_proto.problems import ProblemType
@@ -37,11 +39,10 @@ def promote(session: Session, name: Name, move: Move, who: str, most_fall: float
     row = session.scalar(select(AliasRow).where(AliasRow.name == name))
     if row is not None and row.version == version.number:
         return message(Alias, row)
-    falls: list[str] = []
-    warnings: list[str] = []
-    if name == CHAMPION:
-        champion = None if row is None else versions.find(session, row.version)
-        falls, warnings = _compared(session, version, champion, most_fall)
+    before = None if row is None else versions.find(session, row.version)
+    falls, warnings = _compared(session, version, before, most_fall) if name == CHAMPION else ([], [])
+    if before is not None:
+        warnings += _lost(session, version, before)
     if falls and not move.override:
         found = f"on version {version.number} these fall by more than {most_fall:g} points: {', '.join(falls)}"
         todo = "see moerge version table; promote another version, or say why this one: --override REASON"
@@ -66,6 +67,13 @@ def _compared(
         if each.domain in before and each.normalised < before[each.domain] - most
     ]
     return falls, warnings
+
+
+def _lost(session: Session, version: VersionRow, before: VersionRow) -> list[str]:
+    """A warning of the domains that `before` has and the version lacks."""
+    view = version_view(session)
+    lost = lost_domains(view(before), view(version))
+    return [f"version {version.number} lacks domains of version {before.number}: {', '.join(lost)}"] if lost else []
 
 
 def _point(

@@ -5,8 +5,9 @@ from collections.abc import Collection
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from moerge_coordinator.domain import contributors
 from moerge_coordinator.problems import RefusedError
-from moerge_coordinator.storage.tables import ContributionRow, DomainRow, RoundRow, TrunkRow, now
+from moerge_coordinator.storage.tables import DomainRow, RoundRow, TrunkRow, now
 from moerge_proto.problems import ProblemType
 from moerge_proto.rounds import NewRound, Round, RoundChange, RoundState
 from moerge_proto.statistics_file import Kind
@@ -14,10 +15,7 @@ from moerge_proto.statistics_file import Kind
 
 def view(session: Session, row: RoundRow) -> Round:
     """The round, with the domains that have contributed by now."""
-    query = select(ContributionRow.domain).where(ContributionRow.active, ContributionRow.kind == row.kind)
-    if row.kind == "router":
-        query = query.where(ContributionRow.trunk == row.trunk, ContributionRow.split == "statistics")
-    come = set(session.scalars(query))
+    come = contributors.contributed(session, row.kind, row.trunk)
     contributed = [domain for domain in row.domains if domain in come]
     missing = [domain for domain in row.domains if domain not in come]
     if not missing:

@@ -7,7 +7,7 @@ from sqlalchemy.orm import Session
 
 from moerge.blobs.store import Blobs
 from moerge.routers.ridge import SOLVER
-from moerge_coordinator.domain import rounds, trunks
+from moerge_coordinator.domain import contributors, rounds, trunks
 from moerge_coordinator.domain.withdrawal import require_told, require_usable, withdrawn_in
 from moerge_coordinator.problems import RefusedError
 from moerge_coordinator.storage.messages import versions
@@ -54,14 +54,16 @@ def lineage_of(session: Session, new: NewVersion) -> Lineage:
     Raises:
         RefusedError: names the field that asks for something else.
     """
-    if new.round is not None and (new.trunk is not None or new.experts is not None):
-        found = "a round says which trunk and experts"
-        raise RefusedError(ProblemType.INVALID_REQUEST, found, where="round", todo="leave trunk and experts out")
+    if new.round is not None and (new.trunk is not None or new.experts is not None or new.partial):
+        found = "a round names the trunk and the experts, and how many of them are enough"
+        todo = "leave trunk, experts and partial out"
+        raise RefusedError(ProblemType.INVALID_REQUEST, found, where="round", todo=todo)
     asked = None if new.round is None else rounds.ended(session, new.round, "router")
     trunk = trunks.find(session, new.trunk if asked is None else asked.trunk)
     if trunk.retired is not None and not trunk.current:
         found = f"trunk {trunk.digest} was retired: it contains something withdrawn"
         raise RefusedError(ProblemType.GONE, found, where="trunk", todo="use the current one")
+    left_out = _left_out(session, new, trunk) if asked is None else asked.missing
     query = select(ContributionRow).where(ContributionRow.trunk == trunk.digest, ContributionRow.active)
     parts = list(session.scalars(query))
     rows = {row.digest: row for row in session.scalars(select(ExpertRow).order_by(ExpertRow.number))}
@@ -85,9 +87,23 @@ def lineage_of(session: Session, new: NewVersion) -> Lineage:
         options=new.options,
         tied=new.tied,
         withdrawn=withdrawn_in(session, trunk),
-        left_out=[] if asked is None else asked.missing,
+        left_out=left_out,
         solver=SOLVER,
     )
+
+
+def _left_out(session: Session, new: NewVersion, trunk: TrunkRow) -> list[str]:
+    """The domains of a trunk that a partial version goes without; none if the operator names the experts.
+
+    Raises:
+        RefusedError: some are missing, and the version isn't to be partial.
+    """
+    missing = [] if new.experts is not None else contributors.of_trunk(session, trunk).missing
+    if missing and not new.partial:
+        found = f"domains of the trunk have not contributed under it: {', '.join(missing)}"
+        todo = "wait for them (moerge version solve --wait), or solve without them (--partial; in REST partial: true)"
+        raise RefusedError(ProblemType.NOT_READY, found, where="partial", todo=todo)
+    return missing
 
 
 def _require_contributed(

@@ -81,7 +81,8 @@ def _admit(request: Request, credentials: HTTPAuthorizationCredentials | None, r
     identity = _authenticate(request, credentials.credentials)
     if identity.role not in roles:
         wanted = " or ".join(role.value for role in roles)
-        raise RefusedError(ProblemType.FORBIDDEN, f"this needs the role {wanted}, the token has {identity.role.value}")
+        found = f"this needs the role {wanted}, the token has {identity.role.value}"
+        raise RefusedError(ProblemType.FORBIDDEN, found, todo="use a token with that role")
     _require_known_parameters(request)
     return identity
 

@@ -1,5 +1,6 @@
-"""What the commands share: whom they speak to, how they wait and how they show tables."""
+"""What the commands share: whom they speak to, how they ask, wait and show tables."""
 
+import sys
 from collections.abc import Mapping
 from typing import Annotated
 
@@ -14,6 +15,22 @@ from moerge_proto.workflows import Workflow
 
 Coordinator = Annotated[str, typer.Option(envvar="MOERGE_COORDINATOR", help="Address of the coordinator.")]
 Secret = Annotated[str, typer.Option("--token", envvar="MOERGE_TOKEN", help="Bearer token; better in the environment.")]
+
+Yes = Annotated[bool, typer.Option("--yes", help="Go on without asking; required where there is no terminal.")]
+
+
+def confirm(consequence: str, *, yes: bool) -> None:
+    """Asks on a terminal whether to go on. Elsewhere, `yes` is required.
+
+    Raises:
+        MoergeError: there is no terminal, and no `yes`.
+        typer.Abort: the answer is no.
+    """
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise MoergeError(f"not confirmed: {consequence}", todo="read this, and add --yes")
+    typer.confirm(f"{consequence} Go on?", abort=True, err=True)
 
 
 def show(title: str, columns: list[str], rows: list[list[str]]) -> None:

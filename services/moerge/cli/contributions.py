@@ -5,13 +5,14 @@ from typing import Annotated
 import typer
 from rich.filesize import decimal
 
-from moerge.cli.common import Coordinator, Secret, show
+from moerge.cli.common import Coordinator, Secret, Yes, confirm, show
 from moerge.client.client import Client
 from moerge.errors import MoergeError
 from moerge_proto.contributions import Contribution
 from moerge_proto.signatures import in_groups
 from moerge_proto.statistics_file import KINDS
 
+_DIGITS = 8
 app = typer.Typer(no_args_is_help=True, help="Contributions (operator; an owner its own).")
 
 
@@ -46,18 +47,25 @@ def list_contributions(coordinator: Coordinator, secret: Secret) -> None:
 
 @app.command("withdraw")
 def withdraw(
-    digest: Annotated[str, typer.Argument(help="The contribution's digest, or its first digits.")],
+    digest: Annotated[str, typer.Argument(help=f"The contribution's digest, or its first {_DIGITS} digits or more.")],
     coordinator: Coordinator,
     secret: Secret,
+    yes: Yes = False,
 ) -> None:
     """Takes a contribution out of every later version. Trunks that were solved from it are retired.
 
     Example: moerge contribution withdraw 67b22c2264b8
     """
+    if len(digest) < _DIGITS:
+        found = f"expected at least {_DIGITS} digits, found {digest!r}"
+        raise MoergeError(found, where="digest", todo="see: moerge contribution list")
     with Client(coordinator, secret) as client:
-        rows = [row.digest for kind in KINDS for row in client.contributions(kind) if row.digest.startswith(digest)]
+        rows = [row for kind in KINDS for row in client.contributions(kind) if row.digest.startswith(digest)]
         if len(rows) != 1:
             found = f"{len(rows)} contributions begin with {digest!r}"
             raise MoergeError(found, where="digest", todo="see: moerge contribution list")
-        client.withdraw_contribution(rows[0])
+        [row] = rows
+        retired = ", and trunks that were solved from it are retired" if row.kind == "trunk" else ""
+        confirm(f"No later version has contribution {row.digest[:12]} of {row.domain}{retired}.", yes=yes)
+        client.withdraw_contribution(row.digest)
     typer.echo("Withdrawn: the next version is solved without it.")

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 import typer
 from rich.filesize import decimal
 
-from moerge.cli.common import Coordinator, Secret, show, wait
+from moerge.cli.common import Coordinator, Secret, Yes, confirm, show, wait
 from moerge.client.client import Client
 from moerge.errors import MoergeError
 from moerge.progress import progress
@@ -43,7 +43,8 @@ def add(
 ) -> None:
     """Adds an expert, as a worker does before it contributes; prints its digest once its weights are checked.
 
-    Added again by its owner, with or without --redistribute, it changes that and nothing else.
+    Takes a token of the domain's owner, or with --source of an operator. Added again by its owner, with or without
+    --redistribute, it changes that and nothing else.
 
     Example: moerge expert add expert/ --domain law --trunk remerge
     """
@@ -126,6 +127,7 @@ def withdraw(
     serve: Annotated[
         bool, typer.Option("--serve/--withhold", help="Whether versions that contain it are served meanwhile.")
     ] = True,
+    yes: Yes = False,
 ) -> None:
     """Withdraws an expert, those fitted from it, and all their contributions; if the trunk contains it, waits for the
     remerge without it.
@@ -133,7 +135,9 @@ def withdraw(
     Example: moerge expert withdraw law --withhold
     """
     with Client(coordinator, secret) as client:
-        done = client.withdraw_expert(_find(client, domain).digest, serve=serve)
+        row = _find(client, domain)
+        confirm(_follows(client, row, serve=serve), yes=yes)
+        done = client.withdraw_expert(row.digest, serve=serve)
         typer.echo(f"{done.expert.domain} is withdrawn: the next version has neither its MLPs nor its router column.")
         if done.versions:
             numbers = ", ".join(map(str, done.versions))
@@ -144,19 +148,38 @@ def withdraw(
             typer.echo("Trunks that contain it are retired. Nothing is merged in their place: moerge trunk merge.")
 
 
+def _follows(client: Client, row: Expert, *, serve: bool) -> str:
+    """The consequences of a withdrawal."""
+    words = f"Expert {row.digest[:12]} of {row.domain} and its contributions are withdrawn."
+    trunks = [trunk for trunk in client.trunks() if row.digest in trunk.contains]
+    names = {trunk.digest for trunk in trunks}
+    versions = [each for each in client.versions() if each.retired is None]
+    inside = [each for each in versions if row.digest in each.lineage.experts or each.lineage.trunk in names]
+    if any(trunk.current for trunk in trunks):
+        words += " The trunk contains it: it is merged again without it, and every owner contributes anew."
+    if inside:
+        numbers = ", ".join(str(each.number) for each in inside)
+        words += f" Versions that contain it {'stay served' if serve else 'are withheld'}: {numbers}."
+    return words
+
+
 @app.command("purge")
 def purge(
     domain: Domain,
     coordinator: Coordinator,
     secret: Secret,
     retire: Annotated[bool, typer.Option("--retire", help="Retire the versions that contain it too.")] = False,
+    yes: Yes = False,
 ) -> None:
     """Removes a withdrawn expert's files and statistics from the coordinator.
 
     Example: moerge expert purge law --retire
     """
     with Client(coordinator, secret) as client:
-        done = client.purge_expert(_find(client, domain).digest, retire=retire)
+        row = _find(client, domain)
+        also = ", and versions that contain it are retired" if retire else ""
+        confirm(f"Files and statistics of expert {row.digest[:12]} are removed for good{also}.", yes=yes)
+        done = client.purge_expert(row.digest, retire=retire)
     typer.echo(f"Removed {done.removed} files, {decimal(done.bytes)}.")
     if done.versions:
         numbers = ", ".join(map(str, done.versions))

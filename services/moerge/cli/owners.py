@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from moerge.cli.common import Coordinator, Secret, show
+from moerge.cli.common import Coordinator, Secret, Yes, confirm, show
 from moerge.client.client import Client
 from moerge.errors import MoergeError
 from moerge_proto.owners import NewOwner, NewToken, Owner, OwnerKey, Role
@@ -69,11 +69,12 @@ def approve(
 
 
 @app.command("revoke")
-def revoke(name: OwnerName, coordinator: Coordinator, secret: Secret) -> None:
+def revoke(name: OwnerName, coordinator: Coordinator, secret: Secret, yes: Yes = False) -> None:
     """Revokes an owner's key and its tokens at once: nothing new is taken from it. What it contributed stays.
 
     Example: moerge owner revoke hospital
     """
+    confirm(f"The key and the tokens of {name} end at once, for good.", yes=yes)
     with Client(coordinator, secret) as client:
         client.revoke_owner(name)
     typer.echo(f"{name}: key and tokens are revoked. To take its work out: moerge expert withdraw DOMAIN")

@@ -1,5 +1,6 @@
 """`moerge round …`"""
 
+import time
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Literal
 
@@ -9,10 +10,11 @@ from pydantic import ValidationError
 from moerge.cli.common import Coordinator, Secret, show
 from moerge.client.client import Client
 from moerge.errors import MoergeError
-from moerge_proto.rounds import NewRound, Round, RoundChange
+from moerge_proto.rounds import NewRound, Round, RoundChange, RoundState
 
 app = typer.Typer(no_args_is_help=True, help="Rounds: contributions asked for by a deadline.")
 Name = Annotated[str, typer.Argument(help="The round's name.")]
+_LONGEST_PAUSE = 5.0
 Hours = Annotated[float, typer.Option(help="Hours from now until the deadline.")]
 
 
@@ -20,9 +22,34 @@ def _in_hours(hours: float) -> datetime:
     return (datetime.now(UTC) + timedelta(hours=hours)).replace(microsecond=0)
 
 
+def _reasons(client: Client) -> dict[str, str]:
+    """Domain -> the reason why its worker sends nothing, if the worker has told one."""
+    return {each.domain: f" ({each.obstacle.words})" for each in client.progress() if each.obstacle is not None}
+
+
+def wait_for_contributions(client: Client, round: str | None) -> None:
+    """Waits until no expert of the current trunk is missing, or a round has ended; says who is missing."""
+    told, pause = "", 0.1
+    while missing := _missing(client, round):
+        why = _reasons(client)
+        line = f"Waiting for the contributions of {', '.join(domain + why.get(domain, '') for domain in missing)}."
+        if line != told:
+            typer.echo(line, err=True)
+        told = line
+        time.sleep(pause)
+        pause = min(2 * pause, _LONGEST_PAUSE)
+
+
+def _missing(client: Client, round: str | None) -> list[str]:
+    if round is None:
+        return client.contributors().missing
+    asked = client.round(round)
+    return asked.missing if asked.state is RoundState.OPEN else []
+
+
 def _show(client: Client, rows: list[Round]) -> None:
-    """Prints rounds; a missing domain's worker may have told why."""
-    why = {each.domain: f" ({each.obstacle.words})" for each in client.progress() if each.obstacle is not None}
+    """Prints rounds, and why domains are missing."""
+    why = _reasons(client)
     columns = ["name", "asks for", "deadline", "enough", "contributed", "missing", "state"]
     lines = [
         [

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 from pydantic import ValidationError
 
-from moerge.cli.common import Coordinator, Secret, show
+from moerge.cli.common import Coordinator, Secret, Yes, confirm, show
 from moerge.client.client import Client
 from moerge.errors import MoergeError
 from moerge_proto.owners import MONTH_SECONDS, NewToken, Role, TokenEntry
@@ -67,11 +67,12 @@ def _end(row: TokenEntry) -> str:
 
 
 @app.command("revoke")
-def revoke(token: Id, coordinator: Coordinator, secret: Secret) -> None:
+def revoke(token: Id, coordinator: Coordinator, secret: Secret, yes: Yes = False) -> None:
     """Ends a token at once. The last valid operator token stays.
 
     Example: moerge token revoke 7
     """
+    confirm(f"Token {token} ends at once, and its users are refused.", yes=yes)
     with Client(coordinator, secret) as client:
         typer.echo(f"token {token}: {_end(client.revoke_token(token))}")
 
@@ -84,10 +85,15 @@ def rotate(
     overlap_seconds: Annotated[
         int, typer.Option(min=0, max=MONTH_SECONDS, help="How long the old one is valid beside the new one.")
     ] = 0,
+    yes: Yes = False,
 ) -> None:
     """Prints a token with the same role, owner and note, in the place of another, which ends.
 
+    Asks first if there is no overlap.
+
     Example: moerge token rotate 7 --overlap-seconds 3600
     """
+    if not overlap_seconds:
+        confirm(f"Token {token} ends at once, and its users are refused until they have the new one.", yes=yes)
     with Client(coordinator, secret) as client:
         typer.echo(client.rotate_token(token, overlap_seconds).secret)

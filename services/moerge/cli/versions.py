@@ -14,11 +14,13 @@ from rich.filesize import decimal
 from rich.style import Style
 from rich.text import Text
 
-from moerge.cli.common import Coordinator, Secret, numbers, show, wait
+from moerge.cli.common import Coordinator, Secret, Yes, confirm, numbers, show, wait
+from moerge.cli.rounds import wait_for_contributions
 from moerge.cli.version_page import show_files, show_influence, show_routers, show_signatures, show_warnings
 from moerge.client.client import Client
 from moerge.client.http import found
 from moerge.errors import MoergeError
+from moerge.versions.compare import lost_domains
 from moerge_proto.options import RECOMMENDED, VERSION_RECIPES, LambdaScale, RecipeName, Routers
 from moerge_proto.owners import Role
 from moerge_proto.routing import MAX_CHARACTERS, RoutedText
@@ -76,12 +78,15 @@ def solve_version(
     ] = None,
     tied: Annotated[bool, typer.Option("--tied", help="Leave the head out where it is the embedding.")] = False,
     round: Annotated[str | None, typer.Option(help="Take who contributed to this round.")] = None,
+    wait_: Annotated[bool, typer.Option("--wait", help="Wait for missing experts, or for the round's end.")] = False,
+    partial: Annotated[bool, typer.Option("--partial", help="Solve without the trunk's missing experts.")] = False,
 ) -> None:
     """Sums all contributions under the current trunk, solves the routers, publishes; prints the version's number.
 
-    Warns of owners whose influence on the routers is unusual.
+    Refused while an expert of the trunk has not contributed. Says which domains are in the version, and which are
+    missing. Warns of owners whose influence on the routers is unusual.
 
-    Example: moerge version solve --lambda-scale auto
+    Example: moerge version solve --wait
     """
     options = {
         "ridge_lambda": ridge_lambda,
@@ -91,11 +96,16 @@ def solve_version(
         "top_k": top_k,
         "temperature": temperature,
     }
-    new = new_version(recipe, options, tied=tied, round=round)
+    new = new_version(recipe, options, tied=tied, round=round, partial=partial)
     with Client(coordinator, secret) as client:
+        if wait_:
+            wait_for_contributions(client, round)
         number = wait(client, client.solve_version(new))
+        made = client.version(int(number)).lineage
         measured = found(lambda: client.version_influence(int(number)))
     typer.echo(number)
+    missing = ", ".join(made.left_out) or "none"
+    typer.echo(f"In version {number}: {', '.join(made.domains)}. Missing: {missing}.", err=True)
     show_warnings([] if measured is None else measured.warnings)
 
 
@@ -176,12 +186,20 @@ def promote(
     override: Annotated[
         str, typer.Option(help="Reason to promote although a domain falls by more than promotion_max_fall.")
     ] = "",
+    yes: Yes = False,
 ) -> None:
     """Points an alias to a version; consumers who follow it get it with their next pull.
+
+    Asks first if the alias' present version has domains that the new one lacks.
 
     Example: moerge version promote 2 --note "better on law"
     """
     with Client(coordinator, secret) as client:
+        if (before := found(lambda: client.alias(alias))) is not None:
+            lost = lost_domains(client.version(before.version), client.version(number))
+            if lost:
+                there = f"{alias}, now version {before.version}, has: {', '.join(lost)}"
+                confirm(f"Version {number} lacks domains that {there}. Consumers lose them.", yes=yes)
         moved = client.promote(alias, number, note, override)
     typer.echo(f"{alias} is version {number}")
     show_warnings(moved.warnings)
@@ -341,12 +359,13 @@ def route(
 
 
 @app.command()
-def retire(number: Number, coordinator: Coordinator, secret: Secret) -> None:
+def retire(number: Number, coordinator: Coordinator, secret: Secret, yes: Yes = False) -> None:
     """Retires a version: its number and lineage stay, files that no other version has go.
 
     Example: moerge version retire 1
     """
     with Client(coordinator, secret) as client:
+        confirm(f"Version {number} can't be served again, and its own files are removed for good.", yes=yes)
         client.retire_version(number)
     typer.echo(f"version {number} is retired")
 

@@ -40,7 +40,7 @@ from moerge_proto.rounds import NewRound, Round, RoundChange
 from moerge_proto.routing import RoutedText, TextToRoute
 from moerge_proto.signatures import JoinRequest, Rotation
 from moerge_proto.statistics_file import Kind
-from moerge_proto.trunks import NewTrunk, Trunk
+from moerge_proto.trunks import Contributors, NewTrunk, Trunk
 from moerge_proto.uploads import Stored
 from moerge_proto.versions import (
     Alias,
@@ -184,6 +184,10 @@ class Client:
 
     def trunk(self, digest: str) -> Trunk:
         return self.http.get(Trunk, f"/v1/trunks/{digest}")
+
+    def contributors(self, trunk: str = "current") -> Contributors:
+        """The domains that have contributed under a trunk, and those that are missing; operators may see them."""
+        return self.http.get(Contributors, f"/v1/trunks/{trunk}/contributors")
 
     def trunk_history(self, digest: str) -> TrunkHistory:
         return self.http.get(TrunkHistory, f"/v1/trunks/{digest}/history")

@@ -120,7 +120,7 @@ def _notices(lineage: Lineage, merged: Sequence[ExpertRecord]) -> str:
         lines.append(f"> The trunk still contains parameters of experts that were withdrawn: {names}.\n")
     if lineage.left_out:
         names = ", ".join(lineage.left_out)
-        lines.append(f"> Left out, because they had not contributed when the round ended: {names}.\n")
+        lines.append(f"> Left out, because they had not contributed: {names}.\n")
     return "".join(f"{line}\n" for line in lines)
 
 

@@ -23,6 +23,13 @@ def compare(before: Version, after: Version) -> Comparison:
     )
 
 
+def lost_domains(before: Version, after: Version) -> list[str]:
+    """The domains that consumers lose on the way from one version to another; withdrawn ones don't count."""
+    there = zip(before.lineage.domains, before.lineage.experts, strict=True)
+    kept = {*after.lineage.domains}
+    return [domain for domain, expert in there if domain not in kept and expert not in before.contains_withdrawn]
+
+
 def _digests(version: Version) -> set[str]:
     return {file.sha256 for file in version.files}
 

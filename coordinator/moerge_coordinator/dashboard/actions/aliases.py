@@ -2,6 +2,7 @@
 
 from urllib.parse import quote
 
+from moerge.versions.compare import lost_domains
 from moerge_coordinator.dashboard.forms import NOTE, Action, Field, Form, Given, number_of, said
 from moerge_coordinator.dashboard.site import HOME, Visit
 from moerge_proto.evaluations import VersionTable
@@ -13,12 +14,16 @@ _OVERRIDE = Field("override", "Reason to promote it nevertheless", hint="it stay
 
 async def _ask_promote(visit: Visit) -> Form:
     number = visit.path["number"]
-    await visit.rest.get(Version, f"/v1/versions/{number}")
+    found = await visit.rest.get(Version, f"/v1/versions/{number}")
     table = await visit.rest.find(VersionTable, f"/v1/versions/{number}/table")
     there = await visit.rest.all(Alias, "/v1/aliases")
     places = {each.name: each.version for each in there}
     names = list(dict.fromkeys([*_USUAL, *places]))
     facts = [f"{name} points to version {places[name]} now." for name in names if name in places]
+    present = await visit.rest.each(Version, [f"/v1/versions/{version}" for version in places.values()])
+    for name, before in zip(places, present, strict=True):
+        if before is not None and (lost := lost_domains(before, found)):
+            facts.append(f"Version {number} lacks domains that {name} has: {', '.join(lost)}. Consumers lose them.")
     if table is not None and table.missing:
         facts.append(f"Not evaluated on {', '.join(table.missing)}: nobody sees whether these fall.")
     return Form(

@@ -1,8 +1,11 @@
 """Actions on versions: describe, retire, solve."""
 
+from collections.abc import Sequence
+
 from moerge_coordinator.dashboard.forms import Action, Field, Form, Given, choice, invalid, number_of, reason, said
 from moerge_coordinator.dashboard.site import HOME, Visit
 from moerge_proto.options import RECOMMENDED
+from moerge_proto.trunks import Contributors
 from moerge_proto.versions import NewVersion, Version, VersionChange
 
 
@@ -50,12 +53,17 @@ async def _retire(visit: Visit, given: Given) -> str:
 
 
 async def _ask_solve(visit: Visit) -> Form:
-    return solve_form()
+    return solve_form(await visit.rest.find(Contributors, "/v1/trunks/current/contributors"))
 
 
-def solve_form() -> Form:
-    """The form for a version; left as it is, it asks for the recommended options."""
-    best = RECOMMENDED.solve
+def solve_form(found: Contributors | None = None) -> Form:
+    """The form for a version; left as it is, it asks for the recommended options.
+
+    Args:
+        found: the contributors of the current trunk, if there is one.
+    """
+    best, missing = RECOMMENDED.solve, found.missing if found else []
+    members = (f"Contributed: {_names(found.contributed)}. Missing: {_names(missing)}.",) if found else ()
     scales = {
         "absolute": "absolute",
         "relative": "relative to the mean diagonal",
@@ -67,7 +75,7 @@ def solve_form() -> Form:
         heading="Solve a version",
         button="Solve",
         back=f"{HOME}/versions",
-        facts=("Of the current trunk, with every ready expert whose owner has contributed under it.",),
+        facts=("On the current trunk, with every ready expert that has contributed under it.", *members),
         fields=(
             Field(
                 "ridge_lambda",
@@ -79,8 +87,13 @@ def solve_form() -> Form:
             choice("routers", "Routers", best.routers, routers),
             Field("top_k", "Experts per token", value=str(best.top_k)),
             choice("domain_weights", "Domains weigh", "balanced" if best.domain_weights == "balanced" else "", weights),
+            *((Field("partial", f"Solve without {_names(missing)}", kind="checkbox"),) if missing else ()),
         ),
     )
+
+
+def _names(domains: Sequence[str]) -> str:
+    return ", ".join(domains) or "none"
 
 
 async def _solve(visit: Visit, given: Given) -> str:
@@ -99,7 +112,7 @@ def asked_version(given: Given) -> NewVersion:
     if "domain_weights" in given:
         chosen["domain_weights"] = given["domain_weights"] or {}
     try:
-        return NewVersion.model_validate({"options": chosen})
+        return NewVersion.model_validate({"options": chosen, "partial": "partial" in given})
     except ValueError as error:
         raise invalid("options", "lambda must be above 0, and at least 1 expert per token") from error
 

@@ -25,7 +25,7 @@ def promote(request: Request, state: Coordinator, caller: Operator, name: AliasN
 
     `champion` is refused a version on which a domain, evaluated on both, scores lower than on the present champion by
     more points than the setting `promotion_max_fall`. `override` moves it nevertheless; the history keeps the reason.
-    `warnings` of the answer name domains that are not evaluated.
+    `warnings` of the answer name domains that are not evaluated, and those of the version before that this one lacks.
     """
     with state.database.transaction("promote version") as session:
         return aliases.promote(session, name, move, who(request, caller), state.settings.promotion_max_fall)

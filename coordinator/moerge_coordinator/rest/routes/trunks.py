@@ -8,7 +8,7 @@ from fastapi.responses import FileResponse, Response
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from moerge_coordinator.domain import trunks
+from moerge_coordinator.domain import contributors, trunks
 from moerge_coordinator.domain.trunk_history import own_part, trunk_history
 from moerge_coordinator.problems import RefusedError
 from moerge_coordinator.rest.auth import Anyone, Operator, OperatorOrOwner, Route
@@ -22,7 +22,7 @@ from moerge_proto.history import TrunkHistory
 from moerge_proto.messages import Page
 from moerge_proto.owners import Role
 from moerge_proto.problems import ProblemType
-from moerge_proto.trunks import NewTrunk, Trunk
+from moerge_proto.trunks import Contributors, NewTrunk, Trunk
 from moerge_proto.workflows import Workflow
 
 router = APIRouter(prefix="/trunks", tags=["trunks"], route_class=Route)
@@ -64,6 +64,13 @@ def show_history(state: Coordinator, caller: Anyone, digest: TrunkName) -> Trunk
     with state.database.reading() as session:
         history = trunk_history(session, _named(session, digest))
     return own_part(history, caller.domains) if caller.role is Role.OWNER else history
+
+
+@router.get("/{digest}/contributors")
+def show_contributors(state: Coordinator, caller: Operator, digest: TrunkName) -> Contributors:
+    """The domains that have contributed to the routers under a trunk, and those that are missing. Role: operator."""
+    with state.database.reading() as session:
+        return contributors.of_trunk(session, _named(session, digest))
 
 
 @router.get("/{digest}/files/{name}", response_class=FileResponse)

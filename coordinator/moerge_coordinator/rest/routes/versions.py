@@ -33,7 +33,8 @@ class Markdown(PlainTextResponse):
 def solve(state: Coordinator, caller: Operator, new: NewVersion) -> Workflow:
     """Sums, solves and publishes; the workflow's result is the version's number.
 
-    A lineage that is published already gives the version that it has. Role: operator.
+    Refused while an expert of the trunk has not contributed, unless `partial` is set or `experts` are named. A lineage
+    that is published already gives the version that it has. Role: operator.
     """
     with state.database.reading() as session:
         lineage = versions.lineage_of(session, new)

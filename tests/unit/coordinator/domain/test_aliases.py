@@ -5,8 +5,9 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from moerge_coordinator.domain import aliases, evaluations
+from moerge_coordinator.domain.withdrawal import withdraw_expert
 from moerge_coordinator.problems import RefusedError
-from moerge_coordinator.storage.tables import AliasMoveRow, VersionRow, now
+from moerge_coordinator.storage.tables import AliasMoveRow, ExpertRow, VersionRow, now
 from moerge_proto.evaluations import NewEvaluation, Scored
 from moerge_proto.versions import CHAMPION, Move, Rollback
 from support.rows import add_contribution, add_expert, add_trunk, add_version
@@ -123,3 +124,19 @@ def test_domains_without_an_evaluation_of_both_versions_are_told_and_hold_nothin
     moved = [aliases.promote(session, CHAMPION, Move(version=number), "operator", 2.0) for number in (1, 2)]
     first, second = ("version 1 is not evaluated on art", "version 2 is not evaluated on law")
     assert [each.warnings for each in moved] == [[first], [first, second]]
+
+
+def test_domains_that_consumers_lose_are_told_unless_they_were_withdrawn(
+    session: Session, versions: list[VersionRow]
+) -> None:
+    law, art = session.scalars(select(ExpertRow).order_by(ExpertRow.number))
+    number = add_version(session, experts=[art.digest]).number
+
+    def warned() -> list[str]:
+        return aliases.promote(session, "candidate", Move(version=number), "operator", 2.0).warnings
+
+    promote(session, 1, name="candidate")
+    assert warned() == [f"version {number} lacks domains of version 1: law"]
+    withdraw_expert(session, law, serve=True)
+    promote(session, 1, name="candidate")
+    assert warned() == []

@@ -3,7 +3,7 @@
 import pytest
 from sqlalchemy.orm import Session
 
-from moerge_coordinator.domain import aliases, versions
+from moerge_coordinator.domain import aliases, contributors, versions
 from moerge_coordinator.domain.withdrawal import withdraw_expert
 from moerge_coordinator.problems import RefusedError
 from moerge_coordinator.storage.tables import ExpertRow, TrunkRow, now
@@ -36,16 +36,50 @@ def test_those_that_contributed_are_in_a_version_in_order_of_arrival(
     session: Session, law: ExpertRow, art: ExpertRow, trunk: TrunkRow
 ) -> None:
     with pytest.raises(RefusedError, match="at least one expert with a contribution"):
-        asked(session)
+        asked(session, partial=True)
     late = add_contribution(session, art, trunk)
     add_contribution(session, law, trunk, split="tuning")
-    assert asked(session).domains == ["art"], "a tuning split alone is no contribution"
+    assert asked(session, partial=True).domains == ["art"], "a tuning split alone is no contribution"
     early = add_contribution(session, law, trunk)
     add_contribution(session, law, trunk, active=False)
     lineage = asked(session)
     assert (lineage.domains, lineage.contributions) == (["law", "art"], sorted([early.digest, late.digest]))
     tuned = asked(session, options={"lambda_scale": "auto"})
     assert len(tuned.contributions) == 3
+
+
+def test_a_version_without_an_expert_of_its_trunk_is_made_only_if_that_is_asked(
+    session: Session, law: ExpertRow, art: ExpertRow, trunk: TrunkRow
+) -> None:
+    code, _ = (add_expert(session, domain) for domain in ("code", "film"))  # newcomers; film isn't missing
+    for expert in (law, code):
+        add_contribution(session, expert, trunk)
+    with pytest.raises(RefusedError, match="have not contributed under it: art\n") as caught:
+        asked(session)
+    assert (caught.value.kind, caught.value.where) == (ProblemType.NOT_READY, "partial")
+    assert "--wait" in caught.value.todo
+    assert "--partial" in caught.value.todo
+    found = contributors.of_trunk(session, trunk)
+    assert (found.contributed, found.missing) == (["law", "code"], ["art"])
+    partial = asked(session, partial=True)
+    assert (partial.domains, partial.left_out) == (["law", "code"], ["art"])
+    named = asked(session, experts=[law.digest])
+    assert (named.domains, named.left_out) == (["law"], []), "the operator has named the experts"
+    withdraw_expert(session, art, serve=True)
+    add_expert(session, "art", files=[])
+    without = asked(session)
+    assert (without.domains, without.left_out) == (["law", "code"], []), "a withdrawn expert is not waited for"
+
+
+def test_an_older_trunk_waits_for_its_own_experts(
+    session: Session, law: ExpertRow, art: ExpertRow, trunk: TrunkRow
+) -> None:
+    for expert in (law, art):
+        add_contribution(session, expert, trunk)
+    add_trunk(session, [law])
+    with pytest.raises(RefusedError, match="under it: law\n"):
+        asked(session)
+    assert asked(session, trunk=trunk.digest).domains == ["law", "art"]
 
 
 def test_a_fitted_expert_that_contributed_stands_in_the_place_of_the_trained_one(
@@ -62,19 +96,25 @@ def test_a_fitted_expert_that_contributed_stands_in_the_place_of_the_trained_one
 
 def test_impossible_versions_are_refused(session: Session, law: ExpertRow, art: ExpertRow, trunk: TrunkRow) -> None:
     add_contribution(session, law, trunk)
+    partial = {"partial": True}
     for new, reason, where in (
         ({"experts": [art.digest]}, "has no contribution under trunk", "experts"),
         ({"experts": [law.digest, law.digest]}, "none twice", "experts"),
-        ({"options": {"top_k": 2}}, "2 of 1 experts", "options.top_k"),
-        ({"options": {"domain_weights": {"art": 2.0}}}, "art; the version's domains are law", "options.domain_weights"),
+        (partial | {"options": {"top_k": 2}}, "2 of 1 experts", "options.top_k"),
+        (
+            partial | {"options": {"domain_weights": {"art": 2.0}}},
+            "art; the version's domains are law",
+            "options.domain_weights",
+        ),
         ({"trunk": "0" * 64}, "no trunk 000", "trunk"),
-        ({"round": "first", "experts": [law.digest]}, "a round says which", "round"),
+        ({"round": "first", "experts": [law.digest]}, "a round names the trunk", "round"),
+        ({"round": "first", "partial": True}, "a round names the trunk", "round"),
     ):
         with pytest.raises(RefusedError, match=reason) as caught:
             asked(session, **new)
         assert caught.value.where == where
     trunk.retired = now(session)
-    assert asked(session).trunk == trunk.digest, "a retired trunk serves until its successor is there"
+    assert asked(session, partial=True).trunk == trunk.digest, "a retired trunk serves until its successor is there"
     add_trunk(session, [art])
     with pytest.raises(RefusedError, match="was retired"):
         asked(session, trunk=trunk.digest)

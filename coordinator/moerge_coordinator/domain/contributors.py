@@ -1,0 +1,33 @@
+"""Contributors: the domains that have contributed, and those of a trunk that are missing."""
+
+from collections.abc import Collection
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from moerge_coordinator.storage.tables import ContributionRow, ExpertRow, TrunkRow
+from moerge_proto.statistics_file import Kind
+from moerge_proto.trunks import Contributors
+
+
+def contributed(session: Session, kind: Kind, trunk: str | None) -> Collection[str]:
+    """The domains with an active contribution of a kind; to routers, with their statistics under that trunk."""
+    query = select(ContributionRow.domain).where(ContributionRow.active, ContributionRow.kind == kind)
+    if kind == "router":
+        query = query.where(ContributionRow.trunk == trunk, ContributionRow.split == "statistics")
+    return set(session.scalars(query))
+
+
+def of_trunk(session: Session, trunk: TrunkRow) -> Contributors:
+    """The domains that a version on a trunk has now, and those merged into the trunk that it lacks, by arrival.
+
+    A withdrawn expert is not waited for.
+    """
+    come = contributed(session, "router", trunk.digest)
+    rows = list(session.scalars(select(ExpertRow).order_by(ExpertRow.number)))
+    merged = dict.fromkeys(row.domain for row in rows if row.digest in trunk.experts and row.withdrawn is None)
+    return Contributors(
+        trunk=trunk.digest,
+        contributed=list(dict.fromkeys(row.domain for row in rows if row.domain in come)),
+        missing=[domain for domain in merged if domain not in come],
+    )
