@@ -13,8 +13,8 @@ from moerge.progress import LogProgress
 from moerge_proto.options import SolveOptions
 from moerge_proto.rounds import NewRound, RoundChange, RoundState
 from moerge_proto.versions import NewVersion, Version, VersionChange
-from support.federation import Federation, federation_of
-from support.processes import run_command
+from support.federation import Federation, eventually, federation_of
+from support.processes import ended, run_command, start_worker
 
 
 @pytest.fixture(scope="module")
@@ -92,6 +92,37 @@ def test_a_late_owner_blocks_nobody_and_the_card_says_who_was_left_out(federatio
     assert "Left out, because they had not contributed: late." in card
     assert [row.name for row in federation.members["law"].client.rounds()] == ["spring"]
     assert [row.name for row in federation.members["art"].client.rounds()] == []
+
+
+def test_a_solve_names_who_is_in_and_who_is_missing_and_waits_or_does_without_them(
+    federation: Federation, tmp_path: Path
+) -> None:
+    environment, solve = federation.server.environment(), ("version", "solve")
+    trunk = federation.merge("art", "law")  # in another order, so nobody has contributed under it
+    federation.contribute(trunk, "art")
+    done = run_command(*solve, **environment)
+    assert (done.returncode, "the trunk have not contributed under it: law\n" in done.stderr) == (1, True)
+    assert "--wait" in done.stderr
+    waiting = start_worker([*solve, "--wait"], environment, tmp_path / "waiting")
+    eventually(lambda: "Waiting for the contributions of law.\n" in (tmp_path / "waiting").read_text())
+    done = run_command(*solve, "--partial", **environment)
+    partial = int(done.stdout)
+    assert f"In version {partial}: art. Missing: law.\n" in done.stderr
+    assert "had not contributed: law." in (federation.version(partial) / "README.md").read_text()
+
+    federation.operator.promote("shop", 1)
+    promote = ("version", "promote", partial, "--alias", "shop")
+    for done in (run_command(*promote, **environment), run_command(*promote, said="n\n", terminal=True, **environment)):
+        told = f"Version {partial} lacks domains that shop, now version 1, has: law. Consumers lose them."
+        assert (done.returncode, told in done.stderr) == (1, True), done.stderr
+        assert federation.operator.alias("shop").version == 1
+    done = run_command(*promote, "--yes", **environment)
+    assert (done.returncode, done.stdout) == (0, f"shop is version {partial}\n")
+    assert f"Warning: version {partial} lacks domains of version 1: law\n" in done.stderr
+
+    federation.contribute(trunk, "law")
+    assert ended(waiting, 120) == 0
+    assert "law, art. Missing: none.\n" in (tmp_path / "waiting").read_text()
 
 
 # --- pulling

@@ -51,6 +51,7 @@ ROLES: dict[tuple[str, str], set[Role]] = {
     ("post", "/v1/trunks"): {Role.OPERATOR},
     ("get", "/v1/trunks"): {Role.OPERATOR, Role.OWNER},
     ("get", "/v1/trunks/{digest}"): {Role.OPERATOR, Role.OWNER},
+    ("get", "/v1/trunks/{digest}/contributors"): {Role.OPERATOR},
     ("get", "/v1/trunks/{digest}/history"): set(Role),
     ("get", "/v1/trunks/{digest}/files/{name}"): {Role.OPERATOR, Role.OWNER},
     ("post", "/v1/contributions"): {Role.OWNER},

@@ -176,6 +176,7 @@ def test_an_owner_sees_its_own_things_only(visited: Visited) -> None:
 def test_promoting_and_rolling_back_are_the_signed_in_one_s_calls(visited: Visited) -> None:
     operator = visited.operator
     with visited.visit() as browser:
+        assert "lacks domains" not in browser.get("/versions/2/promote").text
         answer = act(browser, "/versions/2/promote", alias="champion", note="better")
         assert answer.headers["Location"] == "/dashboard/versions/2?said=promoted"
         assert "The alias has been moved" in browser.get("/versions/2?said=promoted").text
@@ -183,6 +184,8 @@ def test_promoting_and_rolling_back_are_the_signed_in_one_s_calls(visited: Visit
         move = list(operator.alias_history("champion"))[-1]
         assert (move.who, move.note) == ("operator, token 1", "better")
         assert "better" in browser.get("/aliases/champion").text
+        asked = browser.get("/versions/1/promote").text
+        assert "Version 1 lacks domains that champion has: art. Consumers lose them." in asked
         act(browser, "/aliases/champion/rollback")
         assert operator.alias("champion").version == 1
         assert act(browser, "/versions/2/promote", alias="No Name").status_code == 422
@@ -233,6 +236,17 @@ def test_solving_and_merging_start_workflows(visited: Visited) -> None:
         assert f"lambda {RECOMMENDED.solve.ridge_lambda} → 0.5" in browser.get("/versions").text
         assert act(browser, "/solve", ridge_lambda="none", top_k="1").status_code == 422
         assert act(browser, "/solve", ridge_lambda="0", top_k="1").status_code == 422
+        assert "Contributed: law, art. Missing: none." in browser.get("/solve").text
+        assert "checkbox" not in browser.get("/solve").text
+        visited.federation.merge("art", "law")  # in another order, so nobody has contributed under it
+        assert "Contributed: none. Missing: law, art." in browser.get("/solve").text
+        refused = act(browser, "/solve", ridge_lambda="0.5", top_k="1")
+        assert (refused.status_code, "have not contributed under it: law, art" in refused.text) == (409, True)
+        assert "Solve without law, art" in refused.text
+        partial = act(browser, "/solve", ridge_lambda="0.5", top_k="1", partial="yes")
+        assert "a version needs at least one expert" in partial.text
+        assert 'value="yes" checked' in partial.text
+        visited.federation.merge("law", "art")
         assert act(browser, "/versions/3/retire").headers["Location"].endswith("said=retired")
         assert "version 3" in browser.get("/workflows").text
         assert act(browser, "/workflows/version-none-1/retry").status_code == 404

@@ -394,6 +394,8 @@ def test_a_revoked_owner_can_do_nothing_new_and_what_it_contributed_stays(
     member, home, _ = fleet
     with server.client() as operator:
         before = list(operator.contributions())
+        with pytest.raises(AssertionError, match="not confirmed: The key and the tokens of firm end at once"):
+            moerge("owner", "revoke", "firm", **server.environment())
         for _ in range(2):
             moerge("owner", "revoke", "firm", "--yes", **server.environment())
         with pytest.raises(CoordinatorError, match="the token was revoked on"):

@@ -58,7 +58,12 @@ def test_an_operator_can_withhold_the_versions_that_contain_a_withdrawn_expert(f
     law, art = newcomers(federation, 2)
     first = solved(federation, law, art)
     federation.moerge("version", "promote", first.number, "--alias", "withheld")
-    said = federation.moerge("expert", "withdraw", law.domain, "--withhold")
+    withdraw = ("expert", "withdraw", law.domain, "--withhold")
+    with pytest.raises(AssertionError, match="it is merged again without it, and every owner contributes anew") as told:
+        federation.moerge(*withdraw)
+    assert f"Versions that contain it are withheld: {first.number}." in str(told.value)
+    assert registered(law).withdrawn is None
+    said = federation.moerge(*withdraw, "--yes")
     assert f"{law.domain} is withdrawn" in said
     assert "(withheld)" in said
     refused = federation.get(f"/versions/{first.number}/files/config.json")
@@ -90,7 +95,10 @@ def test_purging_removes_the_files_and_names_the_versions_that_need_them(tmp_pat
         with pytest.raises(CoordinatorError, match="the alias 'champion' points to version 1"):
             operator.purge_expert(digest, retire=True)
         operator.remove_alias("champion")
-        assert operator.purge_expert(digest, retire=True).versions == []
+        purge = ("expert", "purge", digest, "--retire")
+        with pytest.raises(AssertionError, match="are removed for good, and versions that contain it are retired"):
+            federation.moerge(*purge)
+        assert "Versions" not in federation.moerge(*purge, "--yes")
         assert operator.version(1).retired is not None
         assert federation.get("/versions/1/files/config.json").status_code == 410
         trunk = federation.trunk()
@@ -133,7 +141,11 @@ def test_withdrawing_a_trunk_contribution_retires_the_trunk_that_was_solved_from
     law, art = newcomers(federation, 2)
     sent, _ = (send_trunk(each, written(federation.folder / "trunk", *honest_trunk(each))) for each in (law, art))
     trunk = federation.merge(law.domain, art.domain, method="regmean")
-    law.client.withdraw_contribution(sent.digest)
+    withdraw = ("contribution", "withdraw")
+    for digits, told in ((7, "expected at least 8 digits"), (8, "trunks that were solved from it are retired")):
+        with pytest.raises(AssertionError, match=told):
+            federation.moerge(*withdraw, sent.digest[:digits])
+    federation.moerge(*withdraw, sent.digest[:8], "--yes")
     eventually(lambda: federation.trunk().digest != trunk.digest)
     assert federation.trunk().experts == digests(art)
     assert federation.operator.trunk(trunk.digest).retired is not None
