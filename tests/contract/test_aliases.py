@@ -112,7 +112,7 @@ def test_a_solve_names_who_is_in_and_who_is_missing_and_waits_or_does_without_th
 
     federation.operator.promote("shop", 1)
     promote = ("version", "promote", partial, "--alias", "shop")
-    for done in (run_command(*promote, **environment), run_command(*promote, said="n\n", terminal=True, **environment)):
+    for done in (run_command(*promote, **environment), run_command(*promote, typed="n\n", **environment)):
         told = f"Version {partial} lacks domains that shop, now version 1, has: law. Consumers lose them."
         assert (done.returncode, told in done.stderr) == (1, True), done.stderr
         assert federation.operator.alias("shop").version == 1

@@ -30,14 +30,14 @@ def test_tokens_live_and_end_by_the_command_line(server: Coordinator) -> None:
     assert 1.9 < (listed.expires - datetime.now(UTC)).total_seconds() / 86400 < 2
     for command, follows in (("rotate", "are refused until they have the new one"), ("revoke", "are refused.")):
         run = partial(run_command, "token", command, listed.id, **environment)
-        for done, told in ((run(), "add --yes"), (run(said="n\n", terminal=True), "Go on? [y/N]")):
+        for done, told in ((run(), "add --yes"), (run(typed="n\n"), "Go on? [y/N]")):
             assert done.returncode == 1
             assert f"Token {listed.id} ends at once, and its users {follows}" in " ".join(done.stderr.split())
             assert told in done.stderr
     assert role_of(server, secret).status_code == 200
     kept = moerge("token", "rotate", listed.id, "--overlap-seconds", 60, **environment)  # nobody is asked
     assert role_of(server, kept).status_code == role_of(server, secret).status_code == 200
-    done = run_command("token", "revoke", listed.id + 1, said="y\n", terminal=True, **environment)
+    done = run_command("token", "revoke", listed.id + 1, typed="y\n", **environment)
     assert (done.returncode, role_of(server, kept).status_code) == (0, 401)
     successor = moerge("token", "rotate", listed.id, "--yes", **environment)
     assert role_of(server, secret).status_code == 401

@@ -43,21 +43,21 @@ def marked(mark: str) -> dict[int, str]:
 
 
 def run_command(
-    *arguments: object, said: str = "", terminal: bool = False, script: str = "", **environment: str
+    *arguments: object, said: str = "", typed: str = "", script: str = "", **environment: str
 ) -> subprocess.CompletedProcess[str]:
     """Runs a command, or a Python script, to its end in a forked process: its status and output.
 
-    `said` is its standard input, which may be a terminal.
+    `said` is its standard input; with `typed`, that is a terminal on which this is typed.
     """
     command = [*map(str, arguments)]
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         said_in, out, err = (Path(folder) / name for name in ("in", "out", "err"))
         said_in.write_text(said)
-        if terminal:
+        if typed:
             ours, its = pty.openpty()
             for end in (ours, its):
                 stack.callback(os.close, end)
-            os.write(ours, said.encode())
+            os.write(ours, typed.encode())
             said_in = Path(os.ttyname(its))
         status = ended(_start(command, environment, out, err, said_in, script), 300)
         return subprocess.CompletedProcess(command, status, out.read_text(), err.read_text())
