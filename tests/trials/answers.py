@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import torch
 from transformers import AutoTokenizer, PreTrainedModel
@@ -57,13 +58,14 @@ def main() -> None:
 
     @torch.inference_mode()
     def answers(name: str, model: PreTrainedModel) -> None:
+        generate: Any = model.generate  # whose type transformers hides
         print(f"## {name}")
         for prompt in PROMPTS:
-            asked = tokenizer.apply_chat_template(
-                [{"role": "user", "content": prompt}], add_generation_prompt=True, return_dict=True, return_tensors="pt"
-            ).to(given.device)
-            text = model.generate(**asked, max_new_tokens=given.tokens, do_sample=False)
-            print(f"> {prompt}\n{tokenizer.decode(text[0, asked['input_ids'].shape[1] :])}\n", flush=True)
+            turn = [{"role": "user", "content": prompt}]
+            asked = str(tokenizer.apply_chat_template(turn, add_generation_prompt=True, tokenize=False))
+            ids = tokenizer(asked, add_special_tokens=False, return_tensors="pt")["input_ids"].to(given.device)
+            text = generate(input_ids=ids, max_new_tokens=given.tokens, do_sample=False)
+            print(f"> {prompt}\n{tokenizer.decode(text[0, ids.shape[1] :])}\n", flush=True)
 
     for name, folder in {"seed": base, **{domain: each.expert for domain, each in sources.items()}}.items():
         answers(name, load(folder, given.device))
