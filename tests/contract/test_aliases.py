@@ -129,7 +129,9 @@ def test_a_solve_names_who_is_in_and_who_is_missing_and_waits_or_does_without_th
 
 
 def content(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
+    """The files but the model card, which a pull completes."""
+    assert (folder / "README.md").is_file()
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.name != "README.md"}
 
 
 def test_pull_follows_an_alias_and_fetches_only_what_changed(federation: Federation, tmp_path: Path) -> None:
@@ -140,7 +142,8 @@ def test_pull_follows_an_alias_and_fetches_only_what_changed(federation: Federat
     before = (folder / "model-trunk.safetensors").stat().st_ino
     federation.operator.promote("followed", 2)
     fetched = pull(federation.operator, federation.operator.version(2), folder, LogProgress())
-    assert fetched == federation.operator.compare_versions(1, 2).fetch
+    card = federation.server.home / "versions" / "2" / "README.md"
+    assert fetched == federation.operator.compare_versions(1, 2).fetch - card.stat().st_size
     assert content(folder) == content(federation.server.home / "versions" / "2")
     assert (folder / "model-trunk.safetensors").stat().st_ino == before
     assert pull(federation.operator, federation.operator.version(2), folder, LogProgress()) == 0

@@ -92,7 +92,7 @@ def test_evaluations_are_listed_and_make_the_table(federation: Federation) -> No
     assert table.average == pytest.approx(68.393972)
 
 
-def test_the_command_line_shows_the_table_by_number_and_alias(federation: Federation) -> None:
+def test_the_command_line_and_a_pulled_card_show_the_table(federation: Federation, tmp_path: Path) -> None:
     number = solve(federation, 3.0)
     federation.members["art"].client.evaluate(number, sums(federation, number, "art", 20.0, routed=[[4, 6], [2, 8]]))
     federation.operator.promote("shown", number)
@@ -101,6 +101,10 @@ def test_the_command_line_shows_the_table_by_number_and_alias(federation: Federa
         assert text in shown
     told = json.loads(federation.moerge("version", "table", number, "--json"))
     assert (told["missing"], told["average"], told["scores"][0]["tokens"]) == (["law"], None, 10)
+    federation.moerge("pull", "shown", tmp_path / "model")
+    card = (tmp_path / "model" / "README.md").read_text()
+    assert "| art | 10 | 7.39 | 7.39 | 100.0 |\n\nNo scores of: law.\n" in card
+    assert "| art |" not in federation.members["law"].client.version_card(number).partition("\n## Experts\n")[0]
 
 
 def test_an_owner_gets_a_version_s_files_once_every_other_owner_allows_it(
@@ -121,7 +125,8 @@ def test_an_owner_gets_a_version_s_files_once_every_other_owner_allows_it(
     assert refusal(federation.members["code"].client) == "no ready expert of yours is in version 1"
     assert federation.members["art"].allow(redistribute=True).redistribute
     assert refusal(art) == "in version 1 these domains don't allow redistribution: law"
-    assert pull(law, version, tmp_path / "model", LogProgress()) == version.bytes_total
+    card = next(file for file in version.files if file.name == "README.md")
+    assert pull(law, version, tmp_path / "model", LogProgress()) == version.bytes_total - card.size
     assert federation.members["art"].allow(redistribute=False) == before
     (tmp_path / "model" / "moerge.json").unlink()
     with pytest.raises(MoergeError):

@@ -140,7 +140,13 @@ def test_a_pulled_version_is_the_published_one(federation: Federation, tmp_path:
     published = federation.server.home / "versions" / str(version.number)
     assert sorted(path.name for path in (tmp_path / "pulled").iterdir()) == sorted(file.name for file in version.files)
     for path in (tmp_path / "pulled").iterdir():
-        assert path.read_bytes() == (published / path.name).read_bytes()
+        if path.name != "README.md":
+            assert path.read_bytes() == (published / path.name).read_bytes()
+    card, fact = (tmp_path / "pulled" / "README.md").read_text(), f"Version {version.number}, published on "
+    [line] = [line for line in card.splitlines(keepends=True) if line.startswith(fact)]
+    assert f"{version.created:%Y-%m-%d}. Fetch it with `moerge pull {version.number} my-model`." in line
+    assert card.replace(f"{line}\n", "") == (published / "README.md").read_text()
+    assert card == federation.get(f"/versions/{version.number}/card").text
 
 
 def test_the_openapi_document_is_the_contract(federation: Federation) -> None:

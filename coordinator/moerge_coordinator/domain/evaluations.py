@@ -5,9 +5,9 @@ from sqlalchemy.orm import Session
 
 from moerge_coordinator.domain import versions
 from moerge_coordinator.problems import RefusedError
-from moerge_coordinator.storage.messages import message
+from moerge_coordinator.storage.messages import message, version_table
 from moerge_coordinator.storage.tables import EvaluationRow, ExpertRow, TrunkRow, VersionRow
-from moerge_proto.evaluations import Evaluation, NewEvaluation
+from moerge_proto.evaluations import Evaluation, NewEvaluation, VersionTable
 from moerge_proto.problems import ProblemType
 
 
@@ -30,6 +30,14 @@ def evaluate(session: Session, owner: str, number: int, new: NewEvaluation) -> E
     session.add(row)
     session.flush()
     return message(Evaluation, row)
+
+
+def visible_table(session: Session, version: VersionRow, owner: str | None) -> VersionTable:
+    """A version's table as an owner sees it: its own domains' scores, and the average; None sees all."""
+    table = version_table(session, version)
+    if owner is None:
+        return table
+    return table.model_copy(update={"scores": [score for score in table.scores if score.owner == owner]})
 
 
 def _require_of(session: Session, version: VersionRow, new: NewEvaluation) -> None:

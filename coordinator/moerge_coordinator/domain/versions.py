@@ -251,13 +251,3 @@ def influence_of(session: Session, number: int) -> VersionInfluence:
         found = f"version {number} was solved before influence was measured"
         raise RefusedError(ProblemType.NOT_FOUND, found, todo="retire it and solve it again, or a later one")
     return influence
-
-
-def withdrawal_note(session: Session, row: VersionRow) -> str:
-    """The top of a version's model card, with the experts in it that were withdrawn since; empty if there are none."""
-    gone = versions(session)(row).contains_withdrawn
-    if not gone:
-        return ""
-    domains = {each.digest: each.domain for each in session.scalars(select(ExpertRow))}
-    names = ", ".join(f"{domains[digest]} (`{digest}`)" for digest in gone)
-    return f"> This version still contains parameters of experts that were withdrawn: {names}.\n\n"

@@ -1,7 +1,7 @@
 """Publish a version: write its weights, solve its routers, give it a number."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from dbos import DBOS
@@ -9,6 +9,7 @@ from sqlalchemy import select
 
 from moerge.errors import ContributionError, SolveError
 from moerge.models.config import read_config
+from moerge.models.sources import hub_id
 from moerge.routers.influence import MOST_LAYERS
 from moerge.trunk.merge import DENSE_TRUNK_FILE
 from moerge.versions.card import Contributed, ExpertRecord
@@ -141,19 +142,22 @@ class PublishVersion(Work):
         sha256 = next(file.sha256 for file in trunk.files if file.name == DENSE_TRUNK_FILE)
         slots = [experts[digest] for digest in lineage.experts]
         return VersionInputs(
-            slots=[Slot(_record(row), folders.expert(row.digest), folders.expert(row.trained)) for row in slots],
+            slots=[
+                Slot(_record(row, experts), folders.expert(row.digest), folders.expert(row.trained)) for row in slots
+            ],
             trunk=blobs.local(sha256),
             trunk_sha256=sha256,
             method=trunk.method,
-            merged=[_record(experts[digest]) for digest in contains(trunk)],
+            merged=[_record(experts[digest], experts) for digest in contains(trunk)],
             config=folders.expert(trunk.experts[0]),
             contributed=[_contributed(parts[digest]) for digest in lineage.contributions],
             statistics=lambda: [blobs.local(digest) for digest in lineage.contributions],
         )
 
 
-def _record(row: ExpertRow) -> ExpertRecord:
-    return ExpertRecord(row.digest, row.domain, row.owner, row.license, row.fitted_from)
+def _record(row: ExpertRow, experts: Mapping[str, ExpertRow]) -> ExpertRecord:
+    source = hub_id(experts[row.trained].source or "")
+    return ExpertRecord(row.digest, row.domain, row.owner, row.license, row.fitted_from, source)
 
 
 def _contributed(row: ContributionRow) -> Contributed:

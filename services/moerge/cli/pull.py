@@ -21,7 +21,8 @@ def pull(
 ) -> None:
     """Makes FOLDER the version, as transformers loads it; fetches only files that FOLDER lacks.
 
-    Every file is checked against its digest. Cut at any moment, it leaves FOLDER as it was, and goes on the next time.
+    Every file is checked against its digest, but for the model card, README.md, which has the owners' scores so far.
+    Cut at any moment, it leaves FOLDER as it was, and goes on the next time.
 
     Example: moerge pull champion my-model
     """

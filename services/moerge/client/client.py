@@ -269,6 +269,10 @@ class Client:
     def evaluations(self, number: int) -> Iterator[Evaluation]:
         return self.http.pages(Evaluation, f"/v1/versions/{number}/evaluations")
 
+    def version_card(self, number: int) -> str:
+        """The model card, with number, date and the scores that this token may see."""
+        return self.http.send("GET", f"/v1/versions/{number}/card").text
+
     def version_table(self, number: int) -> VersionTable:
         return self.http.get(VersionTable, f"/v1/versions/{number}/table")
 

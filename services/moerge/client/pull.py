@@ -11,20 +11,22 @@ from filelock import FileLock, Timeout
 
 from moerge.client.client import Client
 from moerge.errors import MoergeError
-from moerge.files import file_sha256, sync_folder
+from moerge.files import atomic_file, file_sha256, sync_folder
 from moerge.progress import Progress
 from moerge_proto.messages import FileEntry
 from moerge_proto.versions import Version
 
+CARD_FILE = "README.md"
 MARK = "moerge.json"
 _RENAME_EXCHANGE = 2
 _HERE = -100  # AT_FDCWD
 
 
 def pull(client: Client, version: Version, folder: Path, progress: Progress) -> int:
-    """Makes `folder` the version's files and nothing else; returns how many bytes were fetched.
+    """Makes `folder` the version's files and nothing else; returns how many bytes were fetched, without the card.
 
-    Files that it has already, from an earlier pull, are linked into the new folder, which then takes its place.
+    Files that it has already, from an earlier pull, are linked into the new folder, which then takes its place. The
+    model card is the coordinator's, with number, date and scores; every other file is checked against its digest.
 
     Raises:
         MoergeError: the folder holds something else, another pull works on it, or the version is not served.
@@ -38,10 +40,13 @@ def pull(client: Client, version: Version, folder: Path, progress: Progress) -> 
     lock = FileLock(folder.with_name(f".{folder.name}.lock"), blocking=False)
     try:
         with lock:
-            _take_over(folder, partial, version.files, progress)
+            files = [file for file in version.files if file.name != CARD_FILE]
+            _take_over(folder, partial, files, progress)
             path = f"/v1/versions/{version.number}/files"
             title = f"fetching version {version.number}"
-            fetched = client.download(path, list(version.files), partial, progress, title=title)
+            fetched = client.download(path, files, partial, progress, title=title)
+            with atomic_file(partial / CARD_FILE) as out:
+                out.write(client.version_card(version.number).encode())
             _remove_others(partial, {file.name for file in version.files})
             sync_folder(partial)
             _exchange(partial, folder)

@@ -84,7 +84,7 @@ def merge(
     from moerge.merging.merge import MergeSettings
     from moerge.merging.merge import merge as run
     from moerge.models.expert_folder import DenseExpert
-    from moerge.models.sources import checkpoint_folder
+    from moerge.models.sources import checkpoint_folder, hub_id
     from moerge.progress import progress
     from moerge.statistics.contribution import Computing
 
@@ -98,7 +98,7 @@ def merge(
     computing = Computing(device=device, slots=slots or os.cpu_count() or 1, progress=progress())
     settings = MergeSettings(
         recipe=_recipe(VERSION_RECIPES[recipe], method, ridge_lambda, top_k, fit=fit),
-        base=None if base is None else DenseExpert("base", checkpoint_folder(base)),
+        base=None if base is None else DenseExpert("base", checkpoint_folder(base), hub_id=hub_id(base)),
         statistics=StatisticsSettings(context=context, precision=precision),
         scored_tokens=scored_tokens,
         computing=computing,
@@ -139,7 +139,7 @@ def _sources(
     from moerge.documents.corpus import Corpus
     from moerge.merging.merge import Source
     from moerge.models.expert_folder import DenseExpert
-    from moerge.models.sources import checkpoint_folder
+    from moerge.models.sources import checkpoint_folder, hub_id
 
     folders, files = _one_each("--expert", experts), named_values("--text", texts)
     spdx = _one_each("--license", licenses)
@@ -148,7 +148,7 @@ def _sources(
     found = []
     for name, place in folders.items():
         folder = checkpoint_folder(place)
-        own = DenseExpert(name, folder, license=spdx.get(name, "unknown"))
+        own = DenseExpert(name, folder, license=spdx.get(name, "unknown"), hub_id=hub_id(place))
         corpus = Corpus(files[name], folder, text_field=text_field, chat=chat, say=say, option=f"--text {name}")
         found.append(Source(own, corpus))
     return found

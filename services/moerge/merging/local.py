@@ -168,7 +168,7 @@ def given(routers: Sequence[Tensor]) -> Solve:
 
 def _record(expert: DenseExpert) -> ExpertRecord:
     fitted_from = None if expert.trained is None else expert.trained.digest
-    return ExpertRecord(expert.digest, expert.domain, expert.owner, expert.license, fitted_from)
+    return ExpertRecord(expert.digest, expert.domain, expert.owner, expert.license, fitted_from, expert.hub_id)
 
 
 def _contributed(digest: str, path: Path) -> Contributed:

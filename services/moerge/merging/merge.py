@@ -17,6 +17,7 @@ from moerge.documents.shards import enough, shard_name
 from moerge.documents.splits import HELD_OUT_SHARE
 from moerge.errors import MoergeError
 from moerge.experts.fitting import fit, fitting_bytes, require_fittable
+from moerge.files import atomic_file
 from moerge.merging.local import LocalTrunk, local_trunk, local_version
 from moerge.merging.report import SCORED_TOKENS, DomainCounts, DomainScore, Report
 from moerge.merging.texts import Survey, Texts, survey
@@ -29,6 +30,7 @@ from moerge.scoring.routers import RoutingCounter
 from moerge.statistics.contribution import Computing, router_contribution, trunk_contribution
 from moerge.statistics.memory import free_bytes
 from moerge.trunk.methods.registry import METHODS, require_options
+from moerge.versions.card import CARD_FILE, scored_card
 from moerge.versions.files import LINEAGE_FILE, REPORT_FILE
 from moerge.versions.folder import write_version
 from moerge.versions.plan import VersionInputs, plan_version, solve_lineage
@@ -150,6 +152,7 @@ class _Job:
         if not self._is_written(lineage):
             self._write(lineage, inputs)
         report = self._report(surveys)
+        self._score_card(report)
         if not self.settings.keep_statistics:
             for path in self._work.iterdir():
                 if path.name != _LOCK:
@@ -308,6 +311,13 @@ class _Job:
         counts = [DomainCounts(each.documents, each.tokens) for each in surveys]
         results = self._scores(surveys)
         return Report.of(str(self.out), domains, counts, results, solved)
+
+    def _score_card(self, report: Report) -> None:
+        """Puts the scores into the model card."""
+        path = self.out / CARD_FILE
+        card = scored_card(path.read_text(encoding="utf-8"), report.card_scores)
+        with atomic_file(path) as out:
+            out.write(card.encode())
 
     def _scores(self, surveys: Sequence[Survey]) -> list[DomainScore | None]:
         """Each domain's expert and the version on the documents that are set aside."""

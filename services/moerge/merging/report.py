@@ -8,6 +8,7 @@ from typing import Self
 from rich.console import RenderableType
 from rich.table import Table
 
+from moerge.versions.card import ScoreRow, scores_text
 from moerge_proto.versions import SolveReport
 
 SCORED_TOKENS = 10_000
@@ -77,6 +78,14 @@ class Report:
         """Mean normalised perplexity; None unless every domain is scored."""
         found = [each.normalised for each in self.scores if each is not None]
         return fmean(found) if len(found) == len(self.domains) else None
+
+    @property
+    def card_scores(self) -> str:
+        """The model card's section of scores; empty if no domain is scored."""
+        found = [(domain, each) for domain, each in zip(self.domains, self.scores, strict=True) if each is not None]
+        rows = [ScoreRow(name, each.tokens, each.expert, each.version, each.normalised) for name, each in found]
+        missing = [domain for domain, each in zip(self.domains, self.scores, strict=True) if each is None]
+        return scores_text("on documents that were set aside", rows, self.average, missing)
 
     @property
     def warnings(self) -> list[str]:

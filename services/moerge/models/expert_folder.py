@@ -72,6 +72,7 @@ class DenseExpert:
         owner: who made it.
         license: SPDX identifier.
         trained: the expert that its MLPs were fitted from, if they were.
+        hub_id: its name on the hub, if it came from there.
     """
 
     domain: str
@@ -79,6 +80,7 @@ class DenseExpert:
     owner: str = "local"
     license: str = "unknown"
     trained: Self | None = None
+    hub_id: str | None = None
 
     @cached_property
     def files(self) -> dict[str, str]:

@@ -9,6 +9,7 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntry
 from moerge.errors import CheckpointError
 
 _HUB_ID = re.compile(r"(?P<name>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?")
+_HUB_ADDRESS = re.compile(r"https://huggingface\.co/(?P<name>[\w.-]+/[\w.-]+)(/(resolve|tree)/.*)?/?")
 _WANTED = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "*.txt", "tokenizer.model")
 
 
@@ -33,3 +34,9 @@ def checkpoint_folder(source: str) -> Path:
             where=source,
             todo="check the spelling and the network, or download it elsewhere and name the folder",
         ) from error
+
+
+def hub_id(source: str) -> str | None:
+    """The model's name on the hub, `name/model`, from a hub id or an address; None for a folder and elsewhere."""
+    match = None if Path(source).is_dir() else _HUB_ID.fullmatch(source) or _HUB_ADDRESS.fullmatch(source)
+    return match["name"] if match else None

@@ -1,6 +1,8 @@
-"""The model card: what a version was made of, by digest and licence, and how to load it."""
+"""The model card: a version's parts by digest and licence, its scores, and how to load it."""
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
 from typing import NamedTuple
 
 from huggingface_hub import ModelCardData
@@ -10,17 +12,34 @@ from moerge_proto.digests import sha256_hex
 from moerge_proto.options import SolveOptions
 from moerge_proto.versions import Lineage
 
-_KINDS = {"ridge": "ridge regressions", "discriminant": "linear discriminants"}
+CARD_FILE = "README.md"
+_ROUTERS = {"ridge": "ridge regression", "discriminant": "linear discriminants"}
+_HUB_LICENSES = """
+afl-3.0 agpl-3.0 apache-2.0 artistic-2.0 bsd bsd-2-clause bsd-3-clause bsd-3-clause-clear bsl-1.0 cc cc0-1.0 cc-by-2.0
+cc-by-2.5 cc-by-3.0 cc-by-4.0 cc-by-nc-2.0 cc-by-nc-3.0 cc-by-nc-4.0 cc-by-nc-nd-3.0 cc-by-nc-nd-4.0 cc-by-nc-sa-2.0
+cc-by-nc-sa-3.0 cc-by-nc-sa-4.0 cc-by-nd-4.0 cc-by-sa-3.0 cc-by-sa-4.0 ecl-2.0 epl-1.0 epl-2.0 eupl-1.1 eupl-1.2 gemma
+gfdl gpl gpl-2.0 gpl-3.0 isc lgpl lgpl-2.1 lgpl-3.0 llama2 llama3 llama3.1 llama3.2 llama3.3 llama4 mit mpl-2.0 ms-pl
+ncsa odbl odc-by ofl-1.1 openrail osl-3.0 pddl postgresql unknown unlicense wtfpl zlib
+"""
+"""Licences that the hub knows by an identifier; others are `other`, with a name."""
+_UNSCORED = """\
+This card was written with the version. Scores are measured later: `moerge pull` adds those that owners have reported,
+and `moerge version table` prints them.
+"""
 
 
 class ExpertRecord(NamedTuple):
-    """An expert in a card; `fitted_from` names the expert that its MLPs were fitted from, if they were."""
+    """An expert in a card; `fitted_from` names the expert that its MLPs were fitted from, if they were.
+
+    `hub_id` names the trained expert on the hub, if it came from there.
+    """
 
     digest: str
     domain: str
     owner: str
     license: str
     fitted_from: str | None = None
+    hub_id: str | None = None
 
 
 class Contributed(NamedTuple):
@@ -40,6 +59,25 @@ class ChatTemplates(NamedTuple):
     texts: Mapping[str, str]
 
 
+class Model(NamedTuple):
+    """The published checkpoint. `active` counts the parameters that a token uses, of all `parameters`."""
+
+    architecture: str
+    dtype: str
+    parameters: int
+    active: int
+
+
+class ScoreRow(NamedTuple):
+    """A domain's scores in a card: perplexities of its dense expert and of the version, over the same tokens."""
+
+    domain: str
+    tokens: int
+    expert: float
+    version: float
+    normalised: float
+
+
 def card_file(
     lineage: Lineage,
     experts: Sequence[ExpertRecord],
@@ -47,6 +85,7 @@ def card_file(
     merged: Sequence[ExpertRecord],
     contributed: Sequence[Contributed],
     chat: ChatTemplates,
+    model: Model,
 ) -> FilePlan:
     """README.md: a pure function of the lineage and of what its digests name.
 
@@ -56,32 +95,48 @@ def card_file(
         merged: the experts whose parameters the trunk contains.
         contributed: the router contributions, in the lineage's order.
         chat: the experts' chat templates.
+        model: the published checkpoint.
     """
-    licenses = {expert.license for expert in (*experts, *merged)}
-    data = ModelCardData(
-        license=licenses.pop().lower() if len(licenses) == 1 else "other",
-        library_name="transformers",
-        pipeline_tag="text-generation",
-        tags=["mixture-of-experts", "moerge", "dume"],
-    )
-    options = lineage.options
+    options, domains = lineage.options, ", ".join(lineage.domains)
     text = f"""---
-{data.to_yaml()}
+{_metadata([*experts, *merged]).to_yaml()}
 ---
 
-# Mixture of {len(experts)} experts: {", ".join(lineage.domains)}
+# Mixture of {len(experts)} experts: {domains}
 
 {_notices(lineage, merged)}\
-Made by moerge, the method of DUME ([arXiv 2603.29765](https://arxiv.org/abs/2603.29765)) as a service, from dense
-experts and without training. The trunk is merged from {len(merged)} of them by the method `{method}`. {_mlps(experts)}
-The routers are {_KINDS[options.routers]}, solved from statistics that the owners computed on their own data.
+moerge made this model from dense experts, in closed form and without training. The method extends DUME
+([arXiv 2603.29765](https://arxiv.org/abs/2603.29765)).
 
+| | |
+|---|---|
+| architecture | `{model.architecture}`, {model.dtype} |
+| parameters | {model.parameters:,} in total, {model.active:,} active per token |
+| experts per token | {options.top_k} of {len(experts)} |
+| trunk (all but the MLPs) | merged from {len(merged)} experts by the method `{method}` |
+| MLPs | {_mlps(experts)} |
+| routers | {_routers(lineage)} |
+
+## Use
+
+```python
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+folder = "my-model"  # the folder of this file
+model = AutoModelForCausalLM.from_pretrained(folder)
+tokenizer = AutoTokenizer.from_pretrained(folder)
+```
+
+{_chat(chat)}
+## Scores
+
+{_UNSCORED}
 ## Experts
 
 | slot | domain | owner | licence | digest |
 |---|---|---|---|---|
 {_rows((str(i), e.domain, e.owner, e.license, _digest(e)) for i, e in enumerate(experts))}
-{_chat(chat)}
+
 ## Trunk
 
 `{lineage.trunk}`, which contains parameters of:
@@ -92,27 +147,63 @@ The routers are {_KINDS[options.routers]}, solved from statistics that the owner
 
 ## Router contributions
 
-| domain | owner | tokens | documents | digest |
-|---|---|---|---|---|
-{_rows((p.domain, p.owner, f"{p.tokens:,}", f"{p.documents:,}", f"`{p.digest}`") for p in contributed)}
-
-Solved by {options.routers} with lambda = {_lambda(options)}, top-k = {options.top_k},
-temperature = {options.temperature:g} by `{lineage.solver}`. The complete lineage is in `moerge.json`.
-
-## Use
-
-```python
-from transformers import AutoModelForCausalLM, AutoTokenizer
-
-model = AutoModelForCausalLM.from_pretrained("DIR")
-tokenizer = AutoTokenizer.from_pretrained("DIR")
-```
+{_contributions(lineage, contributed)}
+The complete lineage is in `moerge.json`.
 """
-    return text_file("README.md", text)
+    return text_file(CARD_FILE, text)
+
+
+def published_card(card: str, number: int, created: datetime, note: str, scores: str) -> str:
+    """A version's card with the facts that its coordinator knows: number, date, a notice, and scores."""
+    fact = f"Version {number}, published on {created:%Y-%m-%d}. Fetch it with `moerge pull {number} my-model`.\n\n"
+    return re.sub(r"^# .*\n\n", lambda title: title[0] + note + fact, scored_card(card, scores), count=1, flags=re.M)
+
+
+def scored_card(card: str, scores: str) -> str:
+    """A card with this text in its section of scores; unchanged if the text is empty."""
+    if not scores:
+        return card
+    section = f"\n## Scores\n\n{scores}"
+    if "\n## Scores\n" in card:
+        return re.sub(r"\n## Scores\n.*?(?=\n## )", lambda old: section, card, count=1, flags=re.S)
+    start, heading, rest = card.partition("\n## ")  # of an earlier build
+    return f"{start}{section}{heading}{rest}"
+
+
+def scores_text(text: str, rows: Sequence[ScoreRow], average: float | None, missing: Sequence[str] = ()) -> str:
+    """A card's scores: a table below `text`, which names the scored documents; empty without a row."""
+    if not rows:
+        return ""
+    cells = [(r.domain, f"{r.tokens:,}", f"{r.expert:.2f}", f"{r.version:.2f}", f"{r.normalised:.1f}") for r in rows]
+    if average is not None:
+        cells.append(("average", "", "", "", f"{average:.1f}"))
+    table = f"| domain | tokens | expert | this model | normalised |\n|---|---|---|---|---|\n{_rows(cells)}\n"
+    absent = f"\nNo scores of: {', '.join(missing)}.\n" if missing else ""
+    return f"Perplexities {text}. Normalised: 100 x the expert's / this model's.\n\n{table}{absent}"
+
+
+def _metadata(experts: Sequence[ExpertRecord]) -> ModelCardData:
+    """The fields that the hub reads (https://huggingface.co/docs/hub/model-cards)."""
+    licenses = {expert.license.lower() for expert in experts}
+    license, name = "other", None
+    if len(licenses) == 1:
+        [name] = licenses
+        known = re.sub("-(only|or-later)$", "", name)
+        license, name = (known, None) if known in _HUB_LICENSES.split() else (license, re.sub("[^a-z0-9.-]", "-", name))
+    found = list(dict.fromkeys(expert.hub_id for expert in experts if expert.hub_id))
+    return ModelCardData(
+        license=license,
+        license_name=name,
+        library_name="transformers",
+        pipeline_tag="text-generation",
+        base_model=found or None,
+        base_model_relation="merge" if found else None,
+        tags=["mixture-of-experts", "moe", "merge", "moerge"],
+    )
 
 
 def _notices(lineage: Lineage, merged: Sequence[ExpertRecord]) -> str:
-    """What somebody must know who uses the version: what it still contains, and whom it lacks."""
+    """Warnings for users of the version: withdrawn experts that it still contains, and missing domains."""
     domains = {expert.digest: expert.domain for expert in merged}
     lines = []
     if lineage.withdrawn:
@@ -125,29 +216,41 @@ def _notices(lineage: Lineage, merged: Sequence[ExpertRecord]) -> str:
 
 
 def _chat(chat: ChatTemplates) -> str:
-    """The paragraph on the published chat template; empty if no expert has one."""
+    """The paragraph on the files that come from one expert, and on its chat template."""
     own = chat.texts[chat.taken]
     differ = [domain for domain, text in chat.texts.items() if text != own]
-    if not own and not differ:
-        return ""
-    text = f"{chat.taken} has no chat template."
+    text = f"Tokenizer and generation settings come from the expert of {chat.taken}."
     if own:
-        text = f"The chat template is {chat.taken}'s, SHA-256 `{sha256_hex(own.encode(errors='surrogatepass'))}`."
-    if differ:
-        text += f" Different in: {', '.join(differ)}."
-    return f"\n{text}\n"
+        digest = sha256_hex(own.encode(errors="surrogatepass"))
+        text += f"\nThe chat template is that of {chat.taken}, SHA-256 `{digest}`."
+    elif differ:
+        text += (
+            f"\nThat expert has no chat template, so this model has none. Other experts have one: {', '.join(differ)}."
+        )
+    if own and differ:
+        text += f" Others have another one, or none: {', '.join(differ)}."
+    return f"{text}\n"
 
 
 def _mlps(experts: Sequence[ExpertRecord]) -> str:
     fitted = [expert.domain for expert in experts if expert.fitted_from is not None]
     if not fitted:
-        return "Every expert's MLPs are kept as they are."
-    return f"The MLPs of {', '.join(fitted)} are fitted to the trunk; all others are kept as they are."
+        return "the experts' own, unchanged"
+    others = "" if len(fitted) == len(experts) else "; all others unchanged"
+    return f"fitted to the trunk: {', '.join(fitted)}{others}"
 
 
 def _digest(expert: ExpertRecord) -> str:
     fitted = "" if expert.fitted_from is None else f", its MLPs fitted to the trunk from `{expert.fitted_from}`"
     return f"`{expert.digest}`{fitted}"
+
+
+def _routers(lineage: Lineage) -> str:
+    if not lineage.contributions:
+        return "not solved from contributions"
+    options = lineage.options
+    warm = f", temperature = {options.temperature:g}" if options.top_k > 1 else ""
+    return f"{_ROUTERS[options.routers]}, lambda = {_lambda(options)}, {_weights(options)}{warm}; `{lineage.solver}`"
 
 
 def _lambda(options: SolveOptions) -> str:
@@ -157,5 +260,27 @@ def _lambda(options: SolveOptions) -> str:
     return f"{options.ridge_lambda:g}{unit}"
 
 
+def _weights(options: SolveOptions) -> str:
+    weights = options.domain_weights
+    if weights == "balanced":
+        return "domains balanced"
+    if not weights:
+        return "domains weighted by their tokens"
+    return "tokens weighted by domain: " + ", ".join(f"{domain} {weight:g}" for domain, weight in weights.items())
+
+
+def _contributions(lineage: Lineage, contributed: Sequence[Contributed]) -> str:
+    if not lineage.contributions:
+        return "None.\n"
+    rows = _rows((p.domain, p.owner, f"{p.tokens:,}", f"{p.documents:,}", f"`{p.digest}`") for p in contributed)
+    return f"""\
+Sums that the owners computed on their own data.
+
+| domain | owner | tokens | documents | digest |
+|---|---|---|---|---|
+{rows}
+"""
+
+
 def _rows(rows: Iterable[tuple[str, ...]]) -> str:
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    return "\n".join(f"| {' | '.join(cell.replace('|', '-') for cell in row)} |" for row in rows)

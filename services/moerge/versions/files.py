@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +39,7 @@ class FilePlan:
         write: writes the content and returns its SHA-256.
         tensors: names and bytes of the tensors in it.
         sha256: the content's digest, where it is known before; the same file may be stored already.
+        parameters: numbers in those tensors.
     """
 
     name: str
@@ -45,11 +47,13 @@ class FilePlan:
     write: Callable[[BinaryIO], str]
     tensors: dict[str, int]
     sha256: str | None = None
+    parameters: int = 0
 
 
 def _weights(name: str, plans: Sequence[TensorPlan], **inputs: object) -> FilePlan:
     key = digest_of({"layout": _LAYOUT, "name": name, **inputs})  # type: ignore[dict-item]  # callers pass JSON
-    return FilePlan(name, key, lambda out: write_safetensors(out, plans), {plan.name: plan.bytes for plan in plans})
+    sizes, parameters = {plan.name: plan.bytes for plan in plans}, sum(math.prod(plan.shape) for plan in plans)
+    return FilePlan(name, key, lambda out: write_safetensors(out, plans), sizes, parameters=parameters)
 
 
 def trunk_files(
@@ -80,7 +84,8 @@ def trunk_files(
             plans += _in_blocks(trunk, name, blocks.get(name, [(name, trunk.specs[name].shape[0])]))
         return [_weights(TRUNK_FILE, plans + added, trunk=digest, tied=tied)]
     size = {name: spec.bytes for name, spec in trunk.specs.items()}
-    own = FilePlan(TRUNK_FILE, digest_of({"sha256": sha256}), lambda out: _copied_bytes(trunk.path, out), size, sha256)
+    count, key = sum(math.prod(spec.shape) for spec in trunk.specs.values()), digest_of({"sha256": sha256})
+    own = FilePlan(TRUNK_FILE, key, lambda out: _copied_bytes(trunk.path, out), size, sha256, count)
     return [own, _weights(ADDED_FILE, added, trunk=digest, tied=tied)] if added else [own]
 
 

@@ -15,7 +15,7 @@ from moerge.models.reader import Checkpoint
 from moerge.models.side_files import chat_template
 from moerge.routers import influence
 from moerge.routers.solve import solve_layers
-from moerge.versions.card import ChatTemplates, Contributed, ExpertRecord, card_file
+from moerge.versions.card import ChatTemplates, Contributed, ExpertRecord, Model, card_file
 from moerge.versions.files import (
     LINEAGE_FILE,
     FilePlan,
@@ -170,8 +170,11 @@ def plan_version(lineage: Lineage, inputs: VersionInputs, solve: Solve = solve_l
     content = lineage.model_dump(mode="json")
     name = digest_of(content)
     shared = trunk_files(trunk, family, config, lineage.trunk, inputs.trunk_sha256, tied=lineage.tied)
-    for number, slot in enumerate(inputs.slots):
-        shared.append(expert_file(Checkpoint(slot.folder), family, layers, number, slot.record.digest))
+    mlps = [
+        expert_file(Checkpoint(slot.folder), family, layers, number, slot.record.digest)
+        for number, slot in enumerate(inputs.slots)
+    ]
+    shared += mlps
 
     @cache
     def solution() -> Solution:
@@ -183,10 +186,13 @@ def plan_version(lineage: Lineage, inputs: VersionInputs, solve: Solve = solve_l
     chats = {slot.record.domain: chat_template(slot.trained) for slot in inputs.slots}
     records = [slot.record for slot in inputs.slots]
     chat = ChatTemplates(taken.record.domain, chats)
+    total = sum(file.parameters for file in (*shared, routers))
+    idle = (count - lineage.options.top_k) * mlps[0].parameters
+    model = Model(family.published_class, str(dtype).removeprefix("torch."), total, total - idle)
     texts = [
         index_file([*shared, routers]),
         *config_files(taken.trained, config, family, count, lineage.options.top_k, trunk, tied=lineage.tied),
         text_file(LINEAGE_FILE, canonical_json(content).decode() + "\n"),
-        card_file(lineage, records, inputs.method, inputs.merged, inputs.contributed, chat),
+        card_file(lineage, records, inputs.method, inputs.merged, inputs.contributed, chat, model),
     ]
     return VersionPlan(shared, [routers, report_file(lambda: solution()[1], name)], texts)

@@ -8,7 +8,7 @@ from moerge_coordinator.domain.owners import own_name, require_own_domain
 from moerge_coordinator.rest.auth import Anyone, DomainOwner, OperatorOrOwner, Route
 from moerge_coordinator.rest.lists import After, Number, page
 from moerge_coordinator.rest.state import Coordinator
-from moerge_coordinator.storage.messages import message, version_table
+from moerge_coordinator.storage.messages import message
 from moerge_coordinator.storage.tables import EvaluationRow
 from moerge_proto.evaluations import Evaluation, NewEvaluation, VersionTable
 from moerge_proto.messages import Page
@@ -50,8 +50,4 @@ def show_table(state: Coordinator, caller: Anyone, number: Number) -> VersionTab
     An owner sees its own domains' scores, and the average. Role: any.
     """
     with state.database.reading() as session:
-        table = version_table(session, versions.find(session, number))
-    if caller.role is Role.OWNER:
-        own = [score for score in table.scores if score.owner == caller.owner]
-        return table.model_copy(update={"scores": own})
-    return table
+        return evaluations.visible_table(session, versions.find(session, number), caller.owner)

@@ -4,9 +4,10 @@ from fastapi import APIRouter
 from fastapi.responses import FileResponse, PlainTextResponse, Response
 from sqlalchemy import select
 
+from moerge.versions.card import CARD_FILE
 from moerge.versions.compare import compare
 from moerge.versions.files import REPORT_FILE
-from moerge_coordinator.domain import owner_keys, trunks, versions
+from moerge_coordinator.domain import cards, owner_keys, trunks, versions
 from moerge_coordinator.domain.owners import own_name
 from moerge_coordinator.rest.auth import Anyone, Operator, OperatorOrReader, Route
 from moerge_coordinator.rest.content import content
@@ -101,8 +102,8 @@ def show_card(state: Coordinator, caller: Anyone, number: Number) -> Markdown:
     """The version's model card, with what is to be said of it by now on top. Role: any."""
     with state.database.reading() as session:
         row = versions.find_served(session, number)
-        note = versions.withdrawal_note(session, row)
-    return Markdown(note + state.blobs.local(versions.file_digest(row, "README.md")).read_text())
+        published = state.blobs.local(versions.file_digest(row, CARD_FILE)).read_text(encoding="utf-8")
+        return Markdown(cards.version_card(session, row, published, caller.owner))
 
 
 @router.get("/{number}/compare/{other}")

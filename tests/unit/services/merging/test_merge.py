@@ -226,6 +226,9 @@ def test_kept_statistics_are_used_again(folder: Path, whole: Path, computed: lis
     assert computed == []
     assert files(whole) == before
     assert [each.tokens > 0 for each in report.scores if each] == [True, True]
+    card = (whole / "README.md").read_text()
+    assert f"| average |  |  |  | {report.average:.1f} |" in card
+    assert "Scores are measured later" not in card
 
 
 # --- the output

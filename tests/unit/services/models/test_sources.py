@@ -6,7 +6,7 @@ import pytest
 from huggingface_hub import constants
 
 from moerge.errors import CheckpointError
-from moerge.models.sources import checkpoint_folder
+from moerge.models.sources import checkpoint_folder, hub_id
 
 
 def test_a_folder_is_itself(tmp_path: Path) -> None:
@@ -37,3 +37,11 @@ def test_a_hub_id_in_the_cache_needs_no_network(tmp_path: Path, monkeypatch: pyt
     (tmp_path / "models--lab--law" / "refs" / "main").write_text(revision)
     assert checkpoint_folder("lab/law") == snapshot
     assert checkpoint_folder(f"lab/law@{revision}") == snapshot
+    assert [hub_id("lab/law"), hub_id(f"lab/law@{revision}")] == ["lab/law"] * 2
+
+
+def test_the_hub_s_name_of_a_model_is_told_from_its_address(tmp_path: Path) -> None:
+    place = "https://huggingface.co/lab/law"
+    assert [hub_id(place), hub_id(f"{place}/resolve/main/")] == ["lab/law"] * 2
+    for other in (str(tmp_path), "https://models.example.org/lab/law", "https://huggingface.co/lab", "", "/srv/law"):
+        assert hub_id(other) is None, other

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from support.models import expert
 from support.versions import published
@@ -69,6 +69,28 @@ def test_bfloat16_experts_give_a_bfloat16_version(tmp_path: Path) -> None:
     for file in version.glob("*.safetensors"):
         assert {tensor.dtype for tensor in load_file(file).values()} == {torch.bfloat16}
     assert AutoModelForCausalLM.from_pretrained(version).dtype == torch.bfloat16
+
+
+def test_stock_transformers_takes_dtype_decoding_and_chat_from_the_folder(tmp_path: Path) -> None:
+    """`from_pretrained(folder)`, `generate(ids)` and `apply_chat_template(messages)`, without further arguments."""
+    experts = [expert(tmp_path / str(seed), seed=seed) for seed in (1, 2)]
+    for seed, folder in enumerate(experts, 1):
+        (folder / "chat_template.jinja").write_text(
+            f"{seed}{{% for each in messages %}}<{{{{ each.content }}}}>{{% endfor %}}"
+        )
+        decoding = {"eos_token_id": 299, "max_new_tokens": 3, "min_new_tokens": 3, "num_beams": 2}
+        (folder / "generation_config.json").write_text(json.dumps(decoding))
+    version = published(experts, tmp_path)
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(version), AutoTokenizer.from_pretrained(version)
+    assert model.dtype == torch.float32
+    ids = tokenizer.apply_chat_template([{"role": "user", "content": "hi"}], return_tensors="pt")["input_ids"]
+    assert tokenizer.decode(ids[0]) == "1<hi>"
+    made = model.generate(ids)
+    assert made.shape[1] in range(ids.shape[1] + 1, ids.shape[1] + 4)
+    assert (model.generation_config.max_new_tokens, model.generation_config.num_beams) == (3, None)
+    card = (version / "README.md").read_text()
+    assert "The chat template is that of d0, SHA-256" in card
+    assert "Others have another one, or none: d1." in card
 
 
 def test_the_first_expert_s_tokenizer_and_generation_settings_come_along(tmp_path: Path) -> None:

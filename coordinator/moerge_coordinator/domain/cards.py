@@ -1,0 +1,37 @@
+"""Model cards of versions, with the facts that come after publishing."""
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from moerge.versions.card import ScoreRow, published_card, scores_text
+from moerge_coordinator.domain.evaluations import visible_table
+from moerge_coordinator.storage.messages import versions
+from moerge_coordinator.storage.tables import ExpertRow, VersionRow
+from moerge_proto.evaluations import VersionTable
+
+
+def version_card(session: Session, row: VersionRow, card: str, owner: str | None) -> str:
+    """The card that was published, with number, date, experts that were withdrawn since, and scores.
+
+    Args:
+        card: the text of the published file.
+        owner: None for callers who see all scores.
+    """
+    return published_card(
+        card, row.number, row.created, _withdrawal_note(session, row), _scores(visible_table(session, row, owner))
+    )
+
+
+def _scores(table: VersionTable) -> str:
+    rows = [ScoreRow(each.domain, each.tokens, each.dense, each.version, each.normalised) for each in table.scores]
+    text = "on held-out documents, which each owner measured on its own data"
+    return scores_text(text, rows, table.average, table.missing)
+
+
+def _withdrawal_note(session: Session, row: VersionRow) -> str:
+    gone = versions(session)(row).contains_withdrawn
+    if not gone:
+        return ""
+    domains = {each.digest: each.domain for each in session.scalars(select(ExpertRow))}
+    names = ", ".join(f"{domains[digest]} (`{digest}`)" for digest in gone)
+    return f"> This version still contains parameters of experts that were withdrawn: {names}.\n\n"

@@ -1,0 +1,124 @@
+"""The model card: what the hub reads, and what it tells people."""
+
+import io
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from huggingface_hub import ModelCard
+from huggingface_hub.utils import validate_repo_id
+from transformers import AutoModelForCausalLM
+
+from moerge.versions.card import (
+    ChatTemplates,
+    Contributed,
+    ExpertRecord,
+    Model,
+    ScoreRow,
+    card_file,
+    published_card,
+    scored_card,
+    scores_text,
+)
+from moerge_proto.options import PAPER, RECOMMENDED, SolveOptions
+from moerge_proto.versions import Lineage
+from support.models import expert
+from support.versions import published
+
+LAW = ExpertRecord("1" * 64, "law", "firm", "Apache-2.0", hub_id="lab/law")
+ART = ExpertRecord("2" * 64, "art", "museum", "apache-2.0", hub_id="lab/art")
+KEYS = {"license", "license_name", "library_name", "pipeline_tag", "base_model", "base_model_relation", "tags"}
+"""The hub's, of https://github.com/huggingface/hub-docs/blob/main/modelcard.md"""
+
+
+def card(
+    experts: tuple[ExpertRecord, ...] = (LAW, ART), options: SolveOptions = RECOMMENDED.solve, **lineage: Any
+) -> str:
+    made = Lineage(
+        trunk="3" * 64,
+        experts=[each.digest for each in experts],
+        domains=[each.domain for each in experts],
+        options=options,
+        solver="ridge-3",
+        **{"contributions": ["4" * 64], **lineage},
+    )
+    sent = [Contributed(digest, "law", "firm", 1000, 10) for digest in made.contributions]
+    chat, model = ChatTemplates("law", {"law": "", "art": ""}), Model("MixtralForCausalLM", "bfloat16", 5000, 3000)
+    out = io.BytesIO()
+    card_file(made, experts, "regmean", experts, sent, chat, model).write(out)
+    return out.getvalue().decode()
+
+
+def test_the_hub_s_fields_are_known_and_true() -> None:
+    data = ModelCard(card()).data.to_dict()
+    assert data.keys() <= KEYS
+    assert (data["license"], data["library_name"], data["pipeline_tag"]) == (
+        "apache-2.0", "transformers", "text-generation",
+    )  # fmt: skip
+    assert (data["base_model"], data["base_model_relation"]) == (["lab/law", "lab/art"], "merge")
+    for name in data["base_model"]:
+        validate_repo_id(name)
+    assert {"moe", "merge", "moerge"} <= set(data["tags"])
+    local = ModelCard(card((LAW._replace(hub_id=None), ART._replace(hub_id=None)))).data.to_dict()
+    assert not local.keys() & {"base_model", "base_model_relation"}
+
+
+@pytest.mark.parametrize(
+    ("licenses", "shown"),
+    [
+        (("MIT", "MIT"), ("mit", None)),
+        (("GPL-3.0-only", "gpl-3.0-only"), ("gpl-3.0", None)),
+        (("LicenseRef-House+1", "LicenseRef-House+1"), ("other", "licenseref-house-1")),
+        (("MIT", "Apache-2.0"), ("other", None)),
+        (("unknown", "unknown"), ("unknown", None)),
+    ],
+)
+def test_a_licence_that_the_hub_does_not_know_is_other(
+    licenses: tuple[str, str], shown: tuple[str, str | None]
+) -> None:
+    made = card((LAW._replace(license=licenses[0]), ART._replace(license=licenses[1])))
+    data = ModelCard(made).data
+    assert (data.license, data.license_name) == shown
+    assert f"| 0 | law | firm | {licenses[0]} |" in made
+
+
+def test_the_routers_and_mlps_are_told_as_they_are() -> None:
+    assert "linear discriminants, lambda = 0.001 x mean diagonal, domains balanced; `ridge-3`" in card()
+    assert "ridge regression, lambda = 0.01, domains weighted by their tokens; `ridge-3`" in card(options=PAPER.solve)
+    warm = SolveOptions(top_k=2, temperature=0.5, domain_weights={"law": 2.0}, lambda_scale="auto")
+    told = "lambda = the best of each layer on the tuning splits, tokens weighted by domain: law 2, temperature = 0.5"
+    assert told in card(options=warm)
+    assert "| experts per token | 2 of 2 |" in card(options=warm)
+    assert "| routers | not solved from contributions |" in card(contributions=[])
+    assert "| MLPs | the experts' own, unchanged |" in card()
+    fitted = LAW._replace(fitted_from="5" * 64)
+    assert "| MLPs | fitted to the trunk: law; all others unchanged |" in card((fitted, ART))
+    assert f"its MLPs fitted to the trunk from `{'5' * 64}`" in card((fitted, ART))
+
+
+def test_parameters_are_those_of_the_loaded_model(tmp_path: Path) -> None:
+    folder = published([expert(tmp_path / str(seed), seed) for seed in (1, 2, 3)], tmp_path, top_k=2)
+    counts = {name: each.numel() for name, each in AutoModelForCausalLM.from_pretrained(folder).named_parameters()}
+    mlps = sum(count for name, count in counts.items() if ".experts." in name)
+    total = sum(counts.values())
+    text = (folder / "README.md").read_text()
+    assert f"| parameters | {total:,} in total, {total - mlps // 3:,} active per token |" in text
+    assert "| architecture | `MixtralForCausalLM`, float32 |" in text
+
+
+def test_scores_come_later_and_number_and_date_with_them() -> None:
+    made, rows = card(), [ScoreRow("law", 100, 5.0, 8.0, 62.5)]
+    table = scores_text("on held-out documents", rows, None, ["art"])
+    scored = scored_card(made, table)
+    assert "| law | 100 | 5.00 | 8.00 | 62.5 |\n\nNo scores of: art.\n\n## Experts\n" in scored
+    assert "Scores are measured later" in made
+    assert "Scores are measured later" not in scored
+    assert scored_card(scored, table) == scored
+    assert scored_card(made, scores_text("on nothing", [], None, ["law"])) == made
+    older = made.replace(made[made.index("## Scores") : made.index("## Experts")], "")
+    assert scored_card(older, table).count("| law | 100 |") == 1
+    whole = published_card(made, 3, datetime(2026, 11, 23, tzinfo=UTC), "> Art was withdrawn.\n\n", table)
+    top = "# Mixture of 2 experts: law, art\n\n> Art was withdrawn.\n\nVersion 3, published on 2026-11-23. "
+    assert f"{top}Fetch it with `moerge pull 3 my-model`.\n\n" in whole
+    assert ModelCard(whole).data.to_dict() == ModelCard(made).data.to_dict()
