@@ -86,6 +86,11 @@ def test_the_last_version_comes_near_the_oracle_and_every_expert_gets_its_own_te
     for domain, shares in table(demo.home, 2)["shares"]["version"].items():
         assert shares[domains.index(domain)] == max(shares), (domain, shares)
     assert "shared" in demo.output
+    assert "Four owners each have a language model for one domain." in demo.output
+    for command in ("worker init", "owner approve", "worker run", "trunk merge", "version solve", "version promote"):
+        assert f"\n$ moerge {command}" in demo.output, command
+    assert "Next: moerge" not in demo.output
+    assert "unsigned" not in demo.output
     assert str(demo.home / "coordinator" / "versions" / "2") in demo.output
     assert left_after(30, demo.home) == {}
 
@@ -114,6 +119,7 @@ def server(demo: Demo, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Coo
     running = Coordinator(home, (demo.home / "operator-token").read_text())
     running.start()
     with running.client() as operator:
+        assert all(owner.keys for owner in operator.owners())
         operator.promote("champion", 1, "the first one")
         operator.promote("champion", 2, "better everywhere")
     yield running
@@ -303,11 +309,13 @@ def test_after_ctrl_c_it_goes_on_and_by_the_paper_s_method_both_oracle_and_versi
             break
     assert len(marked(str(demo.home))) > 3
     stopped.send_signal(signal.SIGINT)
+    assert "Stopped. Run the same command again: it continues from here." in stopped.stdout.read()
     assert stopped.wait(60) == 130
     stopped.stdout.close()
     assert left_after(30, demo.home) == {}
 
     output = ended_well(start(demo.home, "--recipe", "dume"))
+    assert output.count("done in an earlier run") == 2  # the experts; the coordinator with three owners
     for row in ("oracle", "version"):
         assert averages(demo.home, 2)[row] > averages(demo.home, 4)[row] + 2, output
     assert left_after(30, demo.home) == {}

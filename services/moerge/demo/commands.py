@@ -28,16 +28,28 @@ def demo(
     publishes a version of three experts and then one of four. Prints the owners' evaluations of both, and the paper's
     table of the second.
 
+    Interrupted at any moment, the same command continues; training loses at most a minute.
+
     Example: moerge demo --home /tmp/moerge-demo
     """
     from transformers.utils import logging
 
     from moerge.demo import corpora
     from moerge.demo.main_job import Demo, Domain
-    from moerge.demo.train import train
+    from moerge.demo.stages import Stages
+    from moerge.demo.train import Trained, train
 
     logging.disable_progress_bar()
-    texts = corpora.write(cache_folder() / "texts")
-    experts = train(texts, cache_folder() / "experts", progress()).experts
-    domains = [Domain(name, experts[name], texts[name]) for name in corpora.DOMAINS]
-    Demo(home.resolve(), domains, recipe, Console()).run(serve=serve)
+    home, console = home.resolve(), Console()
+    texts, cache = corpora.write(cache_folder() / "texts"), cache_folder() / "experts"
+    stages = Stages(home, recipe, console, trained=Trained.of(texts, cache).complete)
+    try:
+        stages.introduce()
+        stages.begin(1)
+        experts = train(texts, cache, progress()).experts
+        stages.tell(f"The experts are in {next(iter(experts.values())).parent}")
+        domains = [Domain(name, experts[name], texts[name]) for name in corpora.DOMAINS]
+        Demo(home, domains, recipe, stages).run(serve=serve)
+    except KeyboardInterrupt:
+        stages.interrupted()
+        raise

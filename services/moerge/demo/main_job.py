@@ -10,26 +10,26 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich.console import Console
-
 from moerge.client.client import Client
-from moerge.demo.processes import Processes, address_in
+from moerge.demo.processes import Processes, address_in, output_of
+from moerge.demo.stages import Stages
 from moerge.errors import MoergeError
 from moerge.files import atomic_file
 from moerge.trunk.methods.registry import METHODS
 from moerge_proto.experts import Expert, ExpertState
 from moerge_proto.options import VERSION_RECIPES, RecipeName
-from moerge_proto.owners import NewOwner, NewToken, Role
+from moerge_proto.signatures import JoinRequest
 from moerge_proto.trunks import NewTrunk
 from moerge_proto.versions import CHAMPION, NewVersion
 
 TABLE_TOKENS, STATISTICS_TOKENS = 5_000, 10_000
 """Tokens per domain in the demo's table: scored ones, and those of the recipes' statistics."""
 _BESIDE: dict[RecipeName, list[str]] = {"moerge": ["averaging", "dume"], "dume": ["averaging"]}
+_SMALL_POLICY = "Their policies allow contributions of 2 documents, because some domains have few; the default is 100."
 _POLICY = b"""\
 held_out_share = 0.1
 
-[policy]  # of public texts, of which some domains have hardly a hundred
+[policy]  # for public texts; some domains have hardly a hundred
 min_documents = 2
 evaluation_sums = true
 redistribute = true
@@ -57,8 +57,8 @@ class Worker:
 class Demo:
     """The demo in a home folder. Everything in it is named by content, so a second run goes on where one was cut."""
 
-    def __init__(self, home: Path, domains: Sequence[Domain], recipe: RecipeName, console: Console) -> None:
-        self._home, self._domains, self._recipe, self._console = home, domains, recipe, console
+    def __init__(self, home: Path, domains: Sequence[Domain], recipe: RecipeName, stages: Stages) -> None:
+        self._home, self._domains, self._recipe, self._stages = home, domains, recipe, stages
         self._coordinator = home / "coordinator"
         self._url = ""
 
@@ -67,35 +67,37 @@ class Demo:
 
         With `serve`, the coordinator and its dashboard stay open until Ctrl-C.
         """
+        stages = self._stages
+        stages.begin(2)
         token = self._operator_token()
         with Processes() as processes, ExitStack() as stack:
-            self._say("Starting the coordinator")
             coordinator = self._serve(processes)
             client = stack.enter_context(Client(self._url, token))
             early, late = self._domains[:-1], self._domains[-1]
-            self._say(f"{len(early)} owners join: {', '.join(domain.name for domain in early)}")
+            stages.tell(f"Owners: {', '.join(domain.name for domain in early)}. {_SMALL_POLICY}")
             workers = [self._start_worker(processes, client, domain) for domain in early]
             experts = self._ready_experts(client, workers)
-            self._say("Merging their trunk; each owner then contributes statistics under it")
-            if METHODS[VERSION_RECIPES[self._recipe].method].solved:
-                self._wait_for_trunk_contributions(client, workers)
-            trunk = client.wait(
-                client.merge_trunk(NewTrunk(method=VERSION_RECIPES[self._recipe].method, experts=experts))
-            )
+            stages.begin(3)
+            trunk = self._merge(client, experts, workers)
             first = self._publish(processes, client, trunk, experts, workers)
-            self._say(f"Each owner evaluates version {first}; {late.name} joins under the same trunk")
+            stages.begin(4)
+            stages.tell(f"Each owner evaluates version {first}, and {late.name} joins under the same trunk.")
             workers.append(self._start_worker(processes, client, late))
             self._promote_evaluated(processes, client, first, workers)
             experts = self._ready_experts(client, workers)
             last = self._publish(processes, client, trunk, experts, workers)
-            self._say(f"Each owner evaluates version {last}; nobody but {late.name} has contributed again")
+            stages.tell(f"Each owner evaluates version {last}. Only {late.name} had to contribute for it.")
             self._promote_evaluated(processes, client, last, workers)
             processes.stop(*(worker.process for worker in workers))
-            self._say(f"Version {last}, loaded by stock transformers in its own process, beside its experts")
-            processes.finish("table", processes.start(self._table_command(last), {"OMP_NUM_THREADS": "2"}))
-            self._say_what_next(first, last)
+            stages.begin(5)
+            stages.tell(f"Stock transformers loads version {last} in a process of its own.")
+            command = self._table_command(last)
+            stages.command(*command)
+            processes.finish("table", processes.start(command, {"OMP_NUM_THREADS": "2"}))
+            stages.finish()
+            self._say_what_next(first, last, serve=serve)
             if serve:
-                self._console.print(f"The dashboard is open at {self._url} until you press Ctrl-C.", highlight=False)
+                stages.tell(f"The dashboard is open at {self._url} until you press Ctrl-C.")
                 processes.finish("coordinator", coordinator)
 
     def _operator_token(self) -> str:
@@ -104,8 +106,9 @@ class Demo:
             shutil.rmtree(self._coordinator, ignore_errors=True)  # from a run that was cut before it kept the token
             with atomic_file(self._coordinator / "coordinator.toml") as out:
                 out.write(b"route_bytes = 2_000_000_000  # texts may be routed, on the dashboard\n")
-            command = [sys.executable, "-m", "moerge", "coordinator", "init", str(self._coordinator)]
-            token = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout.strip()  # noqa: S603
+            command = "coordinator", "init", self._coordinator
+            self._stages.command(*command)
+            token = output_of(*command)
             with atomic_file(path) as out:
                 os.chmod(out.name, 0o600)
                 out.write(token.encode())
@@ -114,28 +117,37 @@ class Demo:
     def _serve(self, processes: Processes) -> subprocess.Popen[str]:
         log = self._home / "coordinator.log"
         start = log.stat().st_size if log.exists() else 0
+        self._stages.command("coordinator", "serve", self._coordinator, "--port", 0)
         process = processes.start(["coordinator", "serve", self._coordinator, "--port", 0], {}, log=log)
         while process.poll() is None:
             if found := address_in(log, start):
                 self._url = found
+                self._stages.tell(f"The coordinator and its dashboard are at {found}; messages are in {log}")
                 return process
             time.sleep(0.1)
         raise MoergeError("the coordinator did not start", where=str(log), todo="see its last lines")
 
     def _start_worker(self, processes: Processes, client: Client, domain: Domain) -> Worker:
         """An owner's worker, which contributes under every trunk and evaluates every version until it is stopped."""
-        name = f"{domain.name}-owner"
-        client.add_owner(NewOwner(name=name, domains=[domain.name]))
-        token = client.add_token(NewToken(role=Role.OWNER, owner=name)).secret
         home = self._home / f"worker-{domain.name}"
+        token = self._approved(client, domain.name, home)
         with atomic_file(home / "worker.toml") as out:
             out.write(_POLICY)
-        arguments = ["worker", "run", "--domain", domain.name, "--expert", domain.expert]
+        arguments: list[object] = ["worker", "run", "--domain", domain.name, "--expert", domain.expert]
         arguments += ["--data", domain.texts["statistics"], "--data", domain.texts["tuning"], "--home", home]
         arguments += ["--license", "Apache-2.0", "--context", 256]
         if METHODS[VERSION_RECIPES[self._recipe].method].solved:
             arguments.append("--trunk-contribution")
+        self._stages.command(*arguments)
         return Worker(domain, processes.start(arguments, self._environment(token), label=domain.name))
+
+    def _approved(self, client: Client, domain: str, home: Path) -> str:
+        """The token of a domain's owner, who has a key and is approved with it."""
+        command = "worker", "init", "--owner", f"{domain}-owner", "--domain", domain, "--home", home
+        self._stages.command(*command)
+        line = output_of(*command)
+        self._stages.command("owner", "approve", f"{line[:30]}...")
+        return client.approve(JoinRequest.of_line(line), replace=True).token.secret
 
     def _environment(self, token: str) -> dict[str, str]:
         return {"MOERGE_COORDINATOR": self._url, "MOERGE_TOKEN": token}
@@ -167,12 +179,24 @@ class Demo:
                 raise MoergeError("its worker failed", where=worker.domain.name, todo="see its messages above")
         time.sleep(0.2)
 
+    def _merge(self, client: Client, experts: list[str], workers: Sequence[Worker]) -> str:
+        """The digest of the trunk of these experts, once their owners have sent what the method needs."""
+        method = VERSION_RECIPES[self._recipe].method
+        if METHODS[method].solved:
+            self._wait_for_trunk_contributions(client, workers)
+        named = [word for worker in workers for word in ("--expert", worker.domain.name)]
+        self._stages.command("trunk", "merge", "--method", method, *named)
+        trunk = client.wait(client.merge_trunk(NewTrunk(method=method, experts=experts)))
+        self._stages.tell("Each owner now contributes statistics under this trunk.")
+        return trunk
+
     def _publish(
         self, processes: Processes, client: Client, trunk: str, experts: list[str], workers: Sequence[Worker]
     ) -> int:
         """Publishes a version of these experts, or of those fitted from them, once their owners have contributed."""
         self._wait_for_contributions(client, trunk, workers)
-        self._say("Summing, solving, publishing")
+        recipe = () if self._recipe == "moerge" else ("--recipe", self._recipe)
+        self._stages.command("version", "solve", *recipe)
         come = {row.expert for row in client.contributions() if row.active and row.trunk == trunk}
         chosen = {row.trained: row.digest for row in client.experts() if row.digest in come}
         new = NewVersion(experts=[chosen[each] for each in experts], options=VERSION_RECIPES[self._recipe].solve)
@@ -187,11 +211,14 @@ class Demo:
         """
         while client.version_table(number).missing and not any(client.versions(number)):
             self._pause(workers)
-        client.promote(CHAMPION, number, override="moerge demo shows it, better or worse")
+        reason = "moerge demo shows it, better or worse"
+        self._stages.command("version", "promote", number, "--override", reason)
+        client.promote(CHAMPION, number, override=reason)
         self._show(processes, "table", number)
 
     def _show(self, processes: Processes, what: str, number: int) -> None:
         command = ["version", what, number]
+        self._stages.command(*command)
         processes.finish(f"version {what}", processes.start(command, self._environment(self._operator_token())))
 
     def _table_command(self, number: int) -> list[object]:
@@ -208,28 +235,25 @@ class Demo:
     def _folder(self, number: int) -> Path:
         return self._coordinator / "versions" / str(number)
 
-    def _say(self, text: str) -> None:
-        self._console.rule(f"[bold]{text}", align="left")
-
-    def _say_what_next(self, first: int, last: int) -> None:
+    def _say_what_next(self, first: int, last: int, *, serve: bool) -> None:
+        """Prints both folders and three commands; with `serve` they speak to the coordinator that runs."""
         home, prompt, python = self._coordinator, "The capital of", Path(sys.executable)
-        token = self._home / "operator-token"
-        moerge = python.with_name("moerge")
-        folder = self._folder(last)
-        self._say("Done")
-        self._console.print(
-            f"""\
+        token, folder = self._home / "operator-token", self._folder(last)
+        moerge, url = python.with_name("moerge"), self._url if serve else "http://127.0.0.1:8080"
+        operator = f"MOERGE_COORDINATOR={url} MOERGE_TOKEN=$(cat {token}) {moerge}"
+        then = f"{operator} pull champion my-model" if serve else f"{moerge} coordinator serve {home} --port 8080"
+        self._stages.tell(
+            f"""
+Done.
 Version {first}: {self._folder(first)}
 Version {last}: {folder}
 
 Three commands to try next:
 
   {python} -c "from transformers import pipeline; print(pipeline('text-generation', '{folder}')('{prompt}'))"
-  {moerge} coordinator serve {home} --port 8080
-  MOERGE_COORDINATOR=http://127.0.0.1:8080 MOERGE_TOKEN=$(cat {token}) {moerge} version table {last}
+  {then}
+  {operator} version table {last}
 
-The second serves the dashboard at http://127.0.0.1:8080; sign in with the token in {token}.
-""",
-            soft_wrap=True,
-            highlight=False,
+The dashboard is at {url} {"now" if serve else "while the second command runs"}; sign in with the token in {token}.
+"""
         )

@@ -23,6 +23,19 @@ def address_in(log: Path, start: int = 0) -> str | None:
     return said and said[1].decode()
 
 
+def output_of(*arguments: object) -> str:
+    """The standard output of `moerge ARGUMENTS`; its messages are shown only if it fails.
+
+    Raises:
+        MoergeError: it failed.
+    """
+    command = [sys.executable, "-m", "moerge", *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603  # our own command
+    if done.returncode:
+        raise MoergeError(done.stderr.strip() or f"ended with status {done.returncode}", where=f"moerge {arguments[0]}")
+    return done.stdout.strip()
+
+
 class Processes:
     """`moerge` commands as processes of their own, each with one thread. Leaving the context stops them all."""
 

@@ -11,7 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import islice
 from pathlib import Path
+from typing import Self
 
 import torch
 from filelock import FileLock, Timeout
@@ -25,6 +27,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
+from moerge.demo.checkpoint import Checkpoint
 from moerge.demo.smollm import make_seed
 from moerge.models.dense import place
 from moerge.progress import Progress
@@ -87,10 +90,21 @@ DEMO = Training(
 
 @dataclass(frozen=True)
 class Trained:
-    """Folders of what was trained: the seed, and each domain's expert, which began as the seed."""
+    """Folders of trained models: the seed, and each domain's expert, which began as the seed."""
 
     seed: Path
     experts: dict[str, Path]
+
+    @classmethod
+    def of(cls, texts: Mapping[str, Mapping[str, Path]], folder: Path, training: Training = DEMO) -> Self:
+        """The folders that `train` makes from the same arguments."""
+        files = _train_files(texts)
+        home = folder / _digest(training, files)[:16]
+        return cls(home / "seed", {domain: home / domain for domain in files})
+
+    @property
+    def complete(self) -> bool:
+        return all(expert.exists() for expert in self.experts.values())
 
 
 def train(
@@ -103,9 +117,9 @@ def train(
     """Trains what `folder` doesn't hold yet: the seed, then the experts, on a CPU side by side.
 
     Everything stands in `folder/{digest}`, a digest of the training and its texts: the seed, and one folder per domain
-    (config.json, float32 model.safetensors, tokenizer). Each is renamed into place when it is complete, so an
-    interrupted run continues; of several at once, one trains and the others wait. The same machine gives the same
-    bytes.
+    (config.json, float32 model.safetensors, tokenizer). Each is renamed into place when it is complete. An interrupted
+    training continues from its last checkpoint; of several at once, one trains and the others wait. The same machine
+    gives the same bytes, interrupted or not.
 
     Args:
         texts: for each domain, its splits' files as `corpora.write` returns them; only "train" is read.
@@ -116,13 +130,11 @@ def train(
     Raises:
         MoergeError: the package of a pretrained seed isn't installed.
     """
-    files = {domain: splits["train"] for domain, splits in texts.items()}
-    home = folder / _digest(training, files)[:16]
-    finished = Trained(home / "seed", {domain: home / domain for domain in files})
-    if all(expert.exists() for expert in finished.experts.values()):
+    finished = Trained.of(texts, folder, training)
+    if finished.complete:
         return finished
-    documents = {domain: _read(file) for domain, file in files.items()}
-    with _alone(home, progress):
+    documents = {domain: _read(file) for domain, file in _train_files(texts).items()}
+    with _alone(finished.seed.parent, progress):
         trainer = _Trainer(training, device, progress)
         _made(finished.seed, partial(trainer.seed, documents))
         tokenizer = AutoTokenizer.from_pretrained(finished.seed, local_files_only=True, trust_remote_code=False)
@@ -138,7 +150,7 @@ class _Trainer:
     def __init__(self, training: Training, device: str, progress: Progress) -> None:
         self._training, self._device, self._progress = training, device, progress
 
-    def seed(self, documents: Mapping[str, list[str]], folder: Path) -> None:
+    def seed(self, documents: Mapping[str, list[str]], folder: Path, checkpoint: Checkpoint) -> None:
         scratch = self._training.scratch
         if scratch is None:
             make_seed(folder)
@@ -148,7 +160,7 @@ class _Trainer:
         with _reproducible(_SEED_THREADS, self._training.seed):
             model = LlamaForCausalLM(_config(scratch, self._training.context, tokenizer))
             with self._progress.track("training the seed", self._tokens(scratch.phase), "tokens") as tracker:
-                self._fit(model, rows, scratch.phase, tracker.advance)
+                self._fit(model, rows, scratch.phase, checkpoint, tracker.advance)
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
 
@@ -167,10 +179,10 @@ class _Trainer:
                     raise InterruptedError
                 tracker.advance(tokens)
 
-            def make(domain: str, folder: Path) -> None:
+            def make(domain: str, folder: Path, checkpoint: Checkpoint) -> None:
                 with loading:  # which threads can't do at once
                     model = LlamaForCausalLM.from_pretrained(seed, dtype=torch.float32)
-                self._fit(model, _rows(documents[domain], tokenizer, self._training), phase, done)
+                self._fit(model, _rows(documents[domain], tokenizer, self._training), phase, checkpoint, done)
                 model.save_pretrained(folder)
                 tokenizer.save_pretrained(folder)
 
@@ -187,10 +199,17 @@ class _Trainer:
     def _steps(self, phase: Phase) -> int:
         return phase.tokens // (self._training.batch_rows * self._training.context)
 
-    def _fit(self, model: LlamaForCausalLM, rows: Tensor, phase: Phase, done: Callable[[int], None]) -> None:
+    def _fit(
+        self, model: LlamaForCausalLM, rows: Tensor, phase: Phase, checkpoint: Checkpoint, done: Callable[[int], None]
+    ) -> None:
         steps = self._steps(phase)
         place(model, self._device)
-        _fit(model, _batches(rows, steps, self._training), phase.learning_rate, steps, self._training, done)
+        batches = _batches(rows, steps, self._training)
+        _fit(model, batches, phase.learning_rate, steps, self._training, checkpoint, done)
+
+
+def _train_files(texts: Mapping[str, Mapping[str, Path]]) -> dict[str, Path]:
+    return {domain: splits["train"] for domain, splits in texts.items()}
 
 
 def _digest(training: Training, files: Mapping[str, Path]) -> str:
@@ -204,16 +223,19 @@ def _read(file: Path) -> list[str]:
         return [json.loads(line)["text"] for line in lines]
 
 
-def _made(folder: Path, make: Callable[[Path], object]) -> Path:
+def _made(folder: Path, make: Callable[[Path, Checkpoint], object]) -> Path:
     """The folder, made in a sibling and renamed unless it is there already."""
+    checkpoint = Checkpoint(folder.with_name(f".{folder.name}.checkpoint"))
     if folder.exists():
+        checkpoint.remove()
         return folder
     part = folder.with_name(f".{folder.name}.part")
     if part.exists():
         shutil.rmtree(part)  # of a run that was interrupted
     part.mkdir(parents=True)
-    make(part)
+    make(part, checkpoint)
     os.rename(part, folder)
+    checkpoint.remove()
     return folder
 
 
@@ -303,13 +325,16 @@ def _fit(
     learning_rate: float,
     steps: int,
     training: Training,
+    checkpoint: Checkpoint,
     done: Callable[[int], None],
 ) -> None:
-    """Trains the model in place: AdamW, a linear warmup, then a cosine decay to zero."""
+    """Trains the model in place: AdamW, a linear warmup, then a cosine decay to zero; from the checkpoint on."""
     decay, device = training.weight_decay, model.device
     optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.98), weight_decay=decay, fused=True)
+    begun = checkpoint.restore(model, optimizer)
+    done(begun * training.batch_rows * training.context)
     model.train()
-    for step, batch in enumerate(batches):
+    for step, batch in islice(enumerate(batches), begun, None):
         ids = batch.to(device)
         for group in optimizer.param_groups:
             group["lr"] = learning_rate * _share(step, steps, training.warmup)
@@ -319,6 +344,7 @@ def _fit(
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
+        checkpoint.keep(model, optimizer)
         done(ids.numel())
 
 

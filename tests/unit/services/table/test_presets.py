@@ -1,17 +1,20 @@
 """Presets: what they bring, how large it is, and that what was trained before is found again."""
 
 import json
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
-from moerge.demo import corpora
-from moerge.demo.train import DEMO, Phase, Scratch, Training, _config, _digest
+from moerge.demo import checkpoint, corpora
+from moerge.demo.train import DEMO, Phase, Scratch, Training, _config, _digest, train
 from moerge.errors import MoergeError
-from moerge.progress import LogProgress
+from moerge.progress import LogProgress, NoProgress
 from moerge.table.presets import PRESETS, Preset
 from moerge.table.texts import Cut
 from support.models import tokenizer
@@ -83,6 +86,45 @@ def test_of_two_at_once_one_trains_and_the_other_finds_what_it_made(tmp_path: Pa
     with ThreadPoolExecutor(2) as both:
         one, two = (both.submit(preset.sources, tmp_path, 1, LogProgress()) for _ in range(2))
     assert one.result() == two.result()
+
+
+@dataclass
+class Interrupted:
+    """Progress that Ctrl-C ends once so many tokens of the work with this title are done; `steps` are what it saw."""
+
+    title: str
+    after: int
+    steps: list[int] = field(default_factory=list)
+
+    @contextmanager
+    def track(self, title: str, total: int, unit: str) -> Iterator["Interrupted"]:
+        self.title, self.steps = ("", []) if title == self.title else (self.title, self.steps)
+        yield self
+
+    def advance(self, n: int) -> None:
+        self.steps.append(n)
+        if not self.title and sum(self.steps) >= self.after:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(("title", "anew"), [("training the seed", 2), ("training 2 experts", 1)])
+def test_an_interrupted_training_continues_and_makes_the_same_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, title: str, anew: int
+) -> None:
+    monkeypatch.setattr(checkpoint, "SECONDS", 0)
+    texts(tmp_path)
+    files = {domain: {"train": tmp_path / "texts" / domain / "train.jsonl"} for domain in ("law", "art")}
+    assert TINY.scratch is not None
+    longer = replace(TINY, scratch=replace(TINY.scratch, phase=Phase(6400, 1e-3)), for_expert=Phase(3200, 1e-3))
+    with pytest.raises(KeyboardInterrupt):
+        train(files, tmp_path / "cut", Interrupted(title, after=1600), longer)
+    again = Interrupted("nothing", after=0)
+    cut = train(files, tmp_path / "cut", again, longer)
+    whole = train(files, tmp_path / "whole", NoProgress(), longer)
+    assert again.steps.count(0) <= anew, "a training begins with the tokens of its checkpoint"
+    assert not list(cut.seed.parent.glob(".*"))
+    for one, other in ((cut.seed, whole.seed), *zip(cut.experts.values(), whole.experts.values(), strict=True)):
+        assert (one / "model.safetensors").read_bytes() == (other / "model.safetensors").read_bytes()
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

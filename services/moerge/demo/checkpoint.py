@@ -1,0 +1,69 @@
+"""A training's checkpoint: weights, AdamW's state and the number of steps, in one safetensors file."""
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from moerge.files import atomic_file
+from moerge.models.writer import TensorPlan, write_safetensors
+
+SECONDS = 30.0
+"""Between two checkpoints, or more where one takes long to write."""
+_MOMENTS = ("exp_avg", "exp_avg_sq")
+_STEP = "step"
+
+
+class Checkpoint:
+    """The checkpoint of one training. A training that continues from it makes the same bytes as an uninterrupted one.
+
+    Args:
+        path: of its file, in which nothing else is ever kept.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._due = time.monotonic() + SECONDS
+
+    def restore(self, model: PreTrainedModel, optimizer: torch.optim.AdamW) -> int:
+        """Puts weights and optimizer where the checkpoint was, and returns its number of steps; 0 without a file."""
+        if not self._path.is_file():
+            return 0
+        with safe_open(self._path, framework="pt", device=str(model.device)) as file, torch.no_grad():
+            for name, parameter in model.named_parameters():
+                parameter.copy_(file.get_tensor(name))
+                state = {moment: file.get_tensor(f"{moment}.{name}") for moment in _MOMENTS}
+                optimizer.state[parameter] = {_STEP: file.get_tensor(_STEP).clone(), **state}
+            return int(file.get_tensor(_STEP))
+
+    def keep(self, model: PreTrainedModel, optimizer: torch.optim.AdamW) -> None:
+        """Writes the file if it is due: each 30 seconds, and with at most a twentieth of the time."""
+        begun = time.monotonic()
+        if begun < self._due:
+            return
+        parts = [_plan(name, tensor) for name, tensor in _parts(model, optimizer)]
+        with atomic_file(self._path) as out:
+            write_safetensors(out, parts)
+        self._due = time.monotonic() + max(SECONDS, 19 * (time.monotonic() - begun))
+
+    def remove(self) -> None:
+        """Removes the file, if there is one."""
+        self._path.unlink(missing_ok=True)
+
+
+def _parts(model: PreTrainedModel, optimizer: torch.optim.AdamW) -> Iterator[tuple[str, Tensor]]:
+    parameters = dict(model.named_parameters())
+    yield _STEP, optimizer.state[next(iter(parameters.values()))][_STEP]
+    for name, parameter in parameters.items():
+        yield name, parameter.detach()
+        for moment in _MOMENTS:
+            yield f"{moment}.{name}", optimizer.state[parameter][moment]
+
+
+def _plan(name: str, tensor: Tensor) -> TensorPlan:
+    compute: Callable[[], Tensor] = tensor.cpu
+    return TensorPlan(name, tensor.dtype, tuple(tensor.shape), compute)
