@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from moerge.demo.stages import INTRODUCTION, Stages
 from moerge.files import cache_folder
 from moerge.progress import progress
 from moerge_proto.options import RecipeName
@@ -32,15 +33,16 @@ def demo(
 
     Example: moerge demo --home /tmp/moerge-demo
     """
-    from transformers.utils import logging
+    console = Console()
+    console.print(INTRODUCTION)
+    from transformers.utils import logging  # takes seconds
 
     from moerge.demo import corpora
     from moerge.demo.main_job import Demo, Domain
-    from moerge.demo.stages import Stages
     from moerge.demo.train import Trained, train
 
     logging.disable_progress_bar()
-    home, console = home.resolve(), Console()
+    home = home.resolve()
     texts, cache = corpora.write(cache_folder() / "texts"), cache_folder() / "experts"
     stages = Stages(home, recipe, console, trained=Trained.of(texts, cache).complete)
     try:

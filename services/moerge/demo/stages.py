@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from rich.console import Console
+from rich.text import Text
 
 from moerge.files import atomic_file
 from moerge_proto.options import RecipeName
@@ -19,7 +20,7 @@ STAGES = (
     ("Score that version beside other ways to merge", "1 minute"),
 )
 """Title, and estimated time on two cores."""
-_INTRODUCTION = (
+INTRODUCTION = (
     "Four owners each have a language model for one domain. moerge makes them one Mixture-of-Experts model;"
     " every owner's text stays with its worker."
 )
@@ -40,8 +41,8 @@ class Stages:
         self._done = set[int]()
 
     def introduce(self) -> None:
-        """Prints what the demo does, and every stage with its estimated time."""
-        self._console.print(f"{_INTRODUCTION}\n\nStages, with estimated times on two cores:\n")
+        """Prints every stage with its estimated time."""
+        self._console.print("\nStages, with estimated times on two cores:\n")
         for number, (title, time) in enumerate(STAGES, 1):
             told = "done in an earlier run" if number in self._before else time
             self._console.print(f"  {number}. {title:<52}{told}", highlight=False)
@@ -62,9 +63,9 @@ class Stages:
     def command(self, *words: object) -> None:
         """Prints the command that a user would type: dim, on one line."""
         line = shlex.join(["moerge", *map(_shown, words)])
-        wide = not self._console.is_terminal
+        cut = self._console.is_terminal
         self._console.print(
-            f"$ {line}", style="dim", no_wrap=True, overflow="ellipsis", soft_wrap=wide, highlight=False, markup=False
+            Text(f"$ {line}", style="dim"), no_wrap=True, overflow="ellipsis" if cut else "ignore", crop=cut
         )
 
     def interrupted(self) -> None:

@@ -19,7 +19,6 @@ def test_stages_are_told_first_and_after_ctrl_c_a_rerun_says_which_are_done(tmp_
 
     first, shown = run(trained=False)
     first.introduce()
-    assert shown.getvalue().startswith("Four owners each have a language model for one domain.")
     assert all(f"{title} " in shown.getvalue() and time in shown.getvalue() for title, time in STAGES)
     assert done(shown) == [False] * 5
     first.begin(1)
