@@ -40,7 +40,7 @@ def pull(client: Client, version: Version, folder: Path, progress: Progress) -> 
     lock = FileLock(folder.with_name(f".{folder.name}.lock"), blocking=False)
     try:
         with lock:
-            files = [file for file in version.files if file.name != CARD_FILE]
+            files: list[FileEntry] = [file for file in version.files if file.name != CARD_FILE]
             _take_over(folder, partial, files, progress)
             path = f"/v1/versions/{version.number}/files"
             title = f"fetching version {version.number}"

@@ -115,9 +115,9 @@ def test_an_interrupted_training_continues_and_makes_the_same_bytes(
     texts(tmp_path)
     files = {domain: {"train": tmp_path / "texts" / domain / "train.jsonl"} for domain in ("law", "art")}
     assert TINY.scratch is not None
-    longer = replace(TINY, scratch=replace(TINY.scratch, phase=Phase(6400, 1e-3)), for_expert=Phase(3200, 1e-3))
+    longer = replace(TINY, scratch=replace(TINY.scratch, phase=Phase(512, 1e-3)), for_expert=Phase(384, 1e-3))
     with pytest.raises(KeyboardInterrupt):
-        train(files, tmp_path / "cut", Interrupted(title, after=1600), longer)
+        train(files, tmp_path / "cut", Interrupted(title, after=192), longer)
     again = Interrupted("nothing", after=0)
     cut = train(files, tmp_path / "cut", again, longer)
     whole = train(files, tmp_path / "whole", NoProgress(), longer)
