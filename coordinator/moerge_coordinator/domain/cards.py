@@ -18,7 +18,7 @@ def version_card(session: Session, row: VersionRow, card: str, owner: str | None
         owner: None for callers who see all scores.
     """
     return published_card(
-        card, row.number, row.created, _withdrawal_note(session, row), _scores(visible_table(session, row, owner))
+        card, row.number, row.created, withdrawal_note(session, row), _scores(visible_table(session, row, owner))
     )
 
 
@@ -28,7 +28,8 @@ def _scores(table: VersionTable) -> str:
     return scores_text(text, rows, table.average, table.missing)
 
 
-def _withdrawal_note(session: Session, row: VersionRow) -> str:
+def withdrawal_note(session: Session, row: VersionRow) -> str:
+    """The notice of experts in it that were withdrawn since; empty if there are none."""
     gone = versions(session)(row).contains_withdrawn
     if not gone:
         return ""

@@ -3,7 +3,7 @@
 import pytest
 from sqlalchemy.orm import Session
 
-from moerge_coordinator.domain import aliases, contributors, versions
+from moerge_coordinator.domain import aliases, cards, contributors, versions
 from moerge_coordinator.domain.withdrawal import withdraw_expert
 from moerge_coordinator.problems import RefusedError
 from moerge_coordinator.storage.tables import ExpertRow, TrunkRow, now
@@ -173,9 +173,9 @@ def test_the_card_says_which_experts_were_withdrawn_since(
 ) -> None:
     add_contribution(session, art, trunk)
     row = add_version(session)
-    assert versions.withdrawal_note(session, row) == ""
+    assert cards.withdrawal_note(session, row) == ""
     withdraw_expert(session, law, serve=True)
-    assert f"law (`{law.digest}`)" in versions.withdrawal_note(session, row), "its trunk contains law"
+    assert f"law (`{law.digest}`)" in cards.withdrawal_note(session, row), "its trunk contains law"
 
 
 def test_a_version_of_an_earlier_build_has_no_influence_to_show(

@@ -81,6 +81,8 @@ def test_stock_transformers_takes_dtype_decoding_and_chat_from_the_folder(tmp_pa
         decoding = {"eos_token_id": 299, "max_new_tokens": 3, "min_new_tokens": 3, "num_beams": 2}
         (folder / "generation_config.json").write_text(json.dumps(decoding))
     version = published(experts, tmp_path)
+    model: Any
+    tokenizer: Any
     model, tokenizer = AutoModelForCausalLM.from_pretrained(version), AutoTokenizer.from_pretrained(version)
     assert model.dtype == torch.float32
     ids = tokenizer.apply_chat_template([{"role": "user", "content": "hi"}], return_tensors="pt")["input_ids"]
