@@ -19,8 +19,11 @@ class RefusedError(MoergeError):
         self.retry_after = retry_after  # seconds
 
 
-def failure(error: Exception) -> Problem:
-    """The problem of an error of the coordinator's own: storage full, no database, or unexpected."""
+def failure(error: Exception, request: str = "") -> Problem:
+    """The problem of an error of the coordinator's own: storage full, no database, or unexpected.
+
+    `request` is the id under which the log has it.
+    """
     cause = getattr(error, "orig", error)  # of what SQLAlchemy raises
     if is_of_full_disk(cause) or isinstance(cause, psycopg.errors.DiskFull):
         todo = "tell its operator; once there is room, the same call may be made again"
@@ -29,5 +32,5 @@ def failure(error: Exception) -> Problem:
         return Problem.of(ProblemType.UNAVAILABLE, "the database is busy", todo="try again in some seconds")
     if isinstance(cause, psycopg.OperationalError):
         return Problem.of(ProblemType.UNAVAILABLE, "the database doesn't answer", todo="try again in a minute")
-    detail, todo = f"the coordinator failed: {type(error).__name__}", "tell its operator the X-Request-Id"
-    return Problem.of(ProblemType.INTERNAL, detail, todo=todo)
+    todo = f"tell its operator: the log has the cause{f', under request {request}' if request else ''}"
+    return Problem.of(ProblemType.INTERNAL, f"the coordinator failed: {type(error).__name__}", todo=todo)

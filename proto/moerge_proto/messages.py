@@ -1,11 +1,36 @@
 """What every message shares: frozen, and unknown fields are refused by name."""
 
+from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Annotated, Generic, TypeVar
+from typing import Annotated, Any, Generic, TypeVar
 
 from pydantic import AfterValidator, AwareDatetime, BaseModel, BeforeValidator, ConfigDict
 
 T = TypeVar("T")
+_WORDS = {
+    "missing": "it is missing",
+    "extra_forbidden": "there is no such field",
+    "json_invalid": "not valid JSON: {error}",
+    "string_pattern_mismatch": "expected the form {pattern}",
+    "string_too_short": "expected at least {min_length} characters",
+    "string_too_long": "expected at most {max_length} characters",
+    "too_short": "expected at least {min_length}, found {actual_length}",
+    "too_long": "expected at most {max_length}, found {actual_length}",
+    "greater_than": "expected more than {gt}",
+    "greater_than_equal": "expected at least {ge}",
+    "less_than": "expected less than {lt}",
+    "less_than_equal": "expected at most {le}",
+    "enum": "expected {expected}",
+    "literal_error": "expected {expected}",
+}
+"""Type of a pydantic error -> plain words, with the error's context."""
+
+
+def plainly(error: Mapping[str, Any]) -> str:
+    """One of a pydantic validation error's `errors()`, in plain words."""
+    if (words := _WORDS.get(error["type"])) is not None:
+        return words.format(**error["ctx"]) if "{" in words else words
+    return str(error["msg"]).removeprefix("Value error, ").replace("Input should be", "expected")
 
 
 def _in_utc(value: datetime) -> datetime:
@@ -17,7 +42,7 @@ def _in_utc(value: datetime) -> datetime:
 
 def _no_truth_value(value: object) -> object:
     if isinstance(value, bool):
-        raise ValueError("Input should be a valid integer")
+        raise ValueError("expected a valid integer")
     return value
 
 

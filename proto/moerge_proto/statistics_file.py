@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 from pydantic import Field, TypeAdapter, ValidationError, field_validator, model_validator
 
 from moerge_proto.digests import Digest, Name, canonical_json
-from moerge_proto.messages import Message
+from moerge_proto.messages import Message, plainly
 
 MAX_SHARDS = 100_000
 """In one contribution."""
@@ -273,7 +273,7 @@ class StatisticsFile:
             first = error.errors()[0]
             place = first["loc"][1:]  # behind the kind that decides which fields there are
             field = ".".join(["manifest", *map(str, place)])
-            raise StatisticsFileError(field, first["msg"]) from error
+            raise StatisticsFileError(field, plainly(first)) from error
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise StatisticsFileError("header", "no manifest in its metadata") from error
 

@@ -9,6 +9,7 @@ from typing import Any, TypeVar, get_args
 from pydantic import BaseModel, ValidationError
 
 from moerge.errors import MoergeError
+from moerge_proto.messages import plainly
 
 M = TypeVar("M", bound=BaseModel)
 Keys = tuple[str, ...]
@@ -77,7 +78,7 @@ def built(
         elif each["type"] == "missing":
             found.append(MoergeError(f"{'.'.join(loc)} is missing", where=where, todo="set it there"))
         else:
-            message = each["msg"].removeprefix("Value error, ")
+            message = plainly(each)
             what = f"{'.'.join(loc)}: {message}" if loc else message
             found.append(MoergeError(what, where=where, todo="correct the value"))
     return None, found

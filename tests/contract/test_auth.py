@@ -46,6 +46,7 @@ ROLES: dict[tuple[str, str], set[Role]] = {
     ("post", "/v1/uploads/{upload}/commit"): {Role.OWNER},
     ("delete", "/v1/uploads/{upload}"): {Role.OWNER},
     ("post", "/v1/experts"): {Role.OPERATOR, Role.OWNER},
+    ("post", "/v1/experts/check"): {Role.OWNER},
     ("get", "/v1/experts"): {Role.OPERATOR, Role.OWNER},
     ("get", "/v1/experts/{digest}"): {Role.OPERATOR, Role.OWNER},
     ("post", "/v1/trunks"): {Role.OPERATOR},

@@ -10,11 +10,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from moerge.client.register import register
 from moerge.errors import CoordinatorError
+from moerge.models.expert_folder import file_digests
 from moerge_proto.experts import ExpertState, NewExpert
-from support.federation import Member, eventually, files_below, join, joined
+from support.federation import SILENT, Member, eventually, files_below, join, joined
 from support.models import expert
-from support.processes import Coordinator, coordinator
+from support.processes import Coordinator, coordinator, run_command
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +51,29 @@ def test_another_architecture_is_refused_by_field_and_not_kept(
     assert list(member.client.experts()) == []
     member.folder = good
     assert member.register().state is ExpertState.READY
+
+
+def test_an_expert_that_does_not_fit_is_refused_before_its_weights_are_sent(
+    server: Coordinator, member: Member, tmp_path: Path
+) -> None:
+    before, good = files_below(server), member.folder
+    member.folder = expert(tmp_path / "other", seed=3, rms_norm_eps=1e-3)
+    add = ("expert", "add", member.folder, "--domain", member.domain)
+    done = run_command(*add, MOERGE_COORDINATOR=server.url, MOERGE_TOKEN=member.token)
+    shown = done.stdout + done.stderr
+    assert done.returncode == 1
+    assert f"expert of '{member.domain}' differs from the other experts: rms_norm_eps is 0.001, not " in shown
+    assert "config.json" in shown
+    assert "model.safetensors" not in shown, "its upload would be told"
+    assert files_below(server) == before
+    member.folder = good
+    new = NewExpert(domain=member.domain, files=file_digests(good))
+    with pytest.raises(CoordinatorError, match="no complete upload"):
+        member.client.check_expert(new)
+    assert register(member.client, good, new, SILENT).state is ExpertState.READY
+    with pytest.raises(CoordinatorError, match=f"domain {member.domain!r} has the expert") as caught:
+        member.client.check_expert(new.model_copy(update={"files": {"config.json": "0" * 64}}))
+    assert caught.value.todo == f"withdraw that one first: moerge expert withdraw {member.domain}"
 
 
 def test_weights_that_are_not_finite_are_refused_and_not_kept(

@@ -10,9 +10,9 @@ from moerge import __version__
 from moerge_workers.check import checks
 from moerge_workers.leaving import owner_key
 from moerge_workers.settings import Settings
-from support.federation import Federation, federation_of
+from support.federation import Federation, federation_of, registered
 from support.models import expert
-from support.processes import moerge
+from support.processes import moerge, run_command
 
 
 @pytest.fixture(scope="module")
@@ -87,6 +87,27 @@ def test_all_that_is_wrong_is_told_at_once(federation: Federation, tmp_path: Pat
     assert all("what to do:" in said[name] for name in bad)
 
 
+def test_it_applies_the_rules_of_run_and_leaves_nothing_behind(federation: Federation, tmp_path: Path) -> None:
+    """Few documents, a withdrawn expert, weights that the policy keeps; and a domain that is misspelt."""
+    (tmp_path / "few.jsonl").write_text("".join(f'{{"text": "document {n} of few"}}\n' for n in range(5)))
+    home = tmp_path / "worker-cookin"
+    said = found(federation, data=tmp_path / "few.jsonl", home=home, domain="cookin")
+    assert "too little data: 5 documents; the policy's min_documents is 100" in said["data"]
+    assert said["disk"].startswith(f"ok disk         {home}: ")
+    assert "not for 'cookin'" in said["token"]
+    assert not home.exists()
+    assert "registered already" in found(federation, home=home)["fleet"]
+    other = expert(tmp_path / "other", 2)
+    kept = found(federation, home=home, expert=other, policy={"expert_weights": False})
+    assert "the policy keeps expert weights here" in kept["fleet"]
+    assert "like the trunk: llama" in found(federation, home=home, expert=other)["fleet"]
+    late = federation.add("late")
+    late.client.withdraw_expert(registered(late).digest, serve=True)
+    gone = found(federation, home=home, domain="late", expert=late.folder, token=late.token)
+    assert "the expert was withdrawn" in gone["fleet"]
+    assert not home.exists()
+
+
 def test_what_is_missing_stops_only_what_needs_it(federation: Federation, tmp_path: Path) -> None:
     said = found(federation, expert=tmp_path, data=tmp_path / "nothing.jsonl", domain="art")
     assert {name: line[:2] for name, line in said.items()} == {
@@ -111,3 +132,21 @@ def test_without_a_coordinator_this_machine_is_checked_and_a_lost_one_is_one_lin
     assert "no answer" in said["coordinator"]
     assert "token" not in said
     assert "not encrypted" in found(federation, coordinator="http://example.org")["coordinator"]
+
+
+def test_of_several_workers_the_domain_names_one(tmp_path: Path) -> None:
+    for domain in ("law", "art"):
+        (tmp_path / ".moerge" / f"worker-{domain}").mkdir(parents=True)
+
+    def said(*words: str) -> str:
+        done = run_command("worker", *words, HOME=str(tmp_path))
+        return (done.stdout + done.stderr).replace("\n", " ")
+
+    both = said("status")
+    assert "expected exactly one worker folder; found " in both
+    assert "worker-art, " in both
+    assert "name the worker by --domain or --home" in both
+    assert "running: no" in said("status", "--domain", "law")
+    assert "New in the last 30 days" in said("history", "--domain", "law")
+    assert "expected exactly one item 3f…; found 0" in said("approve", "3f", "--domain", "law")
+    assert "worker-cookin: expected exactly one worker folder; found none" in said("refuse", "--domain", "cookin")

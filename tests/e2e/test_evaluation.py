@@ -163,7 +163,7 @@ def test_a_worker_that_waits_for_the_next_trunk_evaluates_meanwhile(art: tuple[M
         assert running.is_alive(), log.read_text()
         assert evaluations(worker, number)
         text = log.read_text()
-        assert text.index("under trunk") < text.index("waiting for the operator") < text.index("evaluated version")
+        assert text.index("under trunk") < text.index("waiting for the next trunk") < text.index("evaluated version")
         assert "tokens/s" in text
     finally:
         running.terminate()

@@ -62,7 +62,7 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
         workers = []
         for domain in ("law", "art"):  # one after the other, so that the slots' order is known
             workers.append(started(made, domain))
-            wait_for(made, domain, "waiting for the operator to merge a trunk")
+            wait_for(made, domain, "waiting for the first trunk; the operator makes it by: moerge trunk merge")
         made.moerge("trunk", "merge")
         assert [ended(worker, 120) for worker in workers] == [0, 0]
         assert made.moerge("version", "solve") == "1"
@@ -146,7 +146,7 @@ def test_a_trunk_that_is_replaced_while_a_worker_computes_costs_one_more_pass(tm
     with federation_of(tmp_path) as federation:
         add_owner(federation, "law", seed=1)
         worker = started(federation, "law")
-        wait_for(federation, "law", "waiting for the operator to merge a trunk")
+        wait_for(federation, "law", "waiting for the first trunk; the operator makes it by: moerge trunk merge")
         federation.moerge("trunk", "merge")
         wait_for(federation, "law", "the trunk strays")  # Ray starts now, which takes longer than the next merge
         second = federation.moerge("trunk", "merge", "--method", "weighted", "--weight", "law=2")

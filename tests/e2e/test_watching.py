@@ -131,13 +131,13 @@ def test_a_terminal_shows_the_work_asks_and_is_left_clean(owner: Owner, ports: l
     terminal.until(lambda shown: "[y/n]" in shown)
     assert "\x1b[?25h" in terminal.shown.rpartition("Send law: expert")[0][-400:]  # nothing is drawn over the question
     terminal.type(b"y\n")
-    terminal.until(lambda shown: "waiting for the operator" in shown)
+    terminal.until(lambda shown: "waiting for the first trunk" in shown)
     merge(owner.server)
     terminal.until(lambda shown: shown.count("[y/n]") == 2)
     asked = len(terminal.shown)
     terminal.type(b"y\n")
-    terminal.until(lambda shown: "waiting for the operator" in shown[asked:])
-    terminal.until(lambda shown: "law: waiting" in shown[shown.rindex("waiting for the operator") :])
+    terminal.until(lambda shown: "waiting for the next trunk" in shown[asked:])
+    terminal.until(lambda shown: "law: waiting" in shown[shown.rindex("waiting for the next trunk") :])
     found = figures(port)
     terminal.type(b"\x03")  # Ctrl-C
     assert terminal.close() == 130

@@ -66,6 +66,7 @@ class MemoryClient(Client):
         rows: digest -> contribution.
         known: digest -> expert.
         uploaded: the files that came, in order.
+        refusal: why experts are refused before their weights come; None: they aren't.
     """
 
     def __init__(self, weights: Path) -> None:
@@ -74,6 +75,7 @@ class MemoryClient(Client):
         self.rows: dict[str, Contribution] = {}
         self.known: dict[str, Expert] = {}
         self.uploaded: list[Path] = []
+        self.refusal: Problem | None = None
 
     def upload(self, path: Path, progress: Progress, *, title: str, compress: bool = False) -> Stored:
         self.uploaded.append(path)
@@ -94,6 +96,10 @@ class MemoryClient(Client):
         if digest not in self.known:
             raise CoordinatorError(Problem.of(ProblemType.NOT_FOUND, "no such expert"))
         return self.known[digest]
+
+    def check_expert(self, expert: NewExpert) -> None:
+        if self.refusal is not None:
+            raise CoordinatorError(self.refusal)
 
     def register_expert(self, new: NewExpert) -> Expert:
         digest = expert_digest(new.files)

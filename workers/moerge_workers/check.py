@@ -2,34 +2,31 @@
 
 import shutil
 import tempfile
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
 
-import torch
 from rich.filesize import decimal
 
 from moerge.client.client import Client
+from moerge.client.register import registered
 from moerge.documents.fitting_sample import fitting_tokens
-from moerge.documents.shards import enough
 from moerge.errors import IncompatibleExpertError, MoergeError
 from moerge.experts.fitting import fitting_bytes, require_fittable
-from moerge.files import private_folder
 from moerge.models.dense import trunk_names
 from moerge.models.expert_folder import DenseExpert, check_expert
 from moerge.statistics.memory import need
 from moerge.statistics.passes import RouterPass, TrunkPass, described
 from moerge_workers.computing.actors import Slots
-from moerge_workers.computing.memory import free_memory, that_fit
+from moerge_workers.computing.memory import free_memory, require_gpus, that_fit
+from moerge_workers.contributing.expert import require_allowed
+from moerge_workers.data.first_documents import read_first
 from moerge_workers.data.splits import Data
 from moerge_workers.leaving import budget
 from moerge_workers.leaving.history import History
 from moerge_workers.leaving.owner_key import own_identity, require_approved
 from moerge_workers.settings import Settings
 
-_SAMPLE_DOCUMENTS = 2000
-_SAMPLE_BYTES = 4 * 10**6
 _FILES = 3  # statistics files that stand in the home at once: the journal, what replaces it, and a trunk contribution
 _MOST_SKEW = 60.0  # seconds
 _PATIENCE = 5.0
@@ -78,7 +75,8 @@ def checks(settings: Settings) -> Iterator[Line]:
         yield (token := _line("token", fleet.token))
         if token.problem is None:
             yield _line("key", fleet.key)
-            yield _line("fleet", fleet.architecture)
+            if expert.problem is None:
+                yield _line("fleet", fleet.expert)
             yield _line("budget", fleet.budget)
 
 
@@ -92,15 +90,6 @@ def _line(name: str, look: Callable[[], str]) -> Line:
             str(error.strerror or error), where=str(error.filename or name), todo="mend it, or its rights"
         )
         return Line(name, "", problem)
-
-
-class _Bytes:
-    """Bytes of the data read so far."""
-
-    read = 0
-
-    def advance(self, n: int) -> None:
-        self.read += n
 
 
 @dataclass
@@ -125,35 +114,13 @@ class _Machine:
 
     def data(self) -> str:
         """Reads the first documents only, and estimates the rest by the bytes of the files."""
-        settings = self.settings
-        data, done = Data(settings, self.said.append), _Bytes()
-        splits, tokens, size, every = Counter[str](), 0, 0, True
-        for _, split, document in data.documents(done):
-            if not (every := splits.total() < _SAMPLE_DOCUMENTS and size < _SAMPLE_BYTES):
-                break
-            splits[split] += 1
-            size += len(document.text.encode())
-            counted = data.encode(document).count
-            tokens += min(counted, settings.statistics.tokens_per_document or counted)
-        if not splits["statistics"]:
-            todo = "check what --text-field or --chat names, and the shares"
-            raise MoergeError("no document is there for the statistics", where="--data", todo=todo)
-        if not tokens:
-            raise MoergeError("no token counts", where="--data", todo="check --chat-turns, and the texts")
-        parts = ", ".join(f"{count:,} {split}" for split, count in splits.most_common())
-        share = 1.0 if every else max(size, done.read) / max(data.size(), 1)
-        read = f"{splits.total():,} documents read ({parts}), {tokens:,} tokens"
-        if not every:
-            read += f"; in all about {splits.total() / share:,.0f} documents, {tokens / share:,.0f} tokens"
-        least = enough(self.own.config.hidden_size)
-        if tokens / share < least:
-            read += f"; that is less than a shard's worth of {least:,} tokens, so it tells more on single documents"
-        return read
+        return read_first(self.settings, Data(self.settings, self.said.append), self.own.config.hidden_size)
 
     def disk(self) -> str:
         """The home takes a trunk and a few statistics files."""
         home = self.settings.home
-        private_folder(home)
+        while not home.is_dir():  # a worker that runs makes it
+            home = home.parent
         with tempfile.TemporaryFile(dir=home):
             pass
         specs = self.own.checkpoint.specs
@@ -166,14 +133,11 @@ class _Machine:
         if free < asked:
             found = f"{decimal(free)} are free; a trunk and the sums take {decimal(asked)}"
             raise MoergeError(found, where=str(home), todo="make room, or name a --home on a larger disk")
-        return f"{home}: {decimal(free)} free, {decimal(asked)} needed"
+        return f"{self.settings.home}: {decimal(free)} free, {decimal(asked)} needed"
 
     def memory(self) -> str:
+        require_gpus(self.settings)
         settings, free = self.settings, free_memory(self.settings)
-        if settings.ray_address is None and settings.device == "cuda" and torch.cuda.device_count() < settings.slots:
-            found = f"torch sees {torch.cuda.device_count()} GPUs; {settings.slots} slots need one each"
-            todo = "install torch with CUDA and its driver, or choose fewer --slots, or --device cpu"
-            raise MoergeError(found, where="--device", todo=todo)
         self._passes = that_fit(self._work, settings, free)
         own = need(self._passes[-1], settings.statistics)
         said = f"{described(self._passes)}; each of {settings.slots} slots takes at least {own}"
@@ -227,16 +191,25 @@ class _Fleet:
 
     def budget(self) -> str:
         """The new trunks and evaluations that are left to this home for now."""
-        policy = self.settings.policy
-        with closing(History(self.settings.home)) as history:
-            used = budget.told(history)
+        policy, used = self.settings.policy, "none"
+        if self.settings.home.is_dir():
+            with closing(History(self.settings.home)) as history:
+                used = budget.told(history)
         allowed = f"{policy.trunks_per_month} and {policy.versions_per_month} are allowed, further ones ask you"
         return f"new in the last 30 days: {used}; {allowed}"
 
-    def architecture(self) -> str:
+    def expert(self) -> str:
+        """The expert at the coordinator: registered, or free to be sent. It isn't withdrawn."""
+        found = registered(self.client, self.own.folder, self.own.domain, self.own.digest)
+        if found is not None:
+            return "registered already"
+        require_allowed(self.settings)
+        return self._architecture()
+
+    def _architecture(self) -> str:
         trunk = self.client.current_trunk()
         if trunk is None:
-            return "no trunk yet; registering the expert tells whether it fits the others"
+            return "no trunk yet; `run` asks whether config and tokenizer fit before it sends the weights"
         config = self.own.config
         own = self.own.family.model_type, config.hidden_size, config.num_hidden_layers
         theirs = trunk.family, trunk.hidden_size, trunk.layers
@@ -244,4 +217,4 @@ class _Fleet:
             if mine != expected:
                 found, todo = f"{what} is {mine}; the trunk's is {expected}", "train from the fleet's seed model"
                 raise IncompatibleExpertError(found, where=str(self.own.folder / "config.json"), todo=todo)
-        return f"like the trunk: {theirs[0]}, H {theirs[1]}, {theirs[2]} layers; registering compares the rest"
+        return f"like the trunk: {theirs[0]}, H {theirs[1]}, {theirs[2]} layers; `run` asks about the rest"

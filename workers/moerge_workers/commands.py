@@ -18,7 +18,7 @@ from moerge_proto.options import RARE_BELOW
 from moerge_proto.signatures import fingerprint, in_groups
 from moerge_workers.leaving import budget, owner_key
 from moerge_workers.leaving.history import History
-from moerge_workers.settings import Settings, read_settings
+from moerge_workers.settings import Settings, home_of, read_settings
 from moerge_workers.watching.status import is_running, read_state
 
 app = typer.Typer(no_args_is_help=True, help="Run a domain owner's worker.")
@@ -205,7 +205,7 @@ def check(settings: Settings) -> None:
 
     Looks at the expert, the data (of which it reads the first part), disk, memory, devices and Ray, where it computes
     one micro-batch; then at the coordinator, its clock, your token and key, and whether the expert is like the trunk.
-    Without --coordinator only this machine is looked at. Nothing is sent but the token.
+    Without --coordinator only this machine is looked at. Nothing is sent but the token and the digest of the expert.
 
     Example: moerge worker check --domain law --expert expert/ --data 'text/*.jsonl'
     """
@@ -222,41 +222,47 @@ def check(settings: Settings) -> None:
 _with_options(run)
 _with_options(check, alone=True)
 
-Home = Annotated[Path | None, typer.Option(help="The worker's folder; default the only ~/.moerge/worker-DOMAIN.")]
+Home = Annotated[
+    Path | None, typer.Option(help="The worker's folder; default ~/.moerge/worker-DOMAIN, or the only one there.")
+]
+Domain = Annotated[str | None, typer.Option(help="The worker's domain; needed if there are several workers.")]
 Which = Annotated[str, typer.Argument(help="First digits of the digest; needed if several wait.", show_default=False)]
 
 
-def _home(given: Path | None) -> Path:
-    """The worker's home that is meant.
+def _home(given: Path | None, domain: str | None) -> Path:
+    """The worker's home: the given one, the domain's, or the only one.
 
     Raises:
         MoergeError: there is none, or not just one.
     """
-    homes = [given] if given else sorted(path for path in owner_key.default_home().glob("worker-*") if path.is_dir())
-    if len(homes) == 1 and homes[0].is_dir():
+    named = given or (home_of(domain) if domain else None)
+    places = [named] if named else sorted(owner_key.default_home().glob("worker-*"))
+    homes = [path for path in places if path.is_dir()]
+    if len(homes) == 1:
         return homes[0]
-    found = ", ".join(map(str, homes)) or "none"
-    raise MoergeError(f"expected exactly one worker folder; found {found}", where="--home", todo="name the folder")
+    found, where = ", ".join(map(str, homes)) or "none", str(named or owner_key.default_home())
+    todo = "name the worker by --domain or --home"
+    raise MoergeError(f"expected exactly one worker folder; found {found}", where=where, todo=todo)
 
 
 @app.command()
-def approve(which: Which = "", home: Home = None) -> None:
+def approve(which: Which = "", domain: Domain = None, home: Home = None) -> None:
     """Approves an item that the worker asks about (mode ask). The running worker, or the next one, sends it.
 
     Also takes a refusal back.
 
     Example: moerge worker approve 3f9a0c21
     """
-    _decide(_home(home), which, "approved")
+    _decide(_home(home, domain), which, "approved")
 
 
 @app.command()
-def refuse(which: Which = "", home: Home = None) -> None:
+def refuse(which: Which = "", domain: Domain = None, home: Home = None) -> None:
     """Refuses an item that the worker asks about (mode ask). It isn't asked about again.
 
     Example: moerge worker refuse 3f9a0c21
     """
-    _decide(_home(home), which, "refused")
+    _decide(_home(home, domain), which, "refused")
 
 
 def _decide(home: Path, which: str, decision: Literal["approved", "refused"]) -> None:
@@ -265,9 +271,10 @@ def _decide(home: Path, which: str, decision: Literal["approved", "refused"]) ->
         if not found and which:
             found = [item for item in history.items() if item.digest.startswith(which) and history.decision(item)]
         if len(found) != 1:
-            waiting = "; ".join(f"{item.digest[:12]} {item.about}" for item in history.asked()) or "nothing"
-            what = f"{which or 'one item'} is meant, {len(found)} are found"
-            raise MoergeError(what, where="digest", todo=f"name one digest; waiting: {waiting}")
+            waiting = "; ".join(f"{item.digest[:12]} {item.about}" for item in history.asked())
+            what = f"expected exactly one item{f' {which}…' if which else ''}; found {len(found)}"
+            todo = f"give the digest's first digits; waiting: {waiting}" if waiting else "nothing waits for your answer"
+            raise MoergeError(what, where="digest", todo=todo)
         if decision == "approved":
             from moerge_workers.leaving.outbox import require_unchanged
 
@@ -277,12 +284,12 @@ def _decide(home: Path, which: str, decision: Literal["approved", "refused"]) ->
 
 
 @app.command("history")
-def show_history(home: Home = None) -> None:
+def show_history(domain: Domain = None, home: Home = None) -> None:
     """Prints everything that was ever sent from a worker's home, oldest first.
 
-    Example: moerge worker history --home ~/.moerge/worker-law
+    Example: moerge worker history --domain law
     """
-    with closing(History(_home(home))) as history:
+    with closing(History(_home(home, domain))) as history:
         for sending in history.sendings():
             item = sending.item
             became = (
@@ -296,12 +303,12 @@ def show_history(home: Home = None) -> None:
 
 
 @app.command()
-def status(home: Home = None) -> None:
+def status(domain: Domain = None, home: Home = None) -> None:
     """Tells what a worker does now, or did last, and what waits for your answer.
 
-    Example: moerge worker status --home ~/.moerge/worker-law
+    Example: moerge worker status --domain law
     """
-    folder = _home(home)
+    folder = _home(home, domain)
     state = read_state(folder)
     with closing(History(folder)) as history:
         waiting, sent, used = history.asked(), history.sent(), budget.told(history)

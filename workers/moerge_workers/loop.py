@@ -10,6 +10,8 @@ import stamina
 from filelock import FileLock, Timeout
 
 from moerge.client.client import Client
+from moerge.client.register import registered
+from moerge.documents.files import silent
 from moerge.errors import CoordinatorError, IncompatibleExpertError, MoergeError
 from moerge.experts.fitting import require_fittable
 from moerge.files import is_of_full_disk, private_folder
@@ -18,11 +20,13 @@ from moerge_proto.problems import ProblemType
 from moerge_proto.progress import Obstacle, Stage
 from moerge_proto.trunks import Trunk
 from moerge_workers.computing.actors import on_ray
+from moerge_workers.computing.memory import require_gpus
 from moerge_workers.computing.pending import ComputeShards
 from moerge_workers.contributing import expert, router, trunk
 from moerge_workers.contributing.context import Context
 from moerge_workers.contributing.evaluation import Evaluations
 from moerge_workers.contributing.trunk_loss import HarmfulTrunkError
+from moerge_workers.data.first_documents import read_first
 from moerge_workers.data.splits import Data
 from moerge_workers.leaving.history import History
 from moerge_workers.leaving.outbox import POLL_SECONDS, Outbox
@@ -92,6 +96,7 @@ def _context(settings: Settings, client: Client, history: History, events: Event
     identity = own_identity(client, settings.domain)
     if not settings.dry_run and not require_approved(client, settings.home):
         events.say("contributions go unsigned: you have no key (moerge worker init makes one)")
+    require_gpus(settings)
     check_expert(settings.expert, None, str(settings.expert))
     own = DenseExpert(settings.domain, settings.expert, identity.owner or "", settings.license)
     if settings.fit:
@@ -110,6 +115,8 @@ def _context(settings: Settings, client: Client, history: History, events: Event
 def run_stages(context: Context) -> None:
     """Runs the stages: expert, trunk contribution, router contributions under each trunk, evaluations."""
     settings, say = context.settings, context.events.say
+    data = Data(settings, silent)  # what it skips is told when all is read
+    say(f"data: {read_first(settings, data, context.expert.config.hidden_size)}")
     if not expert.run(context):
         return
     own_grams = None
@@ -145,6 +152,8 @@ def _contribute_under_each_trunk(context: Context, own_grams: Path | None, evalu
     meanwhile = evaluations.look if evaluations is not None and not settings.once else _nothing
     while (current := _next_trunk(context, last, meanwhile)) is not None:
         last = current.digest
+        own = context.expert
+        registered(context.client, own.folder, own.domain, own.digest)  # a withdrawn expert's owner hears of it here
         context.events.status.update(trunk=current.digest, obstacle=None)
         try:
             for contribution in router.run(context, current, own_grams):
@@ -169,11 +178,12 @@ def _next_trunk(context: Context, last: str | None, meanwhile: Callable[[], None
     say, said = context.events.say, False
     while (current := context.client.current_trunk()) is None or current.digest == last or current.retired is not None:
         if context.settings.dry_run:
-            say("there is no trunk, so router contributions can't be computed; the operator merges one")
+            say("no trunk yet, so router contributions can't be computed; the operator runs: moerge trunk merge")
             return None
         if not said:
             context.events.enter(Stage.WAITING)
-            say("waiting for the operator to merge a trunk")
+            first = "the first trunk; the operator makes it by: moerge trunk merge"
+            say(f"waiting for {first if current is None else 'the next trunk'}")
             said = True
         meanwhile()
         time.sleep(POLL_SECONDS)

@@ -85,7 +85,7 @@ def make_dashboard(app: FastAPI) -> Starlette:
         return _leave(f"{HOME}/sign-in")
 
     async def failed(request: Request, error: Exception) -> Response:
-        return site.problem(failure(error))
+        return site.problem(failure(error, request.state.request_id))
 
     async def not_there(request: Request, error: Exception) -> Response:
         status = error.status_code if isinstance(error, HTTPException) else 500

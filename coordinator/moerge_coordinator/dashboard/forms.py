@@ -5,11 +5,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
+from pydantic import ValidationError
 from starlette.responses import RedirectResponse, Response
 
 from moerge_coordinator.dashboard.rest import RestError
 from moerge_coordinator.dashboard.session import read_form
 from moerge_coordinator.dashboard.site import HOME, Page, Visit
+from moerge_proto.messages import plainly
 from moerge_proto.problems import Problem, ProblemType
 
 N = TypeVar("N", int, float)
@@ -99,6 +101,6 @@ def invalid(field: str, what: str, todo: str = "") -> RestError:
     return RestError(Problem.of(ProblemType.INVALID_REQUEST, what, field=field, todo=todo))
 
 
-def reason(error: ValueError) -> str:
-    """The first message of a pydantic validation error."""
-    return str(error).splitlines()[2].strip()
+def reason(error: ValidationError) -> str:
+    """The first message of a validation error, in plain words."""
+    return plainly(error.errors()[0])

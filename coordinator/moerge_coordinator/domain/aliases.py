@@ -22,7 +22,7 @@ def find(session: Session, name: str) -> AliasRow:
     """
     row = session.scalar(select(AliasRow).where(AliasRow.name == name))
     if row is None:
-        raise RefusedError(ProblemType.NOT_FOUND, f"no alias {name!r}", where="name", todo="see GET /v1/aliases")
+        raise RefusedError(ProblemType.NOT_FOUND, f"no alias {name!r}", where="name", todo="see: moerge version list")
     return row
 
 

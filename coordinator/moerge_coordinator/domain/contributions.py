@@ -217,7 +217,7 @@ def _supersede(session: Session, digest: str, manifest: RouterManifest) -> None:
     row = session.scalar(select(ContributionRow).where(ContributionRow.digest == digest, ContributionRow.active))
     if row is None or (row.trunk, row.domain) != (manifest.trunk, manifest.domain):
         found = f"no active contribution {digest} of {manifest.domain!r} under this trunk"
-        raise RefusedError(ProblemType.CONFLICT, found, where="supersedes", todo="see GET /v1/contributions")
+        raise RefusedError(ProblemType.CONFLICT, found, where="supersedes", todo="see: moerge contribution list")
     row.active = False
     for shard in session.scalars(select(ShardRow).where(ShardRow.contribution == digest)):
         session.delete(shard)

@@ -48,7 +48,7 @@ def _require_of(session: Session, version: VersionRow, new: NewEvaluation) -> No
     """
     if new.number != version.number:
         found = f"made of version {new.number}, sent to version {version.number}"
-        todo = f"send it to /v1/versions/{new.number}/evaluations"
+        todo = f"send it for version {new.number}"
         raise RefusedError(ProblemType.INVALID_REQUEST, found, where="number", todo=todo)
     made = version.lineage
     if new.domain not in made.domains:

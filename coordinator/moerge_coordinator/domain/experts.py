@@ -3,15 +3,15 @@
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from moerge.blobs.store import Blobs
 from moerge.errors import MoergeError
-from moerge.models.expert_folder import check_expert, counts, expert_digest
+from moerge.models.expert_folder import check_expert, check_small_files, counts, expert_digest, is_weights
+from moerge.models.families import Family
 from moerge_coordinator.domain import trunks, versions
 from moerge_coordinator.domain.owners import own_name, require_own_domain
 from moerge_coordinator.domain.ports import Ports
@@ -27,6 +27,8 @@ from moerge_proto.problems import Problem, ProblemType
 
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 _COMPARED = 3
+Check = Callable[[Path, Path | None, str, Vocabulary], tuple[Family, object]]
+"""`check_expert`, or the part of it that needs no weights."""
 
 
 def register(ports: Ports, caller: Identity, new: NewExpert) -> Expert:
@@ -36,10 +38,7 @@ def register(ports: Ports, caller: Identity, new: NewExpert) -> Expert:
         MoergeError: it is refused; its uploaded files are forgotten.
     """
     owner, digest, own = _owner(ports, caller, new), expert_digest(new.files), caller.role is Role.OWNER
-    for name in new.files:
-        if not _FILE_NAME.fullmatch(name) or not counts(name):
-            found = f"{name!r} is no name of a config, a tokenizer's file or safetensors weights"
-            raise RefusedError(ProblemType.INVALID_REQUEST, found, where="files", todo="leave it out")
+    _require_names(new)
     try:
         if new.source is None:
             return _register_uploaded(ports, owner, new, digest, own=own)
@@ -50,6 +49,32 @@ def register(ports: Ports, caller: Identity, new: NewExpert) -> Expert:
         if new.source is None:
             ports.uploads.discard(owner, list(new.files.values()))
         raise
+
+
+def require_welcome(ports: Ports, caller: Identity, new: NewExpert) -> None:
+    """Requires that an expert's config and tokenizer, which are uploaded, let it be registered once its weights come.
+
+    Raises:
+        MoergeError: it would be refused; its uploaded files are forgotten.
+    """
+    owner, small = _owner(ports, caller, new), [name for name in sorted(new.files) if not is_weights(name)]
+    _require_names(new)
+    try:
+        with ports.database.reading() as session:
+            _require_free(session, new, expert_digest(new.files))
+            others = _others(session)
+        entries = _held(ports, owner, {name: new.files[name] for name in small})
+        _family(ports, entries, ports.folders.reference(others), new.domain, check_small_files)
+    except MoergeError:
+        ports.uploads.discard(owner, [new.files[name] for name in small])
+        raise
+
+
+def _require_names(new: NewExpert) -> None:
+    for name in new.files:
+        if not _FILE_NAME.fullmatch(name) or not counts(name):
+            found = f"{name!r} is no name of a config, a tokenizer's file or safetensors weights"
+            raise RefusedError(ProblemType.INVALID_REQUEST, found, where="files", todo="leave it out")
 
 
 def _owner(ports: Ports, caller: Identity, new: NewExpert) -> str:
@@ -77,25 +102,30 @@ def _register_uploaded(ports: Ports, owner: str, new: NewExpert, digest: str, *,
     with ports.database.transaction("find expert") as session:
         if (expert := known(session)) is not None:
             return expert
-    entries = [
-        FileEntry(name=name, sha256=sha256, size=ports.uploads.held(owner, sha256, f"files.{name}"))
-        for name, sha256 in sorted(new.files.items())
-    ]
+    entries = _held(ports, owner, new.files)
     return add_checked(
         ports,
         owner,
         entries,
-        f"expert of {new.domain!r}",
+        new.domain,
         known,
         lambda session, family: _add(session, owner, new, digest, family, entries),
     )
+
+
+def _held(ports: Ports, owner: str, files: Mapping[str, str]) -> list[FileEntry]:
+    """Files that the owner has uploaded, with their sizes."""
+    return [
+        FileEntry(name=name, sha256=sha256, size=ports.uploads.held(owner, sha256, f"files.{name}"))
+        for name, sha256 in sorted(files.items())
+    ]
 
 
 def add_checked(
     ports: Ports,
     owner: str,
     entries: Sequence[FileEntry],
-    who: str,
+    domain: str,
     known: Callable[[Session], Expert | None],
     add: Callable[[Session, str], Expert],
 ) -> Expert:
@@ -111,7 +141,7 @@ def add_checked(
         with ports.database.reading() as session:
             before = _others(session)
         reference = ports.folders.reference(before)
-        family = _family(ports.blobs, ports.folders.experts, entries, reference, who, ports.settings.vocabulary)
+        family = _family(ports, entries, reference, domain, check_expert)
         with ports.database.transaction("add expert") as session:
             if (expert := known(session)) is not None:
                 return expert
@@ -129,16 +159,15 @@ def _others(session: Session) -> list[str]:
     return list(session.scalars(query.order_by(ExpertRow.number)))
 
 
-def _family(
-    blobs: Blobs, place: Path, entries: Sequence[FileEntry], reference: Path | None, who: str, vocabulary: Vocabulary
-) -> str:
-    """The family of an expert of these files, shown for a moment as a folder in `place`."""
+def _family(ports: Ports, entries: Sequence[FileEntry], reference: Path | None, domain: str, check: Check) -> str:
+    """The family of an expert of these files, shown for a moment as a folder and checked there."""
+    place = ports.folders.experts
     place.mkdir(exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix=".", dir=place))
     try:
         for entry in entries:
-            blobs.link(entry.sha256, folder / entry.name)
-        family, _ = check_expert(folder, reference, who, vocabulary)
+            ports.blobs.link(entry.sha256, folder / entry.name)
+        family, _ = check(folder, reference, f"expert of {domain!r}", ports.settings.vocabulary)
         return family.model_type
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -159,34 +188,54 @@ def _known(session: Session, new: NewExpert, digest: str, *, own: bool) -> Exper
     Raises:
         RefusedError: the domain has another expert, or the expert another domain; or what it is fitted to is not there.
     """
-    domain, place = new.domain, _place(new)
-    query = select(ExpertRow).where((ExpertRow.domain == domain) | (ExpertRow.digest == digest))
-    rows = session.scalars(query.where(ExpertRow.withdrawn.is_(None))).all()
-    for row in rows:
-        if row.digest != digest and (row.fitted_from, row.fitted_to) != place:
-            continue
-        same = (row.domain, row.digest, row.fitted_from, row.fitted_to) == (domain, digest, *place)
-        if same and not _may_try_again(session, row):
+    _require_free(session, new, digest)
+    for row in _rivals(session, new, digest):
+        if _is_same(row, new, digest) and not _may_try_again(session, row):
             if own and new.fitted is None:
                 for each in (row, *fitted_from(session, digest)):
                     each.redistribute = new.redistribute
             return message(Expert, row)
-        if row.state is ExpertState.REFUSED:
-            session.delete(row)
-            session.flush()
-        elif row.domain == domain and row.digest == digest:
-            found = "the same files are registered already, fitted to nothing or to something else"
-            raise RefusedError(ProblemType.CONFLICT, found, where="fitted", todo="see GET /v1/experts")
-        elif row.domain == domain:
-            fitted = "" if new.fitted is None else f" fitted to trunk {new.fitted.trunk}"
-            found, where = f"domain {domain!r} has the expert {row.digest}{fitted}", "domain"
-            todo = "an expert stays until it is withdrawn"
-            raise RefusedError(ProblemType.CONFLICT, found, where=where, todo=todo)
-        else:
-            found = "the same files are the expert of another domain"
-            raise RefusedError(ProblemType.CONFLICT, found, where="files", todo="one expert speaks for one domain")
-    _require_fitted(session, new)
+        session.delete(row)
+        session.flush()
     return None
+
+
+def _require_free(session: Session, new: NewExpert, digest: str) -> None:
+    """Requires that no other expert has the domain or the files, and that a fitted one has what it is fitted to.
+
+    Raises:
+        RefusedError: as in `_known`.
+    """
+    registered = False
+    for row in _rivals(session, new, digest):
+        if row.state is ExpertState.REFUSED:
+            continue
+        if _is_same(row, new, digest):
+            registered = True
+            continue
+        if row.domain == new.domain and row.digest == digest:
+            found = "the same files are registered already, fitted to nothing or to something else"
+            raise RefusedError(ProblemType.CONFLICT, found, where="fitted", todo="see: moerge expert list")
+        if row.domain == new.domain:
+            fitted = "" if new.fitted is None else f" fitted to trunk {new.fitted.trunk}"
+            found = f"domain {new.domain!r} has the expert {row.digest}{fitted}"
+            todo = f"withdraw that one first: moerge expert withdraw {new.domain}"
+            raise RefusedError(ProblemType.CONFLICT, found, where="domain", todo=todo)
+        found = "the same files are the expert of another domain"
+        raise RefusedError(ProblemType.CONFLICT, found, where="files", todo="register each expert for one domain only")
+    if not registered:
+        _require_fitted(session, new)
+
+
+def _rivals(session: Session, new: NewExpert, digest: str) -> list[ExpertRow]:
+    """The same expert, and those that have its domain or its files; none that was withdrawn."""
+    query = select(ExpertRow).where((ExpertRow.domain == new.domain) | (ExpertRow.digest == digest))
+    rows = session.scalars(query.where(ExpertRow.withdrawn.is_(None)))
+    return [row for row in rows if row.digest == digest or (row.fitted_from, row.fitted_to) == _place(new)]
+
+
+def _is_same(row: ExpertRow, new: NewExpert, digest: str) -> bool:
+    return (row.domain, row.digest, row.fitted_from, row.fitted_to) == (new.domain, digest, *_place(new))
 
 
 def _may_try_again(session: Session, row: ExpertRow) -> bool:

@@ -76,7 +76,7 @@ def _add(session: Session, name: str, domains: Sequence[str]) -> OwnerRow:
 def _find(session: Session, name: str) -> OwnerRow:
     row = session.scalar(select(OwnerRow).where(OwnerRow.name == name))
     if row is None:
-        raise RefusedError(ProblemType.NOT_FOUND, f"no owner {name!r}", where="name", todo="see GET /v1/owners")
+        raise RefusedError(ProblemType.NOT_FOUND, f"no owner {name!r}", where="name", todo="see: moerge owner list")
     return row
 
 

@@ -55,7 +55,7 @@ def find(session: Session, name: str, where: str = "name") -> RoundRow:
     """
     row = session.scalar(select(RoundRow).where(RoundRow.name == name))
     if row is None:
-        raise RefusedError(ProblemType.NOT_FOUND, f"no round {name!r}", where=where, todo="see GET /v1/rounds")
+        raise RefusedError(ProblemType.NOT_FOUND, f"no round {name!r}", where=where, todo="see: moerge round list")
     return row
 
 

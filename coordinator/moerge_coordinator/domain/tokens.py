@@ -110,7 +110,7 @@ def rotate_token(session: Session, id_: int, asked: RotateToken) -> Token:
 def _find(session: Session, id_: int) -> TokenRow:
     row = session.get(TokenRow, id_)
     if row is None:
-        raise RefusedError(ProblemType.NOT_FOUND, f"no token {id_}", where="id", todo="see GET /v1/tokens")
+        raise RefusedError(ProblemType.NOT_FOUND, f"no token {id_}", where="id", todo="see: moerge token list")
     return row
 
 

@@ -30,7 +30,10 @@ def find(session: Session, digest: str | None) -> TrunkRow:
     row = session.scalar(query.where(TrunkRow.current if digest is None else TrunkRow.digest == digest))
     if row is None:
         raise RefusedError(
-            ProblemType.NOT_FOUND, f"no trunk {digest or 'yet'}", where="trunk", todo="an operator merges one"
+            ProblemType.NOT_FOUND,
+            f"no trunk {digest or 'yet'}",
+            where="trunk",
+            todo="see: moerge trunk list" if digest else "the operator makes it by: moerge trunk merge",
         )
     return row
 
@@ -109,7 +112,9 @@ def _require_trained(fitted: Mapping[str, str], where: str, experts: Sequence[st
 
 
 def _not_ready(digest: str, where: str) -> RefusedError:
-    return RefusedError(ProblemType.NOT_READY, f"expert {digest} is not ready", where=where, todo="see GET /v1/experts")
+    return RefusedError(
+        ProblemType.NOT_READY, f"expert {digest} is not ready", where=where, todo="see: moerge expert list"
+    )
 
 
 def _require_contributions(experts: list[str], domains: Mapping[str, str], contributions: Mapping[str, str]) -> None:

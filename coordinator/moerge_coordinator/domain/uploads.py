@@ -299,8 +299,7 @@ class Uploads:
         query = select(func.count()).select_from(UploadRow)
         count = session.scalar(query.where(UploadRow.owner == owner, UploadRow.size > 0)) or 0
         if count >= (most := self._settings.owner_uploads):
-            oldest = session.scalar(select(func.min(UploadRow.id)).where(UploadRow.owner == owner, UploadRow.size > 0))
-            todo = f"commit one, or drop one: DELETE /v1/uploads/{oldest}; abandoned ones are removed in time"
+            todo = f"finish one; abandoned ones are removed after {self._settings.abandoned_after_hours:g} hours"
             raise RefusedError(ProblemType.OVER_QUOTA, f"{count} uploads are open, of at most {most}", todo=todo)
         left = self._left(session, owner)
         if size > (disk := shutil.disk_usage(self._settings.home).total):

@@ -29,7 +29,7 @@ def find(session: Session, number: int, where: str = "number") -> VersionRow:
     """
     row = session.get(VersionRow, number)
     if row is None:
-        raise RefusedError(ProblemType.NOT_FOUND, f"no version {number}", where=where, todo="see GET /v1/versions")
+        raise RefusedError(ProblemType.NOT_FOUND, f"no version {number}", where=where, todo="see: moerge version list")
     return row
 
 
@@ -118,9 +118,9 @@ def _require_contributed(
     if not experts or len(set(experts)) < len(experts):
         raise RefusedError(
             ProblemType.NOT_READY,
-            "a version needs at least one expert with a contribution, and none twice",
+            "no expert has a contribution yet, or one is named twice",
             where="experts",
-            todo="start the owners' workers, or see GET /v1/contributions",
+            todo="start the owners' workers; see: moerge contribution list",
         )
 
 

@@ -53,9 +53,9 @@ def _authenticate(request: Request, secret: str) -> Identity:
 
 
 def _unauthenticated(
-    what: str, todo: str = "send the header 'Authorization: Bearer TOKEN' with a token of this coordinator"
+    what: str, todo: str = "give a token of this coordinator, such as in MOERGE_TOKEN"
 ) -> RefusedError:
-    return RefusedError(ProblemType.UNAUTHENTICATED, what, where="Authorization", todo=todo)
+    return RefusedError(ProblemType.UNAUTHENTICATED, what, where="token", todo=todo)
 
 
 class Route(APIRoute):

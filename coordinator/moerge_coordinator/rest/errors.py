@@ -8,6 +8,7 @@ from starlette.exceptions import HTTPException
 
 from moerge.errors import MoergeError
 from moerge_coordinator.problems import failure
+from moerge_proto.messages import plainly
 from moerge_proto.problems import MEDIA_TYPE, Problem, ProblemType
 
 _KINDS = {404: ProblemType.NOT_FOUND, 408: ProblemType.UNAVAILABLE, 413: ProblemType.TOO_LARGE}
@@ -32,7 +33,7 @@ async def _validation(request: Request, error: Exception) -> Response:
         raise error
     first = error.errors()[0]
     field = ".".join(str(part) for part in first["loc"] if part != "body")
-    return respond(request, Problem.of(ProblemType.INVALID_REQUEST, first["msg"], field=field))
+    return respond(request, Problem.of(ProblemType.INVALID_REQUEST, plainly(first), field=field))
 
 
 async def _http(request: Request, error: Exception) -> Response:
@@ -47,7 +48,7 @@ async def _http(request: Request, error: Exception) -> Response:
 
 def respond_failure(request: Request, error: Exception) -> Response:
     """The failure as an answer."""
-    problem = failure(error)
+    problem = failure(error, request.state.request_id)
     return respond(request, problem, {"Retry-After": "5"} if problem.status == 503 else None)
 
 

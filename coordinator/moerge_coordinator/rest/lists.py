@@ -82,6 +82,6 @@ def visible_row(session: Session, caller: Identity, kind: type[Named], digest: s
     """
     row = session.scalar(visible(caller, kind).where(kind.digest == digest))
     if row is None:
-        names = kind.__tablename__
-        raise RefusedError(ProblemType.NOT_FOUND, f"no {names[:-1]} {digest}", todo=f"see GET /v1/{names}")
+        name = kind.__tablename__.removesuffix("s")
+        raise RefusedError(ProblemType.NOT_FOUND, f"no {name} {digest}", todo=f"see: moerge {name} list")
     return row

@@ -174,5 +174,5 @@ def _checked(status: int | None, written: bytes) -> bytes:
         raise CoordinatorError(Problem.model_validate_json(written))
     except ValidationError as error:
         found = f"the process that routes failed with status {status}"
-        todo = "tell its operator the X-Request-Id; if memory was short, a higher route_bytes helps"
+        todo = "tell its operator: its log has the cause; if memory was short, a higher route_bytes helps"
         raise RefusedError(ProblemType.INTERNAL, found, todo=todo) from error

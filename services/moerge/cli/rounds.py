@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from moerge.cli.common import Coordinator, Secret, show
 from moerge.client.client import Client
 from moerge.errors import MoergeError
+from moerge_proto.messages import plainly
 from moerge_proto.rounds import NewRound, Round, RoundChange, RoundState
 
 app = typer.Typer(no_args_is_help=True, help="Rounds: contributions asked for by a deadline.")
@@ -86,7 +87,7 @@ def open_round(
     try:
         new = NewRound.model_validate({**fields, "deadline": _in_hours(hours)})
     except ValidationError as error:
-        raise MoergeError(error.errors()[0]["msg"], where="moerge round open", todo="see --help") from error
+        raise MoergeError(plainly(error.errors()[0]), where="moerge round open", todo="see --help") from error
     with Client(coordinator, secret) as client:
         _show(client, [client.open_round(new)])
 

@@ -9,6 +9,7 @@ from pydantic import ValidationError
 from moerge.cli.common import Coordinator, Secret, Yes, confirm, show
 from moerge.client.client import Client
 from moerge.errors import MoergeError
+from moerge_proto.messages import plainly
 from moerge_proto.owners import MONTH_SECONDS, NewToken, Role, TokenEntry
 
 app = typer.Typer(no_args_is_help=True, help="Bearer tokens (operator).")
@@ -33,7 +34,7 @@ def add(
         new = NewToken.model_validate({"role": role, "owner": owner, "note": note, "expires": expires})
     except ValidationError as error:
         first = error.errors()[0]
-        raise MoergeError(first["msg"], where=f"--{first['loc'][0]}", todo="see --help") from error
+        raise MoergeError(plainly(first), where=f"--{first['loc'][0]}", todo="see --help") from error
     except OverflowError as error:
         raise MoergeError(f"{days} days are too many", where="--days", todo="give fewer, or none for never") from error
     with Client(coordinator, secret) as client:

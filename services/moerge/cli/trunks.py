@@ -11,6 +11,7 @@ from moerge.client.client import Client
 from moerge.errors import MoergeError
 from moerge_proto.experts import ExpertState
 from moerge_proto.history import Remerge, TrunkHistory, TrunkVersion
+from moerge_proto.messages import plainly
 from moerge_proto.options import PAPER, RECOMMENDED
 from moerge_proto.trunks import NewTrunk, Trunk, TrunkMethod
 
@@ -59,7 +60,7 @@ def merge_trunk(
         try:
             new = NewTrunk.model_validate({"method": method, "experts": experts, "options": options, "round": round})
         except ValidationError as error:
-            raise MoergeError(error.errors()[0]["msg"], where="moerge trunk merge", todo="see --help") from error
+            raise MoergeError(plainly(error.errors()[0]), where="moerge trunk merge", todo="see --help") from error
         digest = wait(client, client.merge_trunk(new))
         typer.echo(digest)
         if method is None:

@@ -21,6 +21,7 @@ from moerge.client.client import Client
 from moerge.client.http import found
 from moerge.errors import MoergeError
 from moerge.versions.compare import lost_domains
+from moerge_proto.messages import plainly
 from moerge_proto.options import RECOMMENDED, VERSION_RECIPES, LambdaScale, RecipeName, Routers
 from moerge_proto.owners import Role
 from moerge_proto.routing import MAX_CHARACTERS, RoutedText
@@ -131,7 +132,7 @@ def new_version(recipe: RecipeName, options: Mapping[str, object], **more: objec
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])).removeprefix("options.")
-        raise MoergeError(first["msg"], where=where, todo="see --help") from error
+        raise MoergeError(plainly(first), where=where, todo="see --help") from error
 
 
 @app.command("list")

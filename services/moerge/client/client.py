@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from moerge.client.downloads import download
-from moerge.client.http import Http, found
+from moerge.client.http import JSON, Http, found
 from moerge.client.uploads import upload
 from moerge.errors import CoordinatorError, MoergeError
 from moerge.progress import Progress
@@ -163,6 +163,18 @@ class Client:
 
     def register_expert(self, expert: NewExpert) -> Expert:
         return self.http.post(Expert, "/v1/experts", expert)
+
+    def check_expert(self, expert: NewExpert) -> None:
+        """Asks whether an expert fits the others; its config and tokenizer are uploaded already.
+
+        Raises:
+            CoordinatorError: it doesn't; carries the reason.
+        """
+        try:
+            self.http.send("POST", "/v1/experts/check", content=expert.model_dump_json().encode(), headers=JSON)
+        except CoordinatorError as error:
+            if error.problem().status != 405:  # a coordinator of an earlier version
+                raise
 
     def expert(self, digest: str) -> Expert:
         return self.http.get(Expert, f"/v1/experts/{digest}")

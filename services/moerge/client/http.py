@@ -18,6 +18,8 @@ M = TypeVar("M", bound=BaseModel)
 T = TypeVar("T")
 _FIRST_TOLD_SECONDS, _TOLD_SECONDS = 5.0, 60.0
 _LONGEST_PAUSE = 30.0
+JSON = {"Content-Type": "application/json"}
+"""Headers of a request whose content is a message."""
 
 
 def _is_loopback(host: str) -> bool:
@@ -155,8 +157,7 @@ class Http:
 
     def message(self, kind: type[M], method: str, path: str, message: BaseModel | None = None) -> M:
         content = b"" if message is None else message.model_dump_json().encode()
-        headers = {"Content-Type": "application/json"}
-        return kind.model_validate_json(self.send(method, path, content=content, headers=headers).content)
+        return kind.model_validate_json(self.send(method, path, content=content, headers=JSON).content)
 
     def pages(self, message: type[M], path: str, after: int = 0, **asked: str) -> Iterator[M]:
         """Every item of a paged list; `asked` are further query parameters."""

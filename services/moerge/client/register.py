@@ -8,7 +8,7 @@ from pathlib import Path
 from moerge.client.client import Client
 from moerge.client.http import found
 from moerge.errors import CoordinatorError, MoergeError
-from moerge.models.expert_folder import expert_digest, expert_files
+from moerge.models.expert_folder import expert_digest, expert_files, is_weights
 from moerge.progress import Progress
 from moerge_proto.experts import Expert, ExpertState, NewExpert
 
@@ -20,6 +20,8 @@ class WithdrawnError(MoergeError):
 
 
 Leaving = Callable[[str, dict[str, Path]], AbstractContextManager[None]]
+"""(digest, name -> path) -> the time in which these files leave, which may be refused. The digest names them together,
+so the expert's is that of all its files."""
 
 
 def _freely(digest: str, paths: dict[str, Path]) -> AbstractContextManager[None]:
@@ -38,10 +40,10 @@ def register(
 ) -> Expert:
     """The expert of the folder's files, once the coordinator has found it in order.
 
-    `new.files` are the folder's (`file_digests`). The files are uploaded, or with a `source` fetched by the
-    coordinator, which then compares them with `new.files`. An expert that is known stays as it is, but for
-    `redistribute` if `change` is set; `again` says that one which was withdrawn joins again. Files leave only within
-    `leaving(digest, paths)`, which may raise.
+    `new.files` are the folder's (`file_digests`). Config and tokenizer are uploaded first, and the weights only if the
+    coordinator finds that they fit the other experts. With a `source` it fetches all files itself, and compares them
+    with `new.files`. An expert that is known stays as it is, but for `redistribute` if `change` is set; `again` says
+    that one which was withdrawn joins again. Files leave only within `leaving`.
 
     Raises:
         CheckpointError: the folder is no dense checkpoint.
@@ -49,16 +51,14 @@ def register(
         WithdrawnError: it was withdrawn.
     """
     digest = expert_digest(new.files)
-    expert = found(lambda: client.expert(digest))
-    if expert is not None and expert.state is ExpertState.WITHDRAWN and not again:
-        todo = f"if it shall join again: moerge expert add {folder} --domain {new.domain}"
-        raise WithdrawnError(f"the expert was withdrawn {expert.withdrawn:%Y-%m-%d}", where=str(folder), todo=todo)
-    if expert is None or expert.state in (ExpertState.REFUSED, ExpertState.WITHDRAWN):
+    expert = registered(client, folder, new.domain, digest, again=again)
+    if expert is None:
         paths = expert_files(folder)
+        if new.source is None and new.fitted is None:  # a fitted expert has its expert's config and tokenizer
+            _require_welcome(client, new, paths, progress, leaving)
         with leaving(digest, paths):
             if new.source is None:
-                for name, path in paths.items():
-                    client.upload(path, progress, title=f"uploading {name}")
+                _upload(client, paths, progress)
             expert = client.register_expert(new)
     elif change and expert.redistribute != new.redistribute:
         expert = client.register_expert(new)
@@ -70,3 +70,32 @@ def register(
     if expert.problem is not None:
         raise CoordinatorError(expert.problem)
     return expert
+
+
+def registered(client: Client, folder: Path, domain: str, digest: str, *, again: bool = False) -> Expert | None:
+    """The expert that the coordinator has under this digest; None if it has none, or refused it.
+
+    Raises:
+        WithdrawnError: it was withdrawn, and doesn't join `again`.
+    """
+    expert = found(lambda: client.expert(digest))
+    if expert is not None and expert.state is ExpertState.WITHDRAWN and not again:
+        todo = f"to let it join again: moerge expert add {folder} --domain {domain}"
+        raise WithdrawnError(f"the expert was withdrawn {expert.withdrawn:%Y-%m-%d}", where=str(folder), todo=todo)
+    gone = expert is None or expert.state in (ExpertState.REFUSED, ExpertState.WITHDRAWN)
+    return None if gone else expert
+
+
+def _require_welcome(
+    client: Client, new: NewExpert, paths: dict[str, Path], progress: Progress, leaving: Leaving
+) -> None:
+    """Sends config and tokenizer, and requires that the coordinator finds them in order."""
+    small = {name: path for name, path in paths.items() if not is_weights(name)}
+    with leaving(expert_digest({name: new.files[name] for name in small}), small):
+        _upload(client, small, progress)
+        client.check_expert(new)
+
+
+def _upload(client: Client, paths: dict[str, Path], progress: Progress) -> None:
+    for name, path in paths.items():
+        client.upload(path, progress, title=f"uploading {name}")

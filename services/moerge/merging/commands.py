@@ -14,6 +14,7 @@ from moerge.errors import MoergeError
 from moerge.merging.report import SCORED_TOKENS
 from moerge.settings import named_values
 from moerge_proto.digests import Name
+from moerge_proto.messages import plainly
 from moerge_proto.options import RECOMMENDED, VERSION_RECIPES, RecipeName, SolveOptions, VersionRecipe
 from moerge_proto.statistics_file import StatisticsSettings
 from moerge_proto.trunks import TrunkMethod
@@ -123,7 +124,7 @@ def _recipe(
         options = SolveOptions.model_validate(solve)
     except ValidationError as error:
         first = error.errors()[0]
-        raise MoergeError(first["msg"], where="--lambda", todo="see --help") from error
+        raise MoergeError(plainly(first), where="--lambda", todo="see --help") from error
     chosen = method or ("moerge" if fit else named.method)
     return named.model_copy(update={"method": chosen, "fit": fit or named.fit, "solve": options})
 

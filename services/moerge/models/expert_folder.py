@@ -107,7 +107,12 @@ class DenseExpert:
 
 def counts(name: str) -> bool:
     """Whether a file of that name is one that an expert has."""
-    return name in _OTHER_FILES or name.endswith(".safetensors")
+    return name in _OTHER_FILES or is_weights(name)
+
+
+def is_weights(name: str) -> bool:
+    """Whether a file of that name holds weights; the other files are small."""
+    return name.endswith(".safetensors")
 
 
 def expert_digest(files: Mapping[str, str]) -> str:
@@ -120,8 +125,20 @@ def check_expert(
 ) -> tuple[Family, PretrainedConfig]:
     """Requires that the folder is a complete checkpoint of a known family, and like `reference` if there is one.
 
-    Reads configs, tokenizers and tensor headers only. `who` names the expert in errors. With `vocabulary="pad"` the
-    longer of the two vocabularies may add tokens behind those of the shorter.
+    Reads configs, tokenizers and tensor headers only; arguments and errors are those of `check_small_files`.
+    """
+    family, config = check_small_files(folder, reference, who, vocabulary)
+    require_tensors(Checkpoint(folder), config)
+    return family, config
+
+
+def check_small_files(
+    folder: Path, reference: Path | None, who: str, vocabulary: Vocabulary = "same"
+) -> tuple[Family, PretrainedConfig]:
+    """Requires a config and a tokenizer of a known family, like those of `reference` if there is one.
+
+    `who` names the expert in errors. With `vocabulary="pad"` the longer of the two vocabularies may add tokens behind
+    those of the shorter.
 
     Raises:
         CheckpointError, IncompatibleExpertError: name the field, file or tensor.
@@ -136,7 +153,6 @@ def check_expert(
     if reference is not None:
         require_same_config(read_config(reference), config, who, vocabulary)
         require_same_tokenizer(reference, folder, who, vocabulary)
-    require_tensors(Checkpoint(folder), config)
     return family, config
 
 

@@ -130,7 +130,7 @@ def layer_groups(
         passes = in_groups(work, layers, number)
         if _fits(replace(own, sums=_sums(passes[-1], config)), free, slots, shared=shared):
             return passes
-    raise too_large("it can't be enough memory", passes[-1], settings, slots, free)
+    raise too_large("not enough memory", passes[-1], settings, slots, free)
 
 
 def _fits(own: Need, free: Free, slots: int, *, shared: bool) -> bool:
@@ -147,8 +147,8 @@ def too_large(
     if free is None:
         free = Free(free_bytes("cpu"), None)
     here = "" if free.host is None else f"this machine has {decimal(free.host)}"
-    there = "" if free.slot is None or not gpu else f"the GPU {decimal(free.slot)}"
-    asked = f"each of {slots} slots takes at least {own}, the journal {decimal(own.journal)}"
+    there = "" if free.slot is None or not gpu else f"the GPU has {decimal(free.slot)}"
+    asked = f"each of {slots} slots takes at least {own}, the journal takes {decimal(own.journal)}"
     ways = []
     every = config.num_hidden_layers
     layers = every if work.layers is None else len(work.layers)

@@ -1,6 +1,7 @@
 """A run: one stage after another, and again under every later trunk."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from safetensors.torch import load_file, save_file
@@ -9,6 +10,7 @@ from moerge.errors import CoordinatorError, MoergeError
 from moerge.progress import Progress
 from moerge.trunk.merge import DENSE_TRUNK_FILE
 from moerge_proto.contributions import Contribution, NewContribution
+from moerge_proto.experts import ExpertState
 from moerge_proto.messages import FileEntry
 from moerge_proto.problems import Problem, ProblemType
 from moerge_proto.progress import Obstacle
@@ -16,7 +18,7 @@ from moerge_proto.trunks import Trunk
 from moerge_proto.uploads import Stored
 from moerge_workers.leaving.history import History
 from moerge_workers.loop import run_stages
-from support.stages import MemoryClient, context_of, trunk
+from support.stages import NOW, MemoryClient, context_of, trunk
 
 
 def test_once_it_registers_contributes_and_ends(folder: Path, home: Path, client: MemoryClient) -> None:
@@ -27,7 +29,7 @@ def test_once_it_registers_contributes_and_ends(folder: Path, home: Path, client
 
 
 def test_law_1_an_expert_that_stays_ends_the_run(folder: Path, home: Path, client: MemoryClient) -> None:
-    with context_of(folder, home, client, policy={"mode": "ask"}) as context:
+    with context_of(folder, home, client, policy={"mode": "ask", "min_documents": 5, "min_tokens": 1}) as context:
         run_stages(context)
         assert [item.kind for item in context.outbox.history.asked()] == ["expert"]
     assert client.uploaded == []
@@ -43,8 +45,42 @@ def test_a_dry_run_shows_every_stage_sends_nothing_and_needs_no_trunk(
             assert kind in shown
         client.current = None
         run_stages(context)
-        assert "there is no trunk" in capsys.readouterr().err
+        shown = capsys.readouterr().err
+        assert "data: 40 documents read" in shown
+        assert "no trunk yet" in shown
     assert client.uploaded == []
+
+
+@pytest.mark.parametrize("dry_run", [False, True])
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"text_field": "content"}, "no document in the field 'content'"),
+        ({"policy": {}}, "too little data: 40 documents; the policy's min_documents is 100"),
+        ({"held_out_share": 0.999}, "no document with a token that counts"),
+    ],
+)
+def test_data_of_no_use_ends_the_worker_before_the_expert_leaves(
+    folder: Path, home: Path, client: MemoryClient, given: dict[str, Any], told: str, dry_run: bool
+) -> None:
+    client.current = None
+    with (
+        context_of(folder, home, client, dry_run=dry_run, **given) as context,
+        pytest.raises(MoergeError, match=told),
+    ):
+        run_stages(context)
+    assert client.uploaded == []
+
+
+def test_an_expert_that_does_not_fit_costs_no_upload(folder: Path, home: Path, client: MemoryClient) -> None:
+    client.refusal = Problem.of(ProblemType.INCOMPATIBLE_EXPERT, "vocab_size is 380, not 400")
+    with context_of(folder, home, client) as context:
+        with pytest.raises(CoordinatorError, match="vocab_size is 380"):
+            run_stages(context)
+        [left] = context.outbox.history.sendings()
+    assert left.item.about.startswith("law: config and tokenizer, ")
+    assert "config.json" in {path.name for path in client.uploaded}
+    assert not [path for path in client.uploaded if path.suffix == ".safetensors"]
 
 
 def test_without_router_contributions_nothing_else_is_to_do(folder: Path, home: Path, client: MemoryClient) -> None:
@@ -71,7 +107,7 @@ def test_law_1_a_file_leaves_only_after_it_is_written_down(folder: Path, home: P
         client.history = context.outbox.history
         run_stages(context)
         arrived = [(each.item.kind, each.became) for each in client.history.sendings()]
-    kinds = ["expert", "trunk", "expert", "router", "router"]
+    kinds = ["expert", "expert", "trunk", "expert", "router", "router"]  # config and tokenizer first
     assert arrived == [(kind, "arrived") for kind in kinds]
 
 
@@ -107,13 +143,42 @@ def test_after_a_trunk_that_is_refused_the_worker_goes_on_with_the_next(folder: 
 
 def test_once_a_trunk_that_is_refused_ends_it_and_the_coordinator_may_know_why(folder: Path, home: Path) -> None:
     client = _Harmful(folder / DENSE_TRUNK_FILE)
-    for policy, obstacle in ({"max_stray": 1000}, Obstacle.TRUNK_HARMS), ({}, Obstacle.TRUNK_STRAYS):
+    for most, obstacle in (1000.0, Obstacle.TRUNK_HARMS), (0.6, Obstacle.TRUNK_STRAYS):
         client.current = trunk()
+        policy = {"min_documents": 5, "min_tokens": 1, "max_stray": most}
         with context_of(folder, home, client, policy=policy) as context:
             with pytest.raises(MoergeError):
                 run_stages(context)
             assert context.events.status.state.progress.obstacle is obstacle
     assert not client.rows
+
+
+class _Withdrawing(MemoryClient):
+    """A coordinator whose operator withdraws the expert after its contribution; the next trunk is without it."""
+
+    def current_trunk(self) -> Trunk | None:
+        if self.waited:
+            self.current = trunk("8" * 64)
+            gone = {"state": ExpertState.WITHDRAWN, "withdrawn": NOW}
+            self.known = {digest: row.model_copy(update=gone) for digest, row in self.known.items()}
+        self.waited = bool(self.rows)
+        return self.current
+
+    waited = False
+
+
+def test_after_a_contribution_it_waits_for_the_next_trunk_and_hears_that_it_was_withdrawn(
+    folder: Path, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    client = _Withdrawing(folder / DENSE_TRUNK_FILE)
+    with (
+        context_of(folder, home, client, once=False) as context,
+        pytest.raises(MoergeError, match=r"the expert was withdrawn 2026-01-01\n  what to do: to let it join again"),
+    ):
+        run_stages(context)
+    shown = capsys.readouterr().err
+    assert "waiting for the next trunk" in shown
+    assert "strays" not in shown.rpartition("waiting for")[2]
 
 
 class _Replaced(MemoryClient):

@@ -1,5 +1,8 @@
 """The memory that a worker's settings let it use."""
 
+import torch
+
+from moerge.errors import MoergeError
 from moerge.statistics.memory import Free, free_bytes, layer_groups
 from moerge.statistics.passes import RouterPass, TrunkPass
 from moerge_workers.settings import Settings
@@ -11,6 +14,22 @@ def free_memory(settings: Settings) -> Free:
     if settings.ray_address is not None:
         return Free(host, None)
     return Free(host, host if settings.device == "cpu" else free_bytes(settings.device))
+
+
+def require_gpus(settings: Settings) -> None:
+    """Requires a GPU for each slot, if the model runs on GPUs of this machine.
+
+    Raises:
+        MoergeError: torch sees fewer.
+    """
+    gpus = torch.cuda.device_count()
+    if settings.device != "cuda" or settings.ray_address is not None or gpus >= settings.slots:
+        return
+    found, todo = "torch sees no GPU", "install torch with CUDA and the GPU's driver, or choose --device cpu"
+    if gpus:
+        found = f"torch sees {gpus} of the {settings.slots} GPUs that {settings.slots} slots need"
+        todo = f"choose --slots {gpus}, or --device cpu"
+    raise MoergeError(found, where="--device", todo=todo)
 
 
 def that_fit(

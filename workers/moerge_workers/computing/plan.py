@@ -9,6 +9,7 @@ from moerge.errors import MoergeError
 from moerge_proto.digests import digest_of
 from moerge_proto.progress import Stage
 from moerge_proto.statistics_file import MAX_SHARDS, Manifest, StatisticsFile, TrunkManifest
+from moerge_workers.data.first_documents import too_little
 from moerge_workers.data.splits import Data
 from moerge_workers.leaving.ledger import Ledger, Sent
 from moerge_workers.settings import Settings
@@ -116,7 +117,7 @@ class Planner:
         """
         if not plan.sizes and self.blank.split == "statistics" and (plan.replaces or plan.differs is None):
             todo = "check what --text-field or --chat names, and the shares"
-            raise MoergeError("no document has a token that counts", where="--data", todo=todo)
+            raise MoergeError("no document with a token that counts", where="--data", todo=todo)
         if (shards := len(plan.sizes) + len(plan.sent) * self.grows) > MAX_SHARDS:
             todo = "name fewer files; those of a later run are a further contribution"
             raise MoergeError(
@@ -137,10 +138,9 @@ class Planner:
         whole = total(plan.sizes.values())
         why = policy.too_small(whole.documents, whole.tokens, least)
         if why is not None and split == "statistics":
-            todo = "add documents; or lower the least in worker.toml, if single ones may show"
-            raise MoergeError(f"all there is to send is {why}", where="--data", todo=todo)
+            raise too_little(why)
         if why is not None:
-            self.events.say(f"{split}: all there is to send is {why}; it waits until it is more")
+            self.events.say(f"{split}: too little to send yet: {why}")
         return why is None
 
 

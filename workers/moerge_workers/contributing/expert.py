@@ -7,10 +7,11 @@ from pathlib import Path
 
 from moerge.client.register import register
 from moerge.errors import MoergeError
-from moerge.models.expert_folder import DenseExpert
+from moerge.models.expert_folder import DenseExpert, expert_files
 from moerge_proto.experts import Fitted, NewExpert
 from moerge_workers.contributing.context import Context
 from moerge_workers.leaving.history import Item
+from moerge_workers.settings import Settings
 
 
 class KeptError(Exception):
@@ -61,20 +62,31 @@ def register_expert(context: Context, expert: DenseExpert, fitted: Fitted | None
         new,
         context.events,
         change=own and not context.settings.dry_run,
-        leaving=partial(_leaving, context, trunk="" if fitted is None else fitted.trunk),
+        leaving=partial(_leaving, context, expert, trunk="" if fitted is None else fitted.trunk),
     )
     context.outbox.settle([registered])
 
 
 @contextmanager
-def _leaving(context: Context, digest: str, paths: Mapping[str, Path], *, trunk: str) -> Iterator[None]:
-    """The time in which an expert leaves, if it may; `trunk`: the digest of the one that it is fitted to, or ""."""
-    if not context.settings.policy.expert_weights:
-        todo = "let the coordinator have it another way (moerge expert add --source), or set expert_weights = true"
-        found = "the coordinator doesn't have this expert, and the policy keeps expert weights here"
-        raise MoergeError(found, where=str(context.expert.folder), todo=todo)
-    item = context.outbox.expert(digest, paths, trunk)
-    if not context.outbox.may_leave(item, lambda: bool(trunk) and context.is_replaced(trunk)):
-        raise KeptError(item)
+def _leaving(
+    context: Context, expert: DenseExpert, digest: str, paths: Mapping[str, Path], *, trunk: str
+) -> Iterator[None]:
+    """The time in which files of an expert leave, if it may; `trunk` is the digest of the one that it is fitted to.
+
+    The owner is asked about all files at once, and each sending is written down by itself.
+    """
+    whole = context.outbox.expert(expert.digest, expert_files(expert.folder), trunk)
+    require_allowed(context.settings)
+    if not context.outbox.may_leave(whole, lambda: bool(trunk) and context.is_replaced(trunk)):
+        raise KeptError(whole)
+    item = whole if digest == whole.digest else context.outbox.expert(digest, paths, trunk, "config and tokenizer")
     with context.outbox.sending(item):
         yield
+
+
+def require_allowed(settings: Settings) -> None:
+    """Requires a policy that lets expert weights leave."""
+    if not settings.policy.expert_weights:
+        todo = "let the coordinator have it another way (moerge expert add --source), or set expert_weights = true"
+        found = "the coordinator doesn't have this expert, and the policy keeps expert weights here"
+        raise MoergeError(found, where=str(settings.expert), todo=todo)

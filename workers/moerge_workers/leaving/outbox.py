@@ -189,11 +189,11 @@ class Outbox:
         size = path.stat().st_size
         return Item(digest, self.settings.coordinator, manifest.kind, about, size, trunk, str(path))
 
-    def expert(self, digest: str, paths: Mapping[str, Path], trunk: str = "") -> Item:
-        """An expert's files, as an item; `trunk`: that it is fitted to."""
+    def expert(self, digest: str, paths: Mapping[str, Path], trunk: str = "", part: str = "expert") -> Item:
+        """An expert's files, or a `part` of them, as an item; `trunk`: that it is fitted to."""
         size = sum(path.stat().st_size for path in paths.values())
         fitted = f" fitted to trunk {trunk[:12]}" if trunk else ""
-        about = f"{self.settings.domain}: expert{fitted}, {len(paths)} files"
+        about = f"{self.settings.domain}: {part}{fitted}, {len(paths)} files"
         folder = next(iter(paths.values())).parent
         return Item(digest, self.settings.coordinator, "expert", about, size, trunk, str(folder))
 

@@ -2,6 +2,8 @@
 
 from datetime import UTC, datetime, timedelta
 
+from pydantic import ValidationError
+
 from moerge_coordinator.dashboard.forms import Action, Field, Form, Given, invalid, number_of, reason, said
 from moerge_coordinator.dashboard.site import HOME, Visit
 from moerge_proto.owners import Owner
@@ -48,7 +50,7 @@ async def _open(visit: Visit, given: Given) -> str:
     }
     try:
         new = NewRound.model_validate(asked)
-    except ValueError as error:
+    except ValidationError as error:
         raise invalid("round", reason(error)) from error
     await visit.rest.send("POST", "/v1/rounds", new)
     return said("/owners", "opened")

@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+from pydantic import ValidationError
+
 from moerge_coordinator.dashboard.forms import Action, Field, Form, Given, choice, invalid, number_of, reason, said
 from moerge_coordinator.dashboard.site import HOME, Visit
 from moerge_proto.options import RECOMMENDED
@@ -30,7 +32,7 @@ async def _describe(visit: Visit, given: Given) -> str:
     tags, note = given.get("tags", "").split(), given.get("note", "").replace("\r\n", "\n")
     try:
         change = VersionChange(note=note, tags=tags)
-    except ValueError as error:
+    except ValidationError as error:
         raise invalid("tags", reason(error), "use lower-case letters, digits, - and .") from error
     await visit.rest.send("PATCH", f"/v1{_version(visit)}", change)
     return said(_version(visit), "described")

@@ -5,7 +5,7 @@ from fastapi import APIRouter
 from moerge_coordinator.domain import experts
 from moerge_coordinator.domain.withdrawal import withdraw_expert
 from moerge_coordinator.problems import RefusedError
-from moerge_coordinator.rest.auth import OperatorOrOwner, Route
+from moerge_coordinator.rest.auth import DomainOwner, OperatorOrOwner, Route
 from moerge_coordinator.rest.lists import After, page, visible, visible_row
 from moerge_coordinator.rest.state import Coordinator
 from moerge_coordinator.storage.messages import message
@@ -31,6 +31,15 @@ def register(state: Coordinator, caller: OperatorOrOwner, new: NewExpert) -> Exp
     if expert.state is ExpertState.RECEIVED:
         state.workflows.start_expert(expert.digest, new.trunk)
     return expert
+
+
+@router.post("/check", status_code=204)
+def check(state: Coordinator, caller: DomainOwner, new: NewExpert) -> None:
+    """Checks config and tokenizer before the weights are uploaded; the answer is empty, or the reason of a refusal.
+
+    These small files are uploaded already, and are forgotten if they are refused. Role: owner.
+    """
+    experts.require_welcome(state, caller, new)
 
 
 @router.get("")

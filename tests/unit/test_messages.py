@@ -1,0 +1,74 @@
+"""Messages are for people: no REST calls, headers or words of a validation library."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pydantic import BaseModel, ValidationError
+
+from moerge_proto.messages import Whole, plainly
+from moerge_proto.rounds import NewRound
+from moerge_proto.versions import NewVersion, VersionChange
+
+ROOT = Path(__file__).parents[2]
+FORBIDDEN = re.compile(
+    r"\b(GET|PUT|POST|PATCH|DELETE) /|/v1/|Authorization|X-Request-Id|Idempotency-Key"
+    r"|Value error|Input should|String should|validation error|pydantic"
+    r"|\bis meant\b|\bare found\b|can't be enough|operator merges one"
+)
+APART = {"messages.py"}  # it knows the words that it replaces
+
+
+def text_of(node: ast.AST) -> str:
+    """A string's text; of an f-string, with its expressions in braces."""
+    if isinstance(node, ast.JoinedStr):
+        return "".join(text_of(part) or "{…}" for part in node.values)
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
+
+
+def messages(path: Path) -> Iterator[str]:
+    """The strings of a module that are sentences, without its docstrings."""
+    tree = ast.parse(path.read_text())
+    apart = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if id(node) not in apart and len((text := text_of(node)).split()) > 2:
+            yield text
+
+
+def test_no_message_speaks_rest_or_python() -> None:
+    found = {
+        f"{path.relative_to(ROOT)}: {text}"
+        for package in ("proto", "services", "workers", "coordinator")
+        for path in (ROOT / package).rglob("*.py")
+        if path.name not in APART
+        for text in messages(path)
+        if FORBIDDEN.search(text)
+    }
+    assert found == set()
+
+
+class _Count(BaseModel):
+    count: Whole
+
+
+@pytest.mark.parametrize(
+    ("model", "fields", "told"),
+    [
+        (VersionChange, {"tags": ["Not A Tag"]}, "expected the form ^"),
+        (NewVersion, {"options": {"top_k": 0}}, "expected at least 1"),
+        (NewVersion, {"options": {"top": 1}}, "there is no such field"),
+        (NewRound, {}, "it is missing"),
+        (_Count, {"count": True}, "expected a valid integer"),
+        (_Count, {"count": "many"}, "expected a valid integer"),
+    ],
+)
+def test_a_validation_error_is_told_in_plain_words(
+    model: type[BaseModel], fields: dict[str, object], told: str
+) -> None:
+    with pytest.raises(ValidationError) as caught:
+        model.model_validate(fields)
+    said = plainly(caught.value.errors()[0])
+    assert said.startswith(told)
+    assert not FORBIDDEN.search(said)
