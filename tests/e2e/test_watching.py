@@ -215,7 +215,6 @@ def test_with_json_messages_progress_and_errors_are_objects_without_private_thin
     [bad] = [line for line in lines if line["event"].startswith("skipped: ")]
     assert bad["event"].startswith("skipped: (a data file), line 51: no document in the field 'text'")
     assert (bad["domain"], bad["stage"]) == ("law", "reading")
-    assert any(line["event"].startswith("reading documents: 100 %") for line in lines)
     assert (lines[-1]["level"], lines[-1]["where"]) == ("error", "--data")
     assert "min_documents" in lines[-1]["event"]
     assert lines[-1]["todo"]

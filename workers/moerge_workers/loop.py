@@ -11,7 +11,6 @@ from filelock import FileLock, Timeout
 
 from moerge.client.client import Client
 from moerge.client.register import registered
-from moerge.documents.files import silent
 from moerge.errors import CoordinatorError, IncompatibleExpertError, MoergeError
 from moerge.experts.fitting import require_fittable
 from moerge.files import is_of_full_disk, private_folder
@@ -115,8 +114,8 @@ def _context(settings: Settings, client: Client, history: History, events: Event
 def run_stages(context: Context) -> None:
     """Runs the stages: expert, trunk contribution, router contributions under each trunk, evaluations."""
     settings, say = context.settings, context.events.say
-    data = Data(settings, silent)  # what it skips is told when all is read
-    say(f"data: {read_first(settings, data, context.expert.config.hidden_size)}")
+    context.events.enter(Stage.READING)
+    say(f"data: {read_first(settings, context.data, context.expert.config.hidden_size)}")
     if not expert.run(context):
         return
     own_grams = None

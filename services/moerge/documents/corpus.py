@@ -65,11 +65,11 @@ class Corpus:
         return sum(file.size for file in data_files(*self._sources, option=self._option))
 
     def documents(self, tracker: Tracker | None = None) -> Iterator[Document]:
-        """All documents that aren't empty, in a fixed order; what can't be read is told once."""
+        """All documents that aren't empty, in a fixed order; what can't be read is told until all were read once."""
         files = data_files(*self._sources, option=self._option, say=self._say)
         bad = BadLines(self._bad_share, self._say)
+        yield from (each for each in documents(files, self._field, self._read, bad, tracker) if each.text)
         self._say = silent
-        return (each for each in documents(files, self._field, self._read, bad, tracker) if each.text)
 
     def encode(self, document: Document) -> Tokens:
         """A document's tokens."""

@@ -48,7 +48,7 @@ class Data:
         return self._corpus.encode(document)
 
     def documents(self, tracker: Tracker | None = None) -> Iterator[tuple[bytes, Split, Document]]:
-        """(mac, split, document) of all that aren't empty, in a fixed order; unreadable ones are told once."""
+        """(mac, split, document) of all that aren't empty, in a fixed order."""
         for document in self._corpus.documents(tracker):
             mac = document_mac(self._key, document.text)
             yield mac, split_of(mac, self._settings.tuning_share, self._settings.held_out_share), document

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from transformers import LlamaConfig
 
 from moerge.errors import MoergeError
@@ -15,7 +16,7 @@ from moerge.statistics.memory import Free, free_bytes, need, too_large
 from moerge.statistics.passes import Compute, RouterPass, TrunkPass, described
 from moerge_proto.statistics_file import StatisticsSettings
 from moerge_workers.computing.actors import Slots
-from moerge_workers.computing.memory import free_memory, that_fit
+from moerge_workers.computing.memory import free_memory, require_gpus, that_fit
 from moerge_workers.settings import Settings
 from support.models import expert
 
@@ -100,6 +101,14 @@ def test_of_a_cluster_only_the_worker_s_own_memory_is_known(tmp_path: Path) -> N
     assert free_memory(settings).slot is None
     assert that_fit(work, settings, Free(journal, None)) == [work]
     assert len(that_fit(work, settings, Free(journal - 1, None))) == 2
+
+
+def test_without_enough_gpus_torch_s_count_is_told(tmp_path: Path) -> None:
+    work, gpus = large(tmp_path), torch.cuda.device_count()
+    with pytest.raises(MoergeError, match=f"--device: torch sees {gpus or 'no'} "):
+        require_gpus(settings_of(work, device="cuda", slots=10**6))
+    require_gpus(settings_of(work, device="cuda", slots=10**6, ray_address="10.0.0.1:6379"))
+    require_gpus(settings_of(work, slots=10**6))
 
 
 def test_this_machine_tells_its_memory() -> None:
