@@ -245,8 +245,8 @@ MUTATIONS = (
         "told-failure",
         "secrets: a failure's answer has its type and no text",
         COORDINATOR,
-        '{type(error).__name__}", "tell its operator',
-        '{error!r}", "tell its operator',
+        "the coordinator failed: {type(error).__name__}",
+        "the coordinator failed: {error!r}",
         ("tests/unit/coordinator/test_problems.py",),
     ),
     Mutation(

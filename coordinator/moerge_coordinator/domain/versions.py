@@ -115,13 +115,12 @@ def _require_contributed(
             other = next((each for each in contributed if digest in domains and domains[each] == domains[digest]), "")
             todo = f"name the domain's expert that has: {other}" if other else "its owner's worker contributes first"
             raise RefusedError(ProblemType.NOT_READY, found, where="experts", todo=todo)
-    if not experts or len(set(experts)) < len(experts):
-        raise RefusedError(
-            ProblemType.NOT_READY,
-            "no expert has a contribution yet, or one is named twice",
-            where="experts",
-            todo="start the owners' workers; see: moerge contribution list",
-        )
+    if not experts:
+        found = "a version needs at least one expert with a contribution; there is none yet"
+        todo = "start the owners' workers; see: moerge contribution list"
+        raise RefusedError(ProblemType.NOT_READY, found, where="experts", todo=todo)
+    if len(set(experts)) < len(experts):
+        raise RefusedError(ProblemType.NOT_READY, "an expert is named twice", where="experts", todo="name each once")
 
 
 def _require_known(options: SolveOptions, domains: list[str]) -> None:

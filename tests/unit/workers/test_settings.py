@@ -50,7 +50,7 @@ def test_a_file_elsewhere_may_name_the_home(home: Path) -> None:
         ("token = 'x'", {}, FILE, "token_file"),
         ("home = 'x'", {}, FILE, "remove the key"),
         ("token_file = 'nowhere'", {}, FILE, "no token"),
-        ("", {"context": 0}, "--context", "greater than or equal to 1"),
+        ("", {"context": 0}, "--context", "expected at least 1"),
         ("held_out_share = 0.6", {"tuning_share": 0.4}, FILE, "must leave documents"),
         ("[policy]\ndomains = ['art']", {}, FILE, "the policy's domains are art; not law"),
         ("[policy]\ntrunk_contributions = false", {"trunk_contribution": True}, FILE, "what the policy forbids"),

@@ -99,7 +99,7 @@ def test_impossible_versions_are_refused(session: Session, law: ExpertRow, art: 
     partial = {"partial": True}
     for new, reason, where in (
         ({"experts": [art.digest]}, "has no contribution under trunk", "experts"),
-        ({"experts": [law.digest, law.digest]}, "none twice", "experts"),
+        ({"experts": [law.digest, law.digest]}, "named twice", "experts"),
         (partial | {"options": {"top_k": 2}}, "2 of 1 experts", "options.top_k"),
         (
             partial | {"options": {"domain_weights": {"art": 2.0}}},
