@@ -1,5 +1,6 @@
 """`moerge worker check`: obstacles to contributing, found before work starts; one line per check."""
 
+import secrets
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -114,12 +115,13 @@ class _Machine:
 
     def data(self) -> str:
         """Reads the first documents only, and estimates the rest by the bytes of the files."""
-        return read_first(self.settings, Data(self.settings, self.said.append), self.own.config.hidden_size)
+        key = None if self.settings.home.is_dir() else secrets.token_bytes(32)  # a worker that runs makes the home
+        return read_first(self.settings, Data(self.settings, self.said.append, key), self.own.config.hidden_size)
 
     def disk(self) -> str:
         """The home takes a trunk and a few statistics files."""
         home = self.settings.home
-        while not home.is_dir():  # a worker that runs makes it
+        while not home.is_dir():
             home = home.parent
         with tempfile.TemporaryFile(dir=home):
             pass

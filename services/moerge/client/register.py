@@ -54,11 +54,12 @@ def register(
     expert = registered(client, folder, new.domain, digest, again=again)
     if expert is None:
         paths = expert_files(folder)
-        if new.source is None and new.fitted is None:  # a fitted expert has its expert's config and tokenizer
+        left = {} if new.source is not None else paths
+        if left and new.fitted is None:  # a fitted expert has its expert's config and tokenizer
             _require_welcome(client, new, paths, progress, leaving)
+            left = {name: path for name, path in paths.items() if is_weights(name)}
         with leaving(digest, paths):
-            if new.source is None:
-                _upload(client, paths, progress)
+            _upload(client, left, progress)
             expert = client.register_expert(new)
     elif change and expert.redistribute != new.redistribute:
         expert = client.register_expert(new)

@@ -8,13 +8,8 @@ from moerge.files import atomic_file
 
 
 def read_key(home: Path) -> bytes:
-    """The key of shard names: 32 random bytes, made on first use and kept with mode 0600.
-
-    Where there is no home yet, they are made anew each time: only a worker that runs makes its home.
-    """
+    """The key of shard names: 32 random bytes, made on first use and kept with mode 0600."""
     path = home / "key"
-    if not home.is_dir():
-        return secrets.token_bytes(32)
     if not path.is_file():
         with atomic_file(path) as file:
             os.fchmod(file.fileno(), 0o600)

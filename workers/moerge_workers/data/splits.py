@@ -20,13 +20,13 @@ def document_mac(key: bytes, text: str) -> bytes:
 
 
 class Data:
-    """The documents that the settings name; read anew whenever they are asked for.
+    """The documents that the settings name; read anew whenever they are asked for. The `key` is the home's by default.
 
     Raises:
         MoergeError: there are no such files, no tokenizer, or no chat template where one is needed.
     """
 
-    def __init__(self, settings: Settings, say: Callable[[str], None]) -> None:
+    def __init__(self, settings: Settings, say: Callable[[str], None], key: bytes | None = None) -> None:
         self._settings = settings
         self._corpus = Corpus(
             settings.data,
@@ -37,7 +37,7 @@ class Data:
             bad_share=settings.bad_share,
             say=say,
         )
-        self._key = read_key(settings.home)
+        self._key = read_key(settings.home) if key is None else key
 
     def size(self) -> int:
         """Bytes of all files, as stored."""
