@@ -54,7 +54,7 @@ def register(
     expert = registered(client, folder, new.domain, digest, again=again)
     if expert is None:
         paths = expert_files(folder)
-        left = {} if new.source is not None else paths
+        left = paths if new.source is None else {}
         if left and new.fitted is None:  # a fitted expert has its expert's config and tokenizer
             _require_welcome(client, new, paths, progress, leaving)
             left = {name: path for name, path in paths.items() if is_weights(name)}
