@@ -43,6 +43,7 @@ def serve(home: Home, host: Host = None, port: Port = None) -> None:
 
     Example: moerge coordinator serve /srv/moerge --port 8080
     """
+    from moerge.blobs.s3 import require_store
     from moerge_coordinator import log, server
     from moerge_coordinator.bootstrap import make_app, only_one
     from moerge_coordinator.rest.state import Traffic
@@ -53,6 +54,8 @@ def serve(home: Home, host: Host = None, port: Port = None) -> None:
     log.configure()
     traffic = Traffic()
     with only_one(settings):
+        if settings.s3 is not None:
+            require_store(settings.s3)
         require_json(settings.workflow_database)
         server.serve(make_app(settings, traffic), traffic, settings)
 

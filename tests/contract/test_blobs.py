@@ -170,9 +170,10 @@ def test_an_object_that_was_damaged_is_never_given_out(s3: S3, tmp_path: Path) -
 
 def test_a_store_that_refuses_is_named(s3: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
-    with pytest.raises(MoergeError, match="object store") as caught:
+    with pytest.raises(MoergeError, match="can't be used") as caught:
         S3Blobs(s3, tmp_path / "cache", 2**40).has(sha256_hex(b""))
-    assert caught.value.where == s3.bucket
+    assert caught.value.where == "s3"
+    assert f"bucket {s3.bucket!r}" in caught.value.what
 
 
 class Clock:

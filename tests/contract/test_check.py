@@ -8,11 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from moerge.blobs.s3 import S3
 from moerge.errors import MoergeError
 from moerge_coordinator.operation.home import initialise
 from moerge_coordinator.operation.preflight import problems
 from moerge_coordinator.settings import Settings, read_settings
 from support.processes import run_command
+from support.servers import CREDENTIALS
+from support.servers import settings as toml
 
 
 def same(settings: Settings) -> Settings:
@@ -97,6 +100,29 @@ def test_tls_files_that_are_missing_or_no_certificate_are_told(home: Path) -> No
     for path in (certificate, key):
         path.write_text("not PEM")
     assert found(home, **files).keys() == {"tls_certificate"}
+
+
+def test_a_store_that_can_t_be_used_is_told_by_check_and_by_serve_in_one_line(
+    home: Path, s3: S3, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def told(bucket: str = s3.bucket, endpoint: str | None = s3.endpoint) -> str:
+        place = s3.model_copy(update={"bucket": bucket, "endpoint": endpoint})
+        (home / "coordinator.toml").write_text(f"port = 0\n{toml(None, place)}")
+        return found(home).get("s3", "")
+
+    assert told() == ""
+    assert "NoSuchBucket" in told("moerge-other")
+    assert told(endpoint="http://127.0.0.1:1").endswith("can't be used: no answer, error sending request")
+    served = run_command("coordinator", "serve", home)
+    assert (served.returncode, served.stderr.count("\n")) == (1, 2)
+    assert "http://127.0.0.1:1 can't be used: no answer" in served.stderr
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "another")
+    assert "SignatureDoesNotMatch" in told()
+    for name in CREDENTIALS:
+        monkeypatch.delenv(name)
+    assert "no credentials" in told(endpoint=None)
+    monkeypatch.setenv("AWS_METADATA_ENDPOINT", "http://127.0.0.1:1")  # only then is a cloud's metadata service asked
+    assert "no answer" in told()
 
 
 def test_a_folder_without_settings_or_database_says_how_to_make_one(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from rich.filesize import decimal
 from sqlalchemy import create_engine, make_url
 from sqlalchemy.exc import OperationalError, SQLAlchemyError
 
+from moerge.blobs.s3 import require_store
 from moerge.errors import MoergeError
 from moerge_coordinator.settings import Settings, load
 from moerge_coordinator.storage.database import unknown_revision, unreachable
@@ -35,6 +36,7 @@ def problems(
         return
     settings = override(settings)
     yield from _schema(settings)
+    yield from _store(settings)
     yield from _tls(settings)
     yield from _address(settings)
 
@@ -88,6 +90,14 @@ def _schema(settings: Settings) -> Iterator[MoergeError]:
         require_json(settings.workflow_database)
     except MoergeError as error:
         yield error
+
+
+def _store(settings: Settings) -> Iterator[MoergeError]:
+    if settings.s3 is not None:
+        try:
+            require_store(settings.s3)
+        except MoergeError as error:
+            yield error
 
 
 def _tls(settings: Settings) -> Iterator[MoergeError]:

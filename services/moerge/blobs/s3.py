@@ -2,9 +2,10 @@
 
 import hashlib
 import os
+import re
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from io import BytesIO
@@ -28,6 +29,17 @@ _CONDITIONAL = 2**24  # obstore holds in memory whatever it creates conditionall
 _KEPT_SECONDS = 3600.0
 _CLOCKS_DIFFER_SECONDS = 1.0  # a file system's clock lags behind the process's
 _URL_LASTS = timedelta(hours=1)
+_RETRIED, _TRIED = timedelta(seconds=180), timedelta(seconds=20)
+_ANSWER = re.compile(r"<Code>(.*?)</Code>.*?<Message>(.*?)</Message>", re.DOTALL)
+_CREDENTIALS = (
+    ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"),
+    ("AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_ROLE_ARN"),
+    ("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",),
+    ("AWS_CONTAINER_CREDENTIALS_FULL_URI", "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE"),
+    ("AWS_METADATA_ENDPOINT",),
+    ("AWS_SKIP_SIGNATURE",),
+)
+"""Sets of environment variables that give credentials. Without any, obstore asks a cloud's metadata address."""
 
 
 class S3(BaseModel):
@@ -43,7 +55,7 @@ class S3(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     bucket: str = Field(min_length=3)
-    endpoint: str | None = None
+    endpoint: str | None = Field(default=None, pattern=r"^https?://[^/]")
     region: str = "us-east-1"
     prefix: str = Field(default="", pattern=r"^([A-Za-z0-9._-]+(/[A-Za-z0-9._-]+)*)?$")
 
@@ -51,14 +63,17 @@ class S3(BaseModel):
 class _Keys:
     """The objects below one prefix."""
 
-    def __init__(self, place: S3, folder: str) -> None:
-        self._store = S3Store(
-            place.bucket,
-            endpoint=place.endpoint,
-            region=place.region,
-            client_options={"allow_http": (place.endpoint or "").startswith("http://")},
-        )
-        self._bucket = place.bucket
+    def __init__(self, place: S3, folder: str, retried: timedelta = _RETRIED) -> None:
+        self._place = place
+        _require_credentials(os.environ)
+        with self._told():
+            self._store = S3Store(
+                place.bucket,
+                endpoint=place.endpoint,
+                region=place.region,
+                client_options={"allow_http": (place.endpoint or "").startswith("http://")},
+                retry_config={"retry_timeout": retried},
+            )
         self._prefix = f"{place.prefix}/{folder}" if place.prefix else folder
         self._transfers = threading.BoundedSemaphore(_TRANSFERS_AT_ONCE)
 
@@ -70,8 +85,30 @@ class _Keys:
         try:
             yield
         except BaseError as error:
-            todo = "check the store, the s3 settings and the AWS_* variables, then ask again"
-            raise MoergeError(f"the object store failed: {error}", where=self._bucket, todo=todo) from error
+            raise self._failed(error) from error
+
+    def _failed(self, error: Exception) -> MoergeError:
+        """The failure in one line: obstore's messages go on with URLs, times and a dump of many lines."""
+        if (answer := _ANSWER.search(str(error))) is not None:
+            reason = f"{answer[1]}: {answer[2]}"
+        else:
+            reason = str(error).partition("\n")[0].rpartition(" - ")[2].replace("HTTP error:", "no answer,")
+        place = f"bucket {self._place.bucket!r} at {self._place.endpoint or 'AWS'}"
+        todo = "check that the store runs, the settings in [s3] and the AWS_* variables"
+        return MoergeError(f"{place} can't be used: {reason}", where="s3", todo=todo)
+
+    def require_usable(self) -> None:
+        """Lists the bucket, because some stores make one at a write, then writes an object.
+
+        Raises:
+            MoergeError: one of them fails.
+        """
+        try:
+            with self._told():
+                next(iter(obstore.list(self._store, self.key(""))), None)
+            self.overwrite("written", b"")
+        except FileNotFoundError as error:
+            raise self._failed(error) from error
 
     def size(self, name: str) -> int | None:
         with self._told(), suppress(FileNotFoundError):
@@ -113,6 +150,22 @@ class _Keys:
     def url(self, name: str) -> str:
         with self._told():
             return obstore.sign(self._store, "GET", self.key(name), _URL_LASTS)
+
+
+def _require_credentials(environment: Mapping[str, str]) -> None:
+    if not any(all(environment.get(name) for name in names) for names in _CREDENTIALS):
+        todo = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY; "
+        todo += "on a cloud machine with a role of its own, set AWS_METADATA_ENDPOINT=http://169.254.169.254"
+        raise MoergeError("no credentials for the store in the environment", where="s3", todo=todo)
+
+
+def require_store(place: S3) -> None:
+    """Requires that the store answers, has the bucket, and lets it be listed and written.
+
+    Raises:
+        MoergeError: it doesn't; says why.
+    """
+    _Keys(place, "probe", _TRIED).require_usable()
 
 
 class S3Blobs:
