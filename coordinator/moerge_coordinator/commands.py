@@ -51,7 +51,7 @@ def serve(home: Home, host: Host = None, port: Port = None) -> None:
     from moerge_coordinator.storage.workflow_rows import require_json
 
     settings = _overridden(read_settings(home), host, port)
-    log.configure()
+    log.configure(settings.log_level)
     traffic = Traffic()
     with only_one(settings):
         if settings.s3 is not None:

@@ -5,6 +5,7 @@ Lines name the request and the workflow that they belong to. Neither tokens nor 
 
 import logging
 import sys
+from typing import Literal
 
 import structlog
 from dbos import DBOS
@@ -23,9 +24,13 @@ def _add_workflow(logger: WrappedLogger, method: str, event: EventDict) -> Event
     return event
 
 
-def configure() -> None:
-    """Sends all log lines of this process, those of uvicorn and DBOS too, to standard error."""
+def configure(level: Literal["debug", "info"] = "info") -> None:
+    """Sends all log lines of this process, those of uvicorn and DBOS too, to standard error.
+
+    `level` is that of our own lines.
+    """
     log.configure(_add_workflow, json=not sys.stderr.isatty())
+    logging.getLogger("moerge").setLevel(level.upper())
     for name in ("alembic", "dbos"):
         logging.getLogger(name).setLevel(logging.WARNING)
     logging.getLogger("dbos").addHandler(logging.NullHandler())  # else it makes a handler of its own

@@ -1,6 +1,7 @@
 """Serving, and stopping without breaking off what runs."""
 
 import asyncio
+import logging
 import os
 import socket
 import sys
@@ -14,11 +15,21 @@ from fastapi import FastAPI
 from moerge_coordinator.rest.state import Traffic
 from moerge_coordinator.settings import Settings
 
+_log = logging.getLogger("moerge.coordinator")
+
 
 class _Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, traffic: Traffic, grace: int) -> None:
         super().__init__(config)
         self._traffic, self._grace = traffic, grace
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Tells the dashboard's address as soon as it can be opened."""
+        await super().startup(sockets)
+        if self.started:
+            port = self.servers[0].sockets[0].getsockname()[1]
+            host = f"[{self.config.host}]" if ":" in self.config.host else self.config.host
+            _log.info("the dashboard is at %s://%s:%d/", "https" if self.config.is_ssl else "http", host, port)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Has new calls answered with 503 until those that run have ended, at most `grace` seconds; then closes."""

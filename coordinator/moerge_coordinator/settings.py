@@ -4,7 +4,7 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -59,6 +59,7 @@ class Settings(BaseModel):
         expert_max_distance: how far a tensor of a new expert may be from other experts', as a multiple of its norm.
         promotion_max_fall: points of normalised perplexity by which a domain that is evaluated on both may fall when
             `champion` moves to another version, unless the operator overrides that.
+        log_level: `debug` also logs calls that only look, several a second for each worker.
         grace_seconds: how long calls that run may take to end after SIGTERM.
     """
 
@@ -81,6 +82,7 @@ class Settings(BaseModel):
     vocabulary: Vocabulary = "same"
     expert_max_distance: float = Field(default=1.2, gt=0, allow_inf_nan=False)
     promotion_max_fall: float = Field(default=2.0, ge=0, allow_inf_nan=False)
+    log_level: Literal["debug", "info"] = "info"
     grace_seconds: int = Field(default=20, ge=0, le=3600)
 
     @field_validator("database", mode="before")

@@ -4,6 +4,7 @@ import asyncio
 import http.client
 import json
 import os
+import re
 import resource
 import signal
 import sqlite3
@@ -90,17 +91,22 @@ def test_an_answer_carries_the_request_id_that_was_sent_if_it_is_a_sane_one(serv
         assert 0 < len(response.headers["X-Request-Id"]) <= 64
 
 
-def test_every_line_of_the_log_is_json_and_names_its_request(server: Coordinator) -> None:
-    httpx.get(f"{server.url}/v1/owners", headers={**bearer(server), "X-Request-Id": "look-for-me"})
+def test_the_log_says_what_happened_by_which_call_and_not_who_only_looked(server: Coordinator) -> None:
+    named = {**bearer(server), "X-Request-Id": "look-for-me"}
+    httpx.get(f"{server.url}/v1/owners", headers=named)
+    assert httpx.get(f"{server.url}/v1/trunks/current", headers=named).status_code == 404
+    httpx.post(f"{server.url}/v1/owners", headers=named, json={"name": "seen", "domains": ["seeing"]})
     found: list[dict[str, Any]] = []
 
     def is_written() -> bool:  # after the answer has left
         found[:] = [each for each in log_lines(server) if each.get("request") == "look-for-me"]
-        return bool(found)
+        return len(found) >= 2
 
     eventually(is_written)
-    [line] = found
-    assert (line["method"], line["path"], line["status"], line["token"]) == ("GET", "/v1/owners", 200, 1)
+    happened, call = found
+    assert happened["event"] == "owner seen is added without a key: seeing"
+    assert (call["method"], call["path"], call["status"], call["token"]) == ("POST", "/v1/owners", 201, 1)
+    assert f"the dashboard is at {server.url}/" in [each["event"] for each in log_lines(server)]
 
 
 def test_neither_tokens_nor_bodies_nor_queries_are_logged(server: Coordinator) -> None:
@@ -152,6 +158,18 @@ def test_figures_tell_workflows_and_solves_and_the_log_names_the_workflow(tmp_pa
         made.contribute(trunk)
         workflow = made.operator.solve_version(NewVersion())
         wait(made.operator, workflow)
+        made.operator.promote("champion", 1)
+        told = [line["event"] for line in log_lines(server) if line["logger"] == "moerge.coordinator"]
+        assert [re.sub(r"\b[0-9a-f]{12}\b|\b[0-9,]+ tokens", "N", event) for event in told[-8:]] == [
+            "owner law-owner is added without a key: law",
+            "token 2 is added: owner of law-owner",
+            "expert N of law has arrived from law-owner",
+            "expert N of law is ready",
+            "trunk N is merged and current: average of law",
+            "router contribution N of law has arrived from law-owner: N",
+            "version 1 is solved: law",
+            "version 1 is champion",
+        ]
         found = figures(server)
         assert found["moerge_workflows", "take_in_expert", "done"] == 1
         assert found["moerge_workflows", "merge_trunk", "done"] == 1

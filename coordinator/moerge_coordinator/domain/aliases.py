@@ -8,7 +8,7 @@ from moerge_coordinator.domain import versions
 from moerge_coordinator.problems import RefusedError
 from moerge_coordinator.storage.messages import message, version_table
 from moerge_coordinator.storage.messages import versions as version_view
-from moerge_coordinator.storage.tables import AliasMoveRow, AliasRow, VersionRow, now
+from moerge_coordinator.storage.tables import AliasMoveRow, AliasRow, VersionRow, now, tell
 from moerge_proto.digests import Name
 from moerge_proto.problems import ProblemType
 from moerge_proto.versions import CHAMPION, Alias, Move, Rollback
@@ -104,6 +104,7 @@ def _point(
         )
     )
     session.flush()
+    tell(session, f"version {version} is {name}{', rolled back' if kind == 'rollback' else ''}")
     return row
 
 
@@ -148,3 +149,4 @@ def remove(session: Session, name: Name, who: str) -> None:
     if row is not None:
         session.add(AliasMoveRow(alias=name, version=None, previous=row.version, kind="remove", who=who, note=""))
         session.delete(row)
+        tell(session, f"the alias {name} is removed")

@@ -20,7 +20,7 @@ from moerge_coordinator.domain.ports import Ports
 from moerge_coordinator.domain.withdrawal import require_usable
 from moerge_coordinator.problems import RefusedError
 from moerge_coordinator.storage.messages import message
-from moerge_coordinator.storage.tables import ContributionRow, ExpertRow, ShardRow, TrunkRow
+from moerge_coordinator.storage.tables import ContributionRow, ExpertRow, ShardRow, TrunkRow, tell
 from moerge_proto.contributions import Contribution, NewContribution
 from moerge_proto.experts import ExpertState
 from moerge_proto.messages import Message
@@ -191,6 +191,8 @@ def accept(ports: Ports, new: NewContribution, checked: Checked) -> Contribution
                 ShardRow(trunk=manifest.trunk, domain=manifest.domain, shard=shard, contribution=new.sha256)
                 for shard in manifest.shards
             )
+        found = f"{row.kind} contribution {row.digest[:12]} of {row.domain} has arrived from {row.owner}"
+        tell(session, f"{found}: {row.tokens:,} tokens")
         return message(Contribution, row)
 
 

@@ -6,7 +6,7 @@ from sqlalchemy.orm import Session
 from moerge_coordinator.domain import versions
 from moerge_coordinator.problems import RefusedError
 from moerge_coordinator.storage.messages import message, version_table
-from moerge_coordinator.storage.tables import EvaluationRow, ExpertRow, TrunkRow, VersionRow
+from moerge_coordinator.storage.tables import EvaluationRow, ExpertRow, TrunkRow, VersionRow, tell
 from moerge_proto.evaluations import Evaluation, NewEvaluation, VersionTable
 from moerge_proto.problems import ProblemType
 
@@ -29,6 +29,7 @@ def evaluate(session: Session, owner: str, number: int, new: NewEvaluation) -> E
     row = EvaluationRow(digest=new.digest, version=number, owner=owner, domain=new.domain, active=True, sums=new)
     session.add(row)
     session.flush()
+    tell(session, f"evaluation of version {number} on {new.domain} has arrived from {owner}")
     return message(Evaluation, row)
 
 

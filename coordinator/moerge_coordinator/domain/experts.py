@@ -19,7 +19,7 @@ from moerge_coordinator.domain.sources import require_allowed
 from moerge_coordinator.domain.withdrawal import containing, fitted_from, purge_expert
 from moerge_coordinator.problems import RefusedError
 from moerge_coordinator.storage.messages import message
-from moerge_coordinator.storage.tables import DomainRow, ExpertRow, HoldingRow, TrunkRow
+from moerge_coordinator.storage.tables import DomainRow, ExpertRow, HoldingRow, TrunkRow, tell
 from moerge_proto.experts import Expert, ExpertState, NewExpert, Vocabulary
 from moerge_proto.messages import FileEntry
 from moerge_proto.owners import Identity, Role
@@ -282,7 +282,12 @@ def _add(session: Session, owner: str, new: NewExpert, digest: str, family: str,
     row.state, row.withdrawn, row.purged, row.source = ExpertState.RECEIVED, None, None, new.source
     row.files = entries
     session.flush()
+    tell(session, f"{_kind(row)} {digest[:12]} of {row.domain} has arrived from {owner}")
     return message(Expert, row)
+
+
+def _kind(row: ExpertRow) -> str:
+    return "expert" if row.fitted_from is None else "fitted expert"
 
 
 def find(session: Session, digest: str) -> ExpertRow:
@@ -317,6 +322,7 @@ def accept(session: Session, digest: str, compared: Sequence[str]) -> bool:
     if [each.digest for each in references(session, digest)] != list(compared):
         return False
     row.state = ExpertState.READY
+    tell(session, f"{_kind(row)} {digest[:12]} of {row.domain} is ready")
     return True
 
 

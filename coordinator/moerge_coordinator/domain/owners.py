@@ -8,7 +8,7 @@ from sqlalchemy.orm import Session
 from moerge_coordinator.domain import owner_keys, tokens
 from moerge_coordinator.problems import RefusedError
 from moerge_coordinator.storage.messages import message
-from moerge_coordinator.storage.tables import DomainRow, OwnerRow, TokenRow, now
+from moerge_coordinator.storage.tables import DomainRow, OwnerRow, TokenRow, now, tell
 from moerge_proto.owners import Approval, Approved, Identity, Owner, OwnerKey, Role
 from moerge_proto.problems import ProblemType
 from moerge_proto.signatures import Rotation
@@ -86,7 +86,11 @@ def add(session: Session, name: str, domains: Sequence[str]) -> Owner:
     Raises:
         RefusedError: it is there with other domains, or a domain is another's.
     """
-    return view(session, _there(session, name, domains) or _add(session, name, domains))
+    row = _there(session, name, domains)
+    if row is None:
+        row = _add(session, name, domains)
+        tell(session, f"owner {name} is added without a key: {', '.join(domains)}")
+    return view(session, row)
 
 
 def approve(session: Session, name: str, asked: Approval) -> Approved:
@@ -111,6 +115,7 @@ def approve(session: Session, name: str, asked: Approval) -> Approved:
             raise RefusedError(ProblemType.CONFLICT, found, where="replace", todo=todo)
         row = row or _add(session, name, new.domains)
         owner_keys.add_key(session, name, new.public_key, "request.public_key")
+        tell(session, f"owner {name} is approved: {', '.join(new.domains)}")
     token = tokens.added(session, TokenRow(role=Role.OWNER, owner=name, note="", created=now(session)))
     return Approved(owner=view(session, _find(session, name)), token=token)
 
@@ -125,6 +130,7 @@ def rotate(session: Session, owner: str, asked: Rotation) -> Owner:
         found = f"the rotation is of owner {asked.owner!r}, the token of {owner!r}"
         raise RefusedError(ProblemType.FORBIDDEN, found, where="owner")
     owner_keys.rotate(session, asked)
+    tell(session, f"owner {owner} has a new key")
     return view(session, _find(session, owner))
 
 
@@ -139,4 +145,5 @@ def revoke(session: Session, name: str) -> Owner:
     for token in session.scalars(select(TokenRow).where(TokenRow.owner == name, TokenRow.revoked.is_(None))):
         token.revoked = now(session)
     session.flush()
+    tell(session, f"owner {name} is revoked")
     return view(session, row)

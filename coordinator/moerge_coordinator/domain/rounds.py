@@ -7,7 +7,7 @@ from sqlalchemy.orm import Session
 
 from moerge_coordinator.domain import contributors
 from moerge_coordinator.problems import RefusedError
-from moerge_coordinator.storage.tables import DomainRow, RoundRow, TrunkRow, now
+from moerge_coordinator.storage.tables import DomainRow, RoundRow, TrunkRow, now, tell
 from moerge_proto.problems import ProblemType
 from moerge_proto.rounds import NewRound, Round, RoundChange, RoundState
 from moerge_proto.statistics_file import Kind
@@ -114,6 +114,7 @@ def open_round(session: Session, new: NewRound) -> Round:
     )
     session.add(row)
     session.flush()
+    tell(session, f"round {row.name} is open until {row.deadline:%Y-%m-%d %H:%M} UTC: {', '.join(row.domains)}")
     return view(session, row)
 
 
@@ -132,4 +133,5 @@ def change(session: Session, name: str, asked: RoundChange) -> Round:
     if asked.deadline is not None:
         row.deadline = asked.deadline
     session.flush()
+    tell(session, f"round {name} needs {row.minimum} domains by {row.deadline:%Y-%m-%d %H:%M} UTC")
     return view(session, row)

@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 from moerge_coordinator.problems import RefusedError
 from moerge_coordinator.storage.database import Database
 from moerge_coordinator.storage.messages import message
-from moerge_coordinator.storage.tables import OwnerRow, TokenRow, now
+from moerge_coordinator.storage.tables import OwnerRow, TokenRow, now, tell
 from moerge_proto.digests import sha256_hex
 from moerge_proto.owners import NewToken, Role, RotateToken, Token, TokenEntry
 from moerge_proto.problems import ProblemType
@@ -33,7 +33,9 @@ def make_token(session: Session, asked: NewToken) -> Token:
         raise RefusedError(
             ProblemType.NOT_FOUND, f"no owner {asked.owner!r}", where="owner", todo="add the owner first"
         )
-    return added(session, TokenRow(role=asked.role, owner=asked.owner, note=asked.note, expires=asked.expires))
+    made = added(session, TokenRow(role=asked.role, owner=asked.owner, note=asked.note, expires=asked.expires))
+    tell(session, f"token {made.id} is added: {' of '.join(filter(None, (asked.role, asked.owner)))}")
+    return made
 
 
 def added(session: Session, row: TokenRow) -> Token:
@@ -85,6 +87,7 @@ def revoke_token(session: Session, id_: int) -> TokenEntry:
     if row.revoked is None:
         _require_another_operator(session, row)
         row.revoked = now(session)
+        tell(session, f"token {id_} is revoked")
     return message(TokenEntry, row)
 
 
@@ -104,7 +107,9 @@ def rotate_token(session: Session, id_: int, asked: RotateToken) -> Token:
         old.expires = end if old.expires is None else min(end, old.expires)
     else:
         old.revoked = when
-    return added(session, row)
+    made = added(session, row)
+    tell(session, f"token {made.id} takes the place of token {id_}")
+    return made
 
 
 def _find(session: Session, id_: int) -> TokenRow:

@@ -13,7 +13,7 @@ from moerge_coordinator.domain import rounds
 from moerge_coordinator.domain.withdrawal import require_usable
 from moerge_coordinator.problems import RefusedError
 from moerge_coordinator.storage.messages import message, trunk_lineage
-from moerge_coordinator.storage.tables import ContributionRow, ExpertRow, TrunkRow
+from moerge_coordinator.storage.tables import ContributionRow, ExpertRow, TrunkRow, tell
 from moerge_proto.experts import ExpertState
 from moerge_proto.options import PAPER, RECOMMENDED
 from moerge_proto.problems import ProblemType
@@ -185,4 +185,7 @@ def make_current(session: Session, blobs: Blobs, trunk: MergedTrunk) -> str | No
     for other in session.scalars(select(TrunkRow).where(TrunkRow.current)):
         other.current = False
     row.current, row.retired = True, None
+    named = {each.digest: each.domain for each in session.scalars(select(ExpertRow))}
+    domains = ", ".join(named[digest] for digest in trunk.experts)
+    tell(session, f"trunk {trunk.digest[:12]} is merged and current: {trunk.method} of {domains}")
     return trunk.digest

@@ -12,7 +12,7 @@ from moerge_coordinator.domain.withdrawal import require_told, require_usable, w
 from moerge_coordinator.problems import RefusedError
 from moerge_coordinator.storage.messages import versions
 from moerge_coordinator.storage.references import drop_artifacts
-from moerge_coordinator.storage.tables import AliasRow, ContributionRow, ExpertRow, TrunkRow, VersionRow, now
+from moerge_coordinator.storage.tables import AliasRow, ContributionRow, ExpertRow, TrunkRow, VersionRow, now, tell
 from moerge_proto.digests import digest_of
 from moerge_proto.experts import ExpertState
 from moerge_proto.influence import VersionInfluence
@@ -173,6 +173,7 @@ def publish(
             influence=influence,
         )
     )
+    tell(session, f"version {number} is solved: {', '.join(lineage.domains)}")
     return True
 
 
@@ -199,6 +200,7 @@ def retire(session: Session, rows: Sequence[VersionRow]) -> None:
     for row in rows:
         if row.retired is None:
             row.retired = now(session)
+            tell(session, f"version {row.number} is retired")
             row.lineage_digest = digest_of({"retired": row.number, "lineage": row.lineage.model_dump(mode="json")})
     session.flush()
     drop_artifacts(session)

@@ -16,6 +16,7 @@ from moerge_coordinator.storage.tables import (
     TrunkRow,
     VersionRow,
     now,
+    tell,
 )
 from moerge_proto.experts import ExpertState
 from moerge_proto.problems import ProblemType
@@ -57,6 +58,7 @@ def withdraw_expert(session: Session, row: ExpertRow, *, serve: bool) -> tuple[l
             withdraw_expert(session, fitted, serve=serve)
     if row.withdrawn is None:
         row.state, row.withdrawn = ExpertState.WITHDRAWN, when
+        tell(session, f"expert {row.digest[:12]} of {row.domain} is withdrawn")
         if row.fitted_from is not None:
             _let_count_again(session, row)
         for part in session.scalars(select(ContributionRow).where(ContributionRow.expert == row.digest)):
@@ -86,6 +88,8 @@ def withdraw_contribution(session: Session, row: ContributionRow) -> None:
     A router contribution gives its shards free. Trunks that were solved from a trunk contribution are retired.
     """
     when = now(session)
+    if row.withdrawn is None:
+        tell(session, f"{row.kind} contribution {row.digest[:12]} of {row.domain} is withdrawn")
     row.active, row.withdrawn = False, row.withdrawn or when
     for shard in session.scalars(select(ShardRow).where(ShardRow.contribution == row.digest)):
         session.delete(shard)
@@ -109,6 +113,8 @@ def purge_expert(session: Session, row: ExpertRow) -> list[str]:
         for fitted in session.scalars(query.where(ExpertRow.state != ExpertState.REFUSED)).all():
             withdraw_expert(session, fitted, serve=True)
             done += purge_expert(session, fitted)
+    if row.purged is None:
+        tell(session, f"expert {row.digest[:12]} of {row.domain} is purged")
     row.purged = row.purged or when
     digests = {file.sha256 for file in row.files}
     for part in session.scalars(select(ContributionRow).where(ContributionRow.expert == row.digest)):

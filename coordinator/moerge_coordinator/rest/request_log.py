@@ -1,4 +1,7 @@
-"""Each call from outside: its id, its line in the log, its figures, its row in the audit log."""
+"""Each call from outside: its id, its line in the log, its figures, its row in the audit log.
+
+Calls that only look are logged at level debug.
+"""
 
 import re
 import secrets
@@ -62,6 +65,11 @@ class Calls:
             contexts = iter_route_contexts(self._owner.routes)
             self._routes = {each.endpoint: each.path_format or "" for each in contexts if each.endpoint is not None}
         return self._routes.get(scope.get("endpoint"))
+
+    def _is_poll(self, scope: Scope, method: str, status: int) -> bool:
+        """Whether a call only looked, or told progress, and all is well: workers and pages ask again every second."""
+        route = self._route(scope)
+        return route is not None and not audit.is_audited(method, route, 200) and (status < 400 or status == 404)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -131,5 +139,7 @@ class Calls:
             }
             if status == 401:
                 self._refusals.note(fields)
+            elif self._is_poll(scope, request.method, status):
+                _log.debug("request", **fields)
             else:
                 _log.info("request", **fields)

@@ -4,6 +4,7 @@ Writing transactions are one at a time, over all processes. A reading one sees t
 none.
 """
 
+import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,6 +26,7 @@ from moerge.errors import MoergeError
 WRITING, LEADING, SERVING = 0x6D6F65726765_01, 0x6D6F65726765_02, 0x6D6F65726765_03
 """Keys of PostgreSQL's advisory locks."""
 KEEPALIVES = {"keepalives_idle": 5, "keepalives_interval": 1, "keepalives_count": 3, "connect_timeout": 10}
+_log = logging.getLogger("moerge.coordinator")
 _OPTIONS = "-c lock_timeout=30s -c idle_in_transaction_session_timeout=5min"
 
 
@@ -55,6 +57,8 @@ class Database:
         with self._session(self.engine) as session:
             yield session
         self.observe(name, time.perf_counter() - start)
+        for told in session.info.get("events", ()):
+            _log.info(told)
 
     @contextmanager
     def reading(self) -> Iterator[Session]:

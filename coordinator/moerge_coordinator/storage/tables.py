@@ -104,6 +104,11 @@ def now(session: Session) -> datetime:
     return moment
 
 
+def tell(session: Session, event: str) -> None:
+    """Adds a line to the coordinator's log, once the transaction is committed."""
+    session.info.setdefault("events", []).append(event)
+
+
 @event.listens_for(Base, "before_insert", propagate=True)
 def _dated(mapper: Any, connection: object, row: Any) -> None:
     """Rows whose time of creation nobody gave were created now."""

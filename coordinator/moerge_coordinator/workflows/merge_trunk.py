@@ -15,6 +15,8 @@ from moerge_proto.trunks import TrunkLineage
 
 @DBOS.dbos_class()
 class MergeTrunk(Work):
+    title = "merging a trunk"
+
     @DBOS.workflow()
     def merge_trunk(self, lineage: dict[str, Any]) -> Outcome:
         while True:

@@ -38,6 +38,8 @@ from moerge_proto.versions import Lineage, VersionFile
 
 @DBOS.dbos_class()
 class PublishVersion(Work):
+    title = "solving a version"
+
     def __init__(self, ports: Ports, metrics: Metrics) -> None:
         self._metrics = metrics
         self._publishing = threading.Lock()

@@ -1,5 +1,6 @@
 """The base of all workflows, and of their steps."""
 
+import logging
 from collections.abc import Callable
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -12,6 +13,7 @@ from moerge_coordinator.domain.ports import Ports
 from moerge_coordinator.problems import failure
 from moerge_proto.problems import ProblemType
 
+_log = logging.getLogger("moerge.coordinator")
 INSTANCE = "coordinator"
 Outcome = dict[str, Any]
 GONE: Outcome = {"result": None}
@@ -22,7 +24,13 @@ P = ParamSpec("P")
 
 
 class Work(DBOSConfiguredInstance):
-    """One kind of long work. Its steps reach rows and files by the ports."""
+    """One kind of long work. Its steps reach rows and files by the ports.
+
+    Attributes:
+        title: of the work, in the log.
+    """
+
+    title: str
 
     def __init__(self, ports: Ports) -> None:
         self.ports = ports
@@ -44,11 +52,13 @@ def telling_problems(step: Callable[Concatenate[S, P], object]) -> Callable[Conc
             with self.ports.blobs.holding():
                 return {"result": step(self, *args, **kwargs)}
         except MoergeError as error:
+            _log.warning("%s failed: %s", self.title, error)
             return {"problem": error.problem().model_dump(mode="json")}
         except (OSError, SQLAlchemyError) as error:
             problem = failure(error)
             if problem.type not in PASSING:
                 raise
+            _log.warning("%s failed: %s", self.title, error)
             return {"problem": problem.model_dump(mode="json")}
 
     return told

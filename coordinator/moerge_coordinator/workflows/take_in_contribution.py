@@ -15,6 +15,8 @@ _CHECKS = threading.BoundedSemaphore(2)  # each takes memory for a layer's gram 
 
 @DBOS.dbos_class()
 class TakeInContribution(Work):
+    title = "taking in a contribution"
+
     @DBOS.workflow()
     def take_in_contribution(self, owner: str, new: dict[str, Any]) -> Outcome:
         outcome = self._check(owner, new)

@@ -28,6 +28,8 @@ def _named(row: ExpertRow) -> str:
 
 @DBOS.dbos_class()
 class TakeInExpert(Work):
+    title = "taking in an expert"
+
     def __init__(self, ports: Ports, merge: MergeTrunk) -> None:
         self._merge = merge
         super().__init__(ports)

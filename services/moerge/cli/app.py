@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any
 
+import stamina
 import typer
 from rich.console import Console
 from rich.markup import escape
@@ -142,6 +143,7 @@ def _root(show: Annotated[bool, typer.Option("--version", help="Print moerge's v
 
 def main() -> None:
     """The console script. Expected errors are told, not traced; Ctrl-C exits with 130."""
+    stamina.instrumentation.set_on_retry_hooks([])  # the client says what it waits for
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # clean up as for Ctrl-C
     try:
         app()

@@ -1,5 +1,6 @@
 """The coordinator's REST calls, typed."""
 
+import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -55,6 +56,7 @@ from moerge_proto.versions import (
 )
 from moerge_proto.workflows import Workflow, WorkflowEntry, WorkflowState
 
+_log = logging.getLogger("moerge.client")
 _LONGEST_PAUSE, _TOLD_SECONDS = 2.0, 60.0
 
 
@@ -76,12 +78,13 @@ class Greeting:
 class Client:
     """Speaks to one coordinator with one bearer token. Requests that fail on the way are repeated for `patience` s.
 
+    `say` is told so once; by default it logs a warning, which Python prints on standard error where no log is set up.
     With `patience` None they are repeated for as long as it takes, also while the coordinator's storage is full, and
     `say` is told every minute that this waits. An answer may take `timeout` s; `heard` is called at each. Every call
     is safe to repeat, because the coordinator names what it keeps by content.
 
     Raises:
-        MoergeError: the URL is plain HTTP to another machine.
+        MoergeError: the URL is no address, or plain HTTP to another machine.
     """
 
     def __init__(
@@ -91,7 +94,7 @@ class Client:
         *,
         patience: float | None = 60.0,
         timeout: float = 600.0,
-        say: Callable[[str], None] = lambda text: None,
+        say: Callable[[str], None] = _log.warning,
         heard: Callable[[], None] = lambda: None,
     ) -> None:
         self._say = say

@@ -4,6 +4,7 @@ import ipaddress
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from math import inf
 from typing import TypeVar
 
 import httpx
@@ -20,6 +21,7 @@ _FIRST_TOLD_SECONDS, _TOLD_SECONDS = 5.0, 60.0
 _LONGEST_PAUSE = 30.0
 JSON = {"Content-Type": "application/json"}
 """Headers of a request whose content is a message."""
+_ASKED = "give the whole address by MOERGE_COORDINATOR or --coordinator"
 
 
 def _is_loopback(host: str) -> bool:
@@ -27,6 +29,26 @@ def _is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def _address(url: str) -> httpx.URL:
+    """The coordinator's address.
+
+    Raises:
+        MoergeError: it is none, or plain HTTP to another machine.
+    """
+    try:
+        parsed = httpx.URL(url)
+        if parsed.scheme in ("http", "https"):
+            _require_encrypted(parsed, "coordinator")
+            return parsed
+        what = "has no http:// or https:// in front"
+        whole = httpx.URL(f"https://{url}")
+    except httpx.InvalidURL as error:
+        raise MoergeError(f"{url!r} is not an address: {error}", where="coordinator", todo=_ASKED) from error
+    scheme = "http" if _is_loopback(whole.host) else "https"
+    todo = _ASKED if "://" in url else f"{_ASKED}, such as {scheme}://{url}"
+    raise MoergeError(f"{url!r} {what}", where="coordinator", todo=todo)
 
 
 def _require_encrypted(url: httpx.URL, where: str) -> None:
@@ -54,7 +76,7 @@ class Http:
     """Requests with one bearer token to one coordinator; see `Client`. `transport` takes the network's place in tests.
 
     Raises:
-        MoergeError: the URL is plain HTTP to another machine.
+        MoergeError: the URL is no address, or plain HTTP to another machine.
     """
 
     def __init__(
@@ -68,8 +90,7 @@ class Http:
         heard: Callable[[], None] = lambda: None,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
-        parsed = httpx.URL(url)
-        _require_encrypted(parsed, "coordinator")
+        parsed = _address(url)
         limits = httpx.Timeout(timeout, connect=min(timeout, 10.0))
         self._patience, self._say = patience, say
         headers, hooks = {"Authorization": f"Bearer {token}"}, {"response": [lambda response: heard()]}
@@ -98,16 +119,19 @@ class Http:
 
     def _repeated(self, call: Callable[[], T]) -> T:
         begin = time.monotonic()
-        tell = begin + _FIRST_TOLD_SECONDS
+        told, tell = False, begin + (_FIRST_TOLD_SECONDS if self._patience is None else 0.0)
 
         def passes(error: Exception) -> bool:
-            nonlocal tell
+            nonlocal told, tell
             if not (isinstance(error, httpx.TransportError | _UnavailableError) or self._passes(error)):
                 return False
-            if self._patience is None and (now := time.monotonic()) >= tell:
-                tell = now + _TOLD_SECONDS
+            if (now := time.monotonic()) >= tell:
                 reason = str(error) or type(error).__name__
-                self._say(f"no answer from {self.url} for {now - begin:.0f} s ({reason}); waiting for it")
+                if self._patience is None:
+                    self._say(f"no answer from {self.url} for {now - begin:.0f} s ({reason}); waiting for it")
+                else:
+                    self._say(f"{self.url} doesn't answer ({reason}); trying for {self._patience:.0f} s")
+                told, tell = True, now + (_TOLD_SECONDS if self._patience is None else inf)
             return True
 
         longest = _LONGEST_PAUSE if self._patience is None else 5.0
@@ -115,7 +139,7 @@ class Http:
             for attempt in stamina.retry_context(on=passes, attempts=None, timeout=self._patience, wait_max=longest):
                 with attempt:
                     answer = call()
-                    if tell > begin + _FIRST_TOLD_SECONDS:
+                    if told:
                         self._say(f"{self.url} answers again, after {time.monotonic() - begin:.0f} s")
                     return answer
         except (httpx.TransportError, _UnavailableError) as error:

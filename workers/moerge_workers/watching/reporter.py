@@ -36,7 +36,7 @@ def reporting(settings: Settings, status: Status, seconds: float = 10.0) -> Iter
 
 
 def _report(settings: Settings, status: Status, ended: threading.Event, seconds: float) -> None:
-    with Client(settings.coordinator, settings.token, patience=_PATIENCE, timeout=_TIMEOUT) as client:
+    with Client(settings.coordinator, settings.token, patience=_PATIENCE, timeout=_TIMEOUT, say=_silently) as client:
         last, told = False, None
         while not last:
             last = ended.wait(seconds)
@@ -53,6 +53,10 @@ def _report(settings: Settings, status: Status, ended: threading.Event, seconds:
                 told = progress.obstacle
             except (MoergeError, httpx.HTTPError, ValidationError):
                 continue  # the next one tells more
+
+
+def _silently(text: str) -> None:
+    """The worker itself says that the coordinator doesn't answer."""
 
 
 def _without_figures(progress: Progress) -> Progress:

@@ -20,10 +20,25 @@ from moerge_proto.problems import Problem, ProblemType
 from moerge_proto.workflows import Workflow, WorkflowState
 
 
-@pytest.mark.parametrize("url", ["http://example.org", "http://10.0.0.1:8080", "ftp://localhost", "localhost:8080"])
+@pytest.mark.parametrize("url", ["http://example.org", "http://10.0.0.1:8080"])
 def test_plain_http_to_another_machine_is_refused(url: str) -> None:
     with pytest.raises(MoergeError, match="not encrypted"):
         Client(url, "token")
+
+
+@pytest.mark.parametrize(
+    ("url", "what", "todo"),
+    [
+        ("127.0.0.1:8391", "no http:// or https:// in front", "such as http://127.0.0.1:8391"),
+        ("moerge.example.org", "no http:// or https:// in front", "such as https://moerge.example.org"),
+        ("ftp://localhost", "no http:// or https:// in front", "give the whole address"),
+        ("http://[::1", "is not an address", "MOERGE_COORDINATOR"),
+    ],
+)
+def test_an_address_that_is_not_whole_is_called_that(url: str, what: str, todo: str) -> None:
+    with pytest.raises(MoergeError, match=what) as caught:
+        Client(url, "token")
+    assert todo in caught.value.todo
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:1", "http://localhost:1", "http://[::1]:1", "https://example.org"])
@@ -32,10 +47,15 @@ def test_loopback_and_https_are_accepted(url: str) -> None:
         pass
 
 
-def test_an_unreachable_coordinator_is_an_error_that_says_what_to_do() -> None:
-    with Client("http://127.0.0.1:1", "token", patience=0.2) as client, pytest.raises(MoergeError) as caught:
+def test_an_unreachable_coordinator_is_told_once_and_then_an_error_that_says_what_to_do() -> None:
+    told: list[str] = []
+    with (
+        Client("http://127.0.0.1:1", "token", patience=1, say=told.append) as client,
+        pytest.raises(MoergeError) as caught,
+    ):
         client.identity()
     assert "check that the coordinator runs" in caught.value.todo
+    assert told == ["http://127.0.0.1:1 doesn't answer ([Errno 111] Connection refused); trying for 1 s"]
 
 
 def test_content_digest_is_rfc_9530_s_example() -> None:
