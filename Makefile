@@ -12,7 +12,7 @@ demo: $(VENV)/.demo
 # The papers' table on the demo's experts. Another preset: make table PRESET=standard
 PRESET ?= demo
 table: $(VENV)/.demo
-	$(BIN)/moerge table --preset $(PRESET) --json build/table.json --svg build/table.svg
+	$(BIN)/moerge table --preset $(PRESET) --json-file build/table.json --svg build/table.svg
 
 # Files are tested in the order of their names, so that those which take longest, contract and e2e, come first.
 test: lint

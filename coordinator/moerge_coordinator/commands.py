@@ -5,17 +5,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from moerge.progress import progress
+from moerge.terminal import AsJson, output, show_json
 
 if TYPE_CHECKING:
     from moerge_coordinator.operation.verify import Finding
     from moerge_coordinator.settings import Settings
 
 _SHOWN = 4
-_WIDE = 500  # in a log, a path stays in one piece
 app = typer.Typer(no_args_is_help=True, help="Run a coordinator.")
 Host = Annotated[str | None, typer.Option(help="Address to listen on, instead of the settings'.")]
 Port = Annotated[int | None, typer.Option(help="TCP port, instead of the settings'; 0 takes a free one.")]
@@ -115,7 +114,7 @@ def restore(
 
 
 @app.command()
-def verify(home: Home) -> None:
+def verify(home: Home, as_json: AsJson = False) -> None:
     """Reads every blob, folder and row and tells what is missing or altered, and who needs it.
 
     It may run while the coordinator serves. The exit status is 1 if anything is damaged; litter harms nothing.
@@ -132,10 +131,13 @@ def verify(home: Home) -> None:
     settings = read_settings(home)
     with closing(open_database(settings.database)) as database:
         found = verifying.verify(settings, database, stores(settings)[0], progress())
-    if found:
-        _show(found)
     damaged = sum(each.damage for each in found)
-    typer.echo(f"{home}: {damaged} damaged, {len(found) - damaged} litter")
+    if as_json:
+        show_json(found)
+    else:
+        if found:
+            _show(found)
+        typer.echo(f"{home}: {damaged} damaged, {len(found) - damaged} litter")
     if damaged:
         raise typer.Exit(1)
 
@@ -149,5 +151,4 @@ def _show(findings: "list[Finding]") -> None:
         if (more := len(each.needed_by) - _SHOWN) > 0:
             users.append(f"and {more} more")
         table.add_row(each.what, each.file, each.digest[:12], "\n".join(users), each.todo)
-    console = Console()
-    (console if console.is_terminal else Console(width=_WIDE)).print(table)
+    output().print(table)

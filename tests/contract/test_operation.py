@@ -18,7 +18,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from sqlalchemy import create_engine, select, text
 from sqlalchemy.exc import IntegrityError, OperationalError
+from typer.testing import CliRunner
 
+from moerge.cli.app import app
 from moerge.cli.common import wait
 from moerge.errors import CoordinatorError
 from moerge_coordinator.bootstrap import make_app, make_state
@@ -31,7 +33,7 @@ from moerge_proto.owners import NewOwner, NewToken, Role
 from moerge_proto.trunks import NewTrunk, TrunkOptions
 from moerge_proto.uploads import Chunk, NewUpload
 from moerge_proto.versions import NewVersion
-from support.federation import SILENT, eventually, federation_of, files_below, join, joined
+from support.federation import SILENT, Federation, eventually, federation_of, files_below, join, joined
 from support.processes import Coordinator, coordinator, moerge
 
 LARGE: dict[str, Any] = {"hidden_size": 384, "vocab_size": 24000}  # so that ties takes seconds
@@ -152,33 +154,84 @@ def test_figures_count_requests_by_route_and_what_uploads_bring(server: Coordina
     assert not any(digest in part for key in after for part in key)
 
 
-def test_figures_tell_workflows_and_solves_and_the_log_names_the_workflow(tmp_path: Path) -> None:
-    with federation_of(tmp_path, "law") as made:
-        server, trunk = made.server, made.merge()
-        made.contribute(trunk)
+@pytest.fixture(scope="module")
+def solved(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Federation, str]]:
+    """A federation with a champion, and the workflow that solved it."""
+    with federation_of(tmp_path_factory.mktemp("solved"), "law") as made:
+        made.contribute(made.merge())
         workflow = made.operator.solve_version(NewVersion())
         wait(made.operator, workflow)
         made.operator.promote("champion", 1)
-        told = [line["event"] for line in log_lines(server) if line["logger"] == "moerge.coordinator"]
-        assert [re.sub(r"\b[0-9a-f]{12}\b|\b[0-9,]+ tokens", "N", event) for event in told[-8:]] == [
-            "owner law-owner is added without a key: law",
-            "token 2 is added: owner of law-owner",
-            "expert N of law has arrived from law-owner",
-            "expert N of law is ready",
-            "trunk N is merged and current: average of law",
-            "router contribution N of law has arrived from law-owner: N",
-            "version 1 is solved: law",
-            "version 1 is champion",
-        ]
-        found = figures(server)
-        assert found["moerge_workflows", "take_in_expert", "done"] == 1
-        assert found["moerge_workflows", "merge_trunk", "done"] == 1
-        assert found["moerge_workflows", "publish_version", "done"] == 1
-        assert found["moerge_solve_seconds_count",] == 1
-        assert found["moerge_solve_condition_count",] == trunk.layers
-        assert found["moerge_solve_condition_sum",] > 0
-        named = {line["event"].partition(":")[0]: line["workflow"] for line in log_lines(server) if "workflow" in line}
-        assert named["solving routers of law"] == workflow.id
+        yield made, workflow.id
+
+
+def test_figures_tell_workflows_and_solves_and_the_log_names_events_and_workflows(
+    solved: tuple[Federation, str],
+) -> None:
+    made, workflow = solved
+    log = log_lines(made.server)
+    told = [line["event"] for line in log if line["logger"] == "moerge.coordinator"]
+    assert [re.sub(r"\b[0-9a-f]{12}\b|\b[0-9,]+ tokens", "N", event) for event in told[-8:]] == [
+        "owner law-owner is added without a key: law",
+        "token 2 is added: owner of law-owner",
+        "expert N of law has arrived from law-owner",
+        "expert N of law is ready",
+        "trunk N is merged and current: average of law",
+        "router contribution N of law has arrived from law-owner: N",
+        "version 1 is solved: law",
+        "version 1 is champion",
+    ]
+    named = {line["event"].partition(":")[0]: line["workflow"] for line in log if "workflow" in line}
+    assert named["solving routers of law"] == workflow
+    found = figures(made.server)
+    assert found["moerge_workflows", "take_in_expert", "done"] == 1
+    assert found["moerge_workflows", "merge_trunk", "done"] == 1
+    assert found["moerge_workflows", "publish_version", "done"] == 1
+    assert found["moerge_solve_seconds_count",] == 1
+    assert found["moerge_solve_condition_count",] == made.operator.trunk("current").layers
+    assert found["moerge_solve_condition_sum",] > 0
+
+
+# --- commands that show things
+
+
+def test_what_a_pipe_gets_is_whole_and_short_names_and_aliases_do(solved: tuple[Federation, str]) -> None:
+    made, workflow = solved
+    [expert], [trunk] = made.operator.experts(), made.operator.trunks()
+
+    def shown(*words: str) -> str:
+        done = CliRunner().invoke(app, words, env=made.server.environment(), catch_exceptions=False)
+        assert done.exit_code == 0, done.output
+        return done.stdout
+
+    assert f" {expert.digest} " in shown("expert", "list")
+    assert f" {trunk.digest} " in shown("trunk", "list")
+    assert f" {workflow} " in shown("workflow", "list")
+    assert json.loads(shown("expert", "show", f"{expert.digest[:12]}…", "--json"))["versions"] == [1]
+    assert json.loads(shown("trunk", "show", trunk.digest[:6], "--json"))["digest"] == trunk.digest
+    assert json.loads(shown("trunk", "history", trunk.digest[:6], "--json"))["trunk"] == trunk.digest
+    assert json.loads(shown("version", "show", "champion", "--json"))["version"]["number"] == 1
+    assert json.loads(shown("version", "compare", "champion", "1", "--json"))["same_trunk"]
+    assert json.loads(shown("version", "table", "champion", "--json"))["missing"] == ["law"]
+    assert "audited" in shown("version", "note", "champion", "--tag", "audited")
+    lists = {
+        ("contribution", "list"): "digest",
+        ("expert", "list"): "digest",
+        ("owner", "list"): "name",
+        ("token", "list"): "id",
+        ("trunk", "list"): "digest",
+        ("version", "list"): "number",
+        ("version", "history"): "version",
+        ("workflow", "list"): "id",
+    }
+    for words, field in lists.items():
+        rows = json.loads(shown(*words, "--json"))
+        assert rows
+        assert all(row[field] for row in rows), words
+    assert json.loads(shown("owner", "show", "law-owner", "--json"))["domains"] == ["law"]
+    assert json.loads(shown("round", "list", "--json")) == json.loads(shown("progress", "--json")) == []
+    refused = CliRunner().invoke(app, ["workflow", "retry", workflow[:20]], env=made.server.environment())
+    assert "no workflow" not in str(refused.exception)
 
 
 # --- audit

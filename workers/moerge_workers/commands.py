@@ -14,6 +14,7 @@ from rich.filesize import decimal
 from moerge.cli.common import Coordinator, Secret
 from moerge.client.client import Client
 from moerge.errors import MoergeError
+from moerge.terminal import AsJson, show_json
 from moerge_proto.options import RARE_BELOW
 from moerge_proto.signatures import fingerprint, in_groups
 from moerge_workers.leaving import budget, owner_key
@@ -284,12 +285,15 @@ def _decide(home: Path, which: str, decision: Literal["approved", "refused"]) ->
 
 
 @app.command("history")
-def show_history(domain: Domain = None, home: Home = None) -> None:
+def show_history(domain: Domain = None, home: Home = None, as_json: AsJson = False) -> None:
     """Prints everything that was ever sent from a worker's home, oldest first.
 
     Example: moerge worker history --domain law
     """
     with closing(History(_home(home, domain))) as history:
+        if as_json:
+            show_json(history.sendings())
+            return
         for sending in history.sendings():
             item = sending.item
             became = (
@@ -303,7 +307,7 @@ def show_history(domain: Domain = None, home: Home = None) -> None:
 
 
 @app.command()
-def status(domain: Domain = None, home: Home = None) -> None:
+def status(domain: Domain = None, home: Home = None, as_json: AsJson = False) -> None:
     """Tells what a worker does now, or did last, and what waits for your answer.
 
     Example: moerge worker status --domain law
@@ -313,6 +317,9 @@ def status(domain: Domain = None, home: Home = None) -> None:
     with closing(History(folder)) as history:
         waiting, sent, used = history.asked(), history.sent(), budget.told(history)
     running = is_running(folder)
+    if as_json:
+        show_json({"running": running, "state": state, "sent": sent, "waits": waiting})
+        return
     lines = {"running": "yes" if running else "no"}
     if state is not None:
         rate, left = (state.tokens_per_second, state.seconds_left) if running else (0.0, None)

@@ -114,7 +114,6 @@ def _component(name: str | None) -> Component | None:
 app = typer.Typer(
     cls=_Root,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     help="Turn dense expert LLMs of different owners into one Mixture-of-Experts checkpoint, without training.",
 )

@@ -1,8 +1,8 @@
 """What the commands share: whom they speak to, how they ask, wait and show tables."""
 
 import sys
-from collections.abc import Mapping
-from typing import Annotated
+from collections.abc import Callable, Iterable, Mapping
+from typing import Annotated, TypeVar
 
 import typer
 from rich.console import Console
@@ -11,8 +11,10 @@ from rich.table import Table
 
 from moerge.client.client import Client
 from moerge.errors import MoergeError
+from moerge.terminal import output, show_json
 from moerge_proto.workflows import Workflow
 
+M = TypeVar("M")
 Coordinator = Annotated[str, typer.Option(envvar="MOERGE_COORDINATOR", help="Address of the coordinator.")]
 Secret = Annotated[str, typer.Option("--token", envvar="MOERGE_TOKEN", help="Bearer token; better in the environment.")]
 
@@ -37,7 +39,33 @@ def show(title: str, columns: list[str], rows: list[list[str]]) -> None:
     table = Table(*columns, title=title)
     for row in rows:
         table.add_row(*map(escape, row))
-    Console().print(table)
+    output().print(table)
+
+
+def show_list(
+    title: str, columns: list[str], messages: Iterable[M], line: Callable[[M], list[str]], *, as_json: bool
+) -> None:
+    """Prints a line of a table for each message, or the messages as JSON."""
+    if as_json:
+        show_json(list(messages))
+    else:
+        show(title, columns, [line(each) for each in messages])
+
+
+def the_one(kind: str, given: str, known: Iterable[str]) -> str:
+    """The digest or id that is given, whole or by its first digits, as tables on a terminal cut it.
+
+    Raises:
+        MoergeError: none is known, or several.
+    """
+    start = given.rstrip("…")
+    found = [name for name in dict.fromkeys(known) if name.startswith(start)]
+    if given in found:
+        return given
+    if len(found) != 1 or not start:
+        what = f"{len(found)} {kind}s begin with {start!r}" if found else f"no {kind} begins with {start!r}"
+        raise MoergeError(what, where=kind, todo=f"see: moerge {kind} list")
+    return found[0]
 
 
 def wait(client: Client, workflow: Workflow) -> str:

@@ -8,6 +8,7 @@ from rich.filesize import decimal
 from moerge.cli.common import Coordinator, Secret, Yes, confirm, show
 from moerge.client.client import Client
 from moerge.errors import MoergeError
+from moerge.terminal import AsJson, show_json
 from moerge_proto.contributions import Contribution
 from moerge_proto.signatures import in_groups
 from moerge_proto.statistics_file import KINDS
@@ -29,7 +30,7 @@ def _line(row: Contribution) -> list[str]:
 
 
 @app.command("list")
-def list_contributions(coordinator: Coordinator, secret: Secret) -> None:
+def list_contributions(coordinator: Coordinator, secret: Secret, as_json: AsJson = False) -> None:
     """Lists router contributions, then trunk contributions.
 
     Key is the first digits of the key that signed it; rank, the effective rank of its grams, for operators.
@@ -39,10 +40,13 @@ def list_contributions(coordinator: Coordinator, secret: Secret) -> None:
     amount = ["tokens", "documents", "rank", "size"]
     columns = ["domain", "owner", "split", "trunk", *amount, "state", "key", "digest"]
     with Client(coordinator, secret) as client:
-        routers, trunks = ([*map(_line, client.contributions(kind))] for kind in KINDS)
-    show("Router contributions", columns, routers)
+        routers, trunks = ([*client.contributions(kind)] for kind in KINDS)
+    if as_json:
+        show_json([*routers, *trunks])
+        return
+    show("Router contributions", columns, [*map(_line, routers)])
     if trunks:
-        show("Trunk contributions", columns, trunks)
+        show("Trunk contributions", columns, [*map(_line, trunks)])
 
 
 @app.command("withdraw")

@@ -5,19 +5,27 @@ from typing import Annotated, Literal
 import typer
 from rich.filesize import decimal
 
-from moerge.cli.common import Coordinator, Secret, Yes, confirm, show, wait
+from moerge.cli.common import Coordinator, Secret, Yes, confirm, show, show_list, the_one, wait
 from moerge.client.client import Client
 from moerge.errors import MoergeError
 from moerge.progress import progress
+from moerge.terminal import AsJson, show_json
 from moerge_proto.experts import Expert, ExpertState, NewExpert
 
 app = typer.Typer(no_args_is_help=True, help="Experts (operator; an owner its own).")
-Domain = Annotated[str, typer.Argument(help="The expert's domain, or its digest.")]
+_DIGITS = 8
+Domain = Annotated[
+    str, typer.Argument(help=f"The expert's domain, or its digest, of which the first {_DIGITS} digits are enough.")
+]
 
 
 def _find(client: Client, name: str) -> Expert:
-    """The expert of that digest, else the newest of that domain that was trained, not fitted."""
-    found = [row for row in client.experts() if name == row.digest or (name == row.domain and row.fitted is None)]
+    """The newest expert of that domain that was trained, not fitted; else the one of that digest."""
+    rows = list(client.experts())
+    found = [row for row in rows if name == row.domain and row.fitted is None]
+    if not found and len(name) >= _DIGITS and any(row.digest.startswith(name) for row in rows):
+        digest = the_one("expert", name, [row.digest for row in rows])
+        found = [row for row in rows if row.digest == digest]
     if not found:
         raise MoergeError(f"no expert of {name!r}", where="domain", todo="see: moerge expert list")
     alive = [row for row in found if row.state is not ExpertState.WITHDRAWN]
@@ -66,17 +74,18 @@ def add(
 
 
 @app.command("list")
-def list_experts(coordinator: Coordinator, secret: Secret) -> None:
+def list_experts(coordinator: Coordinator, secret: Secret, as_json: AsJson = False) -> None:
     """Lists experts.
 
     Example: moerge expert list
     """
+    columns = ["domain", "owner", "family", "licence", "redistribute", "state", "digest"]
     with Client(coordinator, secret) as client:
-        rows = [
-            [row.domain, row.owner, row.family, row.license, _yes(row.redistribute), _state(row), row.digest]
-            for row in client.experts()
-        ]
-    show("Experts", ["domain", "owner", "family", "licence", "redistribute", "state", "digest"], rows)
+        show_list("Experts", columns, client.experts(), _line, as_json=as_json)
+
+
+def _line(row: Expert) -> list[str]:
+    return [row.domain, row.owner, row.family, row.license, _yes(row.redistribute), _state(row), row.digest]
 
 
 def _state(row: Expert) -> str:
@@ -88,16 +97,19 @@ def _yes(value: bool) -> str:
 
 
 @app.command("show")
-def show_expert(domain: Domain, coordinator: Coordinator, secret: Secret) -> None:
+def show_expert(domain: Domain, coordinator: Coordinator, secret: Secret, as_json: AsJson = False) -> None:
     """Shows an expert, its files, and what contains it.
 
     Example: moerge expert show law
     """
     with Client(coordinator, secret) as client:
         row = _find(client, domain)
-        trunks = [trunk.digest[:12] for trunk in client.trunks() if row.digest in trunk.contains]
+        trunks = [trunk.digest for trunk in client.trunks() if row.digest in trunk.contains]
         own = {row.digest, *(each.digest for each in client.experts() if each.trained == row.digest)}
-        versions = [str(each.number) for each in client.versions() if not own.isdisjoint(each.lineage.experts)]
+        versions = [each.number for each in client.versions() if not own.isdisjoint(each.lineage.experts)]
+    if as_json:
+        show_json({"expert": row, "trunks": trunks, "versions": versions})
+        return
     lines = {
         "domain": row.domain,
         "owner": row.owner,
@@ -107,8 +119,8 @@ def show_expert(domain: Domain, coordinator: Coordinator, secret: Secret) -> Non
         "redistribute": _yes(row.redistribute),
         "state": row.state.value + (f": {row.problem.detail}" if row.problem else ""),
         "came": f"{row.created:%Y-%m-%d %H:%M} UTC",
-        "trunks that contain it": ", ".join(trunks) or "none",
-        "versions with its MLPs": ", ".join(versions) or "none",
+        "trunks that contain it": ", ".join(digest[:12] for digest in trunks) or "none",
+        "versions with its MLPs": ", ".join(map(str, versions)) or "none",
     }
     if row.fitted:
         lines["fitted"] = f"from expert {row.fitted.expert[:12]} to trunk {row.fitted.trunk[:12]}"

@@ -6,9 +6,10 @@ from typing import Annotated
 
 import typer
 
-from moerge.cli.common import Coordinator, Secret, Yes, confirm, show
+from moerge.cli.common import Coordinator, Secret, Yes, confirm, show, show_list
 from moerge.client.client import Client
 from moerge.errors import MoergeError
+from moerge.terminal import AsJson, show_json
 from moerge_proto.owners import NewOwner, NewToken, Owner, OwnerKey, Role
 from moerge_proto.signatures import JoinRequest, fingerprint, in_groups
 
@@ -81,18 +82,22 @@ def revoke(name: OwnerName, coordinator: Coordinator, secret: Secret, yes: Yes =
 
 
 @app.command("list")
-def list_owners(coordinator: Coordinator, secret: Secret) -> None:
+def list_owners(coordinator: Coordinator, secret: Secret, as_json: AsJson = False) -> None:
     """Lists owners, their domains and keys.
 
     Example: moerge owner list
     """
     with Client(coordinator, secret) as client:
-        rows = [[row.name, ", ".join(row.domains), _state(row), _minute(row.seen)] for row in client.owners()]
-    show("Owners", ["name", "domains", "key", "last seen"], rows)
+        columns = ["name", "domains", "key", "last seen"]
+        show_list("Owners", columns, client.owners(), _line, as_json=as_json)
+
+
+def _line(row: Owner) -> list[str]:
+    return [row.name, ", ".join(row.domains), _state(row), _minute(row.seen)]
 
 
 @app.command("show")
-def show_owner(name: OwnerName, coordinator: Coordinator, secret: Secret) -> None:
+def show_owner(name: OwnerName, coordinator: Coordinator, secret: Secret, as_json: AsJson = False) -> None:
     """Shows an owner's domains, when it was last seen, and every key that it has had.
 
     Example: moerge owner show hospital
@@ -101,6 +106,9 @@ def show_owner(name: OwnerName, coordinator: Coordinator, secret: Secret) -> Non
         row = next((row for row in client.owners() if row.name == name), None)
     if row is None:
         raise MoergeError(f"no owner {name!r}", where="NAME", todo="see: moerge owner list")
+    if as_json:
+        show_json(row)
+        return
     lines = {"name": row.name, "domains": ", ".join(row.domains), "since": _minute(row.created)}
     lines |= {"last seen": _minute(row.seen), "key": "" if row.keys else "none; it contributes unsigned"}
     show("Owner", ["", ""], [list(line) for line in lines.items()])

@@ -7,14 +7,14 @@ import typer
 from rich.filesize import decimal
 
 from moerge.cli.common import Coordinator, Secret
-from moerge.cli.versions import resolve
+from moerge.cli.versions import Which, resolve
 from moerge.client.client import Client
 from moerge.client.pull import pull as pull_version
 from moerge.progress import progress
 
 
 def pull(
-    version: Annotated[str, typer.Argument(help="A version's number, or an alias such as champion.")],
+    version: Which,
     folder: Annotated[Path, typer.Argument(help="A new folder, or one that was pulled before.")],
     coordinator: Coordinator,
     secret: Secret,

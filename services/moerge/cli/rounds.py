@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from moerge.cli.common import Coordinator, Secret, show
 from moerge.client.client import Client
 from moerge.errors import MoergeError
+from moerge.terminal import AsJson, show_json
 from moerge_proto.messages import plainly
 from moerge_proto.rounds import NewRound, Round, RoundChange, RoundState
 
@@ -93,13 +94,17 @@ def open_round(
 
 
 @app.command("list")
-def list_rounds(coordinator: Coordinator, secret: Secret) -> None:
+def list_rounds(coordinator: Coordinator, secret: Secret, as_json: AsJson = False) -> None:
     """Lists rounds: who has contributed, who is missing.
 
     Example: moerge round list
     """
     with Client(coordinator, secret) as client:
-        _show(client, list(client.rounds()))
+        rows = list(client.rounds())
+        if as_json:
+            show_json(rows)
+        else:
+            _show(client, rows)
 
 
 @app.command("change")

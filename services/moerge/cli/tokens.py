@@ -6,9 +6,10 @@ from typing import Annotated
 import typer
 from pydantic import ValidationError
 
-from moerge.cli.common import Coordinator, Secret, Yes, confirm, show
+from moerge.cli.common import Coordinator, Secret, Yes, confirm, show_list
 from moerge.client.client import Client
 from moerge.errors import MoergeError
+from moerge.terminal import AsJson
 from moerge_proto.messages import plainly
 from moerge_proto.owners import MONTH_SECONDS, NewToken, Role, TokenEntry
 
@@ -42,17 +43,18 @@ def add(
 
 
 @app.command("list")
-def list_tokens(coordinator: Coordinator, secret: Secret) -> None:
+def list_tokens(coordinator: Coordinator, secret: Secret, as_json: AsJson = False) -> None:
     """Lists tokens, ended ones too. Secrets are not kept, so they can't be shown.
 
     Example: moerge token list
     """
+    columns = ["id", "role", "owner", "note", "made", "valid"]
     with Client(coordinator, secret) as client:
-        rows = [
-            [str(row.id), row.role.value, row.owner or "", row.note, _day(row.created), _end(row)]
-            for row in client.tokens()
-        ]
-    show("Tokens", ["id", "role", "owner", "note", "made", "valid"], rows)
+        show_list("Tokens", columns, client.tokens(), _line, as_json=as_json)
+
+
+def _line(row: TokenEntry) -> list[str]:
+    return [str(row.id), row.role.value, row.owner or "", row.note, _day(row.created), _end(row)]
 
 
 def _day(when: datetime) -> str:

@@ -6,9 +6,10 @@ import typer
 from pydantic import ValidationError
 from rich.filesize import decimal
 
-from moerge.cli.common import Coordinator, Secret, digest_of_domain, numbers, show, wait
+from moerge.cli.common import Coordinator, Secret, digest_of_domain, numbers, show, show_list, the_one, wait
 from moerge.client.client import Client
 from moerge.errors import MoergeError
+from moerge.terminal import AsJson, show_json
 from moerge_proto.experts import ExpertState
 from moerge_proto.history import Remerge, TrunkHistory, TrunkVersion
 from moerge_proto.messages import plainly
@@ -16,6 +17,14 @@ from moerge_proto.options import PAPER, RECOMMENDED
 from moerge_proto.trunks import NewTrunk, Trunk, TrunkMethod
 
 app = typer.Typer(no_args_is_help=True, help="Trunks (operator).")
+_DIGITS = 64
+Digest = Annotated[str, typer.Argument(help="The trunk's digest, or its first digits, or 'current'.")]
+
+
+def _named(client: Client, digest: str) -> str:
+    """A trunk's whole digest, or `current`."""
+    whole = digest == "current" or len(digest) == _DIGITS
+    return digest if whole else the_one("trunk", digest, (row.digest for row in client.trunks()))
 
 
 @app.command("merge")
@@ -80,30 +89,35 @@ def _chosen(client: Client, merged: Trunk) -> str:
 
 
 @app.command("list")
-def list_trunks(coordinator: Coordinator, secret: Secret) -> None:
+def list_trunks(coordinator: Coordinator, secret: Secret, as_json: AsJson = False) -> None:
     """Lists trunks.
 
     Example: moerge trunk list
     """
     with Client(coordinator, secret) as client:
-        rows = [
-            [row.digest, row.method, str(len(row.experts)), "yes" if row.current else ""] for row in client.trunks()
-        ]
-    show("Trunks", ["digest", "method", "experts", "current"], rows)
+        show_list("Trunks", ["digest", "method", "experts", "current"], client.trunks(), _line, as_json=as_json)
+
+
+def _line(row: Trunk) -> list[str]:
+    return [row.digest, row.method, str(len(row.experts)), "yes" if row.current else ""]
 
 
 @app.command("show")
 def show_trunk(
     coordinator: Coordinator,
     secret: Secret,
-    digest: Annotated[str, typer.Argument(help="The trunk's digest, or 'current'.")] = "current",
+    digest: Digest = "current",
+    as_json: AsJson = False,
 ) -> None:
     """Shows what a trunk was merged from, and how; its files, and the versions on it.
 
     Example: moerge trunk show
     """
     with Client(coordinator, secret) as client:
-        row = client.trunk(digest)
+        row = client.trunk(_named(client, digest))
+        if as_json:
+            show_json(row)
+            return
         domains = {expert.digest: expert.domain for expert in client.experts()}
         versions = [str(each.number) for each in client.versions() if each.lineage.trunk == row.digest]
     names = [domains.get(expert, expert[:12]) for expert in row.experts]
@@ -128,8 +142,8 @@ def show_trunk(
 def show_history(
     coordinator: Coordinator,
     secret: Secret,
-    digest: Annotated[str, typer.Argument(help="The trunk's digest, or 'current'.")] = "current",
-    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON instead.")] = False,
+    digest: Digest = "current",
+    as_json: AsJson = False,
 ) -> None:
     """Shows how domains moved from version to version of a trunk, and what a remerge is expected to gain.
 
@@ -139,9 +153,9 @@ def show_history(
     Example: moerge trunk history
     """
     with Client(coordinator, secret) as client:
-        found = client.trunk_history(digest)
+        found = client.trunk_history(_named(client, digest))
     if as_json:
-        typer.echo(found.model_dump_json(indent=1))
+        show_json(found)
         return
     told = (domain for each in found.versions for domain in (*(score.domain for score in each.scores), *each.missing))
     domains = list(dict.fromkeys(told))

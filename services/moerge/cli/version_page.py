@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 
 import typer
-from rich.console import Console
 from rich.filesize import decimal
 
 from moerge.cli.common import show
+from moerge.terminal import output
 from moerge_proto.contributions import ContributionSignature
 from moerge_proto.influence import VersionInfluence
 from moerge_proto.signatures import fingerprint, in_groups
@@ -19,10 +19,10 @@ def show_files(row: Version) -> None:
     """Prints a version's lineage and files."""
     made, options = row.lineage, row.lineage.options
     for line in _notices(row):
-        Console().print(line, highlight=False, markup=False)
+        output().print(line, highlight=False, markup=False)
     chosen = options.model_dump(exclude_defaults=True, exclude={"top_k", "ridge_lambda"})
     more = "".join(f", {name.replace('_', ' ')} {value}" for name, value in chosen.items())
-    Console().print(
+    output().print(
         f"Version {row.number}: {', '.join(made.domains)}; trunk {made.trunk[:12]}, "
         f"lambda {options.ridge_lambda:g}, top-k {options.top_k}{more}, "
         f"{len(made.contributions)} contributions, {row.created:%Y-%m-%d %H:%M} UTC"

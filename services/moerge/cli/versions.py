@@ -9,26 +9,26 @@ from typing import Annotated, Any, Literal
 import typer
 from pydantic import ValidationError
 from rich.color import Color
-from rich.console import Console
 from rich.filesize import decimal
 from rich.style import Style
 from rich.text import Text
 
-from moerge.cli.common import Coordinator, Secret, Yes, confirm, numbers, show, wait
+from moerge.cli.common import Coordinator, Secret, Yes, confirm, numbers, show, show_list, wait
 from moerge.cli.rounds import wait_for_contributions
 from moerge.cli.version_page import show_files, show_influence, show_routers, show_signatures, show_warnings
 from moerge.client.client import Client
 from moerge.client.http import found
 from moerge.errors import MoergeError
+from moerge.terminal import AsJson, output, show_json
 from moerge.versions.compare import lost_domains
 from moerge_proto.messages import plainly
 from moerge_proto.options import RECOMMENDED, VERSION_RECIPES, LambdaScale, RecipeName, Routers
 from moerge_proto.owners import Role
 from moerge_proto.routing import MAX_CHARACTERS, RoutedText
-from moerge_proto.versions import NewVersion, VersionChange
+from moerge_proto.versions import AliasMove, NewVersion, Version, VersionChange
 
 REPORT_FILE = "moerge-report.json"
-Number = Annotated[int, typer.Argument(help="The version's number.")]
+Which = Annotated[str, typer.Argument(metavar="VERSION", help="The version's number, or an alias such as champion.")]
 AliasName = Annotated[str, typer.Option("--alias", help="Which alias.")]
 Note = Annotated[str, typer.Option(help="Why, for the history.")]
 app = typer.Typer(no_args_is_help=True, help="Router versions.")
@@ -136,50 +136,54 @@ def new_version(recipe: RecipeName, options: Mapping[str, object], **more: objec
 
 
 @app.command("list")
-def list_versions(coordinator: Coordinator, secret: Secret) -> None:
+def list_versions(coordinator: Coordinator, secret: Secret, as_json: AsJson = False) -> None:
     """Lists versions.
 
     Example: moerge version list
     """
-    with Client(coordinator, secret) as client:
-        rows = [
-            [
-                str(row.number),
-                ", ".join(row.lineage.domains),
-                decimal(row.bytes_total),
-                decimal(row.bytes_written),
-                f"{row.created:%Y-%m-%d %H:%M}",
-                ", ".join([*row.aliases, *row.tags]),
-                "retired" if row.retired else "withheld" if row.withheld else "",
-            ]
-            for row in client.versions()
-        ]
     columns = ["number", "domains", "size", "written", "made, UTC", "aliases and tags", ""]
-    show("Versions", columns, rows)
+    with Client(coordinator, secret) as client:
+        show_list("Versions", columns, client.versions(), _line, as_json=as_json)
+
+
+def _line(row: Version) -> list[str]:
+    return [
+        str(row.number),
+        ", ".join(row.lineage.domains),
+        decimal(row.bytes_total),
+        decimal(row.bytes_written),
+        f"{row.created:%Y-%m-%d %H:%M}",
+        ", ".join([*row.aliases, *row.tags]),
+        "retired" if row.retired else "withheld" if row.withheld else "",
+    ]
 
 
 @app.command("show")
-def show_version(
-    number: Annotated[int, typer.Argument(help="The version's number.")], coordinator: Coordinator, secret: Secret
-) -> None:
+def show_version(version: Which, coordinator: Coordinator, secret: Secret, as_json: AsJson = False) -> None:
     """Shows a version's lineage, files and signatures, each owner's influence, and how well routers were determined.
 
-    Example: moerge version show 1
+    Example: moerge version show champion
     """
     with Client(coordinator, secret) as client:
-        row = client.version(number)
-        show_files(row)
-        show_signatures(client.version_signatures(number))
-        role = client.identity().role
-        if role is not Role.OWNER and any(file.name == REPORT_FILE for file in row.files):
-            show_routers(client.version_report(number))
-        if role is Role.OPERATOR and (measured := found(lambda: client.version_influence(number))) is not None:
-            show_influence(measured)
+        number = resolve(client, version)
+        row, signatures, role = client.version(number), client.version_signatures(number), client.identity().role
+        reported = role is not Role.OWNER and any(file.name == REPORT_FILE for file in row.files)
+        report = client.version_report(number) if reported else None
+        influence = found(lambda: client.version_influence(number)) if role is Role.OPERATOR else None
+    if as_json:
+        show_json({"version": row, "signatures": signatures, "report": report, "influence": influence})
+        return
+    show_files(row)
+    show_signatures(signatures)
+    if report is not None:
+        show_routers(report)
+    if influence is not None:
+        show_influence(influence)
 
 
 @app.command()
 def promote(
-    number: Number,
+    version: Which,
     coordinator: Coordinator,
     secret: Secret,
     alias: AliasName = "champion",
@@ -196,6 +200,7 @@ def promote(
     Example: moerge version promote 2 --note "better on law"
     """
     with Client(coordinator, secret) as client:
+        number = resolve(client, version)
         if (before := found(lambda: client.alias(alias))) is not None:
             lost = lost_domains(client.version(before.version), client.version(number))
             if lost:
@@ -218,30 +223,24 @@ def roll_back(coordinator: Coordinator, secret: Secret, alias: AliasName = "cham
 
 
 @app.command()
-def history(coordinator: Coordinator, secret: Secret, alias: AliasName = "champion") -> None:
+def history(coordinator: Coordinator, secret: Secret, alias: AliasName = "champion", as_json: AsJson = False) -> None:
     """Shows who moved an alias, when and why.
 
     Example: moerge version history
     """
+    columns = ["when", "", "from", "to", "who", "note", "override"]
     with Client(coordinator, secret) as client:
-        rows = [
-            [
-                f"{m.created:%Y-%m-%d %H:%M}",
-                m.kind,
-                str(m.previous or ""),
-                str(m.version or ""),
-                m.who,
-                m.note,
-                m.override or "",
-            ]
-            for m in client.alias_history(alias)
-        ]
-    show(f"{alias}, times in UTC", ["when", "", "from", "to", "who", "note", "override"], rows)
+        show_list(f"{alias}, times in UTC", columns, client.alias_history(alias), _move, as_json=as_json)
+
+
+def _move(row: AliasMove) -> list[str]:
+    when, previous, version = f"{row.created:%Y-%m-%d %H:%M}", str(row.previous or ""), str(row.version or "")
+    return [when, row.kind, previous, version, row.who, row.note, row.override or ""]
 
 
 @app.command()
 def note(
-    number: Number,
+    version: Which,
     coordinator: Coordinator,
     secret: Secret,
     text: Annotated[str | None, typer.Option(help="The new note.")] = None,
@@ -252,6 +251,7 @@ def note(
     Example: moerge version note 2 --text "for the audit" --tag audited
     """
     with Client(coordinator, secret) as client:
+        number = resolve(client, version)
         row = client.change_version(number, VersionChange(note=text, tags=tag))
     typer.echo(f"version {number}: tags {', '.join(row.tags) or 'none'}; note: {row.note or 'none'}")
 
@@ -262,6 +262,7 @@ def compare(
     after: Annotated[str, typer.Argument(help="Another one's.")],
     coordinator: Coordinator,
     secret: Secret,
+    as_json: AsJson = False,
 ) -> None:
     """Shows what differs from one version to another, and how much that is to fetch.
 
@@ -269,6 +270,9 @@ def compare(
     """
     with Client(coordinator, secret) as client:
         found = client.compare_versions(resolve(client, before), resolve(client, after))
+        if as_json:
+            show_json(found)
+            return
         domains: dict[str, str] = {}
         for number in (found.before, found.after):
             made = client.version(number).lineage
@@ -289,10 +293,10 @@ def compare(
 
 @app.command()
 def table(
-    which: Annotated[str, typer.Argument(metavar="VERSION", help="A version's number or alias.")],
+    version: Which,
     coordinator: Coordinator,
     secret: Secret,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON instead.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Shows how a version does on every domain, by what owners reported of their held-out documents.
 
@@ -302,9 +306,9 @@ def table(
     Example: moerge version table champion
     """
     with Client(coordinator, secret) as client:
-        found = client.version_table(resolve(client, which))
+        found = client.version_table(resolve(client, version))
     if as_json:
-        typer.echo(found.model_dump_json(indent=1))
+        show_json(found)
         return
     rows = [
         [
@@ -335,7 +339,7 @@ def _percent(layers: tuple[float, ...]) -> str:
 
 @app.command()
 def route(
-    version: Annotated[str, typer.Argument(help="The version's number or alias.")],
+    version: Which,
     coordinator: Coordinator,
     secret: Secret,
     text: Annotated[Path, typer.Option(help=f"File of UTF-8 text, at most {MAX_CHARACTERS} characters.")],
@@ -356,16 +360,17 @@ def route(
         found = f"no layer {layer}"
         raise MoergeError(found, where="--layer", todo=f"the layers are 0 to {len(routed.experts) - 1}")
     for line in coloured(routed, layer):
-        Console().print(line, soft_wrap=True)
+        output().print(line, soft_wrap=True)
 
 
 @app.command()
-def retire(number: Number, coordinator: Coordinator, secret: Secret, yes: Yes = False) -> None:
+def retire(version: Which, coordinator: Coordinator, secret: Secret, yes: Yes = False) -> None:
     """Retires a version: its number and lineage stay, files that no other version has go.
 
     Example: moerge version retire 1
     """
     with Client(coordinator, secret) as client:
+        number = resolve(client, version)
         confirm(f"Version {number} can't be served again, and its own files are removed for good.", yes=yes)
         client.retire_version(number)
     typer.echo(f"version {number} is retired")

@@ -5,8 +5,10 @@ from typing import Annotated
 
 import typer
 
-from moerge.cli.common import Coordinator, Secret, show, wait
+from moerge.cli.common import Coordinator, Secret, show_list, the_one, wait
 from moerge.client.client import Client
+from moerge.terminal import AsJson
+from moerge_proto.workflows import WorkflowEntry
 
 app = typer.Typer(
     no_args_is_help=True, help="Long work: experts and contributions taken in, trunks merged, versions solved."
@@ -18,36 +20,32 @@ def list_workflows(
     coordinator: Coordinator,
     secret: Secret,
     most: Annotated[int, typer.Option(help="Show at most so many, the newest first.", min=1)] = 20,
+    as_json: AsJson = False,
 ) -> None:
     """Lists workflows, the newest first.
 
     Example: moerge workflow list
     """
-    with Client(coordinator, secret) as client:
-        rows = list(islice(client.workflows(), most))
     columns = ["id", "makes", "state", "started", "result"]
-    lines = [
-        [
-            row.id,
-            row.kind,
-            row.state.value,
-            f"{row.created:%Y-%m-%d %H:%M} UTC",
-            row.problem.detail if row.problem else row.result or "",
-        ]
-        for row in rows
-    ]
-    show("Workflows", columns, lines)
+    with Client(coordinator, secret) as client:
+        show_list("Workflows", columns, islice(client.workflows(), most), _line, as_json=as_json)
+
+
+def _line(row: WorkflowEntry) -> list[str]:
+    result = row.problem.detail if row.problem else row.result or ""
+    return [row.id, row.kind, row.state.value, f"{row.created:%Y-%m-%d %H:%M} UTC", result]
 
 
 @app.command("retry")
 def retry(
-    id_: Annotated[str, typer.Argument(metavar="ID", help="Of the workflow that failed.")],
+    id_: Annotated[str, typer.Argument(metavar="ID", help="Id of the workflow that failed, or its first characters.")],
     coordinator: Coordinator,
     secret: Secret,
 ) -> None:
     """Starts a workflow that failed anew, with what it was given, and waits for it.
 
-    Example: moerge workflow retry version-4f1c22…-1
+    Example: moerge workflow retry version-4f1c22
     """
     with Client(coordinator, secret) as client:
-        typer.echo(wait(client, client.retry_workflow(id_)))
+        found = the_one("workflow", id_, (row.id for row in client.workflows()))
+        typer.echo(wait(client, client.retry_workflow(found)))

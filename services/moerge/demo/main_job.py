@@ -223,7 +223,7 @@ class Demo:
 
     def _table_command(self, number: int) -> list[object]:
         command: list[object] = ["table", "--version", self._folder(number), "--tokens", TABLE_TOKENS]
-        command += ["--statistics-tokens", STATISTICS_TOKENS, "--json", self._home / f"table-{number}.json"]
+        command += ["--statistics-tokens", STATISTICS_TOKENS, "--json-file", self._home / f"table-{number}.json"]
         for recipe in _BESIDE[self._recipe]:
             command += ["--recipe", recipe]
         for domain in self._domains:

@@ -1,6 +1,5 @@
 """`moerge merge`"""
 
-import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ from rich.console import Console
 from moerge.errors import MoergeError
 from moerge.merging.report import SCORED_TOKENS
 from moerge.settings import named_values
+from moerge.terminal import AsJson, output, show_json
 from moerge_proto.digests import Name
 from moerge_proto.messages import plainly
 from moerge_proto.options import RECOMMENDED, VERSION_RECIPES, RecipeName, SolveOptions, VersionRecipe
@@ -68,7 +68,7 @@ def merge(
     keep_statistics: Annotated[
         bool, typer.Option("--keep-statistics", help="Keep the work folder, OUT.work, at the end.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the table as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Merges experts on this machine into one MoE model, without training and without a server.
 
@@ -108,10 +108,10 @@ def merge(
     sources = _sources(expert, text, license or (), text_field, chat, say)
     report = run(sources, out, settings, say)
     if as_json:
-        typer.echo(json.dumps(report.to_json(), indent=2))
+        show_json(report.to_json())
         return
     for part in report.render():
-        Console().print(part, highlight=False, markup=False)
+        output().print(part, highlight=False, markup=False)
 
 
 def _recipe(

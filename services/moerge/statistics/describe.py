@@ -1,8 +1,10 @@
 """What a contribution contains, and what it reveals, told to the one who sends or receives it."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
+from typing import NamedTuple
 
 import torch
 from rich.console import RenderableType
@@ -44,13 +46,49 @@ def describe(path: Path) -> Iterator[RenderableType]:
     Raises:
         ContributionError: the file isn't a statistics file.
     """
+    with _opened(path) as file:
+        yield from _describe(file)
+
+
+def description(path: Path) -> dict[str, object]:
+    """The same as plain data.
+
+    Raises:
+        ContributionError: the file isn't a statistics file.
+    """
+    with _opened(path) as file:
+        tensors = [each._asdict() for each in _tensors(file)]
+        return {"manifest": file.manifest, "tensors": tensors, "reveals": list(_reveals(file))}
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[StatisticsFile]:
     try:
         with StatisticsFile(path) as file:
-            yield from _describe(file)
+            yield file
     except StatisticsFileError as error:
-        raise ContributionError(
-            error.detail, where=f"{path}: {error.field}", todo="name a file that a worker wrote"
-        ) from error
+        todo = "name a file that a worker wrote"
+        raise ContributionError(error.detail, where=f"{path}: {error.field}", todo=todo) from error
+
+
+class _Tensor(NamedTuple):
+    """A tensor of a contribution; ranks are those of a gram."""
+
+    name: str
+    length: int
+    most_rank: int | None = None
+    effective_rank: float | None = None
+
+
+def _tensors(file: StatisticsFile) -> Iterator[_Tensor]:
+    grams = _grams(file.manifest)
+    for name, length in file.manifest.layout():
+        if name not in grams:
+            yield _Tensor(name, length)
+            continue
+        size, exponent = grams[name]
+        square = unpack(to_floats(file.array(name), exponent), size)
+        yield _Tensor(name, length, min(size, file.manifest.tokens), effective_rank(torch.from_numpy(square)))
 
 
 def _describe(file: StatisticsFile) -> Iterator[RenderableType]:
@@ -63,13 +101,8 @@ def _describe(file: StatisticsFile) -> Iterator[RenderableType]:
     tensors = Table("tensor", "int64", "size", "rank at most", "effective rank", title="Sums, as integers")
     for column in tensors.columns[1:]:
         column.justify = "right"
-    grams = _grams(manifest)
-    for name, length in manifest.layout():
-        ranks = ("", "")
-        if name in grams:
-            size, exponent = grams[name]
-            square = unpack(to_floats(file.array(name), exponent), size)
-            ranks = f"{min(size, manifest.tokens):,}", f"{effective_rank(torch.from_numpy(square)):,.1f}"
+    for name, length, most, rank in _tensors(file):
+        ranks = ("", "") if most is None else (f"{most:,}", f"{rank:,.1f}")
         tensors.add_row(name, f"[{length:,}]", decimal(8 * length), *ranks)
     yield tensors
     yield "What this reveals:\n" + "\n".join(f"  - {each}" for each in _reveals(file))

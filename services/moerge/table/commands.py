@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
-from rich.console import Console
 
 from moerge.errors import MoergeError
 from moerge.files import atomic_file, cache_folder
 from moerge.models.sources import checkpoint_folder
 from moerge.progress import progress
+from moerge.terminal import output
 
 app = typer.Typer()
 WITH_VERSION = ("averaging",)
@@ -111,7 +111,7 @@ def table(
         Literal["float32", "bfloat16", "Q8_0", "Q4_0"],
         typer.Option(help="Number format of recipes' models, as GGUF rounds with Q; the dense experts' is float32."),
     ] = "float32",
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures here too.")] = None,
+    json_file: Annotated[Path | None, typer.Option(help="Write the figures here too, as JSON.")] = None,
     svg_file: Annotated[
         Path | None, typer.Option("--svg", help="Draw them here; with --sweep or --incremental, as curves.")
     ] = None,
@@ -139,7 +139,7 @@ def table(
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    console = Console()
+    console = output()
     if preset is None:
         sources = arguments.sources(expert or (), text=text or (), held_out=held_out or (), other=other or ())
         start = None if base is None else checkpoint_folder(base)

@@ -1,13 +1,17 @@
 """The console script: what it makes of errors."""
 
+import json
 import signal
 import sys
 from pathlib import Path
 
 import pytest
+from typer.main import get_command
 from typer.testing import CliRunner
 
-from moerge.cli.app import app, main
+from moerge.cli.app import PANELS, Component, app, main
+from moerge.cli.common import the_one
+from moerge.errors import MoergeError
 from support.statistics import honest_sums, manifest_of, written
 
 
@@ -25,5 +29,38 @@ def test_an_error_names_a_path_with_brackets_as_it_is(
 def test_inspect_tells_what_a_contribution_reveals(tmp_path: Path) -> None:
     sums = honest_sums(8, 500, 1, 2, 0)
     path = written(tmp_path / "file", manifest_of(sums, 1, domain="law"), sums)
-    shown = CliRunner().invoke(app, ["inspect", str(path)], env={"COLUMNS": "200"})
+    shown = CliRunner().invoke(app, ["inspect", str(path)])
     assert (shown.exit_code, "router contribution of 'law'" in shown.output) == (0, True)
+    told = json.loads(CliRunner().invoke(app, ["inspect", str(path), "--json"]).stdout)
+    assert (told["manifest"]["domain"], told["tensors"][0]["name"]) == ("law", "layers.0.gram")
+
+
+def test_every_command_that_shows_a_table_has_json_as_a_flag() -> None:
+    """Of `moerge table`, a file gets the figures: `--json-file`."""
+    shows = {"list", "show", "history", "table", "compare", "progress", "inspect", "status", "verify", "merge"}
+    lacking, seen = [], 0
+    for panel in PANELS.values():
+        for name, component in panel.items():
+            root = component.load() if isinstance(component, Component) else get_command(app).commands[name]  # type: ignore[attr-defined]
+            commands = getattr(root, "commands", {name: root})
+            for word, command in commands.items():
+                if word in shows and (name, word) not in (("trunk", "merge"), ("table", "table")):
+                    seen += 1
+                    flags = [each for each in command.params if "--json" in each.opts]
+                    lacking += [] if flags and flags[0].is_flag else [f"{name} {word}"]
+    assert (lacking, seen > 20) == ([], True)
+
+
+@pytest.mark.parametrize("given", ["version-52", "version-5220…", "version-52204-1"])
+def test_an_id_may_be_its_first_characters_as_a_terminal_cuts_it(given: str) -> None:
+    known = ["version-52204-1", "version-61111-1", "trunk-52204-1"]
+    assert the_one("workflow", given, known) == "version-52204-1"
+    for wrong in ("version", "…", "expert-1"):
+        with pytest.raises(MoergeError, match="begin") as caught:
+            the_one("workflow", wrong, known)
+        assert caught.value.todo == "see: moerge workflow list"
+
+
+def test_a_shell_completes_commands_of_components_too() -> None:
+    asked = {"_MOERGE_COMPLETE": "complete_bash", "COMP_WORDS": "moerge coordinator ve", "COMP_CWORD": "2"}
+    assert CliRunner().invoke(app, prog_name="moerge", env=asked).stdout.split() == ["verify"]
