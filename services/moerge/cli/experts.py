@@ -23,7 +23,8 @@ def _find(client: Client, name: str) -> Expert:
     """The newest expert of that domain that was trained, not fitted; else the one of that digest."""
     rows = list(client.experts())
     found = [row for row in rows if name == row.domain and row.fitted is None]
-    if not found and len(name) >= _DIGITS and any(row.digest.startswith(name) for row in rows):
+    start = name.rstrip("…")
+    if not found and len(start) >= _DIGITS and any(row.digest.startswith(start) for row in rows):
         digest = the_one("expert", name, [row.digest for row in rows])
         found = [row for row in rows if row.digest == digest]
     if not found:
