@@ -69,7 +69,8 @@ class Calls:
     def _is_poll(self, scope: Scope, method: str, status: int) -> bool:
         """Whether a call only looked, or told progress, and all is well: workers and pages ask again every second."""
         route = self._route(scope)
-        return route is not None and not audit.is_audited(method, route, 200) and (status < 400 or status == 404)
+        well = status < 400 or (status == 404 and route is not None)
+        return well and not audit.is_audited(method, route, 200)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
