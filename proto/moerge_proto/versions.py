@@ -136,8 +136,10 @@ class FileChange(Message):
 class Comparison(Message):
     """What differs from version `before` to version `after`.
 
-    `options` maps the name of each solve option that differs to its two values; `fetch` counts the bytes that somebody
-    who has the one must fetch for the other.
+    Experts are compared by domain: `experts_added` are of domains that only `after` has, `experts_removed` of domains
+    that only `before` has, and `experts_replaced`, those of `after` whose domain has other MLPs in `before`, such as
+    ones fitted to another trunk. `options` maps the name of each solve option that differs to its two values; `fetch`
+    counts the bytes that somebody who has the one must fetch for the other.
     """
 
     before: int
@@ -145,6 +147,7 @@ class Comparison(Message):
     same_trunk: bool
     experts_added: list[Digest]
     experts_removed: list[Digest]
+    experts_replaced: list[Digest] = Field(default_factory=list, exclude_if=lambda value: not value)
     contributions_added: list[Digest]
     contributions_removed: list[Digest]
     options: dict[str, tuple[JsonValue, JsonValue]]

@@ -101,10 +101,26 @@ def test_the_command_line_and_a_pulled_card_show_the_table(federation: Federatio
         assert text in shown
     told = json.loads(federation.moerge("version", "table", number, "--json"))
     assert (told["missing"], told["average"], told["scores"][0]["tokens"]) == (["law"], None, 10)
+    assert "average of its 2 domains" in shown
     federation.moerge("pull", "shown", tmp_path / "model")
     card = (tmp_path / "model" / "README.md").read_text()
     assert "| art | 10 | 7.39 | 7.39 | 100.0 |\n\nNo scores of: law.\n" in card
     assert "| art |" not in federation.members["law"].client.version_card(number).partition("\n## Experts\n")[0]
+
+
+def test_averages_over_other_domains_are_named_and_not_compared(federation: Federation) -> None:
+    alone = federation.solve(experts=federation.digests("law"), options=SolveOptions(ridge_lambda=4.0)).number
+    both = solve(federation, 4.0)
+    law, art = (federation.members[name].client for name in ("law", "art"))
+    law.evaluate(alone, sums(federation, alone, "law", 21.0, routed=[[10], [10]]))
+    law.evaluate(both, sums(federation, both, "law", 22.0))
+    art.evaluate(both, sums(federation, both, "art", 30.0))
+    shown = federation.moerge("version", "compare", alone, both, COLUMNS="160")
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in shown.splitlines() if "│" in line]
+    cells = {name: row for name, *row in rows}
+    assert cells["average of all its domains (1, 2)"] == ["90.5", "59.3", ""]
+    assert cells["average of the 1 that both have"] == ["90.5", "81.9", "-8.6"]
+    assert (cells["experts added"], cells["other MLPs"]) == (["art"], [""])
 
 
 def test_an_owner_gets_a_version_s_files_once_every_other_owner_allows_it(

@@ -163,7 +163,7 @@ def show_history(
         [str(each.version), *(_cell(each, domain) for domain in domains), _number(each.average), _number(each.behind)]
         for each in found.versions
     ]
-    show(f"Trunk {found.trunk[:12]}", ["version", *domains, "average", "newcomers behind by"], rows)
+    show(f"Trunk {found.trunk[:12]}", ["version", *domains, "average of its domains", "newcomers behind by"], rows)
     for line in _lines(found):
         typer.echo(line)
 

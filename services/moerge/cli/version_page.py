@@ -1,16 +1,17 @@
-"""The tables of `moerge version show`."""
+"""The tables of `moerge version show` and `moerge version compare`."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import typer
 from rich.filesize import decimal
 
 from moerge.cli.common import show
 from moerge.terminal import output
+from moerge.versions.compare import ScoreChange
 from moerge_proto.contributions import ContributionSignature
 from moerge_proto.influence import VersionInfluence
 from moerge_proto.signatures import fingerprint, in_groups
-from moerge_proto.versions import SolveReport, Version
+from moerge_proto.versions import Comparison, SolveReport, Version
 
 FLOAT32_LIMIT = 2.0**24
 
@@ -115,3 +116,28 @@ def show_routers(report: SolveReport) -> None:
             f"Above a condition of {FLOAT32_LIMIT:.0e}, float32 products leave the weakest directions undetermined."
             " To quiet them, raise lambda: --lambda-scale relative --lambda 1e-6, or --lambda-scale auto."
         )
+
+
+def show_comparison(found: Comparison, domains: Mapping[str, str], scores: Sequence[ScoreChange]) -> None:
+    """Prints the differences between two versions. `domains` maps experts' digests to domains."""
+    lines = [
+        ["trunk", "the same" if found.same_trunk else "another"],
+        ["experts added", ", ".join(domains[each] for each in found.experts_added)],
+        ["experts removed", ", ".join(domains[each] for each in found.experts_removed)],
+        ["other MLPs", ", ".join(domains[each] for each in found.experts_replaced)],
+        ["contributions added", str(len(found.contributions_added))],
+        ["contributions removed", str(len(found.contributions_removed))],
+        *([name, f"{old} -> {new}"] for name, (old, new) in found.options.items()),
+        ["to fetch", decimal(found.fetch)],
+    ]
+    show(f"Version {found.before} -> {found.after}", ["", ""], lines)
+    if any(each.before is not None or each.after is not None for each in scores):
+        columns = ["domain", f"version {found.before}", f"version {found.after}", "points"]
+        rows = [[each.name, _score(each.before), _score(each.after), _score(each.points, "+")] for each in scores]
+        show("Normalised scores", columns, rows)
+    changed = [[file.name, file.change, decimal(file.size)] for file in found.files if file.change != "same"]
+    show("Files that differ", ["file", "", "size"], changed)
+
+
+def _score(value: float | None, sign: str = "") -> str:
+    return "" if value is None else f"{value:{sign}.1f}"

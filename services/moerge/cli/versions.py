@@ -15,12 +15,19 @@ from rich.text import Text
 
 from moerge.cli.common import Coordinator, Secret, Yes, confirm, numbers, show, show_list, wait
 from moerge.cli.rounds import wait_for_contributions
-from moerge.cli.version_page import show_files, show_influence, show_routers, show_signatures, show_warnings
+from moerge.cli.version_page import (
+    show_comparison,
+    show_files,
+    show_influence,
+    show_routers,
+    show_signatures,
+    show_warnings,
+)
 from moerge.client.client import Client
 from moerge.client.http import found
 from moerge.errors import MoergeError
 from moerge.terminal import AsJson, output, show_json
-from moerge.versions.compare import lost_domains
+from moerge.versions.compare import average_name, lost_domains, score_changes
 from moerge_proto.messages import plainly
 from moerge_proto.options import RECOMMENDED, VERSION_RECIPES, LambdaScale, RecipeName, Routers
 from moerge_proto.owners import Role
@@ -264,7 +271,9 @@ def compare(
     secret: Secret,
     as_json: AsJson = False,
 ) -> None:
-    """Shows what differs from one version to another, and how much that is to fetch.
+    """Shows what differs from one version to another, the scores on both, and how much there is to fetch.
+
+    Averages over different domains have no difference in points.
 
     Example: moerge version compare champion candidate
     """
@@ -277,18 +286,8 @@ def compare(
         for number in (found.before, found.after):
             made = client.version(number).lineage
             domains |= dict(zip(made.experts, made.domains, strict=True))
-    lines = [
-        ["trunk", "the same" if found.same_trunk else "another"],
-        ["experts added", ", ".join(domains[each] for each in found.experts_added)],
-        ["experts removed", ", ".join(domains[each] for each in found.experts_removed)],
-        ["contributions added", str(len(found.contributions_added))],
-        ["contributions removed", str(len(found.contributions_removed))],
-        *([name, f"{old} -> {new}"] for name, (old, new) in found.options.items()),
-        ["to fetch", decimal(found.fetch)],
-    ]
-    show(f"Version {found.before} -> {found.after}", ["", ""], lines)
-    changed = [[file.name, file.change, decimal(file.size)] for file in found.files if file.change != "same"]
-    show("Files that differ", ["file", "", "size"], changed)
+        scores = score_changes(client.version_table(found.before), client.version_table(found.after))
+    show_comparison(found, domains, scores)
 
 
 @app.command()
@@ -326,7 +325,7 @@ def table(
     average = "" if found.average is None else f"{found.average:.1f}"
     rows += [[domain, "", "", "", "", "", "", "not evaluated"] for domain in found.missing]
     columns = ["domain", "dense perplexity", "version's", "oracle", "normalised", "tokens", "documents", "by whom, UTC"]
-    show(f"Version {found.version}", columns, [*rows, ["average", "", "", "", average, "", "", ""]])
+    show(f"Version {found.version}", columns, [*rows, [average_name(found), "", "", "", average, "", "", ""]])
     if found.scores:
         shares = [[each.domain, *map(_percent, zip(*each.shares, strict=True))] for each in found.scores]
         names = ["text of", *(f"{domain} expert" for domain in found.domains)]

@@ -1,24 +1,112 @@
-"""What differs between two versions."""
+"""The differences between two versions: experts, contributions, options, files and scores."""
 
-from moerge_proto.versions import Comparison, FileChange, Version
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+from moerge_proto.evaluations import VersionTable
+from moerge_proto.versions import Comparison, FileChange, Lineage, Version
+
+
+@dataclass(frozen=True)
+class DomainChanges:
+    """Domains that only the new version has, that only the old one has, and whose MLPs differ."""
+
+    added: list[str]
+    removed: list[str]
+    replaced: list[str]
+
+
+def domain_changes(old: Lineage, new: Lineage) -> DomainChanges:
+    """The change of experts, by domain: an expert and its fitted one are of the same domain."""
+    before, after = (dict(zip(each.domains, each.experts, strict=True)) for each in (old, new))
+    return DomainChanges(
+        added=[domain for domain in after if domain not in before],
+        removed=[domain for domain in before if domain not in after],
+        replaced=[domain for domain in after if domain in before and after[domain] != before[domain]],
+    )
+
+
+@dataclass(frozen=True)
+class ScoreChange:
+    """A normalised score on two versions. `points` is None if a score is unknown or they are of different domains."""
+
+    name: str
+    before: float | None
+    after: float | None
+    points: float | None
+    is_average: bool = False
+
+    @classmethod
+    def of(cls, name: str, before: float | None, after: float | None, *, is_average: bool = False) -> "ScoreChange":
+        """The change of a score that is over the same domains on both versions."""
+        points = None if before is None or after is None else after - before
+        return cls(name, before, after, points, is_average)
+
+
+def score_changes(old: VersionTable, new: VersionTable) -> list[ScoreChange]:
+    """A row for each domain, then the averages; only those over the same domains have a difference in points."""
+    before, after = _scores(old), _scores(new)
+    domains = list(dict.fromkeys([*old.domains, *new.domains]))
+    rows = [ScoreChange.of(each, before.get(each), after.get(each)) for each in domains]
+    if set(old.domains) == set(new.domains):
+        whole = ScoreChange.of(average_name(new), old.average, new.average, is_average=True)
+        if whole.points is not None:
+            return [*rows, whole]
+    else:
+        name = f"average of all its domains ({len(old.domains)}, {len(new.domains)})"
+        whole = ScoreChange(name, old.average, new.average, None, is_average=True)
+    shared = common_change(old, new)
+    return [*rows, whole] if shared is None else [*rows, whole, shared]
+
+
+def common_change(old: VersionTable, new: VersionTable) -> ScoreChange | None:
+    """The averages over the domains with a score on both versions; None if there are none."""
+    domains = common_domains([old, new])
+    if not domains:
+        return None
+    name = f"average of the {len(domains)} that both have"
+    return ScoreChange.of(name, average_over(old, domains), average_over(new, domains), is_average=True)
+
+
+def average_name(table: VersionTable) -> str:
+    """The name of a version's average, with its number of domains."""
+    count = len(table.domains)
+    return f"average of its {count} domain{'s' if count > 1 else ''}"
+
+
+def common_domains(tables: Iterable[VersionTable]) -> list[str]:
+    """The domains with a score in each of the tables, in the first one's order."""
+    found = [_scores(table) for table in tables]
+    return [domain for domain in found[0] if all(domain in each for each in found)] if found else []
+
+
+def average_over(table: VersionTable, domains: Collection[str]) -> float:
+    """The average of the normalised scores of these domains, which the table has."""
+    scores = _scores(table)
+    return sum(scores[domain] for domain in domains) / len(domains)
+
+
+def _scores(table: VersionTable) -> dict[str, float]:
+    return {each.domain: each.normalised for each in table.scores}
 
 
 def compare(before: Version, after: Version) -> Comparison:
     """The way from one version to another, as lineage and as files."""
     old, new = before.lineage, after.lineage
+    changes = domain_changes(old, new)
     options = new.options.model_dump(mode="json") | {"tied": new.tied}
     earlier = old.options.model_dump(mode="json") | {"tied": old.tied}
-    files = _files(before, after)
     return Comparison(
         before=before.number,
         after=after.number,
         same_trunk=old.trunk == new.trunk,
-        experts_added=[each for each in new.experts if each not in old.experts],
-        experts_removed=[each for each in old.experts if each not in new.experts],
+        experts_added=_experts(new, changes.added),
+        experts_removed=_experts(old, changes.removed),
+        experts_replaced=_experts(new, changes.replaced),
         contributions_added=[each for each in new.contributions if each not in old.contributions],
         contributions_removed=[each for each in old.contributions if each not in new.contributions],
         options={name: (earlier[name], value) for name, value in options.items() if earlier[name] != value},
-        files=files,
+        files=_files(before, after),
         fetch=sum({file.sha256: file.size for file in after.files if file.sha256 not in _digests(before)}.values()),
     )
 
@@ -28,6 +116,10 @@ def lost_domains(before: Version, after: Version) -> list[str]:
     there = zip(before.lineage.domains, before.lineage.experts, strict=True)
     kept = {*after.lineage.domains}
     return [domain for domain, expert in there if domain not in kept and expert not in before.contains_withdrawn]
+
+
+def _experts(lineage: Lineage, domains: Collection[str]) -> list[str]:
+    return [digest for digest, domain in zip(lineage.experts, lineage.domains, strict=True) if domain in domains]
 
 
 def _digests(version: Version) -> set[str]:
