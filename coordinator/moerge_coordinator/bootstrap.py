@@ -192,7 +192,7 @@ def make_app(settings: Settings, traffic: Traffic | None = None, clock: Callable
         api.include_router(module.router)
     app.include_router(api)
     app.include_router(operation.router)
-    app.mount(HOME, make_dashboard(app))
+    app.mount(HOME, make_dashboard(app, routes_texts=settings.route_bytes is not None))
     for path in ("/", HOME):
         app.add_route(path, lambda request: RedirectResponse(f"{HOME}/"), include_in_schema=False)
     return app

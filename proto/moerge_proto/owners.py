@@ -39,13 +39,17 @@ class OwnerKey(Message):
 
 
 class Owner(Message):
-    """`keys`: oldest first; without any, it contributes unsigned. `seen`: its last call, to a minute."""
+    """`keys`: oldest first; without any, it contributes unsigned. `seen`: its last call, to a minute.
+
+    `revoked`: since when it has no valid key or token left; None while it has one, or never had any.
+    """
 
     name: str
     domains: list[str]
     keys: list[OwnerKey]
     created: datetime
     seen: datetime | None
+    revoked: datetime | None = Field(default=None, exclude_if=lambda value: value is None)
 
 
 class Approval(Message):

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from moerge.cli.common import wait
 from moerge.client.client import Client
@@ -20,6 +21,7 @@ from moerge_coordinator.dashboard.actions import ACTIONS
 from moerge_proto.experts import ExpertState
 from moerge_proto.options import RECOMMENDED
 from moerge_proto.owners import NewOwner, NewToken, Role
+from moerge_proto.signatures import JoinRequest, fingerprint, in_groups, public_key_of
 from moerge_proto.trunks import NewTrunk
 from moerge_proto.versions import VersionChange
 from support.dashboard import act, guard, signed_in, visitor
@@ -83,6 +85,11 @@ def visited(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Visited]:
 def place_of(answer: httpx.Response) -> str:
     """Where a redirection leads, below /dashboard."""
     return answer.headers["Location"].removeprefix("/dashboard")
+
+
+def words(page: httpx.Response) -> str:
+    """The text of a page, as a reader sees it."""
+    return " ".join(html.unescape(re.sub(r"<[^>]*>", "", page.text)).split())
 
 
 def test_whoever_is_not_signed_in_is_asked_to_and_then_gets_there(visited: Visited) -> None:
@@ -179,8 +186,10 @@ def test_promoting_and_rolling_back_are_the_signed_in_one_s_calls(visited: Visit
         assert "lacks domains" not in browser.get("/versions/2/promote").text
         answer = act(browser, "/versions/2/promote", alias="champion", note="better")
         assert answer.headers["Location"] == "/dashboard/versions/2?said=promoted"
-        assert "The alias has been moved" in browser.get("/versions/2?said=promoted").text
+        assert "Alias moved" in browser.get("/versions/2?said=promoted").text
         assert operator.alias("champion").version == 2
+        assert ">Promote<" not in browser.get("/versions/2").text  # it is the champion
+        assert ">Promote<" in browser.get("/versions/1").text
         move = list(operator.alias_history("champion"))[-1]
         assert (move.who, move.note) == ("operator, token 1", "better")
         assert "better" in browser.get("/aliases/champion").text
@@ -194,6 +203,31 @@ def test_promoting_and_rolling_back_are_the_signed_in_one_s_calls(visited: Visit
         assert [alias.name for alias in operator.aliases()] == ["champion"]
         calls = [entry for entry in operator.audit() if entry.path.startswith("/v1/aliases/champion")]
         assert [(each.method, each.status) for each in calls][-2:] == [("PUT", 200), ("POST", 200)]
+
+
+def test_a_fresh_coordinator_lists_the_first_steps_and_approves_owners(tmp_path: Path) -> None:
+    key = Ed25519PrivateKey.generate()
+    request = JoinRequest.make(key, "hospital", ["medicine"], datetime.now(UTC)).line()
+    told = in_groups(fingerprint(public_key_of(key)))
+    with federation_of(tmp_path) as made, signed_in(made.server, made.server.operator_token) as browser:
+        home = words(browser.get("/versions"))
+        assert "First steps Approve the owners 0 approved Wait for their experts 0 of 0 domains ready" in home
+        assert "Solve a version" not in home
+        assert "There are fewer than two versions." in words(browser.get("/compare"))
+        page = browser.get("/route")
+        assert "set route_bytes in coordinator.toml" in words(page)
+        assert "<textarea" not in page.text
+        assert 'title="1,000,000,000,000 bytes">1.0 TB' in browser.get("/settings").text
+
+        answer = act(browser, "/owners/approve", request=request, fingerprint="0" * 64)
+        assert answer.status_code == 422
+        assert f"another fingerprint: {told}" in words(answer)
+        assert act(browser, "/owners/approve", request=request[:40], fingerprint=told).status_code == 422
+        approved = act(browser, "/owners/approve", request=request, fingerprint=told)
+        [token] = re.findall(r"<code>(moerge_[^<]+)</code>", approved.text)
+        with made.server.client(token) as owner:
+            assert owner.identity().domains == ["medicine"]
+        assert "Approve the owners done 1 approved" in words(browser.get("/versions"))
 
 
 def test_a_form_without_the_session_s_guard_does_nothing(visited: Visited) -> None:
@@ -248,6 +282,9 @@ def test_solving_and_merging_start_workflows(visited: Visited) -> None:
         assert 'value="yes" checked' in partial.text
         visited.federation.merge("law", "art")
         assert act(browser, "/versions/3/retire").headers["Location"].endswith("said=retired")
+        text = browser.get("/versions/3").text
+        assert "This version is retired" in text
+        assert "moerge pull" not in text
         assert "version 3" in browser.get("/workflows").text
         assert act(browser, "/workflows/version-none-1/retry").status_code == 404
 
@@ -260,7 +297,7 @@ def test_a_round_is_opened_and_changed(visited: Visited) -> None:
         assert "0 of 2" in browser.get("/owners").text
         act(browser, "/rounds/w47/change", minimum="2", deadline="2020-01-01T10:00")
         assert operator.round("w47").minimum == 2
-        assert "Round w47 ended short" in browser.get("/versions").text
+        assert "Round w47 ended without enough contributions; missing: " in browser.get("/versions").text
         assert act(browser, "/rounds/new", **(fields | {"minimum": "9"})).status_code == 422
         assert act(browser, "/rounds/new", **(fields | {"deadline": "soon"})).status_code == 422
 
@@ -365,8 +402,10 @@ def test_what_is_withdrawn_revoked_and_merged_anew_is_gone(visited: Visited) -> 
         act(browser, f"/experts/{expert.digest}/withdraw", serve="no")
         assert law.client.expert(expert.digest).state is ExpertState.WITHDRAWN
         assert "withheld" in browser.get("/versions").text
-        assert "It still contains what was withdrawn: law" in browser.get("/versions/2").text
-        assert "still contains what was withdrawn: law" in browser.get("/versions").text
+        assert "This version contains withdrawn experts: law" in browser.get("/versions/2").text
+        assert "moerge pull" not in browser.get("/versions/2").text
+        assert "The champion contains withdrawn experts: law" in browser.get("/versions").text
+        assert ">promote version" not in browser.get("/versions").text  # every version contains law
         act(browser, f"/experts/{expert.digest}/purge", retire="no")
         assert law.client.expert(expert.digest).purged is not None
         assert act(browser, "/trunks/new", method="").headers["Location"].endswith("said=started")
@@ -374,6 +413,9 @@ def test_what_is_withdrawn_revoked_and_merged_anew_is_gone(visited: Visited) -> 
         act(browser, "/owners/art-owner/revoke")
         with pytest.raises(MoergeError, match="revoked"):
             art.client.identity()
+        text = browser.get("/owners").text
+        assert "/owners/art-owner/revoke" not in text
+        assert "/owners/law-owner/revoke" in text
 
 
 @pytest.mark.slow
@@ -388,10 +430,10 @@ def test_a_workflow_that_failed_says_why_and_can_be_tried_again(tmp_path: Path) 
         with pytest.raises(MoergeError):
             wait(operator, operator.merge_trunk(NewTrunk()))
         with signed_in(server, server.operator_token) as browser:
-            assert "Work on a trunk failed" in browser.get("/versions").text
+            assert "Merging a trunk failed" in browser.get("/versions").text
             [path] = re.findall(r'href="/dashboard(/workflows/[^"]+/retry)"', browser.get("/workflows").text)
             (tmp_path / "lost").rename(blob)
             assert act(browser, path).headers["Location"].endswith("said=started")
             eventually(lambda: operator.current_trunk() is not None)
-            eventually(lambda: "Work on a trunk failed" not in browser.get("/versions").text)
+            eventually(lambda: "Merging a trunk failed" not in browser.get("/versions").text)
             assert act(browser, path).status_code == 303  # the one that failed is there still; what it made is found

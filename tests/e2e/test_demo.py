@@ -187,7 +187,7 @@ def test_a_version_shows_scores_routing_routers_and_lineage(server: Coordinator,
         page.goto(at(server, "versions/2"))
         rows = page.locator("section[aria-labelledby=quality] tbody tr")
         assert rows.count() == 5
-        for text in ("Where code's tokens went", "Norm of each router column", "Cosine", "How version 2 was made"):
+        for text in ("Tokens of code", "Norm of each router column", "Cosine", "How version 2 was made"):
             expect(page.get_by_role("img", name=text)).to_be_visible()
         page.get_by_text("Show", exact=True).click()
         expect(page.get_by_role("heading", name="Mixture of 4 experts")).to_be_visible()
@@ -218,7 +218,7 @@ def test_promoting_noting_and_rolling_back_by_keyboard_with_and_without_scripts(
         expect(page.locator(".big")).to_contain_text("version 2")
         page.goto(at(server, "versions/1/describe"))
         page.get_by_label("Tags").fill("tried")
-        page.get_by_role("button", name="Keep").click()
+        page.get_by_role("button", name="Save").click()
         expect(page.locator(".tag")).to_have_text("tried")
 
 

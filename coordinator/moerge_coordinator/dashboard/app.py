@@ -41,9 +41,10 @@ class _Static(StaticFiles):
         return response
 
 
-def make_dashboard(app: FastAPI) -> Starlette:
+def make_dashboard(app: FastAPI, *, routes_texts: bool) -> Starlette:
     """The dashboard of a coordinator, a client of the REST calls of `app`."""
-    site = Site(app, {path: action.page() for path, action in ACTIONS.items()} | PAGES)
+    pages = {path: action.page() for path, action in ACTIONS.items()} | PAGES
+    site = Site(app, pages, routes_texts=routes_texts)
 
     def asked(request: Request, problem: Problem | None, status: int = 200) -> Response:
         visitor = new_visitor()
@@ -66,7 +67,7 @@ def make_dashboard(app: FastAPI) -> Starlette:
         try:
             fields = await read_form(request)
         except ForeignFormError:
-            return asked(request, Problem.of(ProblemType.FORBIDDEN, "the form was too old; send it again"), 403)
+            return asked(request, Problem.of(ProblemType.FORBIDDEN, "the form has expired; send it again"), 403)
         token = fields.get("token", "").strip()
         async with calls(app, token, request.state.request_id) as rest:
             try:

@@ -1,6 +1,6 @@
 """Needs of an operator's attention, from the present state in REST."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from moerge_proto.experts import Expert, ExpertState
@@ -18,6 +18,14 @@ _OURS = [kind.urn for kind in (ProblemType.INTERNAL, ProblemType.UNAVAILABLE, Pr
 _MOST_WARNINGS = 5
 
 
+_WORK = {
+    "expert": "Taking in an expert",
+    "contribution": "Taking in a contribution",
+    "trunk": "Merging a trunk",
+    "version": "Solving a version",
+}
+
+
 @dataclass(frozen=True)
 class Need:
     """A need: the matter, the remedy, and its page."""
@@ -29,7 +37,7 @@ class Need:
 
 def needs(
     champion: Version | None,
-    newest: Version | None,
+    versions: Sequence[Version],
     trunk: Trunk | None,
     experts: Sequence[Expert],
     rounds: Sequence[Round],
@@ -38,71 +46,88 @@ def needs(
     workers: Sequence[DomainProgress] = (),
     influence: VersionInfluence | None = None,
 ) -> list[Need]:
-    """The most urgent first. `workflows` are the newest ones; one that failed but was started again needs nothing.
+    """The most urgent first. What a later workflow, round or version has mended needs nothing.
 
-    `remerge` is the current trunk's; `workers` are those that tell; `influence` is of the newest version, as long as it
-    isn't the champion.
+    `versions` and `workflows` are the newest ones, newest first; `remerge` is the current trunk's; `workers` are those
+    that report; `influence` is of the newest version, as long as it isn't the champion.
     """
     found: list[Need] = []
-    domains = {expert.digest: expert.domain for expert in experts}
+    newest = next(iter(versions), None)
     if champion is not None and champion.contains_withdrawn:
-        gone = ", ".join(domains.get(digest, digest[:10]) for digest in champion.contains_withdrawn)
-        found.append(
-            Need(f"The champion still contains what was withdrawn: {gone}", "promote a newer one", "/versions")
-        )
+        found.append(_withdrawn(champion, versions, trunk, {expert.digest: expert.domain for expert in experts}))
     if trunk is not None and trunk.retired is not None:
-        found.append(Need("The current trunk is retired", "merge a new one", "/trunks"))
+        found.append(Need("The current trunk is retired", "merge a new one", "/trunks/new"))
     if newest is not None and influence is not None:
         place = f"/versions/{newest.number}#influence"
         found += [
-            Need(f"Version {newest.number}: {warning}", "look before you promote it", place)
+            Need(f"Version {newest.number}: {warning}", "check it before you promote it", place)
             for warning in influence.warnings[:_MOST_WARNINGS]
         ]
     for workflow in _failed(workflows):
-        why = workflow.problem.detail if workflow.problem else "it broke off"
-        found.append(Need(f"Work on {_article(workflow.kind)} failed: {why}", "see why, and retry", "/workflows"))
-    for asked in rounds:
+        why = workflow.problem.detail if workflow.problem else "it was interrupted"
+        found.append(Need(f"{_WORK[workflow.kind]} failed: {why}", "see the workflow", "/workflows"))
+    for asked in {each.kind: each for each in rounds}.values():  # the newest of each kind
         if asked.state is RoundState.SHORT:
-            what = f"Round {asked.name} ended short: {', '.join(asked.missing)} did not contribute"
-            found.append(Need(what, "move the deadline, or lower the minimum", "/owners"))
+            what = f"Round {asked.name} ended without enough contributions; missing: {', '.join(asked.missing)}"
+            found.append(Need(what, "move the deadline, or lower the minimum", f"/rounds/{asked.name}/change"))
     for worker in workers:
         if worker.obstacle is not None:
             found.append(Need(f"Worker of {worker.domain}: {worker.obstacle.words}", "ask its owner", "/owners"))
-    ready = [expert for expert in experts if expert.state is ExpertState.READY and expert.fitted is None]
-    trained = {expert.digest: expert.trained for expert in experts}
-    if newest is None:
-        if trunk is None and ready:
-            found.append(Need("There are experts, but no trunk", "merge one", "/trunks/new"))
-        elif trunk is not None:
-            found.append(Need("There is a trunk, but no version", "solve one once owners have contributed", "/solve"))
-    elif champion is None:
-        found.append(Need("No version is the champion", "promote one", f"/versions/{newest.number}/promote"))
-    there = {trained.get(digest, digest) for digest in newest.lineage.experts} if newest is not None else set()
-    if newest is not None and (late := [each for each in ready if each.digest not in there]):
-        names = ", ".join(each.domain for each in late)
-        found.append(Need(f"Not in the newest version: {names}", "solve again once they have contributed", "/solve"))
+    found += _late(newest, experts)
     if remerge is not None and remerge.recommended:
-        what = (
-            f"The trunk lacks {', '.join(remerge.newcomers)}: expected of a remerge are {remerge.expected:+.1f} points"
-        )
-        found.append(Need(what, "merge it anew", f"/trunks/{remerge.trunk}/remerge"))
+        names = ", ".join(remerge.newcomers)
+        what = f"The trunk was merged without {names}; a remerge is expected to gain {remerge.expected:.1f} points"
+        found.append(Need(what, "remerge", f"/trunks/{remerge.trunk}/remerge"))
     return found
 
 
+def _withdrawn(champion: Version, versions: Sequence[Version], trunk: Trunk | None, domains: Mapping[str, str]) -> Need:
+    """The way to a champion without withdrawn experts: promote a newer version, solve one, or merge a trunk first."""
+    gone = ", ".join(dict.fromkeys(domains.get(digest, digest[:10]) for digest in champion.contains_withdrawn))
+    what = f"The champion contains withdrawn experts: {gone}"
+    for each in versions:
+        if each.number > champion.number and not (each.contains_withdrawn or each.retired or each.withheld):
+            return Need(what, f"promote version {each.number}", f"/versions/{each.number}/promote")
+    if trunk is None or trunk.retired is not None:
+        return Need(what, "merge a trunk without them, then solve a version", "/trunks/new")
+    return Need(what, "solve a version without them", "/solve")
+
+
+def _late(newest: Version | None, experts: Sequence[Expert]) -> list[Need]:
+    """Ready experts that the newest version lacks, by domain."""
+    if newest is None:
+        return []
+    trained = {expert.digest: expert.trained for expert in experts}
+    there = {trained.get(digest, digest) for digest in newest.lineage.experts}
+    late = [each.domain for each in _ready(experts) if each.digest not in there]
+    what = f"The newest version has no expert for {', '.join(late)}"
+    return [Need(what, "solve again once they have contributed", "/solve")] if late else []
+
+
+def _ready(experts: Sequence[Expert]) -> list[Expert]:
+    """The ready experts that were trained."""
+    return [expert for expert in experts if expert.state is ExpertState.READY and expert.fitted is None]
+
+
 def _failed(workflows: Sequence[WorkflowEntry]) -> list[WorkflowEntry]:
-    """The failed ones; of those with one name, which differ in their last number, only the newest counts."""
+    """The failed ones that no later one has made up for: a retry, or for trunks and versions any that succeeded.
+
+    The names of a workflow and its retries differ in their last number.
+    """
     newest: dict[str, WorkflowEntry] = {}
     for workflow in workflows:
         newest.setdefault(workflow.id.rpartition("-")[0], workflow)
-    failed = [each for each in newest.values() if each.state is WorkflowState.FAILED]
-    return [each for each in failed if not is_refusal(each)]
+    done = [each for each in workflows if each.state is WorkflowState.DONE and each.kind in ("trunk", "version")]
+    return [
+        each
+        for each in newest.values()
+        if each.state is WorkflowState.FAILED
+        and not is_refusal(each)
+        and not any(other.kind == each.kind and other.created > each.created for other in done)
+    ]
 
 
 def is_refusal(workflow: WorkflowEntry) -> bool:
-    """Whether a workflow refused an expert or a contribution, which is its owner's to mend."""
+    """Whether a workflow refused an expert or a contribution, which its owner has to mend."""
     files = workflow.kind in ("expert", "contribution")
     return files and workflow.problem is not None and workflow.problem.type not in _OURS
-
-
-def _article(kind: str) -> str:
-    return f"an {kind}" if kind == "expert" else f"a {kind}"

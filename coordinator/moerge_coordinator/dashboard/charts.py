@@ -1,4 +1,7 @@
-"""Charts as SVG. Colours are classes of the style sheet; every chart has a title, and its page a table behind it."""
+"""Charts as SVG, as wide as their place. Widths are in percent, so that text keeps its size; margins are in style.css.
+
+Colours are classes of the style sheet; every chart has a title, and its page a table behind it.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -9,33 +12,52 @@ from markupsafe import Markup, escape
 
 from moerge_coordinator.dashboard.formatting import step
 
-_WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 580, 220, 44, 104, 12, 26
+_HEIGHT, _TOP, _BOTTOM = 240, 12, 26
+_NARROWEST, _WIDEST = 210, 1060  # pixels that a chart of lines has for them
 _COLOURS = 8
 _TICKS = 4
 _CHARACTER = 6.2  # width of a small letter
 _ROW = 18
+_LABEL = 16  # characters of a line's name
+_MARGINS = (48, 72, 96, 120, 144, 168)  # of row labels: the classes m0, m1, ...
+_BOX, _BOX_HEIGHT, _APART, _GRAPH_TOP = 20, 38, 10, 26
 
 
-def _text(x: float, y: float, content: str, *kinds: str, anchor: str = "start") -> svg.Text:
+def _percent(value: float) -> svg.Length:
+    return svg.Length(round(value, 2), "%")
+
+
+def _text(x: float, y: float, content: str, *kinds: str, anchor: str = "start", dx: float = 0) -> svg.Text:
+    """A text at `x` percent, moved by `dx` pixels."""
     place = {"text-anchor": anchor}
-    return svg.Text(x=round(x, 1), y=round(y, 1), text=str(escape(content)), class_=list(kinds) or None, extra=place)
+    shown = str(escape(content))
+    return svg.Text(x=_percent(x), dx=dx, y=round(y, 1), text=shown, class_=list(kinds) or None, extra=place)
 
 
 def _title(content: str) -> svg.Title:
     return svg.Title(text=str(escape(content)))
 
 
-def _whole(title: str, width: float, height: float, elements: Sequence[svg.Element]) -> Markup:
+def _whole(title: str, height: float, elements: Sequence[svg.Element], *kinds: str) -> Markup:
     """The picture; `elements` must have escaped their texts, which `_text` and `_title` do."""
     picture = svg.SVG(
-        viewBox=svg.ViewBoxSpec(0, 0, round(width), round(height)),
-        width=round(width),
         height=round(height),
-        class_=["chart"],
+        class_=["chart", *kinds],
         extra={"role": "img", "aria-label": str(escape(title))},
         elements=[_title(title), *elements],
     )
     return Markup(picture.as_str())  # noqa: S704  # escaped above
+
+
+def _stretched(height: float, elements: Sequence[svg.Element]) -> svg.SVG:
+    """Lines and curves, with x from 0 to 100, drawn over the whole width."""
+    return svg.SVG(
+        viewBox=svg.ViewBoxSpec(0, 0, 100, round(height)),
+        width=_percent(100),
+        height=round(height),
+        extra={"preserveAspectRatio": "none"},
+        elements=list(elements),
+    )
 
 
 def colour(index: int) -> str:
@@ -86,11 +108,12 @@ def curves(
     across: Sequence[str],
     main: str | None = None,
     *,
+    dots: str | None = None,
     powers: bool = False,
 ) -> Curves:
     """A line for each name over the same places; None leaves a gap. `main` stands out.
 
-    With `powers`, values are exponents of ten, and ticks say so.
+    The values of `dots` are not joined. With `powers`, values are exponents of ten, and ticks say so.
     """
     known = [value for line in values.values() for value in line if value is not None]
     heights = scale(known, 1 if powers else 0)
@@ -98,32 +121,48 @@ def curves(
     for tick in heights.ticks:
         y = round(heights.place(tick), 1)
         label = f"1e{tick:g}" if powers else f"{tick:g}"
-        parts += [svg.Line(x1=_LEFT, x2=_WIDTH - _RIGHT, y1=y, y2=y, class_=["grid"])]
-        parts += [_text(_LEFT - 6, y + 4, label, "tick", anchor="end")]
-    xs = _places(len(across))
-    every = math.ceil(len(across) * (max(len(each) for each in across) + 2) * _CHARACTER / (_WIDTH - _LEFT - _RIGHT))
-    for x, label in list(zip(xs, across, strict=True))[:: max(every, 1)]:
-        parts.append(_text(x, _HEIGHT - 8, label, "tick", anchor="middle"))
+        parts += [svg.Line(x1=0, x2=_percent(100), y1=y, y2=y, class_=["grid"])]
+        parts += [_text(0, y + 4, label, "tick", anchor="end", dx=-6)]
+    xs = [100 * (index + 0.5) / len(across) for index in range(len(across))]
+    parts += _places(xs, across)
+    lines: list[svg.Element] = []
+    marks: list[svg.Element] = []
     ends: list[tuple[float, str, str]] = []
     for index, name in enumerate(names):
-        kind = "main" if name == main else colour(index)
-        line = zip(xs, values[name], strict=True)
-        points = [(x, heights.place(value)) for x, value in line if value is not None]
-        if not points:
-            continue
-        if len(points) > 1:
-            flat = [svg.Point(round(x, 1), round(y, 1)) for x, y in points]
-            parts.append(svg.Polyline(points=flat, class_=["line", kind]))
-        if len(points) == 1 or (name == main and len(points) <= 60):
-            parts += [svg.Circle(cx=round(x, 1), cy=round(y, 1), r=3, class_=["dot", kind]) for x, y in points]
-        ends.append((points[-1][1], name, kind))
-    parts += _end_labels(ends)
-    return Curves(_whole(title, _WIDTH, _HEIGHT, parts), names, values, across)
+        kind = "main" if name in (main, dots) else colour(index)
+        for run in _runs(xs, values[name], apart=name == dots):
+            points = [(round(x, 2), round(heights.place(value), 1)) for x, value in run]
+            if len(points) > 1:
+                lines.append(svg.Polyline(points=[svg.Point(*each) for each in points], class_=["line", kind]))
+            if len(points) == 1 or (name == main and len(across) <= 60):
+                marks += [svg.Circle(cx=_percent(x), cy=y, r=3.5, class_=["dot", kind]) for x, y in points]
+        if any(value is not None for value in values[name]):
+            last = next(value for value in reversed(values[name]) if value is not None)
+            ends.append((heights.place(last), name, kind))
+    parts += [_stretched(_HEIGHT, lines), *marks, *_end_labels(ends)]
+    return Curves(_whole(title, _HEIGHT, parts, "curves"), names, values, across)
 
 
-def _places(count: int) -> list[float]:
-    width = _WIDTH - _LEFT - _RIGHT
-    return [_LEFT + width * (index + 0.5) / count for index in range(count)]
+def _places(xs: Sequence[float], across: Sequence[str]) -> list[svg.Element]:
+    """Labels of places, as many as there is room for; those of class fine only where the chart is wide."""
+    length = max(len(each) for each in across) + 2
+    narrow, wide = (max(math.ceil(len(xs) * length * _CHARACTER / room), 1) for room in (_NARROWEST, _WIDEST))
+    narrow = wide * math.ceil(narrow / wide)
+    return [
+        _text(xs[at], _HEIGHT - 8, across[at], "tick", *(["fine"] if at % narrow else []), anchor="middle")
+        for at in range(0, len(xs), wide)
+    ]
+
+
+def _runs(xs: Sequence[float], line: Sequence[float | None], *, apart: bool) -> list[list[tuple[float, float]]]:
+    """Successive known values, with their places; each alone if they are to be `apart`."""
+    found: list[list[tuple[float, float]]] = [[]]
+    for x, value in zip(xs, line, strict=True):
+        if value is None or apart:
+            found.append([])
+        if value is not None:
+            found[-1].append((x, value))
+    return [run for run in found if run]
 
 
 def _end_labels(ends: list[tuple[float, str, str]]) -> list[svg.Element]:
@@ -133,8 +172,7 @@ def _end_labels(ends: list[tuple[float, str, str]]) -> list[svg.Element]:
     for y, name, kind in sorted(ends):
         at = max(y + 4, lowest + 12)
         lowest = at
-        shown = name if len(name) <= 14 else f"{name[:13]}…"
-        parts.append(_text(_WIDTH - _RIGHT + 8, at, shown, "label", kind))
+        parts.append(_text(100, at, _short(name, _LABEL), "label", kind, dx=8))
     return parts
 
 
@@ -149,18 +187,20 @@ def heat(
 ) -> Markup:
     """Cells of rows x columns, from low to high, each with its value on hover; columns are layers, from 0."""
     columns = len(values[0]) if values else 0
-    left = max(len(name) for name in rows) * _CHARACTER + 14
-    width = min(max(420 / max(columns, 1), 8), 46)
+    wanted = max(len(name) for name in rows) * _CHARACTER + 10
+    margin = next((index for index, width in enumerate(_MARGINS) if width >= wanted), len(_MARGINS) - 1)
+    longest = int((_MARGINS[margin] - 10) / _CHARACTER)
+    width = 100 / max(columns, 1)
     parts: list[svg.Element] = []
     for row, (name, line) in enumerate(zip(rows, values, strict=True)):
-        parts.append(_text(left - 8, row * _ROW + 13, name, "tick", anchor="end"))
+        parts.append(_text(0, row * _ROW + 13, _short(name, longest), "tick", anchor="end", dx=-8))
         for column, value in enumerate(line):
             shown = f"{100 * value:.1f} %" if percent else f"{value:.3g}"
             parts.append(
                 svg.Rect(
-                    x=round(left + column * width, 1),
+                    x=_percent(column * width),
                     y=row * _ROW,
-                    width=round(width - 1, 1),
+                    width=_percent(width),
                     height=_ROW - 1,
                     class_=["cell", step(value, low, high)],
                     elements=[_title(f"{name}, layer {column}: {shown}")],
@@ -168,8 +208,8 @@ def heat(
             )
     bottom = len(rows) * _ROW
     for column in {0, columns - 1}:
-        parts.append(_text(left + (column + 0.5) * width, bottom + 12, str(column), "tick", anchor="middle"))
-    return _whole(title, left + columns * width + 8, bottom + 18, parts)
+        parts.append(_text((column + 0.5) * width, bottom + 12, str(column), "tick", anchor="middle"))
+    return _whole(title, bottom + 18, parts, "rows", f"m{margin}")
 
 
 @dataclass(frozen=True)
@@ -183,35 +223,37 @@ class Node:
 
 def graph(title: str, columns: Sequence[tuple[str, Sequence[Node]]]) -> Markup:
     """Boxes in columns; a node's sources are numbered through all columns, from the left."""
-    wide, high, apart, top = 176, 38, 10, 26
-    step_x = wide + 56
+    step_x = (100 - _BOX) / max(len(columns) - 1, 1)
     tallest = max((len(nodes) for _, nodes in columns), default=1)
-    height = top + tallest * (high + apart)
+    height = _GRAPH_TOP + tallest * (_BOX_HEIGHT + _APART)
     places: list[tuple[float, float]] = []
-    parts: list[svg.Element] = []
+    edges: list[svg.Element] = []
     boxes: list[svg.Element] = []
     for column, (heading, nodes) in enumerate(columns):
         x = column * step_x
-        parts.append(_text(x + 2, 14, heading, "tick"))
-        first = top + (height - top - len(nodes) * (high + apart)) / 2
+        boxes.append(_text(x, 14, heading, "tick", dx=2))
+        first = _GRAPH_TOP + (height - _GRAPH_TOP - len(nodes) * (_BOX_HEIGHT + _APART)) / 2
         for index, node in enumerate(nodes):
-            y = first + index * (high + apart)
+            y = first + index * (_BOX_HEIGHT + _APART)
             for source in node.sources:
-                from_x, from_y = places[source][0] + wide, places[source][1] + high / 2
+                from_x, from_y = places[source][0] + _BOX, places[source][1] + _BOX_HEIGHT / 2
                 middle = (from_x + x) / 2
                 curve: list[svg.PathData] = [
-                    svg.M(round(from_x, 1), round(from_y, 1)),
-                    svg.C(*[round(each, 1) for each in (middle, from_y, middle, y + high / 2, x, y + high / 2)]),
+                    svg.M(round(from_x, 2), round(from_y, 1)),
+                    svg.C(
+                        *[round(each, 2) for each in (middle, from_y, middle, y + _BOX_HEIGHT / 2, x)],
+                        round(y + _BOX_HEIGHT / 2, 1),
+                    ),
                 ]
-                parts.append(svg.Path(d=curve, class_=["edge"]))
+                edges.append(svg.Path(d=curve, class_=["edge"]))
             boxes += [
-                svg.Rect(x=x, y=round(y, 1), width=wide, height=high, rx=5, class_=["node"]),
-                _text(x + 10, y + 16, _short(node.name), "name"),
-                _text(x + 10, y + 30, _short(node.said), "tick"),
+                svg.Rect(x=_percent(x), y=round(y, 1), width=_percent(_BOX), height=_BOX_HEIGHT, rx=5, class_=["node"]),
+                _text(x, y + 16, _short(node.name, 26), "name", dx=10),
+                _text(x, y + 30, _short(node.said, 26), "tick", dx=10),
             ]
             places.append((x, y))
-    return _whole(title, (len(columns) - 1) * step_x + wide + 2, height, [*parts, *boxes])
+    return _whole(title, height, [_stretched(height, edges), *boxes], "graph")
 
 
-def _short(text: str) -> str:
-    return text if len(text) <= 26 else f"{text[:25]}…"
+def _short(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most - 1]}…"

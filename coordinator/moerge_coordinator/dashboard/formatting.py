@@ -41,6 +41,11 @@ def digest(value: str | None) -> Markup:
     return Markup('<code class="digest" title="{0}">{1}</code>').format(value, value[:10]) if value else Markup("")
 
 
+def size(value: int) -> Markup:
+    """A number of bytes in decimal units, exact on hover."""
+    return Markup('<span title="{0:,} bytes">{1}</span>').format(value, decimal(value))
+
+
 def number(value: float | None, digits: int = 0) -> str:
     return "-" if value is None else f"{value:,.{digits}f}"
 
@@ -69,7 +74,7 @@ def lines(text: str) -> Markup:
 
 FILTERS = {
     "ago": ago,
-    "bytes": decimal,
+    "bytes": size,
     "digest": digest,
     "duration": duration,
     "lines": lines,

@@ -37,7 +37,7 @@ class Field:
     on_refusal: bool = False
 
 
-NOTE = Field("note", "Note", hint="why; it stays in the history")
+NOTE = Field("note", "Note", hint="reason, for the history")
 
 
 @dataclass(frozen=True)
@@ -54,10 +54,10 @@ class Form:
 
 @dataclass(frozen=True)
 class Action:
-    """An action: the form that asks, and the REST calls, which return the next page's address."""
+    """An action: the form that asks, and the REST calls, which return the next page or its address."""
 
     ask: Callable[[Visit], Awaitable[Form]]
-    do: Callable[[Visit, Given], Awaitable[str]]
+    do: Callable[[Visit, Given], Awaitable[str | Response]]
 
     def page(self) -> Page:
         return Page(partial(_answer, self), methods=("GET", "POST"))
@@ -68,7 +68,8 @@ async def _answer(action: Action, visit: Visit) -> Response:
         return visit.show("form.html", form=await action.ask(visit), problem=None, given={})
     given = await read_form(visit.request)
     try:
-        return RedirectResponse(await action.do(visit, given), 303)
+        done = await action.do(visit, given)
+        return RedirectResponse(done, 303) if isinstance(done, str) else done
     except RestError as error:
         form = await action.ask(visit)
         return visit.show("form.html", error.problem.status, form=form, problem=error.problem, given=given)

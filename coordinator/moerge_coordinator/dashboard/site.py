@@ -26,17 +26,17 @@ from moerge_proto.versions import Version
 HOME = "/dashboard"
 STATIC = Path(__file__).parent / "static"
 _NOTICES = {
-    "promoted": "The alias has been moved.",
-    "rolled-back": "The alias has been moved back.",
-    "described": "Note and tags have been kept.",
-    "retired": "The version has been retired.",
-    "removed": "The alias has been removed.",
-    "started": "The work has been started.",
-    "withdrawn": "It has been withdrawn.",
-    "purged": "The files have been purged.",
-    "opened": "The round has been opened.",
-    "changed": "The round has been changed.",
-    "revoked": "Key and tokens have been revoked.",
+    "promoted": "Alias moved.",
+    "rolled-back": "Alias rolled back.",
+    "described": "Note and tags saved.",
+    "retired": "Version retired.",
+    "removed": "Alias removed.",
+    "started": "Workflow started.",
+    "withdrawn": "Withdrawn.",
+    "purged": "Files purged.",
+    "opened": "Round opened.",
+    "changed": "Round changed.",
+    "revoked": "Key and tokens revoked.",
 }
 """The notice of a finished action, by the parameter `said` of the next page's address."""
 
@@ -101,10 +101,13 @@ class Page:
 
 
 class Site:
-    """Pages by their paths, as routes for those who are signed in. `app` answers their REST calls."""
+    """Pages by their paths, as routes for those who are signed in. `app` answers their REST calls.
 
-    def __init__(self, app: FastAPI, pages: Mapping[str, Page]) -> None:
-        self._app, self._pages = app, pages
+    `routes_texts`: whether the coordinator routes texts.
+    """
+
+    def __init__(self, app: FastAPI, pages: Mapping[str, Page], *, routes_texts: bool = True) -> None:
+        self._app, self._pages, self.routes_texts = app, pages, routes_texts
         self._templates = _templates()
 
     def routes(self) -> list[Route]:
@@ -140,8 +143,8 @@ class Site:
             except RestError as error:
                 problem = error.problem
             except ForeignFormError:
-                todo = "go back, load the page anew, and try again"
-                problem = Problem.of(ProblemType.FORBIDDEN, "this form is not of your session", todo=todo)
+                todo = "go back, reload the page, and try again"
+                problem = Problem.of(ProblemType.FORBIDDEN, "this form is not from your session", todo=todo)
             return visit.show("problem.html", problem.status, problem=problem)
 
 

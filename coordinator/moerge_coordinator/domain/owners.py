@@ -1,6 +1,7 @@
 """Owners: their domains and keys, and what of it a token stands for."""
 
 from collections.abc import Sequence
+from datetime import datetime
 
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
@@ -49,7 +50,20 @@ def view(session: Session, row: OwnerRow) -> Owner:
     """An owner with its domains and keys, and when a token of it was last used."""
     seen = session.scalar(select(func.max(TokenRow.used)).where(TokenRow.owner == row.name))
     keys = [message(OwnerKey, key) for key in owner_keys.keys_of(session, row.name)]
-    return Owner(name=row.name, domains=_domains(session, row.name), keys=keys, created=row.created, seen=seen)
+    return Owner(
+        name=row.name,
+        domains=_domains(session, row.name),
+        keys=keys,
+        created=row.created,
+        seen=seen,
+        revoked=_revoked(session, row.name, keys),
+    )
+
+
+def _revoked(session: Session, name: str, keys: Sequence[OwnerKey]) -> datetime | None:
+    """When the last of an owner's keys and tokens was revoked; None while one is valid, or if it has none."""
+    ended = [*session.scalars(select(TokenRow.revoked).where(TokenRow.owner == name)), *(key.revoked for key in keys)]
+    return None if None in ended else max((each for each in ended if each is not None), default=None)
 
 
 def _there(session: Session, name: str, domains: Sequence[str]) -> OwnerRow | None:

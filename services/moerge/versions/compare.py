@@ -1,6 +1,6 @@
 """The differences between two versions: experts, contributions, options, files and scores."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from moerge_proto.evaluations import VersionTable
@@ -64,7 +64,9 @@ def common_change(old: VersionTable, new: VersionTable) -> ScoreChange | None:
     domains = common_domains([old, new])
     if not domains:
         return None
-    name = f"average of the {len(domains)} that both have"
+    both = [domain for domain in old.domains if domain in new.domains]
+    words = "that both have" if len(domains) == len(both) else "with a score on both"
+    name = f"average of the {len(domains)} {words}"
     return ScoreChange.of(name, average_over(old, domains), average_over(new, domains), is_average=True)
 
 
@@ -74,15 +76,44 @@ def average_name(table: VersionTable) -> str:
     return f"average of its {count} domain{'s' if count > 1 else ''}"
 
 
-def common_domains(tables: Iterable[VersionTable]) -> list[str]:
+@dataclass(frozen=True)
+class Averages:
+    """Averages of several versions, in their order: each over its own domains, and over the `common` ones of all.
+
+    `names`: of the two. `over_common` is empty if the versions have the same domains, or none in common.
+    """
+
+    names: tuple[str, str]
+    over_own: list[float | None]
+    over_common: list[float | None]
+
+
+def averages(tables: Sequence[VersionTable | None]) -> Averages:
+    """The averages of versions; None stands for a version that nobody has evaluated.
+
+    The common domains are those of every version whose scores are all known.
+    """
+    whole = [table for table in tables if table is not None and len(table.scores) == len(table.domains)]
+    own = [None if table is None else table.average for table in tables]
+    if len({frozenset(table.domains) for table in tables if table is not None and table.average is not None}) < 2:
+        known = next((table for table in tables if table is not None and table.average is not None), None)
+        return Averages(("average" if known is None else average_name(known), ""), own, [])
+    domains = common_domains(whole)
+    over = [None if table is None else average_over(table, domains) for table in tables] if domains else []
+    return Averages(("average of its domains", f"average of {len(domains)} in all"), own, over)
+
+
+def common_domains(tables: Sequence[VersionTable]) -> list[str]:
     """The domains with a score in each of the tables, in the first one's order."""
     found = [_scores(table) for table in tables]
     return [domain for domain in found[0] if all(domain in each for each in found)] if found else []
 
 
-def average_over(table: VersionTable, domains: Collection[str]) -> float:
-    """The average of the normalised scores of these domains, which the table has."""
+def average_over(table: VersionTable, domains: Collection[str]) -> float | None:
+    """The average of the normalised scores of these domains; None if the table lacks one."""
     scores = _scores(table)
+    if not set(domains) <= set(scores):
+        return None
     return sum(scores[domain] for domain in domains) / len(domains)
 
 

@@ -53,8 +53,8 @@ async def _ask_roll_back(visit: Visit) -> Form:
         heading=f"Roll {name} back",
         button="Roll back",
         back=f"{HOME}/aliases/{name}",
-        facts=(f"{name} points to version {found.version} now; it goes back to where it pointed before.",),
-        fields=(Field("version", "Points now to", value=str(found.version), kind="hidden"), NOTE),
+        facts=(f"{name} points to version {found.version}. It returns to the version before its last promotion.",),
+        fields=(Field("version", "Current version", value=str(found.version), kind="hidden"), NOTE),
     )
 
 
@@ -68,7 +68,7 @@ async def _roll_back(visit: Visit, given: Given) -> str:
 async def _ask_remove(visit: Visit) -> Form:
     name = visit.path["name"]
     found = await visit.rest.get(Alias, f"/v1/aliases/{name}")
-    facts = (f"It points to version {found.version}. Consumers who follow it find nothing then; its history stays.",)
+    facts = (f"It points to version {found.version}. Consumers who follow it can't pull then. Its history is kept.",)
     return Form(f"Remove the alias {name}", "Remove", f"{HOME}/aliases/{name}", facts, danger=True)
 
 

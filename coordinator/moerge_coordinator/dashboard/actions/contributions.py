@@ -3,19 +3,29 @@
 from moerge_coordinator.dashboard.forms import Action, Form, Given, said
 from moerge_coordinator.dashboard.site import HOME, Visit
 
+_EFFECT = {
+    "router": "Later versions don't contain it. Versions that were solved with it stay as they are.",
+    "trunk": "Trunks that were solved with it are retired. Merge a new one afterwards.",
+}
+
+
+def _kind(visit: Visit) -> str:
+    return "trunk" if visit.request.query_params.get("kind") == "trunk" else "router"
+
 
 async def _ask_withdraw(visit: Visit) -> Form:
-    digest = visit.path["digest"]
+    digest, kind = visit.path["digest"], _kind(visit)
     facts = (
-        "It is gone from the next version; versions that were solved with it stay as they are.",
-        "Its owner's worker sends it again while its documents are in the data (moerge worker refuse stops that).",
+        _EFFECT[kind],
+        "The owner's worker sends it again while its documents are in the data. moerge worker refuse stops that.",
     )
-    return Form(f"Withdraw contribution {digest[:10]}", "Withdraw", f"{HOME}/contributions", facts, danger=True)
+    back = f"{HOME}/contributions?kind={kind}"
+    return Form(f"Withdraw {kind} contribution {digest[:10]}", "Withdraw", back, facts, danger=True)
 
 
 async def _withdraw(visit: Visit, given: Given) -> str:
     await visit.rest.withdraw_contribution(visit.path["digest"])
-    return said("/contributions", "withdrawn")
+    return f"{said('/contributions', 'withdrawn')}&kind={_kind(visit)}"
 
 
 ACTIONS = {

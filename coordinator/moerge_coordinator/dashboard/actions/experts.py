@@ -16,14 +16,14 @@ async def _ask_withdraw(visit: Visit) -> Form:
         button="Withdraw",
         back=f"{HOME}/experts",
         facts=(
-            "Its MLPs and its router column are gone from the next version.",
-            "If the trunk contains it, the trunk is retired and merged anew without it; every owner is asked again.",
+            "Later versions don't contain its MLPs and router column.",
+            "A trunk that contains it is retired and merged again without it. Every owner then contributes again.",
         ),
         fields=(
             Field(
                 "serve",
                 "Versions that contain it",
-                options=(("yes", "are served meanwhile"), ("no", "are withheld from now on")),
+                options=(("yes", "stay available"), ("no", "are withheld from now on")),
             ),
         ),
         danger=True,
@@ -37,12 +37,14 @@ async def _withdraw(visit: Visit, given: Given) -> str:
 
 async def _ask_purge(visit: Visit) -> Form:
     found = await visit.rest.get(Expert, _expert(visit))
-    retire = (Field("retire", "Versions that contain it", options=(("no", "stay"), ("yes", "are retired too"))),)
+    retire = (
+        Field("retire", "Versions that contain it", options=(("no", "keep their files"), ("yes", "are retired"))),
+    )
     return Form(
         heading=f"Purge the files of the expert of {found.domain}",
         button="Purge",
         back=f"{HOME}/experts",
-        facts=("Its files are removed for good, but for those that a version still needs.",),
+        facts=("Its files are deleted for good, except those that a version still needs.",),
         fields=retire if visit.operates else (),
         danger=True,
     )

@@ -1,12 +1,56 @@
-"""The revocation of an owner's key and tokens."""
+"""Actions on owners: approve, revoke."""
 
-from moerge_coordinator.dashboard.forms import Action, Form, Given, said
+from starlette.responses import Response
+
+from moerge_coordinator.dashboard.forms import Action, Field, Form, Given, invalid, said
 from moerge_coordinator.dashboard.site import HOME, Visit
+from moerge_proto.owners import Approval, Approved
+from moerge_proto.signatures import JoinRequest, fingerprint, in_groups
+
+_REPLACE = Field(
+    "replace",
+    "Key that the owner has",
+    options=(("no", "keep it"), ("yes", "revoke it, and take the new one")),
+    on_refusal=True,
+)
+
+
+async def _ask_approve(visit: Visit) -> Form:
+    return Form(
+        heading="Approve an owner",
+        button="Approve",
+        back=f"{HOME}/owners",
+        facts=("The owner runs moerge worker init, which prints a join request and the fingerprint of its key.",),
+        fields=(
+            Field("request", "Join request", lines=True, hint="the line that begins with moerge-join-1."),
+            Field(
+                "fingerprint",
+                "Fingerprint",
+                required=True,
+                hint="as the owner told you by another way, such as by phone; never copy it from the request's message",
+            ),
+            _REPLACE,
+        ),
+    )
+
+
+async def _approve(visit: Visit, given: Given) -> Response:
+    try:
+        asked = JoinRequest.of_line(given.get("request", ""))
+    except ValueError as error:
+        raise invalid("request", str(error), "ask the owner for the whole line again") from error
+    own = fingerprint(asked.public_key)
+    if "".join(given.get("fingerprint", "").split()).lower() != own:
+        what = f"the request of {asked.owner} has a key with another fingerprint: {in_groups(own)}"
+        raise invalid("fingerprint", what, "compare fingerprints with the owner before you approve")
+    path, approval = f"/v1/owners/{asked.owner}/approve", Approval(request=asked, replace=given.get("replace") == "yes")
+    approved = Approved.model_validate_json(await visit.rest.send("POST", path, approval))
+    return visit.show("approved.html", owner=approved.owner.name, token=approved.token.secret)
 
 
 async def _ask_revoke(visit: Visit) -> Form:
     name = visit.path["name"]
-    facts = ("Its key and tokens are worth nothing at once. What it contributed stays until it is withdrawn.",)
+    facts = ("The key and all tokens become invalid at once. Contributions and experts stay until you withdraw them.",)
     return Form(f"Revoke the key and tokens of {name}", "Revoke", f"{HOME}/owners", facts, danger=True)
 
 
@@ -16,5 +60,6 @@ async def _revoke(visit: Visit, given: Given) -> str:
 
 
 ACTIONS = {
+    "/owners/approve": Action(_ask_approve, _approve),
     "/owners/{name}/revoke": Action(_ask_revoke, _revoke),
 }

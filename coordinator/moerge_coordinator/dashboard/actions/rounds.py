@@ -18,12 +18,12 @@ async def _ask_open(visit: Visit) -> Form:
         heading="Open a round",
         button="Open",
         back=f"{HOME}/owners",
-        facts=("Asks domains to contribute by a deadline. Once it has passed, the minimum is enough.",),
+        facts=("A round asks domains to contribute by a deadline. After the deadline, the minimum is enough.",),
         fields=(
             Field("name", "Name", required=True, hint="such as 2026-w47"),
             Field("kind", "Contributions", options=(("router", "for routers"), ("trunk", "for trunks"))),
-            Field("domains", "Domains", value=domains, required=True, hint="with spaces between"),
-            Field("minimum", "Minimum", required=True, hint="how many of them are enough"),
+            Field("domains", "Domains", value=domains, required=True, hint="separated by spaces"),
+            Field("minimum", "Minimum", required=True, hint="number of domains that are enough after the deadline"),
             _deadline_field(deadline),
         ),
     )
@@ -63,7 +63,7 @@ async def _ask_change(visit: Visit) -> Form:
         heading=f"Change the round {name}",
         button="Change",
         back=f"{HOME}/owners",
-        facts=(f"Missing: {', '.join(found.missing) or 'nobody'}.",),
+        facts=(f"Missing: {', '.join(found.missing) or 'none'}.",),
         fields=(
             Field("minimum", "Minimum", value=str(found.minimum), required=True),
             _deadline_field(found.deadline),

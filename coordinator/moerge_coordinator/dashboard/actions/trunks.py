@@ -9,7 +9,7 @@ from moerge_proto.options import PAPER, RECOMMENDED
 from moerge_proto.problems import Problem, ProblemType
 from moerge_proto.trunks import NewTrunk
 
-_ANEW = "Router contributions don't carry over: every owner's worker computes anew under it."
+_ANEW = "Router contributions don't carry over: every worker contributes again under the new trunk."
 
 
 async def _ask_merge(visit: Visit) -> Form:
@@ -18,7 +18,7 @@ async def _ask_merge(visit: Visit) -> Form:
         button="Merge",
         back=f"{HOME}/trunks",
         facts=(
-            "Of every ready expert, in order of arrival. It becomes the current one.",
+            "The trunk is merged from every ready expert, and becomes the current one.",
             _ANEW,
         ),
         fields=(
@@ -48,27 +48,28 @@ async def _merge(visit: Visit, given: Given) -> str:
 async def _of_trunk(visit: Visit) -> Remerge:
     found = (await visit.rest.get(TrunkHistory, f"/v1/trunks/{visit.path['digest']}/history")).remerge
     if found is None:
-        what = "the trunk's newest version has no domain that the trunk was not merged from"
-        raise RestError(Problem.of(ProblemType.NOT_FOUND, what, todo="merge a trunk of the experts you want"))
+        what = "the trunk was merged from every expert of its newest version"
+        raise RestError(Problem.of(ProblemType.NOT_FOUND, what, todo="merge a trunk of the experts that you want"))
     return found
 
 
 async def _ask_remerge(visit: Visit) -> Form:
     found = await _of_trunk(visit)
     if found.expected is None:
-        gain = f"What to expect is not known; not evaluated: {', '.join(found.missing) or 'any member'}."
+        missing = ", ".join(found.missing) or "any domain whose expert is in the trunk"
+        gain = f"The expected gain is unknown. Not evaluated: {missing}."
     else:
         gain = (
-            f"Expected are {found.expected:+.1f} points of the normalised average, an estimate: the oracle is"
-            f" {found.members_oracle:.1f} on domains whose experts are in the trunk, who are taken to lose"
+            f"Expected gain: {found.expected:+.1f} points of the normalised average. An estimate: the oracle has"
+            f" {found.members_oracle:.1f} on domains whose experts are in the trunk, which are expected to lose"
             f" {found.fall:.1f}, and {found.newcomers_oracle:.1f} on newcomers."
         )
     return Form(
-        heading="Merge the trunk anew",
+        heading="Remerge the trunk",
         button="Merge",
         back=f"{HOME}/trunks",
         facts=(
-            f"By the same method, with {', '.join(found.newcomers)} too. It becomes the current one.",
+            f"The new trunk includes {', '.join(found.newcomers)}, by the same method. It becomes the current one.",
             gain,
             _ANEW,
         ),

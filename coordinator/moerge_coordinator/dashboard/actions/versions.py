@@ -19,11 +19,11 @@ async def _ask_describe(visit: Visit) -> Form:
     found = await visit.rest.get(Version, f"/v1{_version(visit)}")
     return Form(
         heading=f"Note and tags of version {found.number}",
-        button="Keep",
+        button="Save",
         back=f"{HOME}{_version(visit)}",
         fields=(
             Field("note", "Note", value=found.note, lines=True),
-            Field("tags", "Tags", value=" ".join(found.tags), hint="lower-case words with spaces between"),
+            Field("tags", "Tags", value=" ".join(found.tags), hint="lower-case words, separated by spaces"),
         ),
     )
 
@@ -41,11 +41,11 @@ async def _describe(visit: Visit, given: Given) -> str:
 async def _ask_retire(visit: Visit) -> Form:
     found = await visit.rest.get(Version, f"/v1{_version(visit)}")
     facts = [
-        "Its number and lineage stay; files that no other version has are removed for good.",
-        "It can't be promoted or pulled any more.",
+        "Its number and lineage are kept. Files that no other version has are deleted for good.",
+        "A retired version can't be promoted or pulled.",
     ]
     if found.aliases:
-        facts.insert(0, f"It is refused as long as an alias points to it: {', '.join(found.aliases)}.")
+        facts.insert(0, f"First move or remove the aliases that point to it: {', '.join(found.aliases)}.")
     return Form(f"Retire version {found.number}", "Retire", f"{HOME}{_version(visit)}", tuple(facts), danger=True)
 
 

@@ -6,8 +6,8 @@ from moerge_coordinator.dashboard.site import HOME, Visit
 
 async def _ask_retry(visit: Visit) -> Form:
     id_ = visit.path["id"]
-    facts = ("It starts anew with what it was given; what it had made already, it finds.",)
-    return Form("Try the work again", "Try again", f"{HOME}/workflows", (id_, *facts))
+    facts = ("The workflow starts again with the same inputs, and reuses its finished steps.",)
+    return Form("Retry the workflow", "Retry", f"{HOME}/workflows", (id_, *facts))
 
 
 async def _retry(visit: Visit, given: Given) -> str:

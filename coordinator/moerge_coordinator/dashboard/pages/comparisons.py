@@ -1,11 +1,11 @@
 """Two versions side by side."""
 
 import asyncio
-from dataclasses import dataclass
 from typing import Any
 
 from starlette.responses import Response
 
+from moerge.versions.compare import score_changes
 from moerge_coordinator.dashboard.site import Page, Visit
 from moerge_proto.evaluations import VersionTable
 from moerge_proto.versions import Comparison, Version
@@ -25,43 +25,23 @@ async def _compare(visit: Visit) -> Response:
         )
         names, tables = await asyncio.gather(visit.domains(old, new), rest.tables([old, new]))
         content |= {"comparison": comparison, "old": old, "new": new, "names": names}
-        content["rows"] = _differences(tables.get(old.number), tables.get(new.number))
+        content |= _scores(tables[old.number], tables[new.number])
     return visit.show("compare.html", **content)
 
 
-@dataclass(frozen=True)
-class Difference:
-    """A domain in two tables: normalised scores, and the share of its tokens that its own expert got."""
-
-    domain: str
-    before: float | None
-    after: float | None
-    own_before: float | None
-    own_after: float | None
-
-    @property
-    def points(self) -> float | None:
-        return None if self.before is None or self.after is None else self.after - self.before
+def _scores(old: VersionTable, new: VersionTable) -> dict[str, Any]:
+    """Changes of scores, and shares of each domain's tokens that its own expert got."""
+    changes = score_changes(old, new)
+    return {
+        "rows": changes if old.scores or new.scores else [],
+        "own": {each.name: (_own(old, each.name), _own(new, each.name)) for each in changes},
+    }
 
 
-def _differences(old: VersionTable | None, new: VersionTable | None) -> list[Difference]:
-    domains = dict.fromkeys([*(old.domains if old else ()), *(new.domains if new else ())])
-    rows = [
-        Difference(each, _score(old, each), _score(new, each), _own(old, each), _own(new, each)) for each in domains
-    ]
-    if old is not None and new is not None:
-        rows.append(Difference("average", old.average, new.average, None, None))
-    return rows
-
-
-def _score(table: VersionTable | None, domain: str) -> float | None:
-    return next((each.normalised for each in table.scores if each.domain == domain), None) if table else None
-
-
-def _own(table: VersionTable | None, domain: str) -> float | None:
+def _own(table: VersionTable, domain: str) -> float | None:
     """The share of a domain's tokens that went to its own expert, over all layers."""
-    for each in table.scores if table else ():
-        if table is not None and each.domain == domain:
+    for each in table.scores:
+        if each.domain == domain:
             slot = table.domains.index(domain)
             return sum(layer[slot] for layer in each.shares) / len(each.shares)
     return None

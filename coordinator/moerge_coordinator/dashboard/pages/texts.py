@@ -33,7 +33,14 @@ async def _text(visit: Visit) -> Response:
 
 
 def _show(visit: Visit, number: str, status: int = 200, **content: Any) -> Response:
-    blank = {"text": "", "layer": _ALL, "routed": None, "problem": None, "most": MAX_CHARACTERS}
+    blank = {
+        "on": visit.site.routes_texts,
+        "text": "",
+        "layer": _ALL,
+        "routed": None,
+        "problem": None,
+        "most": MAX_CHARACTERS,
+    }
     return visit.show("route.html", status, **{**blank, "number": number, **content})
 
 

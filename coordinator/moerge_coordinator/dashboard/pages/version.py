@@ -8,6 +8,7 @@ from typing import Any
 from markupsafe import Markup
 from starlette.responses import Response
 
+from moerge.versions.compare import average_name, common_change
 from moerge_coordinator.dashboard import charts
 from moerge_coordinator.dashboard.site import Page, Visit
 from moerge_proto.evaluations import VersionTable
@@ -37,7 +38,11 @@ async def _version(visit: Visit) -> Response:
     content |= {"withdrawn": [domains.get(each, each[:10]) for each in found.contains_withdrawn]}
     content["routing"] = [] if table is None else _routing(table)
     content["oracle"] = None if table is None else _oracle(table)
-    content["before"] = await rest.find(Version, f"/v1/versions/{number - 1}") if number > 1 else None
+    content["average_name"] = "" if table is None else average_name(table)
+    content["before"] = before = await rest.find(Version, f"/v1/versions/{number - 1}") if number > 1 else None
+    content["common"] = None
+    if before is not None and table is not None and set(before.lineage.domains) != set(table.domains):
+        content["common"] = common_change((await rest.tables([before]))[before.number], table)
     if report is not None:
         content |= {"report": report, "conditioning": _conditioning(report), "norms": _norms(report)}
         content |= {"cosines": _cosines(report), "pairs": _pairs(report)}
@@ -83,7 +88,7 @@ def _routing(table: VersionTable) -> list[tuple[str, Markup, list[list[float]]]]
     found = []
     for score in table.scores:
         rows = [list(line) for line in zip(*score.shares, strict=True)]
-        title = f"Where {score.domain}'s tokens went: share of each expert, layer by layer"
+        title = f"Tokens of {score.domain}: share of each expert, by layer"
         found.append((score.domain, charts.heat(title, table.domains, rows), rows))
     return found
 
@@ -137,19 +142,19 @@ def _lineage(found: Version, trunk: Trunk | None) -> Markup:
     if len(made.domains) > _MOST_BOXES:
         owners.append(charts.Node(f"and {len(made.domains) - _MOST_BOXES} more", "experts"))
     count = len(owners)
-    how = made.trunk[:10] if trunk is None else f"{trunk.method} of {len(trunk.contains)}, {made.trunk[:10]}"
-    summed = f"of {len(made.contributions)} contributions"
+    how = made.trunk[:10] if trunk is None else f"{trunk.method}, {len(trunk.contains)} experts"
+    summed = f"{len(made.contributions)} contributions"
     columns = [
         ("experts", owners),
         (
-            "merged, summed",
+            "merged and summed",
             [charts.Node("trunk", how, tuple(merged)), charts.Node("sums", summed, tuple(range(count)))],
         ),
         (
             "solved",
             [charts.Node("solve", f"lambda {made.options.ridge_lambda:g}, top {made.options.top_k}", (count + 1,))],
         ),
-        ("published", [charts.Node(f"{len(found.files)} files", f"version {found.number}", (count, count + 2))]),
+        ("published", [charts.Node(f"version {found.number}", f"{len(found.files)} files", (count, count + 2))]),
     ]
     return charts.graph(f"How version {found.number} was made", columns)
 

@@ -7,13 +7,16 @@ from typing import Any, get_args
 
 from starlette.responses import RedirectResponse, Response
 
+from moerge.versions.compare import average_name, averages, common_change, domain_changes
 from moerge_coordinator.dashboard import charts
 from moerge_coordinator.dashboard.attention import needs
+from moerge_coordinator.dashboard.first_steps import Step, first_steps
 from moerge_coordinator.dashboard.site import HOME, Page, Visit
 from moerge_proto.evaluations import VersionTable
 from moerge_proto.experts import Expert
 from moerge_proto.history import TrunkHistory
 from moerge_proto.influence import VersionInfluence
+from moerge_proto.owners import Owner
 from moerge_proto.progress import DomainProgress
 from moerge_proto.rounds import Round
 from moerge_proto.trunks import Trunk
@@ -21,6 +24,7 @@ from moerge_proto.versions import CHAMPION, Alias, AliasMove, Version
 from moerge_proto.workflows import WorkflowEntry, WorkflowKind, WorkflowState
 
 _PER_PAGE = 25
+_DOTS = "Dots are averages over each version's own domains, which differ."
 
 
 @dataclass(frozen=True)
@@ -40,39 +44,44 @@ async def _versions(visit: Visit) -> Response:
     listed = await rest.page(Version, "/v1/versions", {"after": after, "newest": True})
     shown, before = list(listed.items[:_PER_PAGE]), listed.items[_PER_PAGE : _PER_PAGE + 1]
     further = shown[-1].number if before or listed.next else None
-    domains, tables, aliases = await asyncio.gather(
-        visit.domains(*shown, *before), rest.tables(shown), rest.all(Alias, "/v1/aliases")
-    )
+    tables, aliases = await asyncio.gather(rest.tables([*shown, *before]), rest.all(Alias, "/v1/aliases"))
     changes = {
-        each.number: _changes(each, earlier, domains)
-        for each, earlier in zip(shown, [*shown[1:], *before, None], strict=False)
+        each.number: _changes(each, earlier) for each, earlier in zip(shown, [*shown[1:], *before, None], strict=False)
     }
+    common = {
+        new.number: common_change(tables[old.number], tables[new.number])
+        for new, old in zip(shown, [*shown[1:], *before], strict=False)
+    }
+    chart, hint = _timeline(shown, tables)
     content: dict[str, Any] = {
         "versions": shown,
         "tables": tables,
         "changes": changes,
+        "common": common,
         "further": further,
-        "chart": _timeline(shown, tables),
+        "chart": chart,
+        "chart_hint": hint,
         "champion": None,
+        "steps": [],
         "moves": [],
     }
     champion = next((alias for alias in aliases if alias.name == CHAMPION), None)
     if champion is not None:
         content["champion"] = serving = await rest.get(Version, f"/v1/versions/{champion.version}")
-        content["champion_table"] = (await rest.tables([serving])).get(serving.number)
+        table = (await rest.tables([serving]))[serving.number]
+        content |= {"score": table.average, "score_name": average_name(table)}
     if visit.operates:
-        content |= await _state_of_affairs(visit, content["champion"], shown[0] if shown and not after else None)
+        content |= await _state_of_affairs(visit, content["champion"], [] if after else listed.items)
         if champion is not None:
             history = await rest.all(AliasMove, f"/v1/aliases/{CHAMPION}/history")
             content["moves"] = list(reversed(history))[:1]
     return visit.show("versions.html", **content)
 
 
-async def _state_of_affairs(visit: Visit, champion: Version | None, newest: Version | None) -> dict[str, object]:
+async def _state_of_affairs(visit: Visit, champion: Version | None, newest: Sequence[Version]) -> dict[str, object]:
+    """Needs of attention, running work and, without a champion, the first steps. `newest`: the first page, if known."""
     rest = visit.rest
-    if newest is None:
-        found = await rest.page(Version, "/v1/versions", {"newest": True})
-        newest = next(iter(found.items), None)
+    versions = newest or (await rest.page(Version, "/v1/versions", {"newest": True})).items
     trunk, history, experts, rounds, workers, pages = await asyncio.gather(
         rest.find(Trunk, "/v1/trunks/current"),
         rest.find(TrunkHistory, "/v1/trunks/current/history"),
@@ -82,24 +91,37 @@ async def _state_of_affairs(visit: Visit, champion: Version | None, newest: Vers
         asyncio.gather(*(rest.page(WorkflowEntry, "/v1/workflows", {"kind": kind}) for kind in get_args(WorkflowKind))),
     )
     influence = None
-    if newest is not None and newest != champion and newest.retired is None:
-        influence = await rest.find(VersionInfluence, f"/v1/versions/{newest.number}/influence")
+    if versions and versions[0] != champion and versions[0].retired is None:
+        influence = await rest.find(VersionInfluence, f"/v1/versions/{versions[0].number}/influence")
     workflows = [each for page in pages for each in page.items]
     remerge = history.remerge if history else None
     running = [each for each in workflows if each.state is WorkflowState.RUNNING]
     return {
-        "needs": needs(champion, newest, trunk, experts, rounds, workflows, remerge, workers, influence),
+        "needs": needs(champion, versions, trunk, experts, rounds, workflows, remerge, workers, influence),
+        "steps": [] if champion else await _steps(visit, experts, trunk, versions),
+        "can_solve": trunk is not None and trunk.retired is None,
         "running": running,
         "open_rounds": [each for each in rounds if each.state == "open"],
     }
 
 
-def _changes(version: Version, before: Version | None, domains: Mapping[str, str]) -> list[Change]:
+async def _steps(
+    visit: Visit, experts: Sequence[Expert], trunk: Trunk | None, versions: Sequence[Version]
+) -> list[Step]:
+    owners, sent = await asyncio.gather(visit.rest.all(Owner, "/v1/owners"), visit.rest.contributions("", "router"))
+    of_trunk = [each for each in sent.items if each.active and trunk is not None and each.trunk == trunk.digest]
+    return first_steps(owners, experts, trunk, {each.domain for each in of_trunk}, versions)
+
+
+def _changes(version: Version, before: Version | None) -> list[Change]:
     if before is None:
         return [Change("first version", "note")] if version.number == 1 else []
     old, new = before.lineage, version.lineage
-    found = [Change(f"+ {domains[each]}", "added") for each in new.experts if each not in old.experts]
-    found += [Change(f"- {domains[each]}", "gone") for each in old.experts if each not in new.experts]
+    by_domain = domain_changes(old, new)
+    found = [Change(f"+ {domain}", "added") for domain in by_domain.added]
+    found += [Change(f"- {domain}", "gone") for domain in by_domain.removed]
+    if by_domain.replaced:
+        found.append(Change(f"other MLPs: {', '.join(by_domain.replaced)}", "note"))
     if old.trunk != new.trunk:
         found.append(Change("new trunk", "note"))
     options, earlier = new.options.model_dump(), old.options.model_dump()
@@ -113,21 +135,28 @@ def _changes(version: Version, before: Version | None, domains: Mapping[str, str
     return found or [Change("other order of experts", "note")]
 
 
-def _timeline(shown: Sequence[Version], tables: Mapping[int, VersionTable]) -> charts.Curves | None:
-    """Normalised scores over versions: a line for each domain, and the average."""
+def _timeline(shown: Sequence[Version], tables: Mapping[int, VersionTable]) -> tuple[charts.Curves | None, str]:
+    """Normalised scores over versions: a line for each domain, and the averages, with words about them."""
     oldest_first = list(reversed(shown))
     names = list(dict.fromkeys(domain for each in oldest_first for domain in each.lineage.domains))
-    if not any(table.scores for table in tables.values()):
-        return None
+    if not any(tables[each.number].scores for each in shown):
+        return None, ""
     scores = {number: {score.domain: score.normalised for score in table.scores} for number, table in tables.items()}
     lines: dict[str, list[float | None]] = {
         name: [scores.get(each.number, {}).get(name) for each in oldest_first] for name in names
     }
-    averages = [tables[each.number].average if each.number in tables else None for each in oldest_first]
-    lines["average"] = averages
+    found = averages([tables[each.number] for each in oldest_first])
+    own, common = found.names
+    lines[own] = found.over_own
     across = [str(each.number) for each in oldest_first]
     title = "Normalised score of each version, by domain and on average"
-    return charts.curves(title, [*names, "average"], lines, across, "average")
+    if not common:
+        return charts.curves(title, [*names, own], lines, across, own), "The heavy line is the average."
+    if not found.over_common:
+        return charts.curves(title, [*names, own], lines, across, dots=own), _DOTS
+    lines[common] = found.over_common
+    picture = charts.curves(title, [*names, own, common], lines, across, common, dots=own)
+    return picture, f"{_DOTS} The heavy line is the average over the domains that all these versions have."
 
 
 PAGES = {"/": Page(_home), "/versions": Page(_versions, "Versions")}

@@ -1,14 +1,16 @@
 """What needs an operator's attention."""
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
 from moerge_coordinator.dashboard.attention import needs
+from moerge_proto.options import SolveOptions
 from moerge_proto.problems import Problem, ProblemType
 from moerge_proto.progress import DomainProgress
 from moerge_proto.rounds import Round
 from moerge_proto.trunks import Trunk, TrunkOptions
+from moerge_proto.versions import Lineage, Version
 from moerge_proto.workflows import WorkflowEntry
 
 NOW = datetime(2026, 11, 1, 12, tzinfo=UTC)
@@ -21,22 +23,45 @@ def workflow(id_: str, state: str, why: ProblemType = ProblemType.CONFLICT) -> W
     return WorkflowEntry.model_validate(fields)
 
 
-def test_a_failed_workflow_needs_a_hand_until_it_was_started_again() -> None:
-    assert [each.what for each in needs(None, None, None, [], [], [workflow("version-a-1", "failed")])] == [
-        "Work on a version failed: why"
+def version(number: int, *withdrawn: str) -> Version:
+    lineage = Lineage(trunk="0" * 64, experts=[], domains=[], contributions=[], options=SolveOptions(), solver="solver")
+    gone = [each * 64 for each in withdrawn]
+    return Version(
+        number=number, lineage=lineage, files=[], bytes_total=0, bytes_written=0, note="", tags=[], aliases=[],
+        contains_withdrawn=gone, created=NOW, withheld=None, retired=None,
+    )  # fmt: skip
+
+
+def test_a_failed_workflow_needs_attention_until_it_is_retried() -> None:
+    assert [each.what for each in needs(None, [], None, [], [], [workflow("version-a-1", "failed")])] == [
+        "Solving a version failed: why"
     ]
     again = [workflow("version-a-2", "done"), workflow("version-a-1", "failed")]
-    assert needs(None, None, None, [], [], again) == []
+    assert needs(None, [], None, [], [], again) == []
+
+
+def test_a_refused_solve_is_forgotten_once_a_later_one_succeeds() -> None:
+    later = workflow("version-b-1", "done").model_copy(update={"created": NOW + timedelta(minutes=1)})
+    assert needs(None, [], None, [], [], [later, workflow("version-a-1", "failed")]) == []
+    trunk = later.model_copy(update={"id": "trunk-b-1", "kind": "trunk"})
+    assert len(needs(None, [], None, [], [], [trunk, workflow("version-a-1", "failed")])) == 1
+
+
+def test_a_champion_with_a_withdrawn_expert_is_replaced_by_a_version_without_it() -> None:
+    champion, same, clean = version(1, "a"), version(2, "a"), version(3)
+    assert [each.todo for each in needs(champion, [clean, same, champion], None, [], [], [])] == ["promote version 3"]
+    found = [each.todo for each in needs(champion, [same, champion], None, [], [], [])]
+    assert found == ["merge a trunk without them, then solve a version"]
 
 
 @pytest.mark.parametrize("kind", ["expert", "contribution"])
 def test_refused_files_are_their_owner_s_and_work_that_broke_off_the_operator_s(kind: str) -> None:
-    assert needs(None, None, None, [], [], [workflow(f"{kind}-a-1", "failed")]) == []
+    assert needs(None, [], None, [], [], [workflow(f"{kind}-a-1", "failed")]) == []
     broken = workflow(f"{kind}-a-1", "failed", ProblemType.INTERNAL)
-    assert [each.place for each in needs(None, None, None, [], [], [broken])] == ["/workflows"]
+    assert [each.place for each in needs(None, [], None, [], [], [broken])] == ["/workflows"]
 
 
-def test_a_retired_trunk_and_a_short_round_need_a_hand() -> None:
+def test_a_retired_trunk_and_a_short_round_need_attention() -> None:
     trunk = Trunk(
         digest="0" * 64, method="average", options=TrunkOptions(), experts=[], contributions=[], family="llama",
         hidden_size=8, layers=1, exponents=[1], tensors=1, files=[], current=True, created=NOW, retired=NOW,
@@ -58,9 +83,8 @@ def test_a_retired_trunk_and_a_short_round_need_a_hand() -> None:
     figures = {"shards_done": 0, "shards_total": 0, "tokens_per_second": 0, "seconds_left": None}
     about = {"domain": "art", "owner": "art", "number": 1, "heard": NOW, "stage": "waiting", "obstacle": "trunk-harms"}
     told = DomainProgress.model_validate({**about, **figures})
-    found = [each.what for each in needs(None, None, trunk, [], [asked], [], None, [told])]
+    found = [each.what for each in needs(None, [], trunk, [], [asked], [], None, [told])]
     assert found == [
-        "The current trunk is retired", "Round spring ended short: art did not contribute",
+        "The current trunk is retired", "Round spring ended without enough contributions; missing: art",
         "Worker of art: refuses the trunk: it predicts the owner's text too badly",
-        "There is a trunk, but no version",
     ]  # fmt: skip

@@ -32,7 +32,15 @@ def test_curves_draw_each_value_at_its_place_and_leave_gaps() -> None:
     assert [x for x, _ in points] == sorted(x for x, _ in points)
     assert [y for _, y in points] == sorted((y for _, y in points), reverse=True)
     alone = [circle for circle in picture.iter(f"{SVG}circle") if "c1" in circle.attrib["class"]]
-    assert (float(alone[0].attrib["cx"]), float(alone[0].attrib["cy"])) == pytest.approx(points[1])
+    place = float(alone[0].attrib["cx"].removesuffix("%")), float(alone[0].attrib["cy"])
+    assert place == pytest.approx(points[1])
+
+
+def test_lines_end_at_a_gap_and_dots_are_not_joined() -> None:
+    values = {"a": [1.0, 2.0, None, 3.0, 4.0], "b": [1.0, 2.0, 3.0, 4.0, 5.0]}
+    picture = drawn(curves("t", ["a", "b"], values, list("12345"), dots="b").picture)
+    assert [len(line.attrib["points"].split()) for line in picture.iter(f"{SVG}polyline")] == [2, 2]
+    assert len(list(picture.iter(f"{SVG}circle"))) == 5
 
 
 def test_heat_has_a_cell_for_each_value_with_its_colour_and_words() -> None:

@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from moerge.versions.compare import DomainChanges, domain_changes, score_changes
+from moerge.versions.compare import Averages, DomainChanges, averages, domain_changes, score_changes
 from moerge_proto.evaluations import DomainScore, VersionTable
 from moerge_proto.options import SolveOptions
 from moerge_proto.versions import Lineage
@@ -53,5 +53,14 @@ def test_a_newcomer_s_score_is_no_fall_of_the_others() -> None:
 def test_domains_that_were_not_evaluated_on_both_are_left_out() -> None:
     [*_, whole, common] = score_changes(table("art", law=90), table(law=89, art=78))
     assert (whole.before, whole.after, whole.points) == (None, 83.5, None)
-    assert (common.name, common.points) == ("average of the 1 that both have", -1)
+    assert (common.name, common.points) == ("average of the 1 with a score on both", -1)
     assert [each.name for each in score_changes(table("law"), table("law"))] == ["law", "average of its 1 domain"]
+
+
+def test_averages_of_many_versions_are_over_common_domains_too() -> None:
+    same = [table(law=90, art=80), None, table(law=92, art=80)]
+    assert averages(same) == Averages(("average of its 2 domains", ""), [85, None, 86], [])
+    found = averages([table(law=90, art=80), table(law=89, art=78, code=61), table("code", law=88, art=76)])
+    assert found.names == ("average of its domains", "average of 2 in all")
+    assert (found.over_own, found.over_common) == ([85, 76, None], [85, 83.5, 82])
+    assert averages([table(law=90), table(art=80)]).over_common == []

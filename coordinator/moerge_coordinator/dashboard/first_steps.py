@@ -1,0 +1,50 @@
+"""The first steps of a fresh coordinator, from owners to a champion."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from moerge_proto.experts import Expert, ExpertState
+from moerge_proto.owners import Owner
+from moerge_proto.trunks import Trunk
+from moerge_proto.versions import Version
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step: how far it is, and its page, if it can be done now."""
+
+    what: str
+    done: bool
+    state: str
+    place: str
+
+
+def first_steps(
+    owners: Sequence[Owner],
+    experts: Sequence[Expert],
+    trunk: Trunk | None,
+    contributed: Collection[str],
+    versions: Sequence[Version],
+) -> list[Step]:
+    """The steps to the first champion. `contributed`: domains with a contribution under the current trunk."""
+    domains = {domain for owner in owners for domain in owner.domains}
+    ready = {each.domain for each in experts if each.state is ExpertState.READY and each.fitted is None}
+    merged = trunk is not None and trunk.retired is None
+    usable = [each for each in versions if not (each.retired or each.withheld)]
+    return [
+        Step("Approve the owners", bool(owners), f"{len(owners)} approved", "/owners/approve"),
+        Step(
+            "Wait for their experts",
+            bool(ready) and (domains <= ready or merged),
+            f"{len(ready)} of {len(domains)} domains ready",
+            "/experts" if owners else "",
+        ),
+        Step("Merge a trunk", merged, "", "/trunks/new" if ready else ""),
+        Step(
+            "Wait for contributions, and solve a version",
+            bool(usable),
+            f"{len(contributed)} of {len(ready)} domains contributed",
+            "/solve" if merged and contributed else "",
+        ),
+        Step("Promote it", False, "", f"/versions/{usable[0].number}/promote" if usable else ""),
+    ]
