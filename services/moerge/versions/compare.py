@@ -80,7 +80,7 @@ def average_name(table: VersionTable) -> str:
 class Averages:
     """Averages of several versions, in their order: each over its own domains, and over the `common` ones of all.
 
-    `names`: of the two. `over_common` is empty if the versions have the same domains, or none in common.
+    `names`: of the two, short ones. `over_common` is empty if the versions have the same domains, or none in common.
     """
 
     names: tuple[str, str]
@@ -100,7 +100,7 @@ def averages(tables: Sequence[VersionTable | None]) -> Averages:
         return Averages(("average" if known is None else average_name(known), ""), own, [])
     domains = common_domains(whole)
     over = [None if table is None else average_over(table, domains) for table in tables] if domains else []
-    return Averages(("average of its domains", f"average of {len(domains)} in all"), own, over)
+    return Averages(("own average", f"average of {len(domains)}"), own, over)
 
 
 def common_domains(tables: Sequence[VersionTable]) -> list[str]:

@@ -27,7 +27,7 @@ async def _ask_approve(visit: Visit) -> Form:
                 "fingerprint",
                 "Fingerprint",
                 required=True,
-                hint="as the owner told you by another way, such as by phone; never copy it from the request's message",
+                hint="as the owner told you, by phone or in person: not from the message with the request",
             ),
             _REPLACE,
         ),

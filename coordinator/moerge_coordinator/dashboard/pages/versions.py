@@ -24,7 +24,7 @@ from moerge_proto.versions import CHAMPION, Alias, AliasMove, Version
 from moerge_proto.workflows import WorkflowEntry, WorkflowKind, WorkflowState
 
 _PER_PAGE = 25
-_DOTS = "Dots are averages over each version's own domains, which differ."
+_DOTS = "Dots: the average of each version's own domains, which differ."
 
 
 @dataclass(frozen=True)
@@ -151,12 +151,12 @@ def _timeline(shown: Sequence[Version], tables: Mapping[int, VersionTable]) -> t
     across = [str(each.number) for each in oldest_first]
     title = "Normalised score of each version, by domain and on average"
     if not common:
-        return charts.curves(title, [*names, own], lines, across, own), "The heavy line is the average."
+        return charts.curves(title, [*names, own], lines, across, own), "Heavy line: the average."
     if not found.over_common:
         return charts.curves(title, [*names, own], lines, across, dots=own), _DOTS
     lines[common] = found.over_common
     picture = charts.curves(title, [*names, own, common], lines, across, common, dots=own)
-    return picture, f"{_DOTS} The heavy line is the average over the domains that all these versions have."
+    return picture, f"{_DOTS} Heavy line: the {common} domains that all these versions have."
 
 
 PAGES = {"/": Page(_home), "/versions": Page(_versions, "Versions")}

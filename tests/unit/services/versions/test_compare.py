@@ -61,6 +61,6 @@ def test_averages_of_many_versions_are_over_common_domains_too() -> None:
     same = [table(law=90, art=80), None, table(law=92, art=80)]
     assert averages(same) == Averages(("average of its 2 domains", ""), [85, None, 86], [])
     found = averages([table(law=90, art=80), table(law=89, art=78, code=61), table("code", law=88, art=76)])
-    assert found.names == ("average of its domains", "average of 2 in all")
+    assert found.names == ("own average", "average of 2")
     assert (found.over_own, found.over_common) == ([85, 76, None], [85, 83.5, 82])
     assert averages([table(law=90), table(art=80)]).over_common == []
