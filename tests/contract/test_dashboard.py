@@ -12,7 +12,6 @@ from pathlib import Path
 
 import httpx
 import pytest
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from moerge.cli.common import wait
 from moerge.client.client import Client
@@ -21,7 +20,6 @@ from moerge_coordinator.dashboard.actions import ACTIONS
 from moerge_proto.experts import ExpertState
 from moerge_proto.options import RECOMMENDED
 from moerge_proto.owners import NewOwner, NewToken, Role
-from moerge_proto.signatures import JoinRequest, fingerprint, in_groups, public_key_of
 from moerge_proto.trunks import NewTrunk
 from moerge_proto.versions import VersionChange
 from support.dashboard import act, guard, signed_in, visitor
@@ -85,11 +83,6 @@ def visited(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Visited]:
 def place_of(answer: httpx.Response) -> str:
     """Where a redirection leads, below /dashboard."""
     return answer.headers["Location"].removeprefix("/dashboard")
-
-
-def words(page: httpx.Response) -> str:
-    """The text of a page, as a reader sees it."""
-    return " ".join(html.unescape(re.sub(r"<[^>]*>", "", page.text)).split())
 
 
 def test_whoever_is_not_signed_in_is_asked_to_and_then_gets_there(visited: Visited) -> None:
@@ -203,31 +196,6 @@ def test_promoting_and_rolling_back_are_the_signed_in_one_s_calls(visited: Visit
         assert [alias.name for alias in operator.aliases()] == ["champion"]
         calls = [entry for entry in operator.audit() if entry.path.startswith("/v1/aliases/champion")]
         assert [(each.method, each.status) for each in calls][-2:] == [("PUT", 200), ("POST", 200)]
-
-
-def test_a_fresh_coordinator_lists_the_first_steps_and_approves_owners(tmp_path: Path) -> None:
-    key = Ed25519PrivateKey.generate()
-    request = JoinRequest.make(key, "hospital", ["medicine"], datetime.now(UTC)).line()
-    told = in_groups(fingerprint(public_key_of(key)))
-    with federation_of(tmp_path) as made, signed_in(made.server, made.server.operator_token) as browser:
-        home = words(browser.get("/versions"))
-        assert "First steps Approve the owners 0 approved Wait for their experts 0 of 0 domains ready" in home
-        assert "Solve a version" not in home
-        assert "There are fewer than two versions." in words(browser.get("/compare"))
-        page = browser.get("/route")
-        assert "set route_bytes in coordinator.toml" in words(page)
-        assert "<textarea" not in page.text
-        assert 'title="1,000,000,000,000 bytes">1.0 TB' in browser.get("/settings").text
-
-        answer = act(browser, "/owners/approve", request=request, fingerprint="0" * 64)
-        assert answer.status_code == 422
-        assert f"another fingerprint: {told}" in words(answer)
-        assert act(browser, "/owners/approve", request=request[:40], fingerprint=told).status_code == 422
-        approved = act(browser, "/owners/approve", request=request, fingerprint=told)
-        [token] = re.findall(r"<code>(moerge_[^<]+)</code>", approved.text)
-        with made.server.client(token) as owner:
-            assert owner.identity().domains == ["medicine"]
-        assert "Approve the owners done 1 approved" in words(browser.get("/versions"))
 
 
 def test_a_form_without_the_session_s_guard_does_nothing(visited: Visited) -> None:

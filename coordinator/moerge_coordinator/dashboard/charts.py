@@ -236,14 +236,15 @@ def graph(title: str, columns: Sequence[tuple[str, Sequence[Node]]]) -> Markup:
         for index, node in enumerate(nodes):
             y = first + index * (_BOX_HEIGHT + _APART)
             for source in node.sources:
-                from_x, from_y = places[source][0] + _BOX, places[source][1] + _BOX_HEIGHT / 2
+                from_x, from_y, to_y = (
+                    places[source][0] + _BOX,
+                    places[source][1] + _BOX_HEIGHT / 2,
+                    y + _BOX_HEIGHT / 2,
+                )
                 middle = (from_x + x) / 2
                 curve: list[svg.PathData] = [
                     svg.M(round(from_x, 2), round(from_y, 1)),
-                    svg.C(
-                        *[round(each, 2) for each in (middle, from_y, middle, y + _BOX_HEIGHT / 2, x)],
-                        round(y + _BOX_HEIGHT / 2, 1),
-                    ),
+                    svg.C(*[round(each, 2) for each in (middle, from_y, middle, to_y, x, to_y)]),
                 ]
                 edges.append(svg.Path(d=curve, class_=["edge"]))
             boxes += [
