@@ -108,8 +108,12 @@ HOSTILE = "<script>document.title='broken'</script><img src=x onerror=\"document
 PAGES = [
     "versions", "versions/2", "compare?before=1&version=2", "aliases/champion", "experts", "owners", "contributions",
     "trunks", "workflows", "audit", "settings", "route", "solve", "trunks/new", "rounds/new", "versions/2/promote",
-    "versions/2/describe", "versions/2/retire", "nothing-here",
+    "versions/2/describe", "versions/2/retire", "owners/approve", "nothing-here",
 ]  # fmt: skip
+
+
+IN_SIGHT = ".chart.curves .label, .chart.rows .tick, nav [aria-current]"
+"""Labels of charts, and the current tab, which no page cuts."""
 
 
 @pytest.fixture(scope="module")
@@ -170,6 +174,8 @@ def test_every_page_is_accessible_fits_and_breaks_no_policy(server: Coordinator,
                 found = Axe().run(page)
                 assert found.violations_count == 0, f"{place}, {width}: {found.generate_report()}"
                 assert page.evaluate("document.documentElement.scrollWidth") <= width, place
+                right = "Math.max(0, ...all.map(each => each.getBoundingClientRect().right))"
+                assert page.eval_on_selector_all(IN_SIGHT, f"all => {right}") <= width, place
 
 
 def test_the_home_page_says_what_serves_how_good_and_who_is_in_it(server: Coordinator, chromium: Browser) -> None:

@@ -37,7 +37,7 @@ def test_curves_draw_each_value_at_its_place_and_leave_gaps() -> None:
 
 
 def test_lines_end_at_a_gap_and_dots_are_not_joined() -> None:
-    values = {"a": [1.0, 2.0, None, 3.0, 4.0], "b": [1.0, 2.0, 3.0, 4.0, 5.0]}
+    values: dict[str, list[float | None]] = {"a": [1.0, 2.0, None, 3.0, 4.0], "b": [1.0, 2.0, 3.0, 4.0, 5.0]}
     picture = drawn(curves("t", ["a", "b"], values, list("12345"), dots="b").picture)
     assert [len(line.attrib["points"].split()) for line in picture.iter(f"{SVG}polyline")] == [2, 2]
     assert len(list(picture.iter(f"{SVG}circle"))) == 5
