@@ -47,7 +47,7 @@ def main() -> None:
             with visit(chromium, server, server.operator_token) as page:
                 page.goto(f"{server.url}/dashboard/route")
                 page.get_by_label("Text").fill(TEXT)
-                page.get_by_role("button", name="Route").click()
+                page.get_by_role("button", name="Route").click(timeout=120_000)
                 page.get_by_role("heading", name="Scores along the text").wait_for(timeout=120_000)
                 page.screenshot(path=chosen.folder / "dashboard-route.png", full_page=True)
     finally:
