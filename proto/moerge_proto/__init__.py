@@ -1,1 +1,1 @@
-"""What crosses the network: messages, the statistics file, problem types."""
+"""Data that crosses the network: messages, the statistics file, problem types."""

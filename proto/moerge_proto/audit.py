@@ -1,4 +1,4 @@
-"""The audit log: every call that may change something, allowed or refused."""
+"""The audit log: every call that can change something, allowed or refused."""
 
 from datetime import datetime
 
@@ -7,9 +7,9 @@ from moerge_proto.owners import Role
 
 
 class AuditEntry(Message):
-    """One call. `request` is the id in its X-Request-Id header; `token` whose call it was, None without a known token.
+    """One call. `request` is the id in its X-Request-Id header; `token` is the caller's, None if unknown.
 
-    `problem` is the type of the problem document that was answered, if it was one.
+    `problem` is the type of the problem document in the answer, if any.
     """
 
     number: int

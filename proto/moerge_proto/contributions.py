@@ -14,11 +14,10 @@ Short = Annotated[str, StringConstraints(max_length=200)]
 
 
 class Submission(Message):
-    """Asks that an uploaded statistics file counts. `software` says which builds made it; it is kept in the lineage.
+    """Submits an uploaded statistics file. `software` names the builds that made it; the lineage keeps it.
 
-    `supersedes` names the earlier contributions whose place this one takes, and whose shards it may claim again; the
-    swap is atomic. `signature`: the owner's, over the digest (`contribution_message`); None from an owner without a
-    key.
+    `supersedes` names the earlier contributions that this one replaces, atomically; it may claim their shards again.
+    `signature`: the owner's, over the digest (`contribution_message`); None from an owner without a key.
     """
 
     supersedes: list[Digest] = Field(default_factory=list, max_length=10_000)
@@ -33,12 +32,12 @@ class NewContribution(Submission):
 
 
 class Contribution(Message):
-    """An accepted contribution. `active` is false once another one superseded it, or it was withdrawn.
+    """An accepted contribution. `active` is false after it was superseded or withdrawn.
 
-    A router contribution is of one `trunk`; a trunk contribution, of an expert for every trunk that it is merged into,
-    has no `split`, `trunk` and `shards`. `kind` is left out of the JSON where it is router. `effective_rank` is the
-    median of its grams' trace^2 / sum of squared entries; operators see it. `fingerprint`: of the key
-    that `signature` is by; both are None if its owner had no key.
+    A router contribution belongs to one `trunk`. A trunk contribution belongs to an expert, for every trunk with that
+    expert, and has no `split`, `trunk` and `shards`. The JSON leaves `kind` out if it is router. `effective_rank` is
+    the median of its grams' trace^2 / sum of squared entries; operators see it. `fingerprint`: of the key that made
+    `signature`; both are None if its owner had no key.
     """
 
     number: int
@@ -64,9 +63,9 @@ class Contribution(Message):
 
 
 class ContributionSignature(Message):
-    """Who vouches for a contribution in a version's lineage, for anyone to check.
+    """The signature of a contribution in a version's lineage, for anyone to check.
 
-    That `public_key` is the owner's, only the owner can say: compare fingerprints. Key and signature are None if the
+    Only the owner can confirm that `public_key` is theirs: compare fingerprints. Key and signature are None if the
     owner had no key.
     """
 

@@ -1,4 +1,4 @@
-"""Evaluations: what an owner's held-out documents say of a version, as sums, and the paper's table from them."""
+"""Evaluations: sums of a version's scores on an owner's held-out documents, and the paper's table from them."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -12,7 +12,7 @@ from moerge_proto.digests import Digest, Name, digest_of
 from moerge_proto.messages import Message
 
 _MOST = 2**53 - 1  # canonical JSON holds no larger integer
-_MOST_NATS = 300  # a token; e^300 and its like's quotients are numbers still
+_MOST_NATS = 300  # per token; e^300 and quotients of such numbers are finite
 Count = Annotated[int, Field(ge=0, le=_MOST)]
 Amount = Annotated[int, Field(ge=1, le=_MOST)]
 
@@ -26,7 +26,7 @@ class Scored(Message):
     @model_validator(mode="after")
     def _is_a_perplexity(self) -> Self:
         if self.nll > _MOST_NATS * self.tokens:
-            raise ValueError(f"nll is more than {_MOST_NATS} nats a token; no model errs like that")
+            raise ValueError(f"nll is more than {_MOST_NATS} nats per token")
         return self
 
     @property
@@ -40,13 +40,13 @@ def normalised(dense: float, model: float, tokens: float) -> float:
 
 
 class NewEvaluation(Message):
-    """What an owner reports of version `number`: sums over its held-out documents, in windows of `context` tokens that
+    """An owner's report on version `number`: sums over its held-out documents, in windows of `context` tokens that
     advance by `stride`.
 
-    `expert` is the owner's dense expert of `domain`, which the version has. `dense`, `version` and `oracle`, which is
-    the version with every token routed to that expert, are over the same tokens. `routed`, L x D, counts per layer
-    those that each expert, in slot order, was the first choice for, at the position that predicted them: each
-    layer's counts add up to the tokens.
+    `expert` is the owner's dense expert of `domain` in the version. The oracle is the version with every token routed
+    to that expert. `dense`, `version` and `oracle` cover the same tokens. `routed`, L x D, counts per layer the tokens
+    by their first-choice expert, in slot order, at the position that predicted them. Each layer's counts add up to the
+    tokens.
     """
 
     number: int = Field(ge=1, le=2**31 - 1)
@@ -68,12 +68,12 @@ class NewEvaluation(Message):
             raise ValueError(f"stride is {self.stride}; it must be below context, {self.context}")
         for name, other in (("dense", self.dense), ("oracle", self.oracle)):
             if other.tokens != tokens:
-                raise ValueError(f"{name} is over {other.tokens} tokens, version over {tokens}; all read the same")
+                raise ValueError(f"{name} covers {other.tokens} tokens, version {tokens}; expected the same number")
         if self.documents > tokens:
             raise ValueError(f"{self.documents} documents can't have {tokens} predicted tokens")
         for layer, counts in enumerate(self.routed):
             if sum(counts) != tokens:
-                raise ValueError(f"routed counts {sum(counts)} tokens in layer {layer}; predicted were {tokens}")
+                raise ValueError(f"routed counts {sum(counts)} tokens in layer {layer}; expected {tokens}")
         return self
 
     @property
@@ -83,9 +83,9 @@ class NewEvaluation(Message):
 
 
 class Evaluation(Message):
-    """An accepted evaluation of version `version`; `sums` is what was sent, and `digest` names that.
+    """An accepted evaluation of version `version`; `sums` is the report, named by `digest`.
 
-    `active` is false once the owner sent a later one of the same domain and version, which takes its place.
+    `active` is false after the owner sent a later one for the same domain and version.
     """
 
     number: int
@@ -98,10 +98,10 @@ class Evaluation(Message):
 
 
 class DomainScore(Message):
-    """A domain's line of the table: perplexities of its dense expert, the version and its oracle, on its held-out text.
+    """A domain's row of the table: perplexities of its dense expert, the version and its oracle, on its held-out text.
 
-    `normalised` is 100 * dense / version, `normalised_oracle` 100 * dense / oracle. `shares`, L x D, are of the tokens
-    that each expert was first choice for.
+    `normalised` is 100 * dense / version, `normalised_oracle` 100 * dense / oracle. `shares`, L x D: each expert's
+    share of the tokens, by first choice.
     """
 
     domain: str
@@ -118,10 +118,10 @@ class DomainScore(Message):
 
 
 class VersionTable(Message):
-    """The paper's table of one version (DUME section 3.1), from what owners reported.
+    """The paper's table of one version (DUME section 3.1), from owners' reports.
 
     `domains` and each layer's `shares` are in slot order. `average` is over all domains, so None while some are
-    `missing`. To an owner `scores` tells its own domains' only.
+    `missing`. An owner sees only its own domains' `scores`.
     """
 
     version: int
@@ -132,7 +132,7 @@ class VersionTable(Message):
 
     @classmethod
     def of(cls, version: int, domains: Sequence[str], evaluations: Iterable[Evaluation]) -> Self:
-        """The table of a version with `domains`; evaluations that are not active don't count."""
+        """The table of a version with `domains`; only active evaluations count."""
         found = {each.sums.domain: _score(each) for each in evaluations if each.active}
         scores = [found[domain] for domain in domains if domain in found]
         missing = [domain for domain in domains if domain not in found]

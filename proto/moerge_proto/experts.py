@@ -12,7 +12,7 @@ from moerge_proto.problems import Problem
 from moerge_proto.workflows import Workflow
 
 Vocabulary = Literal["same", "pad"]
-"""Whether experts must have the same vocabulary, or one may add tokens behind the other's."""
+"""Whether experts must have the same vocabulary, or one may append tokens to the other's."""
 
 
 class ExpertState(StrEnum):
@@ -25,7 +25,7 @@ class ExpertState(StrEnum):
 
 
 class Fitted(Message):
-    """Of which expert's MLPs an expert's are a fit, and to which trunk: two digests."""
+    """The origin of a fitted expert: the digests of the original expert and of the trunk."""
 
     expert: Digest
     trunk: Digest
@@ -34,17 +34,17 @@ class Fitted(Message):
 class NewExpert(Message):
     """Registers files as the expert of `domain`. `files` maps names in the folder to digests.
 
-    They are uploaded before, or the coordinator fetches them: each lies below the address `source`, which must be one
-    of those that the operator allows.
+    They are uploaded before, or the coordinator fetches them from below the address `source`, which the operator must
+    allow.
 
-    With `trunk="keep"` the trunk stays, and the newcomer's owner alone contributes under it. With `remerge` the current
-    trunk is merged anew, the same way, with this expert too, as soon as it is ready; then every owner is asked again.
+    With `trunk="keep"` the trunk stays, and only the new expert's owner contributes under it. With `remerge`, as soon
+    as this expert is ready, the current trunk is merged again with it, by the same method; then every owner is asked.
 
     `redistribute`: whether owners of the other experts in a version may download it, with this expert's MLPs, to
-    evaluate it. Registered again with another value, it changes; an operator can't set it.
+    evaluate it. A new registration with another value changes it; an operator can't set it.
 
     With `fitted` it is a fitted expert: the domain's expert with MLPs that its owner solved anew for a trunk. It is
-    never merged into a trunk, and redistributed if that expert is.
+    never merged into a trunk, and is redistributed if the original expert is.
     """
 
     domain: Name
@@ -59,15 +59,14 @@ class NewExpert(Message):
     @model_validator(mode="after")
     def _fitted_is_uploaded(self) -> "NewExpert":
         if self.fitted is not None and (self.source is not None or self.trunk == "remerge"):
-            raise ValueError("fitted: it goes without a source, and with trunk 'keep'")
+            raise ValueError("fitted: expected no source, and trunk 'keep'")
         return self
 
 
 class Expert(Message):
-    """An expert. `digest` names its files; `number` gives the order in which experts came; `fitted` is None if it was
-    trained.
+    """An expert. `digest` names its files; `number` is the order of arrival; `fitted` is None for a trained expert.
 
-    While its files are still to be fetched from `source`, their sizes are 0 and the family is empty.
+    Until its files are fetched from `source`, their sizes are 0 and the family is empty.
     """
 
     number: int
@@ -88,7 +87,7 @@ class Expert(Message):
 
     @property
     def trained(self) -> str:
-        """The digest of the expert that was trained: its own, or of the one that it is fitted from."""
+        """The digest of the trained expert: its own, or that of the expert that it was fitted from."""
         return self.digest if self.fitted is None else self.fitted.expert
 
 
@@ -99,10 +98,11 @@ class Withdraw(Message):
 
 
 class Withdrawal(Message):
-    """What withdrawing an expert did; those that are fitted from it are withdrawn with it.
+    """The effects of an expert's withdrawal, which includes its fitted experts.
 
-    `trunks` and `versions` still contain it: the trunks are retired, and `remerge` makes the one that takes the current
-    one's place (None: that one didn't contain it, or nothing is left to merge). Versions go when they are retired.
+    `trunks` and `versions` still contain it. The trunks are retired. `remerge` is the workflow of the trunk that
+    replaces the current one; None if that doesn't contain the expert, or nothing is left to merge. Retiring a version
+    removes it.
     """
 
     expert: Expert
@@ -118,7 +118,7 @@ class Purge(Message):
 
 
 class Purged(Message):
-    """`removed` files of so many `bytes` are gone. `versions` still need the expert's files, and keep theirs."""
+    """The effects of a purge: `removed` files of `bytes` in all. `versions` that contain the expert keep its files."""
 
     removed: int
     bytes: int

@@ -1,4 +1,4 @@
-"""The influence of each owner on a version's routers; the coordinator keeps it beside the version."""
+"""Each owner's influence on a version's routers; the coordinator stores it with the version."""
 
 from moerge_proto.messages import Message
 
@@ -6,11 +6,11 @@ from moerge_proto.messages import Message
 class DomainInfluence(Message):
     """The effect of a domain's sums on the routers. Lists have one number per domain, averaged over layers.
 
-    `effective_rank` of its gram is trace^2 / the sum of the squared entries: how many directions its features span.
-    `gram_distance` is 1 less the cosine between its gram and the sum of the others'. `mean_distances` are between its
-    mean feature and each domain's, in units of that domain's spread; a small one tells whose tokens may go astray.
+    `effective_rank` of its gram is trace^2 / the sum of the squared entries: the number of directions of its features.
+    `gram_distance` is 1 minus the cosine between its gram and the sum of the others'. `mean_distances` are between its
+    mean feature and each domain's, in units of that domain's spread; a small one marks tokens that it may draw.
     `drawn`: the expected share of each domain's tokens that score this domain's expert above their own; `drawn_most`
-    is that of the layer where it is largest. `moved`: how much each domain's scores change, in units of their own
+    is that of the layer with the largest share. `moved`: the change of each domain's scores, in units of their own
     spread, if the routers are solved without this owner.
     """
 
@@ -29,7 +29,7 @@ class DomainInfluence(Message):
 class VersionInfluence(Message):
     """The influence of all owners, measured in `layers`; `domains` in slot order.
 
-    `warnings` name owners with a figure far from that of honest ones, or say why nothing could be measured.
+    `warnings` name owners with figures unlike honest ones, or the reason for a missing measurement.
     """
 
     layers: list[int]

@@ -1,4 +1,4 @@
-"""What every message shares: frozen, and unknown fields are refused by name."""
+"""The base of all messages: frozen, and unknown fields are refused by name."""
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -47,9 +47,9 @@ def _no_truth_value(value: object) -> object:
 
 
 Whole = Annotated[int, BeforeValidator(_no_truth_value)]
-"""An integer; true and false are none."""
+"""An integer, not a boolean."""
 Moment = Annotated[AwareDatetime, AfterValidator(_in_utc)]
-"""A time that names its zone, as UTC."""
+"""A time with a time zone, converted to UTC."""
 
 
 class Message(BaseModel):

@@ -1,4 +1,4 @@
-"""Options of a version, and the two recipes that have a name: the recommended one and the paper's."""
+"""Options of a version, and the two named recipes: the recommended one and the paper's."""
 
 from typing import Annotated, Literal
 
@@ -15,13 +15,13 @@ DomainWeights = dict[Name, Weight] | Literal["balanced"]
 
 
 class SolveOptions(Message):
-    """How routers are solved; all of it can be chosen anew without any owner's help.
+    """Options of the solve. Changing them needs no new contributions.
 
-    `ridge_lambda`: Tikhonov regulariser (DUME eq. 2; 0.01 in the paper), as it stands (`absolute`) or in units of the
-    layer's mean diagonal (`relative`); with `auto` each layer gets the one that errs least on the tuning splits.
-    `domain_weights`: domain -> weight of its statistics, 1 for those not named; `balanced` weighs all domains as if
-    they had contributed equally many tokens. `top_k`: experts per token. `temperature` divides the router's scores;
-    it matters for top_k > 1 only. The defaults are the paper's.
+    `ridge_lambda`: Tikhonov regulariser (DUME eq. 2; 0.01 in the paper), `absolute` or in units of the layer's mean
+    diagonal (`relative`); with `auto` each layer gets the value with the least error on the tuning splits.
+    `domain_weights`: domain -> weight of its statistics, default 1; `balanced` weights all domains as if they had
+    contributed equally many tokens. `top_k`: experts per token. `temperature` divides the router's scores; it matters
+    only for top_k > 1. The defaults are the paper's.
     """
 
     ridge_lambda: float = Field(default=0.01, gt=0, allow_inf_nan=False)
@@ -33,7 +33,7 @@ class SolveOptions(Message):
 
 
 class VersionRecipe(Message):
-    """The choices by which a version is made from experts.
+    """The options of a version, from experts to routers.
 
     `method` is the trunk's, `solve` the routers'. `fit`: owners fit their MLPs to the trunk.
     """
@@ -52,11 +52,11 @@ RECOMMENDED = VersionRecipe(
 )
 """The default of REST, the commands, the dashboard, the demo and the recipe `moerge`. Measured in docs/quality.md."""
 RARE_BELOW = 10
-"""Trunk contributions withhold counts of tokens that occur fewer times, because rare tokens can identify people. The
-default of workers, `moerge merge` and recipes."""
+"""Trunk contributions withhold smaller token counts, because rare tokens can identify people. The default of workers,
+`moerge merge` and recipes."""
 RecipeName = Literal["moerge", "dume"]
 VERSION_RECIPES: dict[RecipeName, VersionRecipe] = {"moerge": RECOMMENDED, "dume": PAPER}
-"""Of the library's recipes, those that owners and an operator can follow."""
+"""The library's recipes that a federation can follow."""
 _SOLVE = RECOMMENDED.solve
 
 

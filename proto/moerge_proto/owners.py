@@ -1,4 +1,4 @@
-"""Owners of domains, and the bearer tokens with which they and others speak to the coordinator."""
+"""Owners of domains, and the coordinator's bearer tokens."""
 
 from datetime import datetime
 from enum import StrEnum
@@ -23,14 +23,14 @@ class Role(StrEnum):
 
 
 class NewOwner(Message):
-    """Asks for an owner who speaks for `domains`."""
+    """Asks for an owner of `domains`."""
 
     name: Name
     domains: list[Name] = Field(min_length=1)
 
 
 class OwnerKey(Message):
-    """A key that an owner's contributions are signed with, from `created` until it is `revoked` or rotated out."""
+    """An owner's signing key, valid from `created` until it is `revoked` or replaced."""
 
     public_key: PublicKey
     fingerprint: Digest
@@ -53,14 +53,14 @@ class Owner(Message):
 
 
 class Approval(Message):
-    """Takes in the owner who made the request. One who is there already gets its key only with `replace`."""
+    """Approves the owner who made the request. An existing owner gets the request's key only with `replace`."""
 
     request: JoinRequest
     replace: bool = False
 
 
 class NewToken(Message):
-    """Asks for a token. `owner` names whose it is, for the role owner only. `expires`: None means never."""
+    """Asks for a token. `owner`: its owner, for the role owner only. `expires`: None means never."""
 
     role: Role
     owner: Name | None = None
@@ -69,13 +69,13 @@ class NewToken(Message):
 
 
 class RotateToken(Message):
-    """Asks for a new secret. The old one is valid for another `overlap_seconds`."""
+    """Asks for a new secret. The old one stays valid for `overlap_seconds`."""
 
     overlap_seconds: int = Field(default=0, ge=0, le=MONTH_SECONDS)
 
 
 class TokenEntry(Message):
-    """A token as it is listed: never its secret. It is valid until it `expires` or is `revoked`."""
+    """A token in a list, without its secret. It is valid until it `expires` or is `revoked`."""
 
     id: int
     role: Role
@@ -87,20 +87,20 @@ class TokenEntry(Message):
 
 
 class Token(TokenEntry):
-    """A fresh token. `secret` is shown this once; the coordinator keeps its hash."""
+    """A new token. `secret` is shown only once; the coordinator stores its hash."""
 
     secret: str
 
 
 class Approved(Message):
-    """The owner as it is now, and a fresh token for its worker."""
+    """The approved owner, and a new token for its worker."""
 
     owner: Owner
     token: Token
 
 
 class Identity(Message):
-    """Who the presented token belongs to. `key`: the owner's newest, revoked or not; None if it never had one."""
+    """The holder of the presented token. `key`: the owner's newest, revoked or not; None if it never had one."""
 
     role: Role
     owner: str | None

@@ -1,15 +1,15 @@
-"""Errors on the wire: `application/problem+json` (RFC 9457) with a stable type and what to do next."""
+"""Errors over HTTP: `application/problem+json` (RFC 9457) with a stable type and a remedy."""
 
 from enum import StrEnum
 
 from pydantic import BaseModel, ConfigDict, Field
 
-_LONGEST = 2000  # a hostile name must not come back as it is
+_LONGEST = 2000  # limits hostile names in answers
 MEDIA_TYPE = "application/problem+json"
 
 
 class ProblemType(StrEnum):
-    """Stable names; clients may switch on them. Each is `urn:moerge:problem:<name>` on the wire."""
+    """Stable names; clients may switch on them. Each is sent as `urn:moerge:problem:<name>`."""
 
     INVALID_REQUEST = "invalid-request"
     UNAUTHENTICATED = "unauthenticated"
@@ -64,7 +64,7 @@ STATUS: dict[ProblemType, int] = {
 
 
 class Problem(BaseModel):
-    """One refusal: what is wrong (`detail`), in which field, tensor or file (`field`), and what to do (`todo`)."""
+    """One refusal: the fault (`detail`), its field, tensor or file (`field`), and the remedy (`todo`)."""
 
     model_config = ConfigDict(frozen=True)
 

@@ -1,4 +1,4 @@
-"""Progress: how far an owner's worker is, if its policy lets that leave. These fields and no others do."""
+"""Progress of an owner's worker, if its policy allows it. Only these fields are sent."""
 
 from datetime import datetime
 from enum import StrEnum
@@ -11,11 +11,11 @@ from moerge_proto.messages import Message
 
 _MOST = 2**53
 LONGEST = 10**9
-"""Seconds; an estimate beyond is none."""
+"""Seconds; a longer estimate is left out."""
 
 
 class Stage(StrEnum):
-    """What a worker does now."""
+    """The worker's current work."""
 
     STARTING = "starting"
     DOWNLOADING = "downloading"
@@ -28,7 +28,7 @@ class Stage(StrEnum):
 
 
 class Obstacle(StrEnum):
-    """A reason for which a worker sends nothing for now. No figure is told with it."""
+    """The reason why a worker sends nothing now. It has no figures."""
 
     TRUNK_STRAYS = "trunk-strays"
     TRUNK_HARMS = "trunk-harms"
@@ -38,24 +38,24 @@ class Obstacle(StrEnum):
 
     @property
     def words(self) -> str:
-        """The same, for a reader."""
+        """The reason in words."""
         return _WORDS[self]
 
 
 _WORDS = {
     Obstacle.TRUNK_STRAYS: "refuses the trunk: it strays too far from the expert",
-    Obstacle.TRUNK_HARMS: "refuses the trunk: it predicts the owner's text too badly",
-    Obstacle.VERSION_ALTERED: "refuses the version: its files are not what was sent and checked",
-    Obstacle.ASKS_OWNER: "waits for the owner's yes",
-    Obstacle.OWNER_REFUSED: "the owner said no",
+    Obstacle.TRUNK_HARMS: "refuses the trunk: its perplexity on the owner's text is too high",
+    Obstacle.VERSION_ALTERED: "refuses the version: its files differ from those sent and checked",
+    Obstacle.ASKS_OWNER: "waits for the owner's approval",
+    Obstacle.OWNER_REFUSED: "the owner refused",
 }
 
 
 class Progress(Message):
-    """How far the worker of a domain is.
+    """Progress of a domain's worker.
 
-    `shards_done` and `shards_total` are of the contribution that it computes now, or computed last. `seconds_left` is
-    the estimate for the rest of them, None where there is none. `obstacle`: why nothing more is sent for now.
+    `shards_done` and `shards_total` belong to the current contribution, or the last one. `seconds_left` is the
+    estimate for the rest, or None. `obstacle`: why nothing more is sent now.
     """
 
     domain: Name
@@ -74,7 +74,7 @@ class Progress(Message):
 
 
 class DomainProgress(Progress):
-    """What was last heard of a domain's worker; `heard` says when."""
+    """The last progress of a domain's worker; `heard` is its time."""
 
     number: int
     owner: str

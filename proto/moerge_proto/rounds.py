@@ -1,4 +1,4 @@
-"""Rounds: contributions that an operator asks for, by when, and how many are enough."""
+"""Rounds: an operator's requests for contributions, with a deadline and a minimum."""
 
 from datetime import datetime
 from enum import StrEnum
@@ -11,7 +11,7 @@ from moerge_proto.messages import Message, Moment
 
 
 class RoundState(StrEnum):
-    """open -> complete as soon as all have contributed; at the deadline -> enough, or short."""
+    """open -> complete when all have contributed; at the deadline -> enough, or short."""
 
     OPEN = "open"
     COMPLETE = "complete"
@@ -22,7 +22,7 @@ class RoundState(StrEnum):
 class NewRound(Message):
     """Asks `domains` for router contributions under the current trunk, or for trunk contributions, by `deadline`.
 
-    Once it has passed, `minimum` of them are enough. The same round again changes nothing.
+    After the deadline, `minimum` of them are enough. The same request again changes nothing.
     """
 
     name: Name
@@ -34,21 +34,21 @@ class NewRound(Message):
     @model_validator(mode="after")
     def _possible(self) -> "NewRound":
         if len(set(self.domains)) < len(self.domains):
-            raise ValueError("domains: one stands there twice")
+            raise ValueError("domains: expected each once")
         if self.minimum > len(self.domains):
-            raise ValueError(f"minimum: at most {len(self.domains)}, as many as there are domains")
+            raise ValueError(f"minimum: expected at most {len(self.domains)}, the number of domains")
         return self
 
 
 class RoundChange(Message):
-    """Another deadline or minimum; what is None stays as it is."""
+    """A new deadline or minimum; None changes nothing."""
 
     minimum: int | None = Field(default=None, ge=1)
     deadline: Moment | None = None
 
 
 class Round(Message):
-    """A round, with the domains that have contributed so far and those that are missing."""
+    """A round, with the domains that have contributed and those that are missing."""
 
     number: int
     name: str

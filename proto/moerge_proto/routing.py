@@ -1,4 +1,4 @@
-"""How the routers of a version route a text."""
+"""The routing of a text by a version."""
 
 from pydantic import Field
 
@@ -8,18 +8,18 @@ MAX_CHARACTERS = 20_000
 
 
 class TextToRoute(Message):
-    """Asks how a version routes `text`."""
+    """Asks for a version's routing of `text`."""
 
     text: str = Field(min_length=1, max_length=MAX_CHARACTERS)
 
 
 class RoutedText(Message):
-    """What each router of a version says of each token of a text.
+    """Each router's choice for each token of a text.
 
-    `domains`: in slot order. `tokens`: the pieces of the text that the tokens stand for; joined, they give the text.
-    Tokens of one character make one piece, which has what the last of them got. `scores`: layer -> piece -> slot, the
-    router's logits, to 4 digits. `experts`: layer -> piece -> the `top_k` slots that are used, first choice first.
-    `context`: tokens that the model sees at once; a longer text is read in windows that overlap by half.
+    `domains`: in slot order. `tokens`: the tokens' pieces of the text; joined, they give the text. Tokens of one
+    character make one piece, with the values of the last token. `scores`: layer -> piece -> slot, the router's logits,
+    to 4 digits. `experts`: layer -> piece -> the `top_k` slots in use, first choice first. `context`: the model's
+    window in tokens; a longer text is read in windows that overlap by half.
     """
 
     version: int

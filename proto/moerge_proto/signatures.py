@@ -1,6 +1,6 @@
-"""Owners' Ed25519 keys (RFC 8032): the bytes that are signed, and how anyone with a public key checks them.
+"""Owners' Ed25519 keys (RFC 8032): the signed bytes, and their check with a public key.
 
-Signed is the canonical JSON (RFC 8785) of one object, whose purpose keeps a signature from standing for another one:
+The signed bytes are the canonical JSON (RFC 8785) of one object. Its purpose prevents reuse of a signature elsewhere:
 
     contribution  {"digest": …, "owner": …, "purpose": "moerge contribution", "version": 1}
     join request  {"created": …, "domains": […], "owner": …, "public_key": …, "purpose": "moerge join", "version": 1}
@@ -32,12 +32,12 @@ def public_key_of(key: Ed25519PrivateKey) -> PublicKey:
 
 
 def fingerprint(public_key: PublicKey) -> Digest:
-    """What two people compare to know that they mean the same key."""
+    """The fingerprint by which two people compare keys."""
     return sha256_hex(bytes.fromhex(public_key))
 
 
 def in_groups(digits: str) -> str:
-    """A fingerprint for human eyes: four digits, a space, and so on."""
+    """A fingerprint in groups of four digits, for people."""
     return " ".join(digits[start : start + _GROUP] for start in range(0, len(digits), _GROUP))
 
 
@@ -51,7 +51,7 @@ def is_signed(public_key: PublicKey, message: bytes, signature: Signature) -> bo
 
 
 def contribution_message(owner: str, digest: Digest) -> bytes:
-    """What an owner signs who contributes the statistics file of this digest; it says of whom and for which trunk."""
+    """The message that an owner signs for a statistics file; the file names its domain and trunk."""
     return _message("contribution", {"owner": owner, "digest": digest})
 
 
@@ -64,9 +64,9 @@ def _message(purpose: str, fields: dict[str, JsonValue]) -> bytes:
 
 
 class JoinRequest(Message):
-    """Asks an operator to take an owner in who speaks for `domains` with this key. It holds nothing secret.
+    """Asks an operator to approve an owner of `domains` with this key. It contains no secret.
 
-    `signature` is by that key, so whoever sent the request has it.
+    `signature` is by that key, so it proves that the sender has the key.
     """
 
     owner: Name
@@ -80,14 +80,14 @@ class JoinRequest(Message):
         """The request of the owner of `key`.
 
         Raises:
-            ValidationError: a name isn't one.
+            ValidationError: a name is invalid.
         """
         given = {"owner": owner, "domains": domains, "public_key": public_key_of(key), "created": created}
         blank = cls.model_validate({**given, "signature": "0" * 128})
         return blank.model_copy(update={"signature": key.sign(blank.message()).hex()})
 
     def message(self) -> bytes:
-        """What is signed: every field but the signature."""
+        """The signed bytes: every field except the signature."""
         return _message("join", self.model_dump(mode="json", exclude={"signature"}))
 
     def is_genuine(self) -> bool:
@@ -101,26 +101,26 @@ class JoinRequest(Message):
 
     @classmethod
     def of_line(cls, text: str) -> Self:
-        """Reads what `line` wrote.
+        """Parses the output of `line`.
 
         Raises:
-            ValueError: it is something else, or was changed on the way.
+            ValueError: it is something else, or was changed in transit.
         """
-        line = "".join(text.split())  # a mail may have broken it
+        line = "".join(text.split())  # mail programs break lines
         if not line.startswith(_PREFIX):
             raise ValueError(f"expected a line that begins with {_PREFIX!r}, found {text[:40]!r}")
         coded = line.removeprefix(_PREFIX)
         try:
             request = cls.model_validate_json(base64.urlsafe_b64decode(coded + "=" * (-len(coded) % 4)))
         except ValueError as error:
-            raise ValueError("the request is damaged: it was cut or changed on the way") from error
+            raise ValueError("the request is damaged: it was cut or changed in transit") from error
         if request.line() != line or not request.is_genuine():
-            raise ValueError("the request is not as its key signed it: it was changed on the way")
+            raise ValueError("the request is not signed by its key: it was changed in transit")
         return request
 
 
 class Rotation(Message):
-    """Asks to put `new_key` in the place of the owner's `old_key`; both sign it."""
+    """Asks to replace the owner's `old_key` with `new_key`; both sign it."""
 
     owner: Name
     old_key: PublicKey
@@ -136,7 +136,7 @@ class Rotation(Message):
         return cls(owner=owner, **keys, **signatures)
 
     def forged(self) -> str | None:
-        """The name of a signature that is not by its key, or None."""
+        """The name of a signature not made by its key, or None."""
         message = _message("rotation", {"owner": self.owner, "old_key": self.old_key, "new_key": self.new_key})
         for name in ("old", "new"):
             if not is_signed(getattr(self, f"{name}_key"), message, getattr(self, f"{name}_signature")):

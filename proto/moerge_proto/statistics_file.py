@@ -1,22 +1,22 @@
-"""The statistics file: what a worker uploads, in one canonical safetensors layout.
+"""The statistics file: a worker's sums, in one canonical safetensors layout.
 
 A router contribution, under one trunk:
 
     layers.{l}.gram              int64 [H(H+1)/2]  upper triangle of sum u^T u, row-major, times 2**exponents[l]
     layers.{l}.cross             int64 [H]         sum of u, times 2**exponents[l]
 
-u is the feature, divided by the gain of the norm that made it if one did. A trunk contribution, of the expert alone:
+u is the feature, divided by the gain of the norm before it, if any. A trunk contribution, of the expert alone:
 
-    layers.{l}.attention_input   int64 [H(H+1)/2]  upper triangle of the gram of what q, k and v read
-    layers.{l}.attention_output  int64 [A(A+1)/2]  of what the attention's output projection reads
-    head_input                   int64 [H(H+1)/2]  of what the head reads
-    token_counts                 int64 [V]         how often each token stood, 0 if rarer than the manifest says
+    layers.{l}.attention_input   int64 [H(H+1)/2]  upper triangle of the gram of the inputs of q, k and v
+    layers.{l}.attention_output  int64 [A(A+1)/2]  of the inputs of the attention's output projection
+    head_input                   int64 [H(H+1)/2]  of the head's inputs
+    token_counts                 int64 [V]         counts of each token, 0 below the manifest's `rare_below`
 
-Its grams are divided by the gains of their norms likewise, and times 2**exponents[i], in the order of the tensors.
-The one metadata key is `manifest`, canonical JSON. Equal statistics give equal bytes, and a file that differs from what
-this module would write for its manifest is refused, so a header can't lie.
+Its grams are also divided by the gains of their norms, and times 2**exponents[i], in the order of the tensors.
+The only metadata key is `manifest`, canonical JSON. Equal statistics give equal bytes. A file is refused if it differs
+from the canonical layout of its manifest.
 
-A worker's journal of some layers is the same file with their tensors alone. Only who asks for those layers can open it.
+A worker's journal of some layers is the same file with only their tensors. To open it, a caller names those layers.
 """
 
 import hashlib
@@ -38,18 +38,18 @@ from moerge_proto.messages import Message, plainly
 MAX_SHARDS = 100_000
 """In one contribution."""
 MAX_HEADER_BYTES = 8 * 2**20
-"""Room for that many shards, and 4096 layers."""
+"""Enough for that many shards and 4096 layers."""
 MAX_TOKENS = 2**36
 """The exponents leave room for this many tokens, in one contribution and in the sum of all (see `exponent`)."""
 MAX_TRUNK_TOKENS = 2**30
-"""Likewise in a trunk contribution; those of different owners are never added as integers."""
+"""The same, in a trunk contribution; different owners' are never added as integers."""
 
 Int64 = NDArray[np.int64]
 Kind = Literal["router", "trunk"]
-"""What a contribution is for: the routers under one trunk, or every trunk."""
+"""A contribution's purpose: the routers under one trunk, or every trunk."""
 KINDS: tuple[Kind, ...] = ("router", "trunk")
 Split = Literal["statistics", "tuning"]
-"""Whose documents: those that routers are solved from, or those that lambda is chosen on."""
+"""The documents' use: the solve, or the choice of lambda."""
 
 
 class StatisticsFileError(ValueError):
@@ -62,10 +62,10 @@ class StatisticsFileError(ValueError):
 
 
 class StatisticsSettings(Message):
-    """How documents became features: at most `tokens_per_document` tokens of each (None: all), in windows of `context`.
+    """Settings of the features: at most `tokens_per_document` tokens of each (None: all), in windows of `context`.
 
-    `batch_tokens` bounds a micro-batch; `precision` is what the model computes in (products are float32 either way).
-    All belong to the shard plan, because they change the integers.
+    `batch_tokens` bounds a micro-batch; `precision` is the model's number format (products are always float32).
+    All are part of the shard plan, because they change the integers.
     """
 
     tokens_per_document: int | None = Field(default=None, ge=1, le=MAX_TOKENS)
@@ -75,7 +75,7 @@ class StatisticsSettings(Message):
 
 
 class _Manifest(Message):
-    """What every statistics file says of its sums."""
+    """Fields of every statistics file."""
 
     format: Literal[1] = 1
     owner: Name
@@ -105,15 +105,15 @@ class _Manifest(Message):
         return self
 
     def scaled(self) -> int:
-        """How many exponents there are."""
+        """The number of exponents."""
         raise NotImplementedError
 
     def layout(self) -> list[tuple[str, int]]:
-        """Name and length of every tensor, in the file's order: two of each layer, then what belongs to none."""
+        """Name and length of every tensor, in the file's order: two per layer, then those of no layer."""
         raise NotImplementedError
 
     def part(self, layers: range | None) -> list[tuple[str, int]]:
-        """The layout of consecutive layers alone; with the last comes what belongs to none. None: all of it."""
+        """The layout of some consecutive layers; the last one includes the tensors of no layer. None: all layers."""
         layout = self.layout()
         if layers is None:
             return layout
@@ -121,7 +121,7 @@ class _Manifest(Message):
 
 
 class RouterManifest(_Manifest):
-    """Of a router contribution: sums over `split` of the domain's documents, under one trunk."""
+    """The manifest of a router contribution: sums over `split` of the domain's documents, under one trunk."""
 
     kind: Literal["router"] = "router"
     trunk: Digest
@@ -136,7 +136,7 @@ class RouterManifest(_Manifest):
 
 
 class TrunkManifest(_Manifest):
-    """Of a trunk contribution. Counts of tokens that stood fewer than `rare_below` times are withheld."""
+    """The manifest of a trunk contribution. Counts of tokens below `rare_below` are withheld."""
 
     kind: Literal["trunk"] = "trunk"
     tokens: int = Field(ge=1, le=MAX_TRUNK_TOKENS)
@@ -161,8 +161,8 @@ _MANIFEST: TypeAdapter[Manifest] = TypeAdapter(Annotated[Manifest, Field(discrim
 def exponent(size: int, squared_norm: float | None = None, tokens: int = MAX_TOKENS) -> int:
     """Fractional bits f for vectors of `size`, such that sums over `tokens` of them stay below 2**62.
 
-    A norm's output has ||u||^2 <= size, and 16 bits are enough. A `squared_norm` is a bound that may lie far above what
-    comes, so it gets up to 8 bits more.
+    A norm's output has ||u||^2 <= size, and 16 bits are enough. A `squared_norm` is a bound that may be far above real
+    values, so it gets up to 8 bits more.
     """
     room = 62 - (tokens - 1).bit_length() - (size - 1).bit_length()
     if squared_norm is None:
@@ -201,10 +201,10 @@ def file_size(manifest: Manifest, layers: range | None = None) -> int:
 def write(out: BinaryIO, manifest: Manifest, arrays: Iterable[Int64], layers: range | None = None) -> str:
     """Writes the file to `out` tensor by tensor and returns its SHA-256. `arrays` yields them in the layout's order.
 
-    With `layers`, a journal of these alone; it is no contribution.
+    With `layers`, it writes a journal of these layers, which is not a contribution.
 
     Raises:
-        StatisticsFileError: an array's dtype or shape, or the number of arrays, contradicts the manifest.
+        StatisticsFileError: an array's dtype or shape, or the number of arrays, differs from the manifest.
     """
     digest = hashlib.sha256()
 
@@ -217,17 +217,17 @@ def write(out: BinaryIO, manifest: Manifest, arrays: Iterable[Int64], layers: ra
     for name, length in manifest.part(layers):
         array = next(given, None)
         if array is None:
-            raise StatisticsFileError(name, "not given")
+            raise StatisticsFileError(name, "missing")
         if array.dtype != np.int64 or array.shape != (length,):
             raise StatisticsFileError(name, f"expected int64 [{length}], found {array.dtype} {list(array.shape)}")
         emit(array.astype("<i8", copy=False).tobytes())
     if next(given, None) is not None:
-        raise StatisticsFileError("body", "more tensors than the manifest says")
+        raise StatisticsFileError("body", "more tensors than in the manifest")
     return digest.hexdigest()
 
 
 def _places(manifest: Manifest, layers: range | None, offset: int) -> dict[str, tuple[int, int]]:
-    """Where each tensor begins in the file, and its length."""
+    """The offset and length of each tensor in the file."""
     places = {}
     for name, length in manifest.part(layers):
         places[name] = offset, length
@@ -236,10 +236,10 @@ def _places(manifest: Manifest, layers: range | None, offset: int) -> dict[str, 
 
 
 class StatisticsFile:
-    """A statistics file opened for reading, one tensor in memory at a time; with `layers`, a journal of these alone.
+    """A statistics file opened for reading, one tensor in memory at a time; with `layers`, a journal of these layers.
 
     Raises:
-        StatisticsFileError: on opening, when header or size are not exactly what the manifest demands.
+        StatisticsFileError: on opening, if header or size don't match the manifest exactly.
     """
 
     def __init__(self, path: Path, layers: range | None = None) -> None:
@@ -271,7 +271,7 @@ class StatisticsFile:
             return _MANIFEST.validate_json(manifest)
         except ValidationError as error:
             first = error.errors()[0]
-            place = first["loc"][1:]  # behind the kind that decides which fields there are
+            place = first["loc"][1:]  # without the kind
             field = ".".join(["manifest", *map(str, place)])
             raise StatisticsFileError(field, plainly(first)) from error
         except (ValueError, KeyError, TypeError, RecursionError) as error:
@@ -285,7 +285,7 @@ class StatisticsFile:
         while left:
             read = os.preadv(self._file.fileno(), [left], offset)
             if not read:
-                raise StatisticsFileError(name, "the file has become shorter")
+                raise StatisticsFileError(name, "the file was truncated")
             left, offset = left[read:], offset + read
         return array.astype(np.int64, copy=False)
 

@@ -1,4 +1,4 @@
-"""Trunks: every non-MLP parameter, merged over an ordered list of experts."""
+"""Trunks: all parameters outside the MLPs, merged from an ordered list of experts."""
 
 from datetime import datetime
 from typing import Annotated, Literal
@@ -9,18 +9,18 @@ from moerge_proto.digests import Digest, Name
 from moerge_proto.messages import FileEntry, Message
 
 TrunkMethod = Literal["average", "weighted", "base", "ties", "dare", "regmean", "moerge"]
-"""Names of the methods. `moerge.trunk.methods` declares what each takes and computes."""
+"""Names of the methods. `moerge.trunk.methods` declares their options and formulas."""
 Revision = Annotated[int, Field(ge=1, exclude_if=lambda value: value == 1)]
-"""Revision of a method's formula. 1 is left out of the JSON, so that digests of earlier trunks stay."""
+"""Revision of a method's formula. The JSON leaves out 1, so digests of earlier trunks stay the same."""
 
 
 class TrunkOptions(Message):
-    """Options of the methods. Those that a method doesn't take must be left out.
+    """Options of the methods. Leave out options that the method doesn't take.
 
-    `weights`: domain -> weight, 1 for those not named (weighted). `base`: the digest of a registered expert, whose
-    trunk this is (base), or from which task vectors start (ties, dare). `retain`: share of a task vector's elements
-    that is kept, `scale`: what their sum is multiplied by (ties, dare; MergeME appendix). `seed` (dare).
-    `context_head` is of trunks that an earlier version merged; no method takes it any more.
+    `weights`: domain -> weight, default 1 (weighted). `base`: the digest of a registered expert: the trunk itself
+    (base), or the origin of task vectors (ties, dare). `retain`: the share of a task vector's elements that is kept;
+    `scale`: the factor of their sum (ties, dare; MergeME appendix). `seed` (dare). `context_head` occurs only in
+    trunks of earlier builds.
     """
 
     weights: dict[Name, Annotated[float, Field(ge=0, allow_inf_nan=False)]] = Field(default_factory=dict)
@@ -32,11 +32,11 @@ class TrunkOptions(Message):
 
 
 class NewTrunk(Message):
-    """Asks for a merge of `experts` in this order; None means every ready expert but the base, in order of arrival.
+    """Asks for a merge of `experts` in this order; None means every ready expert except the base, in order of arrival.
 
-    `round` names a round for trunk contributions instead of experts: those that have contributed are merged, once all
-    have, or enough of them by the deadline. `method`: None means the recommended one if every expert to be merged has
-    an active trunk contribution, or a round is named; else the paper's. Only a named method takes options.
+    `round` names a round for trunk contributions instead of experts. The merge starts when all have contributed, or at
+    the deadline if enough have, and takes these experts. `method`: None means the recommended one if every expert has
+    an active trunk contribution, or a round is named; otherwise the paper's. Options need a named method.
     """
 
     method: TrunkMethod | None = None
@@ -47,14 +47,14 @@ class NewTrunk(Message):
     @model_validator(mode="after")
     def _consistent(self) -> "NewTrunk":
         if self.method is None and (given := sorted(self.options.model_dump(exclude_defaults=True))):
-            raise ValueError(f"options.{given[0]}: no method is named; name the one that takes it")
+            raise ValueError(f"options.{given[0]}: expected a method too; name one that takes this option")
         if self.round is not None and self.experts is not None:
-            raise ValueError("round: it names the experts already; leave experts out")
+            raise ValueError("round: the round determines the experts; leave experts out")
         return self
 
 
 class TrunkLineage(Message):
-    """All inputs of a trunk. `contributions`: of a solved method, one of each expert, in order; else none."""
+    """All inputs of a trunk. `contributions`: for a solved method, one per expert, in order; otherwise none."""
 
     method: TrunkMethod
     options: TrunkOptions
@@ -66,9 +66,9 @@ class TrunkLineage(Message):
 class Trunk(Message):
     """A trunk in the dense family's own tensor names, so that a worker can add its own MLPs to it.
 
-    `exponents` holds, per layer, the number of fractional bits with which gram and cross are sent. `contributions`
-    are the trunk contributions that it was solved from, in the experts' order. `retired` says since when it contains
-    something withdrawn; then the current one stays current only until the remerge is done.
+    `exponents`: fractional bits of gram and cross, per layer. `contributions`: the trunk contributions that it was
+    solved from, in the experts' order. `retired`: the time since which it contains a withdrawn input; a retired current
+    trunk stays current until the remerge is done.
     """
 
     digest: Digest
@@ -89,7 +89,7 @@ class Trunk(Message):
 
     @property
     def contains(self) -> list[str]:
-        """The experts whose parameters it contains, the base among them."""
+        """The experts whose parameters it contains, including the base."""
         base = self.options.base
         return self.experts if base is None or base in self.experts else [base, *self.experts]
 

@@ -1,4 +1,4 @@
-"""Uploads: a manifest of chunks, then the chunks that the server lacks, then a commit that names the whole."""
+"""Uploads: a manifest of chunks, then the chunks that the server lacks, then a commit of the whole file."""
 
 from typing import Literal, Self
 
@@ -9,7 +9,7 @@ from moerge_proto.messages import Message
 
 CHUNK_BYTES = 8 * 2**20
 MAX_CHUNK_BYTES = CHUNK_BYTES + 2**16
-"""A chunk as sent: what does not compress grows a little."""
+"""Largest chunk as sent: incompressible data grows a little."""
 MAX_CHUNKS = 2**14
 _FEW = 16
 
@@ -24,7 +24,7 @@ class Chunk(Message):
 class NewUpload(Message):
     """Announces one file of `size` plain bytes named `sha256`, in `chunks` that are plain or one zstd frame each.
 
-    Small chunks are for small files: 16 may have any size, and one more for each whole MiB of the file.
+    A file may have 16 chunks, and one more for each whole MiB.
     """
 
     sha256: Digest
@@ -36,10 +36,10 @@ class NewUpload(Message):
     def _neither_tiny_nor_too_large(self) -> Self:
         most = _FEW + self.size // 2**20
         if len(self.chunks) > most:
-            raise ValueError(f"chunks: {len(self.chunks)} are too many for {self.size} bytes; at most {most}")
+            raise ValueError(f"chunks: expected at most {most} for {self.size} bytes, found {len(self.chunks)}")
         come = sum(chunk.size for chunk in self.chunks)
         if come > self.size + 2**16 * len(self.chunks):
-            raise ValueError(f"chunks: {come} bytes are too many to hold {self.size}")
+            raise ValueError(f"chunks: {come} bytes are too many for a file of {self.size}")
         return self
 
 

@@ -15,7 +15,7 @@ CHAMPION = "champion"
 
 
 def _completed(value: object, validate: Callable[[object], SolveOptions]) -> SolveOptions:
-    """Options with the recommended values for those left out, which don't count as set."""
+    """Options with the recommended values as defaults, which don't count as set."""
     given = dict(value) if isinstance(value, SolveOptions) else value
     if not isinstance(given, dict):
         return validate(given)
@@ -33,16 +33,16 @@ Completed = Annotated[
     PlainSerializer(_given),
     WithJsonSchema(RecommendedOptions.model_json_schema()),
 ]
-"""Solve options that travel as they were given; whoever reads them completes them with the recommended ones."""
+"""Solve options that are sent as given; the receiver completes them with the recommended values."""
 
 
 class NewVersion(Message):
     """Asks for a version of `trunk` (None: the current one) with `experts` in this order.
 
     `experts=None` means every ready expert that has contributed under the trunk, in order of arrival. It is refused
-    while an expert of the trunk is missing, unless `partial` is set. `round` names a round instead: it gives those that
-    have contributed, once all have, or enough of them by the deadline. `options`: those that are left out are the
-    recommended ones. `tied` leaves the head out where it is the embedding.
+    while an expert of the trunk is missing, unless `partial` is set. `round` names a round instead. The solve starts
+    when all have contributed, or at the deadline if enough have, and takes these experts. `options`: the recommended
+    ones are the defaults. `tied` leaves the head out if it equals the embedding.
     """
 
     trunk: Digest | None = None
@@ -54,14 +54,14 @@ class NewVersion(Message):
 
 
 class VersionFile(FileEntry):
-    """`new` tells whether publishing this version wrote the file, or found it there. `tensors` counts those in it."""
+    """A version's file. `new`: whether this version wrote it, or an earlier one. `tensors`: their number."""
 
     new: bool
     tensors: int = 0
 
 
 class Lineage(Message):
-    """All that a version is a function of (law 3). Contributions are sorted by digest.
+    """All inputs of a version (law 3). Contributions are sorted by digest.
 
     `withdrawn`: withdrawn experts that the trunk still contains. `left_out`: domains of the round, or of a partial
     version's trunk, that had not contributed.
@@ -79,9 +79,9 @@ class Lineage(Message):
 
 
 class SolvedLayer(Message):
-    """What the solve of one layer showed.
+    """Diagnostics of one layer's solve.
 
-    `ridge_lambda`: as it was added to the diagonal. `condition`: of A + lambda I, estimated from below. `norms`: of the
+    `ridge_lambda`: the value added to the diagonal. `condition`: a lower estimate for A + lambda I. `norms`: of the
     columns before normalisation, per domain. `cosines`: between the columns, D x D.
     """
 
@@ -99,9 +99,10 @@ class SolveReport(Message):
 
 
 class Version(Message):
-    """`aliases` point to it. `contains_withdrawn` lists the experts in it, or in its trunk, that are withdrawn by now.
+    """A version. `aliases` point to it. `contains_withdrawn`: withdrawn experts in it or in its trunk.
 
-    `withheld` says since when its files are not served, because of such an expert; `retired`, since when it has none.
+    `withheld`: the time since which its files are not served because of such an expert; `retired`: the time since
+    which it has no files.
     """
 
     number: int
@@ -119,14 +120,14 @@ class Version(Message):
 
 
 class VersionChange(Message):
-    """New words about a version; what is None stays as it is."""
+    """A new note or new tags of a version; None changes nothing."""
 
     note: str | None = Field(default=None, max_length=2000)
     tags: list[Name] | None = Field(default=None, max_length=100)
 
 
 class FileChange(Message):
-    """`change` of a file from one version to another: same, changed, new or gone; `size` in bytes, in the latter."""
+    """A file's `change` from one version to another: same, changed, new or gone; `size`: bytes in the later one."""
 
     name: str
     change: Literal["same", "changed", "new", "gone"]
@@ -134,7 +135,7 @@ class FileChange(Message):
 
 
 class Comparison(Message):
-    """What differs from version `before` to version `after`.
+    """The differences between the versions `before` and `after`.
 
     Experts are compared by domain: `experts_added` are of domains that only `after` has, `experts_removed` of domains
     that only `before` has, and `experts_replaced`, those of `after` whose domain has other MLPs in `before`, such as
@@ -156,9 +157,9 @@ class Comparison(Message):
 
 
 class Move(Message):
-    """Points an alias to `version`; `note` says why.
+    """Points an alias to `version`; `note` is the reason.
 
-    `override`, the reason, moves champion although a domain falls by more than the coordinator's `promotion_max_fall`.
+    `override` is the reason to move champion even if a domain falls by more than `promotion_max_fall`.
     """
 
     version: Whole = Field(ge=1, lt=2**63)
@@ -167,16 +168,16 @@ class Move(Message):
 
 
 class Rollback(Message):
-    """Takes the last move of an alias back. `version` is where it points now, so that a repeated call does nothing."""
+    """Undoes the last move of an alias. `version`: the one it points to now, so that a repeated call does nothing."""
 
     version: Whole = Field(ge=1, lt=2**63)
     note: str = Field(default="", max_length=2000)
 
 
 class AliasMove(Message):
-    """One entry of an alias' history; `version` is None where it was removed.
+    """One entry of an alias' history; `version` is None if the alias was removed.
 
-    `override` is the reason for which the operator overrode a refusal.
+    `override`: the operator's reason to override a refusal.
     """
 
     number: int

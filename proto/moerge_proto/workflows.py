@@ -8,7 +8,7 @@ from moerge_proto.messages import Message
 from moerge_proto.problems import Problem
 
 WorkflowKind = Literal["expert", "contribution", "trunk", "version"]
-"""What a workflow makes."""
+"""The result of a workflow."""
 
 
 class WorkflowState(StrEnum):
@@ -18,7 +18,7 @@ class WorkflowState(StrEnum):
 
 
 class Workflow(Message):
-    """`result` names what was made: the digest of an expert, a contribution or a trunk, or a version's number."""
+    """A workflow. `result`: the digest of an expert, a contribution or a trunk, or a version's number."""
 
     id: str
     state: WorkflowState
@@ -27,7 +27,7 @@ class Workflow(Message):
 
 
 class WorkflowEntry(Workflow):
-    """A workflow as it is listed: what it makes, since when, and when it last changed."""
+    """A workflow in a list, with its kind, its start and its last change."""
 
     kind: WorkflowKind
     created: datetime

@@ -65,7 +65,7 @@ def test_each_method_merges_what_it_says(federation: Federation) -> None:
 
 def test_what_can_not_be_merged_is_refused_by_name(federation: Federation) -> None:
     asked: list[tuple[dict[str, object], str]] = [
-        ({"options": {"retain": 0.5}}, "options.retain: no method is named"),
+        ({"options": {"retain": 0.5}}, "options.retain: expected a method too"),
         ({"method": "regmean", "options": {"retain": 0.5}}, "options.retain"),
         ({"method": "ties"}, "options.base"),
         ({"method": "weighted"}, "options.weights"),

@@ -1,4 +1,4 @@
-"""Large files written past the page cache, where the system can: filling the cache takes longer than the disk does."""
+"""Large files written past the page cache, if the system can: filling the cache takes longer than the disk."""
 
 import errno
 import io
@@ -34,7 +34,7 @@ def direct_file(path: Path) -> Iterator[BinaryIO]:
 
 
 def _opened(path: Path) -> int | None:
-    """A new file's descriptor, or None where the system or the file system can't write past its cache."""
+    """A new file's descriptor, or None if the system or the file system can't write past its cache."""
     if not hasattr(os, "O_DIRECT"):
         return None
     try:
@@ -42,12 +42,12 @@ def _opened(path: Path) -> int | None:
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise
-        path.unlink(missing_ok=True)  # some have made it before they refuse
+        path.unlink(missing_ok=True)  # some systems create it before they refuse
         return None
 
 
 class _DirectFile(io.RawIOBase):
-    """Copies what it is given into aligned buffers, which a thread writes."""
+    """Copies data into aligned buffers, which a thread writes."""
 
     def __init__(self, descriptor: int, thread: ThreadPoolExecutor) -> None:
         self._descriptor, self._thread = descriptor, thread
@@ -70,7 +70,7 @@ class _DirectFile(io.RawIOBase):
         return len(view)
 
     def finish(self) -> None:
-        """Writes what is left, cuts the last block's padding off, and waits for the disk."""
+        """Writes the rest, truncates the last block's padding, and waits for the disk."""
         if self._filled:
             self._send()
         for pending in self._pending:

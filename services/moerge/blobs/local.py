@@ -1,4 +1,4 @@
-"""Blobs in a local folder: `<first two digits>/<digest>`, mode 0444, complete or absent. Chunks in another."""
+"""Blobs in a local folder: `<first two digits>/<digest>`, mode 0444, complete or absent. Another folder has chunks."""
 
 import os
 import secrets
@@ -17,7 +17,7 @@ _PIECE = 2**22
 
 
 class LocalBlobs:
-    """A folder of blobs. Everything that is written gets its name from its content."""
+    """A folder of blobs, each named by its content."""
 
     lasting = True
 
@@ -26,7 +26,7 @@ class LocalBlobs:
         self._incoming = folder / "incoming"
 
     def path(self, digest: str) -> Path:
-        """Where the blob lies, or would lie."""
+        """The blob's path, present or not."""
         return self._folder / digest[:2] / digest
 
     def has(self, digest: str) -> bool:

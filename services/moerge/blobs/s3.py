@@ -25,7 +25,7 @@ from moerge_proto.messages import FileEntry
 _PART = 2**23
 _PARTS_AT_ONCE = 2
 _TRANSFERS_AT_ONCE = 4
-_CONDITIONAL = 2**24  # obstore holds in memory whatever it creates conditionally
+_CONDITIONAL = 2**24  # obstore holds conditionally created objects in memory
 _KEPT_SECONDS = 3600.0
 _CLOCKS_DIFFER_SECONDS = 1.0  # a file system's clock lags behind the process's
 _URL_LASTS = timedelta(hours=1)
@@ -43,13 +43,13 @@ _CREDENTIALS = (
 
 
 class S3(BaseModel):
-    """Where a store is.
+    """The location of a store.
 
     Attributes:
-        bucket: the bucket's name; it must be there.
-        endpoint: URL of the store; None means AWS. Whoever downloads must reach it too.
+        bucket: the name of an existing bucket.
+        endpoint: URL of the store; None means AWS. Clients that download must reach it too.
         region: the bucket's region.
-        prefix: what every key begins with.
+        prefix: the beginning of every key.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -116,11 +116,11 @@ class _Keys:
         return None
 
     def create(self, name: str, file: Path) -> None:
-        """Sends the file, unless an object of that name is there. Holds at most a few parts in memory."""
+        """Uploads the file, unless an object of that name exists. Holds at most a few parts in memory."""
         if self.size(name) is not None:
             return
         with self._told(), self._transfers:
-            if file.stat().st_size > _CONDITIONAL:  # two at once write the same content
+            if file.stat().st_size > _CONDITIONAL:  # concurrent writers write the same content
                 obstore.put(self._store, self.key(name), file, chunk_size=_PART, max_concurrency=_PARTS_AT_ONCE)
                 return
             with suppress(AlreadyExistsError):
@@ -171,7 +171,7 @@ def require_store(place: S3) -> None:
 class S3Blobs:
     """A bucket's blobs under `blobs/<digest>`. `local` fetches them into a cache of at most `cache_bytes`.
 
-    A cached file that was used in the last hour, or while a `holding` is open, is never evicted.
+    Files used in the last hour, or during an open `holding`, are never evicted.
     """
 
     lasting = False
@@ -198,7 +198,7 @@ class S3Blobs:
     def put(self, name: str, write: Callable[[BinaryIO], str]) -> FileEntry:
         with self.holding():
             entry = self._cache.put(name, write)
-            while not self._touch(entry.sha256):  # it was there, of old, and has just been pruned
+            while not self._touch(entry.sha256):  # an old copy has just been pruned
                 entry = self._cache.put(name, write)
             self._keys.create(entry.sha256, self._cache.path(entry.sha256))
         self._make_room()
@@ -246,7 +246,7 @@ class S3Blobs:
         for _, _, path in self._cached():
             if not self.has(path.name):
                 with self._lock, suppress(FileNotFoundError):
-                    # What came or was used since may be on its way into the store.
+                    # A file that was added or used since may not be in the store yet.
                     if path.stat().st_mtime < min(self._holdings, default=inf) - _CLOCKS_DIFFER_SECONDS:
                         path.unlink()
 
@@ -266,12 +266,12 @@ class S3Blobs:
             raise MoergeError(
                 f"its SHA-256 is {found.hexdigest()}",
                 where=self._keys.key(digest),
-                todo="the object store damaged it; restore the object from a backup",
+                todo="restore the object from a backup; the object store damaged it",
             )
         return digest
 
     def _touch(self, digest: str) -> bool:
-        """Notes that the cached file is used now; False if there is none."""
+        """Records a use of the cached file; False if there is none."""
         now = self._clock()
         with self._lock, suppress(FileNotFoundError):
             os.utime(self._cache.path(digest), (now, now))
@@ -279,7 +279,7 @@ class S3Blobs:
         return False
 
     def _make_room(self) -> None:
-        """Evicts what was used longest ago, until the cache is within its bound or everything in it is in use."""
+        """Evicts the least recently used files, until the cache is within its bound or all files are in use."""
         with self._lock:
             horizon = min([self._clock() - _KEPT_SECONDS, *self._holdings])
             files = sorted(self._cached())

@@ -1,4 +1,4 @@
-"""What every store of blobs and of uploads' chunks does."""
+"""The interfaces of a store of blobs and of a store of uploads' chunks."""
 
 import secrets
 import shutil
@@ -15,14 +15,14 @@ class Blobs(Protocol):
     """Files named by their SHA-256: read-only, complete or absent.
 
     Attributes:
-        lasting: whether what `local` and `link` give stays. Where it doesn't, it stays for an hour after its last use,
-            and until every `holding` that was open then has ended.
+        lasting: whether files of `local` and `link` stay. Otherwise they stay for an hour after their last use, and
+            until every `holding` that was open then has ended.
     """
 
     lasting: bool
 
     def has(self, digest: str) -> bool:
-        """Whether the blob is there."""
+        """Whether the blob exists."""
         ...
 
     def size(self, digest: str) -> int | None:
@@ -30,9 +30,9 @@ class Blobs(Protocol):
         ...
 
     def put(self, name: str, write: Callable[[BinaryIO], str]) -> FileEntry:
-        """Runs `write`, which fills the file and returns its SHA-256; then the blob is there, under that digest.
+        """Runs `write`, which fills the file and returns its SHA-256, and stores the blob under that digest.
 
-        A `write` that raises leaves nothing. The same content twice is stored once.
+        A `write` that raises leaves nothing. Equal content is stored once.
         """
         ...
 
@@ -45,7 +45,7 @@ class Blobs(Protocol):
         ...
 
     def content(self, digest: str) -> Iterator[bytes]:
-        """The blob's bytes, as the store itself has them.
+        """The blob's bytes, read from the store itself.
 
         Raises:
             FileNotFoundError: the blob is absent.
@@ -53,7 +53,7 @@ class Blobs(Protocol):
         ...
 
     def link(self, digest: str, target: Path) -> None:
-        """Makes `target` a link to the blob's local file; a `target` that is there already stays.
+        """Makes `target` a link to the blob's local file; an existing `target` stays.
 
         Raises:
             FileNotFoundError: the blob is absent.
@@ -61,7 +61,7 @@ class Blobs(Protocol):
         ...
 
     def delete(self, digest: str) -> None:
-        """Removes the blob, if it is there."""
+        """Removes the blob, if it exists."""
         ...
 
     def digests(self) -> Iterator[tuple[str, int]]:
@@ -69,11 +69,11 @@ class Blobs(Protocol):
         ...
 
     def url(self, digest: str) -> str | None:
-        """An address from which anyone may download the blob for an hour, or None if this store gives none."""
+        """A URL from which anyone may download the blob for an hour, or None if the store has none."""
         ...
 
     def holding(self) -> AbstractContextManager[None]:
-        """While it is open, every file that `local` gives stays."""
+        """While it is open, every file that `local` returns stays."""
         ...
 
     def probe(self) -> None:
@@ -85,26 +85,26 @@ class Blobs(Protocol):
         ...
 
     def sweep(self) -> None:
-        """Removes what writers that were killed left behind. Call it before any writer starts."""
+        """Removes leftovers of killed writers. Call it before any writer starts."""
         ...
 
     def prune(self) -> None:
-        """Removes local files whose blob another process has deleted. Safe at any time."""
+        """Removes local files of blobs that another process has deleted. Safe at any time."""
         ...
 
 
 class Chunks(Protocol):
-    """Pieces of uploads that are not put together yet, named by upload and SHA-256: complete or absent."""
+    """Pieces of open uploads, named by upload and SHA-256: complete or absent."""
 
     incoming: Path
-    """Folder for a chunk while it comes; on the same file system as what `keep` takes."""
+    """Folder for incoming chunks, on the file system of `keep`."""
 
     def held(self, upload: int) -> set[str]:
-        """The chunks of the upload that are there."""
+        """The upload's stored chunks."""
         ...
 
     def keep(self, upload: int, sha256: str, file: Path) -> None:
-        """Takes a complete local file as the chunk; it may move it."""
+        """Stores a complete local file as the chunk; it may move the file."""
         ...
 
     def open(self, upload: int, sha256: str) -> BinaryIO:
@@ -120,12 +120,12 @@ class Chunks(Protocol):
         ...
 
     def sweep(self) -> None:
-        """Removes what was half come when a process was killed. Call it before any chunk comes."""
+        """Removes partial chunks of a killed process. Call it before any chunk arrives."""
         ...
 
 
 def show(blobs: Blobs, files: Iterable[FileEntry], folder: Path) -> None:
-    """Makes `folder` a folder of links to the files' blobs. It appears whole; one that is there is made whole again.
+    """Makes `folder` a folder of links to the files' blobs. It appears whole; an existing folder is completed.
 
     Raises:
         FileNotFoundError: a blob is absent.
@@ -149,5 +149,5 @@ def _rename(source: Path, target: Path) -> None:
     try:
         source.replace(target)
     except OSError:
-        if not target.is_dir():  # else another thread has shown it at once
+        if not target.is_dir():  # otherwise another thread was faster
             raise

@@ -1,4 +1,4 @@
-"""Documents as a tokenizer reads them: plain texts, and conversations through its chat template."""
+"""Documents for a tokenizer: plain texts, and conversations through its chat template."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from moerge.errors import MoergeError
 from moerge.models.tokens import Tokens
 
 Turns = Literal["all", "assistant"]
-_MARK = "\ue000{}\ue001"  # stands for a turn's content, in the Unicode block for private use
+_MARK = "\ue000{}\ue001"  # placeholder of a turn's content, from Unicode's private use area
 
 
 @dataclass(frozen=True)
@@ -21,9 +21,9 @@ class Document:
     """A document.
 
     Attributes:
-        text: all of it, as the model reads it.
+        text: the whole text, as the model reads it.
         counted: start and end of the characters whose tokens count; None if every token counts.
-        rendered: whether a chat template made the text, with all special tokens in it.
+        rendered: whether the text is the output of a chat template, with all special tokens.
     """
 
     text: str
@@ -35,35 +35,35 @@ def plain(value: object) -> Document:
     """A text as a document.
 
     Raises:
-        TypeError, ValueError: it is none.
+        TypeError, ValueError: it is not a text.
     """
     return Document(as_text(value))
 
 
 def require_template(tokenizer: PreTrainedTokenizerBase) -> None:
     """Raises:
-    MoergeError: the tokenizer has no chat template, or can't tell where its tokens stand.
+    MoergeError: the tokenizer has no chat template, or doesn't report its tokens' positions.
     """
     if not tokenizer.chat_template or not tokenizer.is_fast:
-        found = "the expert's tokenizer has no chat template" if tokenizer.is_fast else "the tokenizer is no fast one"
-        raise MoergeError(found, where="--chat", todo="put one beside the expert, or give texts with --text-field")
+        found = "the expert's tokenizer has no chat template" if tokenizer.is_fast else "expected a fast tokenizer"
+        raise MoergeError(found, where="--chat", todo="add one to the expert's folder, or use --text-field")
 
 
 def conversation(value: Any, tokenizer: PreTrainedTokenizerBase, turns: Turns) -> Document:
     """Messages, each with `role` and `content`, through the tokenizer's chat template.
 
-    Of `assistant` turns the tokens of their content count, but not the marks that the template sets around it.
+    In `assistant` turns the tokens of the content count, without the template's marks around it.
 
     Raises:
-        TypeError, ValueError: they are no such messages, or the template changes what a turn says.
+        TypeError, ValueError: they are not such messages, or the template changes a turn's content.
     """
     if not isinstance(value, list) or not value:
-        raise TypeError("it is no list of messages")
+        raise TypeError("not a list of messages")
     for message in value:
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
             raise TypeError("a message has no role")
         if not isinstance(message.get("content"), str):
-            raise TypeError(f"the content of a message of {message['role']!r} is no string")
+            raise TypeError(f"the content of a message of {message['role']!r} is not a string")
     text = as_text(_rendered(value, tokenizer))
     if turns == "all":
         return Document(text, rendered=True)
@@ -75,7 +75,7 @@ def conversation(value: Any, tokenizer: PreTrainedTokenizerBase, turns: Turns) -
         if places is not None and text == _filled(around, contents, places):
             roles = [message["role"] for message in value]
             return Document(text, list(_spans(places, contents, roles)), rendered=True)
-    raise ValueError("the chat template changes what a turn says, so its tokens can't be told apart")
+    raise ValueError("the chat template changes the content of a turn, so its tokens can't be found")
 
 
 def _rendered(messages: list[dict[str, Any]], tokenizer: PreTrainedTokenizerBase) -> str:
@@ -86,7 +86,7 @@ def _rendered(messages: list[dict[str, Any]], tokenizer: PreTrainedTokenizerBase
 
 
 def _places(around: str, contents: Sequence[str]) -> list[tuple[int, int]] | None:
-    """Where the marks stand in a rendered conversation; None unless each stands there once, in order."""
+    """The places of the marks in a rendered conversation; None unless each occurs once, in order."""
     marks = [_MARK.format(number) for number in range(len(contents))]
     if any(around.count(mark) != 1 for mark in marks):
         return None
@@ -95,7 +95,7 @@ def _places(around: str, contents: Sequence[str]) -> list[tuple[int, int]] | Non
 
 
 def _filled(around: str, contents: Sequence[str], places: Sequence[tuple[int, int]]) -> str:
-    """The rendered conversation with contents where the marks stand."""
+    """The rendered conversation with contents in place of the marks."""
     pieces, end = [], 0
     for content, (start, stop) in zip(contents, places, strict=True):
         pieces += [around[end:start], content]
@@ -106,7 +106,7 @@ def _filled(around: str, contents: Sequence[str], places: Sequence[tuple[int, in
 def _spans(
     places: Sequence[tuple[int, int]], contents: Sequence[str], roles: Sequence[str]
 ) -> Iterator[tuple[int, int]]:
-    """Where the assistant's contents stand, once the marks are filled."""
+    """The places of the assistant's contents after the marks are replaced."""
     shift = 0
     for (start, stop), content, role in zip(places, contents, roles, strict=True):
         if role == "assistant":

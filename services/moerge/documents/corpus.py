@@ -1,4 +1,4 @@
-"""The documents of a domain, from its files, as its expert's tokenizer reads them."""
+"""The documents of a domain, from its files, for its expert's tokenizer."""
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -19,7 +19,7 @@ BAD_SHARE = 0.01
 
 
 class Corpus:
-    """Documents, read anew whenever they are asked for.
+    """Documents, read from the files at every use.
 
     Args:
         sources: paths, patterns, folders and fsspec URLs of documents.
@@ -28,11 +28,11 @@ class Corpus:
         chat: field or column with a document's messages, read through the tokenizer's chat template; None reads texts.
         chat_turns: the turns of a conversation whose tokens count.
         bad_share: share of the documents that may be unreadable.
-        say: is told of what is skipped.
-        option: that named the sources, for errors.
+        say: gets a line about skipped documents.
+        option: option of the sources, for errors.
 
     Raises:
-        MoergeError: there are no such files, no tokenizer, or no chat template where one is needed.
+        MoergeError: there are no such files, no tokenizer, or a chat template is missing.
     """
 
     def __init__(
@@ -52,8 +52,8 @@ class Corpus:
         try:
             self._tokenizer: Any = AutoTokenizer.from_pretrained(expert, local_files_only=True, trust_remote_code=False)
         except (OSError, ValueError) as error:
-            todo = "save the expert's tokenizer beside its weights (tokenizer.save_pretrained)"
-            raise MoergeError("no tokenizer can be read", where=str(expert), todo=todo) from error
+            todo = "save the expert's tokenizer in its folder (tokenizer.save_pretrained)"
+            raise MoergeError("the tokenizer can't be read", where=str(expert), todo=todo) from error
         self._read: Callable[[Any], Document] = plain
         if chat is not None:
             require_template(self._tokenizer)
@@ -65,7 +65,7 @@ class Corpus:
         return sum(file.size for file in data_files(*self._sources, option=self._option))
 
     def documents(self, tracker: Tracker | None = None) -> Iterator[Document]:
-        """All documents that aren't empty, in a fixed order; what can't be read is told until all were read once."""
+        """All documents that aren't empty, in a fixed order; unreadable ones are reported in the first full pass."""
         files = data_files(*self._sources, option=self._option, say=self._say)
         bad = BadLines(self._bad_share, self._say)
         yield from (each for each in documents(files, self._field, self._read, bad, tracker) if each.text)

@@ -1,4 +1,4 @@
-"""The files of an owner's data, here or at any URL that fsspec reads, in an order that no file system changes."""
+"""The files of an owner's data, local or at any URL that fsspec reads, in an order independent of the file system."""
 
 import bz2
 import gzip
@@ -26,7 +26,7 @@ FORMS: dict[str, Form] = {
     ".parquet": "parquet",
     ".arrow": "arrow",
 }
-_DATASET, _DATASETS = "state.json", "dataset_dict.json"  # what `save_to_disk` writes beside a dataset's files
+_DATASET, _DATASETS = "state.json", "dataset_dict.json"  # `save_to_disk` writes them beside a dataset's files
 
 
 def silent(text: str) -> None:
@@ -38,8 +38,8 @@ class DataFile:
     """A file of documents.
 
     Attributes:
-        url: its path here, or its URL.
-        size: bytes, as stored; 0 where the place doesn't tell.
+        url: its local path, or its URL.
+        size: bytes, as stored; 0 if unknown.
     """
 
     url: str
@@ -47,7 +47,7 @@ class DataFile:
 
     @property
     def form(self) -> Form | None:
-        """What its name says is in it; None if that is nothing known."""
+        """The format by its name; None if unknown."""
         suffixes = [suffix.lower() for suffix in PurePosixPath(self.url).suffixes[-2:]] or [""]
         if suffixes[-1] in _UNPACK:
             form = FORMS.get(suffixes[0]) if len(suffixes) == 2 else None
@@ -56,7 +56,7 @@ class DataFile:
 
     @contextmanager
     def open(self) -> Iterator[tuple[Any, Any]]:
-        """(its plain content, the file as stored), both binary; what was written with a packing is unpacked."""
+        """(its decompressed content, the file as stored), both binary."""
         with fsspec.open(self.url, "rb").open() as stored:
             unpack = _UNPACK.get(PurePosixPath(self.url).suffix.lower(), lambda same: same)
             yield unpack(stored), stored
@@ -77,7 +77,7 @@ def arrow() -> Any:
 
 
 def _unzstd(stored: Any) -> Any:
-    """Through pyarrow, which tells a file that was cut off; python-zstandard ends without a word."""
+    """Decompresses with pyarrow, which reports a truncated file; python-zstandard doesn't."""
     return BufferedReader(arrow().CompressedInputStream(arrow().PythonFile(stored, mode="r"), "zstd"))
 
 
@@ -91,13 +91,13 @@ _READABLE = f"{', '.join(FORMS)}; JSON Lines and text also with {', '.join(_UNPA
 
 
 def data_files(*sources: str, option: str = "--data", say: Callable[[str], None] = silent) -> list[DataFile]:
-    """The files of paths, globs, folders and URLs, sorted, none twice; of a folder, all below it of a known form.
+    """The files of paths, globs, folders and URLs, sorted, each once; of a folder, all files below it of known formats.
 
-    A dataset that `save_to_disk` wrote is the files that its state names. `say` is told what is left out of folders;
-    `option` is how the sources were named.
+    For a dataset of `save_to_disk`, these are the files in its state. `say` gets a line about files left out of
+    folders; `option` is the option of the sources, for errors.
 
     Raises:
-        MoergeError: there are none, or one that is named is of no known form, or the place can't be read.
+        MoergeError: there are no files, a named file has an unknown format, or a source can't be read.
     """
     return sorted({file for source in sources for file in _files(source, option, say)})
 
@@ -123,15 +123,15 @@ def _files(source: str, option: str, say: Callable[[str], None]) -> list[DataFil
             folder = entry["type"] == "directory"
             files = _of_folder(place, path, named, say) if folder else named({path: entry})
     except ImportError as error:
-        raise MoergeError(str(error), where=where, todo="install what it names beside moerge") from error
+        raise MoergeError(str(error), where=where, todo="install the missing package beside moerge") from error
     except (OSError, ValueError) as error:
         raise MoergeError(f"can't be read: {error}", where=where, todo="check the address and its access") from error
     if not files:
-        todo = f"quote a pattern, and check the path; read are {_READABLE}"
+        todo = f"quote the pattern, and check the path; moerge reads {_READABLE}"
         raise MoergeError("no file matches", where=where, todo=todo)
     for file in files:
         if file.form is None:
-            raise MoergeError("a file of no known form", where=file.url, todo=f"read are {_READABLE}")
+            raise MoergeError("unknown file format", where=file.url, todo=f"use one of: {_READABLE}")
     return files
 
 
@@ -148,7 +148,7 @@ def _of_folder(place: Any, path: str, named: Any, say: Callable[[str], None]) ->
             kept[name] = entry
     files = [file for file in named(kept) if file.form is not None]
     if left := len(kept) - len(files):
-        say(f"left out of {path}: {left} linked folders, or files whose names say no known form")
+        say(f"left out of {path}: {left} linked folders or files of unknown formats")
     return files
 
 
@@ -159,4 +159,4 @@ def _dataset(place: Any, name: str) -> list[str]:
             return [str(each["filename"]) for each in json.load(file)["_data_files"]]
     except (ValueError, KeyError, TypeError) as error:
         todo = "write it with datasets' save_to_disk, or name its files"
-        raise MoergeError("not the state of a dataset on disk", where=name, todo=todo) from error
+        raise MoergeError("not the state of a saved dataset", where=name, todo=todo) from error

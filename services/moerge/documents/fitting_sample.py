@@ -1,4 +1,4 @@
-"""The documents that an expert's MLPs are fitted to: a bounded sample of its owner's text."""
+"""The documents for fitting an expert's MLPs: a bounded sample of its owner's text."""
 
 import heapq
 from collections.abc import Callable, Iterable
@@ -12,7 +12,7 @@ _TOKENS = 2**16
 
 
 class _Kept(NamedTuple):
-    """A document of the sample; `lot` is negative, so that a heap gives the document of the highest digest first."""
+    """A document of the sample; `lot` is negative, so that a heap's first document has the highest digest."""
 
     lot: int
     place: int
@@ -21,7 +21,7 @@ class _Kept(NamedTuple):
 
 
 def fitting_tokens(hidden_size: int) -> int:
-    """Tokens that are enough to fit MLPs to: 65,536, or a shard's if that is more."""
+    """Enough tokens to fit MLPs: 65,536, or a shard's if that is more."""
     return max(_TOKENS, enough(hidden_size))
 
 
@@ -33,8 +33,8 @@ def fitting_sample(
 ) -> list[list[Tokens]]:
     """The rows of each document of the sample, in the order of the data; equal documents count once.
 
-    The sample is a function of the texts alone: the documents with the lowest digests, as few as hold `tokens` tokens
-    that count and are `least_documents`; all, if they are not enough. Only the sample is in memory.
+    The sample is a function of the texts alone: the documents with the lowest digests, as few as have `tokens` counted
+    tokens and are `least_documents`; all, if they are too few. Only the sample is in memory.
 
     Args:
         documents: the digest of each document's text, and a function that gives its tokens.

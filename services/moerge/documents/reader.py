@@ -12,19 +12,19 @@ from moerge.errors import MoergeError
 from moerge.progress import Tracker
 
 T = TypeVar("T")
-_ROWS = 64  # of a Parquet or Arrow file in memory at a time
-_PATIENCE = 1000  # the share of bad lines is looked at from the start as if at least so many had been read
+_ROWS = 64  # rows of a Parquet or Arrow file in memory at a time
+_PATIENCE = 1000  # the share of bad lines counts at least so many documents
 _SHOWN = 5
-_DAMAGED = OSError, EOFError, ValueError, NotImplementedError, lzma.LZMAError, zlib.error  # pyarrow's are among these
-_EVERY = 256  # records between two looks at how far a file is read
+_DAMAGED = OSError, EOFError, ValueError, NotImplementedError, lzma.LZMAError, zlib.error  # they include pyarrow's
+_EVERY = 256  # records between two progress updates
 
 
 class BadLines:
-    """Counts the documents that can't be read, shows the first, and stops past a share.
+    """Counts unreadable documents, reports the first ones, and stops above a share.
 
     Args:
-        share: of all documents, that may be bad.
-        say: is told of the first few, and of their number at the end.
+        share: allowed share of unreadable documents.
+        say: gets a line for each of the first few, and their number at the end.
     """
 
     def __init__(self, share: float = 0.0, say: Callable[[str], None] = lambda text: None) -> None:
@@ -35,10 +35,10 @@ class BadLines:
         self._all += 1
 
     def bad(self, where: str, reason: str) -> None:
-        """Counts one.
+        """Counts one unreadable document.
 
         Raises:
-            MoergeError: it is one too many; names its file and line.
+            MoergeError: there are too many; names its file and line.
         """
         self._all, self._bad, self._last = self._all + 1, self._bad + 1, (where, reason)
         if self._bad > self._share * max(self._all, _PATIENCE):
@@ -53,13 +53,13 @@ class BadLines:
         if self._bad > self._share * self._all:
             self._stop()
         if self._bad:
-            self._say(f"skipped {self._bad:,} of {self._all:,} documents, which can't be read")
+            self._say(f"skipped {self._bad:,} unreadable documents of {self._all:,}")
 
     def _stop(self) -> None:
         where, reason = self._last
         if self._bad > 1:
             reason += f"; {self._bad:,} of {self._all:,} documents so far can't be read, allowed {self._share:.2%}"
-        todo = "mend the data, or name the field that it has" + (", or raise --bad-share" if self._share else "")
+        todo = "fix the data, or name the right field" + (", or raise --bad-share" if self._share else "")
         raise MoergeError(reason, where=where, todo=todo)
 
 
@@ -67,16 +67,16 @@ def as_text(value: object) -> str:
     """A field's value as a text.
 
     Raises:
-        TypeError, ValueError: it is none.
+        TypeError, ValueError: it is not a text.
     """
     if not isinstance(value, str):
-        raise TypeError("it is no string")
-    value.encode()  # half of a surrogate pair is no text
+        raise TypeError("not a string")
+    value.encode()  # raises for half of a surrogate pair
     return value
 
 
 def texts_of(files: Iterable[Path], field: str = "text") -> Iterator[str]:
-    """The texts of local files; what is empty is left out, and one that can't be read is an error."""
+    """The texts of local files without empty ones; an unreadable text is an error."""
     found = [DataFile(str(file), file.stat().st_size) for file in files]
     return filter(None, documents(found, field, as_text, BadLines()))
 
@@ -88,17 +88,17 @@ def documents(
     bad: BadLines,
     tracker: Tracker | None = None,
 ) -> Iterator[T]:
-    """What `read` makes of a field of every line or row, or of the text of a plain text file.
+    """The results of `read` for a field of every line or row, or for the text of a plain text file.
 
     Args:
-        files: in the order in which they are read.
+        files: in reading order.
         field: of the JSON objects, or column.
-        read: raises TypeError or ValueError for a value that is no document.
-        bad: is told of what can't be read.
-        tracker: is told the bytes that were read.
+        read: raises TypeError or ValueError for a value that is not a document.
+        bad: counts unreadable documents.
+        tracker: gets the number of bytes read.
 
     Raises:
-        MoergeError: too many documents can't be read, or a file as a whole; names file and line.
+        MoergeError: too many documents, or a whole file, can't be read; names file and line.
     """
     for file in files:
         for where, value in _values(file, field, tracker):
@@ -107,7 +107,7 @@ def documents(
                     raise ValueError(value.reason)
                 document = read(value)
             except (TypeError, ValueError) as error:
-                reason = "no UTF-8" if isinstance(error, UnicodeError) else str(error)
+                reason = "not UTF-8" if isinstance(error, UnicodeError) else str(error)
                 bad.bad(where, f"no document in the field {field!r}: {reason}")
             else:
                 bad.good()
@@ -121,7 +121,7 @@ class _Broken:
 
 
 def _values(file: DataFile, field: str, tracker: Tracker | None) -> Iterator[tuple[str, Any]]:
-    """(file and line, value of the field) of all that a file holds."""
+    """(file and line, value of the field) of each document of a file."""
     read = {"lines": _lines, "text": _text, "parquet": _parquet, "arrow": _arrow}[file.form or "lines"]
     word = {"lines": ", line", "text": ""}.get(file.form or "lines", ", row")
     number, told = 0, 0
@@ -134,7 +134,7 @@ def _values(file: DataFile, field: str, tracker: Tracker | None) -> Iterator[tup
                     told = here
     except _DAMAGED as error:
         where = f"{file.url}, after{word.replace(',', '')} {number}" if number else file.url
-        raise MoergeError(f"can't be read: {error}", where=where, todo="mend the file, or take it away") from error
+        raise MoergeError(f"can't be read: {error}", where=where, todo="repair the file, or remove it") from error
     if tracker is not None:
         tracker.advance(file.size - told)
 
@@ -144,14 +144,14 @@ def _lines(plain: Any, field: str) -> Iterator[Any]:
         try:
             yield json.loads(line)[field]
         except (ValueError, KeyError, TypeError, RecursionError):
-            yield _Broken("not a JSON object that has it")
+            yield _Broken("not a JSON object with this field")
 
 
 def _text(plain: Any, field: str) -> Iterator[Any]:
     try:
         yield plain.read().decode("utf-8-sig")
     except UnicodeDecodeError:
-        yield _Broken("no UTF-8")
+        yield _Broken("not UTF-8")
 
 
 def _parquet(plain: Any, field: str) -> Iterator[Any]:
@@ -179,4 +179,4 @@ def _arrow(plain: Any, field: str) -> Iterator[Any]:
 
 def _require_column(names: list[str], field: str) -> None:
     if field not in names:
-        raise ValueError(f"no column {field!r}; it has {', '.join(names)}")
+        raise ValueError(f"no column {field!r}; the columns are {', '.join(names)}")

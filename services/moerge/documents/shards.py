@@ -10,7 +10,7 @@ from moerge_proto.statistics_file import StatisticsSettings
 
 T = TypeVar("T")
 TOKENS_PER_HIDDEN = 64
-"""A shard holds at least 64 H tokens, so that its sums are smaller than what they sum."""
+"""A shard holds at least 64 H tokens, so that its sums are smaller than its features."""
 
 
 def shard_name(key: bytes, rows: Sequence[Tokens]) -> str:
@@ -28,8 +28,8 @@ class Shard:
 
     Attributes:
         name: HMAC of its tokens.
-        rows: at most `context` tokens a row; a longer document takes several. Every row has one that counts.
-        documents: how many documents the rows are.
+        rows: at most `context` tokens a row; a longer document has several rows. Every row has a token that counts.
+        documents: number of documents.
     """
 
     name: str
@@ -38,12 +38,12 @@ class Shard:
 
     @property
     def tokens(self) -> int:
-        """How many tokens count."""
+        """Number of tokens that count."""
         return sum(row.count for row in self.rows)
 
 
 def enough(hidden_size: int) -> int:
-    """Tokens that a shard holds, unless it is all there is."""
+    """The tokens of a shard, unless the text has fewer."""
     return TOKENS_PER_HIDDEN * hidden_size
 
 
@@ -54,9 +54,9 @@ def plan(
     hidden_size: int,
     key: bytes,
 ) -> Iterator[Shard]:
-    """Cuts documents into shards, in the order given, with at most one shard more than asked for in memory.
+    """Cuts documents into shards, in the order given, with at most one further shard in memory.
 
-    What is left at the end is its own shard only if it is large enough, or all there is.
+    The rest at the end is a separate shard only if it is large enough, or the only one.
     """
     done: list[list[Tokens]] = []
     current: list[list[Tokens]] = []
@@ -76,7 +76,7 @@ def plan(
 
 
 def cut(tokens: Tokens, settings: StatisticsSettings) -> list[Tokens]:
-    """A document's rows: as much of it as counts, in pieces of at most `context`."""
+    """A document's rows: its text up to the last token that counts, in pieces of at most `context`."""
     return [row for row in tokens.first(settings.tokens_per_document).pieces(settings.context) if row.count]
 
 

@@ -163,4 +163,4 @@ def test_what_a_real_coordinator_gets_of_four_trunks_and_what_its_operator_is_to
         [told] = made.operator.progress()
         assert told.obstacle is Obstacle.ASKS_OWNER
         made.moerge("round", "open", "spring", "--domain", "law")
-        assert "law (waits for the owner's yes)" in " ".join(made.moerge("round", "list", COLUMNS="300").split())
+        assert "law (waits for the owner's approval)" in " ".join(made.moerge("round", "list", COLUMNS="300").split())

@@ -100,7 +100,7 @@ def test_a_request_is_one_line_and_comes_back_as_it_was() -> None:
 def test_a_request_with_any_other_field_is_refused(field: str, value: Any) -> None:
     changed = REQUEST.model_dump(mode="json") | {field: value}
     assert not JoinRequest.model_validate(changed).is_genuine()
-    with pytest.raises(ValueError, match="changed on the way"):
+    with pytest.raises(ValueError, match="changed in transit"):
         JoinRequest.of_line(line_of(changed))
 
 
@@ -117,7 +117,7 @@ def test_a_request_with_any_other_field_is_refused(field: str, value: Any) -> No
         (line_of({"owner": "hospital"}), "damaged"),
         (line_of(REQUEST.model_dump(mode="json") | {"more": 1}), "damaged"),
         (line_of(REQUEST.model_dump(mode="json") | {"owner": "../x"}), "damaged"),
-        (line_of(REQUEST.model_dump(mode="json") | {"created": "2026-05-01T14:30:00+02:00"}), "changed on the way"),
+        (line_of(REQUEST.model_dump(mode="json") | {"created": "2026-05-01T14:30:00+02:00"}), "changed in transit"),
     ],
 )
 def test_what_is_no_request_is_refused_with_the_reason(line: str, told: str) -> None:

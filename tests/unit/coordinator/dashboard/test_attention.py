@@ -86,5 +86,5 @@ def test_a_retired_trunk_and_a_short_round_need_attention() -> None:
     found = [each.what for each in needs(None, [], trunk, [], [asked], [], None, [told])]
     assert found == [
         "The current trunk is retired", "Round spring ended without enough contributions; missing: art",
-        "Worker of art: refuses the trunk: it predicts the owner's text too badly",
+        "Worker of art: refuses the trunk: its perplexity on the owner's text is too high",
     ]  # fmt: skip
