@@ -76,7 +76,7 @@ def plan(
 
 
 def cut(tokens: Tokens, settings: StatisticsSettings) -> list[Tokens]:
-    """A document's rows: its text up to the last token that counts, in pieces of at most `context`."""
+    """A document's rows: at most `tokens_per_document` tokens that count, in pieces of at most `context`."""
     return [row for row in tokens.first(settings.tokens_per_document).pieces(settings.context) if row.count]
 
 

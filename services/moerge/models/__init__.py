@@ -1,1 +1,1 @@
-"""Dense checkpoints: families, configs, tensors, and the models that they make."""
+"""Dense checkpoints: families, configs, tensors and models."""

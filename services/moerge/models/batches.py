@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 def bucket(rows: Sequence[T], length: Callable[[T], int], batch_tokens: int) -> Iterator[list[T]]:
-    """Rows in batches, longest first, each of at most `batch_tokens` ids with its padding (a longer row goes alone)."""
+    """Rows in batches, longest first, of at most `batch_tokens` ids with padding (a longer row is its own batch)."""
     batch: list[T] = []
     for row in sorted(rows, key=lambda each: -length(each)):
         if batch and length(batch[0]) * (len(batch) + 1) > batch_tokens:
@@ -25,7 +25,7 @@ def bucket(rows: Sequence[T], length: Callable[[T], int], batch_tokens: int) -> 
 
 
 def pad(rows: Sequence[Sequence[int]], dtype: torch.dtype = torch.int64) -> Tensor:
-    """Rows of ids or marks, padded on the right with 0: [B, T]. Causal models never look at the padding."""
+    """Rows of ids or marks, padded on the right with 0: [B, T]. Causal models ignore the padding."""
     width = max(map(len, rows))
     return torch.tensor([[*row, *[0] * (width - len(row))] for row in rows], dtype=dtype)
 
@@ -37,7 +37,7 @@ class Batch:
     Attributes:
         input_ids: [B, T] int64.
         lengths: [B] int64, real tokens of each row.
-        counted: [B, T] bool, the tokens whose features are summed; of the real ones the model reads the others too.
+        counted: [B, T] bool, the tokens whose features are summed; the model reads the other real tokens too.
     """
 
     input_ids: Tensor

@@ -1,8 +1,8 @@
-"""How large the inputs of a model's linear modules can be, from its weights alone.
+"""Bounds of the inputs of a model's linear modules, from its weights alone.
 
-A norm's output divided by its gain has ||u||^2 <= H. A residual that only grows by such outputs (OLMo 2), and what
-attention makes of values, are bounded by the triangle inequality. From these bounds follow the exponents of the sums,
-so that no text can make them overflow.
+A norm's output divided by its gain has ||u||^2 <= H. The triangle inequality bounds a residual that grows only by such
+outputs (OLMo 2), and the outputs of attention. The exponents of the sums follow from these bounds, so no text can make
+the sums overflow.
 """
 
 import math
@@ -19,7 +19,7 @@ _ROWS = 4096
 
 
 def feature_gains(trunk: Checkpoint, family: Family, config: PretrainedConfig) -> Tensor:
-    """[L, H] float32: what each layer's feature is divided by; ones where no norm makes it."""
+    """[L, H] float32: the divisor of each layer's feature; ones without a norm."""
     if family.gain is None:
         return torch.ones(config.num_hidden_layers, config.hidden_size)
     names = [family.gain.format(layer=layer) for layer in range(config.num_hidden_layers)]
@@ -42,14 +42,14 @@ def feature_exponents(trunk: Checkpoint, family: Family, config: PretrainedConfi
 
 
 def input_gain_names(family: Family, config: PretrainedConfig) -> list[str | None]:
-    """What each gram of a trunk contribution is divided by, in the file's order: names of norms, or None."""
+    """The divisor of each gram of a trunk contribution, in the file's order: names of norms, or None."""
     gain = family.attention.gain
     per_layer = [(gain and gain.format(layer=layer), None) for layer in range(config.num_hidden_layers)]
     return [*(name for pair in per_layer for name in pair), FINAL_NORM]
 
 
 def input_bounds(expert: Checkpoint, family: Family, config: PretrainedConfig) -> list[float]:
-    """Per gram of a trunk contribution, in the file's order, the largest squared norm that its vectors can have."""
+    """Per gram of a trunk contribution, in the file's order, the largest squared norm of its vectors."""
     hidden, gain = float(config.hidden_size), family.attention.gain
     residuals = [] if gain else _residuals(expert, family, config)
     bounds = []
@@ -67,14 +67,14 @@ def input_exponents(expert: Checkpoint, family: Family, config: PretrainedConfig
 
 
 def attention_size(config: PretrainedConfig) -> int:
-    """Width A of what the attention's output projection reads."""
+    """Width A of the input of attention's output projection."""
     return int(config.num_attention_heads * head_dim(config))
 
 
 def _attended(expert: Checkpoint, family: Family, config: PretrainedConfig, layer: int, read: float) -> float:
-    """Squared norm of what the heads attended to: each is a mean of values, and heads share those.
+    """Squared norm of the heads' outputs: each is a mean of values, which heads may share.
 
-    `read` is the largest norm of what the value projection reads.
+    `read` is the largest norm of the value projection's input.
     """
     module = family.attention.inputs[-1].format(layer=layer)
     rows = config.num_key_value_heads * head_dim(config)
@@ -85,7 +85,7 @@ def _attended(expert: Checkpoint, family: Family, config: PretrainedConfig, laye
 
 
 def _residuals(model: Checkpoint, family: Family, config: PretrainedConfig) -> list[tuple[float, float]]:
-    """Per layer, the largest norm of the residual that its attention reads, and of the one that its MLP reads."""
+    """Per layer, the largest norms of the residual before its attention and before its MLP."""
     after_attention, after_mlp = family.added
     bound = max(float(rows.float().norm(dim=1).max()) for rows in model.tensor(EMBEDDING).split(_ROWS))
     bounds = []

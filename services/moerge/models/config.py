@@ -1,4 +1,4 @@
-"""Configs: read a dense one, require that experts agree, and map it to the published MoE's."""
+"""Configs: read a dense config, require that experts agree, and map it to the published MoE's."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -23,7 +23,7 @@ _MOST = {
     **dict.fromkeys(("head_dim", "vocab_size"), 2**30),
     "max_position_embeddings": 2**40,
 }
-"""As in statistics files, or far beyond any model."""
+"""The limits of statistics files, or far above any model."""
 
 # What transformers raises on settings that make no sense.
 _SENSELESS = (ValueError, KeyError, TypeError, AttributeError, ArithmeticError, OSError, StrictDataclassError)
@@ -53,14 +53,14 @@ _IRRELEVANT = {
 
 
 def read_config(folder: Path) -> PretrainedConfig:
-    """The dense config in `folder`, with every default filled in. Code in the folder is never run.
+    """The dense config in `folder`, with all defaults. Code in the folder is never run.
 
     Raises:
-        CheckpointError: config.json is missing or can't be understood.
+        CheckpointError: config.json is missing or invalid.
     """
     path = folder / "config.json"
     if not path.is_file():
-        raise CheckpointError("not found", where=str(path), todo="name the folder that save_pretrained wrote")
+        raise CheckpointError("not found", where=str(path), todo="name a folder written by save_pretrained")
     try:
         config: PretrainedConfig = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         return config
@@ -69,37 +69,37 @@ def read_config(folder: Path) -> PretrainedConfig:
 
 
 def require_plain_config(folder: Path) -> None:
-    """Requires that config.json is one that a library may make a config object from.
+    """Requires a config.json that a library can safely make a config object from.
 
-    Libraries make lists as long as the settings say, and read other families' settings by other code.
+    Libraries allocate lists whose lengths are settings, and read other families' settings by other code.
 
     Raises:
-        CheckpointError: it is no JSON object of finite numbers, or a count is too large; names the field.
-        IncompatibleExpertError: it is of no known family.
+        CheckpointError: it is not a JSON object of finite numbers, or a count is too large; names the field.
+        IncompatibleExpertError: its family is unknown.
     """
     path = folder / "config.json"
     if not path.is_file():
-        raise CheckpointError("not found", where=str(path), todo="name the folder that save_pretrained wrote")
+        raise CheckpointError("not found", where=str(path), todo="name a folder written by save_pretrained")
     require_small(path, _MAX_CONFIG_BYTES)
     try:
         content = json.loads(path.read_text(encoding="utf-8"), parse_constant=_no_number)
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"can't be read as a model config: {error}", where=str(path)) from error
     if not isinstance(content, Mapping):
-        raise CheckpointError("can't be read as a model config: no JSON object", where=str(path))
+        raise CheckpointError("can't be read as a model config: not a JSON object", where=str(path))
     require_family(str(content.get("model_type")))
     for field, most in _MOST.items():
         value = content.get(field)
         if isinstance(value, int | float) and abs(value) > most:
-            raise CheckpointError(f"{value}; at most {most}", where=f"config.json: {field}")
+            raise CheckpointError(f"expected at most {most}, found {value}", where=f"config.json: {field}")
 
 
 def _no_number(text: str) -> float:
-    raise ValueError(f"{text} is no number")
+    raise ValueError(f"{text} is not a number")
 
 
 def require_same_config(first: PretrainedConfig, other: PretrainedConfig, who: str, vocabulary: Vocabulary) -> None:
-    """Requires that `other` computes with the same settings as `first`, in all fields that their family knows.
+    """Requires that `other` has the same settings as `first`, in all fields of their family.
 
     Raises:
         IncompatibleExpertError: names every field that differs, with both values. `who` names the other expert.
@@ -120,9 +120,9 @@ def require_same_config(first: PretrainedConfig, other: PretrainedConfig, who: s
 
 def _differs(who: str, fields: Mapping[str, tuple[object, object]]) -> IncompatibleExpertError:
     values = "; ".join(f"{name} is {theirs!r}, not {ours!r}" for name, (theirs, ours) in fields.items())
-    todo = "all experts of a model must come from the same architecture; train it from the same seed model"
+    todo = "train all experts from the same seed model; they must have the same architecture"
     if fields.keys() == {"vocab_size"}:
-        todo = 'if one vocabulary only adds tokens to the other, set vocabulary = "pad" in coordinator.toml'
+        todo = 'if one vocabulary only appends tokens to the other, set vocabulary = "pad" in coordinator.toml'
     return IncompatibleExpertError(
         f"{who} differs from the other experts: {values}", where=f"config.json: {', '.join(fields)}", todo=todo
     )
@@ -131,7 +131,7 @@ def _differs(who: str, fields: Mapping[str, tuple[object, object]]) -> Incompati
 def require_same_tokenizer(first: Path, other: Path, who: str, vocabulary: Vocabulary) -> None:
     """Requires that both folders hold the same tokenizer, ignoring padding and truncation settings.
 
-    With `vocabulary="pad"`, one of them may hold further tokens behind all of the other's.
+    With `vocabulary="pad"`, one of them may append tokens to the other's.
 
     Raises:
         IncompatibleExpertError: names the part of tokenizer.json (or the file) that differs.
@@ -145,7 +145,7 @@ def require_same_tokenizer(first: Path, other: Path, who: str, vocabulary: Vocab
         raise IncompatibleExpertError(
             f"{who} differs from the other experts' tokenizer",
             where=f"tokenizer: {part}",
-            todo="the experts of one model share one tokenizer, token for token",
+            todo="use the other experts' tokenizer; all experts of a model share it, token for token",
         )
 
 
@@ -157,7 +157,7 @@ def _ids(part: str, tokenizer: Mapping[str, Any]) -> dict[str, int]:
     tokens = tokenizer.get(part) or {}
     if isinstance(tokens, Mapping):
         if not all(isinstance(each, int) for each in tokens.values()):
-            raise CheckpointError("an id is not a whole number", where=f"tokenizer: {part}")
+            raise CheckpointError("a token id is not an integer", where=f"tokenizer: {part}")
         return dict(tokens)
     try:
         return {
@@ -169,7 +169,7 @@ def _ids(part: str, tokenizer: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _extends(one: Mapping[str, int], other: Mapping[str, int]) -> bool:
-    """Whether the larger of two maps from token to id holds the smaller, and more only behind its last id."""
+    """Whether the larger of two maps from token to id contains the smaller, with further ids only after its last."""
     small, large = sorted((one, other), key=len)
     last = max(small.values(), default=-1)
     return small.items() <= large.items() and all(i > last for token, i in large.items() if token not in small)
@@ -188,14 +188,13 @@ def _tokenizer(folder: Path) -> Mapping[str, Any]:
     if (path := folder / "tokenizer.model").is_file():
         require_small(path, _MAX_TOKENIZER_BYTES)
         return {"tokenizer.model": path.read_bytes()}
-    raise CheckpointError("neither tokenizer.json nor tokenizer.model found", where=str(folder))
+    raise CheckpointError("expected tokenizer.json or tokenizer.model; found neither", where=str(folder))
 
 
 def trunk_settings(config: PretrainedConfig, shapes: Mapping[str, Sequence[int]]) -> dict[str, object]:
-    """The fields of a dense config.json in which a trunk with tensors of these shapes can differ from its experts'.
+    """The fields of a trunk's config.json that differ from its experts', by the shapes of its tensors.
 
-    It may have more tokens than any one of them, a head of its own, and, from an earlier build, more attention heads.
-    These have an entry only where they do.
+    A trunk may have more tokens than each expert, an untied head, and, from an earlier build, more attention heads.
     """
     settings: dict[str, object] = {"vocab_size": shapes[EMBEDDING][0], "tie_word_embeddings": HEAD not in shapes}
     family, width = family_of(config), head_dim(config)
@@ -218,7 +217,7 @@ def trunk_config(config: PretrainedConfig, shapes: Mapping[str, Sequence[int]]) 
 def published_config(
     family: Family, config: PretrainedConfig, experts: int, top_k: int, dtype: str, vocab_size: int, tied: bool
 ) -> dict[str, Any]:
-    """config.json of the published MoE of `experts` experts, `top_k` of which see each token."""
+    """config.json of the published MoE with `experts` experts, `top_k` per token."""
     source = config.to_dict()
     return {
         "architectures": [family.published_class],
@@ -239,7 +238,7 @@ def published_config(
 
 
 def _legacy_rope(rope: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The older spelling of the rope settings, for engines that read only that."""
+    """The older form of the rope settings, for engines that read only that."""
     if not rope:
         return {}
     scaling = {key: value for key, value in rope.items() if key != "rope_theta"}

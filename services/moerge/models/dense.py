@@ -1,4 +1,4 @@
-"""The models that statistics come from: a dense expert, or the trunk with its MLPs (DUME figure 1, step 2)."""
+"""The models of the statistics passes: a dense expert, or the trunk with its MLPs (DUME figure 1, step 2)."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from moerge.models.reader import Checkpoint
 
 
 def trunk_names(checkpoint: Checkpoint, family: Family, layers: int) -> list[str]:
-    """The non-MLP tensors of a dense checkpoint, sorted; buffers that older files carry are left out."""
+    """The non-MLP tensors of a dense checkpoint, sorted, without older files' buffers."""
     mlp = set(family.dense_mlp_names(layers))
     return sorted(name for name in checkpoint.specs if name not in mlp and not name.endswith("rotary_emb.inv_freq"))
 
@@ -24,10 +24,10 @@ def domain_model(expert: Path, trunk: Path, dtype: torch.dtype = torch.float32) 
     Args:
         expert: the domain's own dense checkpoint folder.
         trunk: the trunk's safetensors file, in the dense family's names.
-        dtype: what the model computes in.
+        dtype: of the computation.
 
     Returns:
-        The model, and the gains [L, H] float32 of the norms that make each layer's feature.
+        The model, and the gains [L, H] float32 of the norms before the MLPs.
     """
     config = read_config(expert)
     family = family_of(config)
@@ -38,7 +38,7 @@ def domain_model(expert: Path, trunk: Path, dtype: torch.dtype = torch.float32) 
 
 
 def expert_model(expert: Path, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
-    """The dense expert itself, in evaluation mode."""
+    """The dense expert, in evaluation mode."""
     config, own = read_config(expert), Checkpoint(expert)
     names = trunk_names(own, family_of(config), config.num_hidden_layers)
     names += family_of(config).dense_mlp_names(config.num_hidden_layers)
@@ -46,7 +46,7 @@ def expert_model(expert: Path, dtype: torch.dtype = torch.float32) -> PreTrained
 
 
 def dense_model(config: PretrainedConfig, state: dict[str, Tensor], dtype: torch.dtype) -> PreTrainedModel:
-    """The dense model with these tensors, in evaluation mode; its head is tied if they hold none."""
+    """The dense model with these tensors, in evaluation mode; without a head tensor, its head is tied."""
     own = trunk_config(config, {name: tensor.shape for name, tensor in state.items()})
     model: PreTrainedModel = AutoModelForCausalLM.from_config(own, dtype=dtype)
     model.load_state_dict(state | {HEAD: state.get(HEAD, state[EMBEDDING])})

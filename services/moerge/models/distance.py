@@ -1,4 +1,4 @@
-"""Distances of tensors from others of the same seed model, relative to the smaller of both."""
+"""Distances between tensors of experts of one seed model, relative to the smaller norm."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -12,18 +12,18 @@ from moerge.models.reader import Checkpoint
 from moerge.progress import Tracker
 
 ROW_FACTOR = 4
-"""A row of embedding or head may be so many times further away than a tensor, in norms of an average row.
+"""Limit of the distance of a row of embedding or head, in units of a tensor's limit and of an average row's norm.
 
-Measured: up to 2.2 times further in honest experts."""
+Measured in honest experts: up to 2.2."""
 _LEAST_VECTOR = 0.05
-"""Root mean square below which vectors (biases, gains) count as this large: so small, they change little."""
+"""Least root mean square of vectors (biases, gains) in a relative distance: smaller ones change little."""
 _TINY = 1e-30
 _ELEMENTS = 2**24  # of a tensor in float64 at a time
 
 
 @dataclass(frozen=True)
 class Powers:
-    """Powers of rows, such as squared norms, [n] float64: of one tensor, of another, and of their difference."""
+    """Powers of rows, such as squared norms, [n] float64: of two tensors and of their difference."""
 
     one: Tensor
     other: Tensor
@@ -31,7 +31,7 @@ class Powers:
 
     @classmethod
     def of(cls, one: Tensor, other: Tensor, by: Callable[[Tensor], Tensor]) -> "Powers":
-        """The powers of rows [n, ...] of any dtype. `by` gives those of float64 rows, a block at a time."""
+        """The powers of rows [n, ...] of any dtype. `by` computes those of float64 rows, a block at a time."""
         parts, block = [], max(1, _ELEMENTS * len(one) // one.numel())
         for ours, theirs in zip(one.split(block), other.split(block), strict=True):
             first, second = ours.double(), theirs.double()
@@ -53,11 +53,11 @@ class Powers:
         return float(torch.minimum(self.one.sum(), self.other.sum()))
 
     def distance(self, least: float = 0.0) -> float:
-        """The distance of all rows together; `least` is the smallest power that it is relative to."""
+        """The distance of all rows together; `least` is the smallest power in the denominator."""
         return float((self.apart.sum() / (max(self.smaller(), least) + _TINY)).sqrt())
 
     def size(self) -> float:
-        """The quotient of the larger and the smaller norm, less 1."""
+        """The larger norm divided by the smaller, minus 1."""
         one, other = self.one.sum() + _TINY, self.other.sum() + _TINY
         return float((torch.maximum(one, other) / torch.minimum(one, other)).sqrt()) - 1
 
@@ -71,9 +71,9 @@ class Distance:
     """The distance of a tensor from another expert's.
 
     Attributes:
-        whole: norm of the difference, by the smaller of both norms; 1.41 for tensors that have nothing in common.
-        row: of the row that differs most, by the smaller of both norms, or by an average row's if that is larger.
-            0 for all tensors but embedding and head.
+        whole: norm of the difference, relative to the smaller norm; 1.41 for unrelated tensors.
+        row: of the row that differs most, relative to the smaller norm, or to an average row's if that is larger.
+            0 except for embedding and head.
     """
 
     whole: float
@@ -95,17 +95,17 @@ def distance(tensor: Tensor, other: Tensor, *, rows: bool = False) -> Distance:
 def require_near_others(
     expert: Checkpoint, others: Mapping[str, Checkpoint], limit: float, who: str, tracker: Tracker
 ) -> None:
-    """Requires that no tensor lies further than `limit` from most of the other experts'; see `Distance`.
+    """Requires that each tensor is within `limit` of most other experts'; see `Distance`.
 
-    Most: of one or two others, the nearest counts; of three, the second. So one odd expert shuts out no further one,
+    Most: of one or two others, the nearest counts; of three, the second. So one odd expert doesn't exclude others,
     unless it is the only one. One tensor of two experts is in memory at a time.
 
     Args:
-        others: what to call them in errors -> their weights.
-        who: what to call the expert.
+        others: their names in errors -> their weights.
+        who: the expert's name in errors.
 
     Raises:
-        IncompatibleExpertError: names the tensor, and both experts.
+        IncompatibleExpertError: names the tensor and both experts.
     """
     for name in sorted(expert.specs):
         tensor, found = expert.tensor(name), []
@@ -122,8 +122,8 @@ def require_near_others(
             raise IncompatibleExpertError(
                 _told(nearest, limit, who, called),
                 where=name,
-                todo="register an expert that was trained from the same seed model; if this one is right, the operator"
-                " withdraws the other, or raises expert_max_distance in coordinator.toml",
+                todo="register an expert that was trained from the same seed model; if this expert is right, ask the"
+                " operator to withdraw the other, or to raise expert_max_distance in coordinator.toml",
             )
 
 

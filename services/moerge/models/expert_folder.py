@@ -1,4 +1,4 @@
-"""An expert as a folder: which of its files count, what they are called together, and whether it fits the others."""
+"""An expert as a folder: its files, its digest, and its compatibility with other experts."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -39,7 +39,7 @@ _OTHER_FILES = ("config.json", GENERATION, INDEX, *TOKENIZER_FILES)
 
 
 def expert_files(folder: Path) -> dict[str, Path]:
-    """Name -> path of the files that make the expert: config, weights, tokenizer. All others stay at home.
+    """Name -> path of the expert's files: config, weights, tokenizer. Other files are never sent.
 
     Raises:
         CheckpointError: there are no safetensors weights, or no config.
@@ -69,9 +69,9 @@ class DenseExpert:
     Attributes:
         domain: its label.
         folder: dense checkpoint.
-        owner: who made it.
+        owner: its owner.
         license: SPDX identifier.
-        trained: the expert that its MLPs were fitted from, if they were.
+        trained: the original expert, if its MLPs are fitted.
         hub_id: its name on the hub, if it came from there.
     """
 
@@ -106,7 +106,7 @@ class DenseExpert:
 
 
 def counts(name: str) -> bool:
-    """Whether a file of that name is one that an expert has."""
+    """Whether a file of that name belongs to an expert."""
     return name in _OTHER_FILES or is_weights(name)
 
 
@@ -123,7 +123,7 @@ def expert_digest(files: Mapping[str, str]) -> str:
 def check_expert(
     folder: Path, reference: Path | None, who: str, vocabulary: Vocabulary = "same"
 ) -> tuple[Family, PretrainedConfig]:
-    """Requires that the folder is a complete checkpoint of a known family, and like `reference` if there is one.
+    """Requires a complete checkpoint of a known family, compatible with `reference` if there is one.
 
     Reads configs, tokenizers and tensor headers only; arguments and errors are those of `check_small_files`.
     """
@@ -144,7 +144,7 @@ def check_small_files(
         CheckpointError, IncompatibleExpertError: name the field, file or tensor.
     """
     require_plain_config(folder)
-    for name in (*TOKENIZER_FILES, GENERATION):  # all are read as a whole at some time
+    for name in (*TOKENIZER_FILES, GENERATION):  # each is read whole later
         if (folder / name).is_file():
             require_small(folder / name, _MAX_TEXT_BYTES)
     require_side_files(folder)
@@ -157,7 +157,7 @@ def check_small_files(
 
 
 def require_finite(checkpoint: Checkpoint, tracker: Tracker) -> None:
-    """Requires that every weight is a finite number, one tensor in memory at a time.
+    """Requires that every weight is finite, with one tensor in memory at a time.
 
     Raises:
         CheckpointError: names the first tensor with NaN or infinity.
@@ -166,6 +166,6 @@ def require_finite(checkpoint: Checkpoint, tracker: Tracker) -> None:
         tensor = checkpoint.tensor(name)
         if not bool(torch.isfinite(tensor).all()):
             raise CheckpointError(
-                "holds NaN or infinity", where=f"{spec.file.name}: {name}", todo="train the expert again"
+                "contains NaN or infinity", where=f"{spec.file.name}: {name}", todo="train the expert again"
             )
         tracker.advance(tensor.nbytes)

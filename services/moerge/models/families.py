@@ -1,4 +1,4 @@
-"""The family table: for each dense family, the stock MoE class that computes the same, and every name and setting."""
+"""The table of families: each dense family's equivalent stock MoE class, with names and settings."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -8,7 +8,7 @@ from transformers import PretrainedConfig
 from moerge.errors import IncompatibleExpertError
 
 EMBEDDING, HEAD, FINAL_NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"
-"""The same in every family of the table."""
+"""The same in every family."""
 
 
 @dataclass(frozen=True)
@@ -16,9 +16,9 @@ class Attention:
     """The linear modules of one layer's attention, as patterns over {layer}.
 
     Attributes:
-        inputs: those that read the layer's input; the value projection's rows are the last ones of the last.
-        output: the one that reads what the heads attended to.
-        gain: name of the norm weight that makes the layer's input, [H]; None where they read the raw residual.
+        inputs: modules that read the layer's input; the value projection's rows are the last ones of the last.
+        output: the output projection of the heads.
+        gain: name of the weight of the norm before the inputs, [H]; None if they read the raw residual.
     """
 
     inputs: tuple[str, ...]
@@ -28,9 +28,9 @@ class Attention:
 
 @dataclass(frozen=True)
 class Demand:
-    """A dense setting that must have one of these values, or, if it is a list, only such members; and why.
+    """A dense setting with its allowed values (for a list, of its members), and the reason.
 
-    `name` is a config field; a dot leads into a field that is a mapping. What is absent is allowed.
+    `name` is a config field, with a dot before a key of a mapping. A missing field is allowed.
     """
 
     name: str
@@ -38,7 +38,7 @@ class Demand:
     why: str
 
     def found(self, config: PretrainedConfig) -> object:
-        """The first value that isn't allowed, or None."""
+        """The first invalid value, or None."""
         value: object = config.to_dict()
         for part in self.name.split("."):
             value = value.get(part) if isinstance(value, Mapping) else None
@@ -56,15 +56,15 @@ class Family:
             counts its attention heads. Every other trunk tensor keeps its name.
         zeros: published tensors that must be zero: name -> shape, in numbers and config fields.
         router: name of the published router, [D, H].
-        router_module: where transformers keeps that router; it returns (logits, weights [n, k], experts [n, k]).
-        gain: name of the norm weight that makes the MLP's input, [H]; None where the MLP reads the raw residual.
-        added: where it does, the norms whose outputs are added to the residual: after attention, after the MLP.
+        router_module: transformers' module of that router; it returns (logits, weights [n, k], experts [n, k]).
+        gain: name of the weight of the norm before the MLP, [H]; None if the MLP reads the raw residual.
+        added: in that case the norms whose outputs are added to the residual: after attention, after the MLP.
         attention: the linear modules of a layer's attention.
         experts: the published config field that counts experts.
-        copied: config fields that carry over as they are.
-        renamed: published config field -> the dense field that it takes its value from.
-        fixed: config fields that the published class needs.
-        demands: what the dense config must say to have an exact equivalent.
+        copied: config fields that are copied.
+        renamed: published config field -> the dense field with its value.
+        fixed: further config fields of the published class.
+        demands: requirements of the dense config for an exact equivalent.
     """
 
     model_type: str
@@ -106,8 +106,8 @@ class Family:
         }
 
     def input_blocks(self, config: PretrainedConfig, layer: int) -> dict[str, list[int]]:
-        """Dense name of every linear module that reads a layer's input -> rows of its blocks; over all modules these
-        are queries, keys and values."""
+        """Dense name of every linear module that reads a layer's input -> rows of its blocks; all blocks together are
+        queries, keys and values."""
         width = head_dim(config)
         keys = config.num_key_value_heads * width
         rows = [config.num_attention_heads * width, keys, keys]
@@ -133,7 +133,7 @@ _LAYER = "model.layers.{layer}."
 _MIXTRAL_EXPERT = _LAYER + "block_sparse_moe.experts.{expert}."
 _QWEN_EXPERT = _LAYER + "mlp.experts.{expert}."
 _PROJECTIONS = ("gate_proj.weight", "up_proj.weight", "down_proj.weight")
-_SHARED_SIZE = 16  # the smallest that transformers' kernels take
+_SHARED_SIZE = 16  # the minimum of transformers' kernels
 _COMMON = (
     "vocab_size",
     "hidden_size",
@@ -250,7 +250,7 @@ FAMILIES = {family.model_type: family for family in (_LLAMA, _MISTRAL, _PHI3, _Q
 _SANDWICH = "norms after attention and MLP as well as before them"
 REFUSED = {
     "apertus": "its MLPs have no gate",
-    "exaone4": "its norms stand after attention and MLP",
+    "exaone4": "its norms come after attention and MLP",
     "gemma2": f"{_SANDWICH}, and capped logits",
     "gemma3_text": _SANDWICH,
     "gemma4_text": _SANDWICH,
@@ -261,7 +261,7 @@ REFUSED = {
     "stablelm": "layer norms with biases",
     "starcoder2": "its MLPs have no gate, and biases",
 }
-"""Dense families that no stock MoE class computes, and what stands in the way."""
+"""Dense families without an equivalent stock MoE class, and the reason."""
 
 
 def require_family(model_type: str) -> Family:
@@ -273,8 +273,8 @@ def require_family(model_type: str) -> Family:
     family = FAMILIES.get(model_type)
     if family is None:
         why = REFUSED.get(model_type)
-        found = f"model_type {model_type!r} has no stock MoE class" + (f": {why}" if why else " here")
-        known = f"the families are {', '.join(sorted(FAMILIES))}"
+        found = f"model_type {model_type!r} has no stock MoE class" + (f": {why}" if why else " in moerge")
+        known = f"use one of the supported families: {', '.join(sorted(FAMILIES))}"
         raise IncompatibleExpertError(found, where="config.json: model_type", todo=known)
     return family
 
@@ -283,7 +283,7 @@ def family_of(config: PretrainedConfig) -> Family:
     """The family of a dense config.
 
     Raises:
-        IncompatibleExpertError: no stock MoE class computes exactly what this model does.
+        IncompatibleExpertError: no stock MoE class is exactly equivalent to this model.
     """
     family = require_family(config.model_type)
     for demand in family.demands:
@@ -297,14 +297,14 @@ def family_of(config: PretrainedConfig) -> Family:
 
 
 def published_family(config: PretrainedConfig) -> Family:
-    """A family that is published as the class of `config`.
+    """A family whose published class is that of `config`.
 
     Raises:
-        IncompatibleExpertError: none is.
+        IncompatibleExpertError: there is none.
     """
     for family in FAMILIES.values():
         if family.published_type == config.model_type:
             return family
     raise IncompatibleExpertError(
-        f"model_type {config.model_type!r} is not one that moerge publishes", where="config.json: model_type"
+        f"moerge publishes no model_type {config.model_type!r}", where="config.json: model_type"
     )

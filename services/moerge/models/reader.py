@@ -21,7 +21,7 @@ _DTYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """Where a tensor lies and what it is."""
+    """A tensor's file, dtype and shape."""
 
     file: Path
     shape: tuple[int, ...]
@@ -35,10 +35,10 @@ class TensorSpec:
 class Checkpoint:
     """The safetensors weights of a folder, single or sharded, or of one file of any name.
 
-    Only headers are read until a tensor is asked for.
+    Reads only headers, until a tensor is requested.
 
     Raises:
-        CheckpointError: names the file or tensor that is missing, damaged or of an unsupported dtype.
+        CheckpointError: a file or tensor is missing, damaged or of an unsupported dtype; names it.
     """
 
     def __init__(self, path: Path) -> None:
@@ -52,7 +52,7 @@ class Checkpoint:
         try:
             self._header_bytes += _require_plain_header(file)
             if self._header_bytes > _MAX_HEADER_BYTES:
-                raise CheckpointError(f"headers of more than {_MAX_HEADER_BYTES} bytes", where=str(file))
+                raise CheckpointError(f"its headers have more than {_MAX_HEADER_BYTES} bytes", where=str(file))
             with safe_open(file, framework="pt") as opened:
                 for name in opened.keys():  # noqa: SIM118  # safe_open is not iterable
                     piece = opened.get_slice(name)
@@ -71,14 +71,14 @@ class Checkpoint:
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Each tensor's, by name."""
+        """Shape of each tensor, by name."""
         return {name: spec.shape for name, spec in self.specs.items()}
 
     def tensor(self, name: str) -> Tensor:
         """One tensor, as stored.
 
         Raises:
-            CheckpointError: there is none of that name.
+            CheckpointError: there is no tensor of that name.
         """
         spec = self.specs.get(name)
         if spec is None:
@@ -89,19 +89,21 @@ class Checkpoint:
 
 
 def _require_plain_header(file: Path) -> int:
-    """The header's length, once it is sure that no key stands twice: readers differ in which one they take."""
+    """The header's length. Refuses duplicate keys, because readers differ in which one they use."""
 
     def distinct(pairs: list[tuple[str, object]]) -> dict[str, object]:
         found = dict(pairs)
         if len(found) < len(pairs):
             twice = next(key for n, (key, _) in enumerate(pairs) if key in dict(pairs[:n]))
-            raise CheckpointError("stands twice in the header", where=f"{file}: {twice}")
+            raise CheckpointError("duplicate key in the header", where=f"{file}: {twice}")
         return found
 
     with file.open("rb") as opened:
         length = int.from_bytes(opened.read(8), "little")
         if length > _MAX_HEADER_BYTES:
-            raise CheckpointError(f"a header of {length} bytes; at most {_MAX_HEADER_BYTES}", where=str(file))
+            raise CheckpointError(
+                f"expected a header of at most {_MAX_HEADER_BYTES} bytes, found {length}", where=str(file)
+            )
         try:
             json.loads(opened.read(length), object_pairs_hook=distinct)
         except (ValueError, RecursionError) as error:
@@ -110,25 +112,25 @@ def _require_plain_header(file: Path) -> int:
 
 
 def _weight_files(folder: Path) -> list[Path]:
-    if (folder / SINGLE).is_file():  # a stale index beside it doesn't count, as for transformers
+    if (folder / SINGLE).is_file():  # like transformers, ignore a stale index beside it
         return [folder / SINGLE]
     if (folder / INDEX).is_file():
         require_small(folder / INDEX, _MAX_INDEX_BYTES)
         try:
             names = {str(name) for name in json.loads((folder / INDEX).read_text("utf-8"))["weight_map"].values()}
         except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
-            raise CheckpointError("no weight_map that names files", where=str(folder / INDEX)) from error
+            raise CheckpointError("its weight_map is missing or invalid", where=str(folder / INDEX)) from error
         for name in names:
             if Path(name).name != name:
                 raise CheckpointError(f"names a file outside the folder: {name!r}", where=str(folder / INDEX))
             if not (folder / name).is_file():
-                raise CheckpointError(f"names {name}, which is not there", where=str(folder / INDEX))
+                raise CheckpointError(f"names {name}, which is missing", where=str(folder / INDEX))
         return [folder / name for name in sorted(names)]
     pickled = next(iter(folder.glob("*.bin")), None)
     todo = f"name a folder with {SINGLE} or {INDEX}"
     if pickled is not None:
         todo = (
-            "PyTorch .bin files are pickles and are never opened here. Convert them once, where you trust them: "
+            "convert the PyTorch .bin files where you trust them; they are pickles, and moerge never opens them: "
             'python -c "from transformers import AutoModelForCausalLM, AutoTokenizer; '
             f"[kind.from_pretrained('{folder}').save_pretrained('NEW_FOLDER') "
             'for kind in (AutoModelForCausalLM, AutoTokenizer)]"'
@@ -140,23 +142,23 @@ def model_shapes(config: PretrainedConfig) -> dict[str, tuple[int, ...]]:
     """Name and shape of every tensor of the dense model of `config`, without allocating any.
 
     Raises:
-        CheckpointError: no model can be made from these settings.
+        CheckpointError: these settings define no model.
     """
     try:
         with torch.device("meta"):
             model: nn.Module = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
     except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError, ImportError, RuntimeError) as error:
-        raise CheckpointError(f"no model can be made from it: {error}", where="config.json") from error
+        raise CheckpointError(f"invalid model settings: {error}", where="config.json") from error
     return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
 
 
 def require_tensors(checkpoint: Checkpoint, config: PretrainedConfig) -> None:
-    """Requires that the checkpoint holds exactly the tensors of its config's model; a tied head has none of its own.
+    """Requires exactly the tensors of the config's model; a tied head has no tensor.
 
     Raises:
         CheckpointError: names the first tensor that is missing, superfluous or of another shape.
     """
-    if config.num_hidden_layers > len(checkpoint.specs):  # before a model of so many layers is made
+    if config.num_hidden_layers > len(checkpoint.specs):  # before such a model is made
         found = f"num_hidden_layers is {config.num_hidden_layers}, but there are {len(checkpoint.specs)} tensors"
         raise CheckpointError(found, where="config.json: num_hidden_layers")
     expected = model_shapes(config)
@@ -172,6 +174,4 @@ def require_tensors(checkpoint: Checkpoint, config: PretrainedConfig) -> None:
             )
     for name in checkpoint.specs.keys() - expected.keys():
         if not name.endswith("rotary_emb.inv_freq"):
-            raise CheckpointError(
-                "tensor that the config's model doesn't have", where=f"{checkpoint.path.name}: {name}"
-            )
+            raise CheckpointError("the config's model has no such tensor", where=f"{checkpoint.path.name}: {name}")

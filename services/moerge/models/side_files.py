@@ -1,4 +1,4 @@
-"""An expert's small JSON files, and their parts that may be published: no reference to code, no odd decoding."""
+"""An expert's small JSON files, and their publishable parts: no reference to code, no odd decoding."""
 
 import json
 from collections.abc import Callable
@@ -12,7 +12,7 @@ GENERATION, TOKENIZER = "generation_config.json", "tokenizer_config.json"
 SPECIAL_TOKENS, TEMPLATE = "special_tokens_map.json", "chat_template.jinja"
 _MAX_BYTES = 2**26
 _CODE = {"auto_map", "code_revision", "custom_generate", "custom_pipeline", "custom_pipelines", "trust_remote_code"}
-"""Keys that lead a library to code outside its own."""
+"""Keys that make a library load foreign code."""
 
 
 def _number(value: object) -> bool:
@@ -44,11 +44,11 @@ _DECODING: dict[str, Callable[[object], bool]] = {
     **dict.fromkeys(("output_attentions", "output_hidden_states"), _off),  # as save_pretrained writes them
     "transformers_version": lambda value: isinstance(value, str),
 }
-"""Keys of generation_config.json that are published, each with the test of its value."""
+"""The published keys of generation_config.json, with the check of each value."""
 
 
 def require_side_files(folder: Path) -> None:
-    """Requires that each of the small files that are published in part can be read.
+    """Requires that each of the partly published small files can be read.
 
     Raises:
         CheckpointError: names the file.
@@ -60,10 +60,10 @@ def require_side_files(folder: Path) -> None:
 
 
 def published_generation(folder: Path) -> str | None:
-    """The text of generation_config.json with the keys that decoding needs; None without such a file.
+    """The text of generation_config.json with only the keys for decoding; None without such a file.
 
     Raises:
-        CheckpointError: it is no JSON object.
+        CheckpointError: it is not a JSON object.
     """
     path = folder / GENERATION
     if not path.is_file():
@@ -72,10 +72,10 @@ def published_generation(folder: Path) -> str | None:
 
 
 def published_tokenizer(path: Path) -> bytes:
-    """The bytes of one of the tokenizer's files, without references to code, and without a second chat template.
+    """The bytes of a tokenizer file, without references to code and without a second chat template.
 
     Raises:
-        CheckpointError: it is one of settings, and no JSON object.
+        CheckpointError: it is a file of settings, but not a JSON object.
     """
     if path.name not in (TOKENIZER, SPECIAL_TOKENS):
         return path.read_bytes()
@@ -84,7 +84,7 @@ def published_tokenizer(path: Path) -> bytes:
 
 
 def chat_template(folder: Path) -> str:
-    """The chat template as transformers finds it, several as JSON; empty if there is none.
+    """The chat template that transformers uses, several as JSON; empty without one.
 
     Raises:
         CheckpointError: it can't be read.
@@ -101,7 +101,7 @@ def chat_template(folder: Path) -> str:
 
 
 def _text(path: Path, kept: Callable[[str, object], bool]) -> str:
-    """The file's own text if all of its keys are kept, else those that are."""
+    """The file's original text if all of its keys are kept, otherwise the kept keys."""
     content = _read(path)
     some = {key: value for key, value in content.items() if kept(key, value)}
     if len(some) == len(content):
@@ -116,5 +116,5 @@ def _read(path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"can't be read as JSON: {error}", where=str(path)) from error
     if not isinstance(content, dict):
-        raise CheckpointError("no JSON object", where=str(path))
+        raise CheckpointError("not a JSON object", where=str(path))
     return content

@@ -1,4 +1,4 @@
-"""Where a checkpoint comes from: a folder, or the hub."""
+"""The source of a checkpoint: a folder, or the hub."""
 
 import re
 from pathlib import Path
@@ -17,7 +17,7 @@ def checkpoint_folder(source: str) -> Path:
     """The folder of a checkpoint. A hub id, `name/model` or `name/model@revision`, is downloaded or found in the cache.
 
     Raises:
-        CheckpointError: there is no such folder, or the hub doesn't have it or can't be reached.
+        CheckpointError: there is no such folder, and the hub lacks it or can't be reached.
     """
     folder = Path(source)
     if source and folder.is_dir():
@@ -30,7 +30,7 @@ def checkpoint_folder(source: str) -> Path:
     except (LocalEntryNotFoundError, HfHubHTTPError, HFValidationError, OSError) as error:
         first = str(error).strip().splitlines()[0]
         raise CheckpointError(
-            f"no such folder, and as a hub id it can't be had: {first}",
+            f"no such folder, and the hub can't provide it: {first}",
             where=source,
             todo="check the spelling and the network, or download it elsewhere and name the folder",
         ) from error

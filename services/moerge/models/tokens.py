@@ -1,4 +1,4 @@
-"""Token ids that a model reads, and which of them count."""
+"""Token ids, and which of them count."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Tokens:
-    """A sequence of token ids. The model reads all of them; sums and scores are over those that count.
+    """A sequence of token ids. The model reads all; sums and scores include only those that count.
 
     Attributes:
         ids: token ids.
@@ -34,7 +34,7 @@ class Tokens:
 
     @property
     def signed(self) -> list[int]:
-        """One integer a token: its id if it counts, else ~id. Names of shards are made of these."""
+        """One integer per token: its id if it counts, otherwise ~id. Shards are named by these."""
         return [id_ if counts else ~id_ for id_, counts in zip(self.ids, self.mask, strict=True)]
 
     def first(self, most: int | None) -> "Tokens":

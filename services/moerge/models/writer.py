@@ -15,7 +15,7 @@ _NAMES = {torch.float64: "F64", torch.float32: "F32", torch.bfloat16: "BF16", to
 
 @dataclass(frozen=True)
 class TensorPlan:
-    """A tensor that will be written: known by name, dtype and shape, computed when its turn comes."""
+    """A tensor to be written: its name, dtype and shape, and the function that computes it."""
 
     name: str
     dtype: torch.dtype
@@ -34,7 +34,7 @@ def write_safetensors(out: BinaryIO, plans: Sequence[TensorPlan], written: Calla
     with each tensor's bytes. Equal tensors give equal files.
 
     Raises:
-        ValueError: a computed tensor is not what its plan says.
+        ValueError: a computed tensor doesn't match its plan.
     """
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     ordered = sorted(plans, key=lambda plan: -plan.dtype.itemsize)  # widest first keeps every tensor aligned
@@ -70,7 +70,7 @@ def _computed(plan: TensorPlan) -> Tensor:
 
 
 def _finish(pending: Sequence[Future[Any]]) -> None:
-    """Waits for what hashes and writes, and raises what went wrong there."""
+    """Waits for hashing and writing, and raises their errors."""
     wait(pending)
     for each in pending:
         each.result()

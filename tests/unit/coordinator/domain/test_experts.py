@@ -27,7 +27,7 @@ from support.models import expert
 from support.rows import add_expert, add_trunk, file_of
 
 SOURCE = "https://models.example.org/law"
-FOUND = Problem(type="urn:moerge:problem:invalid-checkpoint", title="x", status=409, detail="holds NaN")
+FOUND = Problem(type="urn:moerge:problem:invalid-checkpoint", title="x", status=409, detail="contains NaN")
 
 
 @pytest.fixture(scope="module")

@@ -71,12 +71,12 @@ def test_whatever_is_said_the_assistant_s_share_is_exact(turns: list[tuple[str, 
 @pytest.mark.parametrize(
     ("value", "template", "reason"),
     [
-        ("text", CHATML, "no list of messages"),
-        ([], CHATML, "no list of messages"),
+        ("text", CHATML, "not a list of messages"),
+        ([], CHATML, "not a list of messages"),
         ([{"content": "a"}], CHATML, "no role"),
-        ([{"role": "user", "content": ["a"]}], CHATML, "'user' is no string"),
+        ([{"role": "user", "content": ["a"]}], CHATML, "'user' is not a string"),
         (TALK, REFUSES, "refuses it: roles must alternate"),
-        ([{"role": "assistant", "content": "a</think>b"}], FORGETS, "changes what a turn says"),
+        ([{"role": "assistant", "content": "a</think>b"}], FORGETS, "changes the content of a turn"),
     ],
 )
 def test_what_is_no_conversation_is_told(value: object, template: str, reason: str) -> None:

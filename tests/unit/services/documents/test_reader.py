@@ -60,7 +60,7 @@ def test_parquet_by_column(tmp_path: Path) -> None:
     table = pa.table({"body": TEXTS, "other": list(range(len(TEXTS)))})
     pyarrow.parquet.write_table(table, tmp_path / "a.parquet", row_group_size=40)
     assert read(tmp_path / "a.parquet", field="body") == TEXTS
-    with pytest.raises(MoergeError, match="no column 'text'; it has body, other"):
+    with pytest.raises(MoergeError, match="no column 'text'; the columns are body, other"):
         read(tmp_path / "a.parquet")
 
 
@@ -78,7 +78,7 @@ def test_a_dataset_on_disk_is_what_its_state_names(tmp_path: Path) -> None:
     (tmp_path / "set" / "dataset_dict.json").write_text('{"splits": ["train"]}')
     assert read(folder) == read(tmp_path / "set") == TEXTS
     (folder / "state.json").write_text("{}")
-    with pytest.raises(MoergeError, match="not the state of a dataset") as caught:
+    with pytest.raises(MoergeError, match="not the state of a saved dataset") as caught:
         read(folder)
     assert caught.value.where == str(folder / "state.json")
 
@@ -104,7 +104,7 @@ def test_files_come_in_one_order_and_none_twice(tmp_path: Path) -> None:
     said: list[str] = []
     folder = tmp_path / "data"
     assert read(folder, say=said.append) == ["a.jsonl", "c.jsonl", "a.jsonl", "sub/b.jsonl"]
-    assert said == [f"left out of {folder}: 1 linked folders, or files whose names say no known form"]
+    assert said == [f"left out of {folder}: 1 linked folders or files of unknown formats"]
     assert read(folder / "c.jsonl", folder / "a.jsonl", f"{folder}/a*") == ["a.jsonl", "c.jsonl"]
 
 
@@ -114,7 +114,7 @@ def test_what_names_no_document_is_an_error(tmp_path: Path) -> None:
         data_files(f"{tmp_path}/*.jsonl")
     assert caught.value.where == f"--data {tmp_path}/*.jsonl"
     (tmp_path / "a.pdf").touch()
-    with pytest.raises(MoergeError, match="no known form") as caught:
+    with pytest.raises(MoergeError, match="unknown file format") as caught:
         data_files(f"{tmp_path}/a.pdf")
     assert ".parquet" in caught.value.todo
 
@@ -154,7 +154,7 @@ def test_bad_documents_are_shown_and_skipped_up_to_the_share(tmp_path: Path) -> 
     assert read(path, share=0.07, say=said.append) == TEXTS[:93]
     assert said[0].startswith(f"skipped: {path}, line 1: ")
     assert len(said) == 6
-    assert said[-1] == "skipped 7 of 100 documents, which can't be read"
+    assert said[-1] == "skipped 7 unreadable documents of 100"
     with pytest.raises(MoergeError, match=r"7 of 100 documents so far can't be read, allowed 6\.00%") as caught:
         read(path, share=0.06)
     assert caught.value.where == f"{path}, line 7"
@@ -173,5 +173,5 @@ def test_a_text_file_that_is_no_text_and_a_null_are_bad_documents(tmp_path: Path
     pyarrow.parquet.write_table(pa.table({"text": ["a", None]}), tmp_path / "b.parquet")
     said: list[str] = []
     assert read(tmp_path, share=0.9, say=said.append) == ["a"]
-    assert said[0] == f"skipped: {tmp_path}/a.txt: no document in the field 'text': no UTF-8"
+    assert said[0] == f"skipped: {tmp_path}/a.txt: no document in the field 'text': not UTF-8"
     assert said[1].startswith(f"skipped: {tmp_path}/b.parquet, row 2: ")

@@ -15,7 +15,7 @@ def test_a_folder_is_itself(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("source", ["nobody/nothing", "nobody/nothing@v1"])
 def test_a_hub_id_that_can_t_be_had_offline_is_told(source: str) -> None:
-    with pytest.raises(CheckpointError, match="as a hub id it can't be had") as caught:
+    with pytest.raises(CheckpointError, match="the hub can't provide it") as caught:
         checkpoint_folder(source)
     assert caught.value.where == source
     assert "network" in caught.value.todo
