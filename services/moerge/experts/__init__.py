@@ -1,1 +1,1 @@
-"""What owners do to their experts."""
+"""Owners' work on their experts."""

@@ -1,10 +1,10 @@
-"""MLPs fitted to a trunk: solved anew by their owner, so that behind the trunk they reproduce the expert.
+"""MLPs fitted to a trunk: their owner solves them anew, so that with the trunk they reproduce the expert.
 
 A merged trunk changes the inputs of an expert's MLPs and the residual that they add to. Layer by layer, the MLP's first
 matrices become the least-squares fit from their new inputs to their outputs in the expert. Then the last matrix becomes
-the fit from its new inputs to the difference of the two residuals. In the last layer the target is the residual to
-which the trunk's head answers as the expert's head does. This takes the owner's expert, the trunk and the owner's text,
-and no other owner's MLPs.
+the fit from its new inputs to the difference of the two residuals. In the last layer the target is the residual for
+which the trunk's head gives the logits of the expert's head. Fitting needs the owner's expert, the trunk and the
+owner's text, but no other owner's MLPs.
 """
 
 import json
@@ -42,7 +42,7 @@ class _InputReached(Exception):  # noqa: N818  # not an error: it ends a pass
 
 
 class _Identity(nn.Module):
-    """Takes the place of a layer whose output is already in the states."""
+    """Replaces a layer whose output is already in the states."""
 
     def forward(self, hidden_states: Tensor, **kwargs: object) -> Tensor:
         return hidden_states
@@ -99,7 +99,7 @@ class _LeastSquares:
         self.tokens += len(inputs)
 
     def solve(self, own: Tensor, projection: Tensor | None = None) -> Tensor:
-        """[out, in] like `own`: the fit, shrunk towards `own`; with `projection` [targets, out], to targets x it."""
+        """[out, in] like `own`: the fit, shrunk towards `own`; with `projection` [targets, out], to their product."""
         shrinkage = SHRINKAGE_TO_EXPERT * len(self.gram) / self.tokens * float(self.gram.diagonal().mean())
         right = self.cross if projection is None else self.cross @ projection.double()
         factor = Ridge.of(self.gram.clone(), shrinkage).factor
@@ -132,9 +132,9 @@ def fit_mlps(
     Args:
         expert: the owner's dense checkpoint folder.
         trunk: the trunk's safetensors file.
-        batches: the owner's text; its residuals, twice tokens x H float32, are in memory.
+        batches: the owner's text; two residuals per token, of H float32, are in memory.
         device: torch device.
-        done: called with numbers of tokens; every token is counted once a layer.
+        done: called with numbers of tokens; every token counts once per layer.
 
     Raises:
         IncompatibleExpertError: its family normalises the outputs of its MLPs.
@@ -166,9 +166,9 @@ def fit_mlps(
 
 
 def fitting_bytes(expert: DenseExpert, tokens: int) -> int:
-    """Memory that fitting to so many tokens takes at least.
+    """The least memory to fit to a number of tokens.
 
-    Both models and three vectors of each token in float32, and a last matrix's gram, what is added to it, and its
+    It is that of both models and three vectors of each token in float32, and of a last matrix's gram, an addend and the
     factor in float64.
     """
     config = expert.config
@@ -195,7 +195,7 @@ def _counts(batches: Sequence[Batch], vocabulary: int) -> Tensor:
 
 
 def _fit_first(own: _Residuals, new: _Residuals, counted: Sequence[Tensor], layer: int) -> None:
-    """Fits the matrices that read the MLP's input: from the new input to their outputs in the expert."""
+    """Fits the MLP's first matrices from the new input to their outputs in the expert."""
     hidden = new.states[0].shape[-1]
     fit = _LeastSquares(hidden, hidden, new.model.device)
     for number, tokens in enumerate(counted):
@@ -220,7 +220,7 @@ def _fit_last(targets: Sequence[Tensor], new: _Residuals, counted: Sequence[Tens
 
 
 def _through_head(own: _Residuals, behind: PreTrainedModel, counts: Tensor) -> list[Tensor]:
-    """[B, T, H] of each batch: residuals to which the trunk's head answers nearly as the expert's head to its own."""
+    """[B, T, H] of each batch: residuals for which the trunk's head gives nearly the expert's logits."""
     alignment = head_alignment(behind.lm_head.weight[: len(counts)], own.model.lm_head.weight, counts)
     gain = behind.model.norm.weight.double()
     inverse = torch.where(gain == 0, 0.0, 1 / torch.where(gain == 0, 1.0, gain))
@@ -235,7 +235,7 @@ def _through_head(own: _Residuals, behind: PreTrainedModel, counts: Tensor) -> l
 def write_fitted(expert: Path, trunk: Path, mlps: Mapping[str, Tensor], folder: Path) -> Path:
     """Writes a dense checkpoint: the trunk with fitted MLPs in the expert's dtypes; returns its folder.
 
-    It is an expert like any other: a version takes its MLPs, and an oracle would run it alone.
+    It is a complete expert: a version uses its MLPs, and it runs alone.
     """
     config, own, merged = read_config(expert), Checkpoint(expert), Checkpoint(trunk)
     plans = [TensorPlan(name, at.dtype, at.shape, partial(merged.tensor, name)) for name, at in merged.specs.items()]

@@ -1,4 +1,4 @@
-"""Linear discriminants from a ridge solution: the experts' scores as logarithms of their domains' probabilities."""
+"""Linear discriminants from a ridge solution: scores are logarithms of the domains' probabilities."""
 
 from collections.abc import Sequence
 
@@ -9,17 +9,17 @@ from moerge.errors import SolveError
 
 
 def discriminants(solution: Tensor, cross: Tensor, tokens: Sequence[float], names: Sequence[str] = ()) -> Tensor:
-    """Turns the ridge solution into Fisher's linear discriminants, in closed form and without further statistics.
+    """Fisher's linear discriminants from the ridge solution, in closed form and without further statistics.
 
     With domains' means m_d and their pooled covariance S, the scores are x^T S^-1 m_d - m_d^T S^-1 m_d / 2 + log p_d.
-    S is the gram less the means' part, so S^-1 m follows from the ridge solution by a D x D system (Woodbury). A stock
-    router has no bias: the constants multiply the ridge fit to 1, which is the sum of the solution's columns. Columns
-    are given less their mean, which changes no probability and leaves more bits for what tells domains apart.
+    S is the gram minus the means' part, so S^-1 m follows from the ridge solution by a D x D system (Woodbury). A stock
+    router has no bias: the constants multiply the ridge fit to 1, which is the sum of the solution's columns. The mean
+    of the columns is subtracted, which changes no probability and leaves more bits for the differences of domains.
 
     Args:
         solution: (A + lambda I)^-1 b, [H, D] float64.
         cross: b, [H, D] float64, a column per domain: the weighted sum of its features.
-        tokens: of each domain, weighted as its features are.
+        tokens: of each domain, with the weight of its features.
         names: of the columns, for errors.
 
     Returns:
@@ -34,7 +34,7 @@ def discriminants(solution: Tensor, cross: Tensor, tokens: Sequence[float], name
     if int(failed):
         column = int(failed) - 1
         raise SolveError(
-            f"column {column}{f', {names[column]},' if names else ''} can't be told from others: features don't vary",
+            f"the features of column {column}{f', {names[column]},' if names else ''} don't vary",
             todo="withdraw its contribution, or leave its expert out",
         )
     columns: Tensor = counts.sum() * rows.T

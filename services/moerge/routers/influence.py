@@ -1,7 +1,7 @@
 """The influence of each owner on the routers, from sums alone.
 
-A score is linear in the feature, so mean and gram of a domain's features give mean and variance of its tokens' scores,
-and, as if these were Gaussian, the share of tokens that score another expert above their own.
+A score is linear in the feature, so mean and gram of a domain's features give mean and variance of its tokens' scores.
+If the scores are Gaussian, these give the share of tokens that score another expert above their own.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -25,20 +25,20 @@ MOST_LAYERS, MOST_SOLVES = 8, 32
 DRAWN, DRAWN_IN_A_LAYER, MOVED, NARROW = 0.1, 0.5, 0.3, 0.25
 """Bounds of the figures, with warnings beyond; docs/quality.md has the figures of honest owners."""
 STEEP = 100.0
-"""Bound of the scores' root mean square; text gives some tens, and a few tokens some thousands."""
-_TINY, _MOST = 1e-300, 1e6  # no figure is infinite
+"""Bound of the scores' root mean square; text gives some tens, a few tokens give thousands."""
+_TINY, _MOST = 1e-300, 1e6  # keep figures finite
 
 Solve = Callable[[Tensor, Sequence[int]], Tensor]
-"""(gram [H, H] of some domains, their slots) -> their router, a row for each."""
+"""(gram [H, H] of some domains, their slots) -> their router, one row each."""
 
 
 @dataclass(frozen=True)
 class LayerInfluence:
-    """The figures of one layer for D domains, float64. Rows are the domains that act, columns those acted on.
+    """The figures of one layer for D domains, float64. A row's domain influences a column's.
 
     Attributes:
         ranks: effective rank of each gram, [D].
-        gram_distances: 1 less the cosine between each gram and the sum of the others, [D].
+        gram_distances: 1 minus the cosine between each gram and the sum of the others, [D].
         mean_distances: between means, in units of the column's spread, [D, D].
         drawn: expected share of the column's tokens that score the row's expert above their own, [D, D].
         moved: change of the column's scores without the row's owner, in units of their spread, [D, D].
@@ -54,7 +54,7 @@ class LayerInfluence:
 
 
 def measured_layers(layers: int, owners: int, start: int = 0) -> list[int]:
-    """As many evenly spaced layers as the bounds allow. `start`, any number, says where they begin."""
+    """As many evenly spaced layers as the bounds allow. `start`, any number, determines the first."""
     count = max(1, min(layers, MOST_LAYERS, MOST_SOLVES // (owners + 1)))
     return sorted({(start + layers * index // count) % layers for index in range(count)})
 
@@ -72,9 +72,9 @@ def measure(
     Args:
         files: the contributions.
         domains: the columns, in order.
-        gains: [L, H], what the features were divided by.
+        gains: [L, H], the divisors of the features.
         options: of the solve.
-        start: chooses the layers; an owner should not foresee it.
+        start: chooses the layers; it should be unpredictable to owners.
         measured: called after each layer.
 
     Raises:
@@ -142,15 +142,15 @@ def layer_influence(
     owners: Sequence[str],
     solve: Solve,
 ) -> LayerInfluence:
-    """The figures of one layer. Each domain's gram is asked for twice, so that few are in memory at once.
+    """The figures of one layer. Each domain's gram is requested twice, so that few are in memory at once.
 
     Args:
         gram_of: slot -> gram [H, H] float64 of a domain.
         gram: [H, H] float64, the sum of these.
         cross: [H, D] float64, the sums of the domains' features.
-        tokens: of each domain; gram, cross and tokens may be weighted alike.
+        tokens: of each domain; gram, cross and tokens may have the same weights.
         owners: of each domain.
-        solve: of the whole first, then without each owner; may change its gram.
+        solve: called first for all owners, then without each owner; it may change its gram.
     """
     count = len(owners)
     counts = torch.tensor(tokens, dtype=torch.float64)
@@ -198,7 +198,7 @@ def _drawn(routers: Tensor, slot: int, mean: Tensor, second: Tensor) -> Tensor:
 
 
 def _moved(before: Tensor, after: Tensor, row: int, second: Tensor) -> float:
-    """The root mean square change of a row's score less another's, by that score's own; the median over the others."""
+    """The median over other rows of the relative root mean square change of a row's score minus theirs."""
     old, new = (torch.cat([each[:row], each[row + 1 :]]) - each[row] for each in (before, after))
     changes, sizes = (((each @ second) * each).sum(dim=1) for each in (old - new, new))
     return float((changes.clamp_min(0) / sizes.clamp_min(_TINY)).sqrt().median())
@@ -209,7 +209,7 @@ def _mean(figures: Iterable[Tensor]) -> Tensor:
 
 
 def warnings(rows: Sequence[DomainInfluence]) -> list[str]:
-    """Warnings of figures beyond the bounds, with owners. Sums don't tell hostile owners from those of similar text."""
+    """Warnings about figures beyond the bounds, with owners. Sums can't distinguish a hostile owner from similar text."""
     found = []
     names = [f"{row.domain} (owner {row.owner})" for row in rows]
     for row, name in zip(rows, names, strict=True):
@@ -224,7 +224,7 @@ def warnings(rows: Sequence[DomainInfluence]) -> list[str]:
             )
         found += [
             f"{name} is expected to draw {100 * row.drawn[slot]:.0f} % of the tokens of {names[slot]}: "
-            "their texts are alike, or the sums of one are not of its own text"
+            "their texts are alike, or one's sums are not from its own text"
             for slot in others
             if row.drawn[slot] > DRAWN or row.drawn_most[slot] > DRAWN_IN_A_LAYER
         ]
@@ -235,9 +235,9 @@ def warnings(rows: Sequence[DomainInfluence]) -> list[str]:
 
 
 def steep(domains: Sequence[str], owners: Sequence[str], scores: Tensor) -> list[str]:
-    """Warnings of experts whose scores [D], the largest of all layers, are beyond the bound."""
+    """Warnings about experts whose scores [D], the largest of all layers, are beyond the bound."""
     return [
-        f"The scores of {domain} (owner {owner}) are {score:.0f} on average, where enough text gives some tens: they "
+        f"The scores of {domain} (owner {owner}) are {score:.0f} on average; with enough text they are some tens. They "
         "follow single tokens, and may overflow in float16. Ask the owners for contributions of more text"
         for domain, owner, score in zip(domains, owners, scores.tolist(), strict=True)
         if score > STEEP

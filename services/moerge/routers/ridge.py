@@ -9,10 +9,10 @@ from torch import Tensor
 from moerge.errors import SolveError
 
 SOLVER = f"ridge-3 torch-{torch.__version__} {torch.backends.cpu.get_cpu_capability()}"
-"""Names the build whose bits a version has: method, library, instruction set."""
+"""The solver build that determines a version's bits: method, library, instruction set."""
 
 _REFINEMENTS = 4
-_CONVERGED = 2.0**-22  # a correction this small leaves an error of about its square
+_CONVERGED = 2.0**-22  # after such a correction the error is about its square
 _MATRIX_BITS = 26
 _ITERATIONS = 4
 
@@ -30,7 +30,7 @@ class Ridge:
 
     @classmethod
     def of(cls, gram: Tensor, ridge_lambda: float) -> "Ridge":
-        """Factorises gram + ridge_lambda I. `gram` [H, H] float64, symmetric, is taken over and changed.
+        """Factorises gram + ridge_lambda I. `gram` [H, H] float64, symmetric, is changed in place.
 
         Raises:
             NotDefiniteError: it is not positive definite.
@@ -61,7 +61,7 @@ class Ridge:
         return solution
 
     def condition(self) -> float:
-        """Estimate of the 2-norm condition, from below, by a few steps of power and inverse iteration."""
+        """A lower estimate of the 2-norm condition, by a few steps of power and inverse iteration."""
         largest, smallest = (torch.zeros(len(self.matrix), 1, dtype=torch.float64) for _ in range(2))
         largest[self.matrix.diagonal().argmax()] = 1
         smallest[self.factor.diagonal().argmin()] = 1
@@ -72,10 +72,10 @@ class Ridge:
 
 
 def unit_columns(solution: Tensor, names: Sequence[str] = ()) -> Tensor:
-    """The columns, each divided by its norm; an error has the column's name, if there are names.
+    """The columns, each divided by its norm.
 
     Raises:
-        SolveError: one is zero.
+        SolveError: a column is zero; says which.
     """
     norms: Tensor = torch.linalg.vector_norm(solution, dim=0)
     if not bool((norms > 0).all()):
@@ -90,8 +90,8 @@ def unit_columns(solution: Tensor, names: Sequence[str] = ()) -> Tensor:
 def _residual(coarse: Tensor, fine: Tensor, solution: Tensor, cross: Tensor) -> Tensor:
     """cross - (coarse + fine) @ solution, with the leading products computed exactly (Ozaki et al., 2012).
 
-    The solution is cut into slices of so few bits that their products with `coarse` add up without rounding; the
-    largest are subtracted first, where they cancel.
+    The solution is cut into slices of so few bits that their products with `coarse` add up without rounding. The
+    largest are subtracted first, so that they cancel.
     """
     bits = 53 - _MATRIX_BITS - len(coarse).bit_length()
     slices, rest = [], solution
@@ -104,14 +104,14 @@ def _residual(coarse: Tensor, fine: Tensor, solution: Tensor, cross: Tensor) -> 
 
 
 def _substitute(right: Tensor, factor: Tensor) -> Tensor:
-    """(factor factor^T)^-1 right; torch.cholesky_solve copies the factor, which takes longer than all the rest."""
+    """(factor factor^T)^-1 right; torch.cholesky_solve is slower, because it copies the factor."""
     middle = torch.linalg.solve_triangular(factor, right, upper=False)
     solution: Tensor = torch.linalg.solve_triangular(factor.mT, middle, upper=True)
     return solution
 
 
 def _two_slices(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """A positive definite matrix as coarse + fine; each row of `coarse` has _MATRIX_BITS on a grid of its own."""
+    """A positive definite matrix as coarse + fine; each row of `coarse` has _MATRIX_BITS on its own grid."""
     diagonal = matrix.diagonal()
     largest = (diagonal * diagonal.max()).sqrt()[:, None]  # no entry of the row exceeds it
     coarse = _rounded(matrix, torch.frexp(largest).exponent + 1 - _MATRIX_BITS)
@@ -119,6 +119,6 @@ def _two_slices(matrix: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _rounded(values: Tensor, exponent: Tensor) -> Tensor:
-    """Values on the grid 2**exponent, by adding and taking away a number whose last place that is."""
+    """Values on the grid 2**exponent, by adding and subtracting a number with that last place."""
     magic = 1.5 * torch.exp2((exponent + 52).double())
     return (values + magic).sub_(magic)

@@ -17,10 +17,10 @@ from moerge_proto.statistics_file import StatisticsFile
 from moerge_proto.versions import SolvedLayer, SolveReport
 
 CANDIDATES = tuple(10.0**power for power in range(-9, 1))
-"""What `auto` chooses from, in units of the mean diagonal."""
+"""The choices of `auto`, in units of the mean diagonal."""
 
 LAYERS_AT_ONCE = 4
-"""Each by one thread, with a few H x H matrices."""
+"""One thread each, with a few H x H matrices."""
 
 
 def solve_layers(
@@ -33,18 +33,18 @@ def solve_layers(
     """Solves every layer's router.
 
     Args:
-        files: the contributions of all domains; those of the split `tuning` are used by `auto` only.
+        files: the contributions of all domains; only `auto` uses those of the split `tuning`.
         domains: the columns, in order.
-        gains: [L, H], what the features were divided by.
+        gains: [L, H], the divisors of the features.
         options: lambda, weights, temperature.
         solved: called after each layer.
 
     Returns:
-        One [D, H] float64 per layer, and what the solves showed.
+        One [D, H] float64 per layer, and the report.
 
     Raises:
-        ContributionError, SolveError: a layer can't be solved, because of which domain, owner and contribution; `auto`
-            lacks a domain's tuning split.
+        ContributionError, SolveError: a layer can't be solved, or `auto` lacks a domain's tuning split; names domain,
+            owner and contribution.
     """
     training, tuning = by_split(files, options)
     if options.lambda_scale == "auto":
@@ -62,7 +62,7 @@ def solve_layers(
             except NotDefiniteError as error:
                 slot = _least_definite(training, domains, layer, gains[layer])
                 raise SolveError(
-                    f"{error.what}; least definite is the gram of {names[slot]}", todo=error.todo
+                    f"{error.what}; the least definite gram is that of {names[slot]}", todo=error.todo
                 ) from error
 
     routers, layers = [], []
@@ -104,7 +104,7 @@ def _require_all(tuning: Sequence[StatisticsFile], domains: Sequence[str]) -> No
     if missing := set(domains) - {file.manifest.domain for file in tuning}:
         raise SolveError(
             f"lambda = auto needs every domain's tuning split; missing: {', '.join(sorted(missing))}",
-            todo="their owners run the worker with --tuning-share, or choose lambda yourself",
+            todo="ask their owners to run the worker with --tuning-share, or choose lambda yourself",
         )
 
 
@@ -116,13 +116,13 @@ def solve_layer(
     options: SolveOptions,
     names: Sequence[str] = (),
 ) -> tuple[Tensor, SolvedLayer]:
-    """The router of one layer, and what its solve showed.
+    """The router of one layer, and the report of its solve.
 
     Args:
-        gram: [H, H] float64, of all domains, which is taken over and changed.
+        gram: [H, H] float64, of all domains; changed in place.
         cross: [H, D] float64.
-        held: gram and cross of the tuning splits, by which `auto` chooses lambda.
-        tokens: of each domain, weighted as its sums are.
+        held: gram and cross of the tuning splits, from which `auto` chooses lambda.
+        tokens: of each domain, with the weight of its sums.
         options: lambda, kind of router, temperature.
         names: of the columns, for errors.
 

@@ -35,26 +35,26 @@ def ridge_system(
 ) -> tuple[Tensor, Tensor]:
     """The gram and cross of one layer over all contributions, with the gains multiplied back in.
 
-    Integers of equal weight are added, so the order of `files` and how shards are grouped into them change no bit.
+    Integers of equal weight are added, so the order of `files` and the grouping of shards change no bit.
 
     Args:
         files: contributions under one trunk and of one split, at least one for every domain.
         domains: the columns, in order.
-        gain: [H], what the features were divided by.
-        weights: of each domain's statistics; 1 by default.
+        gain: [H], the divisors of the features.
+        weights: of each domain's statistics; default: 1.
 
     Returns:
         gram [H, H] and cross [H, D], float64.
 
     Raises:
-        ContributionError: the contributions together hold too many tokens; names the one that has most.
+        ContributionError: the contributions have too many tokens in all; names the largest.
     """
     tokens = sum(file.manifest.tokens for file in files)
     if tokens > MAX_TOKENS:
         largest = max(files, key=lambda file: file.manifest.tokens)
         raise ContributionError(
-            f"{tokens} tokens in all, but the integers have room for {MAX_TOKENS}; "
-            f"{largest.manifest.tokens} are of {named([largest])}",
+            f"expected at most {MAX_TOKENS} tokens in all, found {tokens}; "
+            f"{largest.manifest.tokens} are from {named([largest])}",
             todo="withdraw it, or leave its expert out",
         )
     exponent, hidden = files[0].manifest.exponents[layer], files[0].manifest.hidden_size
@@ -78,7 +78,7 @@ def of_domain(files: Sequence[StatisticsFile], domain: str) -> list[StatisticsFi
 
 
 def named(files: Sequence[StatisticsFile]) -> str:
-    """A domain, its owner and its contributions, of which the files are."""
+    """The domain, the owner and the contributions of files."""
     made = files[0].manifest
     digests = ", ".join(file.path.stem[:_SHOWN] for file in files[:_MOST_NAMES])
     more = f" and {len(files) - _MOST_NAMES} more" if len(files) > _MOST_NAMES else ""
@@ -86,10 +86,10 @@ def named(files: Sequence[StatisticsFile]) -> str:
 
 
 def _total(files: Sequence[StatisticsFile], read: Callable[[StatisticsFile], Int64]) -> Int64:
-    """Exact, so in any order."""
+    """The exact sum, in any order."""
     try:
         return reduce(add, map(read, files))
     except ContributionError as error:
         largest = max(files, key=lambda file: int(np.abs(read(file)).max()))
         todo = "withdraw it, or leave its expert out"
-        raise ContributionError(f"{error.what}; the largest is of {named([largest])}", todo=todo) from error
+        raise ContributionError(f"{error.what}; the largest is from {named([largest])}", todo=todo) from error

@@ -1,1 +1,1 @@
-"""Perplexity, and where a version routes its tokens."""
+"""Perplexity, and a version's routing of tokens."""

@@ -18,7 +18,7 @@ from moerge_proto import evaluations
 
 BATCH_TOKENS = 4096
 Losses = Callable[["Rows"], Tensor]
-"""[B, T - 1] float32 of rows: -log p of each token but the first, in nats; of padding, anything."""
+"""[B, T - 1] float32 of rows: -log p of each token except the first, in nats; undefined for padding."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ def normalised(dense: Score, model: Score) -> float:
 
 @dataclass(frozen=True)
 class Rows:
-    """Token ids [B, T] int64, padded on the right with 0, how many of each row are real, and the text's domain."""
+    """Token ids [B, T] int64, padded on the right with 0, the number of real ones per row, and the text's domain."""
 
     ids: Tensor
     lengths: Sequence[int]
@@ -49,9 +49,9 @@ class Rows:
 
 @dataclass(frozen=True)
 class Window:
-    """Tokens of which the last `new` are predicted from those before them; of these, the counted ones are scored.
+    """Tokens of which the last `new` are predicted from those before them; the counted ones of these are scored.
 
-    `document` is the number of the document that the scored ones are of.
+    `document` is the number of their document.
     """
 
     tokens: Tokens
@@ -84,14 +84,14 @@ def load(folder: Path, dtype: torch.dtype = torch.float32, device: str = "cpu") 
 def windows(documents: Sequence[Tokens], context: int, stride: int) -> list[Window]:
     """Cuts documents into windows of at most `context` tokens that advance by `stride`.
 
-    Every token but a document's first is scored exactly once, with at least context - stride tokens before it
-    wherever the document has them.
+    Every token except a document's first is scored exactly once, with at least context - stride tokens before it if the
+    document has them.
 
     Raises:
         ValueError: stride is not between 1 and context - 1.
     """
     if not 1 <= stride < context:
-        raise ValueError(f"stride must be between 1 and context - 1 = {context - 1}, found {stride}")
+        raise ValueError(f"expected a stride between 1 and context - 1 = {context - 1}, found {stride}")
     cut = []
     for number, document in enumerate(documents):
         done = 1
@@ -105,13 +105,13 @@ def windows(documents: Sequence[Tokens], context: int, stride: int) -> list[Wind
 
 
 def logits(model: PreTrainedModel, rows: Rows) -> Tensor:
-    """[B, T, V] float32, by the model alone."""
+    """[B, T, V] float32 of the model."""
     found: Tensor = model(input_ids=rows.ids.to(model.device), use_cache=False).logits
     return found.float()
 
 
 def losses_by(logits: Callable[[Rows], Tensor]) -> Losses:
-    """The losses of what gives the next tokens' logits [B, T, V]."""
+    """The losses from the next tokens' logits [B, T, V]."""
 
     def losses(rows: Rows) -> Tensor:
         found = logits(rows)
@@ -153,8 +153,8 @@ def document_scores(
     Args:
         losses: of rows.
         cut: windows; the documents are in the order of their numbers.
-        after_batch: is called with the windows of each batch once the model has seen them.
-        domain: of the text; only an oracle is helped by it.
+        after_batch: called with the windows of each batch after the model has seen them.
+        domain: of the text; only an oracle uses it.
     """
     nll: dict[int, float] = {window.document: 0.0 for window in cut}
     tokens = dict.fromkeys(nll, 0)

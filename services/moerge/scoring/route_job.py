@@ -1,4 +1,4 @@
-"""What whoever starts `moerge.scoring.route_text` needs of it, without loading torch's and transformers' models."""
+"""The input of `moerge.scoring.route_text` for its parent process, without torch's and transformers' models."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -29,15 +29,14 @@ class Job(BaseModel):
 
 
 def context_of(config: Mapping[str, object]) -> int:
-    """Tokens that a model of this published config sees at once here."""
+    """The context in tokens for a model of this published config."""
     return min(_number(config, "max_position_embeddings"), LONGEST_CONTEXT)
 
 
 def needed_bytes(weights: int, config: Mapping[str, object]) -> int:
-    """An upper estimate of the memory that routing a text takes.
+    """An upper estimate of the memory for routing a text.
 
-    The weights count twice, because a tensor and the file that it is read from are in memory together. Activations are
-    float32.
+    The weights count twice, because a tensor and its file are in memory together. Activations are float32.
 
     Args:
         weights: bytes of the version's tensors.

@@ -1,7 +1,7 @@
-"""Routes one text through a published version. As a program it does so within a memory limit, for who started it.
+"""Routes one text through a published version. As a program it does so within a memory limit.
 
-It reads a `Job` as one line of JSON, and writes a `RoutedText`, or with exit status 1 a problem. It ends with its
-standard input, so that it never outlives who waits for the answer.
+It reads a `Job` as one line of JSON, and writes a `RoutedText`, or a problem with exit status 1. It exits when its
+standard input closes, so that it never outlives its parent.
 """
 
 import json
@@ -30,13 +30,13 @@ _NO_MEMORY = ("allocate memory", "not enough memory", "bad_alloc", "start new th
 
 
 def pieces(text: str, offsets: Sequence[tuple[int, int]]) -> tuple[list[str], list[int]]:
-    """Cuts `text` where its tokens end; joined, the pieces give the text. And which token speaks for each piece.
+    """Cuts `text` at the ends of its tokens, and gives each piece's token; joined, the pieces give the text.
 
-    A token that ends where the piece before ends, as the further bytes of one character do, speaks for that piece.
-    What stands between two tokens belongs to the second, and what stands behind all of them to the last.
+    If a token ends at the end of the piece before it, as with the further bytes of a character, it becomes the token of
+    that piece. Characters between two tokens belong to the second, characters after all tokens to the last.
 
     Args:
-        offsets: first character and end of each token, without those that the tokenizer adds.
+        offsets: first character and end of each token, without tokens added by the tokenizer.
     """
     cut: list[str] = []
     speakers: list[int] = []
@@ -73,8 +73,8 @@ def _observed(model: PreTrainedModel) -> Iterator[list[tuple[Tensor, Tensor]]]:
 def routed(model: PreTrainedModel, ids: Sequence[int], context: int) -> tuple[Tensor, Tensor]:
     """The routers' logits [L, n, D], float32, and choices [L, n, k] for a text of n tokens.
 
-    What is longer than `context` is read in windows that advance by half of it; a token has what the first window with
-    it says.
+    A text longer than `context` is read in windows that advance by half of it; a token has the values of its first
+    window.
     """
     logits: list[Tensor] = []
     experts: list[Tensor] = []
@@ -91,27 +91,27 @@ def routed(model: PreTrainedModel, ids: Sequence[int], context: int) -> tuple[Te
 
 
 def route_text(folder: Path, number: int, text: str) -> RoutedText:
-    """Routes `text` through the version in `folder`, as stock transformers loads and runs it.
+    """Routes `text` through the version in `folder`, with stock transformers.
 
     Raises:
-        MoergeError: the version or the text is too large, or its tokenizer can't tell which text a token stands for.
+        MoergeError: the version or the text is too large, or its tokenizer doesn't report its tokens' positions.
     """
     tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
         folder, local_files_only=True, trust_remote_code=False
     )
     if not tokenizer.is_fast:
-        found = "the tokenizer is no fast one, which tells what text a token stands for"
+        found = "expected a fast tokenizer, which reports the text of each token"
         raise MoergeError(found, where=f"version {number}", todo="publish a version whose experts have tokenizer.json")
     encoded = tokenizer(text, return_offsets_mapping=True, return_special_tokens_mask=True)
     own = [index for index, special in enumerate(encoded["special_tokens_mask"]) if not special]
     tokens, speakers = pieces(text, [encoded["offset_mapping"][index] for index in own])
     if not tokens:
-        raise MoergeError("the version's tokenizer finds no token in it", where="text", todo="give another text")
+        raise MoergeError("the text has no token", where="text", todo="give another text")
     made = Lineage.model_validate_json((folder / "moerge.json").read_bytes())
     config = json.loads((folder / "config.json").read_bytes())
     ids, each = encoded["input_ids"], len(made.domains) * int(config["num_hidden_layers"])
     if len(ids) * each > MAX_SCORES:
-        found = f"{len(ids)} tokens; routing tells at most {MAX_SCORES // each} of this version"
+        found = f"expected at most {MAX_SCORES // each} tokens for this version, found {len(ids)}"
         raise TooLargeError(found, where="text", todo="give a shorter text")
     model = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, trust_remote_code=False, dtype="auto")
     context = context_of(config)
@@ -131,12 +131,12 @@ def route_text(folder: Path, number: int, text: str) -> RoutedText:
 
 
 def _end_with_input() -> None:
-    os.read(0, 1)  # nothing comes but the end
+    os.read(0, 1)  # returns when the input closes
     os._exit(1)
 
 
 def main() -> None:
-    """The program. Nothing of the text leaves it but the answer: neither messages nor a core dump."""
+    """The program. It outputs nothing about the text except the answer: no messages and no core dump."""
     job = Job.model_validate_json(sys.stdin.buffer.readline())
     threading.Thread(target=_end_with_input, daemon=True).start()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -152,9 +152,9 @@ def main() -> None:
         if not isinstance(error, MemoryError) and not any(words in str(error) for words in _NO_MEMORY):
             raise
         answer = TooLargeError(
-            f"routing took more than the limit of {job.limit} bytes of memory",
+            f"routing needs more than the limit of {job.limit} bytes of memory",
             where="route_bytes",
-            todo="the operator raises route_bytes; or give a shorter text",
+            todo="give a shorter text, or ask the operator to raise route_bytes",
         ).problem()
     sys.stdout.buffer.write(answer.model_dump_json().encode())
     sys.stdout.flush()

@@ -24,7 +24,7 @@ def _experts(model: PreTrainedModel) -> int:
 
 @contextmanager
 def forced(model: PreTrainedModel, expert: int) -> Iterator[None]:
-    """While open, every token goes to `expert` alone: the oracle of DUME section 3.2."""
+    """While open, every token goes to `expert` only: the oracle of DUME section 3.2."""
 
     def force(
         module: nn.Module, inputs: object, output: tuple[Tensor, Tensor, Tensor]
@@ -59,9 +59,9 @@ def randomised(model: PreTrainedModel, seed: int) -> Iterator[None]:
 
 
 class RoutingCounter:
-    """Counts, per layer, which expert was the first choice where a scored token was predicted, once for each.
+    """Counts, per layer, the first-choice experts at the positions that predict scored tokens.
 
-    `counts` is [L, D] int64. Open it around scoring and hand `count` to it as `after_batch`.
+    `counts` is [L, D] int64. Open it around scoring and pass `count` as `after_batch`.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:

@@ -1,1 +1,1 @@
-"""Ridge statistics: features from the decoder, their sums, the sums as integers, and what a sum must satisfy."""
+"""Ridge statistics: features from the decoder, their sums, the sums as integers, and the checks of sums."""

@@ -13,17 +13,17 @@ from moerge.statistics.features import visit_features, visit_trunk_inputs
 from moerge.statistics.integers import add, pack, to_integers
 from moerge_proto.statistics_file import Int64, trunk_gram_names
 
-_BLOCK = 128  # rows of a gram that are multiplied at a time; only what is right of their first column
+_BLOCK = 128  # rows of a gram per product; only columns from their first on are computed
 
 
 @dataclass(frozen=True)
 class ShardSums:
-    """What one shard adds to a contribution, or to some layers of it.
+    """The sums of one shard, for all layers or some.
 
     Attributes:
         arrays: the statistics file's tensors of these layers by name, in its order, int64.
-        tokens: tokens that count.
-        documents: documents seen.
+        tokens: number of tokens that count.
+        documents: number of documents.
     """
 
     arrays: dict[str, Int64]
@@ -31,10 +31,10 @@ class ShardSums:
     documents: int
 
     def __add__(self, other: "ShardSums") -> "ShardSums":
-        """Exact, so the order and grouping of shards change nothing.
+        """The exact sum; the order and grouping of shards change nothing.
 
         Raises:
-            ContributionError: a sum leaves int64.
+            ContributionError: a sum overflows int64.
         """
         return ShardSums(
             {name: add(array, other.arrays[name]) for name, array in self.arrays.items()},
@@ -44,7 +44,7 @@ class ShardSums:
 
 
 class _Sum:
-    """The gram of vectors, and their sum: products in float32, sums in float64."""
+    """The gram and the sum of vectors: products in float32, sums in float64."""
 
     def __init__(self, size: int, device: torch.device) -> None:
         self._gram = torch.zeros(size, size, dtype=torch.float64, device=device)  # the upper triangle, by blocks
@@ -66,7 +66,7 @@ class _Sum:
         return to_integers(pack(square.numpy()), exponent)
 
     def cross(self, exponent: int, gains: Tensor) -> Int64:
-        """The sum of x / gains, likewise."""
+        """The sum of x / gains, rounded in the same way."""
         return to_integers((self._cross.cpu() * _inverse(gains)).numpy(), exponent)
 
 
@@ -97,11 +97,11 @@ def shard_sums(
 
     Args:
         model: trunk with the domain's own MLPs.
-        gains: [L, H] float32, the gain of the norm that makes each layer's feature; ones where none does.
+        gains: [L, H] float32, the gain of the norm before each MLP; ones without a norm.
         exponents: fractional bits per layer.
-        batches: the shard's micro-batches, as its plan has them; other batches give other integers.
-        documents: how many documents the batches hold.
-        layers: what is summed, consecutive; by default all.
+        batches: the micro-batches of the shard's plan; other batches give other integers.
+        documents: number of documents in the batches.
+        layers: consecutive layers to sum; default: all.
     """
     every, hidden = gains.shape
     sums = {layer: _Sum(hidden, model.device) for layer in (range(every) if layers is None else layers)}
@@ -126,16 +126,16 @@ def trunk_shard_sums(
     documents: int,
     layers: range | None = None,
 ) -> ShardSums:
-    """Sums x^T x over what the expert's attention and head read, and counts tokens; rounded as in `shard_sums`.
+    """Sums x^T x over the inputs of the expert's attention and head, and counts tokens; rounded as in `shard_sums`.
 
     Args:
         model: the owner's own dense expert.
         family: its family.
-        gains: per gram, in the file's order, [H] of the norm that makes the vectors, or None.
+        gains: per gram, in the file's order, [H] of the norm before the module, or None.
         exponents: fractional bits per gram.
         batches: the shard's micro-batches.
-        documents: how many documents they hold.
-        layers: what is summed, consecutive; by default all. What the head reads, and counts, come with the last.
+        documents: number of documents in them.
+        layers: consecutive layers to sum; default: all. The last one includes the head's inputs and the counts.
     """
     names = trunk_gram_names(model.config.num_hidden_layers)
     sums: dict[int, _Sum] = {}

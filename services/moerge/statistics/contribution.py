@@ -1,4 +1,4 @@
-"""Contributions of one domain: sums over its documents, each kind in one statistics file."""
+"""Contributions of one domain: sums over its documents, one statistics file per kind."""
 
 import os
 from collections import deque
@@ -39,7 +39,7 @@ _JOURNAL_SECONDS = 5.0
 
 
 class TrunkFacts(Protocol):
-    """What a router contribution says of its trunk."""
+    """A router contribution's facts about its trunk."""
 
     @property
     def digest(self) -> str: ...
@@ -52,7 +52,7 @@ class TrunkFacts(Protocol):
 
 
 class TrunkFile(TrunkFacts, Protocol):
-    """A trunk that is here, as a safetensors file."""
+    """A trunk as a local safetensors file."""
 
     @property
     def path(self) -> Path: ...
@@ -60,13 +60,13 @@ class TrunkFile(TrunkFacts, Protocol):
 
 @dataclass(frozen=True)
 class Computing:
-    """How sums are computed on this machine; changes no integer but for `device`.
+    """How sums are computed on this machine; only `device` can change integers.
 
     Attributes:
         device: torch device of the model.
-        slots: most shards that are computed at a time, each by one thread; fewer where memory is short.
+        slots: most shards at a time, one thread each; fewer if memory is short.
         key: of shard names.
-        progress: is told the tokens.
+        progress: gets the number of tokens.
     """
 
     device: str = "cpu"
@@ -78,7 +78,7 @@ class Computing:
 def router_manifest(
     owner: str, expert: str, domain: str, trunk: TrunkFacts, settings: StatisticsSettings, split: str = "statistics"
 ) -> RouterManifest:
-    """The manifest of a router contribution under a trunk, before anything is summed; `expert` is a digest."""
+    """The manifest of a router contribution under a trunk, without sums; `expert` is a digest."""
     return RouterManifest.model_validate(
         {
             "owner": owner,
@@ -96,7 +96,7 @@ def router_manifest(
 
 
 def trunk_manifest(owner: str, expert: DenseExpert, digest: str, settings: StatisticsSettings) -> TrunkManifest:
-    """The manifest of an expert's trunk contribution, before anything is summed; no count is withheld yet."""
+    """The manifest of an expert's trunk contribution, without sums; no count is withheld yet."""
     config = expert.config
     return TrunkManifest(
         owner=owner,
@@ -121,19 +121,19 @@ def router_contribution(
     settings: StatisticsSettings | None = None,
     computing: Computing | None = None,
 ) -> Path:
-    """Writes gram and cross of every layer's features (DUME eq. 5), from the expert's MLPs behind a trunk.
+    """Writes gram and cross of every layer's features (DUME eq. 5), from a trunk with the expert's MLPs.
 
-    A run that was cut goes on from its journal beside `path`.
+    An interrupted run continues from its journal beside `path`.
 
     Args:
-        expert: whose MLPs run.
+        expert: the expert of the MLPs.
         trunk: in the dense family's tensor names.
         documents: read several times, in the same order.
         path: of the statistics file, which appears whole.
 
     Raises:
-        MoergeError: no document has a token, or a journal is of other work.
-        ContributionError: a sum is no finite number.
+        MoergeError: no document has a token, or a journal belongs to other work.
+        ContributionError: a sum is not finite.
     """
     settings, computing = settings or StatisticsSettings(), computing or Computing()
     blank = router_manifest(expert.owner, expert.digest, expert.domain, trunk, settings)
@@ -152,7 +152,7 @@ def trunk_contribution(
     computing: Computing | None = None,
     rare_below: int = 0,
 ) -> Path:
-    """Writes grams of what the expert's attention and head read, and counts of tokens (Jin et al., 2023).
+    """Writes grams of the inputs of the expert's attention and head, and counts of tokens (Jin et al., 2023).
 
     Arguments and errors are those of `router_contribution`; counts below `rare_below` are withheld.
     """
@@ -167,7 +167,7 @@ def trunk_contribution(
 
 
 def withhold_rare(whole: Path, path: Path, rare_below: int) -> None:
-    """Writes a trunk contribution from sums that hold every count."""
+    """Writes a trunk contribution from sums with all counts."""
 
     def arrays(file: StatisticsFile) -> Iterator[Int64]:
         for name, _ in file.manifest.layout():
@@ -186,9 +186,9 @@ def _summed(
     computing: Computing,
     **told: object,
 ) -> Path | None:
-    """The journal that holds the sums over all documents; None if `path` holds them already.
+    """The journal with the sums over all documents; None if `path` has them already.
 
-    `told` is what the file at `path` says besides.
+    `told`: further fields of the manifest at `path`.
     """
 
     def shards() -> Iterator[Shard]:
@@ -227,7 +227,7 @@ def _free(device: str) -> Free:
 
 
 def _slots(work: RouterPass | TrunkPass, settings: StatisticsSettings, most: int) -> int:
-    """Shards at a time for which the memory is enough; they share the model's weights."""
+    """The number of shards at a time that fit into memory; they share the model's weights."""
     own, free = need(work, settings), free_bytes("cpu")
     if work.device != "cpu" or free is None:
         return 1 if work.device != "cpu" else most
@@ -271,7 +271,7 @@ def _fill(
 
 
 def _begins(path: Path, blank: Manifest, layers: range | None, sizes: Mapping[str, int]) -> bool:
-    """Whether a journal is of this work and of these shards."""
+    """Whether a journal belongs to this work and these shards."""
     try:
         with StatisticsFile(path, layers) as file:
             made = file.manifest
@@ -283,7 +283,7 @@ def _begins(path: Path, blank: Manifest, layers: range | None, sizes: Mapping[st
 def _computed(
     work: RouterPass | TrunkPass, shards: Iterator[Shard], settings: StatisticsSettings, slots: int
 ) -> Iterator[tuple[Shard, ShardSums]]:
-    """(shard, its sums), by threads that share one model's weights; each shard by one thread, for equal integers."""
+    """(shard, its sums), from threads that share one model's weights; one thread per shard, for equal integers."""
     with one_thread(), ThreadPoolExecutor(slots) as threads:
         free = deque(work.loaded(slots))
         running: deque[tuple[Shard, Compute, Future[ShardSums]]] = deque()

@@ -1,4 +1,4 @@
-"""What a contribution contains, and what it reveals, told to the one who sends or receives it."""
+"""A description of a contribution's content, and of the information that it reveals."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,7 +27,7 @@ _MOST_GRAMS = 8
 
 
 def summary(manifest: Manifest) -> str:
-    """One line: which sums, over how much."""
+    """One line: the sums, and the amount of text."""
     hidden, layers = manifest.hidden_size, manifest.layers
     if isinstance(manifest, RouterManifest):
         what = f"{layers} x (gram {hidden} x {hidden}, cross {hidden})"
@@ -67,7 +67,7 @@ def _opened(path: Path) -> Iterator[StatisticsFile]:
         with StatisticsFile(path) as file:
             yield file
     except StatisticsFileError as error:
-        todo = "name a file that a worker wrote"
+        todo = "name a file written by a worker"
         raise ContributionError(error.detail, where=f"{path}: {error.field}", todo=todo) from error
 
 
@@ -109,7 +109,7 @@ def _describe(file: StatisticsFile) -> Iterator[RenderableType]:
 
 
 def median_rank(file: StatisticsFile) -> float:
-    """The median effective rank of a contribution's grams; of some of them, if there are many."""
+    """The median effective rank of a contribution's grams; if there are many, of some."""
     grams = list(_grams(file.manifest).items())
     some = grams[:: -(-len(grams) // _MOST_GRAMS)]
     return median(
@@ -131,21 +131,21 @@ def _grams(manifest: Manifest) -> dict[str, tuple[int, int]]:
 
 def _reveals(file: StatisticsFile) -> Iterator[str]:
     manifest = file.manifest
-    yield f"how much text there is: {manifest.tokens:,} tokens, {manifest.documents:,} documents"
-    yield "second moments of what the model sees; the effective rank says over how many directions they spread"
+    yield f"the amount of text: {manifest.tokens:,} tokens, {manifest.documents:,} documents"
+    yield "second moments of the model's inputs; the effective rank is the number of directions in them"
     if manifest.tokens < manifest.hidden_size:
         yield (
-            f"with fewer tokens than the {manifest.hidden_size} dimensions, the span of the text's own vectors: "
-            "whoever holds the model can test whether a given text is in it. Send more text"
+            f"with fewer tokens than the {manifest.hidden_size} dimensions: the span of the text's vectors. Anyone "
+            "with the model can test whether a given text is in it. Send more text"
         )
     if manifest.documents < FEW_DOCUMENTS:
-        yield f"with only {manifest.documents} documents, traces of single ones. Send at least {FEW_DOCUMENTS}"
+        yield f"with only {manifest.documents} documents: traces of single ones. Send at least {FEW_DOCUMENTS}"
     if isinstance(manifest, TrunkManifest):
         counts = file.array("token_counts")
         shown = int((counts > 0).sum())
         yield (
-            f"which {shown:,} of the {manifest.vocab_size:,} tokens stand in the text, and how often; counts below "
-            f"{manifest.rare_below} are withheld"
+            f"the {shown:,} of the {manifest.vocab_size:,} tokens that occur in the text, and their counts; counts "
+            f"below {manifest.rare_below} are withheld"
         )
-    yield "beside a second contribution over nearly the same documents: the statistics of those that differ"
-    yield "not: the text, its order, token ids in context, hidden states, gradients"
+    yield "with a second contribution over nearly the same documents: the statistics of those that differ"
+    yield "not the text, its order, token ids in context, hidden states or gradients"

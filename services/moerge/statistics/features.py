@@ -1,4 +1,4 @@
-"""Features, the inputs of every layer's MLP, and the inputs of the trunk's linear modules, for tokens that count."""
+"""Features (the inputs of every layer's MLP) and the inputs of the trunk's linear modules, for tokens that count."""
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -16,15 +16,15 @@ Visit = Callable[[int, Tensor], None]
 
 
 class _Complete(Exception):  # noqa: N818  # not an error: it ends the pass
-    """Stops the decoder at the last input that is wanted; nothing behind it is needed."""
+    """Stops the decoder after the last needed input."""
 
 
 def visit_features(model: PreTrainedModel, batch: Batch, visit: Visit, layers: range | None = None) -> None:
     """Runs the decoder over `batch` and calls visit(layer, x), x [n, H], a row per token that counts, layer by layer.
 
     `model` is a dense causal language model with a causal mask, so padding on the right changes no real token.
-    `layers` are the ones that are visited, consecutive, by default all. Neither the LM head nor the last one's MLP, nor
-    what lies behind it, is computed.
+    `layers` are the consecutive layers to visit, by default all. The last one's MLP, later layers and the LM head are
+    not computed.
     """
     layers = range(model.config.num_hidden_layers) if layers is None else layers
     _run_to_last(model, batch, {layer: model.model.layers[layer].mlp for layer in layers}, visit)
@@ -35,7 +35,7 @@ def visit_trunk_inputs(
 ) -> None:
     """Runs the decoder and calls visit(i, x), x [n, H or A], for the i-th gram of a trunk contribution.
 
-    `layers` are as in `visit_features`; with the last one comes what the head reads.
+    `layers` are as in `visit_features`; the last one includes the head's inputs.
     """
     every = model.config.num_hidden_layers
     layers = range(every) if layers is None else layers
@@ -52,7 +52,7 @@ def visit_trunk_inputs(
 
 
 def _run_to_last(model: PreTrainedModel, batch: Batch, modules: Mapping[int, nn.Module], visit: Visit) -> None:
-    """Runs the decoder until the last of the modules has read."""
+    """Runs the decoder up to the last module's input."""
     last = max(modules)
 
     def seen(index: int, x: Tensor) -> None:
@@ -66,7 +66,7 @@ def _run_to_last(model: PreTrainedModel, batch: Batch, modules: Mapping[int, nn.
 
 @torch.inference_mode()
 def _run(model: PreTrainedModel, batch: Batch, modules: Mapping[int, nn.Module], visit: Visit) -> Tensor:
-    """The decoder's last hidden states [n, H] of tokens that count; visit(i, x) sees what module i reads."""
+    """The decoder's last hidden states [n, H] of tokens that count; visit(i, x) gets the input of module i."""
     packed = model.config._attn_implementation == PACKED
     inputs = packed_inputs(batch) if packed else {"input_ids": batch.input_ids}
 
@@ -87,14 +87,14 @@ def _run(model: PreTrainedModel, batch: Batch, modules: Mapping[int, nn.Module],
 
 
 def _placed(value: Any, device: torch.device) -> Any:
-    """A tensor on the device, copied while the last batch is still computed; anything else as it is."""
+    """A tensor on the device, copied during the computation of the last batch; other values unchanged."""
     if not isinstance(value, Tensor) or device.type != "cuda":
         return value
     return value.pin_memory().to(device, non_blocking=True)
 
 
 def _rows(states: Tensor, batch: Batch) -> Tensor:
-    """[B, T, H] -> [n, H], of what counts."""
+    """[B, T, H] -> [n, H], tokens that count."""
     counted = batch.counted
     if bool(counted.all()):
         return states.flatten(0, 1)
@@ -102,7 +102,7 @@ def _rows(states: Tensor, batch: Batch) -> Tensor:
 
 
 def _packed_rows(states: Tensor, batch: Batch) -> Tensor:
-    """[real tokens, H] -> [n, H], of what counts."""
+    """[real tokens, H] -> [n, H], tokens that count."""
     counted = batch.counted[batch.real]
     if bool(counted.all()):
         return states

@@ -1,4 +1,4 @@
-"""Sums as integers: rounded once, added exactly, turned back for the solve."""
+"""Sums as integers: rounded once, added exactly, converted back for the solve."""
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ def to_integers(values: Float64, exponent: int) -> Int64:
     if not (np.abs(scaled) < LIMIT).all():  # also false for NaN
         raise ContributionError(
             f"a sum times 2**{exponent} is not a finite number below 2**62",
-            todo="features are not normalised as the trunk says, or the model computes NaN; check the expert",
+            todo="check the expert: its features exceed the trunk's bound, or are NaN",
         )
     integers: Int64 = scaled.astype(np.int64)
     return integers
@@ -36,11 +36,11 @@ def add(left: Int64, right: Int64) -> Int64:
     """left + right.
 
     Raises:
-        ContributionError: a sum leaves int64; nothing wraps.
+        ContributionError: a sum overflows int64; it never wraps.
     """
     total = left + right
     if (((left ^ total) & (right ^ total)) < 0).any():
-        raise ContributionError("the sum of the contributions leaves int64", todo="leave out a contribution")
+        raise ContributionError("the sum of the contributions overflows int64", todo="leave out a contribution")
     return total
 
 
@@ -64,5 +64,5 @@ def unpack(packed: Float64, hidden_size: int) -> Float64:
 
 
 def effective_rank(square: torch.Tensor) -> float:
-    """trace^2 / the sum of squared entries of a symmetric [H, H]: how many directions its vectors span, about alike."""
+    """trace^2 / the sum of squared entries of a symmetric [H, H]: the number of about equally strong directions."""
     return float(square.trace() ** 2 / square.square().sum().clamp_min(1e-300))

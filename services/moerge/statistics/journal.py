@@ -1,4 +1,4 @@
-"""The journal: one statistics file that names the shards that it holds, replaced whole; or one of each layer group."""
+"""The journal: a statistics file with the names of its shards, replaced whole; or one per layer group."""
 
 import time
 from collections.abc import Sequence
@@ -13,24 +13,24 @@ from moerge_proto.statistics_file import Int64, Manifest, StatisticsFile, Statis
 
 
 class Journal:
-    """Sums of the shards that are done. What a killed worker had journaled is not computed again.
+    """Sums of finished shards. A restarted worker doesn't compute journaled shards again.
 
-    What the file holds is read when the first shard is added to it.
+    The file is read when the first shard is added.
 
     Args:
-        path: of the statistics file, which is the contribution once every shard is in it, if it is of all layers.
-        blank: the manifest that all of it shares; its counts and shards are replaced.
-        seconds: `add` writes at most every so many seconds; `save` does if anything was added.
-        before: an earlier contribution that this one goes on from, if it isn't begun yet.
-        layers: whose sums it holds; None: of all.
+        path: of the statistics file. With every shard and all layers it is the contribution.
+        blank: the common manifest; its counts and shards are replaced.
+        seconds: least time between writes by `add`; `save` writes if anything was added.
+        before: an earlier contribution to start from, if the journal is new.
+        layers: the layers of its sums; None: all.
     """
 
     def __init__(
         self, path: Path, blank: Manifest, seconds: float, before: Path | None = None, layers: range | None = None
     ) -> None:
         self.path, self._blank, self._seconds, self._layers = path, blank, seconds, layers
-        self._manifest: Manifest | None = None  # of the file, if it holds all that was added
-        # a file whose sums are still to be read
+        self._manifest: Manifest | None = None  # of the file, if it is up to date
+        # a file with unread sums
         self._begun = (path, layers) if path.is_file() else (before, None) if before is not None else None
         self._sums: dict[str, Int64] = {}
         self._tokens = self._documents = 0
@@ -52,11 +52,11 @@ class Journal:
         self._begun = None
 
     def add(self, shard: str, sums: ShardSums) -> None:
-        """Adds a shard that is not in the journal yet."""
+        """Adds a new shard."""
         if shard in self.shards:
             raise ValueError(f"shard {shard} counts already")
         self._read()
-        for name, array in sums.arrays.items():  # one at a time, so that two sums are in memory and not three
+        for name, array in sums.arrays.items():  # one at a time, so that only two sums are in memory
             self._sums[name] = add(self._sums[name], array) if name in self._sums else array
         self._tokens += sums.tokens
         self._documents += sums.documents
@@ -66,12 +66,12 @@ class Journal:
             self.save()
 
     def save(self) -> Manifest:
-        """Replaces the file by what is in memory, if that is more, and returns its manifest."""
+        """Replaces the file with the sums in memory, if they are newer, and returns its manifest."""
         if self._manifest is not None:
             return self._manifest
         if not self.shards:
             raise MoergeError(
-                "no document has any token", where="--data", todo="check what --text-field names, and the shares"
+                "no document has any token", where="--data", todo="check --text-field and the shares of the splits"
             )
         self._read()
         counts = {"tokens": self._tokens, "documents": self._documents, "shards": sorted(self.shards)}
@@ -83,10 +83,10 @@ class Journal:
 
 
 def join(path: Path, parts: Sequence[tuple[Path, range | None]]) -> Manifest:
-    """Writes the contribution from whole journals of layer groups, in their order, one tensor in memory at a time.
+    """Writes the contribution from complete journals of layer groups, in order, one tensor in memory at a time.
 
     Raises:
-        MoergeError: a journal is damaged, or they are not of the same shards.
+        MoergeError: a journal is damaged, or their shards differ.
     """
     with ExitStack() as stack:
         files = [stack.enter_context(_opened(part, layers)) for part, layers in parts]
@@ -94,7 +94,7 @@ def join(path: Path, parts: Sequence[tuple[Path, range | None]]) -> Manifest:
         for file, (part, _) in zip(files, parts, strict=True):
             if file.manifest != manifest:
                 todo = "remove the file; its shards are then computed again"
-                raise MoergeError("a journal of other shards than that of layer 0", where=str(part), todo=todo)
+                raise MoergeError("the journal's shards differ from those of layer 0", where=str(part), todo=todo)
         with atomic_file(path) as out:
             write(out, manifest, (array for file in files for array in file.arrays()))
     return manifest
@@ -105,10 +105,12 @@ def _opened(path: Path, layers: range | None) -> StatisticsFile:
         return StatisticsFile(path, layers)
     except StatisticsFileError as error:
         todo = "remove the file; its shards are then computed again"
-        raise MoergeError(f"a damaged journal: {error}", where=str(path), todo=todo) from error
+        raise MoergeError(f"the journal is damaged: {error}", where=str(path), todo=todo) from error
 
 
 def _require_same(manifest: Manifest, blank: Manifest, path: Path) -> None:
     same = {"tokens": 1, "documents": 1, "shards": blank.shards}
     if manifest.model_copy(update=same) != blank.model_copy(update=same):
-        raise MoergeError("a journal of other work", where=str(path), todo="remove the file, or use another --home")
+        raise MoergeError(
+            "the journal belongs to other work", where=str(path), todo="remove the file, or use another --home"
+        )

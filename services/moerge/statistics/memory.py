@@ -1,4 +1,4 @@
-"""What a pass takes and what a machine has: what doesn't fit is told before hours are lost."""
+"""The memory that a pass needs and a machine has, compared before the pass starts."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,12 +19,12 @@ _CGROUPS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_
 
 @dataclass(frozen=True)
 class Need:
-    """Bytes that one slot takes at least, and the process that keeps the journal.
+    """The least memory of one slot, and of the process with the journal, in bytes.
 
     Attributes:
-        weights: of the model, in the precision that it computes in.
-        sums: a float64 gram and sum of every layer that the pass sums.
-        batch: what the MLP of a layer holds of one micro-batch.
+        weights: of the model, in its precision.
+        sums: a float64 gram and sum of each of the pass's layers.
+        batch: a layer's MLP activations for one micro-batch.
     """
 
     weights: int
@@ -37,7 +37,7 @@ class Need:
 
     @property
     def journal(self) -> int:
-        """Bytes of the journal: int64 triangles of its sums, and of one shard that is added to it."""
+        """Bytes of the journal: int64 triangles of its sums and of one added shard."""
         return self.sums
 
     def __str__(self) -> str:
@@ -46,7 +46,7 @@ class Need:
 
 
 def need(work: RouterPass | TrunkPass, settings: StatisticsSettings) -> Need:
-    """What a pass takes, from the expert's config alone."""
+    """The memory that a pass needs, by the expert's config."""
     return _need(work, read_config(work.expert), settings)
 
 
@@ -73,9 +73,9 @@ def _sums(work: RouterPass | TrunkPass, config: PretrainedConfig) -> int:
 
 
 def free_bytes(device: str) -> int | None:
-    """Memory that a device can give: a GPU's, or the machine's with its swap, within the container's limit.
+    """The free memory of a device: a GPU's, or the machine's with its swap, within the container's limit.
 
-    None if the system doesn't tell.
+    None if unknown.
     """
     if device == "cuda":
         return torch.cuda.mem_get_info()[0] if torch.cuda.is_available() else 0
@@ -92,11 +92,11 @@ def free_bytes(device: str) -> int | None:
 
 @dataclass(frozen=True)
 class Free:
-    """Memory that can be had, in bytes; None: unknown.
+    """Free memory in bytes; None: unknown.
 
     Attributes:
-        host: of this machine, where the journal is.
-        slot: of each slot; of all slots and the journal together, so the same, where they share the host's memory.
+        host: of this machine, for the journal.
+        slot: of each slot; equal to `host` if all slots and the journal share the host's memory.
     """
 
     host: int | None
@@ -113,15 +113,15 @@ def layer_groups(
     groups: int | None = None,
     begun: int = 1,
 ) -> list[RouterPass | TrunkPass]:
-    """The passes over a pass's layer groups: `groups`, or as few as fit but at least `begun`.
+    """The passes over a pass's layer groups: `groups`, or the fewest that fit, but at least `begun`.
 
     Args:
-        free: what can be had.
-        slots: shards that are computed at a time, each with a model of its own.
-        shared: whether all slots and the journal share the host's memory; else each slot has its own.
+        free: free memory.
+        slots: shards computed at a time, each with its own model.
+        shared: whether all slots and the journal share the host's memory; otherwise each slot has its own.
 
     Raises:
-        MoergeError: they don't fit, or there are fewer layers than groups; says which option to change.
+        MoergeError: they don't fit, or there are fewer layers than groups; names the options to change.
     """
     config = read_config(work.expert)
     own = _need(work, config, settings)
@@ -141,14 +141,14 @@ def _fits(own: Need, free: Free, slots: int, *, shared: bool) -> bool:
 def too_large(
     found: str, work: RouterPass | TrunkPass, settings: StatisticsSettings, slots: int, free: Free | None = None
 ) -> MoergeError:
-    """The error of a pass that doesn't fit: what it takes, what there is, and which settings to change."""
+    """The error of a pass that doesn't fit: the memory needed, the memory found, and the settings to change."""
     config, gpu = read_config(work.expert), work.device == "cuda"
     own = _need(work, config, settings)
     if free is None:
         free = Free(free_bytes("cpu"), None)
     here = "" if free.host is None else f"this machine has {decimal(free.host)}"
-    there = "" if free.slot is None or not gpu else f"the GPU has {decimal(free.slot)}"
-    asked = f"each of {slots} slots takes at least {own}, the journal takes {decimal(own.journal)}"
+    there = "" if free.slot is None or not gpu else f"the GPU {decimal(free.slot)}"
+    asked = f"each of {slots} slots needs at least {own}, the journal {decimal(own.journal)}"
     ways = []
     every = config.num_hidden_layers
     layers = every if work.layers is None else len(work.layers)
@@ -168,7 +168,7 @@ def too_large(
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error is of memory that can't be had, on the processor or a GPU."""
+    """Whether an error is a failed allocation, on the CPU or a GPU."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
     text = str(error)

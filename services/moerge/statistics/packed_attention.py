@@ -12,11 +12,11 @@ from transformers import AttentionInterface
 from moerge.models.batches import Batch
 
 PACKED = "moerge_packed"
-"""The name under which transformers finds this attention."""
+"""This attention's name in transformers."""
 
 
 def packed_inputs(batch: Batch) -> dict[str, Any]:
-    """A batch as one row, with the decoder's arguments that tell where documents begin: [1, n], [1, n], [B + 1]."""
+    """A batch as one row, with the decoder's arguments for the documents' starts: [1, n], [1, n], [B + 1]."""
     ends = batch.lengths.cumsum(dim=0)
     positions = torch.arange(int(ends[-1])) - torch.repeat_interleave(ends - batch.lengths, batch.lengths)
     return {

@@ -1,4 +1,4 @@
-"""The two passes over an owner's documents, as data that travels to where they run."""
+"""The two passes over an owner's documents, as data that is sent to their processes."""
 
 from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
@@ -25,10 +25,10 @@ Compute = Callable[[Iterable[Batch], int], ShardSums]
 
 @dataclass(frozen=True)
 class RouterPass:
-    """Features' grams and sums under a trunk, through the domain's own MLPs.
+    """Features' grams and sums under a trunk, with the domain's own MLPs.
 
-    `precision` is the dtype that the model computes in; `device` is a torch device; `layers`, consecutive ones, are
-    what is summed, by default all.
+    `precision` is the model's dtype; `device` is a torch device; `layers` are the consecutive layers to sum, by
+    default all.
     """
 
     expert: Path
@@ -42,7 +42,7 @@ class RouterPass:
         return self.loaded(1)[0]
 
     def loaded(self, copies: int) -> list[Compute]:
-        """The pass, so often that as many threads can run it at a time; all have one model's weights."""
+        """The pass for each of several threads; they share one model's weights."""
         model, gains = domain_model(self.expert, self.trunk, getattr(torch, self.precision))
         _place(model, self.device)
 
@@ -54,7 +54,7 @@ class RouterPass:
 
 @dataclass(frozen=True)
 class TrunkPass:
-    """Grams of what the expert's attention and head read, and counts of tokens."""
+    """Grams of the inputs of the expert's attention and head, and counts of tokens."""
 
     expert: Path
     exponents: Sequence[int]
@@ -66,7 +66,7 @@ class TrunkPass:
         return self.loaded(1)[0]
 
     def loaded(self, copies: int) -> list[Compute]:
-        """As of `RouterPass`."""
+        """As in `RouterPass`."""
         config, own = read_config(self.expert), Checkpoint(self.expert)
         family = family_of(config)
         gains = [None if name is None else own.tensor(name) for name in input_gain_names(family, config)]
@@ -82,7 +82,7 @@ class TrunkPass:
 
 
 def _shared(model: PreTrainedModel, copies: int) -> list[PreTrainedModel]:
-    """The model and copies of it that share its tensors, since hooks are of a module."""
+    """The model and copies that share its tensors, because hooks belong to a module."""
     tensors = [*model.parameters(), *model.buffers()]
     return [model, *(deepcopy(model, {id(tensor): tensor for tensor in tensors}) for _ in range(copies - 1))]
 
@@ -95,13 +95,13 @@ def _place(model: PreTrainedModel, device: str) -> None:
 
 
 def in_groups(work: RouterPass | TrunkPass, layers: int, groups: int) -> list[RouterPass | TrunkPass]:
-    """The pass in so many over consecutive layers, in their order; the last takes the most memory.
+    """The pass split into groups of consecutive layers, in order; the last needs the most memory.
 
     Raises:
         MoergeError: there are fewer layers.
     """
     if groups > layers:
-        found = f"the model has {layers} layers, which {groups} groups can't share"
+        found = f"{groups} groups for {layers} layers"
         raise MoergeError(found, where="--layer-groups", todo=f"choose at most {layers}")
     if groups == 1:
         return [work]
@@ -110,7 +110,7 @@ def in_groups(work: RouterPass | TrunkPass, layers: int, groups: int) -> list[Ro
 
 
 def described(passes: Sequence[RouterPass | TrunkPass]) -> str:
-    """In which layer groups passes sum, as in "2 layer groups: 0-15, 16-31"."""
+    """The layer groups of passes, such as "2 layer groups: 0-15, 16-31"."""
     groups = [each.layers for each in passes if each.layers is not None]
     if not groups:
         return "1 layer group"
@@ -118,5 +118,5 @@ def described(passes: Sequence[RouterPass | TrunkPass]) -> str:
 
 
 def named(layers: range) -> str:
-    """The first and the last layer, as in "16-31"."""
+    """The first and the last layer, such as "16-31"."""
     return f"{layers[0]}-{layers[-1]}" if len(layers) > 1 else str(layers[0])

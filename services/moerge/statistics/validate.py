@@ -1,4 +1,4 @@
-"""What a contribution's numbers must satisfy if they come from features. Every bound lets an honest worker pass."""
+"""Checks of a contribution's numbers. Every honest worker meets the bounds."""
 
 import math
 from collections.abc import Sequence
@@ -24,10 +24,10 @@ def validate(
     Args:
         exponents: the trunk's fractional bits per layer.
         bounds: per layer, the largest squared norm of a feature divided by its gain.
-        normalised: whether norms make the features; then nearly every one has that squared norm.
+        normalised: whether features are norms' outputs; then nearly every one has that squared norm.
 
     Raises:
-        ContributionError: names the layer and tensor, and the bound that it breaks.
+        ContributionError: names the layer, the tensor and the exceeded bound.
     """
     _require_exponents(file, exponents)
     warnings = []
@@ -37,7 +37,7 @@ def validate(
         trace, total, factor = _validate_gram(name, gram, exponents[layer], bound, file)
         _validate_cross(f"layers.{layer}.cross", cross, exponents[layer], factor, file)
         if normalised and trace < total / 2:
-            warnings.append(f"{name}: trace {trace:.6g} is under half of the expected {total:.6g}")
+            warnings.append(f"{name}: expected a trace of about {total:.6g}, found {trace:.6g}")
     return warnings
 
 
@@ -49,7 +49,7 @@ def validate_trunk(file: StatisticsFile, exponents: Sequence[int], bounds: Seque
         bounds: per gram, the largest squared norm that the expert's weights allow.
 
     Raises:
-        ContributionError: names the tensor, and the bound that it breaks.
+        ContributionError: names the tensor and the exceeded bound.
     """
     _require_exponents(file, exponents)
     for name, exponent, bound in zip(trunk_gram_names(file.manifest.layers), exponents, bounds, strict=True):
@@ -57,15 +57,13 @@ def validate_trunk(file: StatisticsFile, exponents: Sequence[int], bounds: Seque
     counts, tokens = file.array("token_counts"), file.manifest.tokens
     if (counts < 0).any() or int(counts.sum(dtype=object)) > tokens:
         raise ContributionError(
-            f"counts must not be negative, nor more than the {tokens} tokens", where="token_counts", todo=_AGAIN
+            f"expected counts from 0 to {tokens}, the number of tokens", where="token_counts", todo=_AGAIN
         )
 
 
 def _require_exponents(file: StatisticsFile, exponents: Sequence[int]) -> None:
     if file.manifest.exponents != list(exponents):
-        raise ContributionError(
-            "differ from those of the weights that it was made with", where="manifest.exponents", todo=_AGAIN
-        )
+        raise ContributionError("differ from those of the expert's weights", where="manifest.exponents", todo=_AGAIN)
 
 
 def _require_room(name: str, values: Int64) -> None:
@@ -76,7 +74,7 @@ def _require_room(name: str, values: Int64) -> None:
 def _validate_gram(
     name: str, gram: Int64, exponent: int, bound: float, file: StatisticsFile
 ) -> tuple[float, float, Tensor]:
-    """Returns the trace, the largest that it may be, and the Cholesky factor of the gram and its slack."""
+    """Returns the trace, its bound, and the Cholesky factor of the gram with its slack."""
     manifest = file.manifest
     tokens = manifest.tokens
     _require_room(name, gram)
@@ -85,17 +83,17 @@ def _validate_gram(
     trace, largest = float(np.trace(square)), tokens * bound
     if trace > TRACE_SLACK * largest:
         raise ContributionError(
-            f"trace {trace:.6g} exceeds {largest:.6g}, the most that {tokens} tokens can give with these weights",
+            f"trace {trace:.6g} exceeds {largest:.6g}, the bound of {tokens} tokens with these weights",
             where=name,
-            todo="the token count is wrong, or the vectors were not divided by the norms' gains",
+            todo="correct the token count, or divide the vectors by the norms' gains",
         )
     rounding = len(manifest.shards) * size * 2.0 ** -(exponent + 1)
-    steps = max(manifest.settings.batch_tokens, manifest.settings.context)  # a micro-batch holds no more products
+    steps = max(manifest.settings.batch_tokens, manifest.settings.context)  # most products of a micro-batch
     slack = rounding + steps * FLOAT32_EPSILON * trace
     energy = float(np.linalg.norm(square))
     if trace - size * slack > math.sqrt(tokens) * (energy + math.sqrt(size) * slack):
         raise ContributionError(
-            f"has {(trace / energy) ** 2:.4g} equally strong directions, more than {tokens} tokens can have",
+            f"has {(trace / energy) ** 2:.4g} equally strong directions, more than its {tokens} tokens",
             where=name,
             todo=_AGAIN,
         )
@@ -111,12 +109,12 @@ def _validate_cross(name: str, cross: Int64, exponent: int, factor: Tensor, file
     tokens = file.manifest.tokens
     _require_room(name, cross)
     if not cross.any():
-        raise ContributionError("the sum of all features is zero, so no router follows", where=name, todo=_AGAIN)
+        raise ContributionError("the sum of all features is zero", where=name, todo=_AGAIN)
     total = torch.from_numpy(to_floats(cross, exponent))[:, None]
     energy = float((total * torch.cholesky_solve(total, factor)).sum())
     if energy > TRACE_SLACK * tokens:
         raise ContributionError(
-            f"b^T A^-1 b = {energy:.6g} exceeds the {tokens} tokens, so it is no sum of this gram's features",
+            f"b^T A^-1 b = {energy:.6g} exceeds the {tokens} tokens, so it can't be the sum of this gram's features",
             where=name,
             todo=_AGAIN,
         )

@@ -1,1 +1,1 @@
-"""Trunks: every non-MLP parameter, merged over an ordered list of experts."""
+"""Trunks: all parameters outside the MLPs, merged from an ordered list of experts."""

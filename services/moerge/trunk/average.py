@@ -1,11 +1,11 @@
-"""The paper's trunk: the mean over experts (DUME section 2.2, as BTX); weighted, if the operator wishes."""
+"""The paper's trunk: the mean over experts (DUME section 2.2, as BTX), with optional weights."""
 
 from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-_BLOCK = 2**16  # elements; float64 copies of so many of each tensor fit a processor's cache
+_BLOCK = 2**16  # elements; float64 copies of these fit a processor's cache
 
 
 def average(tensors: Sequence[Tensor], dtype: torch.dtype, weights: Sequence[float] | None = None) -> Tensor:

@@ -1,4 +1,4 @@
-"""Files under their own names in one folder, for a trunk on this machine."""
+"""A folder of named files, for a trunk on this machine."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +9,7 @@ from moerge_proto.messages import FileEntry
 
 
 class FolderFiles:
-    """Files under their own names in one folder; each is complete or absent."""
+    """A folder of named files; each is complete or absent."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self._paths = folder, dict[str, Path]()
@@ -23,5 +23,5 @@ class FolderFiles:
         return FileEntry(name=name, sha256=sha256, size=path.stat().st_size)
 
     def local(self, digest: str) -> Path:
-        """The path of a file that was put here."""
+        """The path of a stored file."""
         return self._paths[digest]

@@ -1,4 +1,4 @@
-"""The one assembly of a trunk: from expert folders and trunk contributions to named files."""
+"""The merge of a trunk, from expert folders and trunk contributions to named files."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -31,7 +31,7 @@ class Files(Protocol):
         """Runs `write`, which fills the file and returns its SHA-256. A `write` that raises leaves nothing."""
 
     def local(self, digest: str) -> Path:
-        """The local path of a file that was put."""
+        """The local path of a stored file."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class TrunkInputs:
     """Local files behind the digests of a lineage.
 
     Attributes:
-        folders: expert -> its dense checkpoint folder; the base among them.
+        folders: expert -> its dense checkpoint folder, including the base.
         domains: expert -> its domain.
         statistics: trunk contribution -> its file.
     """
@@ -67,7 +67,7 @@ class MergedTrunk(TrunkLineage):
 
     @property
     def lineage(self) -> TrunkLineage:
-        """All that the trunk is a function of."""
+        """All inputs of the trunk."""
         return TrunkLineage.model_validate(self.model_dump(include=set(TrunkLineage.model_fields)))
 
 
@@ -77,13 +77,13 @@ def merge_trunk(lineage: TrunkLineage, inputs: TrunkInputs, files: Files, progre
     At most one tensor of each expert and two merged ones are in memory at a time.
 
     Raises:
-        MoergeError: the lineage asks for another revision of its method.
+        MoergeError: the lineage has another revision of its method.
         IncompatibleExpertError: the method doesn't fit the experts' family.
-        SolveError: the trunk contributions hold too little text.
+        SolveError: the trunk contributions have too little text.
     """
     method = METHODS[lineage.method]
     if lineage.revision != method.revision:
-        found = f"revision {lineage.revision} of {method.name!r} was asked for; this build has {method.revision}"
+        found = f"expected revision {method.revision} of {method.name!r}, found {lineage.revision}"
         raise MoergeError(found, where="method", todo="merge the trunk again")
     folders = [inputs.folders[digest] for digest in lineage.experts]
     config, base = read_config(folders[0]), lineage.options.base
@@ -121,7 +121,7 @@ def merge_trunk(lineage: TrunkLineage, inputs: TrunkInputs, files: Files, progre
 
 
 def _config_writer(expert: Path, trunk: Checkpoint) -> Callable[[BinaryIO], str]:
-    """Writes the expert's config.json with the trunk's vocabulary and heads, and without names of code."""
+    """Writes the expert's config.json with the trunk's vocabulary and heads, without references to code."""
     fields = json.loads((expert / "config.json").read_text(encoding="utf-8"))
     fields.pop("auto_map", None)
     fields |= trunk_settings(read_config(expert), trunk.shapes)

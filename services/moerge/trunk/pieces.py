@@ -15,12 +15,12 @@ from moerge.models.writer import TensorPlan
 
 @dataclass(frozen=True)
 class Piece:
-    """A tensor, or those of its rows that the same experts have: the unit of merging.
+    """The unit of merging: a tensor, or its rows that the same experts have.
 
     Attributes:
         name: of the tensor, in the dense family's names.
-        start: first row; 0 but for vocabularies of unequal length.
-        experts: which of the ordered experts have it.
+        start: first row; 0 except for vocabularies of unequal length.
+        experts: numbers of the ordered experts that have it.
         tensors: theirs, equally shaped.
         dtype: of the trunk's tensor.
     """
@@ -33,7 +33,7 @@ class Piece:
 
 
 Rule = Callable[[Piece], Tensor]
-"""Gives a piece's merged tensor, in the piece's dtype; pure."""
+"""A pure function from a piece to its merged tensor, in the piece's dtype."""
 
 
 def merge_plan(
@@ -41,9 +41,9 @@ def merge_plan(
 ) -> list[TensorPlan]:
     """The trunk's tensors in the dense family's names: at most len(checkpoints) + 2 tensors in memory at a time.
 
-    A tensor has the widest of its experts' dtypes. Where vocabularies differ in length, a row is merged from those
-    experts that have it. An expert with a tied head counts with its embedding as head where another has a head of its
-    own, or where `own_head` is set.
+    A tensor has the widest of its experts' dtypes. With vocabularies of unequal length, a row is merged from the
+    experts that have it. If another expert's head is untied, or `own_head` is set, a tied expert's embedding counts as
+    its head.
     """
     names = {name for checkpoint in checkpoints for name in trunk_names(checkpoint, family, layers)}
     if own_head:
@@ -75,5 +75,5 @@ def _source(checkpoint: Checkpoint, name: str) -> tuple[str, TensorSpec]:
 
 
 def tensor_of(checkpoint: Checkpoint, name: str) -> Tensor:
-    """A trunk's tensor in a checkpoint; the embedding stands in for the head of a tied one."""
+    """A trunk's tensor in a checkpoint; for a tied head, the embedding."""
     return checkpoint.tensor(_source(checkpoint, name)[0])

@@ -26,18 +26,18 @@ from moerge_proto.statistics_file import StatisticsFile, trunk_gram_names
 
 _ROWS = 4096
 _STEPS = 8
-"""A token's shares are rounded to multiples of 1 / _STEPS of the largest, so that many rows of the head share them.
+"""A token's shares are rounded to multiples of 1 / _STEPS of the largest, so that many rows of the head are alike.
 
 Measured: exact shares gain 0.02 points, at nine times the cost."""
 SHRINKAGE_TO_AVERAGE = 0.1
 """Ridge towards the average, times dimensions per token, in units of the summed grams' mean diagonal.
 
-Measured: much less lets few tokens mislead, much more costs quality with many tokens."""
+Measured: much less is inaccurate with few tokens, much more costs quality with many tokens."""
 _LEAST_SHRINKAGE = 1e-6
-"""Above the eigenvalues that float32 products leave where they should be zero."""
+"""Above the error of float32 products in zero eigenvalues."""
 _ALIGNMENT_RIDGE = 1e-3
 EVENNESS = 0.5
-"""Weight of equal shares of embedding and head beside shares by frequency. Measured: it costs no quality."""
+"""Weight of equal shares of embedding and head, added to shares by frequency. Measured: it costs no quality."""
 ALIGNMENTS = 1
 """Number of head solves for alignment before the last solve. Measured: more than one costs quality."""
 
@@ -110,7 +110,7 @@ def solved_plan(
     """
     if for_fitted_mlps and family.gain is None:
         found = f"{family.model_type} normalises the outputs of its MLPs, so they can't be fitted"
-        raise IncompatibleExpertError(found, where="method", todo="merge the trunk by regmean")
+        raise IncompatibleExpertError(found, where="method", todo="use the method regmean")
     experts, rule = [owner.expert for owner in owners], regmean(owners, for_fitted_mlps=for_fitted_mlps)
     return merge_plan(experts, family, config.num_hidden_layers, rule, own_head=True)
 
@@ -118,12 +118,12 @@ def solved_plan(
 def regmean(owners: Sequence[Grams], *, for_fitted_mlps: bool = False) -> Rule:
     """The rule over each ordered expert's trunk contribution.
 
-    Each domain's grams have a mean diagonal of 1, so that domains count alike. Embedding rows are weighted by
-    `row_shares`, and so are the domains in the least squares of each row of the head; norms and biases are averaged.
+    Each domain's grams have a mean diagonal of 1, so that domains have equal weight. `row_shares` weight embedding rows
+    and the domains in the least squares of each row of the head. Norms and biases are averaged.
 
-    An MLP that is fitted to the trunk ends in the vectors that the trunk's head reads best: those of the expert's own
-    head times its `head_alignment`. So with `for_fitted_mlps` the head is solved once more, for the aligned vectors.
-    A vocabulary's pieces must come in order.
+    A fitted MLP is fitted to the output vectors that suit the trunk's head best: the expert's own times its
+    `head_alignment`. So with `for_fitted_mlps` the head is solved once more, for the aligned vectors. A vocabulary's
+    pieces must come in order.
     """
     alignments: dict[int, Tensor] = {}  # expert -> [H, H] float64
 
@@ -144,7 +144,7 @@ def regmean(owners: Sequence[Grams], *, for_fitted_mlps: bool = False) -> Rule:
         return average(piece.tensors, piece.dtype)
 
     def alone(piece: Piece) -> Tensor:
-        with one_thread():  # threads that wait for each other also cost more than these small matrices
+        with one_thread():  # for such small matrices, threads also cost more than they save
             return merge(piece)
 
     return alone
@@ -200,7 +200,7 @@ def _least_squares(
     try:
         factor = Ridge.of(total, shrinkage).factor
     except SolveError as error:
-        todo = "the owners send trunk contributions of more text"
+        todo = "ask the owners for trunk contributions of more text"
         raise SolveError(error.what, where=piece.name, todo=todo) from error
     return torch.cholesky_solve((right + shrinkage * mean).T, factor).T.to(piece.dtype)
 
@@ -215,10 +215,10 @@ def _shares(piece: Piece, files: Sequence[StatisticsFile]) -> Tensor:
 def row_shares(counts: Tensor, tokens: Tensor, vocabulary: int) -> Tensor:
     """[D, rows] float64, with a sum of 1 over owners: shares of each token's frequencies, bounded.
 
-    A frequency is count / (tokens + V), so little text has little weight. All owners' frequencies are raised by one
-    count in text of average length. Then shares are shrunk towards 1 / D by `EVENNESS`: no owner has more of a row than
-    (1 + EVENNESS / D) / (1 + EVENNESS). Weighted by the others' use of the rows, it has about 1 / D at most, whatever
-    it sends.
+    A frequency is count / (tokens + V), so little text has little weight. One count in text of average length is added
+    to all frequencies. Then shares are shrunk towards 1 / D by `EVENNESS`: an owner has at most
+    (1 + EVENNESS / D) / (1 + EVENNESS) of a row. Weighted by the others' use of the rows, it has about 1 / D at most,
+    for any counts.
 
     Args:
         counts: [D, rows] float64, each owner's counts.
@@ -237,8 +237,8 @@ def _counts(file: StatisticsFile) -> Tensor:
 def _head(piece: Piece, owners: Sequence[Grams], tokens: int, alignments: Mapping[int, Tensor]) -> Tensor:
     """Least squares row by row, domains weighted by `_shares`.
 
-    An error of a token's logit costs about its probability. Rows of about equal shares are solved together. An expert's
-    vectors are multiplied by its alignment, if it has one.
+    An error of a token's logit costs about its probability. Rows of about equal shares are solved together. Each
+    expert's vectors are multiplied by its alignment, if any.
     """
     shares = _shares(piece, [owner.file for owner in owners])
     steps = (_STEPS * shares / shares.amax(dim=0)).round().int().T

@@ -1,13 +1,13 @@
-"""What merging a trunk anew, with newcomers' experts too, is expected to gain."""
+"""The expected gain of a remerge with newcomers' experts."""
 
 from typing import NamedTuple
 
 WORTH = 1.0
-"""Points of the normalised average from which on a remerge pays: it costs every owner a pass."""
+"""Least gain of the normalised average, in points, that is worth a remerge: it costs every owner a pass."""
 
 
 class Estimate(NamedTuple):
-    """Points that members are expected to lose, and that the average over a version's domains is expected to gain."""
+    """Points: the expected loss of members, and the expected gain of the average over a version's domains."""
 
     fall: float
     gain: float
@@ -17,11 +17,11 @@ def estimate(members: float, newcomers: float, merged: int, joining: int, domain
     """The estimate that `moerge_proto.history.Remerge` explains.
 
     Args:
-        members, newcomers: mean oracle, under the trunk so far, of the domains whose experts it was merged from, and of
-            the others; normalised, in points.
-        merged: experts in the trunk so far.
-        joining: how many newcomers there are.
-        domains: of the version, newcomers' too.
+        members, newcomers: mean normalised oracle under the current trunk, in points, of the domains in it and of the
+            others.
+        merged: number of experts in the current trunk.
+        joining: number of newcomers.
+        domains: number of the version's domains, including newcomers'.
     """
     won = joining / domains * (members - newcomers)
     if merged == 1:

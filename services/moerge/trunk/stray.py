@@ -1,4 +1,4 @@
-"""Stray: the distance of a trunk from an owner's own expert, measured before anything is computed under the trunk."""
+"""Stray: a trunk's distance from an owner's own expert, measured before any computation under the trunk."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -27,8 +27,8 @@ _TODO = (
     " [policy] for such a trunk only"
 )  # the figures are docs/worker.md's
 _LEAST, _LEAST_EMBEDDING = 0.01, 0.25
-"""Rows of less than this share of a typical row's power are measured against that share. Embeddings of tokens that no
-expert was trained on, such as padding, are small."""
+"""Least power of a row in a relative distance, as a share of a typical row's. Embeddings of untrained tokens, such as
+padding, are small."""
 
 
 @dataclass(frozen=True)
@@ -44,9 +44,9 @@ class Stray:
     """The report on a trunk: the furthest tensor by each measure.
 
     Attributes:
-        tensor: the distance of answers on the owner's text, relative to the smaller of both.
-        size: the quotient of the larger and the smaller answers, less 1.
-        row: of one row, or of one direction of the embedding, the distance as for tensors.
+        tensor: the distance of outputs on the owner's text, relative to the smaller norm.
+        size: the larger outputs' norm divided by the smaller, minus 1.
+        row: the same distance for one row, or for one direction of the embedding.
     """
 
     tensor: Furthest
@@ -59,22 +59,22 @@ class Stray:
 
 
 def require_near(expert: Path, trunk: Path, limit: float, grams: Path) -> Stray:
-    """Requires a trunk that computes nearly what the expert computes, on the owner's own text.
+    """Requires a trunk with nearly the expert's outputs on the owner's own text.
 
-    Attention heads are compared one by one by their answers, ||(W - W_d) x||, so that none can be replaced among many;
-    so is the language model's head. The embedding is compared by its rows, weighted by frequency, and norms by their
-    gains. A distance is relative to the smaller of both norms, so a tensor near zero is as far as a large one. The same
-    limit holds for experts that the trunk was merged from and for others, because only the coordinator knows which
-    these are. Rows of other experts' longer vocabularies are not compared: no token of this expert names them.
+    Attention heads are compared one by one by their outputs, ||(W - W_d) x||, so that no single head can be replaced.
+    So is the language model's head. The embedding is compared by its rows, weighted by frequency, and norms by their
+    gains. A distance is relative to the smaller norm, so a tensor near zero is as far as a large one. The limit is the
+    same whether the trunk contains the expert or not, because only the coordinator knows that. Rows of other experts'
+    longer vocabularies are not compared: this expert has no such tokens.
 
     Args:
         expert: folder of the owner's dense checkpoint.
         trunk: its safetensors file.
-        limit: of the stray of a tensor. `SIZES` and `ROWS` times as much are those of sizes and rows.
+        limit: of a tensor's stray. The limits of sizes and rows are `SIZES` and `ROWS` times as much.
         grams: a trunk contribution of this expert.
 
     Raises:
-        IncompatibleExpertError: names the tensor: it is missing, unknown, of another shape, not finite or too far.
+        IncompatibleExpertError: names the tensor that is missing, unknown, of another shape, not finite or too far.
     """
     config, own, merged = read_config(expert), Checkpoint(expert), Checkpoint(trunk)
     family = family_of(config)
@@ -100,10 +100,10 @@ def _require_shapes(shapes: Mapping[str, tuple[int, ...]], merged: Checkpoint) -
     for name, shape in shapes.items():
         longer = name in (EMBEDDING, HEAD) and rows >= shape[:1]
         if merged.shapes.get(name) != ((*rows, *shape[1:]) if longer else shape):
-            todo = "ask the operator to merge a trunk that your expert is in"
+            todo = "ask the operator to merge a trunk with your expert"
             raise IncompatibleExpertError("the trunk lacks it, or has another shape", where=name, todo=todo)
     unknown = sorted(merged.specs.keys() - shapes.keys())
-    if HEAD in unknown and merged.shapes[HEAD] == merged.shapes[EMBEDDING]:  # of an expert whose head is tied
+    if HEAD in unknown and merged.shapes[HEAD] == merged.shapes[EMBEDDING]:  # this expert's head is tied
         unknown.remove(HEAD)
     if unknown:
         todo = "ask the operator how the trunk was merged"
@@ -111,7 +111,7 @@ def _require_shapes(shapes: Mapping[str, tuple[int, ...]], merged: Checkpoint) -
 
 
 def _answers(moment: Tensor) -> Callable[[Tensor], Tensor]:
-    """Mean squared answers of rows to inputs with this second moment, [in, in]."""
+    """Mean squared outputs of rows for inputs with this second moment, [in, in]."""
     return lambda rows: ((rows @ moment) * rows).sum(dim=1).clamp_min(0)
 
 
@@ -127,7 +127,7 @@ class _Comparison:
         return Stray(self._tensor, self._size, self._row)
 
     def reading_heads(self, module: str, width: int) -> None:
-        """Queries, keys or values with their bias, by their answers, one attention head after the other."""
+        """Queries, keys or values with their bias, by their outputs, for each attention head."""
         name, bias = f"{module}.weight", f"{module}.bias"
         powers = self._answers(name)
         if bias in self._own.specs:
@@ -137,7 +137,7 @@ class _Comparison:
             self._check_rows(name, part, float(part.one.mean()) * _LEAST)
 
     def writing_heads(self, module: str, width: int) -> None:
-        """The output of attention: of each head alone; and of all heads together, row by row."""
+        """The output projection of attention: for each head, and for all heads together, row by row."""
         name = f"{module}.weight"
         before, after = self._pair(name)
         moment = self._grams.second_moment(name)
@@ -151,11 +151,11 @@ class _Comparison:
         self._check_rows(name, powers, float(powers.one.mean()) * _LEAST)
 
     def head(self) -> None:
-        """The language model's head, by its answers. No feature depends on single rows."""
+        """The language model's head, by its outputs. No feature depends on single rows."""
         self._check(HEAD, self._answers(HEAD))
 
     def embedding(self) -> None:
-        """Its rows, weighted by frequency; and single directions of the residual, likewise."""
+        """The embedding: its rows, weighted by frequency, and single directions of the residual."""
         before, after = self._pair(EMBEDDING)
         counts = torch.from_numpy(self._grams.file.array("token_counts")).double() + 1
         frequency = counts / counts.sum()
@@ -166,7 +166,7 @@ class _Comparison:
         self._check_rows(EMBEDDING, directions, float(directions.one.mean()) * _LEAST)
 
     def rest(self, name: str) -> None:
-        """A tensor that no other method has measured, such as a norm's gains, by its elements."""
+        """Any other tensor, such as a norm's gains, by its elements."""
         if name not in self._compared:
             self._check(name, Powers.of(*self._pair(name), torch.square))
 

@@ -12,7 +12,7 @@ from moerge_proto.digests import sha256_hex
 
 
 def from_base(base: Checkpoint | None, merge: Callable[[Piece, Tensor], Tensor]) -> Rule:
-    """The rule merge(piece, base's part of it); the average for rows behind the end of the base's vocabulary."""
+    """The rule merge(piece, base's part of it); the average for rows after the end of the base's vocabulary."""
 
     def rule(piece: Piece) -> Tensor:
         part = None if base is None else tensor_of(base, piece.name)[piece.start :][: len(piece.tensors[0])]
@@ -26,8 +26,8 @@ def from_base(base: Checkpoint | None, merge: Callable[[Piece, Tensor], Tensor])
 def ties(base: Tensor, experts: Sequence[Tensor], dtype: torch.dtype, retain: float, scale: float) -> Tensor:
     """base + scale x the sum of the trimmed task vectors' elements that have the elected sign.
 
-    Trimming keeps the share `retain` of each task vector's elements that are largest; the elected sign of an element
-    is that of the trimmed vectors' sum. Both are per tensor.
+    Trimming keeps the share `retain` of each task vector's largest elements. The elected sign of an element is that of
+    the trimmed vectors' sum. Both are per tensor.
     """
     thresholds = [_threshold(base, expert, retain) for expert in experts]
 
@@ -43,7 +43,7 @@ def ties(base: Tensor, experts: Sequence[Tensor], dtype: torch.dtype, retain: fl
 
 
 def _threshold(base: Tensor, expert: Tensor, retain: float) -> float:
-    """The smallest magnitude that the share `retain` of the task vector's largest elements has."""
+    """The smallest magnitude in the share `retain` of the task vector's largest elements."""
     dropped = round((1 - retain) * base.numel())
     if dropped == 0:
         return 0.0
@@ -53,7 +53,7 @@ def _threshold(base: Tensor, expert: Tensor, retain: float) -> float:
 
 
 def dare(base: Tensor, experts: Sequence[Tensor], dtype: torch.dtype, retain: float, scale: float, seed: str) -> Tensor:
-    """base + scale x the sum of the task vectors, each element of which is kept with probability `retain`
+    """base + scale x the sum of the task vectors. Each of their elements is kept with probability `retain`
     and then divided by it. Equal seeds give equal trunks.
     """
     generators = [

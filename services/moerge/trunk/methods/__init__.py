@@ -1,1 +1,1 @@
-"""Methods of merging a trunk: one module a method. Importing them imports no torch."""
+"""Trunk methods, one module each. Importing them doesn't import torch."""

@@ -50,11 +50,11 @@ class Method:
         name: in requests and lineages.
         about: one phrase for help texts and forms.
         plan: the trunk's tensors, which can be written while the inputs are open.
-        takes: fields of TrunkOptions; `needs` are those without a usable default.
+        takes: allowed fields of TrunkOptions; `needs`: the required ones.
         solved: whether it needs every expert's trunk contribution.
-        for_fitted_mlps: whether its head is for MLPs that owners fit to the trunk.
-        base_only: whether it takes the base's tensors and merges no other expert.
-        revision: raised when the formula changes, so that no earlier trunk is reused.
+        for_fitted_mlps: whether its head is solved for MLPs that owners fit to the trunk.
+        base_only: whether it uses only the base's tensors.
+        revision: raise it with a changed formula, so that no earlier trunk is reused.
         rule: of elementwise methods, the rule for one tensor; it merges MLPs too.
     """
 

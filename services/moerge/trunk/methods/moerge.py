@@ -1,6 +1,6 @@
 """regmean with a head for MLPs that owners fit to the trunk.
 
-Revision 1 always added a context head; revision 2 had no bound of an owner's share of a row.
+Revision 1 always added a context head; revision 2 didn't bound an owner's share of a row.
 """
 
 from functools import partial

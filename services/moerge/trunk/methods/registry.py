@@ -11,10 +11,10 @@ METHODS: dict[str, Method] = {
 
 
 def require_options(method: Method, options: TrunkOptions) -> None:
-    """Requires the options that a method needs, and no option that it doesn't take.
+    """Requires the method's required options, and only options that it takes.
 
     Raises:
-        MoergeError: names the first one that is wrong.
+        MoergeError: names the first wrong option.
     """
     given = options.model_dump(exclude_defaults=True).keys()
     if superfluous := sorted(given - method.takes):

@@ -28,7 +28,7 @@ def config(folder: Path, model_type: str, **settings: object) -> Path:
         ("gemma2", {}, "model_type", "capped logits"),
         ("gpt_neox", {}, "model_type", "no gate"),
         ("starcoder2", {}, "model_type", "no gate"),
-        ("gpt2", {}, "model_type", "no stock MoE class here"),
+        ("gpt2", {}, "model_type", "no stock MoE class in moerge"),
     ],
 )
 def test_what_can_t_be_matched_is_refused_with_the_reason(

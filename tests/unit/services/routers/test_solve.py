@@ -174,7 +174,7 @@ def test_the_domain_whose_gram_is_no_gram_is_named(files: Files, tmp_path: Path)
     path = written(tmp_path / "negative", manifest_of(negative, 1, domain="art"), negative)
     with StatisticsFile(path) as file, pytest.raises(SolveError) as caught:
         solve_layers([*files.opened, file], DOMAINS, GAINS, SolveOptions())
-    assert caught.value.what.endswith("; least definite is the gram of art (owner owner, contribution negative)")
+    assert caught.value.what.endswith("; the least definite gram is that of art (owner owner, contribution negative)")
     assert caught.value.where == "layer 0"
 
 

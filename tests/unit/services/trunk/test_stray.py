@@ -138,7 +138,7 @@ def test_the_embedding_s_longer_vocabulary_is_of_others(tmp_path: Path) -> None:
     long.stray(trunk, 10.0)
     with pytest.raises(IncompatibleExpertError, match="another shape") as caught:
         long.stray(short.expert.folder / "model.safetensors")
-    assert "merge a trunk that your expert is in" in caught.value.todo
+    assert "merge a trunk with your expert" in caught.value.todo
     with pytest.raises(IncompatibleExpertError, match="another shape"):
         short.stray(changed(tmp_path, **{EMBEDDING: torch.cat([tensor(EMBEDDING)] * 2)}))
 

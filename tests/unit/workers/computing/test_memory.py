@@ -49,7 +49,7 @@ def test_what_can_t_fit_is_refused_with_the_settings_to_change(tmp_path: Path) -
     asked = 2 * own.total + own.journal
     assert that_fit(work, settings, Free(asked, asked)) == [work]
     assert that_fit(work, settings, Free(None, None)) == [work]
-    with pytest.raises(MoergeError, match=r"each of 2 slots takes at least .* this machine has") as caught:
+    with pytest.raises(MoergeError, match=r"each of 2 slots needs at least .* this machine has") as caught:
         that_fit(work, settings, Free(asked - 1, asked - 1))
     ways = "--layer-groups 2", "--slots 1", "--precision bfloat16", "--batch-tokens 512", "--context", "--device cuda"
     for way in ways:
@@ -133,7 +133,7 @@ def test_the_probe_finds_an_actor_that_has_not_enough_before_any_shard_is_given(
 
     settings = StatisticsSettings(batch_tokens=8192)  # 8192 tokens by 8192 float32 are 256 MB
     slots = Slots(None, 1, settings, said.append)
-    with pytest.raises(MoergeError, match="each of 1 slots takes at least") as caught:
+    with pytest.raises(MoergeError, match="each of 1 slots needs at least") as caught:
         slots.probe(Cramped(folder, folder, [0] * 3))
     assert "--batch-tokens 2048" in caught.value.todo
     assert caught.value.where == "memory"
