@@ -64,7 +64,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Imports a name when it is asked for, since torch takes seconds (PEP 562)."""
+    """Imports a name at its first use, because torch takes seconds (PEP 562)."""
     if name not in _HOMES:
         raise AttributeError(f"module 'moerge' has no attribute {name!r}")
     return getattr(import_module(f"moerge.{_HOMES[name]}"), name)

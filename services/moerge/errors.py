@@ -1,4 +1,4 @@
-"""The one error tree: what happened, where, and what to do next."""
+"""The error tree: each error has a fault, a place and a remedy."""
 
 from moerge_proto.problems import Problem, ProblemType
 
@@ -7,9 +7,9 @@ class MoergeError(Exception):
     """Base of every error that a user may see.
 
     Args:
-        what: what happened, with the expected and the found value.
+        what: the fault, with the expected and the found value.
         where: the file, tensor, layer or field.
-        todo: what to do next.
+        todo: the remedy.
     """
 
     kind = ProblemType.INVALID_REQUEST
@@ -26,12 +26,12 @@ class MoergeError(Exception):
         return f"{place}{self.what}{advice}"
 
     def problem(self) -> Problem:
-        """The same, as problem+json."""
+        """The error as problem+json."""
         return Problem.of(self.kind, self.what, field=self.where, todo=self.todo)
 
 
 class CheckpointError(MoergeError):
-    """A checkpoint folder or file can't be read as what it claims to be."""
+    """A checkpoint folder or file is missing, damaged or of an unknown kind."""
 
     kind = ProblemType.INCOMPATIBLE_EXPERT
 
@@ -43,7 +43,7 @@ class IncompatibleExpertError(MoergeError):
 
 
 class ContributionError(MoergeError):
-    """A contribution's numbers can't come from an honest pass."""
+    """A contribution's numbers are impossible for an honest pass."""
 
     kind = ProblemType.INVALID_CONTRIBUTION
 
@@ -55,7 +55,7 @@ class SolveError(MoergeError):
 
 
 class CoordinatorError(MoergeError):
-    """The coordinator refused a request; carries its problem."""
+    """The coordinator refused a request; has its problem."""
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem.detail, where=problem.field, todo=problem.todo)

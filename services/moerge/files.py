@@ -15,9 +15,9 @@ from moerge.errors import CheckpointError, MoergeError
 
 @contextmanager
 def atomic_file(path: Path) -> Iterator[BinaryIO]:
-    """Opens a temporary sibling for writing; on success it is fsynced and renamed to `path`, else removed.
+    """Opens a temporary sibling for writing; on success it is fsynced and renamed to `path`, otherwise removed.
 
-    An OSError of it, such as of a full disk, names `path`.
+    Its OSErrors, such as a full disk, name `path`.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
@@ -45,7 +45,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def private_folder(folder: Path) -> None:
-    """Makes a folder that only this user may enter, and closes one that others may.
+    """Makes a folder that only this user may enter, and removes others' access to an existing one.
 
     Raises:
         MoergeError: its mode can't be changed.
@@ -61,13 +61,13 @@ def private_folder(folder: Path) -> None:
 
 
 def require_small(path: Path, most: int) -> None:
-    """Requires that a file that is read as a whole has at most `most` bytes.
+    """Requires at most `most` bytes of a file that is read whole.
 
     Raises:
         CheckpointError: it has more.
     """
     if (size := path.stat().st_size) > most:
-        raise CheckpointError(f"{size} bytes; at most {most}", where=str(path))
+        raise CheckpointError(f"expected at most {most} bytes, found {size}", where=str(path))
 
 
 def file_sha256(path: Path) -> str:
@@ -77,12 +77,12 @@ def file_sha256(path: Path) -> str:
 
 
 def is_of_full_disk(error: BaseException | None) -> bool:
-    """Whether an error of the system or of SQLite is of a disk, a quota or a file that is full."""
+    """Whether an error of the system or of SQLite means a full disk, quota or file."""
     if isinstance(error, OSError):
         return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
     return getattr(error, "sqlite_errorname", "") == "SQLITE_FULL"
 
 
 def cache_folder() -> Path:
-    """Folder of what is kept between runs: texts, trained experts, tools."""
+    """Folder of files kept between runs: texts, trained experts, tools."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "moerge"

@@ -8,10 +8,10 @@ from structlog.typing import Processor
 
 
 def configure(*processors: Processor, json: bool) -> None:
-    """Sends all log lines of this process, those of libraries and warnings too, to standard error.
+    """Sends all log lines of this process, including libraries' and warnings, to standard error.
 
     Args:
-        processors: see every line last, before it is written.
+        processors: the last ones for every line, before it is written.
         json: whether a line is a JSON object.
     """
     shared: list[Processor] = [

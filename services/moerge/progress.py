@@ -17,7 +17,7 @@ LOG_SECONDS = 5.0
 
 class Tracker(Protocol):
     def advance(self, n: int) -> None:
-        """Says that `n` more units are done."""
+        """Adds `n` finished units."""
 
 
 class Progress(Protocol):
@@ -26,7 +26,7 @@ class Progress(Protocol):
 
 
 def amount(value: float, unit: str) -> str:
-    """So much, with its unit."""
+    """An amount with its unit."""
     if unit == "B":
         return decimal(int(value))
     return f"{value:,.0f} {unit}" if value >= 10 else f"{value:.1f} {unit}"
@@ -69,7 +69,7 @@ def _print(line: str) -> None:
 
 
 class LogProgress:
-    """A line every few seconds, and one at the end; on standard error, if `say` doesn't send it elsewhere."""
+    """A line every few seconds, and one at the end; to `say`, by default on standard error."""
 
     def __init__(self, say: Callable[[str], None] = _print) -> None:
         self._say = say
@@ -103,7 +103,7 @@ class _Line:
 
 
 def progress() -> Progress:
-    """The progress that fits standard error: bars on a terminal, lines elsewhere."""
+    """Progress on standard error: bars on a terminal, lines elsewhere."""
     console = Console(stderr=True)
     return TerminalProgress(console) if console.is_terminal else LogProgress()
 

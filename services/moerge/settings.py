@@ -1,4 +1,4 @@
-"""Settings from a TOML file, with what goes before it; and all that is wrong with them, each with its place."""
+"""Settings from a TOML file and its overrides, with all of their errors and places."""
 
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -19,21 +19,21 @@ def read_toml(path: Path) -> dict[str, Any]:
     """A TOML file's keys.
 
     Raises:
-        MoergeError: it is no TOML, or can't be read.
+        MoergeError: it is not TOML, or can't be read.
     """
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise MoergeError(f"not TOML: {error}", where=str(path), todo="mend the file") from error
+        raise MoergeError(f"not TOML: {error}", where=str(path), todo="correct the file") from error
     except OSError as error:
         raise MoergeError(f"can't be read: {error.strerror}", where=str(path), todo="check the path") from error
 
 
 def named_values(option: str, values: Sequence[str]) -> dict[str, list[str]]:
-    """The values of an option that is given as NAME=VALUE; a name may have several.
+    """The values of an option of the form NAME=VALUE; a name may have several.
 
     Raises:
-        MoergeError: one is of another form.
+        MoergeError: a value has another form.
     """
     pairs: dict[str, list[str]] = {}
     for value in values:
@@ -45,7 +45,7 @@ def named_values(option: str, values: Sequence[str]) -> dict[str, list[str]]:
 
 
 def put(values: dict[str, Any], keys: Keys, value: object) -> None:
-    """Sets a key, or a key of a table, whatever was there."""
+    """Sets a key, or a key of a table, and replaces its value."""
     for key in keys[:-1]:
         table = values.get(key)
         values[key] = values = dict(table) if isinstance(table, dict) else {}
@@ -55,20 +55,20 @@ def put(values: dict[str, Any], keys: Keys, value: object) -> None:
 def built(
     model: type[M], values: Mapping[str, Any], places: Mapping[Keys, str], elsewhere: str, apart: Sequence[str] = ()
 ) -> tuple[M | None, list[MoergeError]]:
-    """The settings, or all that is wrong with them.
+    """The settings, or all of their errors.
 
     Args:
-        model: one that refuses unknown keys.
+        model: it must refuse unknown keys.
         values: key -> value.
-        places: keys -> where their value stands.
-        elsewhere: where anything else is to be looked for.
+        places: keys -> the place of their value.
+        elsewhere: the place of other keys.
         apart: keys of the model that can't be set by name.
     """
     try:
         return model.model_validate(values), []
     except ValidationError as error:
         told = [each for each in error.errors() if each["type"] != "default_factory_not_called"]  # for the others
-    told.sort(key=lambda each: each["type"] != "extra_forbidden")  # a misspelt key is a missing one's cause
+    told.sort(key=lambda each: each["type"] != "extra_forbidden")  # a misspelt key can cause a missing one
     found = []
     for each in told:
         loc = tuple(map(str, each["loc"]))
@@ -85,7 +85,7 @@ def built(
 
 
 def unknown(model: type[BaseModel], loc: Keys, where: str, apart: Sequence[str] = ()) -> MoergeError:
-    """That there is no such key, and which one may be meant."""
+    """The error of an unknown key, with the nearest known one."""
     for key in loc[:-1]:
         kinds = [model.model_fields[key].annotation, *get_args(model.model_fields[key].annotation)]
         model = next(kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel))

@@ -1,4 +1,4 @@
-"""The number of threads that torch computes with: another one gives other bits."""
+"""The number of torch's threads."""
 
 import threading
 from collections.abc import Iterator

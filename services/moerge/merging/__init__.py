@@ -1,1 +1,1 @@
-"""Merging on one machine: the whole pipeline on local folders, without a service."""
+"""Merging on one machine: the complete pipeline on local folders, without a server."""

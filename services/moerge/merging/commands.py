@@ -37,7 +37,7 @@ def merge(
     out: Annotated[Path, typer.Option(help="New folder for the merged model.")],
     recipe: Annotated[RecipeName, typer.Option(help="moerge: the recommended one. dume: the paper's.")] = "moerge",
     method: Annotated[
-        TrunkMethod | None, typer.Option(help=f"Trunk method. Default: the recipe's; of moerge {RECOMMENDED.method}.")
+        TrunkMethod | None, typer.Option(help=f"Trunk method. Default: the recipe's ({RECOMMENDED.method} for moerge).")
     ] = None,
     base: Annotated[
         str | None, typer.Option(help="DIR or HUB/ID of the base model, for the methods base, ties and dare.")
@@ -51,31 +51,31 @@ def merge(
     chat: Annotated[
         str | None, typer.Option(help="Field or column with messages, read through the expert's chat template.")
     ] = None,
-    context: Annotated[int, typer.Option(min=2, help="Tokens that a model sees at once.")] = _DEFAULTS.context,
+    context: Annotated[int, typer.Option(min=2, help="Context of the models, in tokens.")] = _DEFAULTS.context,
     precision: Annotated[
         Literal["float32", "bfloat16"], typer.Option(help="Number format of the passes.")
     ] = _DEFAULTS.precision,
     device: Annotated[Literal["cpu", "cuda"], typer.Option(help="Device of the passes and scores.")] = "cpu",
     slots: Annotated[
-        int | None, typer.Option(min=1, help="Shards at a time on a CPU. Default: one a core, if memory is enough.")
+        int | None, typer.Option(min=1, help="Shards at a time on a CPU. Default: one per core, or fewer by memory.")
     ] = None,
     license: Annotated[
         list[str] | None, typer.Option(help="NAME=SPDX: an expert's licence, for the model card; repeat.")
     ] = None,
     scored_tokens: Annotated[
-        int, typer.Option(min=0, help="Tokens per domain for the table at the end; 0: no table.")
+        int, typer.Option(min=0, help="Scored tokens per domain for the final table; 0: no table.")
     ] = SCORED_TOKENS,
     keep_statistics: Annotated[
-        bool, typer.Option("--keep-statistics", help="Keep the work folder, OUT.work, at the end.")
+        bool, typer.Option("--keep-statistics", help="Keep the work folder, OUT.work.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Merges experts on this machine into one MoE model, without training and without a server.
 
-    Statistics and work in progress are in OUT.work, so a run that was cut goes on where it was. A tenth of each
-    domain's documents is set aside, and the table at the end says how the merged model predicts it.
+    Statistics and unfinished work are in OUT.work, so an interrupted run continues there. A tenth of each domain's
+    documents is held out. The final table has the merged model's scores on it.
 
-    Exit status: 0 merged; 1 an input, an option or the machine is not as needed; 2 wrong usage; 130 interrupted.
+    Exit status: 0 merged; 1 an input, an option or the machine is unsuitable; 2 wrong usage; 130 interrupted.
 
     Example: moerge merge --expert code=./code --text code='code/*.jsonl' --expert law=org/name --text law=law.txt
     --out merged
@@ -117,7 +117,7 @@ def merge(
 def _recipe(
     named: VersionRecipe, method: TrunkMethod | None, ridge_lambda: float | None, top_k: int | None, *, fit: bool
 ) -> VersionRecipe:
-    """The recipe with the given options; a fit takes the method whose head suits fitted MLPs, unless one is given."""
+    """The recipe with the given options. The default method of a fit is the one with a head for fitted MLPs."""
     given = {"ridge_lambda": ridge_lambda, "top_k": top_k}
     solve = named.solve.model_dump() | {name: value for name, value in given.items() if value is not None}
     try:
@@ -163,13 +163,13 @@ def _one_each(option: str, values: Sequence[str]) -> dict[str, str]:
         try:
             TypeAdapter(Name).validate_python(name)
         except ValidationError as error:
-            todo = "use a-z, 0-9, - and _, at most 63 of them"
-            raise MoergeError(f"{name!r} is no domain's name", where=option, todo=todo) from error
+            todo = "use at most 63 of a-z, 0-9, - and _"
+            raise MoergeError(f"{name!r} is not a valid domain name", where=option, todo=todo) from error
     return {name: found for name, [found] in pairs.items()}
 
 
 def _require_known(option: str, names: Mapping[str, object], experts: Mapping[str, str], *, every: bool) -> None:
-    """Requires that an option names domains with an expert, and with `every` all of them."""
+    """Requires that an option names domains with an expert; with `every`, all of them."""
     if unknown := sorted(names.keys() - experts.keys()):
         raise MoergeError(f"no expert of {', '.join(unknown)}", where=option, todo="give it with --expert NAME=DIR")
     if every and (missing := sorted(experts.keys() - names.keys())):

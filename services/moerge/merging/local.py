@@ -1,4 +1,4 @@
-"""Lineages of what lies on this machine, and the inputs that they name."""
+"""Lineages of local files, and their inputs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,8 +30,8 @@ class LocalTrunk:
         path: its safetensors file, in the dense family's tensor names.
         sha256: the digest of that file.
         digest: the trunk's name.
-        method: by which it was merged.
-        experts: that it was merged from, in order.
+        method: of its merge.
+        experts: of its merge, in order.
         base: the base model, if the method took one.
         exponents: fractional bits of each layer's gram and cross.
     """
@@ -54,7 +54,7 @@ class LocalTrunk:
 
     @property
     def contains(self) -> Sequence[DenseExpert]:
-        """The experts whose parameters it contains, the base among them."""
+        """The experts whose parameters it contains, including the base."""
         if self.base is None or self.base.digest in [each.digest for each in self.experts]:
             return self.experts
         return [self.base, *self.experts]
@@ -70,19 +70,19 @@ def local_trunk(
     base: DenseExpert | None = None,
     progress: Progress | None = None,
 ) -> LocalTrunk:
-    """Merges a trunk into `folder`, unless it is there.
+    """Merges a trunk into `folder`, unless it exists.
 
     Args:
         experts: in order.
         method: one of `moerge.trunk.methods`.
-        contributions: the experts' trunk contributions, for a method that is solved from them.
+        contributions: the experts' trunk contributions, for a solved method.
         options: without `base`.
         base: the base model, for a method that takes one.
 
     Raises:
-        MoergeError: the method lacks an option, or takes it not.
+        MoergeError: an option is missing or not allowed.
         IncompatibleExpertError: the method doesn't fit the experts' family.
-        SolveError: the trunk contributions hold too little text.
+        SolveError: the trunk contributions have too little text.
     """
     chosen = options or TrunkOptions()
     if base is not None:
@@ -124,10 +124,10 @@ def local_version(
 
     Args:
         experts: in slot order.
-        trunk: that the contributions were computed under.
+        trunk: of the contributions.
         contributions: files of router contributions; none if the routers come from elsewhere.
-        options: how the routers are solved.
-        tied: leave the head out where it is the embedding.
+        options: of the solve.
+        tied: leave the head out if it equals the embedding.
 
     Raises:
         MoergeError: fewer experts than `options.top_k`.

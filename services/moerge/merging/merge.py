@@ -1,4 +1,4 @@
-"""A merge on one machine: experts and texts in, a published version out, by the steps that the service takes."""
+"""A merge on one machine, from experts and texts to a published version, by the steps of the service."""
 
 import os
 import shutil
@@ -41,7 +41,7 @@ from moerge_proto.trunks import TrunkOptions
 from moerge_proto.versions import Lineage, SolveReport
 
 LEAST_DOCUMENTS = 100
-"""Documents that a fit takes, if there are so many."""
+"""Least number of documents of a fit, if there are so many."""
 
 
 _LOCK = "lock"
@@ -60,13 +60,13 @@ class MergeSettings:
     """The choices of a merge.
 
     Attributes:
-        recipe: trunk method, fit, and how routers are solved.
+        recipe: trunk method, fit, and options of the solve.
         trunk: options of the trunk method, without its base.
         base: the base model, for a method that takes one.
-        statistics: how documents become features.
-        held_out_share: share of the documents that are set aside for the scores.
-        rare_below: counts of tokens that occur fewer times are withheld from trunk contributions, as workers do.
-        scored_tokens: per domain, of the documents that are set aside; 0: nothing is scored.
+        statistics: settings of the features.
+        held_out_share: share of the held-out documents, which are scored.
+        rare_below: smaller token counts are withheld from trunk contributions, as in workers.
+        scored_tokens: per domain, of held-out documents; 0: no scores.
         computing: device, threads, key of shard names, progress.
         keep_statistics: whether the work folder stays.
     """
@@ -83,7 +83,7 @@ class MergeSettings:
 
 
 def work_folder(out: Path) -> Path:
-    """The folder of statistics and work in progress, beside the output, because engines read all files in that."""
+    """The folder of statistics and unfinished work; not in the output, because engines read all files there."""
     return out.with_name(f"{out.name}.work")
 
 
@@ -93,16 +93,16 @@ def merge(
     settings: MergeSettings | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> Report:
-    """Merges experts into a version in the folder `out`; a run that was cut goes on where it was.
+    """Merges experts into a version in the folder `out`; an interrupted run continues.
 
     Args:
         sources: in slot order.
-        out: a new folder, or the one that a cut run of the same merge has written.
+        out: a new folder, or that of an interrupted run of the same merge.
         settings: by default the recommended recipe.
-        say: is told what else there is to say.
+        say: gets other messages.
 
     Raises:
-        MoergeError: an expert, a text, an option or the machine isn't as needed; says which and what to do.
+        MoergeError: an expert, a text, an option or the machine is unsuitable; names it and the remedy.
     """
     settings = settings or MergeSettings()
     job = _Job(sources, out, settings, say)
@@ -123,13 +123,13 @@ class _Job:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Keeps other runs out of the work folder, which goes if nothing is left in it."""
+        """Locks the work folder against other runs, and removes it at the end if it is empty."""
         self._work.mkdir(parents=True, exist_ok=True)
         lock = FileLock(self._work / _LOCK)
         try:
             lock.acquire(blocking=False)
         except Timeout as error:
-            raise MoergeError("another merge works there", where=str(self._work), todo="wait for it") from error
+            raise MoergeError("another merge uses this folder", where=str(self._work), todo="wait for it") from error
         try:
             yield
         finally:
@@ -160,7 +160,7 @@ class _Job:
         return report
 
     def _check_out(self) -> None:
-        """Requires a new folder, or the version that a cut run has written; that one's work folder is there."""
+        """Requires a new folder, or the version of an interrupted run, which has a work folder."""
         found, begun = _names(self.out), _names(self._work) != {_LOCK}
         if self.out.is_file() or (found and not (begun and LINEAGE_FILE in found)):
             todo = "name a new folder, or remove this one"
@@ -210,19 +210,19 @@ class _Job:
         return survey(source.expert.domain, texts, self.settings.scored_tokens, self._progress)
 
     def _check_text(self, found: Survey) -> None:
-        """Refuses too little text, and tells where more would make better routers."""
+        """Refuses too little text, and reports where more would make better routers."""
         hidden = int(self.sources[0].expert.config.hidden_size)
         read = f"{found.tokens:,} tokens for statistics in {found.documents:,} documents"
         if found.tokens < hidden:
             todo = f"give at least {hidden:,} tokens, the hidden size; {enough(hidden):,} are better"
             raise MoergeError(read, where=f"--text {found.domain}", todo=todo)
         if found.tokens < enough(hidden):
-            self.say(f"{found.domain}: {read}; from {enough(hidden):,} on, the routers are well determined")
+            self.say(f"{found.domain}: {read}; give {enough(hidden):,} or more for well-determined routers")
         if self.settings.scored_tokens and not found.scored:
-            self.say(f"{found.domain}: no document is set aside, so it is not scored; give more documents")
+            self.say(f"{found.domain}: no document is held out, so the domain is not scored; give more documents")
 
     def _check_disk(self) -> None:
-        """The output takes the trunk and all MLPs, the work folder a trunk and the sums; with a fit, dense experts."""
+        """The output has the trunk and all MLPs; the work folder a trunk and the sums, and with a fit dense experts."""
         hidden, total = 0, 0
         for source in self.sources:
             config, own = source.expert.config, source.expert.checkpoint
@@ -230,10 +230,10 @@ class _Job:
             hidden = int(config.hidden_size)
             total += size + 8 * hidden * (hidden + 1) * int(config.num_hidden_layers)
             total += size if self.settings.recipe.fit else 0
-        total -= sum(path.stat().st_size for path in self._work.rglob("*") if path.is_file())  # of a run that was cut
+        total -= sum(path.stat().st_size for path in self._work.rglob("*") if path.is_file())  # of an interrupted run
         free = shutil.disk_usage(self._work).free
         if free < total and not _names(self.out):
-            found = f"{decimal(free)} are free; output and work take up to {decimal(total)} more"
+            found = f"output and work need up to {decimal(total)} more; {decimal(free)} are free"
             raise MoergeError(found, where=str(self._work), todo="make room, or name --out on a larger disk")
 
     def _trunk(self, surveys: Sequence[Survey]) -> LocalTrunk:
@@ -256,7 +256,7 @@ class _Job:
         )
 
     def _expert(self, own: DenseExpert, found: Survey, trunk: LocalTrunk) -> DenseExpert:
-        """The expert, or with a fit the one with MLPs that are fitted to the trunk."""
+        """The expert, or with a fit the fitted expert."""
         if not self.settings.recipe.fit:
             return own
         hidden = int(own.config.hidden_size)
@@ -268,10 +268,10 @@ class _Job:
         if not folder.is_dir():
             asked, free = fitting_bytes(own, fitting_tokens(hidden)), free_bytes(self.settings.computing.device)
             if free is not None and asked > free:
-                needs = f"fitting takes {decimal(asked)} of memory, and {decimal(free)} are free"
+                needs = f"fitting needs {decimal(asked)} of memory; {decimal(free)} are free"
                 raise MoergeError(needs, where="--fit", todo="merge without --fit, or on a larger machine")
             part = self._work / f".{folder.name}.part"
-            shutil.rmtree(part, ignore_errors=True)  # of a run that was killed
+            shutil.rmtree(part, ignore_errors=True)  # of a killed run
             total = sum(row.count for row in rows) * int(own.config.num_hidden_layers)
             with self._progress.track(f"fitting MLPs of {own.domain}", total, "tokens") as tracker:
                 cut = list(batches(rows, self.settings.statistics.batch_tokens))
@@ -287,13 +287,13 @@ class _Job:
         """Whether the output is this version.
 
         Raises:
-            MoergeError: it is another one.
+            MoergeError: it is another version.
         """
         path = self.out / LINEAGE_FILE
         if not path.is_file():
             return False
         if Lineage.model_validate_json(path.read_text(encoding="utf-8")) != lineage:
-            raise MoergeError("holds another version", where=str(self.out), todo="name a new folder, or remove it")
+            raise MoergeError("contains another version", where=str(self.out), todo="name a new folder, or remove it")
         return True
 
     def _write(self, lineage: Lineage, inputs: VersionInputs) -> None:
@@ -320,13 +320,13 @@ class _Job:
             out.write(card.encode())
 
     def _scores(self, surveys: Sequence[Survey]) -> list[DomainScore | None]:
-        """Each domain's expert and the version on the documents that are set aside."""
+        """The scores of each domain's expert and of the version on held-out documents."""
         if not any(each.scored for each in surveys):
             return [None] * len(surveys)
         tensors = Checkpoint(self.out).specs.values()
         asked, free = 4 * sum(torch.Size(spec.shape).numel() for spec in tensors), free_bytes("cpu")
         if free is not None and asked > free:
-            self.say(f"not scored: the version takes {decimal(asked)} of memory, and {decimal(free)} are free")
+            self.say(f"not scored: the version needs {decimal(asked)} of memory; {decimal(free)} are free")
             return [None] * len(surveys)
         device, experts, found = self.settings.computing.device, list[Score](), list[DomainScore | None]()
         total = 2 * sum(window.scored for each in surveys for window in each.scored)

@@ -1,4 +1,4 @@
-"""The outcome of a merge: how each domain does in the version, against its own expert."""
+"""The report of a merge: each domain's score in the version, compared with its own expert."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -12,18 +12,18 @@ from moerge.versions.card import ScoreRow, scores_text
 from moerge_proto.versions import SolveReport
 
 SCORED_TOKENS = 10_000
-"""Tokens per domain on which the version is compared with the experts."""
+"""Tokens per domain for the comparison of the version with the experts."""
 LOST = 10.0
-"""Points below its own expert from which on a domain is warned about."""
+"""Least loss of a domain against its own expert, in points, with a warning."""
 FLOAT32_LIMIT = 2.0**24
-"""Condition above which float32 products leave the weakest directions of a router undetermined."""
+"""Condition above which float32 products don't determine a router's weakest directions."""
 
-_SHOWN = 2  # experts of a domain's tokens
+_SHOWN = 2  # experts shown per domain
 
 
 @dataclass(frozen=True)
 class DomainCounts:
-    """The text that a domain's statistics are made of; `tokens` are those that count."""
+    """The text of a domain's statistics; `tokens` are those that count."""
 
     documents: int
     tokens: int
@@ -31,13 +31,13 @@ class DomainCounts:
 
 @dataclass(frozen=True)
 class DomainScore:
-    """Perplexities on a domain's documents that were set aside.
+    """Perplexities on a domain's held-out documents.
 
     Attributes:
         expert, version: perplexities.
         normalised: 100 x the expert's / the version's.
-        tokens: scored ones.
-        shares: of the tokens that each expert was first choice for, in slot order, over all layers.
+        tokens: number of scored tokens.
+        shares: each expert's share of the tokens by first choice, in slot order, over all layers.
     """
 
     expert: float
@@ -49,7 +49,7 @@ class DomainScore:
 
 @dataclass(frozen=True)
 class Report:
-    """The version's folder, and each domain's text and score, if it was scored.
+    """The version's folder, and each domain's text and score, if scored.
 
     Attributes:
         conditions: least and largest condition of A + lambda I over the layers.
@@ -89,7 +89,7 @@ class Report:
 
     @property
     def warnings(self) -> list[str]:
-        """Domains that lose, and routers that are badly determined."""
+        """Warnings about domains that lose, and badly determined routers."""
         found = [
             f"{domain} loses {100 - each.normalised:.1f} points against its own expert"
             for domain, each in zip(self.domains, self.scores, strict=True)
@@ -100,12 +100,12 @@ class Report:
         return found
 
     def _routed(self, score: DomainScore) -> str:
-        """The experts that most of a domain's tokens go to."""
+        """The experts with most of a domain's tokens."""
         largest = sorted(zip(score.shares, self.domains, strict=True), reverse=True)[:_SHOWN]
         return ", ".join(f"{domain} {100 * share:.0f} %" for share, domain in largest)
 
     def to_json(self) -> dict[str, object]:
-        """The same as data for JSON."""
+        """The report as data for JSON."""
         rows = []
         for domain, counts, each in zip(self.domains, self.counts, self.scores, strict=True):
             rows.append({"domain": domain, **asdict(counts), "score": None if each is None else asdict(each)})
@@ -119,7 +119,7 @@ class Report:
 
     def render(self) -> Iterator[RenderableType]:
         """A table and sentences for a terminal."""
-        title = "Normalised perplexity on the documents set aside: 100 = the domain's own expert"
+        title = "Normalised perplexity on held-out documents: 100 = the domain's own expert"
         table = Table("domain", "tokens", "expert", "version", "normalised", "routed to", title=title)
         for column in table.columns[1:5]:
             column.justify = "right"

@@ -1,4 +1,4 @@
-"""The texts of a domain in a merge on one machine: documents for its statistics, and windows that are scored."""
+"""The texts of a domain in a merge on one machine: documents for its statistics, and scored windows."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -14,16 +14,16 @@ from moerge.scoring.perplexity import Window, windows
 from moerge_proto.statistics_file import StatisticsSettings
 
 FEW_DOCUMENTS = 20
-"""With fewer documents, such as one plain text file, each is cut into pieces of a window, which count as documents."""
+"""With fewer documents, such as one plain text file, pieces of a window's size count as documents."""
 
 
 @dataclass(frozen=True)
 class Texts:
-    """A domain's documents, of which a share is held out by a digest of each, so equal ones are in one split.
+    """A domain's documents. A digest of each decides its split, so equal documents are in one split.
 
     Attributes:
         corpus: the documents.
-        settings: how they become features.
+        settings: of their features.
         held_out_share: of all documents.
         in_pieces: whether documents are cut into pieces of a window first.
     """
@@ -42,7 +42,7 @@ class Texts:
         return (tokens() for _, tokens in self.named(split, tracker))
 
     def named(self, split: Split, tracker: Tracker | None = None) -> Iterator[tuple[bytes, Callable[[], Tokens]]]:
-        """The digest of each document of a split, and a function that gives its tokens."""
+        """The digest of each document of a split, and a function for its tokens."""
         for text, tokens in self._documents(tracker):
             if split_of(split_digest(text), 0, self.held_out_share) == split:
                 yield text_digest(text), tokens
@@ -62,13 +62,13 @@ def _same(tokens: Tokens) -> Tokens:
 
 @dataclass(frozen=True)
 class Survey:
-    """What a domain's texts hold.
+    """The size of a domain's texts.
 
     Attributes:
         domain: its label.
         texts: the documents for its statistics.
         documents, tokens: of the statistics; tokens that count.
-        scored: windows of documents that are set aside.
+        scored: windows of held-out documents.
     """
 
     domain: str
@@ -79,7 +79,7 @@ class Survey:
 
 
 def survey(domain: str, texts: Texts, most: int, progress: Progress) -> Survey:
-    """Reads a domain's texts; windows hold about `most` tokens. Few documents are cut into pieces first."""
+    """Reads a domain's texts; windows have about `most` tokens. Few documents are cut into pieces first."""
     if sum(1 for _ in islice(texts.corpus.documents(), FEW_DOCUMENTS)) < FEW_DOCUMENTS:
         texts = replace(texts, in_pieces=True)
     documents = tokens = 0

@@ -1,1 +1,1 @@
-"""Recipes: ways to build, from dense experts and their domains' texts, what predicts tokens."""
+"""Recipes: methods to build models from dense experts and their domains' texts."""

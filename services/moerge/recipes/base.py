@@ -1,4 +1,4 @@
-"""What every recipe is handed, and what it makes."""
+"""The input and the output of recipes."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,11 +16,11 @@ from moerge.recipes.precision import Dtype
 from moerge.scoring.perplexity import Rows, Window
 
 Options = Mapping[str, float]
-"""Numbers that a recipe takes, by name; all of those that it has."""
+"""All options of a recipe, by name."""
 SEED = "seed"
-"""The option by which the seed model is one of a recipe's experts."""
+"""The option that adds the seed model to a recipe's experts."""
 Likelihoods = dict[tuple[Path, Dtype, tuple[int, ...]], Tensor]
-"""Dense expert's folder, number format and token ids -> log p of every token but the first, [T - 1] float64."""
+"""Dense expert's folder, number format and token ids -> log p of every token except the first, [T - 1] float64."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Shared:
 
     Attributes:
         folder: of trunks; None: every recipe merges its own.
-        trunks: solved trunks in it, by all that decides them.
+        trunks: solved trunks in it, by all of their inputs.
         likelihoods: of texts under dense experts.
     """
 
@@ -40,15 +40,15 @@ class Shared:
 
 @dataclass(frozen=True)
 class Domain:
-    """One domain's expert, and its texts as documents of token ids, none longer than the context.
+    """One domain's expert, and its texts as documents of token ids, at most as long as the context.
 
     Attributes:
         name: of the domain.
         expert: dense checkpoint folder.
-        statistics: text that statistics may come from; never what is scored.
+        statistics: text for statistics; never scored.
         other: other text of the domain, for statistics out of distribution; may be empty.
-        tuning: windows by which a recipe may choose its settings, cut as the scored ones, of text that is neither of
-            statistics nor scored; may be empty.
+        tuning: windows for the choice of settings, cut like the scored ones, from text used for nothing else; may be
+            empty.
     """
 
     name: str
@@ -60,15 +60,15 @@ class Domain:
 
 @dataclass(frozen=True)
 class Fleet:
-    """What a recipe is built from.
+    """The input of a recipe.
 
     Attributes:
-        domains: in order; all experts are of one architecture and vocabulary.
-        base: folder of the dense model that all experts were trained from, for recipes with task vectors.
-        seed: of all that the recipe draws.
-        work: an empty folder of the recipe's own, which is removed once it has been scored.
-        device: torch device that models compute on.
-        dtype: number format of the models that recipes make.
+        domains: in order; all experts have one architecture and vocabulary.
+        base: folder of the seed model, for recipes with task vectors.
+        seed: of the recipe's random numbers.
+        work: an empty folder of the recipe, removed after it was scored.
+        device: torch device of the models.
+        dtype: number format of the recipes' models.
         shared: by recipes and seeds.
     """
 
@@ -87,30 +87,30 @@ class Model(Protocol):
     chosen: Options = MappingProxyType({})
     """Options that the recipe chose by the tuning text."""
     active_parameters: float
-    """How many parameters a token is multiplied by, on average: of every expert that runs for it, and of its routing.
-    Embedding rows are looked up, not multiplied by; a head is multiplied by."""
+    """Average number of parameters that a token is multiplied by, in all of its experts and the routing. That includes
+    the head, but not the embedding."""
     reads_domain: bool = False
-    """True if it looks at `rows.domain`; only an oracle may."""
+    """True if it reads `rows.domain`; only an oracle may."""
 
     def losses(self, rows: Rows) -> Tensor:
-        """[B, T - 1], as `Losses` has it."""
+        """[B, T - 1], see `Losses`."""
 
 
 def whole(options: Options, name: str, least: int, most: float = inf) -> int:
-    """An option that must be a whole number between two.
+    """An integer option between two bounds.
 
     Raises:
-        MoergeError: it isn't.
+        MoergeError: it has another value.
     """
     value = options[name]
     if value != int(value) or not least <= value <= most:
         between = f"between {least} and {most:g}" if most < inf else f"of at least {least}"
-        raise MoergeError(f"{name} is {value:g}", where="--recipe", todo=f"give a whole number {between}")
+        raise MoergeError(f"{name} is {value:g}", where="--recipe", todo=f"give an integer {between}")
     return int(value)
 
 
 Chosen = Callable[[Fleet, Options], Options]
-"""The options that are chosen by the tuning text."""
+"""The options that the tuning text chooses."""
 
 
 def nothing_chosen(fleet: Fleet, options: Options) -> Options:
@@ -118,7 +118,7 @@ def nothing_chosen(fleet: Fleet, options: Options) -> Options:
 
 
 class Member(NamedTuple):
-    """An owner's part in a version: an expert, whose MLPs it has, and the file of a router contribution."""
+    """An owner's part in a version: an expert with its MLPs, and the file of a router contribution."""
 
     expert: DenseExpert
     contribution: Path
@@ -126,13 +126,13 @@ class Member(NamedTuple):
 
 @dataclass(frozen=True)
 class Parts:
-    """A version in the steps that it is made in, so that experts can join one that is there.
+    """The steps of a version, so that experts can join an existing trunk.
 
     Attributes:
-        trunk: merged from the fleet's experts, in the fleet's folder.
-        contribute: what the owner of a slot of the fleet does behind a trunk, whoever is in that.
+        trunk: merges the fleet's experts, in the fleet's folder.
+        contribute: the contribution of a slot's owner under any trunk.
         solve: the routers of these members, [D, H] per layer, in their order.
-        chosen: the options that the other steps need chosen.
+        chosen: the chosen options, for the other steps.
     """
 
     trunk: Callable[[Fleet, Options], LocalTrunk]
@@ -148,14 +148,14 @@ class Recipe:
     Attributes:
         source: paper and section or equation.
         build: yields (row of the table, model), one in memory at a time.
-        options: what it takes, with defaults.
-        uses_text: whether it takes statistics from the domains' texts, so that seeds differ by what those draw of them.
-        drawn: whether it draws something itself, so that seeds differ even with the same texts.
-        needs_base: whether it starts from the common base model.
-        needs_other: whether it takes other text of the domains.
-        reads_ahead: whether it chooses experts by the whole window, so by what it is then scored on too.
-        asked_only: whether it is left out unless it is named.
-        parts: of those that publish a version with solved routers, how.
+        options: its options, with defaults.
+        uses_text: whether it takes statistics from the domains' texts, which differ by seed.
+        drawn: whether it draws random numbers, so that seeds differ even with the same texts.
+        needs_base: whether it needs the seed model.
+        needs_other: whether it needs other text of the domains.
+        reads_ahead: whether it chooses experts by the whole window, including scored tokens.
+        asked_only: whether it runs only if named.
+        parts: the steps of a recipe that publishes a version with solved routers.
     """
 
     name: str

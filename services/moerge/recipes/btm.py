@@ -15,8 +15,8 @@ from moerge.scoring.perplexity import Rows
 class Ensemble(Model):
     """p(x_t+1 | x_<=t) = sum_d p(d | x_<=t) p_d(x_t+1 | x_<=t), p(d | x_<=t) ~ p(d) prod_s p_d(x_s | x_<s).
 
-    The product is over the last `window` tokens, t - window < s <= t. A row's first token, which no expert predicts,
-    tells nothing of the domain.
+    The product is over the last `window` tokens, t - window < s <= t. No expert predicts a row's first token, so it is
+    no evidence.
 
     Args:
         models: the dense experts.

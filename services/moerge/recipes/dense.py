@@ -1,4 +1,4 @@
-"""Dense models: each expert alone, and all parameters of all experts, those of the MLPs too, merged into one."""
+"""Dense models: each expert alone, and experts merged with all parameters, including MLPs."""
 
 from collections.abc import Iterator, Mapping
 from functools import partial
@@ -26,13 +26,13 @@ from moerge_proto.trunks import TrunkMethod, TrunkOptions
 
 Checked = TypeVar("Checked", bound=BaseModel)
 EXPERTS = "experts"
-"""The recipe that scores are normalised by."""
+"""The recipe that normalises scores."""
 TASK_VECTORS: Mapping[str, float] = {"retain": 0.8, "scale": CHOOSE}
-"""The share of a task vector that is kept, and the factor of their sum: 1 / 3 of three in MergeME's appendix."""
+"""The kept share of a task vector, and the factor of their sum: 1 / 3 for three in MergeME's appendix."""
 
 
 def domain_name(slot: int) -> str:
-    """The domain of a slot in files, d0, d1, …; users may have chosen any name."""
+    """The name of a slot's domain in files, d0, d1, …, because users may choose any name."""
     return f"d{slot}"
 
 
@@ -42,7 +42,7 @@ def expert_row(domain: str) -> str:
 
 
 def trunk_options(method: TrunkMethod, fleet: Fleet, options: Options) -> TrunkOptions:
-    """The options that a trunk method takes, but for the base. Weights are the domains' tokens of statistics."""
+    """The options of a trunk method, without the base. Weights are the domains' tokens of statistics."""
     tokens = {domain_name(slot): sum(map(len, domain.statistics)) for slot, domain in enumerate(fleet.domains)}
     given = {**options, "seed": fleet.seed, "weights": tokens}
     return checked(TrunkOptions, {name: value for name, value in given.items() if name in METHODS[method].takes})
@@ -73,7 +73,7 @@ def merged_model(fleet: Fleet, method: TrunkMethod, options: Options) -> PreTrai
         MoergeError: the method isn't elementwise.
     """
     if (rule := METHODS[method].rule) is None:
-        raise MoergeError("the method merges no MLPs", where=method, todo="choose an elementwise method")
+        raise MoergeError("the method doesn't merge MLPs", where=method, todo="choose an elementwise method")
     config, base = read_config(fleet.domains[0].expert), base_of(method, fleet)
     experts = [Checkpoint(domain.expert) for domain in fleet.domains]
     inputs = MethodInputs(
@@ -114,7 +114,7 @@ def _scaled(row: str, method: TrunkMethod, fleet: Fleet, options: Options) -> It
 
 
 def _task_arithmetic(fleet: Fleet, options: Options) -> Iterator[tuple[str, Model]]:
-    """DARE that drops no element."""
+    """DARE without dropping."""
     return _scaled("task-arithmetic", "dare", fleet, {**options, "retain": 1})
 
 

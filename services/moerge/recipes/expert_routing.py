@@ -1,4 +1,4 @@
-"""Expert routing: a linear router on a mean embedding chooses the one expert that runs (BTS section 3.3)."""
+"""Expert routing: a linear router on a mean embedding chooses a single expert (BTS section 3.3)."""
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -17,7 +17,7 @@ from moerge.threads import one_thread
 from moerge.trunk.average import average
 
 SHORTEST, LONGEST = 32, 256
-"""Tokens of a document that a router is fitted to, at least and at most; a shorter document counts as a whole."""
+"""Least and most tokens of a document for fitting a router; a shorter document counts whole."""
 _BATCH = 64
 _LEARNING_RATE = 5e-4
 
@@ -39,9 +39,9 @@ def closed_form(features: Tensor, targets: Tensor, domains: int, ridge_lambda: f
 
     Args:
         features: X, [N, H].
-        targets: [N], which expert has the smallest loss.
+        targets: [N], the number of the expert with the smallest loss.
         domains: D.
-        ridge_lambda: lambda, in units of the mean diagonal, for embeddings have any scale.
+        ridge_lambda: lambda, in units of the mean diagonal, because embeddings have any scale.
     """
     wide = features.double()
     gram = wide.T @ wide
@@ -55,7 +55,7 @@ def trained(draw: Callable[[Tensor], Tensor], targets: Tensor, shape: tuple[int,
 
     Args:
         draw: numbers of texts [n] -> their features [n, H], of newly drawn lengths.
-        targets: [N], which expert has the smallest loss.
+        targets: [N], the number of the expert with the smallest loss.
         shape: H, D.
         steps: of 64 documents each.
         seed: of the batches.
@@ -74,16 +74,16 @@ def trained(draw: Callable[[Tensor], Tensor], targets: Tensor, shape: tuple[int,
 
 
 class PrefixRouted(Model):
-    """Each token is predicted by the expert that the router prefers for the mean embedding of the tokens before it.
+    """Each token is predicted by the router's expert for the mean embedding of the tokens before it.
 
-    An expert that is chosen must have read all of the text before, so each keeps its own keys and values. The active
-    parameters are those of an expert that reads what it missed only once it is chosen; they are of the rows so far.
+    A chosen expert must have read all earlier text, so each has its own cache of keys and values. The active parameters
+    assume that an expert reads missed text only when it is chosen; they cover the rows so far.
 
     Args:
         models: the dense experts.
         table: [V, H], embeddings.
         router: [H, D].
-        window: how many tokens before it, at most; 0: all.
+        window: most tokens before it; 0: all.
     """
 
     def __init__(self, models: Sequence[Dense], table: Tensor, router: Tensor, window: int = 0) -> None:
@@ -102,7 +102,7 @@ class PrefixRouted(Model):
         return torch.stack([model.losses(rows) for model in self._models]).gather(0, chosen[None])[0]
 
     def _count(self, chosen: Tensor, lengths: Sequence[int]) -> None:
-        """Counts the tokens that the experts read, up to the last one after which each is chosen."""
+        """Counts the tokens that each expert reads, up to its last choice."""
         for row, length in zip(chosen, lengths, strict=True):
             last = {expert: place for place, expert in enumerate(row[: length - 1].tolist(), start=1)}
             self._read += sum(last.values())
@@ -112,7 +112,7 @@ class PrefixRouted(Model):
 
 
 def _prepared(fleet: Fleet, options: Options) -> tuple[list[Dense], Tensor, list[list[int]], Tensor]:
-    """The experts, the embeddings, the domains' documents, and which expert has the smallest loss on each."""
+    """The experts, the embeddings, the domains' documents, and the best expert on each."""
     models = experts(with_seed(fleet, options))
     folders = [domain.expert for domain in fleet.domains] if fleet.base is None else [fleet.base]
     table = average([Checkpoint(folder).tensor(EMBEDDING) for folder in folders], torch.float32)
@@ -131,7 +131,7 @@ def _prefixes(table: Tensor, texts: Sequence[list[int]], seed: int) -> Callable[
 
 
 def stretches(texts: Sequence[list[int]], targets: Tensor, window: int) -> tuple[list[list[int]], Tensor]:
-    """The examples of a router: texts; with a window, their stretches of so many tokens, which overlap by half."""
+    """The examples of a router: texts, or with a window their stretches of that length, which overlap by half."""
     if not window:
         return list(texts), targets
     cut = [

@@ -1,4 +1,4 @@
-"""Likelihoods of texts under dense experts, computed once for all recipes; and rows that go different ways."""
+"""Likelihoods of texts under dense experts, computed once for all recipes; and batches with several routes."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -20,8 +20,8 @@ class Dense(Loaded):
 
     Args:
         folder: its checkpoint.
-        device: that it computes on.
-        known: likelihoods that were computed before; those that are missing are added.
+        device: of the computation.
+        known: likelihoods computed before; missing ones are added.
         dtype: number format.
     """
 
@@ -38,7 +38,7 @@ class Dense(Loaded):
 
     @torch.inference_mode()
     def likelihoods(self, texts: Sequence[Sequence[int]]) -> list[Tensor]:
-        """log p(x_t | x_<t) of each text's tokens but the first, [T - 1] float64."""
+        """log p(x_t | x_<t) of each text's tokens except the first, [T - 1] float64."""
         keys = [(self._folder, self._dtype, tuple(text)) for text in texts]
         missing = [key for key in dict.fromkeys(keys) if key not in self._known]
         for batch in bucket(missing, lambda key: len(key[-1]), BATCH_TOKENS):
@@ -54,15 +54,15 @@ def experts(fleet: Fleet) -> list[Dense]:
 
 
 def with_seed(fleet: Fleet, options: Options) -> Fleet:
-    """The fleet; with the option `seed` the seed model is one more expert, which has no text.
+    """The fleet; with the option `seed` the seed model is a further expert without text.
 
     Raises:
-        MoergeError: the seed model isn't known.
+        MoergeError: the seed model is missing.
     """
     if not whole(options, SEED, 0, 1):
         return fleet
     if fleet.base is None:
-        raise MoergeError("the seed model isn't given", where=f"{SEED}=1", todo="name its folder with --base")
+        raise MoergeError("the seed model is missing", where=f"{SEED}=1", todo="name its folder with --base")
     return replace(fleet, domains=[*fleet.domains, Domain(SEED, fleet.base, [])])
 
 
@@ -72,7 +72,7 @@ def documents(rows: Rows) -> list[list[int]]:
 
 
 def likelihoods(models: Sequence[Dense], texts: Sequence[Sequence[int]]) -> Tensor:
-    """[N, D] float64: log p(text) under each model, of all its tokens but the first."""
+    """[N, D] float64: log p(text) under each model, of all tokens except the first."""
     return torch.stack([torch.stack([each.sum() for each in model.likelihoods(texts)]) for model in models], dim=1)
 
 
@@ -83,11 +83,11 @@ def recent(values: Tensor, window: int) -> Tensor:
 
 
 def in_groups(rows: Rows, groups: Iterable[tuple[Tensor, Callable[[Rows], Tensor]]]) -> Tensor:
-    """[B, T, V] float32, from rows that go different ways.
+    """[B, T, V] float32, from groups of rows.
 
     Args:
-        rows: all of them.
-        groups: which rows [b], each in one group, and what gives their logits [b, T, V].
+        rows: all rows.
+        groups: numbers of rows [b], each in one group, and the function for their logits [b, T, V].
     """
     found = torch.empty(0)
     for those, predict in groups:

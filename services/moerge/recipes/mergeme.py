@@ -20,7 +20,7 @@ from moerge.recipes.models import FromLogits, active_parameters
 from moerge.scoring.perplexity import Rows, load, logits, losses_by
 
 Scores = Callable[[Rows], Tensor]
-"""How near each row is to each expert: [B, D]."""
+"""Similarity of each row to each expert: [B, D]."""
 
 
 def top_softmax(scores: Tensor, k: int) -> Tensor:
@@ -30,7 +30,7 @@ def top_softmax(scores: Tensor, k: int) -> Tensor:
 
 
 def confidence(models: Sequence[Dense]) -> Scores:
-    """1 / PPL of each row under each expert: the geometric mean of its tokens' probabilities, all but the first."""
+    """1 / PPL of each row under each expert: the geometric mean of its tokens' probabilities except the first."""
 
     def scores(rows: Rows) -> Tensor:
         tokens = (torch.tensor(rows.lengths) - 1).clamp_min(1)
@@ -42,14 +42,14 @@ def confidence(models: Sequence[Dense]) -> Scores:
 def alignment(base: PreTrainedModel, models: Sequence[PreTrainedModel]) -> Scores:
     """The cosine of the base model's gradient on each row with every task vector, base - expert.
 
-    Going down the gradient leads towards an expert, so the gradient points away from it, as base - expert does.
+    A step against the gradient leads towards an expert, so the gradient points away from it, like base - expert.
     """
     parameters = dict(base.named_parameters())
     own = [dict(model.named_parameters(remove_duplicate=False)) for model in models]
     for name, each in parameters.items():
         if wrong := [list(theirs[name].shape) for theirs in own if theirs[name].shape != each.shape]:
             found = f"the base model's shape is {list(each.shape)}, an expert's {wrong[0]}"
-            raise MoergeError(found, where=name, todo="name the model that the experts were trained from")
+            raise MoergeError(found, where=name, todo="name the experts' seed model")
     vectors = [[(each - theirs[name]).detach() for name, each in parameters.items()] for theirs in own]
     sizes = torch.tensor([_dot(vector, vector) for vector in vectors]).sqrt()
 
@@ -72,19 +72,19 @@ def _dot(one: Sequence[Tensor], other: Sequence[Tensor]) -> float:
 
 
 def submodules(model: PreTrainedModel, name: str) -> list[nn.Module]:
-    """Each layer's `mlp` or `self_attn`: these names are the same in every family of the table."""
+    """Each layer's `mlp` or `self_attn`; all families use these names."""
     return [model.get_submodule(f"model.layers.{layer}.{name}") for layer in range(model.config.num_hidden_layers)]
 
 
 class Gate:
-    """The experts that all rows of one forward pass go to, and their weights [B, k]."""
+    """The experts of one forward pass, and their weights [B, k]."""
 
     chosen: Sequence[int]
     weights: Tensor
 
 
 class Mixed(nn.Module):
-    """The sum of the chosen experts' outputs, by weight; of one layer's MLPs or attentions."""
+    """The weighted sum of the chosen experts' outputs, for one layer's MLPs or attentions."""
 
     def __init__(self, experts: Sequence[nn.Module], gate: Gate) -> None:
         super().__init__()
@@ -92,22 +92,22 @@ class Mixed(nn.Module):
 
     def forward(self, *args: object, **kwargs: object) -> Tensor | tuple[Tensor, None]:
         outputs = [self.experts[expert](*args, **kwargs) for expert in self.gate.chosen]
-        pairs = isinstance(outputs[0], tuple)  # attention also returns what it looked at
+        pairs = isinstance(outputs[0], tuple)  # attention also returns its weights
         states = torch.stack([output[0] if pairs else output for output in outputs])  # [k, B, T, H]
         mixed = torch.einsum("kbth,bk->bth", states, self.gate.weights.to(states))
         return (mixed, None) if pairs else mixed
 
 
 class Upcycled(FromLogits):
-    """The averaged model with every expert's MLPs, and attention, mixed by weights that all layers and places share.
+    """The averaged model with every expert's MLPs, and attention, mixed by the same weights in all layers and places.
 
     Args:
         trunk: the averaged model; its modules are replaced.
         models: the dense experts.
-        scores: what experts are chosen by.
+        scores: for the choice of experts.
         routing: parameters that a token is multiplied by for the scores.
         k: experts per row.
-        separate: whether attention is every expert's own.
+        separate: whether every expert keeps its own attention.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class Upcycled(FromLogits):
         separate: bool,
     ) -> None:
         self._trunk, self._scores, self._k, self._gate = trunk, scores, k, Gate()
-        further = min(k, len(models)) - 1  # experts, besides the one that the trunk has anyway
+        further = min(k, len(models)) - 1  # experts, besides the trunk's one
         self.active_parameters = active_parameters(trunk) + routing
         for name in ("mlp", "self_attn") if separate else ("mlp",):
             one = nn.ModuleList(submodules(trunk, name))
@@ -131,14 +131,14 @@ class Upcycled(FromLogits):
 
     @torch.inference_mode()
     def logits(self, rows: Rows) -> Tensor:
-        """[B, T, V] float32; rows that go to the same experts are computed together."""
+        """[B, T, V] float32; rows with the same experts are computed together."""
         weights = top_softmax(self._scores(rows), self._k)
         sets, which = (weights > 0).unique(dim=0, return_inverse=True)
         groups = [(which == number).nonzero()[:, 0] for number in range(len(sets))]
         return in_groups(rows, ((those, partial(self._mixed, weights[those])) for those in groups))
 
     def _mixed(self, weights: Tensor, rows: Rows) -> Tensor:
-        """Logits of rows whose weights [b, D] are of the same experts."""
+        """Logits of rows with weights [b, D] of the same experts."""
         self._gate.chosen = weights[0].nonzero()[:, 0].tolist()
         self._gate.weights = weights[:, self._gate.chosen]
         return logits(self._trunk, rows)
@@ -153,7 +153,7 @@ def _by_perplexity(name: str, separate: bool, fleet: Fleet, options: Options) ->
 
 def _by_task_vector(name: str, separate: bool, fleet: Fleet, options: Options) -> Iterator[tuple[str, Model]]:
     if fleet.base is None:
-        raise MoergeError("task vectors start from the base model", where=name, todo="name its folder with --base")
+        raise MoergeError("task vectors need the base model", where=name, todo="name its folder with --base")
     models, trunk = [each.model for each in experts(fleet)], merged_model(fleet, "average", {})
     base = load(fleet.base, torch.float32, fleet.device)
     routing = 3 * active_parameters(base)  # a backward pass costs two forward ones

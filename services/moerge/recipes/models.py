@@ -1,4 +1,4 @@
-"""What recipes make of stock classes: a dense or published model, and one that an oracle routes."""
+"""Recipes' models of stock classes: dense, published, and routed by an oracle."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ def load(folder: Path, device: str = "cpu", dtype: Dtype = "float32") -> PreTrai
 
 
 def active_parameters(model: PreTrainedModel) -> float:
-    """How many parameters a token is multiplied by; of a MoE's experts, those of the k that are chosen."""
+    """The number of parameters that a token is multiplied by; in a MoE, those of its k experts."""
     embedding = model.get_input_embeddings().weight
     head = model.get_submodule("lm_head").get_parameter("weight")
     total = float(embedding.numel()) if head is embedding else 0.0
@@ -34,12 +34,12 @@ def active_parameters(model: PreTrainedModel) -> float:
 
 
 def _chosen_share(model: PreTrainedModel) -> float:
-    """The share of a MoE's experts that sees a token."""
+    """The share of a MoE's experts per token."""
     return float(model.config.num_experts_per_tok / getattr(model.config, published_family(model.config).experts))
 
 
 class FromLogits(Model):
-    """A model that computes the logits of every token in the vocabulary."""
+    """A model with logits for the whole vocabulary."""
 
     @abstractmethod
     def logits(self, rows: Rows) -> Tensor:
@@ -50,7 +50,7 @@ class FromLogits(Model):
 
 
 class Loaded(FromLogits):
-    """A model that stock transformers runs."""
+    """A model of stock transformers."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
@@ -66,11 +66,11 @@ class Loaded(FromLogits):
 
 
 class Routed(Loaded):
-    """A published model that its routers route; the table can count which experts they choose."""
+    """A published model with its routers; the table can count their choices."""
 
 
 class Oracle(FromLogits):
-    """A published model, each text of which goes to its own domain's expert alone (DUME section 3.2)."""
+    """A published model that routes each text to its own domain's expert only (DUME section 3.2)."""
 
     reads_domain = True
 
@@ -80,7 +80,7 @@ class Oracle(FromLogits):
 
     @classmethod
     def of(cls, folder: Path, fleet: Fleet) -> Self:
-        """The version in a folder, whose slots are the fleet's domains."""
+        """The version in a folder, with the fleet's domains as slots."""
         return cls(load(folder, fleet.device, fleet.dtype), [domain.name for domain in fleet.domains])
 
     def logits(self, rows: Rows) -> Tensor:

@@ -1,4 +1,4 @@
-"""Rows for newer work, which needs further rounds with the owners: RegMean++, and HARC's second-order fit."""
+"""Recipes of newer work with further rounds of the owners: RegMean++, and HARC's second-order fit."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
@@ -31,7 +31,7 @@ from moerge_proto.statistics_file import StatisticsFile, StatisticsSettings
 
 @dataclass
 class _ForwardGrams:
-    """The grams of one owner, as `regmean` asks for them; filled layer by layer."""
+    """The grams of one owner for `regmean`, filled layer by layer."""
 
     expert: Checkpoint
     file: StatisticsFile
@@ -67,12 +67,12 @@ def _grams(model: PreTrainedModel, cut: Sequence[Batch], layer: int) -> dict[int
 
 
 def plus_trunk(fleet: Fleet, options: Options) -> LocalTrunk:
-    """The RegMean++ trunk (Nguyen et al., 2025): layer by layer, each from grams behind the merged layers below it.
+    """The RegMean++ trunk (Nguyen et al., 2025): each layer from grams under the merged layers below it.
 
-    An owner's model is the merged trunk below a layer, and the expert's own modules from there on; its MLPs are its
-    own throughout, as in a version. So every layer takes a round with all owners; here a pass up to the layer.
+    An owner's model is the merged trunk below a layer, and the expert's own modules from there on; all MLPs are its
+    own, as in a version. So every layer needs a round of all owners; here a pass up to the layer.
     """
-    made = trunk_of(fleet, "regmean", options)  # for the token counts, and the facts of a trunk
+    made = trunk_of(fleet, "regmean", options)  # for token counts and properties
     config = read_config(fleet.domains[0].expert)
     family, layers = family_of(config), int(config.num_hidden_layers)
     with ExitStack() as stack:
@@ -105,7 +105,7 @@ def plus_trunk(fleet: Fleet, options: Options) -> LocalTrunk:
 
 
 def _behind(state: dict[str, Tensor], expert: Path) -> PreTrainedModel:
-    """The expert with these tensors of a trunk in place of its own, in float32."""
+    """The expert with these tensors of a trunk instead of its own, in float32."""
     config, own = read_config(expert), Checkpoint(expert)
     family, layers = family_of(config), config.num_hidden_layers
     names = [*trunk_names(own, family, layers), *family.dense_mlp_names(layers)]
@@ -124,9 +124,9 @@ def second_order(router: Tensor, features: Sequence[Tensor], ridge: float) -> Te
     """[D, H] float64: the router after one Newton step of the domains' cross-entropy, in closed form.
 
     With p = softmax(router x) and y the domain of x, it minimises the second-order expansion of the mean of
-    -log p_y around the router, sum E[(p - y)^T V x] + E[(V x)^T (diag p - p p^T) V x] / 2, domains alike, shrunk by
-    `ridge` times the mean diagonal of E[x x^T]. HARC (Huang et al., 2026) minimises the same Hessian's form towards the
-    routers of several MoE models; dense experts have none, so their domains stand for them.
+    -log p_y around the router, sum E[(p - y)^T V x] + E[(V x)^T (diag p - p p^T) V x] / 2, with equal weights of the
+    domains, shrunk by `ridge` times the mean diagonal of E[x x^T]. HARC (Huang et al., 2026) minimises the same
+    Hessian's form towards the routers of several MoE models; dense experts have no routers, so domains replace them.
 
     Args:
         router: [D, H] float64.
@@ -153,7 +153,7 @@ def second_order(router: Tensor, features: Sequence[Tensor], ridge: float) -> Te
 
 
 def _features(fleet: Fleet, slot: int, trunk: LocalTrunk, layer: int, options: Options) -> Tensor:
-    """[n, H]: what the MLP of a layer reads behind the trunk and the domain's own MLPs."""
+    """[n, H]: the inputs of a layer's MLP under the trunk with the domain's own MLPs."""
     model, _ = domain_model(fleet.domains[slot].expert, trunk.path)
     place(model, fleet.device)
     seen: list[Tensor] = []

@@ -1,4 +1,4 @@
-"""moerge's own recipe: the recommended options, and what can be added to them."""
+"""moerge's own recipe: the recommended options, and additions to them."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -34,11 +34,11 @@ OPTIONS: Options = {
     **_TRUNK,
     "discriminant": int(RECOMMENDED.solve.routers == "discriminant"),
 }
-"""lambda is in the recommended scale; `discriminant=0` takes the paper's routers."""
+"""lambda is in the recommended scale; `discriminant=0`: the paper's routers."""
 
 
 def fitted(fleet: Fleet, slot: int, trunk: LocalTrunk, options: Options) -> Path:
-    """The folder of a slot's expert with MLPs that are fitted to the trunk."""
+    """The folder of a slot's fitted expert."""
     domain = fleet.domains[slot]
     cut = list(batches(first_tokens(domain.statistics, options), StatisticsSettings().batch_tokens))
     return fit(domain.expert, trunk.path, cut, fleet.work / f"fitted-{slot}", fleet.device)

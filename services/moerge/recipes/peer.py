@@ -1,4 +1,4 @@
-"""The peer: `mergekit-moe`, from PyPI, in a virtual environment of its own."""
+"""The peer: `mergekit-moe` from PyPI, in a separate virtual environment."""
 
 import json
 import os
@@ -21,15 +21,15 @@ from moerge.recipes.models import Routed
 
 MERGEKIT = "mergekit==0.1.5"
 COMMAND = "MOERGE_MERGEKIT"
-"""The environment variable that names an installed `mergekit-moe`."""
+"""The environment variable with the path of an installed `mergekit-moe`."""
 _TOLD = 2000  # characters of a failed command's output
 
 
 def mergekit(home: Path, *pip_options: str) -> Path:
-    """The command in a virtual environment of its own at `home`, which is made once.
+    """The command in a separate virtual environment at `home`, which is made once.
 
-    It has torch and transformers as they are here, so that what it writes can be read. Torch goes first and alone: so
-    its CPU build is taken.
+    It has this environment's versions of torch and transformers, so that its output can be read. Torch is installed
+    first and alone, to get its CPU build.
 
     Raises:
         MoergeError: it can't be installed.
@@ -42,12 +42,12 @@ def mergekit(home: Path, *pip_options: str) -> Path:
             ours = [f"{name}=={version(name).partition('+')[0]}" for name in ("torch", "transformers")]
             for wanted in (ours[:1], [*ours, MERGEKIT]):
                 pip = [str(home / "bin" / "pip"), "install", "--quiet", "--disable-pip-version-check", *pip_options]
-                _run([*pip, *wanted], f"name a mergekit-moe that is installed in {COMMAND}")
+                _run([*pip, *wanted], f"set {COMMAND} to the path of an installed mergekit-moe")
     return command
 
 
 def _run(command: list[str], todo: str) -> None:
-    """Runs a command, and tells the end of what it said if it fails."""
+    """Runs a command; if it fails, the error has the end of its output."""
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"} | {"HF_HUB_OFFLINE": "1"}
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)  # noqa: S603
     if ended.returncode:
@@ -60,13 +60,13 @@ def _command() -> Path:
     if named is None:
         return mergekit(cache_folder() / MERGEKIT.replace("==", "-"))
     if not Path(named).is_file():
-        raise MoergeError(f"no such file: {named}", where=COMMAND, todo="name the command mergekit-moe, or unset it")
+        raise MoergeError(f"no such file: {named}", where=COMMAND, todo="set it to mergekit-moe's path, or unset it")
     return Path(named)
 
 
 def settings(fleet: Fleet, base: Path, gates: str, options: Options) -> dict[str, object]:
-    """What mergekit-moe is told: the model that the trunk is taken from, and the experts, each with the beginnings of
-    some of its domain's statistics documents as positive prompts."""
+    """mergekit-moe's settings: the model of the trunk, and the experts, each with the beginnings of some statistics
+    documents as positive prompts."""
     most, tokens = whole(options, "prompts", 1), whole(options, "tokens", 1)
     tokenizer = _tokenizer(fleet)
     experts = []
@@ -93,13 +93,13 @@ def _tokenizer(fleet: Fleet) -> PreTrainedTokenizerBase:
 def _merged(fleet: Fleet, base: Path, gates: str, options: Options) -> Model:
     config, out = fleet.work / "mergekit-moe.yml", fleet.work / base.name / gates
     config.write_text(json.dumps(settings(fleet, base, gates, options)), encoding="utf-8")  # JSON is YAML
-    todo = "mergekit-moe takes Llama, Mistral and Qwen experts; leave its recipes out for others"
+    todo = "leave out mergekit-moe's recipes; it supports only Llama, Mistral and Qwen experts"
     _run([str(_command()), str(config), str(out), "--device", "cpu"], todo)
     return Routed.of(out, fleet.device, fleet.dtype)
 
 
 def averaged(fleet: Fleet) -> Path:
-    """Folder of the dense average of the experts, which mergekit-moe can take the trunk from."""
+    """Folder of the dense average of the experts, for mergekit-moe's trunk."""
     folder = fleet.work / "averaged"
     merged_model(replace(fleet, dtype="float32"), "average", {}).save_pretrained(folder)
     _tokenizer(fleet).save_pretrained(folder)

@@ -1,4 +1,4 @@
-"""The number formats that recipes' models are measured in."""
+"""The number formats of recipes' models."""
 
 import importlib.util
 from typing import Literal
@@ -12,13 +12,13 @@ from moerge.models.families import FAMILIES
 from moerge.scoring.routers import routers
 
 Dtype = Literal["float32", "bfloat16", "Q8_0", "Q4_0"]
-"""bfloat16: parameters and computing. Q8_0, Q4_0: weights are rounded as in GGUF files, computing is in float32."""
+"""bfloat16: of parameters and computation. Q8_0, Q4_0: weights rounded as in GGUF files, computation in float32."""
 BLOCK = 32
-"""Weights of a row that share a scale."""
+"""Weights of a row with a common scale."""
 
 
 def require(dtype: Dtype) -> None:
-    """Requires the package that rounds.
+    """Requires the package for rounding.
 
     Raises:
         MoergeError: it isn't installed.
@@ -30,8 +30,8 @@ def require(dtype: Dtype) -> None:
 def convert(model: PreTrainedModel, dtype: Dtype) -> PreTrainedModel:
     """The model with its parameters in a format, changed in place.
 
-    Q8_0 and Q4_0 round each matrix whose width is a multiple of the block, embedding and head too; not routers, which
-    llama.cpp keeps in float32.
+    Q8_0 and Q4_0 round each matrix whose width is a multiple of the block, including embedding and head, but not
+    routers, which llama.cpp keeps in float32.
     """
     if dtype == "float32":
         return model
@@ -46,7 +46,7 @@ def convert(model: PreTrainedModel, dtype: Dtype) -> PreTrainedModel:
 
 
 def rounded(weights: Tensor, dtype: Dtype) -> Tensor:
-    """Weights [..., H] float32, rounded as GGUF does it."""
+    """Weights [..., H] float32, rounded as in GGUF."""
     from gguf import GGMLQuantizationType, quants
 
     kind = GGMLQuantizationType[dtype]

@@ -1,4 +1,4 @@
-"""MoErged models: every expert's MLPs behind one trunk, with routers, published and loaded as moerge does it."""
+"""MoErged models: a trunk with every expert's MLPs and routers, published and loaded by moerge."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -25,11 +25,11 @@ from moerge_proto.options import RARE_BELOW, SolveOptions
 from moerge_proto.trunks import TrunkMethod, TrunkOptions
 
 Texts = Callable[[Domain], Sequence[list[int]]]
-"""What of a domain's text statistics come from."""
+"""The text of a domain for statistics."""
 RIDGE: Options = {"k": 1, "lambda": 0.01, "tokens": 0}
-"""Experts per token, the ridge regulariser, and how many tokens of each document count; 0: all (DUME section 3.1)."""
+"""Experts per token, the ridge regulariser, and counted tokens per document; 0: all (DUME section 3.1)."""
 COUNTS: Options = {"rare_below": RARE_BELOW}
-"""Counts of tokens that occur fewer times are withheld, as workers do; 0: none."""
+"""Smaller token counts are withheld, as in workers; 0: none."""
 
 
 def statistics(domain: Domain) -> Sequence[list[int]]:
@@ -41,13 +41,13 @@ def other(domain: Domain) -> Sequence[list[int]]:
 
 
 def first_tokens(documents: Sequence[list[int]], options: Options) -> list[Tokens]:
-    """As many first tokens of each document as the option `tokens` says; 0: all."""
+    """The first tokens of each document, as many as the option `tokens`; 0: all."""
     most = whole(options, "tokens", 0) if "tokens" in options else 0
     return [tokens.first(most or None) for tokens in all_counted(documents)]
 
 
 def trunk_of(fleet: Fleet, method: TrunkMethod, options: Options) -> LocalTrunk:
-    """The trunk, merged by a method; a solved one takes the trunk contributions of the domains' statistics.
+    """The trunk, merged by a method; a solved one uses trunk contributions from the domains' statistics.
 
     A table solves equal trunks once.
     """
@@ -90,7 +90,7 @@ def random_routers(fleet: Fleet) -> list[Tensor]:
 
 
 def contribute(fleet: Fleet, slot: int, trunk: LocalTrunk, options: Options, texts: Texts = statistics) -> Member:
-    """The expert as it is, and its router contribution from the domain's texts."""
+    """The unchanged expert, and its router contribution from the domain's texts."""
     domain, sent = fleet.domains[slot], fleet.work / f"contribution-{slot}"
     rows = first_tokens(texts(domain), options)
     own = dense(fleet, slot)
@@ -99,7 +99,7 @@ def contribute(fleet: Fleet, slot: int, trunk: LocalTrunk, options: Options, tex
 
 
 def solve(members: Sequence[Member], trunk: LocalTrunk, fields: Mapping[str, object]) -> list[Tensor]:
-    """The closed form from router contributions, [D, H] float64 per layer; `fields` are those of SolveOptions."""
+    """The closed form from router contributions, [D, H] float64 per layer; `fields`: of SolveOptions."""
     chosen = checked(SolveOptions, fields)
     contributions = [each.contribution for each in members]
     domains = [each.expert.domain for each in members]
@@ -107,17 +107,17 @@ def solve(members: Sequence[Member], trunk: LocalTrunk, fields: Mapping[str, obj
 
 
 def dense(fleet: Fleet, slot: int) -> DenseExpert:
-    """A domain's expert. Its name in files is its slot's: users may have chosen any."""
+    """A domain's expert. Files have its slot's name, because users may choose any."""
     return DenseExpert(domain_name(slot), fleet.domains[slot].expert)
 
 
 def version(
     experts: Sequence[DenseExpert], trunk: LocalTrunk, routers: Sequence[Tensor], options: Options, folder: Path
 ) -> Path:
-    """Publishes a version; k experts see each token, by default one.
+    """Publishes a version with k experts per token, by default one.
 
     Raises:
-        MoergeError: there are fewer experts than that.
+        MoergeError: there are fewer than k experts.
     """
     top_k = whole(options, "k", 1, len(experts)) if "k" in options else 1
     lineage, inputs = local_version(experts, trunk, [], SolveOptions(top_k=top_k))
@@ -134,7 +134,7 @@ def published_recipe(
     needs_base: bool = False,
     needs_other: bool = False,
 ) -> Recipe:
-    """The recipe of a version that is made in these parts."""
+    """The recipe of a version with these steps."""
 
     def build(fleet: Fleet, options: Options) -> Iterator[tuple[str, Model]]:
         chosen = parts.chosen(fleet, options)
@@ -165,7 +165,7 @@ def _oracle(row: str, method: TrunkMethod, fleet: Fleet, options: Options) -> It
 
 
 def _scale(method: TrunkMethod, fleet: Fleet, options: Options) -> Options:
-    """The scale of the trunk's task vectors with which the domains' own MLPs, without routers, have the least loss."""
+    """The scale of the trunk's task vectors with the least loss of the domains' own MLPs, without routers."""
     experts = {domain.name: domain.expert for domain in fleet.domains}
 
     def build(scale: float) -> Losses:

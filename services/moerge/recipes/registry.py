@@ -1,4 +1,4 @@
-"""Every recipe by name, and what users write: NAME or NAME:OPTION=NUMBER,OPTION=NUMBER."""
+"""Every recipe by name, and the syntax NAME or NAME:OPTION=NUMBER,OPTION=NUMBER."""
 
 from difflib import get_close_matches
 from math import isfinite
@@ -24,10 +24,10 @@ RECIPES: dict[str, Recipe] = {recipe.name: recipe for module in _MODULES for rec
 
 
 def parse(spec: str) -> tuple[Recipe, Options, str]:
-    """The recipe of a text such as "dume:k=2,lambda=0.1", all of its options, and a label with those that were given.
+    """The recipe of a text such as "dume:k=2,lambda=0.1", all of its options, and a label with the given ones.
 
     Raises:
-        MoergeError: there is no such recipe or option, or a value is no number.
+        MoergeError: there is no such recipe or option, or a value is not a number.
     """
     name, _, rest = spec.partition(":")
     if name not in RECIPES:
@@ -52,7 +52,7 @@ def _number(spec: str, pair: str, value: str) -> float:
 
 
 def label_of(recipe: Recipe, given: Options) -> str:
-    """The recipe's name with the options that differ from its own."""
+    """The recipe's name with the options that differ from the defaults."""
     differing = [f"{name}={value:g}" for name, value in given.items() if value != recipe.options[name]]
     return recipe.name + (f":{','.join(differing)}" if differing else "")
 
@@ -60,5 +60,5 @@ def label_of(recipe: Recipe, given: Options) -> str:
 def _unknown(what: str, spec: str, name: str, known: list[str]) -> MoergeError:
     near = get_close_matches(name, known, 1)
     meant = f"did you mean {near[0]}? " if near else ""
-    there = f"there are {', '.join(known)}" if known else "it has none"
+    there = f"use one of: {', '.join(known)}" if known else "it has no options"
     return MoergeError(what, where=f"--recipe {spec}", todo=meant + there)

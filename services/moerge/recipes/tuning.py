@@ -9,14 +9,14 @@ from moerge.recipes.base import Fleet, Model, Options, whole
 from moerge.scoring.perplexity import Losses, document_scores, total
 
 CHOOSE = -1
-"""The value of an option that is to be chosen by the tuning text."""
+"""The value of an option for a choice by the tuning text."""
 WINDOWS: Sequence[float] = (0, 64, 32, 16, 8)
-"""Numbers of the last tokens by which an expert or its weight is chosen; 0: all."""
+"""Numbers of last tokens for the choice or the weight of an expert; 0: all."""
 Made = TypeVar("Made", bound=Model)
 
 
 def mean_loss(losses: Losses, fleet: Fleet) -> float:
-    """Nats per token of the tuning text, averaged over the domains that have some."""
+    """Nats per token of the tuning text, averaged over the domains with tuning text."""
     scores = [total(document_scores(losses, each.tuning, NoProgress(), domain=each.name)) for each in fleet.domains]
     return fmean(score.nll / score.tokens for score in scores if score.tokens)
 
@@ -24,12 +24,12 @@ def mean_loss(losses: Losses, fleet: Fleet) -> float:
 def choose(
     fleet: Fleet, options: Options, name: str, values: Sequence[float], default: float, build: Callable[[float], Losses]
 ) -> Options:
-    """The option with the value whose model has the smallest loss on the tuning text; nothing if the option is given.
+    """The option with the smallest loss of its model on the tuning text; nothing if the option is given.
 
     Args:
-        values: that are tried; of equally good ones the first is taken.
-        default: taken where there is no tuning text.
-        build: value -> losses of the model that it makes.
+        values: to try; among equally good ones, the first wins.
+        default: without tuning text.
+        build: value -> losses of its model.
     """
     if options[name] != CHOOSE:
         return {}
@@ -39,7 +39,7 @@ def choose(
 
 
 def choose_scale(fleet: Fleet, options: Options, build: Callable[[float], Losses]) -> Options:
-    """The option `scale`, by which the sum of D task vectors is multiplied: 1 / 4D, 1 / 2D, 1 / D, 1 / 3 or 1 / 2."""
+    """The option `scale`, the factor of the sum of D task vectors: 1 / 4D, 1 / 2D, 1 / D, 1 / 3 or 1 / 2."""
     every = len(fleet.domains)
     return choose(fleet, options, "scale", sorted({0.25 / every, 0.5 / every, 1 / every, 1 / 3, 0.5}), 1 / every, build)
 

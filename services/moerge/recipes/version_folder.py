@@ -1,4 +1,4 @@
-"""A version that is published already, and its bounds."""
+"""A published version, and its bounds."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -9,11 +9,11 @@ from moerge.recipes.models import Loaded, Oracle, Routed
 from moerge.scoring.routers import randomised
 
 VERSION = "version"
-"""The name of that recipe, and of the row of its own routers."""
+"""The name of the recipe, and of the row with its own routers."""
 
 
 def published(folder: Path) -> Recipe:
-    """The recipe of a version's folder, whose slots are the fleet's domains in their order.
+    """The recipe of a version's folder with the fleet's domains as slots, in order.
 
     Its rows are random routing, the oracle (DUME section 3.2) and the version itself.
     """

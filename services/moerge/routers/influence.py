@@ -209,7 +209,7 @@ def _mean(figures: Iterable[Tensor]) -> Tensor:
 
 
 def warnings(rows: Sequence[DomainInfluence]) -> list[str]:
-    """Warnings about figures beyond the bounds, with owners. Sums can't distinguish a hostile owner from similar text."""
+    """Warnings about figures beyond the bounds, with owners. Sums don't tell hostile owners from similar text."""
     found = []
     names = [f"{row.domain} (owner {row.owner})" for row in rows]
     for row, name in zip(rows, names, strict=True):

@@ -236,7 +236,7 @@ def test_another_version_in_the_output_is_refused_and_left_as_it_is(
     folder: Path, whole: Path, computed: list[int]
 ) -> None:
     before, recipe = files(whole), RECOMMENDED.model_copy(update={"solve": SolveOptions()})
-    with pytest.raises(MoergeError, match="holds another version"):
+    with pytest.raises(MoergeError, match="contains another version"):
         merge(sources(folder), whole, replace(KEPT, recipe=recipe))
     assert files(whole) == before
 
@@ -256,7 +256,7 @@ def test_an_output_that_is_no_cut_run_s_is_refused_and_left_as_it_is(folder: Pat
 
 def test_a_second_merge_into_the_same_folder_is_refused(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "out.work").mkdir()
-    with FileLock(tmp_path / "out.work" / "lock"), pytest.raises(MoergeError, match="another merge works there"):
+    with FileLock(tmp_path / "out.work" / "lock"), pytest.raises(MoergeError, match="another merge uses this folder"):
         merge(sources(folder), tmp_path / "out", SETTINGS)
 
 
@@ -380,7 +380,7 @@ def test_ctrl_c_ends_with_130_and_without_an_output(folder: Path, tmp_path: Path
         (["--license=code=mit"], 1, "--license: no expert of code"),
         (["--expert=code=law"], 1, "--text: no text of code"),
         (["--expert=law=law"], 1, "'law' is given 2 times"),
-        (["--expert=Law=law"], 1, "'Law' is no domain's name"),
+        (["--expert=Law=law"], 1, "'Law' is not a valid domain name"),
         (["--lambda=0"], 1, "--lambda"),
         (["--slots=0"], 2, "--slots"),
     ],
