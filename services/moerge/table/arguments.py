@@ -1,4 +1,4 @@
-"""The options of `moerge table`, read."""
+"""Parsed options of `moerge table`."""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -14,13 +14,13 @@ from moerge_proto.versions import Lineage
 
 
 def sources(expert: Sequence[str], **files: Sequence[str]) -> dict[str, Sources]:
-    """Each domain's expert and files; `files` are text, held_out and other, as options have them."""
+    """Each domain's expert and files; `files` are the options text, held_out and other."""
     experts = named_values("--expert", expert)
     for name, folders in experts.items():
         if len(folders) > 1:
-            raise MoergeError(f"two experts of {name!r}", where="--expert", todo="give each domain one")
+            raise MoergeError(f"expected one expert of {name!r}, found two", where="--expert", todo="remove one")
     if not files["text"] and not files["held_out"]:
-        todo = "name each domain's text with --text NAME=FILES, or take a --preset"
+        todo = "name each domain's text with --text NAME=FILES, or use a --preset"
         raise MoergeError("no text is given", where="--text", todo=todo)
     places = {kind: named_values(_option(kind), values) for kind, values in files.items()}
     for kind, found in places.items():
@@ -38,10 +38,10 @@ def _option(name: str) -> str:
 
 
 def in_slot_order(version: Path, sources: Mapping[str, Sources]) -> dict[str, Sources]:
-    """The domains as the version's slots have them, whatever the order of the options."""
+    """The domains in the version's slot order."""
     path = version / "moerge.json"
     if not path.is_file():
-        raise MoergeError("not found", where=str(path), todo="name the folder of a version that moerge published")
+        raise MoergeError("not found", where=str(path), todo="name the folder of a version published by moerge")
     domains = Lineage.model_validate_json(path.read_text(encoding="utf-8")).domains
     if set(domains) != sources.keys():
         raise MoergeError(f"expected {', '.join(domains)}, found {', '.join(sources)}", where="--expert")

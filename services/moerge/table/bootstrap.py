@@ -1,4 +1,4 @@
-"""Standard errors of scores: documents are resampled, the same ones for every row."""
+"""Standard errors of scores, from resampled documents, the same for every row."""
 
 from collections.abc import Sequence
 from functools import cache
@@ -14,19 +14,19 @@ Floats = NDArray[np.float64]
 
 @cache
 def draws(domain: int, documents: int) -> Floats:
-    """[RESAMPLES, documents]: how often each document is in a resample, drawn with replacement.
+    """[RESAMPLES, documents]: the count of each document in a resample, drawn with replacement.
 
-    A function of the domain's number and of how many documents it has, so equal for every row of a table.
+    A function of the domain's number and its number of documents, so equal for every row of a table.
     """
     generator = np.random.default_rng([0, domain])
     return generator.multinomial(documents, np.full(documents, 1 / documents), RESAMPLES).astype(np.float64)
 
 
 def resampled(dense: Sequence[Score], model: Sequence[Score], domain: int) -> Floats | None:
-    """[RESAMPLES]: the normalised score over each resample; None of a single document, which tells no error.
+    """[RESAMPLES]: the normalised score over each resample; None for a single document.
 
     Args:
-        dense: what the model is compared with, document by document.
+        dense: the reference, document by document.
         model: of the same documents.
         domain: the number of their domain.
     """
@@ -39,5 +39,5 @@ def resampled(dense: Sequence[Score], model: Sequence[Score], domain: int) -> Fl
 
 
 def error(resamples: Floats | None) -> float | None:
-    """The standard error that resamples tell."""
+    """The standard error from resamples."""
     return None if resamples is None else float(resamples.std(ddof=1))

@@ -15,12 +15,12 @@ from moerge.terminal import output
 
 app = typer.Typer()
 WITH_VERSION = ("averaging",)
-"""What a version is shown beside, if no recipe is named."""
+"""Default recipes beside a version."""
 STATISTICS_TOKENS = 20_000
 JOINED = ("dume", "moerge")
-"""The recipes whose versions experts join, if no recipe is named."""
+"""Default recipes of --incremental."""
 FIRST = 2
-"""Experts of the version that others join: as few as can be merged."""
+"""Default number of experts in the first version: the fewest that can be merged."""
 
 
 def _write(path: Path, text: str) -> None:
@@ -35,36 +35,34 @@ def table(
     ] = None,
     text: Annotated[
         list[str] | None,
-        typer.Option(help="NAME=FILES of each domain: a file, folder or pattern as for `worker run --data`; repeat."),
+        typer.Option(help="NAME=FILES of each domain: a file, folder or pattern as in `worker run --data`; repeat."),
     ] = None,
     held_out: Annotated[
-        list[str] | None, typer.Option(help="NAME=FILES that are scored. Default: a tenth of the documents of --text.")
+        list[str] | None, typer.Option(help="NAME=FILES to score. Default: a tenth of the documents of --text.")
     ] = None,
     other: Annotated[
         list[str] | None, typer.Option(help="NAME=FILES of each domain's other text, for dume-ood.")
     ] = None,
-    base: Annotated[
-        str | None, typer.Option(help="DIR or HUB/ID of the model that all experts were trained from.")
-    ] = None,
+    base: Annotated[str | None, typer.Option(help="DIR or HUB/ID of the experts' seed model.")] = None,
     preset: Annotated[
         Literal["demo", "standard", "smollm", "paper"] | None,
-        typer.Option(help="Experts, texts and base that moerge brings, trained where they aren't yet."),
+        typer.Option(help="Ready-made experts, texts and base; missing experts are trained."),
     ] = None,
-    training_seed: Annotated[int, typer.Option(help="Seed of the training of a preset's experts.")] = 1,
+    training_seed: Annotated[int, typer.Option(help="Seed for training a preset's experts.")] = 1,
     elsewhere: Annotated[
         list[str] | None,
-        typer.Option(help="FILES of text of no domain, scored against --base in a column of its own; repeat."),
+        typer.Option(help="FILES of text of no domain, scored against --base in a separate column; repeat."),
     ] = None,
     split: Annotated[
         Literal["heldout", "tuning"],
-        typer.Option(help="Text that is scored, of which recipes see none: heldout to report, tuning to choose by."),
+        typer.Option(help="Text to score, hidden from recipes: heldout for reports, tuning for choices."),
     ] = "heldout",
     switch: Annotated[
         bool,
-        typer.Option("--switch", help="Put half a context of another domain's text before what is scored."),
+        typer.Option("--switch", help="Put half a context of another domain's text before the scored text."),
     ] = False,
     version: Annotated[
-        Path | None, typer.Option(help="Folder of a published version, to be scored beside the recipes.")
+        Path | None, typer.Option(help="Folder of a published version, to score beside the recipes.")
     ] = None,
     recipe: Annotated[
         list[str] | None,
@@ -72,30 +70,30 @@ def table(
     ] = None,
     sweep: Annotated[
         str | None,
-        typer.Option(help="OPTION=NUMBER,NUMBER,…: measure the recipes that have it with each, such as k=1,2,3."),
+        typer.Option(help="OPTION=NUMBER,NUMBER,…: measure recipes with this option at each value, such as k=1,2,3."),
     ] = None,
     incremental: Annotated[
         bool,
-        typer.Option("--incremental", help="Let experts join one at a time, with the trunk kept and merged anew."),
+        typer.Option("--incremental", help="Add experts one at a time, with the trunk kept and remerged."),
     ] = False,
     first: Annotated[
-        int | None, typer.Option(min=1, help="With --incremental: experts that the first version has. Default: 2.")
+        int | None, typer.Option(min=1, help="With --incremental: experts in the first version. Default: 2.")
     ] = None,
     subsets: Annotated[
         bool,
-        typer.Option("--subsets", help="With --incremental: also begin with any others, and let several join at once."),
+        typer.Option("--subsets", help="With --incremental: also start from other experts, and add several at once."),
     ] = False,
-    seeds: Annotated[int, typer.Option(min=1, help="How often what is drawn is drawn anew.")] = 1,
+    seeds: Annotated[int, typer.Option(min=1, help="Number of seeds for random choices.")] = 1,
     against: Annotated[
         str | None,
-        typer.Option(help="Row that the others' averages are compared with. Default: dume."),
+        typer.Option(help="Row to compare the others' averages with. Default: dume."),
     ] = None,
     statistics_tokens: Annotated[
         int | None,
-        typer.Option(min=0, help="Of each domain, documents that a seed draws; 0: all. Default: 20000, or a preset's."),
+        typer.Option(min=0, help="Statistics tokens per domain, drawn by seed; 0: all. Default: 20000, or a preset's."),
     ] = None,
     context: Annotated[
-        int | None, typer.Option(min=2, help="Tokens that the model sees at once. Default: 256, or a preset's.")
+        int | None, typer.Option(min=2, help="Context of the models, in tokens. Default: 256, or a preset's.")
     ] = None,
     stride: Annotated[
         int | None, typer.Option(min=1, help="Tokens between the starts of two windows. Default: half the context.")
@@ -105,18 +103,18 @@ def table(
         typer.Option(min=1, help="Tokens to score per domain, over all documents. Default: 20000, or a preset's."),
     ] = None,
     device: Annotated[
-        str | None, typer.Option(help="Where models compute: cpu or cuda. Default: cpu, or a preset's.")
+        str | None, typer.Option(help="Device of the models: cpu or cuda. Default: cpu, or a preset's.")
     ] = None,
     dtype: Annotated[
         Literal["float32", "bfloat16", "Q8_0", "Q4_0"],
-        typer.Option(help="Number format of recipes' models, as GGUF rounds with Q; the dense experts' is float32."),
+        typer.Option(help="Number format of recipes' models; Q rounds as GGUF. Dense experts use float32."),
     ] = "float32",
-    json_file: Annotated[Path | None, typer.Option(help="Write the figures here too, as JSON.")] = None,
+    json_file: Annotated[Path | None, typer.Option(help="File for the figures as JSON.")] = None,
     svg_file: Annotated[
-        Path | None, typer.Option("--svg", help="Draw them here; with --sweep or --incremental, as curves.")
+        Path | None, typer.Option("--svg", help="File for the figures as SVG; --sweep and --incremental give curves.")
     ] = None,
 ) -> None:
-    """Prints the papers' table: how well each way to join experts without training predicts every domain's text.
+    """Prints the papers' table: the score of each recipe on every domain's text.
 
     Cells are 100 x the perplexity of the domain's own dense expert / the model's.
 
@@ -145,9 +143,10 @@ def table(
         start = None if base is None else checkpoint_folder(base)
         cut, most, place = Cut(), STATISTICS_TOKENS, "cpu"
         if elsewhere and start is None:
-            raise MoergeError("is compared with the base", where="--elsewhere", todo="name it with --base")
+            raise MoergeError("needs the base model", where="--elsewhere", todo="name it with --base")
     elif expert or text or held_out or other or base or version or elsewhere:
-        raise MoergeError("it brings experts, texts and base", where="--preset", todo="leave those options out")
+        raise MoergeError("a preset has its own experts, texts and base", where="--preset", todo="omit those options")
+        found = f"expected less than the context, {cut.context}, found {cut.stride}"
     else:
         own = PRESETS[preset]
         sources, start = own.sources(cache_folder(), training_seed, progress(), device)
@@ -156,10 +155,10 @@ def table(
     context = context or cut.context
     cut = Cut(context, stride or max(1, context // 2), tokens or cut.tokens)
     if cut.stride >= cut.context:
-        raise MoergeError(f"{cut.stride}; the context is {cut.context}", where="--stride", todo="give a smaller one")
+        raise MoergeError(found, where="--stride", todo="give a smaller one")
     if switch and (stride or elsewhere):
         todo = f"leave --{'stride' if stride else 'elsewhere'} out"
-        raise MoergeError("scores the second half of windows of the domains", where="--switch", todo=todo)
+        raise MoergeError("scores the second half of the domains' windows", where="--switch", todo=todo)
     precision.require(dtype)
     settings = Settings(start, seeds, most if statistics_tokens is None else statistics_tokens, device or place, dtype)
 
@@ -171,7 +170,7 @@ def table(
     if incremental:
         if version is not None or sweep is not None or against is not None or elsewhere:
             todo = "leave --version, --sweep, --against and --elsewhere out"
-            raise MoergeError("makes versions of its own, of recipes as they are", where="--incremental", todo=todo)
+            raise MoergeError("can't be combined with these options", where="--incremental", todo=todo)
         runs, planned = (
             in_parts(recipe or JOINED, sources, start),
             plan(tuple(sources), first or FIRST, subsets=subsets),
@@ -179,7 +178,7 @@ def table(
         texts = arguments.texts(sources, cut, split, switch=switch)
         result = join(runs, texts, planned, settings, progress())
     elif first is not None or subsets:
-        raise MoergeError("goes with --incremental only", where="--first" if first is not None else "--subsets")
+        raise MoergeError("needs --incremental", where="--first" if first is not None else "--subsets")
     else:
         if version is not None:
             sources = arguments.in_slot_order(version, sources)

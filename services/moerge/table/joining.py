@@ -1,4 +1,4 @@
-"""Versions as experts join under a trunk that is kept, beside those whose trunk is merged anew with them."""
+"""Versions as experts join a kept trunk, compared with versions under remerged trunks."""
 
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,23 +18,24 @@ from moerge.table.memory import quick_collections
 from moerge.table.table import Figure, Run
 
 Plan = Mapping[Names, Sequence[Names]]
-"""The domains that a trunk is merged from -> those of each version under it, smaller ones first."""
+"""The domains of a trunk -> those of each version under it, smaller ones first."""
 _Scores = Mapping[str, Score]
 
 
 def plan(domains: Names, first: int, *, subsets: bool = False) -> Plan:
-    """The versions that are measured, in the order of the domains; the first one's trunk is kept.
+    """The versions to measure, in the order of the domains; the first one's trunk is kept.
 
     Args:
-        first: how many experts the first version has.
+        first: number of experts in the first version.
         subsets: measure every version of at least so many domains under every trunk of at least so many of these.
 
     Raises:
-        MoergeError: nobody is left to join.
+        MoergeError: no expert is left to join.
     """
     if not first < len(domains):
         todo = "give a smaller number, or more experts"
-        raise MoergeError(f"{first} of {len(domains)} experts, so nobody joins", where="--first", todo=todo)
+        found = f"{first} of {len(domains)} experts leave none to join"
+        raise MoergeError(found, where="--first", todo=todo)
     sizes = range(first, len(domains) + 1)
     if subsets:
         sets = [each for size in sizes for each in combinations(domains, size)]
@@ -49,11 +50,11 @@ def join(
 ) -> Growth:
     """Builds and scores the planned versions by each recipe, with every seed.
 
-    Under one trunk each owner contributes once, whoever joins later.
+    Under one trunk each owner contributes once, even if others join later.
 
     Args:
-        runs: of recipes that have parts.
-        domains: in the order of slots, and in which they join.
+        runs: of recipes with parts.
+        domains: in slot order, which is the joining order.
     """
     tokens = {name: sum(window.scored for window in each.held_out) for name, each in domains.items()}
     versions = [each for under in planned.values() for each in (*under, under[-1])]  # the largest by an oracle too
@@ -92,7 +93,7 @@ def _measured(
     """((trunk, domains), (scores, oracle's scores)) of each planned version with one seed."""
     parts = run.recipe.parts
     if parts is None:
-        raise TypeError(f"{run.recipe.name} is not made in parts")
+        raise TypeError(f"{run.recipe.name} has no parts")
     with tempfile.TemporaryDirectory(prefix="moerge-table-") as work:
         fleet = fleet_of(domains, settings, seed, Path(work))
         for trunk, versions in planned.items():
@@ -103,7 +104,7 @@ def _measured(
 
 
 class _Trunk:
-    """A trunk, and what owners contributed under it so far."""
+    """A trunk, and the owners' contributions under it."""
 
     def __init__(self, parts: Parts, run: Run, fleet: Fleet, names: Names) -> None:
         within = replace(fleet, domains=[domain for domain in fleet.domains if domain.name in names])
@@ -114,7 +115,7 @@ class _Trunk:
         self._oracles: dict[str, Score] = {}
 
     def scored(self, names: Names, domains: Mapping[str, Texts], tracker: Tracker) -> tuple[_Scores, _Scores]:
-        """A version's scores, and its oracle's, which routers don't touch and so are measured once."""
+        """A version's scores, and its oracle's, which don't depend on routers and are measured once."""
         for slot, domain in enumerate(self._fleet.domains):
             if domain.name in names and domain.name not in self._members:
                 contributed = self._parts.contribute(self._fleet, slot, self._file, self._options)

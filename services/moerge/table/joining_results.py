@@ -1,4 +1,4 @@
-"""What came of experts that joined: each version's scores, and what merging its trunk anew gained."""
+"""The results of joining experts: each version's scores, and the gain of each remerge."""
 
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -19,8 +19,8 @@ class Version:
     """A version's normalised scores.
 
     Attributes:
-        trunk: the domains whose experts its trunk was merged from.
-        domains: its own, in the order of its slots.
+        trunk: the domains of its trunk's experts.
+        domains: its own, in slot order.
         scores, oracles: by domain.
     """
 
@@ -40,7 +40,7 @@ class Version:
 
 @dataclass(frozen=True)
 class Remerge:
-    """A version with newcomers, and one of the same domains whose trunk was merged from all of their experts."""
+    """A version with newcomers, and the version of the same domains under a trunk of all their experts."""
 
     kept: Version
     merged: Version
@@ -56,12 +56,12 @@ class Remerge:
 
     @property
     def oracle_gained(self) -> Figure:
-        """Points of the oracle's average, so without the routing's faults."""
+        """Points of the oracle's average, without routing errors."""
         return difference(self.merged.oracle, self.kept.oracle)
 
     @property
     def expected(self) -> Figure:
-        """What the coordinator would expect it to gain, from the oracles of the trunk that is kept."""
+        """The coordinator's estimate of the gain, from the oracles of the kept trunk."""
         members = mean(self.kept.oracles[name] for name in self.kept.trunk)
         late = mean(self.kept.oracles[name] for name in self.newcomers)
         estimates = [
@@ -79,10 +79,10 @@ class Remerge:
 
 @dataclass(frozen=True)
 class Joined:
-    """A recipe's versions; the smallest comes first, and its trunk is the one that is kept.
+    """A recipe's versions; the smallest comes first, and its trunk is kept.
 
     Attributes:
-        domains: in the order in which they join.
+        domains: in joining order.
     """
 
     run: Run
@@ -98,25 +98,25 @@ class Joined:
 
     @property
     def remerges(self) -> list[Remerge]:
-        """Of every version with newcomers, whatever its trunk."""
+        """The remerge of every version with newcomers, for any trunk."""
         whole = {each.domains: each for each in self.versions if each.trunk == each.domains}
         return [Remerge(each, whole[each.domains]) for each in self.versions if each.trunk != each.domains]
 
     @property
     def joining(self) -> list[Remerge]:
-        """Of versions 2, 3, …, as experts join."""
+        """The remerges of versions 2, 3, …, as experts join."""
         kept = self.kept
         return [each for each in self.remerges if each.kept in kept]
 
     def render(self, console: Console) -> Iterator[RichTable | str]:
-        """The table, in two where the terminal is narrow, and what follows from it."""
+        """The table, split in two on a narrow terminal, and its conclusions."""
         title = f"{self.run.label} as experts join: normalised perplexity, 100 = the domain's own dense expert"
         whole = self._lines(title, self._scores, self._averages)
         if console.measure(whole, options=console.options.update(width=1000)).maximum <= console.width:
             yield whole
         else:
             yield self._lines(title, self._scores)
-            yield self._lines("Averages over the domains that are in", self._averages)
+            yield self._lines("Averages over the version's domains", self._averages)
         yield from self.conclusions()
 
     def _lines(self, title: str, *parts: Callable[[Version | Remerge], dict[str, str]]) -> RichTable:
@@ -151,20 +151,20 @@ class Joined:
         return {name: _signed(figure) for name, figure in figures.items()}
 
     def conclusions(self) -> list[str]:
-        """When a remerge pays, and how well that was expected."""
+        """The remerges that pay, and the accuracy of the estimate."""
         gains = [(number, each.gained.mean) for number, each in enumerate(self.joining, start=2)]
         said = " and ".join(f"{gain:+.1f} at version {number}" for number, gain in gains)
         paying = " and ".join(str(number) for number, gain in gains if gain >= WORTH)
         every = self.remerges
         expected = [each.expected.mean for each in every]
         return [
-            f"{self.run.label}: a remerge gains {said}; it pays from {WORTH:g} point on, so at {paying or 'none'}.",
+            f"{self.run.label}: a remerge gains {said}; it pays from {WORTH:g} point on: at {paying or 'none'}.",
             _judged("The oracle's average", expected, [each.oracle_gained.mean for each in every]),
             _judged("The average", expected, [each.gained.mean for each in every]),
         ]
 
     def to_json(self) -> dict[str, object]:
-        """Each version's scores, and what each remerge gained."""
+        """Each version's scores, and each remerge's gain."""
         named = {"recipe": self.run.recipe.name, "options": dict(self.run.options), "row": self.run.label}
         return {
             **named,
@@ -185,7 +185,7 @@ class Joined:
 
 @dataclass(frozen=True)
 class Growth:
-    """What was measured, recipe by recipe; `domains` in the order in which they join."""
+    """The results, recipe by recipe; `domains` in joining order."""
 
     domains: Names
     recipes: Sequence[Joined]
@@ -199,12 +199,12 @@ class Growth:
 
 
 def mean(figures: Iterable[Figure]) -> Figure:
-    """The mean of figures, seed by seed."""
+    """The mean of figures for each seed."""
     return Figure([statistics.fmean(each) for each in zip(*(figure.values for figure in figures), strict=True)])
 
 
 def difference(one: Figure, other: Figure) -> Figure:
-    """Seed by seed."""
+    """The difference for each seed."""
     return Figure([a - b for a, b in zip(one.values, other.values, strict=True)])
 
 
@@ -217,17 +217,17 @@ def _signed(figure: Figure) -> str:
 
 
 def _judged(what: str, expected: Sequence[float], gained: Sequence[float]) -> str:
-    """What remerges gained, and how far from it the estimate was."""
+    """The gains of remerges, and the errors of the estimate."""
     both = list(zip(expected, gained, strict=True))
     errors = [estimated - real for estimated, real in both]
     hoped = [real for estimated, real in both if estimated >= WORTH]
     missed = [real for estimated, real in both if estimated < WORTH <= real]
     return (
         f"{what} gained {statistics.fmean(gained):+.1f} points in {len(both)} remerges, {min(gained):+.1f} to"
-        f" {max(gained):+.1f}. The estimate lay {statistics.fmean(errors):+.1f} from it on average,"
-        f" {statistics.fmean(map(abs, errors)):.1f} without the sign, {max(map(abs, errors)):.1f} at most;"
-        f" of {len(hoped)} that it expected to gain {WORTH:g} or more {sum(real >= WORTH for real in hoped)} did,"
-        f" of the others {len(missed)}" + (f", {max(missed):+.1f} at most." if missed else ".")
+        f" {max(gained):+.1f}. The estimate's error was {statistics.fmean(errors):+.1f} on average,"
+        f" {statistics.fmean(map(abs, errors)):.1f} without the sign, {max(map(abs, errors)):.1f} at most."
+        f" Of {len(hoped)} remerges expected to gain {WORTH:g} or more, {sum(real >= WORTH for real in hoped)} did;"
+        f" of the others, {len(missed)}" + (f", {max(missed):+.1f} at most." if missed else ".")
     )
 
 

@@ -1,4 +1,4 @@
-"""Measuring recipes: each is built and scored, seed by seed."""
+"""The measurement of recipes: each is built and scored with each seed."""
 
 import random
 import tempfile
@@ -26,9 +26,9 @@ class Texts:
 
     Attributes:
         expert: dense checkpoint folder.
-        held_out: windows that are scored.
-        statistics, other: documents that are no longer than the context.
-        tuning: windows by which recipes choose settings.
+        held_out: scored windows.
+        statistics, other: documents of at most the context's length.
+        tuning: windows for recipes' choice of settings.
     """
 
     expert: Path
@@ -40,14 +40,14 @@ class Texts:
 
 @dataclass(frozen=True)
 class Settings:
-    """How recipes are measured.
+    """Settings of a measurement.
 
     Attributes:
-        base: folder of the model that all experts were trained from.
-        seeds: how many; they are 0, 1, …
-        statistics_tokens: how many tokens of statistics each domain gives, in an order that the seed draws; 0: all.
+        base: folder of the seed model.
+        seeds: number of seeds: 0, 1, …
+        statistics_tokens: tokens of statistics per domain, in an order drawn by the seed; 0: all.
         device: torch device.
-        dtype: number format of the models that recipes make; dense experts are compared with in float32.
+        dtype: number format of the recipes' models; the compared dense experts use float32.
     """
 
     base: Path | None = None
@@ -65,12 +65,12 @@ def measure(
     progress: Progress,
     elsewhere: Sequence[Window] = (),
 ) -> Table:
-    """Builds and scores what each recipe makes, with every seed that could change it.
+    """Builds and scores each recipe's models, with every seed that can change them.
 
     Args:
-        runs: `experts` must be among them, because all is normalised by its scores.
-        domains: in the order of a version's slots.
-        elsewhere: windows of text of no domain, for which the base is needed.
+        runs: including `experts`, whose scores normalise all.
+        domains: in slot order.
+        elsewhere: windows of text of no domain; they need the base.
     """
     tokens = sum(window.scored for each in domains.values() for window in each.held_out)
     abroad, base = sum(window.scored for window in elsewhere), list[Score]()
@@ -95,7 +95,7 @@ def measure(
 
 
 class _Share:
-    """Tells of no more units than were announced, and at the end of no less: a recipe may make several models."""
+    """Reports exactly the announced units, even if a recipe makes several models."""
 
     def __init__(self, total: int, tracker: Tracker) -> None:
         self._left, self._tracker = total, tracker
@@ -112,7 +112,7 @@ class _Share:
 def fleet_of(
     domains: Mapping[str, Texts], settings: Settings, seed: int, work: Path, shared: Shared | None = None
 ) -> Fleet:
-    """What recipes are built from with one seed, which draws the texts that statistics come from."""
+    """The input of recipes with one seed, which draws the texts for statistics."""
     most = settings.statistics_tokens
     drawn = [
         Domain(name, each.expert, _drawn(each.statistics, most, seed), _drawn(each.other, most, seed), each.tuning)
@@ -144,7 +144,7 @@ def _results(
             abroad = [] if model.reads_domain else document_scores(model.losses, elsewhere, tracker)
             seconds = time.perf_counter() - start
             result = Result(scores, model.active_parameters, seconds, memory.bytes(), counts, abroad, model.chosen)
-            del built, model  # the next one is built before a further assignment would free this one
+            del built, model  # frees this one before the next one is built
             own = row.startswith(run.recipe.name)
             yield run.label + row.removeprefix(run.recipe.name) if own else row, result
 
@@ -152,7 +152,7 @@ def _results(
 def _scored(
     model: Model, domains: Mapping[str, Texts], tracker: Tracker
 ) -> tuple[dict[str, list[Score]], dict[str, Tensor]]:
-    """The model's score of each domain's documents; and how many tokens went to which expert, if routers choose."""
+    """The model's score of each domain's documents; and the tokens per expert, if it has routers."""
     scores: dict[str, list[Score]] = {}
     counts: dict[str, Tensor] = {}
     for domain, texts in domains.items():
@@ -167,7 +167,7 @@ def _scored(
 
 
 def _drawn(documents: Sequence[list[int]], most: int, seed: int) -> list[list[int]]:
-    """The documents in the seed's order, until they have `most` tokens; 0: all."""
+    """The documents in the seed's order, up to `most` tokens; 0: all."""
     mixed, taken, tokens = random.Random(seed).sample(documents, len(documents)), [], 0  # noqa: S311  # no secret
     for document in mixed:
         if most and tokens >= most:

@@ -1,4 +1,4 @@
-"""How much memory something takes at most."""
+"""Peak memory."""
 
 import ctypes
 import gc
@@ -14,7 +14,7 @@ _RESET_PEAK = "5"
 
 @contextmanager
 def quick_collections() -> Iterator[None]:
-    """While open, looking for garbage passes over all that was there before, such as imported modules."""
+    """While open, garbage collection skips older objects, such as imported modules."""
     gc.collect()
     gc.freeze()
     try:
@@ -24,9 +24,9 @@ def quick_collections() -> Iterator[None]:
 
 
 class PeakMemory:
-    """The most memory that was used since it was made, in bytes over what was used then.
+    """The peak memory since its creation, in bytes above the use at that time.
 
-    Of a GPU its own; else of the process, which Linux alone tells.
+    It is a GPU's own memory, or the process's memory, which only Linux reports.
     """
 
     def __init__(self, device: str = "cpu") -> None:
@@ -40,7 +40,7 @@ class PeakMemory:
             self._before = _reset()
 
     def bytes(self) -> int | None:
-        """None where the system doesn't tell."""
+        """The peak; None if unknown."""
         if self._before is None:
             return None
         peak = torch.cuda.max_memory_allocated() if self._on_gpu else _status("VmHWM")
@@ -48,7 +48,7 @@ class PeakMemory:
 
 
 def _reset() -> int | None:
-    """Gives free memory back, makes what is used now the peak, and returns it."""
+    """Releases free memory, resets the peak to the current use, and returns it."""
     try:
         ctypes.CDLL(None).malloc_trim(0)
         _CLEAR.write_text(_RESET_PEAK)

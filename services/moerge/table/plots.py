@@ -1,4 +1,4 @@
-"""The table as a picture, SVG that stands alone: a line of dots per model, or, of a sweep, a curve per recipe."""
+"""The table as a standalone SVG: a row of dots per model, or for a sweep, a curve per recipe."""
 
 import math
 import statistics
@@ -29,21 +29,21 @@ text { fill: var(--ink); font-variant-numeric: tabular-nums; } .soft { fill: var
 .curve { fill: none; stroke-width: 2; stroke-linejoin: round; } .whisker { stroke-width: 1.5; }
 """
 _COLOURS = 8
-_CHARACTER = 6.7  # width of a small letter, as wide fonts have it
+_CHARACTER = 6.7  # width of a small letter in wide fonts
 _ROW, _MARGIN = 24, 24
 _PLOT = 440
-_ELSEWHERE = 250  # right end of that column, from the plot's
+_ELSEWHERE = 250  # distance of that column's right end from the plot's
 _HIGH, _WIDE = 300, 460
 _TICKS = 8
 
 
 def picture(table: Table, option: str | None = None) -> str:
-    """The table as SVG; with an option that was swept, the average over its values."""
+    """The table as SVG; with a swept option, the average over its values."""
     return _dots(table) if option is None else _curves(table, option)
 
 
 def _dots(table: Table) -> str:
-    """A line per model, best first: its domains' scores, their average, and what runs per token."""
+    """A row per model, best first: its domains' scores, their average, and its active parameters."""
     groups = _groups(table)
     left = _MARGIN + 14 + _CHARACTER * max(len(shown(row)) for row in table.rows)
     right = left + _PLOT
@@ -72,13 +72,13 @@ def _dots(table: Table) -> str:
     parts += [_text(place(tick), y + 8, f"{tick:g}", "soft", anchor="middle") for tick in ticks]
     if any(row.run.recipe.reads_ahead for row in table.rows):
         y += _ROW
-        note = f"{AHEAD} chooses experts by the whole window, so by what it is then scored on too"
+        note = f"{AHEAD} chooses experts by the whole window, including scored tokens"
         parts.append(_text(_MARGIN, y + 10, note, "soft"))
     return _whole("Normalised perplexity of each recipe", end_of_rows + _MARGIN, y + _MARGIN + 4, parts)
 
 
 def _groups(table: Table) -> list[tuple[str, list[Row]]]:
-    """Rows by whether they run much more per token than a dense expert, each best first."""
+    """Rows in two groups by active parameters, compared with a dense expert, each best first."""
     own = statistics.fmean(row.active_parameters for row in table.rows if row.run is table.rows[0].run)
     ordered = sorted(table.rows, key=lambda row: -table.average(row).mean)
     alike = [row for row in ordered if row.active_parameters <= 1.1 * own]
@@ -123,7 +123,7 @@ def _legend(domains: Sequence[str], y: float) -> list[svg.Element]:
 
 
 def _curves(table: Table, option: str) -> str:
-    """The normalised average over the option's values, a curve per recipe; what 0 tokens means stands last."""
+    """The normalised average over the option's values, a curve per recipe; 0 tokens (all) comes last."""
     lines: dict[str, dict[float, Row]] = {}
     for row in table.rows:
         if option in row.run.options:
@@ -139,7 +139,7 @@ def _curves(table: Table, option: str) -> str:
 
 
 def growth_picture(growth: Growth) -> str:
-    """The normalised average of each version as experts join, with the trunk kept and merged anew, as SVG."""
+    """The normalised average of each version as experts join, with the trunk kept and remerged, as SVG."""
     curves: dict[str, list[Figure | None]] = {}
     for each in growth.recipes:
         curves[f"{each.run.label}, kept"] = [version.average for version in each.kept]
@@ -149,7 +149,7 @@ def growth_picture(growth: Growth) -> str:
 
 
 def _plot(over: str, ticks: Sequence[str], curves: Mapping[str, Sequence[Figure | None]]) -> str:
-    """A curve per name over equally distant ticks; None: there is no such point."""
+    """A curve per name over equally distant ticks; None: no point."""
     left, top = float(_MARGIN + 30), 64.0
     right, bottom = left + _WIDE, top + _HIGH
     figures = [figure for curve in curves.values() for figure in curve if figure is not None]
@@ -182,12 +182,12 @@ def _plot(over: str, ticks: Sequence[str], curves: Mapping[str, Sequence[Figure 
 
 
 def _error(figure: Figure) -> float:
-    """The standard error; where it isn't known, the deviation over seeds."""
+    """The standard error; if unknown, the deviation over seeds."""
     return figure.deviation if figure.error is None else figure.error
 
 
 def _end_labels(labels: list[tuple[float, str, int]], x: float) -> list[svg.Element]:
-    """The curves' names at their ends, moved apart where they would lie on each other."""
+    """The curves' names at their ends, moved apart to avoid overlap."""
     parts, lowest = list[svg.Element](), -math.inf
     for y, name, number in sorted(labels):
         lowest = max(y + 4, lowest + 15)

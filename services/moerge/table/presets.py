@@ -1,4 +1,4 @@
-"""What `moerge table --preset` brings: domains, the training of their experts, and how these are measured."""
+"""The presets of `moerge table --preset`: domains, the training of their experts, and the measurement."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -16,10 +16,10 @@ from moerge.table.texts import Cut, Sources
 
 @dataclass(frozen=True)
 class Preset:
-    """Domains, their experts' training, and what the table takes unless its options say otherwise.
+    """Domains, their experts' training, and defaults of the table's options.
 
     Attributes:
-        cut: how held-out text is scored.
+        cut: windows of the scored text.
         statistics_tokens: of each domain.
         device: torch device of training and table.
     """
@@ -33,17 +33,17 @@ class Preset:
     def sources(
         self, folder: Path, training_seed: int, progress: Progress, device: str | None = None
     ) -> tuple[dict[str, Sources], Path]:
-        """Each domain's expert and texts, and the folder of the model that the experts began as.
+        """Each domain's expert and texts, and the folder of the seed model.
 
-        What `folder` doesn't hold yet is made, with training on `device`, or else the preset's.
+        Missing ones are made in `folder`, with training on `device`, by default the preset's.
 
         Raises:
-            MoergeError: it needs a GPU that isn't there, or a package that isn't installed.
+            MoergeError: a GPU or a package is missing.
         """
         device = device or self.device
         if device.startswith("cuda") and not torch.cuda.is_available():
-            todo = "run it where torch sees a GPU, or take --preset standard"
-            raise MoergeError("needs a GPU, and torch sees none", where="--preset", todo=todo)
+            todo = "run it on a machine with a GPU for torch, or use --preset standard"
+            raise MoergeError("needs a GPU, but torch finds none", where="--preset", todo=todo)
         texts = corpora.write(folder / "texts", self.domains)
         others = corpora.write_other(folder / "texts", self.domains)
         training = replace(self.training, seed=training_seed)
@@ -101,5 +101,5 @@ PRESETS = {
         device="cuda",
     ),
 }
-"""`demo`: the demo's experts. `standard`: five domains, 6 M parameters. `smollm`: a pretrained seed of 135 M,
-trained on with each domain's text. `paper`: 115 M, as DUME section 3.1."""
+"""`demo`: the demo's experts. `standard`: five domains, 6 M parameters. `smollm`: a pretrained seed of 135 M, trained
+further on each domain's text. `paper`: 115 M, as in DUME section 3.1."""

@@ -1,4 +1,4 @@
-"""Which recipes a table measures."""
+"""The choice of a table's recipes."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -11,11 +11,11 @@ from moerge.table.table import Run
 from moerge.table.texts import Sources
 
 REFERENCE = "dume"
-"""The row that others are compared with, if none is named."""
+"""The default row to compare others with."""
 
 
 def lacks(recipe: Recipe, options: Options, sources: Mapping[str, Sources], base: Path | None) -> str | None:
-    """The option without which a recipe can't be built, if it isn't given."""
+    """A required option of a recipe that is missing, or None."""
     if (recipe.needs_base or options.get(SEED)) and base is None:
         return "--base DIR"
     if recipe.needs_other:
@@ -26,26 +26,26 @@ def lacks(recipe: Recipe, options: Options, sources: Mapping[str, Sources], base
 
 
 def asked(specs: Sequence[str], sources: Mapping[str, Sources], base: Path | None) -> list[Run]:
-    """The recipes that are named, and before them the experts, by which all are normalised.
+    """The experts, which normalise all scores, and the named recipes.
 
     Raises:
-        MoergeError: there is no such recipe or option, or it can't be built from what is given.
+        MoergeError: there is no such recipe or option, or a required option is missing.
     """
     return _named((EXPERTS, *specs), sources, base)
 
 
 def in_parts(specs: Sequence[str], sources: Mapping[str, Sources], base: Path | None) -> list[Run]:
-    """The recipes that are named, of versions which experts can join.
+    """The named recipes, whose versions experts can join.
 
     Raises:
-        MoergeError: there is no such recipe or option, it makes no such versions, or can't be built from what is given.
+        MoergeError: there is no such recipe or option, it makes no such versions, or a required option is missing.
     """
     runs = _named(specs, sources, base)
     for run in runs:
         if run.recipe.parts is None:
             known = ", ".join(recipe.name for recipe in RECIPES.values() if recipe.parts is not None)
-            what = "makes no version with a trunk and solved routers, which experts could join"
-            raise MoergeError(what, where=f"--recipe {run.label}", todo=f"with --incremental, take of {known}")
+            what = "makes no version with a trunk and solved routers"
+            raise MoergeError(what, where=f"--recipe {run.label}", todo=f"with --incremental, use one of: {known}")
     return runs
 
 
@@ -59,7 +59,7 @@ def _named(specs: Sequence[str], sources: Mapping[str, Sources], base: Path | No
 
 
 def possible(sources: Mapping[str, Sources], base: Path | None, say: Callable[[str], None]) -> list[Run]:
-    """Every recipe that can be built from what is given; says which can't."""
+    """Every recipe whose required options are given; reports the others."""
     runs: list[Run] = []
     left: dict[str, list[str]] = {}
     for recipe in RECIPES.values():
@@ -73,7 +73,7 @@ def possible(sources: Mapping[str, Sources], base: Path | None, say: Callable[[s
 
 
 def reference(asked: str | None, runs: Sequence[Run], domains: Sequence[str]) -> str | None:
-    """The row that others are compared with: the one that is asked for, or that of `dume`, if it is measured.
+    """The row to compare others with: the requested one, or `dume` if it is measured.
 
     Raises:
         MoergeError: there is no such row.
@@ -85,7 +85,7 @@ def reference(asked: str | None, runs: Sequence[Run], domains: Sequence[str]) ->
 
 
 def swept(runs: Sequence[Run], option: str, values: Sequence[float]) -> list[Run]:
-    """The experts, and each recipe that has the option, with each of its values.
+    """The experts, and each recipe with the option, at each of its values.
 
     Raises:
         MoergeError: no recipe has it.
@@ -93,7 +93,7 @@ def swept(runs: Sequence[Run], option: str, values: Sequence[float]) -> list[Run
     having = [run for run in runs if option in run.options]
     if not having:
         known = ", ".join(sorted({name for run in runs for name in run.options})) or "none"
-        raise MoergeError(f"no recipe has the option {option!r}", where="--sweep", todo=f"their options are: {known}")
+        raise MoergeError(f"no recipe has the option {option!r}", where="--sweep", todo=f"use one of: {known}")
     every = [run for run in runs if run.recipe.name == EXPERTS]
     for run in having:
         for value in values:

@@ -20,12 +20,12 @@ SCORES = "Normalised perplexity: 100 = the domain's own dense expert, higher is 
 ELSEWHERE = "elsewhere"
 """The column of text of no domain."""
 AHEAD = "†"
-"""Marks recipes that choose experts by what they are scored on too."""
+"""Marks recipes that choose experts also by scored tokens."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """A recipe that is measured, all of its options, and what the table calls it."""
+    """A measured recipe, all of its options, and its name in the table."""
 
     recipe: Recipe
     options: Options
@@ -40,11 +40,11 @@ class Result:
         documents: domain -> score of each document.
         active_parameters: that a token is multiplied by.
         seconds: to build and to score it.
-        peak_memory: bytes over what there was before; None where the system doesn't tell. Neither counts the experts'
-            likelihoods of texts that an earlier row computed.
-        counts: domain -> [D], how many scored tokens went to each expert first, over layers; empty for models whose
-            routers can't be watched.
-        elsewhere: score of each document of no domain; empty where there is none, and for an oracle.
+        peak_memory: additional bytes; None if unknown. Neither includes the experts' likelihoods of texts that an
+            earlier row computed.
+        counts: domain -> [D], scored tokens by first-choice expert, over layers; empty for models without routers that
+            can be counted.
+        elsewhere: score of each document of no domain; empty without such text, and for an oracle.
         chosen: options that the recipe chose by the tuning text.
     """
 
@@ -86,12 +86,12 @@ class Row:
 
     @property
     def peak_memory(self) -> int | None:
-        """The most of all seeds, in bytes."""
+        """The largest of all seeds, in bytes."""
         known = [result.peak_memory for result in self.results if result.peak_memory is not None]
         return max(known, default=None)
 
     def shares(self) -> dict[str, list[float]]:
-        """Domain -> share of its scored tokens that each expert got, over layers and seeds; empty if not counted."""
+        """Domain -> each expert's share of its scored tokens, over layers and seeds; empty if not counted."""
         summed = {domain: sum(result.counts[domain] for result in self.results) for domain in self.results[0].counts}
         return {domain: (counts / counts.sum()).tolist() for domain, counts in summed.items()}  # type: ignore[union-attr]
 
@@ -102,7 +102,7 @@ class Figure:
 
     Attributes:
         values: of each seed.
-        sampling: the standard error of their mean over the documents that are scored; None where it isn't known.
+        sampling: the standard error of their mean over the scored documents; None if unknown.
     """
 
     values: Sequence[float]
@@ -127,19 +127,19 @@ class Figure:
 
     @property
     def spread(self) -> str:
-        """The error as text; empty where there is none."""
+        """The error as text; empty if unknown."""
         return f" ± {self.error:.1f}" if self.error else ""
 
 
 @dataclass(frozen=True)
 class Table:
-    """The measured rows; among them are each domain's dense expert, by which all are normalised.
+    """The measured rows, including each domain's dense expert, which normalises all scores.
 
     Attributes:
         domains: in order.
         rows: in order.
-        base: the seed model's score of each document of no domain; empty where there is none.
-        against: the row that the others' averages are compared with, if any.
+        base: the seed model's score of each document of no domain; empty without such text.
+        against: the row to compare the others' averages with, if any.
     """
 
     domains: Sequence[str]
@@ -236,9 +236,9 @@ class Table:
         return record
 
     def render(self, console: Console) -> Iterable[RichTable]:
-        """The table, and, of a published version, which experts it chose.
+        """The table, and for a published version, its choice of experts.
 
-        Where the terminal is narrow, it is in two; if it must be, only averages have errors.
+        On a narrow terminal it is split in two; if necessary, only averages have errors.
         """
 
         def fits(table: RichTable) -> bool:
@@ -249,13 +249,13 @@ class Table:
         else:
             scores = self._lines(SCORES, self._scores)
             yield scores if fits(scores) else self._lines(SCORES, partial(self._scores, errors=False))
-            yield self._lines("What it takes to run, and to build and score", self._costs, caption=False)
+            yield self._lines("Cost of running, and of building and scoring", self._costs, caption=False)
         yield from (self._routing(row) for row in self.rows if row.run.recipe.name == VERSION and row.shares())
 
     def _lines(self, title: str, *parts: Callable[[Row], dict[str, str]], caption: bool = True) -> RichTable:
-        """A line per row, of the columns that the parts make."""
+        """A line per row, with the columns of the parts."""
         ahead = any(row.run.recipe.reads_ahead for row in self.rows)
-        note = f". {AHEAD} chooses experts by the whole window, so by what it is then scored on too"
+        note = f". {AHEAD} chooses experts by the whole window, including scored tokens"
         table = RichTable(title=title, caption=self.scored() + (note if ahead else "") if caption else None)
         lines = [{name: cell for part in parts for name, cell in part(row).items()} for row in self.rows]
         table.add_column("recipe")
@@ -291,7 +291,7 @@ class Table:
         return {"active": parameters(row.active_parameters), "seconds": f"{row.seconds:.1f}", "memory": memory}
 
     def _routing(self, row: Row) -> RichTable:
-        table = RichTable(title="Share of tokens that each expert got, over all layers")
+        table = RichTable(title="Share of tokens per expert, over all layers")
         table.add_column("text of")
         for domain in self.domains:
             table.add_column(expert_row(domain), justify="right")
@@ -301,14 +301,14 @@ class Table:
 
 
 def shown(row: Row) -> str:
-    """A row's name with the options that it chose, marked if it reads ahead."""
+    """A row's name with its chosen options, marked if it reads ahead."""
     chosen = {name: " or ".join(f"{each:.2g}" for each in sorted(set(values))) for name, values in row.chosen.items()}
     name = " ".join([row.name, *(f"({option}={values})" for option, values in chosen.items())])
     return f"{name} {AHEAD}" if row.run.recipe.reads_ahead else name
 
 
 def parameters(number: float) -> str:
-    """So many parameters, such as 3.4 M."""
+    """A number of parameters, such as 3.4 M."""
     return f"{number / 1e6:,.1f} M"
 
 

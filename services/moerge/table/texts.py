@@ -18,16 +18,16 @@ from moerge.scoring.perplexity import Window, windows
 from moerge.table.measure import Texts
 
 Split = Literal["heldout", "tuning"]
-"""The scored text: held out to report on, or for the choice of settings."""
+"""The scored text: held out for reports, or for the choice of settings."""
 TUNING_TOKENS = 2_000
-"""Of each domain, by which recipes choose their settings: each setting that is tried costs a pass over them."""
+"""Tuning tokens per domain: each tried setting of a recipe costs a pass over them."""
 
 
 @dataclass(frozen=True)
 class Sources:
-    """A domain's expert folder and files, as `data_files` finds them.
+    """A domain's expert folder and files, for `data_files`.
 
-    They are for statistics, held out, other ones, and for choices between settings.
+    The files are for statistics, held-out text, other text, and the choice of settings.
     """
 
     expert: Path
@@ -39,7 +39,7 @@ class Sources:
 
 @dataclass(frozen=True)
 class Cut:
-    """Windows of `context` tokens that advance by `stride`; of each domain as many as score about `tokens` in all."""
+    """Windows of `context` tokens that advance by `stride`, about `tokens` scored tokens per domain."""
 
     context: int = 256
     stride: int = 128
@@ -47,13 +47,13 @@ class Cut:
 
 
 def read_texts(name: str, sources: Sources, cut: Cut, split: Split = "heldout") -> Texts:
-    """A domain's documents, tokenized as its expert does it.
+    """A domain's documents, tokenized by its expert's tokenizer.
 
-    Where no file is held out, a tenth of the documents is; where none is for tuning, a tenth of the others is. With the
-    split `tuning` that part is scored, and recipes get another tenth for tuning. A document is in one part only.
+    Without held-out files, a tenth of the documents is held out; without tuning files, a tenth of the others is for
+    tuning. With the split `tuning` that part is scored, and another tenth is for tuning. A document is in one part.
 
     Raises:
-        MoergeError: a file can't be read, or nothing is left for a part.
+        MoergeError: a file can't be read, or a part is empty.
     """
     own, other = _texts("--text", sources.text), _texts("--other", sources.other)
     held = _texts("--held-out", sources.held_out) or [text for text in own if is_held_out(text)]
@@ -73,26 +73,26 @@ def read_texts(name: str, sources: Sources, cut: Cut, split: Split = "heldout") 
     statistics, further = ([text for text in texts if text not in apart] for texts in (own, other))
     for option, given, left in (("--text", sources.text, statistics), ("--other", sources.other, further)):
         if given and not left:
-            raise MoergeError("all of it is held out", where=f"{option} {name}", todo="give more, or other, text")
+            raise MoergeError("all text is held out", where=f"{option} {name}", todo="give more, or other, text")
     own_pieces, other_pieces = (_pieces(tokenizer, texts, cut.context) for texts in (statistics, further))
     settings = _windows(tokenizer, tuning, replace(cut, tokens=TUNING_TOKENS))
     return Texts(sources.expert, scored, own_pieces, other_pieces, settings)
 
 
 def read_elsewhere(expert: Path, files: Sequence[str], cut: Cut, split: Split = "heldout") -> list[Window]:
-    """Windows of text of no domain, tokenized as an expert does it; a tenth of its documents is for tuning."""
+    """Windows of text of no domain, tokenized by an expert's tokenizer; a tenth of its documents is for tuning."""
     every = _texts("--elsewhere", files)
     tuning = tuning_part(every)
     return _windows(_tokenizer(expert), tuning if split == "tuning" else [t for t in every if t not in tuning], cut)
 
 
 def is_held_out(text: str) -> bool:
-    """Whether a document is of the tenth that is held out: a function of its text alone."""
+    """Whether a document is in the held-out tenth: a function of its text alone."""
     return split_of(split_digest(text), 0, HELD_OUT_SHARE) == "held-out"
 
 
 def tuning_part(texts: Sequence[str]) -> list[str]:
-    """A tenth of the documents, those with the highest digests; of two or more at least one."""
+    """The tenth of the documents with the highest digests; of two or more at least one."""
     ordered = sorted(set(texts), key=split_digest)
     return ordered[len(ordered) - max(len(ordered) // 10, len(ordered) > 1) :]
 
@@ -116,7 +116,7 @@ def _windows(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], cut: Cut)
 
 
 def spread(cut: Sequence[Window], tokens: int) -> list[Window]:
-    """Windows that score about `tokens` tokens, drawn from all of them, so long and short ones are as likely."""
+    """Windows with about `tokens` scored tokens, drawn with equal probability."""
     taken, chosen = 0, set[int]()
     for number in random.Random(0).sample(range(len(cut)), len(cut)):  # noqa: S311  # no secret
         if taken >= tokens:
@@ -127,13 +127,13 @@ def spread(cut: Sequence[Window], tokens: int) -> list[Window]:
 
 
 def switched(domains: Mapping[str, Texts], cut: Cut) -> dict[str, Texts]:
-    """Windows that begin with text of the other domains in turn, for half the context, and then score the domain's own.
+    """Windows that begin with half a context of the other domains' text, in turn; their second half is scored.
 
     Raises:
-        MoergeError: there is no other domain, or none of a domain's documents is long enough.
+        MoergeError: there is no other domain, or all documents of a domain are too short.
     """
     if len(domains) < 2:
-        raise MoergeError("there is one domain only", where="--switch", todo="name several")
+        raise MoergeError("expected two domains or more, found one", where="--switch", todo="name several")
     half = cut.context // 2
     held_out = _behind_others({name: each.held_out for name, each in domains.items()}, half, cut.tokens)
     tuning = _behind_others({name: each.tuning for name, each in domains.items()}, half, TUNING_TOKENS)
@@ -145,7 +145,7 @@ def switched(domains: Mapping[str, Texts], cut: Cut) -> dict[str, Texts]:
 
 
 def _behind_others(cut: Mapping[str, Sequence[Window]], half: int, tokens: int) -> dict[str, list[Window]]:
-    """The first `half` tokens of windows, each behind as many of another domain's; none where a domain has none."""
+    """The first `half` tokens of windows, each after as many of another domain; none if a domain has none."""
     halves = {
         name: [replace(window, tokens=window.tokens[:half], new=half) for window in each if len(window.tokens) >= half]
         for name, each in cut.items()
@@ -159,6 +159,6 @@ def _behind_others(cut: Mapping[str, Sequence[Window]], half: int, tokens: int) 
 
 
 def _pieces(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], context: int) -> list[list[int]]:
-    """Documents of token ids; what is longer than the context is several."""
+    """Documents of token ids; a document longer than the context is cut."""
     rows = tokenizer(list(texts))["input_ids"] if texts else []
     return [ids[start : start + context] for ids in rows for start in range(0, len(ids), context)]

@@ -146,11 +146,11 @@ def test_a_user_gets_table_json_and_curves(tmp_path: Path, capsys: pytest.Captur
         ({"recipe": ["averaging"]}, "--recipe averaging: makes no version with a trunk"),
         ({"recipe": ["random"]}, "dume, dume-ood, dume-ties, dume-dare, regmean, moerge"),
         ({"recipe": ["dume-ties"]}, "needs --base DIR"),
-        ({"first": 3}, "--first: 3 of 3 experts, so nobody joins"),
+        ({"first": 3}, "--first: 3 of 3 experts leave none to join"),
         ({"sweep": "k=1,2"}, "leave --version, --sweep, --against and --elsewhere out"),
         ({"version": Path()}, "leave --version, --sweep, --against and --elsewhere out"),
-        ({"incremental": False, "first": 2}, "--first: goes with --incremental only"),
-        ({"incremental": False, "subsets": True}, "--subsets: goes with --incremental only"),
+        ({"incremental": False, "first": 2}, "--first: needs --incremental"),
+        ({"incremental": False, "subsets": True}, "--subsets: needs --incremental"),
     ],
 )
 def test_what_can_t_join_is_said_before_anything_is_measured(tmp_path: Path, change: dict[str, Any], said: str) -> None:

@@ -61,11 +61,11 @@ def test_the_estimate_is_the_coordinator_s_seed_by_seed() -> None:
 def test_it_says_when_a_remerge_pays_and_how_far_off_the_estimate_was() -> None:
     """Expected 37 / 6 and 2.125; the oracles gained 47 / 6 and 1.125, the averages 26 / 3 and 0.5, over the seeds."""
     assert JOINED.conclusions() == [
-        "dume: a remerge gains +8.7 at version 2 and +0.5 at version 3; it pays from 1 point on, so at 2.",
-        "The oracle's average gained +4.5 points in 2 remerges, +1.1 to +7.8. The estimate lay -0.3 from it on average,"
-        " 1.3 without the sign, 1.7 at most; of 2 that it expected to gain 1 or more 2 did, of the others 0.",
-        "The average gained +4.6 points in 2 remerges, +0.5 to +8.7. The estimate lay -0.4 from it on average,"
-        " 2.1 without the sign, 2.5 at most; of 2 that it expected to gain 1 or more 1 did, of the others 0.",
+        "dume: a remerge gains +8.7 at version 2 and +0.5 at version 3; it pays from 1 point on: at 2.",
+        "The oracle's average gained +4.5 points in 2 remerges, +1.1 to +7.8. The estimate's error was -0.3 on average,"
+        " 1.3 without the sign, 1.7 at most. Of 2 remerges expected to gain 1 or more, 2 did; of the others, 0.",
+        "The average gained +4.6 points in 2 remerges, +0.5 to +8.7. The estimate's error was -0.4 on average,"
+        " 2.1 without the sign, 2.5 at most. Of 2 remerges expected to gain 1 or more, 1 did; of the others, 0.",
     ]
 
 
@@ -76,7 +76,7 @@ def test_a_gain_that_was_not_expected_is_told() -> None:
         JOINED.run, ("a", "b", "c"), [version("ab", {"a": (1,), "b": (1,)}, {}), version("ab", grown, grown), after]
     )
     assert joined.conclusions()[2].endswith(
-        "of 0 that it expected to gain 1 or more 0 did, of the others 1, +3.0 at most."
+        "Of 0 remerges expected to gain 1 or more, 0 did; of the others, 1, +3.0 at most."
     )
 
 

@@ -240,7 +240,7 @@ def test_models_in_low_precision_are_compared_with_exact_experts(tmp_path: Path,
 
 def test_text_of_which_nothing_is_left_or_nothing_is_held_out_is_named(tmp_path: Path) -> None:
     folder, file = expert(tmp_path / "e", seed=1), str(text_file(tmp_path / "t.jsonl", "the same text"))
-    with pytest.raises(MoergeError, match="all of it is held out") as caught:
+    with pytest.raises(MoergeError, match="all text is held out") as caught:
         read_texts("law", Sources(folder, [file], [file]), Cut())
     assert caught.value.where == "--text law"
     kept = next(text for text in map(str, range(100, 200)) if not is_held_out(text))
@@ -280,15 +280,15 @@ def test_all_recipes_that_the_inputs_allow_are_measured_and_the_others_named(
         ({"text": ["d0"]}, "expected NAME=PATH, found 'd0'"),
         ({"text": ["d0=x", "d2=x"]}, "names differ: d0, d2, but d0, d1 by --expert"),
         ({"other": ["d0=x"]}, "names differ: d0, but d0, d1 by --expert"),
-        ({"expert": ["d0=.", "d0=.", "d1=."]}, "two experts of 'd0'"),
+        ({"expert": ["d0=.", "d0=.", "d1=."]}, "expected one expert of 'd0', found two"),
         ({"text": ["d0=/nowhere", "d1=/nowhere"]}, "--text /nowhere: no file matches"),
         ({"stride": 16, "context": 16}, "--stride"),
         ({"recipe": ["dume"], "sweep": "q=1,2"}, "no recipe has the option 'q'"),
         ({"recipe": ["dume"], "sweep": "k=1,two"}, "expected OPTION=NUMBER,NUMBER"),
         ({"against": "ties"}, "name one of: d0 expert, d1 expert, averaging"),
-        ({"elsewhere": ["x"]}, "is compared with the base"),
+        ({"elsewhere": ["x"]}, "needs the base model"),
         ({"switch": True, "stride": 8}, "leave --stride out"),
-        ({"preset": "demo"}, "it brings experts, texts and base"),
+        ({"preset": "demo"}, "a preset has its own experts, texts and base"),
     ],
 )
 def test_what_can_t_be_is_said_before_anything_is_measured(tmp_path: Path, change: dict[str, Any], said: str) -> None:
