@@ -1,1 +1,1 @@
-"""Benchmarks: every figure is a ratio of two sides that are measured in turns, in one go, on the same inputs."""
+"""Benchmarks: every figure is a ratio of two sides, measured alternately in one run on the same inputs."""

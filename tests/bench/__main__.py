@@ -1,4 +1,4 @@
-"""`python -m bench`: measures every figure, or one, prints them and keeps them in build/bench.json."""
+"""`python -m bench`: measures every figure, or one, prints them and stores them in build/bench.json."""
 
 import argparse
 import json
@@ -20,7 +20,7 @@ RESULTS = HOME.with_suffix(".json")
 
 
 def apart(names: Sequence[str]) -> Iterator[Result]:
-    """The same, in fresh processes."""
+    """The figures, each measured in a new process."""
     for _, group in groupby(sorted(names, key=process), key=process):
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as fresh:
             yield from fresh.submit(measured, list(group)).result()
@@ -31,20 +31,20 @@ def process(name: str) -> str:
 
 
 def kept(path: Path) -> dict[str, Result]:
-    """Figures that are in the file and in the suite, by name."""
+    """Figures both in the file and in the suite, by name."""
     found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
     return {result["figure"]: result for result in found if result["figure"] in BENCHMARKS}
 
 
 def keep(path: Path, result: Result) -> None:
-    """Puts one figure into the file; the others stay."""
+    """Stores one figure in the file; the others stay."""
     results = kept(path) | {result["figure"]: result}
     ordered = [results[name] for name in BENCHMARKS if name in results]
     path.write_text(json.dumps(ordered, indent=1) + "\n", encoding="utf-8")
 
 
 def table(results: list[Result]) -> Table:
-    shown = Table(title=f"Medians of runs in turns; {torch.get_num_threads()} threads")
+    shown = Table(title=f"Medians of alternating runs; {torch.get_num_threads()} threads")
     for column in ("figure", "against", "ratio", "reach", "ok", "shapes/dtype"):
         shown.add_column(column, justify="right" if column in ("ratio", "reach") else "left", overflow="fold")
     for result in results:
@@ -66,7 +66,7 @@ def main() -> None:
     parser.add_argument("--only", choices=list(BENCHMARKS), default=only, help="measure this figure (or set ONLY)")
     only = parser.parse_args().only
     if only is not None and only not in BENCHMARKS:
-        parser.error(f"no figure {only!r}; there are {', '.join(BENCHMARKS)}")
+        parser.error(f"no figure {only!r}; use one of: {', '.join(BENCHMARKS)}")
     HOME.mkdir(parents=True, exist_ok=True)
     results = []
     for result in apart([only] if only else list(BENCHMARKS)):

@@ -1,4 +1,4 @@
-"""Merges and publishes in a process of its own: `python -m bench.child FOLDER EXPERT... -- STATISTICS...`."""
+"""Merges and publishes in a separate process: `python -m bench.child FOLDER EXPERT... -- STATISTICS...`."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What a contribution weighs on the way to the coordinator."""
+"""The size of a contribution, stored and sent."""
 
 import sysconfig
 from collections.abc import Iterator
@@ -54,7 +54,7 @@ def sums() -> dict[str, Tensor]:
 
 
 def contribution() -> Path:
-    """The statistics file of a real pass; the pass is kept, the file written anew."""
+    """The statistics file of a real pass; the pass is stored, the file written anew."""
     folder = cached(HOME / f"sums-{SHAPE.name}", lambda folder: save_file(sums(), folder / "sums.safetensors"))
     found = load_file(folder / "sums.safetensors")
     path = HOME / "contribution"
@@ -71,6 +71,6 @@ def contribution_plain() -> list[Pair]:
     return [(contribution().stat().st_size, naive_bytes())]
 
 
-@benchmark("contribution-compressed", "bytes sent for it, zstd chunks", NAIVE, "<=", 0.7, SHAPES)
+@benchmark("contribution-compressed", "bytes sent, zstd chunks", NAIVE, "<=", 0.7, SHAPES)
 def contribution_compressed() -> list[Pair]:
     return [(sum(map(len, ours.compressed_chunks(contribution()))), naive_bytes())]

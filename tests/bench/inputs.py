@@ -1,4 +1,4 @@
-"""What is measured on: random Llama models, and statistics. Made from fixed seeds, and kept below `HOME`."""
+"""The inputs: random Llama models, and statistics. Made from fixed seeds, and stored below `HOME`."""
 
 import os
 import shutil
@@ -36,18 +36,18 @@ class Shape:
 
     @property
     def bytes(self) -> int:
-        """Of the model in float32, its gains aside."""
+        """Bytes of the model in float32, without gains."""
         layer = 4 * self.hidden**2 + 3 * self.hidden * self.intermediate
         return 4 * (self.layers * layer + 2 * self.vocabulary * self.hidden)
 
     @property
     def largest_bytes(self) -> int:
-        """Of the largest tensor in float32."""
+        """Bytes of the largest tensor in float32."""
         return 4 * self.hidden * max(self.intermediate, self.vocabulary)
 
 
 def cached(folder: Path, make: Callable[[Path], None]) -> Path:
-    """`folder`, filled by `make` if it isn't there yet; it appears whole."""
+    """`folder`, filled by `make` if missing; it appears whole."""
     if not folder.is_dir():
         temporary = folder.with_name(f".{folder.name}.tmp")
         shutil.rmtree(temporary, ignore_errors=True)
@@ -115,7 +115,7 @@ def features(hidden: int, tokens: int, seed: int, domain: int) -> Tensor:
 
 
 def drawn_sums(shape: Shape, number: int) -> tuple[Tensor, Tensor]:
-    """Gram [L, H, H] and cross [L, H], float64, of drawn features, other ones in every layer."""
+    """Gram [L, H, H] and cross [L, H], float64, of random features, different in every layer."""
 
     def make(folder: Path) -> None:
         grams, crosses = [], []
@@ -131,7 +131,7 @@ def drawn_sums(shape: Shape, number: int) -> tuple[Tensor, Tensor]:
 
 
 def statistics_files(shape: Shape, domains: list[str]) -> list[Path]:
-    """A statistics file per entry of `domains`; a domain that comes twice has two, of different shards."""
+    """A statistics file per entry of `domains`; a repeated domain has files of different shards."""
     folder = HOME / f"statistics-h{shape.hidden}-l{shape.layers}"
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
@@ -144,7 +144,7 @@ def statistics_files(shape: Shape, domains: list[str]) -> list[Path]:
 
 
 def read_once(*paths: Path) -> None:
-    """Brings files into the page cache, and everything that waits to be written to the disk."""
+    """Reads files into the page cache, and flushes pending writes to the disk."""
     for path in paths:
         with path.open("rb") as file:
             while file.read(2**24):

@@ -24,8 +24,8 @@ SMALL: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 16, "num_hidden
 
 @benchmark(
     "load-uploads",
-    f"memory that {WORKERS} workers cost who upload at once",
-    "a chunk of 8 MiB for each",
+    f"memory of {WORKERS} simultaneous uploads",
+    f"{WORKERS} chunks of 8 MiB",
     "<=",
     0.5,
     f"{WORKERS} workers, {CHUNKS} chunks of 8 MiB each, loopback, SQLite",
@@ -87,7 +87,7 @@ def load_time() -> list[Pair]:
 
 @benchmark(
     "load-memory",
-    "the coordinator's memory after all of them",
+    f"coordinator's memory after {CONTRIBUTIONS} contributions",
     f"after the first {SOME}",
     "<=",
     1.5,

@@ -1,4 +1,4 @@
-"""Measuring: both sides in turns after one warm-up each, in this process or in one of their own."""
+"""The measurement: both sides alternately after one warm-up each, in this process or in separate ones."""
 
 import subprocess
 import sys
@@ -15,14 +15,14 @@ _POLL_SECONDS = 0.02
 
 
 def seconds(call: Callable[[], object]) -> float:
-    """How long `call` takes."""
+    """The duration of `call`."""
     start = time.perf_counter()
     call()
     return time.perf_counter() - start
 
 
 def in_turns(ours: Callable[[], T], theirs: Callable[[], T], runs: int = RUNS) -> list[tuple[T, T]]:
-    """What both sides measure, ours first, `runs` times after a warm-up that doesn't count."""
+    """Both sides' results, ours first, `runs` times after a warm-up that doesn't count."""
     say("  warm-up")
     ours()
     theirs()
@@ -40,14 +40,14 @@ def say(text: str) -> None:
 
 @dataclass(frozen=True)
 class Run:
-    """A process from start to end: wall seconds, and the largest anonymous memory that it was seen with, in bytes."""
+    """A process from start to end: wall seconds, and the largest observed anonymous memory in bytes."""
 
     seconds: float
     anonymous: int
 
 
 def process(command: Sequence[str], log: Path, environment: dict[str, str]) -> Run:
-    """Runs `command`, its output in `log`, and looks at its memory every 20 ms.
+    """Runs `command` with its output in `log`, and reads its memory every 20 ms.
 
     Raises:
         subprocess.CalledProcessError: it failed.
@@ -67,7 +67,7 @@ def process(command: Sequence[str], log: Path, environment: dict[str, str]) -> R
 
 
 def _anonymous(pid: int) -> int:
-    """RssAnon of a process and all that it started, in bytes; 0 for one that has ended."""
+    """RssAnon of a process and its descendants, in bytes; 0 for an ended one."""
     try:
         status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="utf-8").split()

@@ -22,7 +22,7 @@ CONSTRAINTS = HOME.parents[1] / "constraints.txt"
 
 
 def mergekit() -> Path:
-    """The peer's command, with what else the tests were run with."""
+    """The peer's command, installed with the tests' constraints."""
     return peer.mergekit(HOME / "mergekit", "--constraint", str(CONSTRAINTS))
 
 
@@ -35,7 +35,7 @@ def inputs() -> tuple[list[Path], list[Path]]:
 
 
 def emptied(folder: Path) -> Path:
-    """An empty folder, and nothing left to be written to the disk."""
+    """An empty folder, with no pending writes to the disk."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     os.sync()
@@ -70,7 +70,7 @@ def _offline() -> dict[str, str]:
 
 @cache
 def processes() -> list[tuple[Run, Run]]:
-    """Both sides' runs; they are made once, for all figures that are taken from them."""
+    """Both sides' runs, made once for all of their figures."""
     mergekit()
     folders, statistics = inputs()
     runs = in_turns(lambda: our_process(folders, statistics), lambda: mergekit_process(folders))
@@ -122,7 +122,7 @@ def publish(folders: list[Path], statistics: list[Path]) -> float:
 
 
 def cat(folders: list[Path]) -> float:
-    """Seconds that `cat` takes to copy the experts' weights into one file, until they are on the disk."""
+    """Seconds of `cat` to copy the experts' weights into one file on the disk."""
     target = emptied(HOME / "work") / "out"
     command = ["/bin/cat", *(str(folder / "model.safetensors") for folder in folders)]
 

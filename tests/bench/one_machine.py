@@ -1,4 +1,4 @@
-"""`moerge merge` as a whole beside `mergekit-moe`, on the demo's experts and texts."""
+"""The complete `moerge merge` compared with `mergekit-moe`, on the demo's experts and texts."""
 
 import json
 import os
@@ -46,7 +46,7 @@ def fleet() -> tuple[Fleet, list[list[Window]]]:
 
 
 def ours(texts: Sequence[str]) -> Run:
-    """The command with its default recipe, without the table of scores at the end."""
+    """The command with its default recipe, without the final table."""
     command = [sys.executable, "-m", "moerge", "merge", "--out", str(emptied(WORK) / "ours"), "--scored-tokens", "0"]
     for domain, text in zip(fleet()[0].domains, texts, strict=True):
         command += ["--expert", f"{domain.name}={domain.expert}", "--text", f"{domain.name}={text}"]
@@ -54,7 +54,7 @@ def ours(texts: Sequence[str]) -> Run:
 
 
 def theirs(base: Path) -> Run:
-    """The peer's command, which takes all but MLPs and routers from `base`."""
+    """The peer's command, with all parameters except MLPs and routers from `base`."""
     config = HOME / "mergekit-moe.yml"  # JSON is YAML
     config.write_text(json.dumps(peer.settings(fleet()[0], base, "hidden", OPTIONS)), encoding="utf-8")
     out = emptied(WORK / "theirs")
@@ -114,7 +114,7 @@ def one_machine_memory() -> list[Pair]:
     f"{ALL}; {CUT.tokens} held-out tokens a domain",
 )
 def one_machine_quality() -> list[Pair]:
-    """Of each side 100 / the mean normalised perplexity, so that less is better."""
+    """100 / the mean normalised perplexity of each side, so that less is better."""
     ours(all_text())
     theirs(peer.averaged(fleet()[0]))
     with one_thread():
@@ -126,7 +126,7 @@ def one_machine_quality() -> list[Pair]:
 
 
 def scores(folder: Path, texts: Sequence[Sequence[Window]]) -> list[Score]:
-    """Of a model, on each of the texts."""
+    """The scores of a model on each text."""
     model = load(folder)
     return [score(model, each, Silent()) for each in texts]
 

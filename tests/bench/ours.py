@@ -1,6 +1,6 @@
-"""All that the benchmarks use of moerge.
+"""The parts of moerge under benchmark.
 
-What brings models' code is imported where it is used, so that the process that publishes doesn't load it.
+Code for models is imported at its use, so that the process that publishes doesn't load it.
 """
 
 from collections.abc import Sequence
@@ -86,7 +86,7 @@ def compressed_chunks(path: Path) -> list[bytes]:
 
 
 class Store:
-    """What a coordinator keeps: blobs, and which blob each planned file is."""
+    """A coordinator's blobs, and the blob of each planned file."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -94,7 +94,7 @@ class Store:
         self.blobs = LocalBlobs(folder / "blobs")
 
     def file(self, plan: FilePlan) -> FileEntry:
-        """The planned file, written only if it isn't there."""
+        """The planned file, written only if missing."""
         if plan.sha256 is not None and self.blobs.has(plan.sha256):
             size = self.blobs.path(plan.sha256).stat().st_size
             return FileEntry(name=plan.name, sha256=plan.sha256, size=size)
@@ -130,7 +130,7 @@ def publish(
 ) -> None:
     """A version: trunk, one file per expert, solved routers, index, config. Domains are d0, d1, …
 
-    `trunk` is a blob, so named by its digest.
+    `trunk` is a blob, named by its digest.
     """
     config, checkpoint = read_config(experts[0]), Checkpoint(trunk)
     family, layers, sha256 = family_of(config), config.num_hidden_layers, trunk.name

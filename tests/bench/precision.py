@@ -1,4 +1,4 @@
-"""What becomes of the routers when the model computes in bfloat16: on the demo's experts and texts."""
+"""The effect of bfloat16 on the routers, with the demo's experts and texts."""
 
 from collections.abc import Sequence
 from functools import cache
@@ -26,7 +26,7 @@ from support.progress import Silent
 from support.versions import published, trunk_file
 
 CONTEXT, DOCUMENTS = 256, 30
-SHAPES = f"the demo's four experts, {DOCUMENTS} documents a domain to solve and {DOCUMENTS} to look at"
+SHAPES = f"the demo's four experts, {DOCUMENTS} documents per domain to solve and {DOCUMENTS} to compare"
 
 
 def rows(tokenizer: PreTrainedTokenizerBase, text: Path) -> list[list[int]]:
@@ -37,7 +37,7 @@ def rows(tokenizer: PreTrainedTokenizerBase, text: Path) -> list[list[int]]:
 
 @cache
 def versions() -> tuple[list[Path], list[list[list[int]]], dict[torch.dtype, Path]]:
-    """The experts, each domain's held-out rows, and the version that each precision gives."""
+    """The experts, each domain's held-out rows, and the version of each precision."""
     texts = corpora.write(cache_folder() / "texts")
     made = train(texts, cache_folder() / "experts", progress()).experts
     experts = [made[domain] for domain in corpora.DOMAINS]
@@ -55,7 +55,7 @@ def versions() -> tuple[list[Path], list[list[list[int]]], dict[torch.dtype, Pat
 
 @torch.inference_mode()
 def elsewhere(expert: Path, trunk: Path, cut: Sequence[list[int]], both: Sequence[Sequence[Tensor]]) -> Pair:
-    """Tokens, over all layers, that the first routers send to another expert than the second do; and all."""
+    """The number of tokens, over all layers, that the two routers send to different experts; and of all."""
     model, _ = domain_model(expert, trunk)
     moved, seen = 0, 0
 
@@ -71,7 +71,7 @@ def elsewhere(expert: Path, trunk: Path, cut: Sequence[list[int]], both: Sequenc
 
 @benchmark(
     "precision-routing",
-    "tokens that bfloat16 statistics send elsewhere",
+    "tokens routed differently by bfloat16 statistics",
     "all, float32",
     "<=",
     0.01,

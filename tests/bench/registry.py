@@ -1,4 +1,4 @@
-"""The list of benchmarks. A further one is a function under `@benchmark` in a module that `suite` imports."""
+"""The list of benchmarks. To add one, put `@benchmark` on a function in a module that `suite` imports."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,10 +7,10 @@ from statistics import median
 from typing import Literal
 
 HOME = Path(__file__).parents[2] / "build" / "bench"
-"""Where inputs are kept from one run of the suite to the next."""
+"""Folder of inputs, kept between runs."""
 
 Pair = tuple[float, float]
-"""What one run measured, ours and theirs: seconds or bytes, so less is better."""
+"""The result of one run, ours and theirs: seconds or bytes, so less is better."""
 
 Pairs = Callable[[], list[Pair]]
 
@@ -20,15 +20,15 @@ class Benchmark:
     """One figure.
 
     Attributes:
-        name: what `--only` takes.
-        figure: what is measured.
+        name: for `--only`.
+        figure: our side.
         against: the other side.
-        sign: ">=" where the ratio is theirs / ours (how many times better), "<=" where it is ours / theirs.
-        reach: what the ratio has to reach.
+        sign: ">=" if the ratio is theirs / ours (how many times better), "<=" if it is ours / theirs.
+        reach: the target of the ratio.
         shapes: sizes and dtype of the inputs.
         pairs: measures, and returns every run's pair.
-        process: figures with the same word here are measured in one process, others each in one of their own, because
-            what ran before decides how fast memory can be had.
+        process: figures with the same word share a process; others each have their own, because earlier work changes
+            the speed of allocations.
     """
 
     name: str

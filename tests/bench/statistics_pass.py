@@ -1,4 +1,4 @@
-"""The pass over an owner's documents: how fast gram and cross of every layer are summed."""
+"""The speed of the pass over an owner's documents, which sums gram and cross of every layer."""
 
 from collections.abc import Callable, Sequence
 
@@ -25,7 +25,7 @@ def plain(model: LlamaForCausalLM, rows: Sequence[Tensor]) -> None:
 
 @torch.inference_mode()
 def textbook(model: LlamaForCausalLM, rows: Sequence[Tensor]) -> None:
-    """X^T X and X^T Y of every layer in float32, from the MLP inputs that hooks kept during a whole forward pass."""
+    """X^T X and X^T Y of every layer in float32, from the MLP inputs that hooks stored in a complete forward pass."""
     kept: list[Tensor] = []
 
     def keep(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
@@ -54,7 +54,7 @@ def against(
     batch: int,
     context: int,
 ) -> list[Pair]:
-    """Our pass against `theirs`, of one model's weights over one batch of documents of `context` tokens."""
+    """Our pass against `theirs`, with the same weights and one batch of documents of `context` tokens."""
     model, other = llama(shape, 0), llama(shape, 0, attention)
     rows, gain = [documents(shape, batch, context)], gains(model)
     return in_turns(

@@ -1,4 +1,4 @@
-"""The whole suite, and measuring some of it in this process."""
+"""The complete suite, and the measurement of some figures in this process."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,13 +8,13 @@ from bench.measure import say
 from bench.registry import BENCHMARKS
 
 MODULES = (statistics_pass, merge, one_machine, versions, solve, contribution, precision, load, worker)
-"""Importing them fills the registry."""
+"""Their import fills the registry."""
 
 Result = dict[str, Any]
 
 
 def measured(names: Sequence[str]) -> list[Result]:
-    """The figures as bench.json has them."""
+    """The figures in the form of bench.json."""
     results = []
     for each in (BENCHMARKS[name] for name in names):
         say(each.name)

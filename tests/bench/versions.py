@@ -17,7 +17,7 @@ SMALL = Shape(intermediate=1024, vocabulary=4000)
 class Again:
     """A store with a version of all experts, and the sides of both figures.
 
-    Every version has its own lambda and one contribution more than the first, so its routers are solved anew.
+    Every version has its own lambda and a further contribution, so its routers are solved anew.
     """
 
     def __init__(self, shape: Shape, folder: Path) -> None:
@@ -31,13 +31,13 @@ class Again:
         ours.publish(self._store, "1", self._trunk, self._folders, self._statistics[:EXPERTS])
 
     def next_version(self) -> float:
-        """Seconds to publish one more contribution's routers; every other file is there."""
+        """Seconds to publish the routers of a further contribution; all other files exist."""
         number = next(self._numbers)
         arguments = (self._store, str(number), self._trunk, self._folders, self._statistics, 0.01 * number)
         return seconds(lambda: ours.publish(*arguments))
 
     def whole_version(self) -> float:
-        """Seconds to write the first version's files again, until they are on the disk."""
+        """Seconds to write the first version's files again, to the disk."""
         files = list((self._folder / "versions" / "1").iterdir())
         target = emptied(HOME / "whole")
 

@@ -1,4 +1,4 @@
-"""A worker's Ray actors against the same pass without Ray, and what a thousand small shards cost besides computing."""
+"""A worker's Ray actors compared with the same pass without Ray, and the overhead of a thousand small shards."""
 
 import tempfile
 import time
@@ -49,7 +49,7 @@ def shard(number: int, rows: int = ROWS) -> Shard:
 
 
 def with_ray(slots: int) -> float:
-    """Seconds for the shards, from when every actor has its model and has computed a little until the last is done."""
+    """Seconds for the shards, after every actor has loaded its model and computed a little."""
     given, begin, end = [shard(number) for number in range(SHARDS)], 0.0, 0.0
 
     def source() -> Iterator[Shard]:
@@ -84,7 +84,7 @@ def ray_two() -> list[Pair]:
 
 
 class Stopwatch:
-    """Seconds that were spent on what isn't computing; `begin` is when the data was first read, or read again."""
+    """Seconds outside the computation; `begin` is the time when reading the data began, or began again."""
 
     spent = 0.0
     begin = 0.0
@@ -96,7 +96,7 @@ class TimedData(Data):
     def shards(self, *given: Any, **options: Any) -> Iterator[Shard]:
         found = super().shards(*given, **options)
         if options.get("again"):
-            self.watch.begin = time.perf_counter() - self.watch.spent  # Ray has started meanwhile
+            self.watch.begin = time.perf_counter() - self.watch.spent  # without Ray's start
         while True:
             start = time.perf_counter()
             each = next(found, None)
@@ -128,8 +128,8 @@ class TimedJournal(Journal):
 
 @benchmark(
     "small-shards",
-    "planning, journal and summing of 1 000 small shards, s",
-    "all of the time, but for Ray's start",
+    "planning, journal and sums of 1 000 small shards, s",
+    "total time without Ray's start",
     "<=",
     0.05,
     f"{SHAPE}, shards of {SMALL_TOKENS * SHAPE.hidden} tokens, one actor, float32",

@@ -18,7 +18,7 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
 
 @pytest.fixture(scope="module")
 def trunks(federation: Federation) -> tuple[Trunk, Trunk]:
-    """A trunk of both experts, and one of art's, which is the current one."""
+    """A trunk of both experts, and the current one, of art's."""
     return federation.merge(), federation.merge("art")
 
 
@@ -39,7 +39,7 @@ def test_law_2_a_contribution_under_any_trunk_but_the_current_one_is_refused_and
 def test_law_2_a_version_is_made_of_its_own_trunk_s_contributions(
     federation: Federation, trunks: tuple[Trunk, Trunk]
 ) -> None:
-    """Those under the second trunk don't count under the first, and count again when the second is current again."""
+    """Contributions under the second trunk don't count under the first, and count again when the second is current."""
     first, second = trunks
     sent = federation.contribute(second)
     assert federation.merge() == first

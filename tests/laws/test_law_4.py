@@ -1,4 +1,4 @@
-"""Law 4: everything counts exactly once, whatever is sent again. tests/unit/workers has what a worker does for it."""
+"""Law 4: everything counts exactly once, despite repeated requests. tests/unit/workers covers the worker's part."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Law 5: removal is exact. The next version is as if what was withdrawn had never been there."""
+"""Law 5: removal is exact. The next version equals one without the withdrawn item."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from support.statistics import written
 
 
 def test_law_5_a_withdrawn_expert_is_gone_from_the_next_version(tmp_path: Path) -> None:
-    """Its trunk is retired and merged anew; then all is as on a coordinator that never had it."""
+    """Its trunk is retired and remerged; then all equals a coordinator that never had the expert."""
     whole = federation_of(tmp_path / "whole", "law", "art", "code")
     with whole as federation, federation_of(tmp_path / "fresh", "law", "art") as fresh:
         federation.contribute(federation.merge())
@@ -37,12 +37,12 @@ def test_law_5_a_withdrawn_expert_is_gone_from_the_next_version(tmp_path: Path) 
 
 
 def routers(version: Version) -> str:
-    """Their digest."""
+    """The routers' digest."""
     return next(file.sha256 for file in version.files if file.name == "model-router.safetensors")
 
 
 def test_law_5_a_withdrawn_contribution_leaves_no_trace_and_may_come_again(tmp_path: Path) -> None:
-    """Domains count as they contributed, so that half of a domain's statistics makes other routers."""
+    """Domains count by their statistics, so half of a domain's statistics gives other routers."""
     with federation_of(tmp_path, "law", "art") as federation:
         law, art = federation.members.values()
         trunk, options = federation.merge(), PAPER.solve
@@ -62,7 +62,7 @@ def test_law_5_a_withdrawn_contribution_leaves_no_trace_and_may_come_again(tmp_p
 
 
 def test_law_5_until_the_trunk_is_merged_anew_every_card_says_what_it_still_contains(tmp_path: Path) -> None:
-    """No trunk can be made of what is left, so the old one stays, and says so."""
+    """The remaining expert can't make a trunk, so the old one stays, and the card says so."""
     with federation_of(tmp_path, "law", "art") as federation:
         law = federation.expert("law").digest
         federation.contribute(federation.merge(method="base", options={"base": law}))
@@ -83,7 +83,7 @@ def test_law_5_until_the_trunk_is_merged_anew_every_card_says_what_it_still_cont
 def test_law_5_a_domain_that_is_left_out_leaves_no_trace(
     tmp_path_factory: pytest.TempPathFactory, groups: list[Group], gone: str
 ) -> None:
-    """Leaving a domain out of the sums equals a fresh coordinator that never had it."""
+    """Leaving a domain out of the sums equals a new coordinator without it."""
     folder = tmp_path_factory.mktemp("left-out")
     left = [domain for domain in DOMAINS if domain != gone]
     remaining = [group for group in groups if group[0] != gone]

@@ -1,4 +1,4 @@
-"""Law 6: the output is a stock model, and computes exactly what its parts say."""
+"""Law 6: the output is a stock model, exactly equivalent to its parts."""
 
 from pathlib import Path
 

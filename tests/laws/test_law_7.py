@@ -1,4 +1,4 @@
-"""Law 7: a new version costs its routers. What an earlier version has is found by its key, and not written again."""
+"""Law 7: a new version costs only its routers. Files of earlier versions are found by their keys, and reused."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ SOLVED = {"model-router.safetensors", "moerge-report.json", "moerge.json", "READ
 
 
 def written_anew(plan: VersionPlan, *before: VersionPlan) -> set[str]:
-    """Names of the files whose keys no version before has."""
+    """Names of the files whose keys are new."""
     known = {file.key for each in before for file in each.files}
     return {file.name for file in plan.files if file.key not in known}
 
@@ -45,7 +45,7 @@ def test_law_7_removing_an_expert_rewrites_those_whose_slots_move(tmp_path: Path
 
 @pytest.mark.parametrize("change", ["lineage", "trunk", "expert", "slot"])
 def test_law_7_a_file_s_key_changes_with_what_it_is_made_of(tmp_path: Path, change: str) -> None:
-    """An equal key means: the file is there already and isn't written again. So what differs must change the key."""
+    """A file with an equal key is reused, so every difference must change the key."""
     folder = expert(tmp_path / "expert", seed=1, tie_word_embeddings=True)
     checkpoint, config, llama = Checkpoint(folder), read_config(folder), FAMILIES["llama"]
 

@@ -1,4 +1,4 @@
-"""Law 8: memory is bounded, whatever the size of the model and the number of contributions."""
+"""Law 8: memory is bounded, for any model size and number of contributions."""
 
 import json
 import os
@@ -41,7 +41,7 @@ from support.versions import trunk_file
 
 
 class Counted:
-    """Counts the tensors that are alive."""
+    """Counts live tensors."""
 
     def __init__(self) -> None:
         self.alive = self.most = self.made = 0
@@ -109,7 +109,7 @@ def test_law_8_a_whole_journal_is_not_read_and_those_of_groups_are_joined_tensor
 
 
 def test_law_8_a_layer_is_solved_with_two_contributions_in_memory(tmp_path: Path) -> None:
-    """Twelve contributions take as much as two."""
+    """Twelve contributions need as much as two."""
     hidden = 200
     arrays = {"gram": np.arange(gram_length(hidden)), "cross": np.arange(hidden)}
     sums = ShardSums({f"layers.{n}.{name}": each for n in range(LAYERS) for name, each in arrays.items()}, 1, 1)
@@ -127,7 +127,7 @@ def test_law_8_a_layer_is_solved_with_two_contributions_in_memory(tmp_path: Path
 
 
 def test_law_8_influence_is_measured_with_few_grams_in_memory() -> None:
-    """Twelve owners take as many as three."""
+    """Twelve owners need as many as three."""
 
     def most(count: int) -> int:
         there: weakref.WeakSet[Tensor] = weakref.WeakSet()
@@ -171,7 +171,7 @@ print(total, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 102
 
 @pytest.mark.parametrize("form", ["jsonl.zst", "parquet", "arrow"])
 def test_law_8_reading_documents_takes_no_more_for_more_of_them(tmp_path: Path, form: str) -> None:
-    """100 MB of text in one file, in one row group, take less than 40 MB beyond what a small file takes."""
+    """100 MB of text in one file, in one row group, need less than 40 MB more than a small file."""
     sizes = {"small": 1_000, "large": 100_000}
     for name, count in sizes.items():
         path = tmp_path / f"{name}.{form}"
@@ -206,7 +206,7 @@ def test_law_8_putting_and_fetching_hold_a_few_parts_in_memory(s3: S3, tmp_path:
         return digest
 
     def peak(work: Callable[[], Any]) -> int:
-        """Bytes that the whole process took at most beyond what it had, seen from outside Python too."""
+        """Peak of the whole process' additional bytes, including those outside Python."""
         before, most, done = resident(), 0, threading.Event()
 
         def watch() -> None:
@@ -234,7 +234,7 @@ def resident() -> int:
 
 @pytest.mark.slow
 def test_law_8_further_uploads_take_no_further_memory(s3: S3, tmp_path: Path) -> None:
-    """Twice as many again take less than half of what they bring: with fragments of the first ones' room, less."""
+    """Twice as many again need less than half of their own size, because they reuse the first ones' memory."""
     size, at_once = 24 * 2**20, 12
     with coordinator(tmp_path / "home", settings=settings(None, s3)) as server:
         member = fleet.join(server, "law", tmp_path)

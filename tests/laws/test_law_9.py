@@ -24,7 +24,7 @@ FORBIDDEN_MODULES = {"pickle", "dill", "cloudpickle", "joblib", "shelve", "marsh
 
 
 def picklers(path: Path) -> Iterator[str]:
-    """Where a source imports a pickler or loads a pickle."""
+    """The places where a source imports a pickler or loads a pickle."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         found = False
         if isinstance(node, ast.Import):

@@ -1,1 +1,1 @@
-"""Things that matter, broken one at a time in a copy, and the tests that must fail then."""
+"""Mutations of essential code, applied one at a time to a copy, and the tests that must then fail."""

@@ -1,4 +1,4 @@
-"""`python -m mutations [--jobs N] [NAME ...]`: every mutation, or those named; fails unless tests catch all of them."""
+"""`python -m mutations [--jobs N] [NAME ...]`: all or the named mutations; fails unless tests catch each."""
 
 import argparse
 import sys
@@ -15,8 +15,8 @@ from mutations.play import Outcome, StaleError, copied, place, play
 def main() -> None:
     names = [mutation.name for mutation in MUTATIONS]
     parser = argparse.ArgumentParser(prog="python -m mutations", description=__doc__)
-    parser.add_argument("--jobs", type=int, default=1, help="mutations at once, each in a copy of its own")
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of mutations, by default all: {', '.join(names)}")
+    parser.add_argument("--jobs", type=int, default=1, help="mutations at once, each in a separate copy")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"mutations, default all: {', '.join(names)}")
     asked = parser.parse_args()
     if unknown := sorted({*asked.names} - {*names}):
         parser.error(f"no such mutation: {', '.join(unknown)}")

@@ -1,4 +1,4 @@
-"""The list: each mutation is one replaced text. `old` occurs once in its package, in whichever module it is by now."""
+"""The list: each mutation replaces one text. `old` occurs exactly once in its package, in any module."""
 
 from dataclasses import dataclass
 
@@ -8,15 +8,15 @@ WORKER, COORDINATOR = "workers/moerge_workers", "coordinator/moerge_coordinator"
 
 @dataclass(frozen=True)
 class Mutation:
-    """Something that matters, broken.
+    """A mutation of essential code.
 
     Attributes:
         name: for the command line.
-        subject: the law, or what else no longer holds.
-        package: the folder of the code that it changes.
-        old: text that it replaces.
-        new: the text in its place.
-        tests: files of which one must fail, each on its own cheap to run.
+        subject: the broken law or property.
+        package: the folder of the changed code.
+        old: the replaced text.
+        new: its replacement.
+        tests: test files, cheap to run, of which one must fail.
     """
 
     name: str
@@ -34,7 +34,7 @@ def law(number: int) -> tuple[str]:
 MUTATIONS = (
     Mutation(
         "switch",
-        "law 1: the policy's switches keep things at home",
+        "law 1: the policy's switches prevent sending",
         WORKER,
         "if not self.settings.policy.allows(item.kind):",
         "if False:",
@@ -50,7 +50,7 @@ MUTATIONS = (
     ),
     Mutation(
         "sums-of-floats",
-        "law 3: sums are of integers, in any order the same",
+        "law 3: sums are integers, equal in any order",
         LIBRARY,
         "each * to_floats(_total(alike, lambda file: file.gram(layer)), exponent)",
         "sum(each * to_floats(file.gram(layer), exponent) for file in alike)",
@@ -66,7 +66,7 @@ MUTATIONS = (
     ),
     Mutation(
         "supersede-another-s",
-        "law 4: a contribution supersedes its own domain's only",
+        "law 4: a contribution supersedes only its own domain's",
         COORDINATOR,
         "if row is None or (row.trunk, row.domain) != (manifest.trunk, manifest.domain):",
         "if row is None:",
@@ -146,7 +146,7 @@ MUTATIONS = (
     ),
     Mutation(
         "any-domain",
-        "authorisation: owners speak for their own domains",
+        "authorisation: owners act only for their own domains",
         COORDINATOR,
         "if domain not in identity.domains:",
         "if False:",
@@ -154,7 +154,7 @@ MUTATIONS = (
     ),
     Mutation(
         "download-without-leave",
-        "authorisation: owners get others' experts by their leave only",
+        "authorisation: owners get others' experts only with permission",
         COORDINATOR,
         "if each.owner != owner and not each.redistribute]",
         "if False]",
@@ -170,7 +170,7 @@ MUTATIONS = (
     ),
     Mutation(
         "forged-signature",
-        "signatures: a forged one is none",
+        "signatures: a forged one is invalid",
         PROTO,
         "except InvalidSignature:\n        return False",
         "except InvalidSignature:\n        return True",
@@ -178,7 +178,7 @@ MUTATIONS = (
     ),
     Mutation(
         "any-trace",
-        "bounds: a gram has no more than its tokens give",
+        "bounds: a gram's trace is bounded by its tokens",
         LIBRARY,
         "if trace > TRACE_SLACK * largest:",
         "if False:",
@@ -186,7 +186,7 @@ MUTATIONS = (
     ),
     Mutation(
         "sum-wraps",
-        "bounds: a sum that leaves int64 is an error",
+        "bounds: an overflow of int64 is an error",
         LIBRARY,
         "if (((left ^ total) & (right ^ total)) < 0).any():",
         "if False:",
@@ -203,7 +203,7 @@ MUTATIONS = (
     ),
     Mutation(
         "markup",
-        "dashboard: what others wrote is text",
+        "dashboard: others' text is escaped",
         COORDINATOR,
         "autoescape=True,\n",
         "autoescape=False,\n",
@@ -219,7 +219,7 @@ MUTATIONS = (
     ),
     Mutation(
         "like-an-allowed-source",
-        "requests of the coordinator's own: allowed sources only",
+        "the coordinator's own requests: allowed sources only",
         COORDINATOR,
         'url.startswith(prefix.rstrip("/") + "/")',
         'url.startswith(prefix.rstrip("/"))',
@@ -267,7 +267,7 @@ MUTATIONS = (
     ),
     Mutation(
         "any-trunk-is-near",
-        "stray: nothing is computed under a trunk far from the expert",
+        "stray: no computation under a trunk far from the expert",
         LIBRARY,
         "if not found.value <= limit:",
         "if False:",
@@ -275,7 +275,7 @@ MUTATIONS = (
     ),
     Mutation(
         "few-documents",
-        "policy: statistics of too few documents stay at home",
+        "policy: statistics of too few documents are not sent",
         WORKER,
         "return bool(plan.sizes) and self._is_large_enough(plan)",
         "return bool(plan.sizes)",
@@ -291,7 +291,7 @@ MUTATIONS = (
     ),
     Mutation(
         "unnoted",
-        "law 1: what leaves is written down before",
+        "law 1: outgoing data is recorded before it is sent",
         WORKER,
         'self.history.note(item, "leaves")',
         "pass",
@@ -299,7 +299,7 @@ MUTATIONS = (
     ),
     Mutation(
         "accepted-under-a-replaced-trunk",
-        "law 2: the trunk is looked at again when a contribution is accepted",
+        "law 2: accepting a contribution checks the trunk again",
         COORDINATOR,
         "_require_current(session, manifest)\n        require_usable",
         "pass\n        require_usable",
@@ -307,7 +307,7 @@ MUTATIONS = (
     ),
     Mutation(
         "workflows-of-others",
-        "authorisation: an owner sees the workflows of its own contributions only",
+        "authorisation: an owner sees only its own contributions' workflows",
         COORDINATOR,
         """found.input["args"][0] != owner""",
         "False",
@@ -315,7 +315,7 @@ MUTATIONS = (
     ),
     Mutation(
         "fall",
-        "promotions: champion moves to no version that an owner's domain falls on, unless the operator says why",
+        "promotions: champion never moves to a version with a fallen domain, unless the operator gives a reason",
         COORDINATOR,
         "if falls and not move.override:",
         "if False:",
@@ -371,7 +371,7 @@ MUTATIONS = (
     ),
     Mutation(
         "common-part",
-        "discriminants leave out what all experts' scores share",
+        "discriminants leave out the common part of all experts' scores",
         LIBRARY,
         "return columns - columns.mean(dim=1, keepdim=True)",
         "return columns",
@@ -387,7 +387,7 @@ MUTATIONS = (
     ),
     Mutation(
         "any-shards",
-        "attack: more shards than tokens give",
+        "attack: more shards than the tokens allow",
         COORDINATOR,
         "elif len(manifest.shards) > max(1, tokens // least):",
         "elif False:",
@@ -419,7 +419,7 @@ MUTATIONS = (
     ),
     Mutation(
         "looks-ahead",
-        "a recipe chooses an expert by the token that this is to predict",
+        "a recipe chooses an expert by the token to predict",
         LIBRARY,
         "recent(self._preference[:, rows.ids], self._window)[..., :-1]",
         "recent(self._preference[:, rows.ids], self._window)[..., 1:]",
@@ -443,7 +443,7 @@ MUTATIONS = (
     ),
     Mutation(
         "unpaired",
-        "a difference's error is of pairs over the same documents",
+        "a difference's error pairs the same documents",
         LIBRARY,
         "error(resamples[0] - resamples[1])",
         "error(resamples[0])",
@@ -451,7 +451,7 @@ MUTATIONS = (
     ),
     Mutation(
         "scored-tuning",
-        "recipes never see the text that is scored, with either split",
+        "recipes never see scored text, with either split",
         LIBRARY,
         "held, tuning = tuning, tuning_part([text for text in own if text not in apart])",
         "held = tuning",

@@ -14,9 +14,9 @@ from mutations.catalogue import Mutation
 
 ROOT = Path(__file__).parents[2]
 IMPORTED = ("proto", "services", "workers", "coordinator", "tests")
-SECONDS = 180  # for one test; a mutation may make it wait for ever
+SECONDS = 180  # for one test, because a mutation may make it hang
 RESULTS = {0: "not caught", 1: "caught"}
-"""pytest's exit status -> what it says of the mutation. Any other means that no test ran to its end."""
+"""pytest's exit status -> result of the mutation. Any other status means that no test ran to its end."""
 
 
 class StaleError(Exception):
@@ -28,8 +28,8 @@ class Outcome:
     """The named tests' run over a mutation.
 
     Attributes:
-        result: `caught`, `not caught`, or the status of a run that says nothing.
-        seconds: that it took.
+        result: `caught`, `not caught`, or the status of a broken run.
+        seconds: duration.
         output: of pytest.
     """
 
@@ -39,10 +39,10 @@ class Outcome:
 
 
 def place(mutation: Mutation, root: Path = ROOT) -> Path:
-    """The only file of the mutation's package that holds its old text, once.
+    """The only file of the mutation's package with its old text, once.
 
     Raises:
-        StaleError: there is none, or several; or a named test file is missing.
+        StaleError: there is no such file, or several; or a named test file is missing.
     """
     found = [
         (path, path.read_text(encoding="utf-8").count(mutation.old))

@@ -1,1 +1,1 @@
-"""A coordinator under random operations and faults, compared with a model that applied each operation once."""
+"""A coordinator under random operations and faults, compared with a model that applies each operation once."""

@@ -27,7 +27,7 @@ LATEST = 60
 
 @contextmanager
 def worlds(kind: str, place: Path) -> Iterator[Callable[[Path], World]]:
-    """What makes a world of that kind in an empty folder."""
+    """A function that makes a world of that kind in an empty folder."""
     if kind == "process":
         structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
         stamina.set_testing(True, attempts=10_000)
@@ -42,7 +42,7 @@ def worlds(kind: str, place: Path) -> Iterator[Callable[[Path], World]]:
 
 
 def play(world: World, folder: Path, schedule: list[Operation]) -> None:
-    """Applies the schedule to a coordinator that is made for it, and requires that all is as the model says."""
+    """Applies the schedule to a new coordinator, and requires the model's state."""
     run = Run(world, folder)
     world.start()
     try:
@@ -54,7 +54,7 @@ def play(world: World, folder: Path, schedule: list[Operation]) -> None:
 
 
 def simulate(runs: int, number: int, kind: str) -> dict[str, int]:
-    """Plays that many schedules; a failure is shrunk to a small one and raised. Returns what was counted."""
+    """Plays a number of schedules; a failing one is shrunk and raised. Returns the counts."""
     counted = {"schedules": 0, "operations": 0, "faults": 0}
     place = Path(tempfile.mkdtemp(prefix="moerge-simulation-"))
     stamina.instrumentation.set_on_retry_hooks([])

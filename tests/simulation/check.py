@@ -1,4 +1,4 @@
-"""What must hold when all is over: the model's state, bit for bit; no orphan; nothing half-written."""
+"""Checks at the end: the model's state, bit for bit; no orphan; nothing half-written."""
 
 import hashlib
 from contextlib import closing
@@ -29,7 +29,7 @@ from support.versions import trunk_file
 
 
 class _Digest:
-    """A file that keeps nothing but its SHA-256."""
+    """A file that keeps only its SHA-256."""
 
     def __init__(self) -> None:
         self._hash = hashlib.sha256()
@@ -40,7 +40,7 @@ class _Digest:
 
 
 def require_all(run: Run) -> None:
-    """Compares the coordinator with the model while it serves; then what is on its disk, after it has stopped."""
+    """Compares the running coordinator with the model; then, after it stopped, its disk."""
     _require_state(run)
     run.world.stop()
     run.world.start()  # what starting sweeps is swept
@@ -80,7 +80,7 @@ def _require_state(run: Run) -> None:
 
 @cache
 def _weights(key: Key) -> dict[str, str]:
-    """Name -> SHA-256 of a version's weights, made here by the library alone."""
+    """Name -> SHA-256 of a version's weights, computed by the library alone."""
     folder = next(iter(experts().values())).parent
     dense = [experts()[domain] for domain in key.trunk]
     path = trunk_file(dense, folder / f"trunk-{'-'.join(key.trunk)}")

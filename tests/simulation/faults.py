@@ -20,15 +20,15 @@ _FILE_EVENTS = {"os.rename", "os.link", "os.remove", "os.mkdir", "os.rmdir", "os
 
 
 class Crash(BaseException):
-    """The process is dead. Nothing catches it, as nothing catches SIGKILL."""
+    """The end of the process. Like SIGKILL, nothing catches it."""
 
 
 @dataclass(frozen=True)
 class Fault:
-    """What goes wrong during one operation: at the `at`-th chance of its kind.
+    """The fault of one operation, at the `at`-th opportunity of its kind.
 
-    crash, full: before a file operation below the coordinator's home, or a commit. before, after: a request is lost on
-    its way there, or its answer on the way back.
+    crash, full: before a file operation below the coordinator's home, or a commit. before, after: a request or its
+    answer is lost.
     """
 
     kind: Literal["crash", "full", "before", "after"]
@@ -61,14 +61,14 @@ class Faults:
                 self._armed = None
 
     def bury(self) -> None:
-        """Every thread of the dead process stays dead, whatever comes after."""
+        """Keeps every thread of the dead process dead."""
         with self._lock:
             self._dead.update(threading.enumerate())
             self._dead.discard(threading.current_thread())
             self.crashed.clear()
 
     def lost(self, kind: str) -> bool:
-        """Whether this request, or its answer, is the one that gets lost."""
+        """Whether this request, or its answer, gets lost."""
         with self._lock:
             return self._strikes({kind})
 
@@ -110,7 +110,7 @@ class Faults:
 
 
 class LossyTransport(httpx.BaseTransport):
-    """HTTP on which requests and answers get lost."""
+    """HTTP that loses requests and answers."""
 
     def __init__(self, faults: Faults) -> None:
         self._faults = faults

@@ -1,11 +1,11 @@
-"""The oracle: what a coordinator's state is after operations that each took effect once."""
+"""The oracle: a coordinator's state after each operation took effect once."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 Trunk = tuple[str, ...]
-"""A trunk by the domains that it was merged from, in order."""
+"""A trunk's domains, in order."""
 SHARDS: dict[int, frozenset[int]] = {0: frozenset({0, 1}), 1: frozenset({1, 2}), 2: frozenset({3})}
 """The shards of each variant of a domain's contribution."""
 
@@ -19,7 +19,7 @@ class Part(NamedTuple):
 
 
 class Key(NamedTuple):
-    """What a version is made of."""
+    """The inputs of a version."""
 
     trunk: Trunk
     domains: tuple[str, ...]
@@ -39,7 +39,7 @@ class Made:
 
 @dataclass
 class Model:
-    """Answers each operation with what it gives, or with the type of the problem that it is refused with."""
+    """Answers each operation with its result, or with the type of the problem that refuses it."""
 
     arrivals: list[str] = field(default_factory=list)
     ready: set[str] = field(default_factory=set)

@@ -1,4 +1,4 @@
-"""Operations as Hypothesis draws them, applied to a world and to the model."""
+"""Operations drawn by Hypothesis, applied to a world and to the model."""
 
 import tempfile
 import threading
@@ -44,7 +44,7 @@ Kind = Literal[
 
 @dataclass(frozen=True)
 class Operation:
-    """`which` and `other` choose among what there is."""
+    """An operation; `which` and `other` choose its objects."""
 
     kind: Kind
     which: int = 0
@@ -57,7 +57,7 @@ def faults(kinds: tuple[str, ...], most: int) -> st.SearchStrategy[Fault | None]
 
 
 def schedules(fault: st.SearchStrategy[Fault | None]) -> st.SearchStrategy[list[Operation]]:
-    """Up to thirty operations; at the start usually what makes a version possible."""
+    """Up to thirty operations, usually with those that a version needs at the start."""
     often: tuple[Kind, ...] = ("contribute", "contribute", "solve", "solve", "promote", "withdraw", "join", "merge")
     every: tuple[Kind, ...] = Kind.__args__  # type: ignore[attr-defined]
     small = st.integers(0, 5)
@@ -79,14 +79,14 @@ def experts() -> dict[str, Path]:
 
 @cache
 def sums(domain: str, variant: int) -> Any:
-    """Sums over the variant's shards: a shard is the same in every variant that has it."""
+    """Sums over the variant's shards: a shard is the same in all of its variants."""
     shards = honest_shards(HIDDEN, 1024, 4, HIDDEN, DOMAINS.index(domain))
     return reduce(add, [shards[n] for n in sorted(SHARDS[variant])])
 
 
 @dataclass
 class Run:
-    """One schedule on one world, beside the model."""
+    """One schedule on one world, compared with the model."""
 
     world: World
     folder: Path
@@ -98,7 +98,7 @@ class Run:
     abandoned: int = 0
 
     def do(self, operation: Operation) -> None:
-        """Applies one operation, and compares what came of it with what the model says."""
+        """Applies one operation, and compares its result with the model's."""
         getattr(self, operation.kind)(operation)
 
     # --- how an operation is tried
@@ -107,7 +107,7 @@ class Run:
         return self.world.client(self.tokens[domain] if domain else self.world.operator_token)
 
     def _attempt(self, operation: Operation, domain: str | None, call: Callable[[Client], str]) -> str:
-        """The call's answer, or the problem that refuses it. After a full disk it is asked again, as a user would."""
+        """The call's answer, or the problem that refuses it. After a full disk it is repeated, as by a user."""
 
         def attempt() -> str:
             with self._as(domain) as client:
@@ -170,7 +170,7 @@ class Run:
         self._await_remerge()
 
     def _await_remerge(self) -> None:
-        """An answer that was lost may have named the workflow; the current trunk says when it is done."""
+        """Waits for the current trunk, because the lost answer may have had the workflow's name."""
         if self.model.trunk is None or self.model.trunk in self.model.retired:
             return
         with self._as(None) as client:
@@ -270,7 +270,7 @@ class Run:
             self._expect(operation, answer, self.model.contribute(part))
 
     def together(self, operation: Operation) -> None:
-        """Two owners at once; the order in which they come makes no difference."""
+        """Two owners at once; their order makes no difference."""
         parts = [self._part(operation), self._part(Operation("contribute", operation.which + 1, operation.other))]
         found = [part for part in parts if part is not None]
         sends = [(part, self._send(part)) for part in found]
@@ -372,7 +372,7 @@ class Run:
     # --- what users do besides
 
     def abandon(self, operation: Operation) -> None:
-        """An upload of which some chunks come, and which is never committed."""
+        """An upload with some chunks that is never committed."""
         domain = self._domain(operation)
         if domain not in self.tokens:
             return
@@ -403,7 +403,7 @@ class Run:
 
 
 class _Silent(LogProgress):
-    """Progress that nobody reads."""
+    """Silent progress."""
 
     def track(self, title: str, total: int, unit: str) -> Any:
         class Nothing:

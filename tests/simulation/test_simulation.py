@@ -1,4 +1,4 @@
-"""A fixed set of schedules; `python -m simulation` plays as many others as one likes."""
+"""A fixed set of schedules; `python -m simulation` plays others."""
 
 import json
 import os
@@ -15,7 +15,7 @@ TESTS = Path(__file__).parents[1]
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(("of", "runs"), [("process", 20), ("processes", 2), ("replicas", 2)])
 def test_the_coordinator_is_as_if_each_operation_had_been_applied_once(of: str, runs: int) -> None:
-    """In a process of its own: hooks that crash a coordinator stay for a process's life."""
+    """In a separate process, because the hooks for crashes can't be removed."""
     command = [sys.executable, "-m", "simulation", "--runs", str(runs), "--seed", "1", "--of", of]
     path = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(  # noqa: S603  # our own module

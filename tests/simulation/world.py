@@ -1,4 +1,4 @@
-"""Coordinators that operations are applied to: in this process, of one process, and of two on PostgreSQL and S3."""
+"""The coordinators under test: in this process, in one process, and in two on PostgreSQL and S3."""
 
 import shutil
 import tempfile
@@ -26,13 +26,13 @@ from support.servers import BUCKET, Postgres, leader, settings
 
 
 class World(ABC):
-    """A coordinator, which may die and come back while a client waits for it."""
+    """A coordinator, which may die and restart while a client waits for it."""
 
     home: Path
     url: str
     operator_token: str
     struck = 0
-    """How many faults did."""
+    """Number of faults that occurred."""
 
     @abstractmethod
     def start(self) -> None: ...
@@ -42,7 +42,7 @@ class World(ABC):
 
     @abstractmethod
     def apply(self, fault: Fault | None, call: Any) -> Any:
-        """What `call()` returns or raises, while the fault happens and is repaired."""
+        """The result or error of `call()`, while the fault happens and is repaired."""
 
     def client(self, token: str) -> Client:
         return Client(self.url, token, patience=60)
@@ -56,7 +56,7 @@ class World(ABC):
 
 
 class Waiting(threading.Thread):
-    """A client's call in a thread of its own, so that the coordinator can be brought back meanwhile."""
+    """A client's call in a separate thread, so that the coordinator can be restarted meanwhile."""
 
     def __init__(self, call: Any) -> None:
         super().__init__(daemon=True)
@@ -89,7 +89,7 @@ class InProcess(World):
 
     @staticmethod
     def template(folder: Path) -> str:
-        """A home that is there already, so that not every schedule makes one; returns its operator token."""
+        """Makes a home for all schedules to copy; returns its operator token."""
         return initialise(folder).secret
 
     def start(self) -> None:
@@ -159,7 +159,7 @@ class OfProcesses(World):
         self._coordinator.stop()
 
     def apply(self, fault: Fault | None, call: Any) -> Any:
-        """Of the faults there is only the crash: `at` x 7 ms after the operation began."""
+        """The only fault is the crash: `at` x 7 ms after the operation began."""
         waiting = Waiting(call)
         waiting.start()
         if fault is not None and fault.kind == "crash":
@@ -172,7 +172,7 @@ class OfProcesses(World):
 
 
 class OfReplicas(World):
-    """Two coordinators on one PostgreSQL database and S3 store, which calls go to in turn."""
+    """Two coordinators on one PostgreSQL database and S3 store, called in turn."""
 
     def __init__(self, folder: Path, postgres: Postgres, store: str) -> None:
         self._database = postgres.database()
@@ -198,7 +198,7 @@ class OfReplicas(World):
         return super().client(token)
 
     def apply(self, fault: Fault | None, call: Any) -> Any:
-        """The only fault: whoever leads `at` x 7 ms after the operation began is killed, and comes back as another."""
+        """The only fault: the leader is killed `at` x 7 ms after the operation began, and another one starts."""
         waiting = Waiting(call)
         waiting.start()
         if fault is not None:
@@ -212,7 +212,7 @@ class OfReplicas(World):
         return waiting.outcome()
 
     def _led_by(self, *names: str) -> Coordinator:
-        """Who leads, once it is one of these."""
+        """Waits for one of these to lead."""
         deadline = time.monotonic() + 60
         while (found := leader(self._database)) is None or found[1] not in names:
             assert time.monotonic() < deadline, f"none of {names} leads"

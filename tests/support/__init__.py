@@ -1,1 +1,1 @@
-"""What several tests need."""
+"""Shared parts of tests."""

@@ -37,7 +37,7 @@ def browser() -> Iterator[Browser]:
 def visit(
     chromium: Browser, server: Coordinator, token: str, *, width: int = 1280, dark: bool = False, scripts: bool = True
 ) -> Iterator[Page]:
-    """A page of somebody who has signed in."""
+    """A page of a signed-in user."""
     context = chromium.new_context(
         viewport={"width": width, "height": 900},
         color_scheme="dark" if dark else "light",

@@ -1,4 +1,4 @@
-"""The dashboard over plain HTTP, as a browser without JavaScript has it."""
+"""The dashboard over plain HTTP, as in a browser without JavaScript."""
 
 import re
 from collections.abc import Iterator
@@ -10,13 +10,13 @@ from support.processes import Coordinator
 
 
 def visitor(server: Coordinator) -> httpx.Client:
-    """A browser that isn't signed in."""
+    """A signed-out browser."""
     return httpx.Client(base_url=f"{server.url}/dashboard", timeout=60)
 
 
 @contextmanager
 def signed_in(server: Coordinator, token: str) -> Iterator[httpx.Client]:
-    """A browser that is."""
+    """A signed-in browser."""
     with visitor(server) as browser:
         answer = browser.post("/sign-in", data={"csrf": guard(browser.get("/sign-in")), "token": token})
         assert answer.status_code == 303, answer.text

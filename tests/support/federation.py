@@ -58,13 +58,13 @@ class Member:
         return self.client.expert(digest)
 
     def allow(self, *, redistribute: bool = True) -> Expert:
-        """Changes whether the registered expert may be redistributed."""
+        """Sets whether the registered expert may be redistributed."""
         files = {file.name: file.sha256 for file in registered(self).files}
         return self.client.register_expert(NewExpert(domain=self.domain, files=files, redistribute=redistribute))
 
 
 def join(server: Coordinator, domain: str, folder: Path) -> Member:
-    """A new owner for `domain`; its expert is not registered yet."""
+    """A new owner for `domain` with an unregistered expert."""
     name = f"{domain}-owner"
     with server.client() as operator:
         operator.add_owner(NewOwner(name=name, domains=[domain]))
@@ -93,13 +93,13 @@ def merge(server: Coordinator, experts: list[str] | None = None, **how: object) 
 
 
 def registered(member: Member) -> Expert:
-    """The member's expert, as the coordinator has it."""
+    """The member's expert at the coordinator."""
     [expert] = [each for each in member.client.experts() if each.domain == member.domain and each.fitted is None]
     return expert
 
 
 def trunk_path(server: Coordinator, trunk: Trunk) -> Path:
-    """The trunk's tensors, where the coordinator keeps them; from a store elsewhere they are downloaded."""
+    """The trunk's tensors in the coordinator's folder; from a remote store they are downloaded."""
     [entry] = [file for file in trunk.files if file.name == "trunk.safetensors"]
     path = server.home / "blobs" / entry.sha256[:2] / entry.sha256
     if path.exists():
@@ -125,9 +125,9 @@ def honest(
     split: str = "statistics",
     fitted: Expert | None = None,
 ) -> tuple[RouterManifest, ShardSums]:
-    """Sums as the member's worker would send them, over the fixed rows, and their manifest.
+    """The sums and the manifest of the member's worker, over the fixed rows.
 
-    Several shards hold the rows several times. With `fitted` they are for that expert, the member's folder then.
+    Several shards repeat the rows. With `fitted` they are for that expert, in the member's folder.
     """
     model, gains = domain_model(member.folder, trunk_path(server, trunk))
     rows = ROWS if shards == 1 else _enough(ROWS, shards * enough(trunk.hidden_size))
@@ -139,12 +139,12 @@ def honest(
 
 
 def _enough(rows: list[list[int]], tokens: int) -> list[list[int]]:
-    """The rows, as often as so many tokens take."""
+    """The rows, repeated up to a number of tokens."""
     return rows * -(-tokens // sum(map(len, rows)))
 
 
 def honest_trunk(member: Member, rows: list[list[int]] = ROWS) -> tuple[TrunkManifest, ShardSums]:
-    """Sums as the member's worker would send them for trunks, over text of these rows."""
+    """The sums for a trunk contribution of the member's worker, over these rows."""
     own = DenseExpert(member.domain, member.folder)
     rows = _enough(rows, enough(own.config.hidden_size))
     manifest = trunk_manifest(member.name, own, registered(member).digest, StatisticsSettings())
@@ -164,7 +164,7 @@ def send(member: Member, path: Path, *supersedes: str) -> Contribution:
 
 
 def files_below(server: Coordinator) -> dict[str, int]:
-    """Everything that the coordinator keeps besides its databases, logs and views of links: path -> size."""
+    """The coordinator's files except databases, logs and views of links: path -> size."""
     places = [server.home / name for name in ("blobs", "uploads")]
     return {
         str(path.relative_to(server.home)): path.stat().st_size
@@ -175,18 +175,18 @@ def files_below(server: Coordinator) -> dict[str, int]:
 
 
 def eventually(holds: Callable[[], bool], seconds: float = 60) -> None:
-    """For what others do in the background, such as removing the files of what the coordinator has refused."""
+    """Waits for background work, such as removing refused files."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if holds():
             return
         time.sleep(0.05)
-    raise AssertionError("it never came to be")
+    raise AssertionError("the condition never became true")
 
 
 @dataclass
 class Federation:
-    """A running coordinator, its operator, and the members by domain, in the order in which they joined."""
+    """A running coordinator, its operator, and the members by domain, in joining order."""
 
     server: Coordinator
     operator: Client
@@ -195,7 +195,7 @@ class Federation:
     clients: ExitStack = field(default_factory=ExitStack)
 
     def join(self, domain: str, folder: Path) -> Member:
-        """A new owner; its expert is not registered yet."""
+        """A new owner with an unregistered expert."""
         return self.enter(join(self.server, domain, folder))
 
     def add(self, domain: str, seed: int = 0, **settings: Any) -> Member:
@@ -222,7 +222,7 @@ class Federation:
         return merge(self.server, **how)
 
     def trunk(self) -> Trunk:
-        """The current one."""
+        """The current trunk."""
         return self.operator.trunk("current")
 
     def contribute(self, trunk: Trunk, *domains: str, **how: Any) -> list[Contribution]:
@@ -241,7 +241,7 @@ class Federation:
         return self.server.home / "versions" / str(number)
 
     def moerge(self, *arguments: object, **environment: str) -> str:
-        """A command of the operator's."""
+        """Runs a command as the operator."""
         return moerge(*arguments, **self.server.environment(), **environment)
 
     def get(self, path: str, **headers: str) -> httpx.Response:
@@ -262,7 +262,7 @@ def federation_of(folder: Path, *domains: str, settings: str = "", **model: Any)
 
 @dataclass
 class Owners:
-    """law and art, of whose experts the trunk is merged."""
+    """law and art, with a trunk of both experts."""
 
     server: Coordinator
     law: Member

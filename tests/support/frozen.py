@@ -1,6 +1,6 @@
-"""Frees what is garbage, and keeps all else that is imported by now out of later collections.
+"""Collects garbage, and excludes all imported objects from later collections.
 
-torch and transformers bring a million objects; to look through them again and again is half of a coordinator's start.
+torch and transformers have a million objects; repeated collections of them are half of a coordinator's start.
 """
 
 import gc

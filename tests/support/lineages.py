@@ -1,4 +1,4 @@
-"""Versions by the recommended options, of small experts and drawn statistics, whose shards may be grouped at will."""
+"""Versions by the recommended options, of small experts and random statistics, with any grouping of shards."""
 
 from collections.abc import Sequence
 from functools import cache, reduce
@@ -20,8 +20,8 @@ HIDDEN = 12
 SIZES = {"hidden_size": HIDDEN, "num_hidden_layers": LAYERS, "num_attention_heads": 2, "num_key_value_heads": 1}
 DOMAINS = ("law", "art", "code")
 SHARDS = {domain: honest_shards(HIDDEN, 40 + 7 * seed, 4, HIDDEN, seed) for seed, domain in enumerate(DOMAINS)}
-"""Of different sizes, so that balanced weights are no powers of two, by which floats are multiplied exactly."""
-Group = tuple[str, Sequence[int]]  # a domain, and the shards that one contribution of it holds
+"""Different sizes, so that balanced weights are not powers of two, which multiply floats exactly."""
+Group = tuple[str, Sequence[int]]  # a domain, and the shards of one contribution
 
 
 @cache
@@ -46,7 +46,7 @@ def contributed(folder: Path, groups: Sequence[Group]) -> list[Path]:
 
 
 def planned(folder: Path, groups: Sequence[Group], domains: Sequence[str]) -> VersionPlan:
-    """The version by the recommended options, from contributions handed in in the groups' order."""
+    """The version by the recommended options, from contributions in the groups' order."""
     experts, trunk = merged()
     return plan_version(*local_version([experts[domain] for domain in domains], trunk, contributed(folder, groups)))
 
@@ -62,14 +62,14 @@ def version(folder: Path, groups: Sequence[Group], domains: Sequence[str]) -> di
 
 
 def solved(folder: Path, groups: Sequence[Group], domains: Sequence[str]) -> tuple[bytes, bytes]:
-    """The bytes that follow from the sums: routers and report."""
+    """The bytes that depend on the sums: routers and report."""
     files = version(folder, groups, domains)
     return files["model-router.safetensors"], files["moerge-report.json"]
 
 
 @st.composite
 def groupings(draw: st.DrawFn) -> list[Group]:
-    """Every domain's shards in any order, cut into any contributions, and these in any order."""
+    """Every domain's shards in any order, grouped into any contributions, in any order."""
     groups: list[Group] = []
     for domain in DOMAINS:
         order = draw(st.permutations(range(4)))

@@ -26,7 +26,7 @@ SMALL = {
 
 
 def tokenizer(further: Sequence[str] = ()) -> PreTrainedTokenizerFast:
-    """Byte-level, without merges: a token a byte, three special ones, and `further` ones."""
+    """A byte-level tokenizer without merges: one token per byte, three special ones, and `further` ones."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     backend = Tokenizer(BPE(vocab={char: i for i, char in enumerate(alphabet)}, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -39,11 +39,11 @@ def tokenizer(further: Sequence[str] = ()) -> PreTrainedTokenizerFast:
 def expert(
     folder: Path, seed: int, family: str = "llama", *, tokens: Any = (), apart: Any = 0.005, **settings: object
 ) -> Path:
-    """A random dense expert of `family`, saved as an ordinary folder. Gains are not 1, so that they are tested too.
+    """A random dense expert of `family`, saved in a folder. Gains are not 1, so that tests cover them.
 
-    `apart` is the standard deviation of what differs from the common seed model, outside the MLPs.
+    `apart` is the standard deviation of its differences from the common seed model, outside the MLPs.
 
-    `tokens`, a sequence of strings, are further ones of its tokenizer.
+    `tokens`, a sequence of strings, are further tokens of its tokenizer.
     """
     torch.manual_seed(0)  # the common seed model; the expert strays from it
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **{**SMALL, **settings}), dtype=torch.float32)

@@ -1,4 +1,4 @@
-"""Real coordinators and workers, as processes of their own."""
+"""Real coordinators and workers, in separate processes."""
 
 import multiprocessing
 import os
@@ -29,7 +29,7 @@ FORKS.set_forkserver_preload(
 
 
 def marked(mark: str) -> dict[int, str]:
-    """Process id -> command line of what runs with MOERGE_TEST_MARK=`mark`, however deep below us it was started."""
+    """Process id -> command line of every descendant with MOERGE_TEST_MARK=`mark`."""
     wanted = f"MOERGE_TEST_MARK={mark}".encode()
     found = {}
     for process in Path("/proc").glob("[0-9]*"):
@@ -45,7 +45,7 @@ def marked(mark: str) -> dict[int, str]:
 def run_command(
     *arguments: object, said: str = "", typed: str = "", script: str = "", **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    """Runs a command, or a Python script, to its end in a forked process: its status and output.
+    """Runs a command, or a Python script, to its end in a forked process; returns its status and output.
 
     `said` is its standard input; with `typed`, that is a terminal on which this is typed.
     """
@@ -64,14 +64,14 @@ def run_command(
 
 
 def moerge(*arguments: object, **environment: str) -> str:
-    """Runs a command to its end and returns its standard output; its failure fails the test with its output."""
+    """Runs a command to its end and returns its standard output; on failure the test fails with its output."""
     done = run_command(*arguments, **environment)
     assert done.returncode == 0, f"{done.args}\n{done.stdout}\n{done.stderr}"
     return done.stdout.strip()
 
 
 def ended(process: ForkServerProcess, seconds: float) -> int:
-    """Its exit status, once it has ended."""
+    """Waits for its exit status."""
     process.join(seconds)
     assert process.exitcode is not None, f"it still runs after {seconds} s"
     return process.exitcode
@@ -93,7 +93,7 @@ def _start(
 
 
 def _run(arguments: list[str], environment: Mapping[str, str], out: Path, err: Path, said: Path, script: str) -> None:
-    """The body of a forked process: a command or a script of ours, as if it had been started with these."""
+    """The body of a forked process: a command or a script with these arguments."""
     os.setsid()
     os.environ.clear()
     os.environ.update(environment)
@@ -110,9 +110,9 @@ def _run(arguments: list[str], environment: Mapping[str, str], out: Path, err: P
 
 
 class Coordinator:
-    """A coordinator's home; it can be started, killed and started again, then at the address that it had.
+    """A coordinator's home; it can be started, killed and started again at the same address.
 
-    With an `operator_token`, the home is there already, or its database is another one's too. `settings` are in TOML.
+    With an `operator_token`, the home exists already, or it shares its database. `settings` are in TOML.
     """
 
     def __init__(self, home: Path, operator_token: str | None = None, settings: str = "") -> None:
@@ -153,7 +153,7 @@ class Coordinator:
         os.kill(self.pid, number)
 
     def ended(self, seconds: float) -> int:
-        """Its exit status, once it has ended."""
+        """Waits for its exit status."""
         assert self._process is not None
         return ended(self._process, seconds)
 
@@ -175,7 +175,7 @@ class Coordinator:
 
 
 def peak_bytes(server: Coordinator, *, anew: bool = False) -> int:
-    """The most memory that the coordinator's process has had since this was last called with `anew`."""
+    """The coordinator's peak memory since the last call with `anew`."""
     process = Path(f"/proc/{server.pid}")
     if anew:
         (process / "clear_refs").write_text("5")
@@ -185,7 +185,7 @@ def peak_bytes(server: Coordinator, *, anew: bool = False) -> int:
 
 @contextmanager
 def coordinator(home: Path, operator_token: str | None = None, settings: str = "") -> Iterator[Coordinator]:
-    """A running coordinator with a fresh home."""
+    """A running coordinator with a new home."""
     made = Coordinator(home, operator_token, settings)
     made.start()
     try:

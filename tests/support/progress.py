@@ -1,4 +1,4 @@
-"""Progress that nobody looks at."""
+"""Silent progress."""
 
 
 class Silent:

@@ -1,4 +1,4 @@
-"""A tiny fleet, and what recipes make of it."""
+"""A tiny fleet, and recipes' models of it."""
 
 import shutil
 from pathlib import Path
@@ -15,7 +15,7 @@ from support.versions import contributed_rows
 
 
 def fleet(folder: Path, domains: int = 3, **settings: Any) -> Fleet:
-    """Random experts of domains d0, d1, …, the base that they stray from, and a text of each, of unequal length."""
+    """Random experts of domains d0, d1, …, their seed model, and texts of unequal lengths."""
     made = []
     for slot in range(domains):
         place = folder / f"expert-{slot}"
@@ -28,7 +28,7 @@ def fleet(folder: Path, domains: int = 3, **settings: Any) -> Fleet:
 
 
 def built(spec: str, on: Fleet) -> list[tuple[str, Model]]:
-    """All that a recipe makes, in an empty folder."""
+    """All models of a recipe, in an empty folder."""
     shutil.rmtree(on.work)
     on.work.mkdir()
     recipe, options, _ = parse(spec)
@@ -36,12 +36,12 @@ def built(spec: str, on: Fleet) -> list[tuple[str, Model]]:
 
 
 def only(spec: str, on: Fleet) -> Model:
-    """The one model that a recipe makes."""
+    """The only model of a recipe."""
     [(_, model)] = built(spec, on)
     return model
 
 
 def logits(model: Model, rows: Rows) -> Tensor:
-    """Those of a model that has some."""
+    """The logits of a model that has them."""
     assert isinstance(model, FromLogits)
     return model.logits(rows)

@@ -14,19 +14,19 @@ from support.servers import BUCKET, Postgres, leader, settings
 
 @dataclass
 class Replicas:
-    """Each says its home's name as its connection's."""
+    """Replicas; each connection has its home's name."""
 
     database: str
     place: S3
     servers: list[Coordinator]
 
     def leader(self) -> Coordinator | None:
-        """The one that holds the lock now."""
+        """The current holder of the lock."""
         found = leader(self.database)
         return next((each for each in self.servers if found is not None and found[1] == each.home.name), None)
 
     def led(self, *others: Coordinator) -> Coordinator:
-        """The leader, once it is none of `others`."""
+        """Waits for a leader other than `others`."""
         eventually(lambda: self.leader() not in (None, *others))
         found = self.leader()
         assert found is not None
@@ -39,7 +39,7 @@ class Replicas:
 
 @contextmanager
 def replicas_of(folder: Path, count: int, postgres: Postgres, s3_server: str) -> Iterator[Replicas]:
-    """So many replicas with an empty database and an empty place in the store."""
+    """Replicas with an empty database and an empty folder in the store."""
     database = postgres.database()
     place = S3(bucket=BUCKET, endpoint=s3_server, prefix=secrets.token_hex(6))
     with ExitStack() as stack:

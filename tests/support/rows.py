@@ -1,4 +1,4 @@
-"""The coordinator's rows in memory, with a clock that tests turn; experts, trunks and versions have no files."""
+"""The coordinator's rows in memory, with a clock set by tests; experts, trunks and versions have no files."""
 
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
@@ -21,7 +21,7 @@ START = datetime(2030, 1, 1, tzinfo=UTC)
 
 
 class Clock:
-    """A time that stands until it is moved."""
+    """A clock that only tests move."""
 
     def __init__(self) -> None:
         self.time = START
@@ -35,7 +35,7 @@ class Clock:
 
 
 def rows_in_memory(clock: Callable[[], datetime]) -> Database:
-    """Empty tables; references between rows hold."""
+    """Empty tables with foreign keys enforced."""
     engine = create_engine("sqlite://", poolclass=StaticPool, connect_args={"check_same_thread": False})
     event.listen(engine, "connect", lambda connection, record: connection.execute("PRAGMA foreign_keys=ON"))
     Base.metadata.create_all(engine)
@@ -48,7 +48,7 @@ def file_of(content: str, name: str = "model.safetensors") -> FileEntry:
 
 
 def add_expert(session: Session, domain: str, fitted: tuple[str, str] | None = None, **change: Any) -> ExpertRow:
-    """A ready expert of a domain and of its owner. `fitted`: the expert that it is fitted from, and the trunk."""
+    """A ready expert of a domain and its owner. `fitted`: its original expert and the trunk."""
     if (own := session.get(DomainRow, domain)) is None:
         owners.add(session, f"{domain}-owner", [domain])
     owner = f"{domain}-owner" if own is None else own.owner
@@ -123,7 +123,7 @@ def add_contribution(session: Session, expert: ExpertRow, trunk: TrunkRow | None
 
 
 def add_version(session: Session, **asked: Any) -> VersionRow:
-    """The version that a solve would publish now, also a partial one; its one file is named by its lineage."""
+    """The version that a solve would publish now, also a partial one; its only file is named by its lineage."""
     lineage = versions.lineage_of(session, NewVersion.model_validate({"partial": True, **asked}))
     number, _ = versions.number_of(session, lineage)
     name = digest_of(lineage.model_dump(mode="json"))

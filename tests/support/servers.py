@@ -1,4 +1,4 @@
-"""Real PostgreSQL and S3 servers; each starts when the first test asks for it and lives as long as the tests."""
+"""Real PostgreSQL and S3 servers; each starts at its first use and runs until the tests end."""
 
 import json
 import os
@@ -41,7 +41,7 @@ class Postgres:
 
 @contextmanager
 def postgres_server() -> Iterator[Postgres]:
-    """Outside pytest's folders: they are for this user alone, and started by root the server is another's."""
+    """Outside pytest's folders, which only this user can read: root starts the server as another user."""
     with (
         tempfile.TemporaryDirectory(prefix="moerge-postgres-", ignore_cleanup_errors=True) as runtime,
         tempfile.TemporaryDirectory(prefix="moerge-postgres-", ignore_cleanup_errors=True) as data,
@@ -63,9 +63,9 @@ def postgres() -> Iterator[Postgres]:
 
 @contextmanager
 def held_ports(count: int) -> Iterator[list[int]]:
-    """Ports for a server that can't choose its own. The system gives them to nobody else meanwhile.
+    """Reserved ports for a server that can't choose its own.
 
-    Each is bound here without listening, so that a server which sets SO_REUSEADDR, as most do, can listen on it.
+    Each is bound here without listening, so that a server with SO_REUSEADDR, as most set it, can listen on it.
     """
     with ExitStack() as stack:
         ports = []
@@ -79,7 +79,7 @@ def held_ports(count: int) -> Iterator[list[int]]:
 
 @contextmanager
 def store_server(folder: Path) -> Iterator[str]:
-    """The server's URL. Its credentials are in the environment, as they are for whoever uses the store."""
+    """The server's URL. Its credentials are in the environment, as for real users."""
     with held_ports(8) as ports:
         yield from _store_server(folder, ports)
 
@@ -135,7 +135,7 @@ def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def leader(database: str) -> tuple[int, str] | None:
-    """Who holds the lock of the coordinator that leads: its process at the server, and its connection's name."""
+    """The holder of the leader's lock: its process at the server, and its connection's name."""
     query = "SELECT pid, application_name FROM pg_locks JOIN pg_stat_activity USING (pid) WHERE granted"
     query += " AND locktype = 'advisory' AND datname = current_database() AND mode = 'ExclusiveLock' AND objid = %s"
     with psycopg.connect(database, autocommit=True) as connection:

@@ -1,4 +1,4 @@
-"""A worker's stages without server and Ray: the coordinator's answers come from memory."""
+"""A worker's stages without server and Ray; the coordinator's answers come from memory."""
 
 import shutil
 from collections.abc import Callable, Iterable, Iterator
@@ -44,7 +44,7 @@ NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 def in_process(settings: Settings, events: Events) -> ComputeShards:
-    """Sums by the function that Ray's actors call, without Ray, which is tested elsewhere."""
+    """Sums by the function of Ray's actors, without Ray, which is tested elsewhere."""
 
     def compute(work: RouterPass | TrunkPass, shards: Iterable[Shard]) -> Iterator[tuple[Shard, ShardSums]]:
         slot = Slot(work, settings.statistics.batch_tokens)
@@ -61,11 +61,11 @@ class MemoryClient(Client):
     """A client whose coordinator is this object.
 
     Attributes:
-        weights: the file that every trunk's download gives.
+        weights: the file of every trunk's download.
         current: the current trunk.
         rows: digest -> contribution.
         known: digest -> expert.
-        uploaded: the files that came, in order.
+        uploaded: the uploaded files, in order.
         refusal: why experts are refused before their weights come; None: they aren't.
     """
 
@@ -152,7 +152,7 @@ class MemoryClient(Client):
 
 
 def own_trunk(folder: Path) -> Path:
-    """Makes an expert in a folder, and beside it the trunk that is its own."""
+    """Makes an expert in a folder, and beside it a trunk of this expert alone."""
     own = DenseExpert("law", expert(folder / "expert", 1))
     names = trunk_names(own.checkpoint, own.family, own.config.num_hidden_layers)
     save_file({name: own.checkpoint.tensor(name) for name in names}, folder / DENSE_TRUNK_FILE)

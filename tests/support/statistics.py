@@ -1,4 +1,4 @@
-"""Sums and statistics files without a model: features are drawn, then summed as `shard_sums` sums them."""
+"""Sums and statistics files without a model: random features, summed as in `shard_sums`."""
 
 from functools import reduce
 from operator import add
@@ -28,7 +28,7 @@ def shard_of(u: torch.Tensor) -> ShardSums:
 
 
 def honest_shards(hidden: int, tokens: int, shards: int, rank: int, seed: int) -> list[ShardSums]:
-    """Shards of `tokens` RMS-normalised float32 features each, which span at most `rank` directions."""
+    """Shards of `tokens` RMS-normalised float32 features each, in at most `rank` directions."""
     generator = torch.Generator().manual_seed(seed)
     directions = torch.randn(min(rank, hidden), hidden, generator=generator)
     drawn = []

@@ -1,4 +1,4 @@
-"""A version's folder without a coordinator: every planned file written in its place."""
+"""A version's folder with every planned file, without a coordinator."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,7 +22,7 @@ ROWS = [[(7 * row + 3 * column) % 256 for column in range(40)] for row in range(
 
 
 def contributed_rows(slot: int) -> list[list[int]]:
-    """What the domain of a slot contributes in `published`."""
+    """The contributed rows of a slot's domain in `published`."""
     return [[(id_ + 31 * slot) % 256 for id_ in row] for row in ROWS]
 
 
@@ -35,9 +35,9 @@ def published(
     rows: Sequence[list[list[int]]] | None = None,
     precision: str = "float32",
 ) -> Path:
-    """The version of `experts`, whose domains are d0, d1, …; each contributes its `rows`, by default fixed ones.
+    """The version of `experts` with domains d0, d1, …; each contributes its `rows`, by default fixed ones.
 
-    `precision` is what the statistics are computed in.
+    `precision` is the statistics' number format.
     """
     own = [DenseExpert(f"d{slot}", each) for slot, each in enumerate(experts)]
     trunk = local_trunk(own, folder / "trunk", "average")
@@ -87,7 +87,7 @@ def logits(model: torch.nn.Module) -> torch.Tensor:
 
 
 def loaded(folder: Path, family: str = "llama") -> PreTrainedModel:
-    """A version as a consumer loads it, with nothing missing: a missing router would only warn."""
+    """A version loaded by a consumer; fails on missing tensors, for which transformers only warns."""
     answer: Any = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True, dtype=torch.float32)
     model: PreTrainedModel = answer[0]
     assert not any(answer[1].values()), answer[1]

@@ -1,4 +1,4 @@
-"""An owner's worker in a process that lives on, so that each run costs no start."""
+"""An owner's worker in a long-lived process, so that only the first run costs a start."""
 
 import json
 import os
@@ -20,7 +20,7 @@ from support.stages import in_process
 
 
 def _serve(requests: Connection, log: Path) -> None:
-    """The body of the process: a run of the worker for each request, until there are no more."""
+    """The body of the process: one run of the worker per request."""
     with log.open("ab") as out:
         os.dup2(out.fileno(), sys.stderr.fileno())
     with suppress(EOFError):
@@ -35,7 +35,7 @@ def _serve(requests: Connection, log: Path) -> None:
 
 @dataclass
 class Worker:
-    """A member's worker: a run of it is a message to its process."""
+    """A member's worker; each run is a message to its process."""
 
     server: Coordinator
     member: Member
@@ -67,7 +67,7 @@ class Worker:
         }
 
     def run(self, **settings: object) -> str:
-        """One run of the worker over the folder, in a process that lives on."""
+        """One run of the worker over the folder."""
         self.process.send(self.given(**settings))
         answer: str = self.process.recv()
         return answer

@@ -1,1 +1,1 @@
-"""What was tried past DUME."""
+"""Experiments beyond DUME."""

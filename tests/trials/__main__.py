@@ -1,8 +1,8 @@
 """`python -m trials [--preset demo] [--training-seeds 1,2] [GROUP or NAME ...]`: constants and parts of `moerge`.
 
-Rows are the recommended recipe with one thing changed, in groups: `defaults`, `fitting`, `limits`. They are
-scored on all text of the tuning split, so that tables, which score held-out text, report nothing that was chosen on it.
-Each training seed trains the preset's experts anew.
+Rows are the recommended recipe with one change, in groups: `defaults`, `fitting`, `limits`. They are scored on all text
+of the tuning split, so that no choice depends on the held-out text that tables score. Each training seed trains the
+preset's experts anew.
 """
 
 import argparse
@@ -47,13 +47,13 @@ DEFAULT, FITTED = "moerge", "moerge:fit=1"
 
 
 def run(spec: str, label: str = "") -> Run:
-    """A recipe as it is."""
+    """An unchanged recipe."""
     recipe, options, own = parse(spec)
     return Run(recipe, options, label or own)
 
 
 def changed(label: str, spec: str, module: object, name: str, value: object) -> Run:
-    """A recipe while a module's function or constant is another."""
+    """A recipe with a replaced function or constant of a module."""
     whole = run(spec, label)
 
     def build(fleet: Fleet, options: Options) -> Iterator[tuple[str, Model]]:
@@ -77,7 +77,7 @@ class PerDomain(FromLogits):
 
 
 class FirstByDomain(FromLogits):
-    """A version whose first layer sends each text to its own domain's expert; the others route."""
+    """A version whose first layer sends each text to its own domain's expert; the other layers route."""
 
     reads_domain = True
 
@@ -100,7 +100,7 @@ def trunk_by(method: TrunkMethod) -> Callable[..., LocalTrunk]:
 
 
 def oracle_with_own(part: str, fleet: Fleet) -> Model:
-    """The oracle with fitted MLPs, if each domain had its own expert's tensors with `part` in their names."""
+    """The oracle with fitted MLPs, and each domain's own expert's tensors with `part` in their names."""
     _, options, _ = parse(FITTED)
     made = moerged.trunk_of(fleet, "regmean", options)
     merged = Checkpoint(made.path)
@@ -124,7 +124,7 @@ def first_by_domain(spec: str, fleet: Fleet) -> Model:
 
 
 def limit(label: str, make: Callable[[Fleet], Model]) -> Run:
-    """A row that looks at each text's domain."""
+    """A row that uses each text's domain."""
 
     def build(fleet: Fleet, options: Options) -> Iterator[tuple[str, Model]]:
         yield label, make(fleet)
@@ -154,7 +154,7 @@ GROUPS = {"defaults": DEFAULTS, "fitting": FITTING, "limits": LIMITS}
 
 
 def named(names: Sequence[str], against: str) -> list[Run]:
-    """The dense experts, the row to compare with, and the rows of these groups or labels; all if none is named."""
+    """The dense experts, the row to compare with, and the rows of these groups or labels; default: all."""
     every = {each.label: each for group in GROUPS.values() for each in group}
     wanted = [each for name in (against, *(names or GROUPS)) for each in GROUPS.get(name) or (every[name],)]
     return list({each.label: each for each in (run("experts"), *wanted)}.values())
@@ -166,7 +166,7 @@ def main() -> None:
     parser.add_argument("--preset", default="demo", choices=sorted(PRESETS))
     parser.add_argument("--training-seeds", default="1")
     parser.add_argument("--device", help="cpu or cuda; default: the preset's")
-    parser.add_argument("--against", default=DEFAULT, help="row that others are compared with")
+    parser.add_argument("--against", default=DEFAULT, help="row to compare others with")
     parser.add_argument("--json", type=Path)
     chosen = parser.parse_args()
     transformers_logging.set_verbosity_error()

@@ -1,6 +1,6 @@
 """`python -m trials.answers [RECIPE ...]`: greedy answers to chat prompts by a preset's seed, experts and versions.
 
-The first prompt is of no domain, the others of a domain each. A version is a recipe's, such as `moerge`.
+The first prompt belongs to no domain, each other one to one domain. A version is a recipe's, such as `moerge`.
 """
 
 import argparse

@@ -1,9 +1,8 @@
-"""`python -m trials.conditions [unigrams] [light]`: recipes on experts of other kinds than the presets'.
+"""`python -m trials.conditions [unigrams] [light]`: recipes on other kinds of experts than the presets'.
 
-`unigrams`: two domains, and each again with the words of every line in reverse order. So two domains at a time have the
-same words equally often, and only their order tells them apart. `light`: the demo's domains, with experts that move
-less from the seed, by a learning rate of 1.5e-4 instead of 1e-3. Both are trained where they aren't yet, as the demo's
-experts are, and scored on held-out text.
+`unigrams`: two domains, and both again with the words of every line in reverse order. So pairs of domains have equal
+word counts, and differ only in order. `light`: the demo's domains, with experts nearer to the seed, by a learning rate
+of 1.5e-4 instead of 1e-3. Missing experts are trained like the demo's, and scored on held-out text.
 """
 
 import argparse
@@ -41,7 +40,7 @@ Corpora = Mapping[str, Mapping[str, Path]]
 
 
 def reversed_lines(text: str) -> str:
-    """The text with the words of each line in reverse order, behind the same indentation."""
+    """The text with the words of each line in reverse order, after the same indentation."""
     return "\n".join(_indentation(line) + " ".join(reversed(line.split())) for line in text.split("\n"))
 
 
@@ -50,7 +49,7 @@ def _indentation(line: str) -> str:
 
 
 def with_reversed(texts: Corpora, folder: Path) -> dict[str, Mapping[str, Path]]:
-    """Each domain, and behind it the same domain with its lines reversed, in files in `folder`."""
+    """Each domain, followed by the same domain with reversed lines, in files in `folder`."""
     found: dict[str, Mapping[str, Path]] = {}
     for domain, files in texts.items():
         name = f"{domain}-reversed"
@@ -81,7 +80,7 @@ def main() -> None:
     parser.add_argument("conditions", nargs="*", default=[*CONDITIONS], metavar="CONDITION")
     parser.add_argument("--tokens", type=int, default=20_000, help="scored tokens of each domain")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--json", type=Path, help="write the figures here too")
+    parser.add_argument("--json", type=Path, help="file for the figures as JSON")
     chosen = parser.parse_args()
     disable_progress_bar()
     set_verbosity_error()

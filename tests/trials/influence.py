@@ -1,8 +1,8 @@
 """`python -m trials.influence`: one owner's influence on the routers, by honest sums and by hostile ones.
 
-The owner is the last of the demo's four. Rank, draws and moves are the worst of all domains, as the coordinator
-measures them. Counted is the largest share of a domain's held-out tokens for which another expert is chosen. Scores are
-normalised perplexities.
+The owner is the last of the demo's four. Rank, draws and moves are the worst of all domains, as measured by the
+coordinator. Counted is the largest share of a domain's held-out tokens that go to another expert. Scores are normalised
+perplexities.
 """
 
 import argparse
@@ -40,7 +40,7 @@ from trials.strays import first
 TOKENS = 10_000
 """Of each domain's statistics."""
 WARNED = {"span": "rank", "draw": "draws", "change": "moves"}
-"""A verb of a warning -> the figure that it is of."""
+"""A verb of a warning -> its figure."""
 
 Directions = Sequence[NDArray[np.float64]]
 """A feature's direction in each layer, [H]."""
@@ -67,7 +67,7 @@ class Fleet:
         ]
 
     def sums(self, slot: int, tokens: Mapping[int, int]) -> Path:
-        """A router contribution of one owner over so many tokens of these domains' texts."""
+        """A router contribution of one owner over given numbers of tokens of these domains' texts."""
         rows = [row for domain, most in tokens.items() for row in first(self.texts[domain].statistics, most)]
         return router_contribution(self.experts[slot], self.trunk, rows, self.home / f"{slot}-{[*tokens.items()]}")
 
@@ -84,7 +84,7 @@ class Fleet:
         return [*np.random.default_rng(0).standard_normal((self.trunk.layers, self.trunk.hidden_size))]
 
     def changed(self, times: int, added: Directions = ()) -> Path:
-        """The last owner's sums, `times` as large; or with `times` as many tokens, equal ones of these directions."""
+        """The last owner's sums, `times` as large; or with `times` as many equal tokens of these directions added."""
         path = self.home / "changed"
         with StatisticsFile(self.honest[-1]) as file, atomic_file(path) as out:
             made, factor = file.manifest, 1 if added else times
@@ -99,7 +99,7 @@ class Fleet:
         return path
 
     def row(self, sent: Path, options: SolveOptions) -> str:
-        """A table's cells, of versions with these sums of the last owner."""
+        """A table's cells, for versions with these sums of the last owner."""
         files, domains = [*self.honest[:-1], sent], [expert.domain for expert in self.experts]
         config, count = self.experts[0].config, len(domains)
         gains = feature_gains(Checkpoint(self.trunk.path), self.experts[0].family, config)
@@ -121,7 +121,7 @@ class Fleet:
         return f"{rank:.2f} | {percent} | {', '.join(warned) or 'no'} | {others} | {scores[-1]:.0f}"
 
     def scored(self, routers: Sequence[Tensor]) -> tuple[list[float], float]:
-        """Each domain's score; the largest share of a domain's tokens for which another expert is chosen."""
+        """Each domain's score; the largest share of a domain's tokens that go to another expert."""
         with TemporaryDirectory() as folder:
             model = Routed.of(version(self.experts, self.trunk, routers, {}, Path(folder) / "version"))
         scores, strayed = [], []
@@ -136,7 +136,7 @@ class Fleet:
 
 
 def all_sums(fleet: Fleet) -> dict[str, Callable[[], Path]]:
-    """The files that the last owner sends: a name -> makes the file."""
+    """The last owner's files: a name -> the function that makes the file."""
     own, others = len(fleet.experts) - 1, range(len(fleet.experts) - 1)
     third, one = TOKENS // len(others), 1
     return {

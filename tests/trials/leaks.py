@@ -1,11 +1,11 @@
-"""`python -m trials.leaks`: what forged trunks of the demo's experts tell of an owner's text.
+"""`python -m trials.leaks`: the information about an owner's text that forged trunks of the demo's experts extract.
 
-Counts: attention reads, computes and adds less, and embeddings are larger, each by a factor. Then the coordinator takes
-a feature for a function of its token alone, and solves the first layer's gram for the counts of all tokens.
+Counts: factors reduce attention's inputs, computation and outputs, and enlarge embeddings. Then the coordinator assumes
+that a feature depends on its token alone, and solves the first layer's gram for the counts of all tokens.
 
-Vectors: directions of the residual that the embedding uses least are cleared in the embedding and in the first layer's
-attention, and each is given to one token that the text holds once. A row of the gram is then that token's feature: its
-embedding, and what attention added of the text before it.
+Vectors: the residual's directions with the least use by the embedding are cleared in the embedding and in the first
+layer's attention, and each is given to one token that occurs once in the text. A row of the gram is then that token's
+feature: its embedding, and attention's addition from the text before it.
 """
 
 import argparse
@@ -61,7 +61,7 @@ def solved_counts(gram: Tensor, trunk: dict[str, Tensor]) -> Tensor:
 
 
 def marked(honest: dict[str, Tensor], tokens: Sequence[int], frequency: Tensor) -> tuple[dict[str, Tensor], Tensor]:
-    """A trunk that gives each of these tokens a direction of its own, and those directions, [H, k]."""
+    """A trunk with a separate direction for each of these tokens, and those directions, [H, k]."""
     embedding = honest[EMBEDDING].double()
     used = embedding.T @ (frequency[:, None] * embedding)
     directions = torch.linalg.eigh(used).eigenvectors[:, : len(tokens)]
@@ -77,7 +77,7 @@ def marked(honest: dict[str, Tensor], tokens: Sequence[int], frequency: Tensor) 
 
 
 def rank_of_the_token_before(read: Tensor, token: int, before: int, trunk: dict[str, Tensor]) -> int:
-    """Place of the true token before among all, by the cosine of what attention would add of it alone."""
+    """The rank of the true preceding token, by the cosine of attention's addition from it alone."""
     embedding = trunk[EMBEDDING].double()
     normed = embedding / embedding.pow(2).mean(dim=1, keepdim=True).sqrt() * trunk[GAIN].double()
     added = normed @ trunk[VALUE].double().T @ trunk[OUTPUT].double().T
@@ -105,7 +105,7 @@ class Attacked:
         self.honest = load_file(local_trunk(list(experts.values()), home / "trunk", "average").path)
 
     def under(self, tensors: dict[str, Tensor]) -> tuple[str, Tensor, Tensor]:
-        """The owner's word on a trunk; the first layer's gram as it would leave; every token's feature, [T, H]."""
+        """The owner's verdict on a trunk; the first layer's gram as sent; every token's feature, [T, H]."""
         path = self.home / "forged"
         save_file(tensors, path, metadata={"format": "pt"})
         try:

@@ -1,9 +1,9 @@
-"""`python -m trials.sentences [RECIPE ...]`: the share of a text's tokens that its own domain's expert gets.
+"""`python -m trials.sentences [RECIPE ...]`: the share of a text's tokens for its own domain's expert.
 
-The first n tokens of a long text are routed as a text of n tokens is. Texts begin with a held-out document, at one of
-its sentences or lines, or at one of a document from another source. Rows of counts are bounds: the domain in whose
-statistics documents a token, or all tokens so far, are likeliest. The second table has shares by layer, and of all
-experts.
+The first n tokens of a long text are routed like a text of n tokens. Texts begin at the start of a held-out document,
+at one of its sentences or lines, or at one of a document from another source. Rows of counts are bounds: the domain
+whose statistics documents give the token, or all tokens so far, the highest probability. The second table has shares by
+layer, and of all experts.
 """
 
 import argparse
@@ -55,7 +55,7 @@ KINDS = (
 
 
 def texts_of(kind: Kind, sources: Sources, tokenizer: PreTrainedTokenizerBase, most: int) -> list[list[int]]:
-    """So many texts as token ids, none longer than the longest length and its first token."""
+    """Up to `most` texts as token ids, at most as long as the longest length and a first token."""
     drawn = random.Random(0)  # noqa: S311  # no secret
     lines = [line for file in kind.files(sources) for line in Path(file).read_text(encoding="utf-8").splitlines()]
     documents = [json.loads(line)["text"] for line in lines]
@@ -77,7 +77,7 @@ def batches(rows: Sequence[list[int]]) -> Iterator[Rows]:
 
 @torch.inference_mode()
 def chosen(model: PreTrainedModel, rows: Sequence[list[int]]) -> list[Tensor]:
-    """The first expert of each token but the first, [L, T - 1] int64 for each row of T tokens."""
+    """The first-choice expert of each token except the first, [L, T - 1] int64 for each row of T tokens."""
     seen: list[Tensor] = []
     handles = [
         router.register_forward_hook(lambda _, given, out: seen.append(out[2][:, 0])) for router in routers(model)
@@ -94,7 +94,7 @@ def chosen(model: PreTrainedModel, rows: Sequence[list[int]]) -> list[Tensor]:
 
 
 def by_counts(frequencies: Tensor, rows: Sequence[list[int]], *, so_far: bool) -> list[Tensor]:
-    """The domain in which each token but the first, alone or with those before it, is likeliest: [1, T - 1] a row.
+    """The likeliest domain of each token except the first, alone or with those before it: [1, T - 1] per row.
 
     Args:
         frequencies: log p(token | domain), [D, V].

@@ -1,9 +1,9 @@
-"""`python -m trials.strays`: distances of experts; stray and loss of trunks, as owners measure them, by each method.
+"""`python -m trials.strays`: distances of experts; stray and loss of each method's trunks, as measured by owners.
 
-By default the experts are the demo's; `--expert`, `--text` and `--seed` name others. Each trunk is merged of all
-experts, and for each owner of all others; if that is one, of it and the seed model. A crafted trunk is the owner's own,
-changed. Each figure is the largest of all owners; the loss is the perplexity of text under trunk and own MLPs, by the
-expert's.
+By default the experts are the demo's; `--expert`, `--text` and `--seed` name others. Each trunk is merged from all
+experts, and for each owner from all others; if that is one, from it and the seed model. A crafted trunk is the owner's
+own with a change. Each figure is the largest of all owners; the loss is the perplexity of text under trunk and own
+MLPs, divided by the expert's.
 """
 
 import argparse
@@ -75,12 +75,12 @@ KINDS = {
     "": "a row of these",
     "norm": "norms",
 }
-"""A part of tensors' names -> what they are called."""
+"""A part of tensors' names -> their label."""
 
 
 @dataclass(frozen=True)
 class Owner:
-    """An expert, its trunk contribution, with which its owner compares trunks, and the text that its owner scores."""
+    """An expert, its trunk contribution for comparing trunks, and the text to score."""
 
     expert: DenseExpert
     grams: Path
@@ -156,7 +156,7 @@ def owner_of(domain: str, expert: Path, rows: Sequence[Sequence[int]], tokens: i
 
 
 def first(rows: Sequence[Sequence[int]], tokens: int) -> list[Tokens]:
-    """The first rows that have so many tokens."""
+    """The first rows, up to a number of tokens."""
     taken, total = list[Tokens](), 0
     for row in rows:
         if total >= tokens:
@@ -171,7 +171,7 @@ def main() -> None:
     options.add_argument("--tokens", type=int, default=12_288, help="of each owner's text (12288: 64 H of the demo's)")
     for name in ("--expert", "--text"):
         options.add_argument(name, action="append", default=[], help="DOMAIN=PATH")
-    options.add_argument("--seed", type=Path, help="folder of the model that the experts were trained from")
+    options.add_argument("--seed", type=Path, help="folder of the seed model")
     given = options.parse_args()
     sources: Mapping[str, Sources]
     if given.expert:
