@@ -37,7 +37,7 @@ def validate(
         trace, total, factor = _validate_gram(name, gram, exponents[layer], bound, file)
         _validate_cross(f"layers.{layer}.cross", cross, exponents[layer], factor, file)
         if normalised and trace < total / 2:
-            warnings.append(f"{name}: expected a trace of about {total:.6g}, found {trace:.6g}")
+            warnings.append(f"{name}: trace {trace:.6g} is under half of the expected {total:.6g}")
     return warnings
 
 

@@ -36,7 +36,7 @@ def test_more_tokens_than_the_integers_have_room_for_are_refused(tmp_path: Path)
         pytest.raises(ContributionError) as caught,
     ):
         ridge_system([other, one], ["law"], 0, torch.ones(HIDDEN))
-    assert caught.value.what.endswith(f"; {MAX_TOKENS} are of law (owner eve, contribution large)")
+    assert caught.value.what.endswith(f"; {MAX_TOKENS} are from law (owner eve, contribution large)")
 
 
 def test_a_sum_that_leaves_the_integers_names_whose_is_the_largest(tmp_path: Path) -> None:
@@ -45,6 +45,6 @@ def test_a_sum_that_leaves_the_integers_names_whose_is_the_largest(tmp_path: Pat
     with (
         StatisticsFile(written(tmp_path / "honest", manifest_of(sums, 4), sums)) as one,
         StatisticsFile(written(tmp_path / "huge", manifest_of(huge, 4, domain="art"), huge)) as other,
-        pytest.raises(ContributionError, match=r"the largest is of art \(owner owner, contribution huge\)"),
+        pytest.raises(ContributionError, match=r"the largest is from art \(owner owner, contribution huge\)"),
     ):
         ridge_system([one, other], ["law", "art"], 0, torch.ones(HIDDEN))

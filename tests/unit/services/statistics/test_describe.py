@@ -59,7 +59,7 @@ def test_a_trunk_contribution_tells_how_many_tokens_are_counted(tmp_path: Path) 
         shards=["0" * 64], rare_below=10,
     )  # fmt: skip
     text = told(written(tmp_path / "file", manifest, sums))
-    for part in ("trunk contribution of 'law'", "head_input", "token_counts", "which 3 of the 300 tokens", "below 10"):
+    for part in ("trunk contribution of 'law'", "head_input", "token_counts", "the 3 of the 300 tokens", "below 10"):
         assert part in text
 
 

@@ -59,7 +59,7 @@ def test_what_can_t_fit_is_refused_with_the_settings_to_change(tmp_path: Path) -
         that_fit(work, settings_of(work, statistics=coarse), Free(1, 1))
     for way in ("--precision", "--slots", "--layer-groups"):  # nothing is left to win with them
         assert way not in caught.value.todo
-    with pytest.raises(MoergeError, match="has 32 layers") as caught:
+    with pytest.raises(MoergeError, match="33 groups for 32 layers") as caught:
         that_fit(work, settings_of(work, layer_groups=33), Free(None, None))
     assert caught.value.where == "--layer-groups"
     assert "--layer-groups 16" in too_large("", replace(work, layers=range(28, 32)), coarse, 1).todo
