@@ -445,8 +445,8 @@ MUTATIONS = (
         "unpaired",
         "a difference's error pairs the same documents",
         LIBRARY,
-        "error(resamples[0] - resamples[1])",
-        "error(resamples[0])",
+        "error(drawn[0] - drawn[1])",
+        "error(drawn[0])",
         ("tests/unit/services/table/test_measure.py",),
     ),
     Mutation(
