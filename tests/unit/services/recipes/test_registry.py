@@ -18,7 +18,7 @@ def test_a_spec_names_a_recipe_and_some_of_its_options() -> None:
     ("spec", "said"),
     [
         ("dumme", "no recipe 'dumme'.*did you mean dume\\?.*experts, averaging"),
-        ("dume:top_k=2", "no option 'top_k' of dume.*there are k, lambda, tokens"),
+        ("dume:top_k=2", "no option 'top_k' of dume.*use one of: k, lambda, tokens"),
         ("oracle:k=2", "no option 'k' of oracle.*it has no options"),
         ("dume:k=two", "expected OPTION=NUMBER, found 'k=two'"),
         ("dume:lambda=inf", "expected OPTION=NUMBER, found 'lambda=inf'"),
