@@ -39,9 +39,9 @@ class OwnerKey(Message):
 
 
 class Owner(Message):
-    """`keys`: oldest first; without any, it contributes unsigned. `seen`: its last call, to a minute.
+    """An owner. `keys`: oldest first; without a key, it contributes unsigned. `seen`: its last call, to a minute.
 
-    `revoked`: since when it has no valid key or token left; None while it has one, or never had any.
+    `revoked`: the time since which it has no valid key or token; None while it has one, or never had any.
     """
 
     name: str
