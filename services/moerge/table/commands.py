@@ -146,7 +146,6 @@ def table(
             raise MoergeError("needs the base model", where="--elsewhere", todo="name it with --base")
     elif expert or text or held_out or other or base or version or elsewhere:
         raise MoergeError("a preset has its own experts, texts and base", where="--preset", todo="omit those options")
-        found = f"expected less than the context, {cut.context}, found {cut.stride}"
     else:
         own = PRESETS[preset]
         sources, start = own.sources(cache_folder(), training_seed, progress(), device)
@@ -155,6 +154,7 @@ def table(
     context = context or cut.context
     cut = Cut(context, stride or max(1, context // 2), tokens or cut.tokens)
     if cut.stride >= cut.context:
+        found = f"expected less than the context, {cut.context}, found {cut.stride}"
         raise MoergeError(found, where="--stride", todo="give a smaller one")
     if switch and (stride or elsewhere):
         todo = f"leave --{'stride' if stride else 'elsewhere'} out"
