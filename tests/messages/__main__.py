@@ -1,0 +1,60 @@
+"""`python -m messages`: every command's help, then every other text of the code, in the order of the files.
+
+A text is a string of three words or more that is no docstring. Values that are put into it are shown as {…}.
+"""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+from typer import Context
+from typer.main import get_command
+
+from moerge.cli.app import app
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("proto", "services", "workers", "coordinator")
+
+
+def helps() -> Iterator[str]:
+    """The help of every command, from the root down."""
+    waiting = [(get_command(app), ["moerge"])]
+    while waiting:
+        command, path = waiting.pop(0)
+        context = Context(command, info_name=" ".join(path))
+        yield command.get_help(context)
+        names = getattr(command, "commands", ())
+        waiting[:0] = [(command.resolve_command(context, [name])[1], [*path, name]) for name in names]  # type: ignore[attr-defined]  # it is a group
+
+
+def texts(source: str) -> Iterator[tuple[int, str]]:
+    """Line and text of every string that people may read."""
+    tree = ast.parse(source)
+    alone = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}  # docstrings
+    parts = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
+    found = [
+        (node.lineno, _text(node))
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant | ast.JoinedStr) and id(node) not in alone | parts
+    ]
+    return (each for each in sorted(found) if len(each[1].split()) >= 3)
+
+
+def _text(node: ast.expr) -> str:
+    if isinstance(node, ast.JoinedStr):
+        return "".join(_text(part) if isinstance(part, ast.Constant) else "{…}" for part in node.values)
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
+
+
+def main() -> None:
+    for text in helps():
+        print(text)
+    for path in sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py")):
+        if found := list(texts(path.read_text(encoding="utf-8"))):
+            print(f"\n{path.relative_to(ROOT)}")
+            for line, text in found:
+                print(f"{line:5}  {text}")
+
+
+if __name__ == "__main__":
+    main()
