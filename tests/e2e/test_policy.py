@@ -13,9 +13,9 @@ from moerge.statistics.describe import describe
 from moerge_proto.experts import ExpertState
 from moerge_workers import commands
 from moerge_workers.leaving.history import History, Sending
-from support.federation import eventually, federation_of, files_below, merge
+from support.federation import federation_of, files_below, merge
 from support.models import expert
-from support.processes import ended, run_command, start_worker
+from support.processes import run_command
 from support.worker import Worker, worker_of
 
 ASK = {"mode": "ask"}
@@ -100,33 +100,6 @@ def test_law_1_in_mode_ask_nothing_leaves_before_the_owner_s_yes(owner: Worker) 
         (asked.digest, "arrived"),
     ]
     assert asked.digest in worker(owner, "history")
-
-
-@pytest.mark.slow
-def test_a_worker_that_runs_from_its_worker_toml_waits_for_the_answer(owner: Worker) -> None:
-    owner.member.register()
-    merge(owner.server)
-    owner.home.mkdir()
-    (owner.home / "token").write_text(owner.member.token)
-    (owner.home / "worker.toml").write_text(
-        f'coordinator = "{owner.server.url}"\ndomain = "law"\nexpert = "{owner.member.folder}"\n'
-        f'data = ["{owner.folder / "data"}"]\n[policy]\nmode = "ask"\nexpert_weights = false\n'
-    )
-    log = owner.folder / "worker.log"
-    running = start_worker(["worker", "run", "--home", str(owner.home)], {}, log)
-    try:
-        eventually(lambda: not running.is_alive() or "waits for your answer" in log.read_text(), seconds=120)
-        assert owner.active() == []
-        status = worker(owner, "status")
-        assert "running: yes" in status
-        assert "router contribution" in status
-        worker(owner, "approve")
-        eventually(lambda: not running.is_alive() or bool(owner.active()))
-        assert owner.documents() == 150
-    finally:
-        running.terminate()
-        ended(running, 60)
-    assert "running: no" in worker(owner, "status")
 
 
 def test_law_1_each_switch_keeps_its_kind_at_home(owner: Worker) -> None:

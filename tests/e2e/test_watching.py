@@ -1,15 +1,9 @@
 """What is seen of a worker that runs: on a terminal, in a log, from Prometheus, at the coordinator."""
 
-import fcntl
 import json
-import os
-import pty
 import re
-import signal
-import struct
 import subprocess
-import termios
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +23,7 @@ from support.federation import Member, federation_of, merge
 from support.models import expert, texts
 from support.processes import MOERGE, Coordinator, run_command
 from support.servers import held_ports
+from support.terminal import Terminal
 
 COLUMNS = 80
 
@@ -61,62 +56,6 @@ def owner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Owner]:
         yield Owner(made.server, made.join("law", expert(made.folder / "law", 1)), made.folder)
 
 
-def _take_terminal() -> None:
-    """Makes the terminal the worker's own, so that Ctrl-C is for it, whatever started the tests ignores."""
-    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
-class Terminal:
-    """A terminal of 80 columns, and a worker that runs on it."""
-
-    def __init__(self, command: list[str]) -> None:
-        self._keyboard, terminal = pty.openpty()
-        fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, COLUMNS, 0, 0))
-        environment = {**os.environ, "TERM": "xterm", "OMP_NUM_THREADS": "1"}
-        self.worker = subprocess.Popen(  # noqa: S603  # our own command
-            command,
-            stdin=terminal,
-            stdout=terminal,
-            stderr=terminal,
-            env=environment,
-            start_new_session=True,
-            preexec_fn=_take_terminal,
-        )
-        os.close(terminal)
-        self._shown = b""
-
-    @property
-    def shown(self) -> str:
-        return self._shown.decode(errors="replace")
-
-    def until(self, holds: Callable[[str], bool]) -> None:
-        """Reads what it shows until that holds, or it ends."""
-        while not holds(self.shown):
-            try:
-                self._shown += os.read(self._keyboard, 65536)
-            except OSError:  # the worker closed it
-                assert holds(self.shown), self.shown
-                return
-
-    def type(self, text: bytes) -> None:
-        os.write(self._keyboard, text)
-
-    def close(self) -> int:
-        """Reads it to its end; the worker's exit status."""
-        try:
-            while data := os.read(self._keyboard, 65536):
-                self._shown += data
-        except OSError:
-            pass
-        os.close(self._keyboard)
-        return self.worker.wait(60)
-
-    def lines(self) -> list[str]:
-        """Every line as it was drawn, without its colours."""
-        return re.split(r"[\r\n]+", re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", self.shown))
-
-
 @pytest.fixture
 def ports() -> Iterator[list[int]]:
     with held_ports(1) as held:
@@ -127,7 +66,7 @@ def ports() -> Iterator[list[int]]:
 def test_a_terminal_shows_the_work_asks_and_is_left_clean(owner: Owner, ports: list[int]) -> None:
     [port] = ports
     command = owner.command("terminal", "mode = 'ask'\nprogress = true", owner.data(600), f"--metrics-port={port}")
-    terminal = Terminal(command)
+    terminal = Terminal(command, columns=COLUMNS)
     terminal.until(lambda shown: "[y/n]" in shown)
     assert "\x1b[?25h" in terminal.shown.rpartition("Send law: expert")[0][-400:]  # nothing is drawn over the question
     terminal.type(b"y\n")

@@ -17,10 +17,8 @@ from moerge_proto.contributions import Contribution
 from moerge_proto.progress import Obstacle
 from moerge_workers.contributing import router
 from moerge_workers.contributing.trunk_loss import HarmfulTrunkError
-from support.federation import federation_of
 from support.models import texts
 from support.stages import NOW, MemoryClient, context_of, own_trunk, trunk
-from support.worker import worker_of
 
 POLICY = {"min_documents": 5, "min_tokens": 1}
 TRUNKS = [trunk(str(number) * 64) for number in range(1, 6)]
@@ -146,21 +144,3 @@ def test_another_file_under_a_trunk_s_name_is_refused(folder: Path, home: Path, 
     with pytest.raises(IncompatibleExpertError, match="served another file under the name of trunk"):
         contributed(folder, home, client, 0)
     assert len(client.uploaded) == 1
-
-
-@pytest.mark.slow
-def test_what_a_real_coordinator_gets_of_four_trunks_and_what_its_operator_is_told(tmp_path: Path) -> None:
-    policy = {"min_documents": 20}
-    with federation_of(tmp_path, "law", "art", "code") as made:
-        with worker_of(made.server, made.members["law"], tmp_path) as worker:
-            worker.write("a.jsonl", 0, 100)
-            asked = [("law", "art"), ("law", "code"), ("art", "law"), ("law", "art", "code")]
-            trunks = []
-            for domains in asked:
-                trunks.append(made.merge(*domains).digest)
-                assert worker.run(policy=policy) == "ran"
-        assert {row.trunk for row in worker.active()} == set(trunks[:3])
-        [told] = made.operator.progress()
-        assert told.obstacle is Obstacle.ASKS_OWNER
-        made.moerge("round", "open", "spring", "--domain", "law")
-        assert "law (waits for the owner's approval)" in " ".join(made.moerge("round", "list", COLUMNS="300").split())

@@ -1,0 +1,42 @@
+"""A real worker with a token for another domain, and one whose trunk is replaced while it computes."""
+
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+
+import pytest
+
+from support.federation import Member, eventually, federation_of
+from support.models import expert, texts
+from support.processes import Coordinator, ended, start_worker, worker_command
+
+
+def started(server: Coordinator, member: Member, domain: str) -> ForkServerProcess:
+    """A worker of the member's for a domain; its log is beside the expert."""
+    place = member.folder.parent
+    data = texts(place / "texts.jsonl", seed=1, documents=150)
+    command = worker_command(domain, member.folder, data, place / "worker")
+    return start_worker(command, server.environment(member.token), place / "log")
+
+
+def test_a_token_for_another_domain_is_told_so(tmp_path: Path) -> None:
+    with federation_of(tmp_path) as made:
+        member = made.join("law", expert(tmp_path / "law" / "expert", 1))
+        assert ended(started(made.server, member, "art"), 120) == 1
+        log = (tmp_path / "law" / "log").read_text()
+        assert "the token is law-owner's, for law, not for 'art'" in log
+        assert "Traceback" not in log
+
+
+@pytest.mark.slow
+def test_a_trunk_that_is_replaced_while_a_worker_computes_costs_one_more_pass(tmp_path: Path) -> None:
+    with federation_of(tmp_path) as made:
+        member = made.join("law", expert(tmp_path / "law" / "expert", 1))
+        worker, log = started(made.server, member, "law"), tmp_path / "law" / "log"
+        eventually(lambda: "waiting for the first trunk" in log.read_text(), 120)
+        made.moerge("trunk", "merge")
+        eventually(lambda: "the trunk strays" in log.read_text(), 120)  # Ray starts now, which takes longer
+        second = made.moerge("trunk", "merge", "--method", "weighted", "--weight", "law=2")
+        assert ended(worker, 120) == 0
+        assert "was replaced meanwhile" in log.read_text()
+        assert f"under trunk {second[:12]}" in log.read_text()
+        assert [each.trunk for each in made.operator.contributions()] == [second]

@@ -1,0 +1,39 @@
+"""An outsider's and a consumer's first hour: experts merged on one machine, measured, loaded and generated from."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from support.models import expert, texts
+from support.terminal import Shell
+from support.transcripts import Part
+
+pytestmark = pytest.mark.slow
+LOAD = """python -c "from transformers import pipeline; print(pipeline('text-generation', '{}')('The capital of'))\""""
+
+
+def test_the_readme_s_merge_and_tables_on_one_machine(tmp_path: Path) -> None:
+    for seed, domain in enumerate(("code", "law"), 1):
+        expert(tmp_path / domain, seed)
+        texts(tmp_path / domain / "a.jsonl", seed, documents=200)
+        texts(tmp_path / f"{domain}.jsonl", seed + 10, documents=40)
+    expert(tmp_path / "seed", 0, apart=0)
+    with Shell(tmp_path) as person:
+        with Part("README.md", "Merge on one machine") as part:
+            said = person.types(part.next("moerge merge", {"org/name@rev": "./law"}))
+            for word in ("code", "law"):
+                assert word in said
+        assert "generated_text" in person.types(LOAD.format("merged"))
+        assert "moerge" in (tmp_path / "merged" / "README.md").read_text()
+        shutil.copytree(tmp_path / "merged", tmp_path / "v1")
+        with Part("README.md", "Quality") as part:
+            said = person.types(part.next("moerge table --expert"))
+            for row in ("averaging", "dume", "oracle"):
+                assert row in said
+            assert "version" in person.types(part.next("moerge table --version"))
+        with Part("docs/quality.md", "Running it") as part:
+            assert "ties" in person.types(part.next("moerge table --expert"))
+            places = {f"--text {name}={name}/": f"--text {name}='{name}/*.jsonl'" for name in ("code", "law")}
+            person.types(part.next("moerge table --expert", places))
+            assert (tmp_path / "k.svg").is_file()

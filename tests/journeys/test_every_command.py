@@ -1,0 +1,20 @@
+"""Every command that README and docs show is typed by a journey, or has a reason."""
+
+import re
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from support.transcripts import NOT_TYPED, PAGES, commands
+
+EVERY = [each for page in PAGES for each in commands(page)]
+
+
+def test_every_command_of_the_pages_is_typed_by_a_journey_or_has_a_reason() -> None:
+    sources = "".join(path.read_text(encoding="utf-8") for path in Path(__file__).parent.glob("test_*.py"))
+    typed = set(re.findall(r'with .*Part\("(.+)", "(.+)"\)', sources))
+    assert [each for each in EVERY if each.reason is None and (each.page, each.section) not in typed] == []
+
+
+def test_every_reason_is_needed() -> None:
+    unused = [pattern for pattern in NOT_TYPED if not any(fnmatchcase(each.line, pattern) for each in EVERY)]
+    assert unused == []

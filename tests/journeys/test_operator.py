@@ -1,0 +1,276 @@
+"""An operator's first hours: README's service with two owners and a consumer, then docs/operating.md in its order."""
+
+import json
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+
+import pytest
+from safetensors import safe_open
+
+from moerge.errors import MoergeError
+from moerge_proto.options import SolveOptions
+from moerge_workers.leaving.owner_key import read_owner_key
+from support.dashboard import signed_in
+from support.federation import Federation, federation_of, merge
+from support.models import expert, texts
+from support.processes import Coordinator
+from support.terminal import Shell
+from support.transcripts import Part
+
+pytestmark = pytest.mark.slow
+ADDRESS = r"http://127\.0\.0\.1:\d+"
+BEARER = r"moerge_[\w-]+"
+DIGEST = r"\b[0-9a-f]{64}\b"
+JOIN = r"moerge-join-1\.\S+"
+REQUEST = "moerge-join-1.eyJjcmVhdGVkIjoi"
+OWNERS = {"medicine": "hospital", "law": "court"}
+
+
+def found(pattern: str, text: str) -> str:
+    match = re.search(pattern, text)
+    assert match is not None, text
+    return match[0]
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    """Shells and servers; all end with the test."""
+    with ExitStack() as made:
+        yield made
+
+
+def owner(folder: Path, seed: int) -> Shell:
+    """An owner's machine, with an expert and its texts."""
+    folder.mkdir()
+    expert(folder / "expert", seed, apart=0.001)
+    (folder / "text").mkdir()
+    texts(folder / "text" / "a.jsonl", seed, documents=200)
+    return Shell(folder)
+
+
+def test_the_readme_s_service_from_the_first_command_to_a_text(tmp_path: Path, stack: ExitStack) -> None:
+    at = stack.enter_context
+    serving, operator = (at(Shell(tmp_path / "operator", MOERGE_COORDINATOR_PORT="0")) for _ in range(2))
+    owners = {domain: at(owner(tmp_path / domain, seed)) for seed, domain in enumerate(OWNERS, 1)}
+    consumer = at(Shell(tmp_path / "consumer"))
+    home = str(tmp_path / "srv" / "moerge")
+
+    def each_owner(part: Part, begins: str) -> dict[str, str]:
+        """Domain -> the line as that owner types it."""
+        line = part.next(begins)
+        return {domain: line.replace("medicine", domain).replace("hospital", OWNERS[domain]) for domain in OWNERS}
+
+    with Part("README.md", "The service") as part:
+        part.names = {"/srv/moerge": home}
+        secret = found(BEARER, serving.types(part.next("moerge coordinator init")))
+        url = found(ADDRESS, serving.starts(part.next("moerge coordinator serve"), ADDRESS))
+        part.names |= {"http://127.0.0.1:8080": url, "https://moerge.example.org": url}
+
+        requests = {}
+        for domain, line in each_owner(part, "moerge worker init").items():
+            said = owners[domain].types(line)
+            assert "fingerprint" in said
+            requests[domain] = found(JOIN, said)
+
+        operator.types(part.next("export", {"MOERGE_TOKEN=...": f"MOERGE_TOKEN={secret}"}))
+        approve, tokens = part.next("moerge owner approve"), {}
+        for domain, request in requests.items():
+            said = operator.types(approve.replace(REQUEST, request))
+            assert "Fingerprint:" in said
+            tokens[domain] = found(BEARER, said)
+
+        export = part.next("export")
+        for domain, token in tokens.items():
+            owners[domain].types(export.replace("MOERGE_TOKEN=...", f"MOERGE_TOKEN={token}"))
+        for domain, line in each_owner(part, "moerge worker check").items():
+            said = owners[domain].types(line)
+            assert not [each for each in said.splitlines() if each.startswith("no ")], said
+        for domain, line in each_owner(part, "moerge worker run").items():
+            owners[domain].starts(line, "waiting for the")
+
+        said = operator.repeats(part.next("moerge expert list"), lambda said: said.count("ready") == 2)
+        assert "Apache-2.0" in said
+        found(DIGEST, operator.types(part.next("moerge trunk merge")))
+        found(r"(?m)^1$", operator.types(part.next("moerge version solve")))
+        said = operator.types(part.next("moerge version show 1"))
+        assert "hospital" in said
+        assert "court" in said
+        assert "not evaluated" in operator.types(part.next("moerge version table 1"))
+        assert "champion is version 1" in operator.types(part.next("moerge version promote 1"))
+        token = found(BEARER, operator.types(part.next("moerge token add reader")))
+
+        consumer.types(part.next("export", {"MOERGE_TOKEN=...": f"MOERGE_TOKEN={token}"}))
+        consumer.types(part.next("moerge pull champion my-model"))
+        assert (tmp_path / "consumer" / "my-model" / "README.md").is_file()
+        assert "generated_text" in consumer.types(part.next("python -c"))
+
+        for domain, shell in owners.items():
+            assert "contributed" in shell.stops()
+            sent_sums_alone(tmp_path / "srv" / "moerge", shell.folder, domain)
+        coordinator = Coordinator(tmp_path / "srv" / "moerge", secret)
+        coordinator.url = url
+        with coordinator.client() as client:
+            signed = client.version_signatures(1)
+            assert {row.owner for row in signed} == set(OWNERS.values())
+            assert all(row.is_genuine() for row in signed)
+
+        assert "medicine is withdrawn" in operator.types(part.next("moerge expert withdraw medicine"))
+
+
+def sent_sums_alone(coordinator: Path, owner: Path, domain: str) -> None:
+    """Law 1: no text and no key is at the coordinator, no other owner's MLP is here, the home is the owner's alone."""
+    keys, home = owner / ".moerge", owner / ".moerge" / f"worker-{domain}"
+    text = json.loads((owner / "text" / "a.jsonl").read_text().splitlines()[0])["text"]
+    secrets = [text.encode(), read_owner_key(keys / f"{OWNERS[domain]}.pem").private_bytes_raw()]
+    held = [path.read_bytes() for path in (coordinator / "blobs").rglob("*") if path.is_file()]
+    assert held
+    assert not any(secret in content for content in held for secret in secrets)
+    [received] = (home / "trunks").rglob("trunk.safetensors")
+    with safe_open(received, framework="pt") as file:
+        assert not any("mlp" in name for name in file.keys())  # noqa: SIM118  # safe_open is not iterable
+    assert [path.name for path in (home, *home.rglob("*")) if path.stat().st_mode & 0o077] == []
+
+
+class Site(SimpleHTTPRequestHandler):
+    """An address that experts may be fetched from."""
+
+    def log_message(self, format: str, *args: object) -> None:  # http.server's own name
+        pass
+
+
+@contextmanager
+def site(folder: Path) -> Iterator[str]:
+    """Serves a folder; its address."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Site, directory=str(folder))) as server:
+        thread = Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def fail(federation: Federation) -> None:
+    """A merge that fails, because an expert's file is missing meanwhile."""
+    law = next(each for each in federation.operator.experts() if each.domain == "law")
+    [file] = [file for file in law.files if file.name == "model.safetensors"]
+    blob = federation.server.home / "blobs" / file.sha256[:2] / file.sha256
+    lost = blob.rename(federation.folder / "lost")
+    shutil.rmtree(federation.server.home / "experts", ignore_errors=True)
+    with pytest.raises(MoergeError):
+        merge(federation.server, [law.digest])
+    lost.rename(blob)
+
+
+def test_the_operator_s_page_in_its_order(tmp_path: Path, stack: ExitStack) -> None:
+    at = stack.enter_context
+    source = at(site(tmp_path))
+    made = at(federation_of(tmp_path, "law", "art", settings=f'route_bytes = 2000000000\nsources = ["{source}"]\n'))
+    server = made.server
+    trunk = made.merge()
+    _, of_art = made.contribute(trunk)
+    made.solve()
+    operator = at(Shell(tmp_path / "operator", **server.environment()))
+    hospital = at(Shell(tmp_path / "hospital", MOERGE_COORDINATOR=server.url))
+    for seed, domain in enumerate(("medicine", "nursing"), 5):
+        expert(tmp_path / "hospital" / domain, seed)
+
+    with Part("docs/operating.md", "Owners") as part:
+        ask = "moerge worker init --owner hospital --domain medicine --domain nursing"
+        request = found(JOIN, hospital.types(ask))
+        operator.types(part.next("moerge owner approve", {REQUEST: request}))
+        assert "hospital" in operator.types(part.next("moerge owner list"))
+        assert "public key" in operator.types(part.next("moerge owner show hospital"))
+        assert "revoked" in operator.types(part.next("moerge owner revoke hospital"))
+        hospital.types("mv .moerge/hospital.pem old.pem")
+        request = found(JOIN, hospital.types(ask))
+        said = operator.types(part.next("moerge owner approve", {"moerge-join-1.eyJvd25lciI6Imgi": request}))
+        hospital.types(f"export MOERGE_TOKEN={found(BEARER, said)}")
+
+    with Part("docs/operating.md", "Experts") as part:
+        medicine = {"law": "medicine", "expert/": "medicine/"}
+        digest = found(DIGEST, hospital.types(part.next("moerge expert add", medicine)))
+        assert digest in hospital.types(part.next("moerge expert add", medicine))
+        nursing = {"--domain law": "--domain nursing", "expert/": f"{hospital.folder}/nursing/"}
+        nursing["https://models.example.org/law"] = f"{source}/hospital/nursing"
+        found(DIGEST, operator.types(part.next("moerge expert add", nursing)))
+        assert "nursing" in operator.types(part.next("moerge expert list"))
+        said = operator.types(part.next("moerge expert withdraw", {"law": "medicine"}))
+        assert "medicine is withdrawn" in said
+        assert "Removed" in operator.types(part.next("moerge expert purge", {"law": "medicine"}))
+        operator.types(part.next("moerge contribution withdraw", {"67b22c2264b8": of_art.digest[:12]}))
+
+    made.contribute(made.trunk(), "art", first=3)
+    made.contribute(made.trunk(), split="tuning", first=9)
+    with Part("docs/operating.md", "Versions") as part:
+        for number in (2, 2, 3):  # nobody is missing, so --partial makes the same version
+            found(rf"(?m)^{number}$", operator.types(part.next("moerge version solve")))
+        made.operator.promote("champion", 2)
+        assert made.solve(options=SolveOptions(ridge_lambda=1)).number == 4
+        assert "champion is version 3" in operator.types(part.next("moerge version promote 3"))
+        assert "champion is version 2" in operator.types(part.next("moerge version rollback"))
+        assert "better on law" in operator.types(part.next("moerge version history"))
+        assert "Version 2 -> 4" in operator.types(part.next("moerge version compare champion 4"))
+        assert "audited" in operator.types(part.next("moerge version note 3"))
+        assert "version 1 is retired" in operator.types(part.next("moerge version retire 1"))
+        assert "not evaluated" in operator.types(part.next("moerge version table champion"))
+        (operator.folder / "story.txt").write_text("Once upon a time")
+        assert "Once upon a time" in operator.types(part.next("moerge version route champion"))
+
+    made.add("code")
+    made.contribute(made.trunk(), "code")
+    made.solve()
+    for seed, domain in enumerate(made.members, 1):
+        shutil.copytree(made.members[domain].folder, operator.folder / domain)
+        texts(operator.folder / domain / "a.jsonl", seed, documents=100)
+    with Part("docs/operating.md", "When to remerge") as part:
+        assert "A remerge with code" in operator.types(part.next("moerge trunk history"))
+        found(DIGEST, operator.types(part.next("moerge trunk remerge")))
+        others = " ".join(f"--expert {name}={name}/ --text {name}='{name}/*.jsonl'" for name in ("law", "art"))
+        said = operator.types(part.next("moerge table --incremental", {" ...": f" {others}"}))
+        assert "moerge" in said
+
+    with Part("docs/operating.md", "Rounds") as part:
+        assert "spring" in operator.types(part.next("moerge round open spring"))
+        made.contribute(made.trunk())
+        assert "law, art, code" in operator.types(part.next("moerge round list"))
+        found(r"(?m)^6$", operator.types(part.next("moerge version solve --round spring")))
+
+    with Part("docs/operating.md", "Progress") as part:
+        assert "Progress" in operator.types(part.next("moerge progress"))
+
+    with Part("docs/operating.md", "Tokens") as part:
+        found(BEARER, operator.types(part.next("moerge token add reader")))
+        row = found(r"(?m)^.*prometheus.*$", operator.types(part.next("moerge token list")))
+        here = {" 7": f" {found('[0-9]+', row)}"}
+        found(BEARER, operator.types(part.next("moerge token rotate", here)))
+        assert "revoked" in operator.types(part.next("moerge token revoke", here))
+
+    with Part("docs/operating.md", "Backups") as part:
+        part.names = {"/srv/moerge": str(server.home), "/mnt/backup/moerge": str(tmp_path / "backup")}
+        assert "databases and settings" in operator.types(part.next("moerge coordinator backup"))
+        server.stop()
+        server.home.rename(tmp_path / "lost home")
+        assert "as it was on" in operator.types(part.next("moerge coordinator restore"))
+        assert "0 damaged" in operator.types(part.next("moerge coordinator verify"))
+
+    serving = at(Shell(tmp_path / "operator", MOERGE_COORDINATOR_PORT="0"))
+    with Part("docs/dashboard.md", "The dashboard") as part:
+        part.names = {"/srv/moerge": str(server.home)}
+        server.url = found(ADDRESS, serving.starts(part.next("moerge coordinator serve"), ADDRESS))
+        with signed_in(server, server.operator_token) as browser:
+            assert "Version 2" in browser.get("/versions").text
+
+    made.operator = at(server.client())
+    fail(made)
+    operator.types(f"export MOERGE_COORDINATOR={server.url}")
+    with Part("docs/operating.md", "Watching it") as part:
+        row = found(r"(?m)^.*failed.*$", operator.types(part.next("moerge workflow list")))
+        operator.types(part.next("moerge workflow retry", {"version-4f1c22": found(r"trunk-\S+", row)}))

@@ -1,0 +1,114 @@
+"""An owner's first hours: docs/worker.md in its order, with workers that run as services."""
+
+import json
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from moerge_proto.progress import Obstacle
+from support.federation import Federation, eventually, federation_of
+from support.models import expert, texts
+from support.processes import ended, start_worker
+from support.terminal import Shell
+from support.transcripts import ROOT, Part
+
+pytestmark = pytest.mark.slow
+
+
+class Machine:
+    """An owner's machine, with an expert, its texts and a worker's home."""
+
+    def __init__(self, made: Federation, domain: str, seed: int, settings: str) -> None:
+        self.folder = made.folder / domain
+        self.member = made.join(domain, expert(self.folder / "expert", seed, apart=0.001))
+        self.text = self.folder / "text"
+        self.text.mkdir()
+        texts(self.text / "a.jsonl", seed, documents=700)
+        self.home = self.folder / ".moerge" / f"worker-{domain}"
+        self.home.mkdir(parents=True)
+        (self.home / "token").write_text(self.member.token)
+        places = {"https://moerge.example.org": made.server.url, "/srv/law": str(self.folder), '"law"': f'"{domain}"'}
+        for old, new in places.items():
+            settings = settings.replace(old, new)
+        (self.home / "worker.toml").write_text(settings)
+
+    def log(self) -> str:
+        return (self.folder / "log").read_text()
+
+    @contextmanager
+    def works(self) -> Iterator[None]:
+        """A worker runs as a service, without a terminal."""
+        worker = start_worker(["worker", "run", "--home", str(self.home)], {}, self.folder / "log")
+        try:
+            yield
+        finally:
+            worker.terminate()
+            ended(worker, 60)
+
+    def says(self, text: str) -> None:
+        eventually(lambda: text in self.log(), 300)
+
+
+def sample() -> str:
+    """The page's worker.toml."""
+    [found] = re.findall(r"```toml\n(.*?)```", (ROOT / "docs" / "worker.md").read_text(encoding="utf-8"), re.DOTALL)
+    return str(found)
+
+
+def asked(said: str) -> str:
+    """The digits of what waits for the owner's answer; empty if nothing does."""
+    found = re.search(r"waits for your answer: ([0-9a-f]{8})", said)
+    return found[1] if found else ""
+
+
+def test_the_owner_s_page_in_its_order(tmp_path: Path) -> None:
+    settings = sample()
+    auto = settings.replace('mode = "ask"', "trunks_per_month = 1\nevaluation_sums = true").replace("500", "100")
+    with federation_of(tmp_path) as made, Shell(tmp_path / "law") as law, Shell(tmp_path / "art") as art:
+        owner = Machine(made, "law", 1, f"held_out_share = 0.2\n{auto}")
+        with owner.works(), Part("docs/worker.md", "The budget") as part:
+            owner.says("waiting for the")
+            made.merge()
+            owner.says("contributed")
+            version = made.solve().number
+            owner.says(f"evaluated version {version}")
+            made.merge(method="weighted", options={"weights": {"law": 2}})
+            said = law.repeats(part.next("moerge worker status"), lambda said: asked(said) != "")
+            assert asked(said) == made.trunk().digest[:8]
+            eventually(lambda: [each.obstacle for each in made.operator.progress()] == [Obstacle.ASKS_OWNER])
+            made.moerge("round", "open", "spring", "--domain", "law")
+            assert "law (waits for the owner's approval)" in " ".join(
+                made.moerge("round", "list", COLUMNS="300").split()
+            )
+            assert "approved" in law.types(part.next("moerge worker approve", {"7d20b6f4": asked(said)}))
+            eventually(
+                lambda: any(each.trunk == made.trunk().digest for each in owner.member.client.contributions()), 300
+            )
+            made.merge(method="weighted", options={"weights": {"law": 3}})
+            said = law.repeats("moerge worker status", lambda said: asked(said) == made.trunk().digest[:8])
+            assert "refused" in law.types(part.next("moerge worker refuse", {"7d20b6f4": asked(said)}))
+        assert "under trunk" in law.types("moerge worker history")
+
+        asking = Machine(made, "art", 2, settings)
+        with asking.works(), Part("docs/worker.md", "Asking first") as part:
+            line = part.next("moerge worker status")
+            first = asked(art.repeats(line, lambda said: asked(said) != ""))
+            assert "approved: art" in art.types(part.next("moerge worker approve", {"3f9a0c21": first}))
+            second = asked(art.repeats(line, lambda said: asked(said) not in ("", first)))
+            assert "refused: art" in art.types(part.next("moerge worker refuse", {"3f9a0c21": second}))
+        assert [each.domain for each in made.operator.contributions()] == ["law", "law"]
+
+        with Part("docs/worker.md", "Before it starts") as part:
+            said = law.types(part.next("moerge worker check", {"medicine": "law"}))
+            assert not re.search("(?m)^no ", said)
+
+        with Part("docs/worker.md", "Evaluation") as part:
+            law.types(f"export MOERGE_COORDINATOR={made.server.url} MOERGE_TOKEN={owner.member.token}")
+            assert "law-owner" in law.types(part.next("moerge version table", {"3": str(version)}))
+        text = json.loads((owner.text / "a.jsonl").read_text().splitlines()[0])["text"]
+        held = [path for path in (made.server.home / "blobs").rglob("*") if path.is_file()]
+        assert held
+        assert not any(text.encode() in path.read_bytes() for path in held)

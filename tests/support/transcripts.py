@@ -1,0 +1,82 @@
+"""The commands of README and docs, read from their pages to be typed in their order."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PAGES = ("README.md", "SECURITY.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")))
+NOT_TYPED = {
+    "pip install *": "no index has a release yet, and torch is gigabytes",
+    "make *": "installs, and runs the tests themselves, the benchmark or the demo, which tests/e2e/test_demo.py runs",
+    "moerge demo *": "tests/e2e/test_demo.py runs it",
+    "moerge table --preset *": "trains experts, for minutes to hours; docs/quality.md has the figures",
+    "PYTHONPATH=tests python -m simulation *": "tests/simulation runs fewer of the same",
+    "PYTHONPATH=tests python -m kills *": "tests/kills runs fewer of the same",
+    "PYTHONPATH=tests .venv/bin/python -m mutations": "breaks everything, for minutes",
+    ".venv/bin/pytest -m slow *": "`make test-slow` runs them",
+}
+"""Pattern of commands that no journey types -> the reason."""
+
+
+@dataclass(frozen=True)
+class Command:
+    """A line of a shell block.
+
+    Attributes:
+        page: its path.
+        section: the heading above it.
+        line: without its comment.
+    """
+
+    page: str
+    section: str
+    line: str
+
+    @property
+    def reason(self) -> str | None:
+        """Why no journey types it; None if one must."""
+        return next((why for pattern, why in NOT_TYPED.items() if fnmatchcase(self.line, pattern)), None)
+
+
+def commands(page: str) -> list[Command]:
+    """Every command in the blocks of a page that are shell or have no language."""
+    found, section, language = [], "", None
+    for line in (ROOT / page).read_text(encoding="utf-8").splitlines():
+        if line.startswith("```"):
+            language = line[3:].strip() if language is None else None
+        elif language is None:
+            section = line.lstrip("# ") if line.startswith("#") else section
+        elif language in ("", "sh") and not line.startswith("#") and (typed := line.partition(" #")[0].strip()):
+            found.append(Command(page, section, typed))
+    return found
+
+
+class Part:
+    """The commands of a section; a context that ends well only when all were typed.
+
+    `names` are what a reader replaces everywhere: text of the page -> the reader's own.
+    """
+
+    def __init__(self, page: str, section: str) -> None:
+        self._left = [each for each in commands(page) if each.section == section and each.reason is None]
+        assert self._left, f"{page} has no commands in its section {section!r}"
+        self.names: dict[str, str] = {}
+
+    def __enter__(self) -> "Part":
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        assert kind or not self._left, f"not typed: {[each.line for each in self._left]}"
+
+    def next(self, begins: str, here: Mapping[str, str] | None = None) -> str:
+        """The next command, which must begin so, as a reader types it; `here` are names replaced in this line alone."""
+        line = self._left.pop(0).line if self._left else "nothing"
+        assert line.startswith(begins), f"expected {begins!r} next; found {line!r}"
+        for old, new in (here or {}).items():
+            assert old in line, f"{old!r} is not in {line!r}"
+            line = line.replace(old, new)
+        for old, new in self.names.items():
+            line = line.replace(old, new)
+        return line
