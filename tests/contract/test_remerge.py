@@ -58,7 +58,7 @@ def test_from_evaluations_comes_a_remerge_and_what_it_gained(federation: Federat
     assert told is not None
     assert (told.expected, told.missing, told.recommended) == (None, ["law", "art", "code"], False)
     with signed_in(server, server.operator_token) as browser:
-        assert "expected of a remerge" not in browser.get("/versions").text
+        assert "a remerge is expected to gain" not in browser.get("/versions").text
         assert "not evaluated: law, art, code" in browser.get("/trunks").text
     evaluate(federation, 1, law=(1, 1), art=(3, 1))
     evaluate(federation, 2, law=(2, 1), art=(2, 1), code=(8, 8))
@@ -95,15 +95,15 @@ def test_from_evaluations_comes_a_remerge_and_what_it_gained(federation: Federat
 
     with signed_in(server, server.operator_token) as browser:
         page = browser.get("/versions").text
-        assert "The trunk lacks code: expected of a remerge are +12.0 points" in page
+        assert "The trunk was merged without code; a remerge is expected to gain 12.0 points" in page
         path = f"/trunks/{trunk.digest}/remerge"
         assert f'href="/dashboard{path}"' in page
-        assert "Expected are +12.0 points" in browser.get(path).text
+        assert "Expected gain: +12.0 points" in browser.get(path).text
         assert act(browser, path).headers["Location"].endswith("said=started")
         eventually(lambda: operator.trunk("current").digest != trunk.digest)
         merged = operator.trunk("current")
         assert merged.experts == remerge.merge.experts
-        assert "expected of a remerge" not in browser.get("/versions").text
+        assert "a remerge is expected to gain" not in browser.get("/versions").text
         assert browser.get("/trunks/current/remerge").status_code == 404
     with pytest.raises(AssertionError, match="no newcomers"):
         federation.moerge("trunk", "remerge")

@@ -55,6 +55,7 @@ def owner(folder: Path, seed: int) -> Shell:
 
 
 def test_the_readme_s_service_from_the_first_command_to_a_text(tmp_path: Path, stack: ExitStack) -> None:
+    """Laws 1 and 6, as a reader sees them."""
     at = stack.enter_context
     serving, operator = (at(Shell(tmp_path / "operator", MOERGE_COORDINATOR_PORT="0")) for _ in range(2))
     owners = {domain: at(owner(tmp_path / domain, seed)) for seed, domain in enumerate(OWNERS, 1)}

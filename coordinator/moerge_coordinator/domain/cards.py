@@ -3,7 +3,7 @@
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from moerge.versions.card import ScoreRow, published_card, scores_text
+from moerge.versions.card_scores import ScoreRow, published_card, scores_text
 from moerge_coordinator.domain.evaluations import visible_table
 from moerge_coordinator.storage.messages import versions
 from moerge_coordinator.storage.tables import ExpertRow, VersionRow

@@ -30,7 +30,7 @@ from moerge.scoring.routers import RoutingCounter
 from moerge.statistics.contribution import Computing, router_contribution, trunk_contribution
 from moerge.statistics.memory import free_bytes
 from moerge.trunk.methods.registry import METHODS, require_options
-from moerge.versions.card import CARD_FILE, scored_card
+from moerge.versions.card_scores import CARD_FILE, scored_card
 from moerge.versions.files import LINEAGE_FILE, REPORT_FILE
 from moerge.versions.folder import write_version
 from moerge.versions.plan import VersionInputs, plan_version, solve_lineage

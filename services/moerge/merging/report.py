@@ -8,7 +8,7 @@ from typing import Self
 from rich.console import RenderableType
 from rich.table import Table
 
-from moerge.versions.card import ScoreRow, scores_text
+from moerge.versions.card_scores import ScoreRow, scores_text
 from moerge_proto.versions import SolveReport
 
 SCORED_TOKENS = 10_000

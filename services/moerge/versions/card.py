@@ -1,18 +1,17 @@
 """The model card: a version's parts by digest and licence, its scores, and how to load it."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from huggingface_hub import ModelCardData
 
+from moerge.versions.card_scores import CARD_FILE, markdown_rows
 from moerge.versions.files import FilePlan, text_file
 from moerge_proto.digests import sha256_hex
 from moerge_proto.options import SolveOptions
 from moerge_proto.versions import Lineage
 
-CARD_FILE = "README.md"
 _ROUTERS = {"ridge": "ridge regression", "discriminant": "linear discriminants"}
 _HUB_LICENSES = """
 afl-3.0 agpl-3.0 apache-2.0 artistic-2.0 bsd bsd-2-clause bsd-3-clause bsd-3-clause-clear bsl-1.0 cc cc0-1.0 cc-by-2.0
@@ -66,16 +65,6 @@ class Model(NamedTuple):
     dtype: str
     parameters: int
     active: int
-
-
-class ScoreRow(NamedTuple):
-    """A domain's scores in a card: perplexities of its dense expert and of the version, over the same tokens."""
-
-    domain: str
-    tokens: int
-    expert: float
-    version: float
-    normalised: float
 
 
 def card_file(
@@ -135,7 +124,7 @@ tokenizer = AutoTokenizer.from_pretrained(folder)
 
 | slot | domain | owner | licence | digest |
 |---|---|---|---|---|
-{_rows((str(i), e.domain, e.owner, e.license, _digest(e)) for i, e in enumerate(experts))}
+{markdown_rows((str(i), e.domain, e.owner, e.license, _digest(e)) for i, e in enumerate(experts))}
 
 ## Trunk
 
@@ -143,7 +132,7 @@ tokenizer = AutoTokenizer.from_pretrained(folder)
 
 | domain | owner | licence | digest |
 |---|---|---|---|
-{_rows((e.domain, e.owner, e.license, f"`{e.digest}`") for e in merged)}
+{markdown_rows((e.domain, e.owner, e.license, f"`{e.digest}`") for e in merged)}
 
 ## Router contributions
 
@@ -151,35 +140,6 @@ tokenizer = AutoTokenizer.from_pretrained(folder)
 The complete lineage is in `moerge.json`.
 """
     return text_file(CARD_FILE, text)
-
-
-def published_card(card: str, number: int, created: datetime, note: str, scores: str) -> str:
-    """A version's card with the facts that its coordinator knows: number, date, a notice, and scores."""
-    fact = f"Version {number}, published on {created:%Y-%m-%d}. Fetch it with `moerge pull {number} my-model`.\n\n"
-    return re.sub(r"^# .*\n\n", lambda title: title[0] + note + fact, scored_card(card, scores), count=1, flags=re.M)
-
-
-def scored_card(card: str, scores: str) -> str:
-    """A card with this text in its section of scores; unchanged if the text is empty."""
-    if not scores:
-        return card
-    section = f"\n## Scores\n\n{scores}"
-    if "\n## Scores\n" in card:
-        return re.sub(r"\n## Scores\n.*?(?=\n## )", lambda old: section, card, count=1, flags=re.S)
-    start, heading, rest = card.partition("\n## ")  # of an earlier build
-    return f"{start}{section}{heading}{rest}"
-
-
-def scores_text(text: str, rows: Sequence[ScoreRow], average: float | None, missing: Sequence[str] = ()) -> str:
-    """A card's scores: a table below `text`, which names the scored documents; empty without a row."""
-    if not rows:
-        return ""
-    cells = [(r.domain, f"{r.tokens:,}", f"{r.expert:.2f}", f"{r.version:.2f}", f"{r.normalised:.1f}") for r in rows]
-    if average is not None:
-        cells.append(("average", "", "", "", f"{average:.1f}"))
-    table = f"| domain | tokens | expert | this model | normalised |\n|---|---|---|---|---|\n{_rows(cells)}\n"
-    absent = f"\nNo scores of: {', '.join(missing)}.\n" if missing else ""
-    return f"Perplexities {text}. Normalised: 100 x the expert's / this model's.\n\n{table}{absent}"
 
 
 def _metadata(experts: Sequence[ExpertRecord]) -> ModelCardData:
@@ -272,7 +232,7 @@ def _weights(options: SolveOptions) -> str:
 def _contributions(lineage: Lineage, contributed: Sequence[Contributed]) -> str:
     if not lineage.contributions:
         return "None.\n"
-    rows = _rows((p.domain, p.owner, f"{p.tokens:,}", f"{p.documents:,}", f"`{p.digest}`") for p in contributed)
+    rows = markdown_rows((p.domain, p.owner, f"{p.tokens:,}", f"{p.documents:,}", f"`{p.digest}`") for p in contributed)
     return f"""\
 Sums that the owners computed on their own data.
 
@@ -280,7 +240,3 @@ Sums that the owners computed on their own data.
 |---|---|---|---|---|
 {rows}
 """
-
-
-def _rows(rows: Iterable[tuple[str, ...]]) -> str:
-    return "\n".join(f"| {' | '.join(cell.replace('|', '-') for cell in row)} |" for row in rows)

@@ -4,7 +4,7 @@ from fastapi import APIRouter
 from fastapi.responses import FileResponse, PlainTextResponse, Response
 from sqlalchemy import select
 
-from moerge.versions.card import CARD_FILE
+from moerge.versions.card_scores import CARD_FILE
 from moerge.versions.compare import compare
 from moerge.versions.files import REPORT_FILE
 from moerge_coordinator.domain import cards, owner_keys, trunks, versions

@@ -15,12 +15,9 @@ from moerge.versions.card import (
     Contributed,
     ExpertRecord,
     Model,
-    ScoreRow,
     card_file,
-    published_card,
-    scored_card,
-    scores_text,
 )
+from moerge.versions.card_scores import ScoreRow, published_card, scored_card, scores_text
 from moerge_proto.options import PAPER, RECOMMENDED, SolveOptions
 from moerge_proto.versions import Lineage
 from support.models import expert

@@ -1,0 +1,52 @@
+"""Parts of a model card that are written after its version: scores, number and date."""
+
+import re
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from typing import NamedTuple
+
+CARD_FILE = "README.md"
+
+
+class ScoreRow(NamedTuple):
+    """A domain's scores in a card: perplexities of its dense expert and of the version, over the same tokens."""
+
+    domain: str
+    tokens: int
+    expert: float
+    version: float
+    normalised: float
+
+
+def published_card(card: str, number: int, created: datetime, note: str, scores: str) -> str:
+    """A version's card with the facts that its coordinator knows: number, date, a notice, and scores."""
+    fact = f"Version {number}, published on {created:%Y-%m-%d}. Fetch it with `moerge pull {number} my-model`.\n\n"
+    return re.sub(r"^# .*\n\n", lambda title: title[0] + note + fact, scored_card(card, scores), count=1, flags=re.M)
+
+
+def scored_card(card: str, scores: str) -> str:
+    """A card with this text in its section of scores; unchanged if the text is empty."""
+    if not scores:
+        return card
+    section = f"\n## Scores\n\n{scores}"
+    if "\n## Scores\n" in card:
+        return re.sub(r"\n## Scores\n.*?(?=\n## )", lambda old: section, card, count=1, flags=re.S)
+    start, heading, rest = card.partition("\n## ")  # of an earlier build
+    return f"{start}{section}{heading}{rest}"
+
+
+def scores_text(text: str, rows: Sequence[ScoreRow], average: float | None, missing: Sequence[str] = ()) -> str:
+    """A card's scores: a table below `text`, which names the scored documents; empty without a row."""
+    if not rows:
+        return ""
+    cells = [(r.domain, f"{r.tokens:,}", f"{r.expert:.2f}", f"{r.version:.2f}", f"{r.normalised:.1f}") for r in rows]
+    if average is not None:
+        cells.append(("average", "", "", "", f"{average:.1f}"))
+    table = f"| domain | tokens | expert | this model | normalised |\n|---|---|---|---|---|\n{markdown_rows(cells)}\n"
+    absent = f"\nNo scores of: {', '.join(missing)}.\n" if missing else ""
+    return f"Perplexities {text}. Normalised: 100 x the expert's / this model's.\n\n{table}{absent}"
+
+
+def markdown_rows(rows: Iterable[tuple[str, ...]]) -> str:
+    """Rows of a Markdown table."""
+    return "\n".join(f"| {' | '.join(cell.replace('|', '-') for cell in row)} |" for row in rows)
