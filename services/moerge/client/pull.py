@@ -13,10 +13,10 @@ from moerge.client.client import Client
 from moerge.errors import MoergeError
 from moerge.files import atomic_file, file_sha256, sync_folder
 from moerge.progress import Progress
-from moerge.versions.card_scores import CARD_FILE
 from moerge_proto.messages import FileEntry
 from moerge_proto.versions import Version
 
+CARD_FILE = "README.md"
 MARK = "moerge.json"
 _RENAME_EXCHANGE = 2
 _HERE = -100  # AT_FDCWD
