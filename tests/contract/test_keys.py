@@ -110,8 +110,8 @@ def test_an_owner_joins_by_two_commands_and_its_key_never_leaves(server: Coordin
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        (["--owner", "../up", "--domain", "law"], "--owner: '../up' is no name"),
-        (["--owner", "up", "--domain", "Law"], "--domain: 'Law' is no name"),
+        (["--owner", "../up", "--domain", "law"], "--owner: '../up' is not a valid name"),
+        (["--owner", "up", "--domain", "Law"], "--domain: 'Law' is not a valid name"),
     ],
 )
 def test_what_is_no_name_is_refused_before_a_key_is_made(tmp_path: Path, given: list[str], told: str) -> None:

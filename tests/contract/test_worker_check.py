@@ -48,7 +48,7 @@ def test_a_worker_that_can_start_gets_ok_on_every_line(federation: Federation) -
     words = [f"--{name.replace('_', '-')}={value}" for name, value in given(federation, held_out_share=0.2).items()]
     lines = moerge("worker", "check", *words, "--fit").splitlines()
     said = {line.split()[1]: line for line in lines}
-    assert "fitting takes at least" in said["memory"]
+    assert "fitting needs at least" in said["memory"]
     assert list(said) == [
         "expert",
         "data",
@@ -96,11 +96,11 @@ def test_it_applies_the_rules_of_run_and_leaves_nothing_behind(federation: Feder
     assert said["disk"].startswith(f"ok disk         {home}: ")
     assert "not for 'cookin'" in said["token"]
     assert not home.exists()
-    assert "registered already" in found(federation, home=home)["fleet"]
+    assert "already registered" in found(federation, home=home)["fleet"]
     other = expert(tmp_path / "other", 2)
     kept = found(federation, home=home, expert=other, policy={"expert_weights": False})
-    assert "the policy keeps expert weights here" in kept["fleet"]
-    assert "like the trunk: llama" in found(federation, home=home, expert=other)["fleet"]
+    assert "the policy forbids sending expert weights" in kept["fleet"]
+    assert "same as the trunk: llama" in found(federation, home=home, expert=other)["fleet"]
     late = federation.add("late")
     late.client.withdraw_expert(registered(late).digest, serve=True)
     gone = found(federation, home=home, domain="late", expert=late.folder, token=late.token)
@@ -145,7 +145,7 @@ def test_of_several_workers_the_domain_names_one(tmp_path: Path) -> None:
     both = said("status")
     assert "expected exactly one worker folder; found " in both
     assert "worker-art, " in both
-    assert "name the worker by --domain or --home" in both
+    assert "select the worker with --domain or --home" in both
     assert "running: no" in said("status", "--domain", "law")
     assert "New in the last 30 days" in said("history", "--domain", "law")
     assert "expected exactly one item 3f…; found 0" in said("approve", "3f", "--domain", "law")

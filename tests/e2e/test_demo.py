@@ -98,7 +98,7 @@ def test_the_last_version_comes_near_the_oracle_and_every_expert_gets_its_own_te
 def test_each_worker_starts_once_and_evaluates_every_version_that_its_expert_is_in(demo: Demo) -> None:
     for domain, versions in ("code", 2), ("geography", 2), ("medicine", 2), ("security", 1):
         lines = [line for line in demo.output.splitlines() if line.startswith(f"[{domain}] ")]
-        assert sum("owners of other experts in a version may have it" in line for line in lines) == 1
+        assert sum("owners of other experts in a version may download it" in line for line in lines) == 1
         assert sum("] evaluated version" in line for line in lines) == versions
 
 

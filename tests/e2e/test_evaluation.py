@@ -75,7 +75,7 @@ def test_a_version_is_scored_on_held_out_documents_and_only_sums_leave(art: tupl
     assert [each.redistribute for each in worker.member.client.experts()] == [True]
     other.allow()
     shown = run(worker, dry_run=True)
-    assert "It would send" in shown
+    assert "a run would send" in shown
     assert "law: evaluation of version 1, sums over" in shown
     run(worker, policy={"mode": "ask"})
     assert evaluations(worker, 1) == []

@@ -103,7 +103,7 @@ def test_law_1_in_mode_ask_nothing_leaves_before_the_owner_s_yes(owner: Worker) 
 
 
 def test_law_1_each_switch_keeps_its_kind_at_home(owner: Worker) -> None:
-    assert "the policy keeps expert weights here" in owner.run(policy={"expert_weights": False})
+    assert "the policy forbids sending expert weights" in owner.run(policy={"expert_weights": False})
     assert seen(owner) == ({}, [])
     owner.member.register()  # another way
     merge(owner.server)

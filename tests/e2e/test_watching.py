@@ -87,11 +87,11 @@ def test_a_terminal_shows_the_work_asks_and_is_left_clean(owner: Owner, ports: l
         r"statistics of law .* 100 % +[\d,]+ tokens/s 0:00:00",
         r"shards: (\d+) of \1",
         r"  slot 0, cpu: [\d,]+ tokens/s",
-        r"left this building: expert [\d.]+ kB, router [\d.]+ kB",
+        r"sent from this home: expert [\d.]+ kB, router [\d.]+ kB",
     ):
         assert any(re.fullmatch(pattern, line.rstrip()) for line in lines), (pattern, lines)
     assert terminal.shown.rindex("\x1b[?25h") > terminal.shown.rindex("\x1b[?25l")  # the cursor is there again
-    after = terminal.shown[terminal.shown.rindex("left this building") :]
+    after = terminal.shown[terminal.shown.rindex("sent from this home") :]
     assert after.count("\x1b[2K") >= 2  # the view's lines are erased
 
     assert found["moerge_worker_shards_done"] == found["moerge_worker_shards_planned"] > 1
@@ -163,7 +163,7 @@ def test_with_json_messages_progress_and_errors_are_objects_without_private_thin
 
 def test_a_port_that_is_taken_is_an_error_of_its_option(owner: Owner) -> None:
     with (
-        pytest.raises(MoergeError, match=r"--metrics-port: port \d+ can't be listened on"),
+        pytest.raises(MoergeError, match=r"--metrics-port: can't listen on port \d+"),
         served(owner.server.port, Status(owner.folder, "law", "")),
     ):
         raise AssertionError("it listens")

@@ -37,6 +37,6 @@ def test_a_trunk_that_is_replaced_while_a_worker_computes_costs_one_more_pass(tm
         eventually(lambda: "the trunk strays" in log.read_text(), 120)  # Ray starts now, which takes longer
         second = made.moerge("trunk", "merge", "--method", "weighted", "--weight", "law=2")
         assert ended(worker, 120) == 0
-        assert "was replaced meanwhile" in log.read_text()
+        assert "was replaced during the work" in log.read_text()
         assert f"under trunk {second[:12]}" in log.read_text()
         assert [each.trunk for each in made.operator.contributions()] == [second]

@@ -1,4 +1,4 @@
-"""`moerge worker check`: obstacles to contributing, found before work starts; one line per check."""
+"""`moerge worker check`: finds obstacles before work starts; one line per check."""
 
 import secrets
 import shutil
@@ -28,7 +28,7 @@ from moerge_workers.leaving.history import History
 from moerge_workers.leaving.owner_key import own_identity, require_approved
 from moerge_workers.settings import Settings
 
-_FILES = 3  # statistics files that stand in the home at once: the journal, what replaces it, and a trunk contribution
+_FILES = 3  # statistics files in the home at once: the journal, its replacement, and a trunk contribution
 _MOST_SKEW = 60.0  # seconds
 _PATIENCE = 5.0
 
@@ -46,9 +46,9 @@ class Line:
 
 
 def checks(settings: Settings) -> Iterator[Line]:
-    """The lines of all checks, as soon as they are known. A failed check stops only those that depend on it.
+    """The lines of all checks, one by one. A failed check stops only the checks that depend on it.
 
-    Without a coordinator in the settings, only this machine is looked at.
+    Without a coordinator in the settings, checks only this machine.
     """
     own = DenseExpert(settings.domain, settings.expert)
     machine = _Machine(settings, own)
@@ -88,14 +88,14 @@ def _line(name: str, look: Callable[[], str]) -> Line:
         return Line(name, "", error)
     except OSError as error:
         problem = MoergeError(
-            str(error.strerror or error), where=str(error.filename or name), todo="mend it, or its rights"
+            str(error.strerror or error), where=str(error.filename or name), todo="repair the file or its permissions"
         )
         return Line(name, "", problem)
 
 
 @dataclass
 class _Machine:
-    """The checks of this machine; `said`: further remarks about the data."""
+    """The checks of this machine; `said`: remarks about the data."""
 
     settings: Settings
     own: DenseExpert
@@ -103,7 +103,7 @@ class _Machine:
 
     @property
     def _work(self) -> RouterPass:
-        """The pass as it will be, under the expert's own trunk."""
+        """The run's pass, under the expert's own trunk."""
         settings, folder = self.settings, self.own.folder
         exponents = [0] * self.own.config.num_hidden_layers
         return RouterPass(folder, folder, exponents, settings.statistics.precision, settings.device)
@@ -114,12 +114,12 @@ class _Machine:
         return f"{family.model_type}, H {config.hidden_size}, {config.num_hidden_layers} layers, {decimal(size)}"
 
     def data(self) -> str:
-        """Reads the first documents only, and estimates the rest by the bytes of the files."""
-        key = None if self.settings.home.is_dir() else secrets.token_bytes(32)  # a worker that runs makes the home
+        """Read the first documents, and estimate the rest from the files' bytes."""
+        key = None if self.settings.home.is_dir() else secrets.token_bytes(32)  # only a run makes the home
         return read_first(self.settings, Data(self.settings, self.said.append, key), self.own.config.hidden_size)
 
     def disk(self) -> str:
-        """The home takes a trunk and a few statistics files."""
+        """The home has room for a trunk and a few statistics files."""
         home = self.settings.home
         while not home.is_dir():
             home = home.parent
@@ -133,8 +133,8 @@ class _Machine:
             asked += sum(spec.bytes for spec in specs.values())
         free = shutil.disk_usage(home).free
         if free < asked:
-            found = f"{decimal(free)} are free; a trunk and the sums take {decimal(asked)}"
-            raise MoergeError(found, where=str(home), todo="make room, or name a --home on a larger disk")
+            found = f"{decimal(free)} free; a trunk and the sums need {decimal(asked)}"
+            raise MoergeError(found, where=str(home), todo="free space, or choose a --home on a larger disk")
         return f"{self.settings.home}: {decimal(free)} free, {decimal(asked)} needed"
 
     def memory(self) -> str:
@@ -142,15 +142,15 @@ class _Machine:
         settings, free = self.settings, free_memory(self.settings)
         self._passes = that_fit(self._work, settings, free)
         own = need(self._passes[-1], settings.statistics)
-        said = f"{described(self._passes)}; each of {settings.slots} slots takes at least {own}"
+        said = f"{described(self._passes)}; each of {settings.slots} slots needs at least {own}"
         said += f", the journal {decimal(own.journal)}"
         if settings.trunk_contribution:
             trunk = TrunkPass(self.own.folder, [], settings.statistics.precision, settings.device)
-            said += f"; for trunks {described(that_fit(trunk, settings, free))}"
+            said += f"; trunk contribution: {described(that_fit(trunk, settings, free))}"
         if settings.fit:
             require_fittable(self.own.config, self.own.folder)
             tokens = fitting_tokens(self.own.config.hidden_size)
-            said += f"; fitting takes at least {decimal(fitting_bytes(self.own, tokens))}"
+            said += f"; fitting needs at least {decimal(fitting_bytes(self.own, tokens))}"
         if settings.device == "cuda" and free.slot is not None:
             said += f"; a GPU has {decimal(free.slot)}"
         return said if free.host is None else f"{said}; this machine has {decimal(free.host)}"
@@ -163,7 +163,7 @@ class _Machine:
 
 @dataclass
 class _Fleet:
-    """The checks that ask the coordinator."""
+    """The checks with the coordinator."""
 
     settings: Settings
     own: DenseExpert
@@ -179,7 +179,9 @@ class _Fleet:
         ahead = self._greeting.ahead
         if abs(ahead) > _MOST_SKEW:
             found = f"the coordinator's clock is {abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'} this one"
-            raise MoergeError(found, where="clock", todo="let both be set by NTP, or ask the operator which is wrong")
+            raise MoergeError(
+                found, where="clock", todo="set both clocks by NTP, or ask the operator which one is wrong"
+            )
         return f"within {max(2.0, abs(ahead)):.0f} s of the coordinator's"
 
     def token(self) -> str:
@@ -189,29 +191,31 @@ class _Fleet:
     def key(self) -> str:
         if require_approved(self.client, self.settings.home):
             return "approved by the operator; contributions are signed"
-        return "none, here or there; contributions go unsigned"
+        return "no key here or at the coordinator; contributions are unsigned"
 
     def budget(self) -> str:
-        """The new trunks and evaluations that are left to this home for now."""
+        """The new trunks and evaluations of the last 30 days, and their limits."""
         policy, used = self.settings.policy, "none"
         if self.settings.home.is_dir():
             with closing(History(self.settings.home)) as history:
                 used = budget.told(history)
-        allowed = f"{policy.trunks_per_month} and {policy.versions_per_month} are allowed, further ones ask you"
+        allowed = (
+            f"{policy.trunks_per_month} and {policy.versions_per_month} are allowed, further ones need your approval"
+        )
         return f"new in the last 30 days: {used}; {allowed}"
 
     def expert(self) -> str:
-        """The expert at the coordinator: registered, or free to be sent. It isn't withdrawn."""
+        """The expert's state at the coordinator: registered, or allowed to be sent; not withdrawn."""
         found = registered(self.client, self.own.folder, self.own.domain, self.own.digest)
         if found is not None:
-            return "registered already"
+            return "already registered"
         require_allowed(self.settings)
         return self._architecture()
 
     def _architecture(self) -> str:
         trunk = self.client.current_trunk()
         if trunk is None:
-            return "no trunk yet; `run` asks whether config and tokenizer fit before it sends the weights"
+            return "no trunk yet; before `run` sends weights, it checks config and tokenizer"
         config = self.own.config
         own = self.own.family.model_type, config.hidden_size, config.num_hidden_layers
         theirs = trunk.family, trunk.hidden_size, trunk.layers
@@ -219,4 +223,4 @@ class _Fleet:
             if mine != expected:
                 found, todo = f"{what} is {mine}; the trunk's is {expected}", "train from the fleet's seed model"
                 raise IncompatibleExpertError(found, where=str(self.own.folder / "config.json"), todo=todo)
-        return f"like the trunk: {theirs[0]}, H {theirs[1]}, {theirs[2]} layers; `run` asks about the rest"
+        return f"same as the trunk: {theirs[0]}, H {theirs[1]}, {theirs[2]} layers; `run` checks the rest"

@@ -37,12 +37,12 @@ KeyHome = Annotated[Path | None, typer.Option("--home", help="Folder of the owne
 @app.command()
 def init(
     owner: Annotated[str, typer.Option(help="Your name as an owner: a-z, 0-9, - and _.")],
-    domain: Annotated[list[str], typer.Option(help="A domain that you speak for; repeat for more.")],
+    domain: Annotated[list[str], typer.Option(help="Your domain; repeatable.")],
     home: KeyHome = None,
 ) -> None:
-    """Makes your key, which never leaves this machine, and prints the request to send to the operator.
+    """Make your key, which never leaves this machine, and print a join request for the operator.
 
-    A key that is there already stays, and the request is made with it. Nobody is spoken to.
+    Uses an existing key. Makes no network connection.
 
     Example: moerge worker init --owner hospital --domain medicine
     """
@@ -50,10 +50,10 @@ def init(
     request = owner_key.join_request(path, owner, domain)
     typer.echo(request.line())
     typer.echo(
-        f"Your key is {path}; keep a copy where only you can read it.\n"
+        f"Your key is {path}; keep a private copy.\n"
         f"Its fingerprint: {in_groups(fingerprint(request.public_key))}\n"
-        "Send the line above to the operator by any way, and tell the fingerprint by another one, such as a call.\n"
-        "The operator approves it and sends you a token; then start: moerge worker run",
+        "Send the line above to the operator, and tell the fingerprint another way, such as a call.\n"
+        "The operator approves the request and sends you a token; then start: moerge worker run",
         err=True,
     )
 
@@ -64,9 +64,9 @@ def rotate(
     secret: Secret,
     home: KeyHome = None,
 ) -> None:
-    """Puts a new key in the place of yours, here and at the coordinator. Killed at any moment, run it again.
+    """Replace your key, here and at the coordinator. If the command is killed, run it again.
 
-    What was signed before stays signed. Workers that run take the new key by themselves.
+    Earlier signatures stay valid. Running workers use the new key automatically.
 
     Example: moerge worker rotate
     """
@@ -79,12 +79,12 @@ def rotate(
 
 
 def _options(
-    config: Annotated[Path | None, typer.Option(help="Settings; default worker.toml in the home.")] = None,
+    config: Annotated[Path | None, typer.Option(help="Settings file; default worker.toml in the home.")] = None,
     coordinator: Annotated[
         str | None, typer.Option(envvar="MOERGE_COORDINATOR", help="Address of the coordinator.")
     ] = None,
     token: Annotated[
-        str | None, typer.Option(envvar="MOERGE_TOKEN", help="The owner's token; better in the environment or a file.")
+        str | None, typer.Option(envvar="MOERGE_TOKEN", help="The owner's token; prefer the environment or a file.")
     ] = None,
     domain: Annotated[str | None, typer.Option(help="The domain to contribute for.")] = None,
     expert: Annotated[
@@ -96,41 +96,44 @@ def _options(
     text_field: Annotated[
         str | None, typer.Option(help="Field or column with a document's text.", show_default="text")
     ] = None,
-    chat: Annotated[str | None, typer.Option(help="Read messages in this field instead, as the model's chat.")] = None,
+    chat: Annotated[
+        str | None, typer.Option(help="Read chat messages from this field instead, through the chat template.")
+    ] = None,
     chat_turns: Annotated[
         Literal["all", "assistant"] | None,
-        typer.Option(help="Whose tokens count, in a chat; the model reads all.", show_default="all"),
+        typer.Option(help="Turns of a chat whose tokens count; the model reads all.", show_default="all"),
     ] = None,
     bad_share: Annotated[
         float | None,
-        typer.Option(help="Skip unreadable documents up to this share of all; then stop.", show_default="0.01"),
+        typer.Option(help="Largest share of unreadable documents to skip; above it, stop.", show_default="0.01"),
     ] = None,
     tuning_share: Annotated[
-        float | None, typer.Option(help="Share of the documents to choose lambda with; sent apart.", show_default="0")
+        float | None, typer.Option(help="Share of documents to choose lambda with; sent separately.", show_default="0")
     ] = None,
     held_out_share: Annotated[
-        float | None, typer.Option(help="Share of the documents that nothing is sent of.", show_default="0")
+        float | None, typer.Option(help="Share of documents for evaluation; never in contributions.", show_default="0")
     ] = None,
     trunk_contribution: Annotated[
-        bool | None, typer.Option("--trunk-contribution", help="Send grams and token counts for a regmean trunk too.")
+        bool | None, typer.Option("--trunk-contribution", help="Also send grams and token counts for a regmean trunk.")
     ] = None,
     fit: Annotated[
-        bool | None, typer.Option("--fit", help="Fit the expert's MLPs to each trunk here, and send those weights too.")
+        bool | None, typer.Option("--fit", help="Fit the expert's MLPs to each trunk, and also send those weights.")
     ] = None,
     rare_below: Annotated[
         int | None, typer.Option(help="Withhold token counts below this number.", show_default=str(RARE_BELOW))
     ] = None,
-    home: Annotated[Path | None, typer.Option(help="Key, journal, downloads; default ~/.moerge/worker-DOMAIN.")] = None,
+    home: Annotated[Path | None, typer.Option(help="Folder of the worker; default ~/.moerge/worker-DOMAIN.")] = None,
     license: Annotated[
-        str | None, typer.Option(help="SPDX identifier of the expert's licence, for the card.", show_default="unknown")
+        str | None,
+        typer.Option(help="SPDX identifier of the expert's licence, for the model card.", show_default="unknown"),
     ] = None,
     tokens_per_document: Annotated[
-        int | None, typer.Option(help="Use each document's first tokens only; the policy's bound holds too.")
+        int | None, typer.Option(help="Most tokens to count per document; the policy's limit also applies.")
     ] = None,
-    context: Annotated[int | None, typer.Option(help="Tokens that the model sees at once.", show_default="512")] = None,
+    context: Annotated[int | None, typer.Option(help="Context length, in tokens.", show_default="512")] = None,
     precision: Annotated[
         Literal["float32", "bfloat16"] | None,
-        typer.Option(help="What the model computes in.", show_default="float32"),
+        typer.Option(help="Number format of the model.", show_default="float32"),
     ] = None,
     batch_tokens: Annotated[
         int | None, typer.Option(help="Tokens in a micro-batch; fewer need less memory.", show_default="2048")
@@ -139,30 +142,30 @@ def _options(
         int | None, typer.Option(help="Ray actors: one CPU thread each, or one GPU.", show_default="1")
     ] = None,
     device: Annotated[
-        Literal["cpu", "cuda"] | None, typer.Option(help="Where the model runs.", show_default="cpu")
+        Literal["cpu", "cuda"] | None, typer.Option(help="Device of the model.", show_default="cpu")
     ] = None,
-    ray_address: Annotated[str | None, typer.Option(help="Your own Ray cluster; by default one starts.")] = None,
+    ray_address: Annotated[str | None, typer.Option(help="Your own Ray cluster; default a local one.")] = None,
     layer_groups: Annotated[
         int | None,
-        typer.Option(help="Number of passes over the layers, for less memory; default the fewest that fit."),
+        typer.Option(help="Groups of layers, one pass each, to save memory; default the fewest that fit."),
     ] = None,
     log_format: Annotated[
         Literal["text", "json"] | None,
-        typer.Option(help="What goes to standard error: text, or a JSON object a line.", show_default="text"),
+        typer.Option(help="Format on standard error: text, or a JSON object per line.", show_default="text"),
     ] = None,
     metrics_port: Annotated[
-        int | None, typer.Option(help="Serve figures for Prometheus on this port of 127.0.0.1; by default none.")
+        int | None, typer.Option(help="Port of 127.0.0.1 for Prometheus metrics; default none.")
     ] = None,
     once: Annotated[bool | None, typer.Option("--once", help="Stop after one contribution.")] = None,
     dry_run: Annotated[
-        bool | None, typer.Option("--dry-run", help="Compute and show what would be sent, send nothing, stop.")
+        bool | None, typer.Option("--dry-run", help="Compute and show the outgoing data, send nothing, stop.")
     ] = None,
 ) -> None:
-    """A worker's options; those that aren't given are read from worker.toml, or have a default."""
+    """A worker's options; missing ones come from worker.toml or have a default."""
 
 
 def _with_options(do: Callable[[Settings], None], *, alone: bool = False) -> None:
-    """Adds a command that takes a worker's options; `alone`: also without a coordinator."""
+    """Add a command with a worker's options; with `alone` the coordinator is optional."""
 
     def command(**options: Any) -> None:
         config = options.pop("config")
@@ -172,7 +175,7 @@ def _with_options(do: Callable[[Settings], None], *, alone: bool = False) -> Non
             if settings.log_format == "text":
                 do(settings)
                 return
-        from moerge_workers import loop  # noqa: F401  # it brings libraries that make log handlers of their own
+        from moerge_workers import loop  # noqa: F401  # it imports libraries that add log handlers
         from moerge_workers.watching import log
 
         log.configure(given.get("data", []))
@@ -187,26 +190,25 @@ def _with_options(do: Callable[[Settings], None], *, alone: bool = False) -> Non
 
 
 def run(settings: Settings) -> None:
-    """Registers the expert, then contributes ridge statistics under every trunk that the operator merges.
+    """Register the expert, then contribute router statistics under every trunk that the operator merges.
 
-    Killed at any moment and started again, it goes on where it was; while the coordinator can't be reached it waits.
-    Documents that came since it last ran are sent as a further contribution; if some are gone, one takes the place of
-    all before it. What stands in worker.toml need not be given; its policy says what may leave, and no option widens
-    that.
+    If the worker is killed, start it again: it continues its work. While the coordinator is unreachable, it waits. It
+    sends new documents as a further contribution; after a removal, one contribution replaces all earlier ones. Options
+    override worker.toml, except its policy, which no option widens.
 
     Example: moerge worker run --coordinator https://example.org --domain law --expert expert/ --data 'text/*.jsonl'
     """
-    from moerge_workers import loop  # it brings torch and Ray, which the other commands need not wait for
+    from moerge_workers import loop  # it imports torch and Ray, which the other commands don't need
 
     loop.run(settings)
 
 
 def check(settings: Settings) -> None:
-    """Tells what would keep `moerge worker run`, with the same options, from working; exits with 1 if anything would.
+    """Check whether `moerge worker run` would work with the same options; exit with 1 if not.
 
-    Looks at the expert, the data (of which it reads the first part), disk, memory, devices and Ray, where it computes
-    one micro-batch; then at the coordinator, its clock, your token and key, and whether the expert is like the trunk.
-    Without --coordinator only this machine is looked at. Nothing is sent but the token and the digest of the expert.
+    Checks the expert, the first part of the data, disk, memory, devices and Ray, with one micro-batch. Then checks the
+    coordinator, its clock, your token and key, and the expert against the trunk. Without --coordinator it checks only
+    this machine. It sends only the token and the expert's digest.
 
     Example: moerge worker check --domain law --expert expert/ --data 'text/*.jsonl'
     """
@@ -226,15 +228,17 @@ _with_options(check, alone=True)
 Home = Annotated[
     Path | None, typer.Option(help="The worker's folder; default ~/.moerge/worker-DOMAIN, or the only one there.")
 ]
-Domain = Annotated[str | None, typer.Option(help="The worker's domain; needed if there are several workers.")]
-Which = Annotated[str, typer.Argument(help="First digits of the digest; needed if several wait.", show_default=False)]
+Domain = Annotated[str | None, typer.Option(help="The worker's domain; required with several workers.")]
+Which = Annotated[
+    str, typer.Argument(help="First digits of the digest; required if several items wait.", show_default=False)
+]
 
 
 def _home(given: Path | None, domain: str | None) -> Path:
     """The worker's home: the given one, the domain's, or the only one.
 
     Raises:
-        MoergeError: there is none, or not just one.
+        MoergeError: there is none, or more than one.
     """
     named = given or (home_of(domain) if domain else None)
     places = [named] if named else sorted(owner_key.default_home().glob("worker-*"))
@@ -242,15 +246,15 @@ def _home(given: Path | None, domain: str | None) -> Path:
     if len(homes) == 1:
         return homes[0]
     found, where = ", ".join(map(str, homes)) or "none", str(named or owner_key.default_home())
-    todo = "name the worker by --domain or --home"
+    todo = "select the worker with --domain or --home"
     raise MoergeError(f"expected exactly one worker folder; found {found}", where=where, todo=todo)
 
 
 @app.command()
 def approve(which: Which = "", domain: Domain = None, home: Home = None) -> None:
-    """Approves an item that the worker asks about (mode ask). The running worker, or the next one, sends it.
+    """Approve an item that the worker is holding back. The running worker, or the next one, sends it.
 
-    Also takes a refusal back.
+    Also undoes a refusal.
 
     Example: moerge worker approve 3f9a0c21
     """
@@ -259,7 +263,7 @@ def approve(which: Which = "", domain: Domain = None, home: Home = None) -> None
 
 @app.command()
 def refuse(which: Which = "", domain: Domain = None, home: Home = None) -> None:
-    """Refuses an item that the worker asks about (mode ask). It isn't asked about again.
+    """Refuse an item that the worker is holding back. The worker doesn't ask about it again.
 
     Example: moerge worker refuse 3f9a0c21
     """
@@ -274,7 +278,7 @@ def _decide(home: Path, which: str, decision: Literal["approved", "refused"]) ->
         if len(found) != 1:
             waiting = "; ".join(f"{item.digest[:12]} {item.about}" for item in history.asked())
             what = f"expected exactly one item{f' {which}…' if which else ''}; found {len(found)}"
-            todo = f"give the digest's first digits; waiting: {waiting}" if waiting else "nothing waits for your answer"
+            todo = f"give the digest's first digits; waiting: {waiting}" if waiting else "no item waits for your answer"
             raise MoergeError(what, where="digest", todo=todo)
         if decision == "approved":
             from moerge_workers.leaving.outbox import require_unchanged
@@ -286,7 +290,7 @@ def _decide(home: Path, which: str, decision: Literal["approved", "refused"]) ->
 
 @app.command("history")
 def show_history(domain: Domain = None, home: Home = None, as_json: AsJson = False) -> None:
-    """Prints everything that was ever sent from a worker's home, oldest first.
+    """Print everything ever sent from a worker's home, oldest first.
 
     Example: moerge worker history --domain law
     """
@@ -296,9 +300,7 @@ def show_history(domain: Domain = None, home: Home = None, as_json: AsJson = Fal
             return
         for sending in history.sendings():
             item = sending.item
-            became = (
-                f"{sending.became} {sending.since:%Y-%m-%d %H:%M}" if sending.since else "not known to have arrived"
-            )
+            became = f"{sending.became} {sending.since:%Y-%m-%d %H:%M}" if sending.since else "not confirmed"
             typer.echo(f"{sending.at:%Y-%m-%d %H:%M} UTC  {item.about}, {decimal(item.bytes)}")
             typer.echo(f"  digest {item.digest}")
             under = f", under trunk {item.trunk}" if item.trunk else ""
@@ -308,7 +310,7 @@ def show_history(domain: Domain = None, home: Home = None, as_json: AsJson = Fal
 
 @app.command()
 def status(domain: Domain = None, home: Home = None, as_json: AsJson = False) -> None:
-    """Tells what a worker does now, or did last, and what waits for your answer.
+    """Show a worker's current or last state, and items that wait for your answer.
 
     Example: moerge worker status --domain law
     """

@@ -1,4 +1,4 @@
-"""A worker's run: one stage after another, then again under every later trunk."""
+"""A worker's run: all stages, repeated under every later trunk."""
 
 import sqlite3
 import time
@@ -40,7 +40,7 @@ from moerge_workers.watching.view import view
 
 @contextmanager
 def full_disk_told(home: Path) -> Iterator[None]:
-    """Within it, a write without room on the disk is an error that names the file."""
+    """Context that turns a full disk into an error that names the file."""
     try:
         yield
     except (OSError, sqlite3.OperationalError) as error:
@@ -48,26 +48,26 @@ def full_disk_told(home: Path) -> Iterator[None]:
             raise
         sqlite = f"{home / 'contributions'}, or SQLite's temporary files ($SQLITE_TMPDIR, /var/tmp)"
         where = (error.filename or home) if isinstance(error, OSError) else sqlite
-        todo = "make room there, or move --home to a larger disk; then start again: it goes on from the journal"
-        raise MoergeError("the disk is full, or the user's share of it", where=str(where), todo=todo) from error
+        todo = "free space, or move --home to a larger disk; then start again: the worker continues from the journal"
+        raise MoergeError("the disk is full, or the user's quota", where=str(where), todo=todo) from error
 
 
 def run(settings: Settings, computing: Callable[[Settings, Events], ComputeShards] = on_ray) -> None:
-    """Contributes under the current trunk, and under every later one unless `once` is set.
+    """Contribute under the current trunk, and under every later one unless `once` is set.
 
-    With `dry_run` it computes and shows what would be sent under the current trunk, and sends nothing. `computing`
-    makes the function that sums shards.
+    With `dry_run`, compute and show the outgoing data under the current trunk, and send nothing. `computing` makes the
+    function that sums shards.
 
     Raises:
-        MoergeError: the expert, the data, the trunk or the coordinator's answer is not what it should be.
+        MoergeError: the expert, the data, the trunk or the coordinator's answer is invalid.
     """
-    stamina.instrumentation.set_on_retry_hooks([])  # the client says what it waits for
+    stamina.instrumentation.set_on_retry_hooks([])  # the client reports its retries
     private_folder(settings.home)
     try:
         lock = FileLock(settings.home / LOCK).acquire(blocking=False)
     except Timeout as error:
-        todo = "stop it first, or give each worker a --home of its own"
-        raise MoergeError("another worker uses this folder", where=str(settings.home), todo=todo) from error
+        todo = "stop it first, or give each worker its own --home"
+        raise MoergeError("another worker is using this folder", where=str(settings.home), todo=todo) from error
     status = Status(settings.home, settings.domain, settings.coordinator)
     with lock:
         try:
@@ -91,10 +91,10 @@ def run(settings: Settings, computing: Callable[[Settings, Events], ComputeShard
 
 
 def _context(settings: Settings, client: Client, history: History, events: Events, compute: ComputeShards) -> Context:
-    """The context of all stages, after owner, key and expert are checked."""
+    """The context of all stages, after checks of owner, key and expert."""
     identity = own_identity(client, settings.domain)
     if not settings.dry_run and not require_approved(client, settings.home):
-        events.say("contributions go unsigned: you have no key (moerge worker init makes one)")
+        events.say("contributions are unsigned, because you have no key; to make one: moerge worker init")
     require_gpus(settings)
     check_expert(settings.expert, None, str(settings.expert))
     own = DenseExpert(settings.domain, settings.expert, identity.owner or "", settings.license)
@@ -112,7 +112,7 @@ def _context(settings: Settings, client: Client, history: History, events: Event
 
 
 def run_stages(context: Context) -> None:
-    """Runs the stages: expert, trunk contribution, router contributions under each trunk, evaluations."""
+    """Run the stages: expert, trunk contribution, router contributions under each trunk, evaluations."""
     settings, say = context.settings, context.events.say
     context.events.enter(Stage.READING)
     say(f"data: {read_first(settings, context.data, context.expert.config.hidden_size)}")
@@ -128,8 +128,8 @@ def run_stages(context: Context) -> None:
     if settings.policy.router_contributions:
         _contribute_under_each_trunk(context, own_grams, evaluations)
     else:
-        more = "only evaluations are left" if evaluations else "there is nothing more to do"
-        say(f"the policy keeps router contributions here; {more}")
+        more = "only evaluations remain" if evaluations else "no work remains"
+        say(f"the policy forbids router contributions; {more}")
     while evaluations is not None:
         evaluations.look()
         if settings.once or settings.dry_run:
@@ -138,21 +138,21 @@ def run_stages(context: Context) -> None:
 
 
 def _contribute_under_each_trunk(context: Context, own_grams: Path | None, evaluations: Evaluations | None) -> None:
-    """Contributes under each trunk, and evaluates versions while it waits for the next; with `once`, only contributes.
+    """Contribute under each trunk, and evaluate versions between trunks; with `once`, only contribute.
 
-    `own_grams` is the file of the expert's own trunk contribution, with which trunks are compared.
+    `own_grams` is the file of the expert's own trunk contribution, to compare trunks with.
     """
     settings, say = context.settings, context.events.say
     for asked in context.client.rounds():
         if settings.domain in asked.missing:
             by = f"{asked.deadline:%Y-%m-%d %H:%M} UTC"
-            say(f"asked for {asked.kind} contributions by {by}: round {asked.name}")
+            say(f"round {asked.name} asks for {asked.kind} contributions by {by}")
     last = None
     meanwhile = evaluations.look if evaluations is not None and not settings.once else _nothing
     while (current := _next_trunk(context, last, meanwhile)) is not None:
         last = current.digest
         own = context.expert
-        registered(context.client, own.folder, own.domain, own.digest)  # a withdrawn expert's owner hears of it here
+        registered(context.client, own.folder, own.domain, own.digest)  # raises for a withdrawn expert
         context.events.status.update(trunk=current.digest, obstacle=None)
         try:
             for contribution in router.run(context, current, own_grams):
@@ -160,28 +160,28 @@ def _contribute_under_each_trunk(context: Context, own_grams: Path | None, evalu
         except CoordinatorError as error:
             if error.type != ProblemType.WRONG_TRUNK.urn:
                 raise
-            say(f"trunk {current.digest[:12]} was replaced meanwhile")
+            say(f"trunk {current.digest[:12]} was replaced during the work")
             continue
         except (HarmfulTrunkError, IncompatibleExpertError) as error:
             harms = isinstance(error, HarmfulTrunkError)
             context.events.hindered(Obstacle.TRUNK_HARMS if harms else Obstacle.TRUNK_STRAYS)
             if settings.once or settings.dry_run:
                 raise
-            say(f"nothing is sent under trunk {current.digest[:12]}: {error}")
+            say(f"sending nothing under trunk {current.digest[:12]}: {error}")
         if settings.once or settings.dry_run:
             return
 
 
 def _next_trunk(context: Context, last: str | None, meanwhile: Callable[[], None]) -> Trunk | None:
-    """The current trunk, once it isn't the last one any more; a dry run doesn't wait for one."""
+    """The current trunk, once it differs from the last one; a dry run doesn't wait."""
     say, said = context.events.say, False
     while (current := context.client.current_trunk()) is None or current.digest == last or current.retired is not None:
         if context.settings.dry_run:
-            say("no trunk yet, so router contributions can't be computed; the operator runs: moerge trunk merge")
+            say("no trunk yet, so no router contributions; the operator must run: moerge trunk merge")
             return None
         if not said:
             context.events.enter(Stage.WAITING)
-            first = "the first trunk; the operator makes it by: moerge trunk merge"
+            first = "the first trunk; the operator makes it with: moerge trunk merge"
             say(f"waiting for {first if current is None else 'the next trunk'}")
             said = True
         meanwhile()

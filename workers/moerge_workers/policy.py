@@ -1,4 +1,4 @@
-"""The owner's policy about outgoing data. No coordinator, and no option of a command, can widen it."""
+"""The owner's policy about outgoing data. No coordinator and no option can widen it."""
 
 from typing import Literal
 
@@ -15,21 +15,21 @@ class Policy(BaseModel):
 
     Attributes:
         mode: `auto` sends what the policy allows; `ask` shows each file first, and sends it once the owner approves.
-        domains: that may be contributed for; None: the one that the worker is told.
-        max_stray: of a trunk's tensors from the expert's own, see `moerge.trunk.stray`.
-        min_documents: that a contribution is over, and its difference from what was sent before.
-        min_tokens: likewise; None: a shard's worth, 64 H.
-        tokens_per_document: at most so many of each count; None: all.
-        max_perplexity_ratio: of trunk with own MLPs, to the expert's, on a sample of the text; more is refused.
-        trunks_per_month: new trunks in 30 days under which something may leave; the owner is asked about more.
-        versions_per_month: evaluations in 30 days that may leave; likewise.
-        expert_weights: whether they may leave, of fitted experts too.
-        trunk_contributions: whether they may leave, if they are asked for.
-        router_contributions: whether they may leave.
-        evaluation_sums: whether they may leave, and are made.
-        redistribute: whether owners of a version's other experts may have the expert's MLPs, to evaluate the version.
-        progress: told to the coordinator, in mode `ask` too: `obstacles`, why nothing is sent for now, in one word of a
-            fixed list; True, also how far the worker is; False, nothing.
+        domains: domains to contribute for; None: the worker's own.
+        max_stray: limit of a trunk's distance from the expert, see `moerge.trunk.stray`.
+        min_documents: fewest documents of a contribution, and of its difference from earlier ones.
+        min_tokens: likewise; None: a shard, 64 H.
+        tokens_per_document: most tokens that count per document; None: all.
+        max_perplexity_ratio: limit of the perplexity of trunk and own MLPs, divided by the expert's, on a sample.
+        trunks_per_month: new trunks in 30 days under which data may leave; more need the owner's approval.
+        versions_per_month: evaluations sent in 30 days; likewise.
+        expert_weights: may leave, fitted experts too.
+        trunk_contributions: may leave, if the settings ask for them.
+        router_contributions: may leave.
+        evaluation_sums: are computed and may leave.
+        redistribute: owners of a version's other experts may have the expert's MLPs, to evaluate the version.
+        progress: reports to the coordinator, in mode `ask` too. `obstacles`: the reason for sending nothing, as one
+            word of a fixed list; True: also the progress; False: none.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -61,7 +61,7 @@ class Policy(BaseModel):
         return switches.get(kind, False)
 
     def too_small(self, documents: int, tokens: int, shard_tokens: int) -> str | None:
-        """Why sums over so much may not leave; None if they may. A shard holds `shard_tokens`."""
+        """The reason to hold back sums over that many; None if they may leave. A shard has `shard_tokens`."""
         least = shard_tokens if self.min_tokens is None else self.min_tokens
         if documents < self.min_documents:
             return f"{documents:,} documents; the policy's min_documents is {self.min_documents:,}"

@@ -1,4 +1,4 @@
-"""A worker's settings: one TOML file of the owner's, and the command line, which goes before it."""
+"""A worker's settings: the owner's TOML file, overridden by the command line."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,37 +18,36 @@ FILE = "worker.toml"
 
 
 class Settings(BaseModel):
-    """Everything that a worker can be told. Unknown keys are refused.
+    """All settings of a worker. Unknown keys are errors.
 
     Attributes:
-        policy: what may leave.
+        policy: rules about outgoing data.
         coordinator: its address.
         token: the owner's bearer token; never printed, and not read from worker.toml.
-        token_file: a file that holds it.
+        token_file: a file with the token.
         domain: the domain to contribute for.
         expert: folder of the domain's dense checkpoint.
         data: paths, globs, folders and fsspec URLs of documents.
         text_field: field or column with a document's text.
         chat: field or column with a document's messages, read through the tokenizer's chat template; None reads texts.
-        chat_turns: whose tokens count, in a conversation.
-        bad_share: of all documents, that may be unreadable; they are skipped.
-        tuning_share: of all documents, that choose lambda; with 0 there are none, and nothing is sent of them.
-        held_out_share: of all documents, that nothing is sent of.
-        trunk_contribution: whether grams and token counts of the expert itself are sent, for better trunks.
-        fit: whether the expert's MLPs are fitted to each trunk here, and sent as a further expert.
-        rare_below: counts of tokens that stood fewer times are withheld from a trunk contribution.
+        chat_turns: turns of a conversation whose tokens count.
+        bad_share: largest share of unreadable documents to skip.
+        tuning_share: share of documents to choose lambda with; 0: none.
+        held_out_share: share of documents for evaluation, never in contributions.
+        trunk_contribution: send grams and token counts of the expert itself, for better trunks.
+        fit: fit the expert's MLPs to each trunk here, and send the fitted expert.
+        rare_below: withhold lower token counts from a trunk contribution.
         home: folder of the worker's key, journals, history and downloads.
         license: SPDX identifier of the expert's licence.
         slots: Ray actors, one thread each, and on `device` "cuda" one GPU each.
-        device: torch device that the model runs on.
+        device: torch device of the model.
         ray_address: an existing cluster of the owner's; None starts a local one.
-        layer_groups: groups of layers that are summed one after the other, each in a pass of its own; None: the fewest
-            that fit into memory.
+        layer_groups: number of layer groups, one pass each; None: the fewest that fit into memory.
         once: stop after one contribution instead of waiting for the next trunk.
-        dry_run: compute and show what would be sent, and send nothing.
-        log_format: of what is written on standard error: text, or a JSON object a line.
-        metrics_port: on 127.0.0.1, where Prometheus may read the figures; None: they aren't served.
-        journal_seconds: at most every so many seconds the journal is written.
+        dry_run: compute and show the outgoing data, and send nothing.
+        log_format: format on standard error: text, or a JSON object per line.
+        metrics_port: port of 127.0.0.1 for Prometheus metrics; None: none.
+        journal_seconds: shortest time between two writes of the journal.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
@@ -92,43 +91,43 @@ class Settings(BaseModel):
     @model_validator(mode="after")
     def _leaves_statistics(self) -> Self:
         if self.tuning_share + self.held_out_share >= 1:
-            raise ValueError("tuning_share and held_out_share must leave documents for the statistics")
+            raise ValueError("tuning_share and held_out_share must add up to less than 1")
         if self.policy.domains is not None and self.domain not in self.policy.domains:
             raise ValueError(f"the policy's domains are {', '.join(self.policy.domains) or 'none'}; not {self.domain}")
         if self.trunk_contribution and not self.policy.trunk_contributions:
-            raise ValueError("trunk_contribution asks for what the policy forbids: trunk_contributions = false")
+            raise ValueError("trunk_contribution needs trunk_contributions = true in the policy")
         for name in ("expert_weights", "router_contributions"):
             if self.fit and not getattr(self.policy, name):
-                raise ValueError(f"fit asks for what the policy forbids: {name} = false")
+                raise ValueError(f"fit needs {name} = true in the policy")
         if self.policy.evaluation_sums and not self.held_out_share:
-            raise ValueError("policy.evaluation_sums needs documents to score: set held_out_share, to 0.1 for instance")
+            raise ValueError("policy.evaluation_sums needs held-out documents: set held_out_share, such as 0.1")
         if self.policy.evaluation_sums and self.statistics.context < 2:
-            raise ValueError("policy.evaluation_sums needs a context of 2 or more: one token predicts none")
+            raise ValueError("policy.evaluation_sums needs a context of 2 or more tokens")
         return self
 
 
 def home_of(domain: str) -> Path:
-    """Where a domain's worker lives if it isn't told."""
+    """The default home of a domain's worker."""
     return Path.home() / ".moerge" / f"worker-{domain}"
 
 
 def read_settings(given: Mapping[str, Any], config: Path | None = None, *, alone: bool = False) -> Settings:
-    """The settings in `config`, by default worker.toml in the home, with what is given on the command line before them.
+    """The settings in `config`, by default worker.toml in the home, overridden by the command line's (`given`).
 
-    The token comes from the environment, or from a file of its own: `token_file`, by default `token` in the home. With
-    `alone` the coordinator may be missing, and its token then too.
+    The token comes from the environment, or from the file `token_file`, by default `token` in the home. With `alone`
+    coordinator and token are optional.
 
     Raises:
-        MoergeError: a key or value is wrong or missing, or a file can't be read.
+        MoergeError: a key or value is invalid or missing, or a file is unreadable.
     """
     home = Path(given["home"]) if "home" in given else home_of(given["domain"]) if "domain" in given else None
     path = config or (home / FILE if home else None)
     values = read_toml(path) if path is not None and (config is not None or path.is_file()) else {}
     if "token" in values:
-        todo = "put it into a file that only you can read, and give that file's name as token_file"
+        todo = "put it into a file readable by you only, and set token_file to its name"
         raise MoergeError("a token must not be in this file", where=str(path), todo=todo)
     if config is None and "home" in values:
-        raise MoergeError("home is where this file lies", where=str(path), todo="remove the key")
+        raise MoergeError("home must not be set in the home's own file", where=str(path), todo="remove the key")
     places: dict[Keys, str] = {(key,): str(path) for key in values}
     for name in ("coordinator", "domain", "expert", "data"):
         places.setdefault((name,), f"{path or FILE}, or --{name}")
@@ -152,5 +151,5 @@ def _token(values: Mapping[str, Any], places: Mapping[Keys, str]) -> str:
     if path.is_file():
         return path.read_text(encoding="utf-8").strip()
     where = places.get(("token_file",), "MOERGE_TOKEN")
-    todo = f"set MOERGE_TOKEN, or put it into {path}; the operator makes it (moerge owner approve)"
+    todo = f"set MOERGE_TOKEN, or put the token into {path}; the operator makes it (moerge owner approve)"
     raise MoergeError("no token", where=where, todo=todo)

@@ -118,7 +118,7 @@ def test_more_under_a_trunk_that_was_counted_is_free_and_a_dry_run_tells(
     client.current = TRUNKS[3]
     with context_of(folder, home, client, dry_run=True, policy=POLICY) as context:
         assert router.run(context, TRUNKS[3], None) == []
-    assert "it would ask you first: law: sums under trunk 4444" in capsys.readouterr().err
+    assert "a run would first ask you about: law: sums under trunk 4444" in capsys.readouterr().err
     texts(home / "more.jsonl", 2, 40)
     (home / "texts.jsonl").write_text((home / "texts.jsonl").read_text() + (home / "more.jsonl").read_text())
     assert len(contributed(folder, home, client, 0)) == 2
@@ -129,12 +129,12 @@ def test_an_owner_who_approves_each_file_is_asked_once_and_told_of_the_danger(
 ) -> None:
     for number in range(3):
         assert contributed(folder, home, client, number)
-    assert "What a further trunk could tell" not in capsys.readouterr().err
+    assert "What a further trunk could reveal" not in capsys.readouterr().err
     with context_of(folder, home, client, policy={**POLICY, "mode": "ask"}) as context:
         assert router.run(context, TRUNKS[3], None) == []
         assert [item.kind for item in context.outbox.history.asked()] == ["router"]
         assert context.events.status.state.obstacle is Obstacle.ASKS_OWNER
-    assert "What a further trunk could tell" in capsys.readouterr().err
+    assert "What a further trunk could reveal" in capsys.readouterr().err
 
 
 def test_another_file_under_a_trunk_s_name_is_refused(folder: Path, home: Path, client: MemoryClient) -> None:

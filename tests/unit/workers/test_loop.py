@@ -57,7 +57,7 @@ def test_a_dry_run_shows_every_stage_sends_nothing_and_needs_no_trunk(
     [
         ({"text_field": "content"}, "no document in the field 'content'"),
         ({"policy": {}}, "too little data: 40 documents; the policy's min_documents is 100"),
-        ({"held_out_share": 0.999}, "no document with a token that counts"),
+        ({"held_out_share": 0.999}, "no document has a token that counts"),
     ],
 )
 def test_data_of_no_use_ends_the_worker_before_the_expert_leaves(

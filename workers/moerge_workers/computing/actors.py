@@ -33,14 +33,14 @@ from moerge_workers.settings import Settings
 from moerge_workers.watching.events import Events
 
 _WAITING_PER_SLOT = 2
-_DEATHS = 4  # of an actor and those in its place, in a row, before one finishes a shard
+_DEATHS = 4  # in a row, of an actor and its replacements, before one finishes a shard
 _LOOK_SECONDS = 2.0
 _STARTS = 3
 _TELL_SECONDS = 60.0
 
 
 class Slot:
-    """Computes shards, one at a time. It keeps nothing that matters: each shard's sums are returned."""
+    """Computes shards, one at a time. It has no state: each shard's sums are returned."""
 
     def __init__(self, work: RouterPass | TrunkPass, batch_tokens: int) -> None:
         import torch
@@ -50,7 +50,7 @@ class Slot:
         self._device = work.device
 
     def place(self) -> tuple[str, str]:
-        """(device, host) that it computes on."""
+        """(device, host) of the actor."""
         gpus = ray.get_gpu_ids() if self._device == "cuda" else []
         return ":".join([self._device, *map(str, gpus)]), socket.gethostname()
 
@@ -59,7 +59,7 @@ class Slot:
 
 
 class ActorEvents(Protocol):
-    """Is told of the actors, by the number of their slot."""
+    """Receives events of actors, by slot number."""
 
     def ready(self, slot: int, device: str) -> None: ...
     def finished(self, slot: int, tokens: int) -> None: ...
@@ -67,7 +67,7 @@ class ActorEvents(Protocol):
 
 
 class _Ignored:
-    """Events that nobody is told of."""
+    """Ignores all events."""
 
     def ready(self, slot: int, device: str) -> None: ...
     def finished(self, slot: int, tokens: int) -> None: ...
@@ -76,14 +76,14 @@ class _Ignored:
 
 @dataclass(frozen=True)
 class Slots:
-    """How shards are spread: over so many actors, here or on the owner's own cluster.
+    """The actors that compute shards, here or on the owner's own cluster.
 
     Attributes:
-        address: of the cluster; None starts a local one, of a CPU a slot.
-        slots: actors. On a GPU each has one of its own.
-        statistics: in which batches they compute.
-        say: is told of what is lost, and what it waits for.
-        events: is told of the actors.
+        address: the cluster's; None starts a local one, with a CPU per slot.
+        slots: number of actors. On GPUs each has its own.
+        statistics: settings of the batches.
+        say: receives messages about losses and delays.
+        events: receives the actors' events.
     """
 
     address: str | None
@@ -95,11 +95,11 @@ class Slots:
     def compute(self, work: RouterPass | TrunkPass, shards: Iterable[Shard]) -> Iterator[tuple[Shard, ShardSums]]:
         """Every shard with its sums by a pass, in any order; a few per slot are in memory at a time.
 
-        Each actor first computes one micro-batch of the largest shape. Shards of an actor or a node that dies are
-        computed again by others, and a Ray that is gone is started anew.
+        Each actor first computes one micro-batch of the largest shape. Other actors compute the shards of a dead actor
+        or node again. A lost Ray is started again.
 
         Raises:
-            MoergeError: the model doesn't fit, actors die again and again, or there is no such cluster.
+            MoergeError: the model doesn't fit, actors die repeatedly, or the cluster doesn't exist.
         """
         source, more, again = iter(shards), True, deque[Shard]()
         with _cluster(self.address, self.slots) as connect:
@@ -117,7 +117,7 @@ class Slots:
                     yield done
 
     def probe(self, work: RouterPass | TrunkPass) -> None:
-        """Starts Ray and all actors, and lets each compute one micro-batch of the largest shape, sums included.
+        """Start Ray and all actors; each computes one micro-batch of the largest shape, sums included.
 
         Raises:
             MoergeError: as in `compute`.
@@ -129,7 +129,7 @@ class Slots:
 
 
 def on_ray(settings: Settings, events: Events) -> ComputeShards:
-    """How a worker's shards are computed: by Ray actors, as its settings say."""
+    """The function that computes a worker's shards on Ray actors, by its settings."""
     return Slots(settings.ray_address, settings.slots, settings.statistics, events.say, events).compute
 
 
@@ -137,10 +137,10 @@ def on_ray(settings: Settings, events: Events) -> ComputeShards:
 def _cluster(address: str | None, slots: int) -> Iterator[Callable[[], None]]:
     """A Ray cluster: the owner's existing one, or a local one of `slots` CPUs that ends with the context.
 
-    Gives the function that starts or joins it again. Ray's folder is removed, except after an error.
+    Yields the function that starts or joins it again. Removes Ray's folder, except after an error.
     """
-    ours = signal.getsignal(signal.SIGTERM)  # Ray puts another in its place, which cleans nothing up
-    folder = Path(tempfile.mkdtemp(prefix="ray-"))  # for this user alone; those that Ray makes are open to all
+    ours = signal.getsignal(signal.SIGTERM)  # Ray replaces it by one without cleanup
+    folder = Path(tempfile.mkdtemp(prefix="ray-"))  # private; Ray's own folders are open to all
     failed = False
 
     def connect() -> None:
@@ -161,7 +161,7 @@ def _cluster(address: str | None, slots: int) -> Iterator[Callable[[], None]]:
 
 
 def _connect(address: str | None, slots: int, folder: Path) -> None:
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is reported to anybody
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no usage reports
     local: dict[str, Any] = {}
     if address is None:
         _close_local()
@@ -177,9 +177,9 @@ def _connect(address: str | None, slots: int, folder: Path) -> None:
 
 
 def _close_local() -> None:
-    """Lets a local cluster listen on the loopback interface only, and ask for a token that this process knows.
+    """Make a local cluster listen on the loopback interface only, and require a token that this process knows.
 
-    Ray has no public names for it once it is imported: it replaces 127.0.0.1 by the address of an interface.
+    An imported Ray has no public setting for that: it replaces 127.0.0.1 by an interface's address.
     """
     os.environ["RAY_AUTH_MODE"] = "token"
     os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
@@ -188,19 +188,19 @@ def _close_local() -> None:
 
 
 def _no_cluster(address: str | None, error: Exception, folder: Path) -> MoergeError:
-    where, todo = "--ray-address", "start the cluster (ray start --head), or leave the option out for a local one"
+    where, todo = "--ray-address", "start the cluster (ray start --head), or omit the option for a local one"
     if address is None:
-        where, todo = "Ray", f"see {folder}/r/session_latest/logs; a full disk or too little memory are usual reasons"
+        where, todo = "Ray", f"see {folder}/r/session_latest/logs; usual reasons are a full disk or too little memory"
     return MoergeError(f"Ray doesn't start: {error}", where=where, todo=todo)
 
 
 def _alive() -> bool:
-    """Whether any node of the cluster lives, as far as Ray knows; it takes some ten seconds to see that one is gone."""
+    """Whether any node of the cluster is alive. Ray needs some ten seconds to notice a lost node."""
     return any(node["Alive"] for node in ray.nodes())  # type: ignore[no-untyped-call]
 
 
 class _Actor:
-    """An actor in a slot; `deaths`: of those whose place it took, since a shard was finished there."""
+    """An actor in a slot; `deaths`: of its predecessors, since the slot last finished a shard."""
 
     def __init__(self, handle: Any, slot: int, deaths: int) -> None:
         self.handle, self.slot, self.deaths = handle, slot, deaths
@@ -210,9 +210,9 @@ class _Pool:
     """The actors of one cluster.
 
     Attributes:
-        free: those that may be given a shard, once per shard.
-        starting: those that haven't passed the probe yet.
-        running: what they compute.
+        free: actors that can take a shard, once per shard.
+        starting: actors still in their probe.
+        running: shards in computation.
     """
 
     def __init__(
@@ -243,7 +243,7 @@ class _Pool:
         self.running[actor.handle.sums.remote(shard)] = actor, shard
 
     def next(self) -> tuple[Shard, ShardSums] | None:
-        """A shard that is done; None after something else happened, or nothing did for a while."""
+        """A finished shard; None after another event or a timeout."""
         done, _ = ray.wait([*self.starting, *self.running], num_returns=1, timeout=_LOOK_SECONDS)
         if not done:
             self._look()
@@ -285,7 +285,7 @@ class _Pool:
         return too_large(found, self._work, self._how.statistics, self._how.slots)
 
     def _replace(self, actor: _Actor, error: RayError) -> None:
-        """Puts another in the place of an actor that is lost, or begins anew if all of Ray is."""
+        """Replace a lost actor, or restart if all of Ray is lost."""
         if actor not in self._living:
             return
         if (cause := error.__cause__ or getattr(error, "cause", None)) is not None and is_out_of_memory(cause):
@@ -299,7 +299,7 @@ class _Pool:
             return
         if actor.deaths + 1 >= _DEATHS:
             raise self._too_large(f"{_DEATHS} Ray actors in a row were killed before one finished a shard") from error
-        self._how.say("a Ray actor is gone; another takes its place, and its shards are computed again")
+        self._how.say("a Ray actor was lost; a new one computes its shards again")
         self._start(actor.slot, actor.deaths + 1)
 
     def _look(self) -> None:
@@ -308,13 +308,13 @@ class _Pool:
         elif time.monotonic() - self._told >= _TELL_SECONDS and self.starting:
             self._told = time.monotonic()
             slots, cpus = self._how.slots, ray.available_resources().get("CPU", 0)  # type: ignore[no-untyped-call]
-            self._how.say(f"{len(self.starting)} of {slots} Ray actors still start; Ray has {cpus:g} CPUs free")
+            self._how.say(f"{len(self.starting)} of {slots} Ray actors are still starting; Ray has {cpus:g} free CPUs")
 
     def _restart(self) -> None:
         self._restarts += 1
         if self._restarts >= _DEATHS:
-            raise self._too_large(f"Ray died {_DEATHS} times in a row before a shard was finished")
-        self._how.say("Ray is gone; it is started again, and the shards that were not finished are computed again")
+            raise self._too_large(f"Ray died {_DEATHS} times in a row before it finished a shard")
+        self._how.say("Ray was lost; starting it again, and computing the unfinished shards again")
         for actor in self._living:
             self._how.events.lost(actor.slot)
         self._again.extend(shard for _, shard in self.running.values())

@@ -1,4 +1,4 @@
-"""The expert with MLPs fitted to a trunk, made at home from the owner's documents and kept for as long as the trunk."""
+"""The expert with MLPs fitted to a trunk, from the owner's documents; kept as long as the trunk."""
 
 import os
 import shutil
@@ -22,12 +22,12 @@ from moerge_workers.watching.events import Events
 
 
 def fitted_folder(settings: Settings, data: Data, events: Events, expert: DenseExpert, trunk: Path) -> Path | None:
-    """The folder of the expert with MLPs fitted to the trunk in a file beside it; made if it isn't there yet.
+    """The folder of the expert with MLPs fitted to the trunk, beside the trunk's file; made if missing.
 
-    None: by the policy there is too little text to fit to, which is said.
+    None, with a message: too little text for the policy.
 
     Raises:
-        MoergeError: the memory isn't enough.
+        MoergeError: not enough memory.
     """
     folder = trunk.with_name(f"fitted-{expert.digest[:12]}")
     if folder.is_dir():
@@ -39,11 +39,11 @@ def fitted_folder(settings: Settings, data: Data, events: Events, expert: DenseE
     rows = [row for document in sample for row in document]
     tokens = sum(row.count for row in rows)
     if (why := settings.policy.too_small(len(sample), tokens, enough(hidden))) is not None:
-        events.say(f"the MLPs stay as they are: all there is to fit them to is {why}")
+        events.say(f"the MLPs are not fitted, because the text is too little: {why}")
         return None
     needed, there = fitting_bytes(expert, asked), free_bytes(settings.device)
     if there is not None and needed > there:
-        raise _too_large(f"fitting takes {decimal(needed)} of memory, and {decimal(there)} are there")
+        raise _too_large(f"fitting needs {decimal(needed)} of memory; {decimal(there)} are free")
     total = tokens * expert.config.num_hidden_layers
     part = folder.with_name(f".{folder.name}.tmp")
     shutil.rmtree(part, ignore_errors=True)  # of a worker that was killed
@@ -55,11 +55,11 @@ def fitted_folder(settings: Settings, data: Data, events: Events, expert: DenseE
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
-            raise _too_large("the memory isn't enough to fit the MLPs") from error
+            raise _too_large("not enough memory to fit the MLPs") from error
     os.replace(part, folder)
     sync_folder(folder.parent)
     return folder
 
 
 def _too_large(found: str) -> MoergeError:
-    return MoergeError(found, where="--fit", todo="choose a larger machine or another --device, or go on without --fit")
+    return MoergeError(found, where="--fit", todo="use a larger machine or another --device, or run without --fit")

@@ -1,4 +1,4 @@
-"""Held-out documents: counted within the policy's bounds, and scored by a model."""
+"""Held-out documents: counted within the policy's limits, and scored by a model."""
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator
@@ -19,18 +19,18 @@ _BLOCK_TOKENS = 2**17  # in memory at a time
 
 
 class NotNowError(Exception):
-    """A version can't be evaluated, at least not yet; says why."""
+    """A version can't be evaluated now; the message has the reason."""
 
 
 @dataclass(frozen=True)
 class Counted:
-    """The documents that are scored.
+    """The documents to score.
 
     Attributes:
-        documents: how many.
-        tokens: that are scored in them.
+        documents: their number.
+        tokens: number of scored tokens.
         digest: of the documents, in order.
-        earlier: whether those that came since the last evaluation are left out.
+        earlier: whether documents added since the last evaluation are left out.
     """
 
     documents: int
@@ -41,7 +41,7 @@ class Counted:
 
 @dataclass(frozen=True)
 class HeldOut:
-    """The owner's held-out documents; `ledger` holds those of the last evaluation."""
+    """The owner's held-out documents; `ledger` has the last evaluation's."""
 
     settings: Settings
     data: Data
@@ -49,10 +49,10 @@ class HeldOut:
     ledger: Ledger
 
     def counted(self) -> Counted:
-        """The documents that may be scored by the policy: enough, and none or enough that differ from the last time.
+        """The documents that the policy allows to score: enough, and no or enough differences from the last evaluation.
 
         Raises:
-            NotNowError: they are too few.
+            NotNowError: too few documents.
         """
         found, least = self._count(earlier=False), self.settings.policy.min_documents
         gone = self.ledger.gone()
@@ -78,7 +78,7 @@ class HeldOut:
         """A model's summed negative log-likelihood of the documents.
 
         Raises:
-            NotNowError: they aren't those that were counted any more.
+            NotNowError: the documents changed since they were counted.
         """
         nll, tokens, mark = 0.0, 0, hashlib.sha256()
         documents = _marked(self._documents(earlier=counted.earlier), mark.update)
@@ -87,7 +87,7 @@ class HeldOut:
                 done = score(model, block, tracker, after_batch)
                 nll, tokens = nll + done.nll, tokens + done.tokens
         if mark.hexdigest() != counted.digest:
-            raise NotNowError("the data changed while it was read")
+            raise NotNowError("the data changed during the evaluation")
         return Scored(nll=nll, tokens=tokens)
 
     def _count(self, *, earlier: bool) -> Counted:
@@ -99,7 +99,7 @@ class HeldOut:
         return Counted(documents, tokens, mark.hexdigest(), earlier)
 
     def _documents(self, *, earlier: bool, tracker: Tracker | None = None) -> Iterator[tuple[bytes, Tokens]]:
-        """(mac, tokens) of each document with a token to score; `earlier`: of those that were sent before."""
+        """(mac, tokens) of each document with a token to score; `earlier`: only of documents sent before."""
         most = self.settings.statistics.tokens_per_document
         self.ledger.begin()
         for mac, split, document in self.data.documents(tracker):
@@ -110,14 +110,14 @@ class HeldOut:
 
 
 def _marked(documents: Iterable[tuple[bytes, Tokens]], note: Callable[[bytes], None]) -> Iterator[Tokens]:
-    """The documents' tokens; `note` is told what tells the documents from others."""
+    """The documents' tokens; `note` receives each document's identity."""
     for mac, tokens in documents:
         note(mac + len(tokens).to_bytes(8, "big"))
         yield tokens
 
 
 def _blocks(documents: Iterable[Tokens], context: int) -> Iterator[list[Window]]:
-    """Windows that advance by half a context, of some documents at a time, without those that score no token."""
+    """Windows that advance by half a context, a few documents at a time, without windows that score no token."""
     cut: list[Window] = []
     size = 0
     for tokens in documents:

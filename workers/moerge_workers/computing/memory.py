@@ -1,4 +1,4 @@
-"""The memory that a worker's settings let it use."""
+"""The memory for a worker's settings."""
 
 import torch
 
@@ -9,7 +9,7 @@ from moerge_workers.settings import Settings
 
 
 def free_memory(settings: Settings) -> Free:
-    """The free memory of this machine; an existing cluster's nodes are not asked."""
+    """The free memory of this machine, not of an existing cluster's nodes."""
     host = free_bytes("cpu")
     if settings.ray_address is not None:
         return Free(host, None)
@@ -17,28 +17,28 @@ def free_memory(settings: Settings) -> Free:
 
 
 def require_gpus(settings: Settings) -> None:
-    """Requires a GPU for each slot, if the model runs on GPUs of this machine.
+    """Require a GPU for each slot, if the model runs on GPUs of this machine.
 
     Raises:
-        MoergeError: torch sees fewer.
+        MoergeError: torch finds fewer.
     """
     gpus = torch.cuda.device_count()
     if settings.device != "cuda" or settings.ray_address is not None or gpus >= settings.slots:
         return
-    found, todo = "torch sees no GPU", "install torch with CUDA and the GPU's driver, or choose --device cpu"
+    found, todo = "torch finds no GPU", "install torch with CUDA and the GPU's driver, or use --device cpu"
     if gpus:
-        found = f"torch sees {gpus} of the {settings.slots} GPUs that {settings.slots} slots need"
-        todo = f"choose --slots {gpus}, or --device cpu"
+        found = f"{settings.slots} slots need {settings.slots} GPUs; torch finds {gpus}"
+        todo = f"use --slots {gpus}, or --device cpu"
     raise MoergeError(found, where="--device", todo=todo)
 
 
 def that_fit(
     work: RouterPass | TrunkPass, settings: Settings, free: Free, begun: int = 1
 ) -> list[RouterPass | TrunkPass]:
-    """The passes over a pass's layer groups: as many as the settings say, or the fewest that fit, but at least `begun`.
+    """The passes over the layer groups: the settings' number, or the fewest that fit, but at least `begun`.
 
     Raises:
-        MoergeError: they don't fit, or the settings say more than there are layers; says which setting to change.
+        MoergeError: they don't fit, or there are fewer layers; names the setting to change.
     """
     return layer_groups(
         work,

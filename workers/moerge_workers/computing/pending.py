@@ -1,4 +1,4 @@
-"""Statistics that are still to be sent: sums over the documents that the ledger doesn't hold yet."""
+"""Unsent statistics: sums over the documents that are not in the ledger."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ ComputeShards = Callable[[RouterPass | TrunkPass, Iterable[Shard]], Iterator[tup
 
 @dataclass(frozen=True)
 class Whole:
-    """A file that holds all that is to be sent; `note` says in the ledger that it is."""
+    """A complete file to send; `note` records it in the ledger."""
 
     file: Sent
     note: Callable[[], None]
@@ -36,16 +36,16 @@ class Whole:
 class PendingStatistics:
     """Statistics of one split of the data, for one kind of contribution.
 
-    A further file of router statistics holds what is new; one for trunks goes on from the last, and holds all.
+    A further file of router statistics has only new documents. One for trunks continues the last, and has all.
 
     Attributes:
         settings: the worker's.
         data: the owner's.
-        events: is told what is decided, and how far it is.
+        events: receives messages and progress.
         compute: sums shards.
-        blank: the manifest, but for its counts and shards.
-        work: the pass that gives the sums.
-        ledger: what was sent, in files beside it.
+        blank: the manifest without counts and shards.
+        work: the pass that computes the sums.
+        ledger: the sent documents; its folder has the files.
     """
 
     settings: Settings
@@ -61,17 +61,16 @@ class PendingStatistics:
         return Planner(self.settings, self.data, self.events, self.blank, self.ledger)
 
     def complete(self) -> Whole | None:
-        """Computes every shard that is still to be sent, once in each layer group.
+        """Compute every unsent shard, once in each layer group.
 
         Returns:
-            The journal, or what those of the groups were joined to; None if there is nothing new, or so little that the
-            policy keeps it.
+            The journal, or the groups' joined journals; None if there is nothing new, or too little for the policy.
 
         Raises:
-            MoergeError: no document has a token, or all are fewer than the policy's least; or the model doesn't fit.
+            MoergeError: no document has a token, all are fewer than the policy's minimum, or the model doesn't fit.
         """
         if not self.ledger.files():
-            # before the data is read, if all of it is to be computed
+            # before reading the data, if all of it must be computed
             that_fit(self.work, self.settings, free_memory(self.settings))
         while True:
             plan = self._planner.plan()
@@ -81,14 +80,14 @@ class PendingStatistics:
             path = self.ledger.path(name)
             if (manifest := self._summed(plan, path)) is not None:
                 break
-            self.events.say("documents have gone meanwhile; planning anew")
+            self.events.say("documents were removed during the work; planning again")
         for part in _parts(path):
             part.unlink()
         sent = Sent(path.name, file_sha256(path), manifest.documents, manifest.tokens)
         return Whole(sent, lambda: self.ledger.send(sent, self._planner.how, replace=plan.replaces))
 
     def _summed(self, plan: Plan, path: Path) -> Manifest | None:
-        """The manifest of the file that holds the plan's sums; None if the data didn't give the plan any more."""
+        """The manifest of the file with the plan's sums; None if the data no longer matches the plan."""
         whole = self._journal(plan, path, None)
         if plan.sizes.keys() <= whole.shards:
             return whole.save()
@@ -104,7 +103,7 @@ class PendingStatistics:
         return join(path, parts)
 
     def _passes(self, path: Path) -> list[RouterPass | TrunkPass]:
-        """The passes over the layer groups; journals of other groups are removed."""
+        """The passes over the layer groups; removes journals of other groups."""
         begun = _parts(path)
         groups = max((int(part.stem.rpartition("-")[2]) for part in begun), default=1)
         passes = that_fit(self.work, self.settings, free_memory(self.settings), groups)
@@ -113,7 +112,7 @@ class PendingStatistics:
             self.events.say(f"the sums are computed in {described(passes)}")
             others += [path] * path.is_file()
         for other in others:
-            self.events.say(f"{other.name} is of other layer groups; it is removed, and its sums are computed anew")
+            self.events.say(f"removing {other.name}, because its layer groups differ; computing its sums again")
             other.unlink()
         return passes
 
@@ -126,7 +125,7 @@ class PendingStatistics:
 
         journal = opened()
         if journal.shards - plan.sizes.keys() - kept or kept - journal.shards:
-            self.events.say("the data has changed since the journal was begun; its sums are begun anew")
+            self.events.say("the data has changed since the journal was begun; computing its sums again")
             path.unlink()
             journal = opened()
         return journal
@@ -134,9 +133,9 @@ class PendingStatistics:
     def _compute(
         self, plan: Plan, journal: Journal, work: RouterPass | TrunkPass, before: int = 0, groups: int = 1
     ) -> Manifest | None:
-        """Computes every planned shard that is not in the journal, which is then whole.
+        """Complete the journal with the missing shards of the plan.
 
-        `before` of all layer groups are done. None if the data didn't give the plan any more.
+        `before`: number of finished layer groups. None if the data no longer matches the plan.
         """
         left = {name for name in plan.sizes if name not in journal.shards}
         done, every = (before + 1) * len(plan.sizes) - len(left), groups * len(plan.sizes)

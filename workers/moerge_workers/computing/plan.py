@@ -1,4 +1,4 @@
-"""The plan of a contribution: shards that the ledger doesn't hold yet, and whether the policy lets them leave."""
+"""The plan of a contribution: unsent shards, and the policy's decision about them."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -33,9 +33,9 @@ class Plan:
 
     Attributes:
         sizes: name -> size of every shard.
-        sent: names of those that were sent.
-        replaces: whether it takes the place of all that was sent.
-        differs: documents and tokens in which it differs from all that was sent; None: in how all was computed.
+        sent: names of the sent ones.
+        replaces: whether the contribution replaces all sent ones.
+        differs: documents and tokens of the difference from all sent ones; None: no difference, or nothing sent.
     """
 
     sizes: dict[str, Size]
@@ -49,8 +49,8 @@ class Planner:
     """Plans contributions of one kind and split.
 
     Attributes:
-        blank: the manifest, but for its counts and shards.
-        ledger: what was sent.
+        blank: the manifest without counts and shards.
+        ledger: the sent documents.
     """
 
     settings: Settings
@@ -61,17 +61,17 @@ class Planner:
 
     @property
     def grows(self) -> bool:
-        """Whether a contribution holds all documents that were sent before, and not only new ones."""
+        """Whether a contribution has all sent documents, not only new ones."""
         return isinstance(self.blank, TrunkManifest)
 
     @property
     def how(self) -> str:
-        """Names how documents become sums."""
+        """The digest of the settings that turn documents into sums."""
         turns = None if self.settings.chat is None else self.settings.chat_turns
         return digest_of({"settings": self.blank.settings.model_dump(), "turns": turns})
 
     def plan(self) -> Plan:
-        """Reads all documents of the split, and plans their shards."""
+        """Read all documents of the split, and plan their shards."""
         counted = self.ledger.files()[-1:] if self.grows else self.ledger.files()
         files = [self.ledger.path(each.name) for each in counted]
         if files and (not self.ledger.made_as(self.how) or (self.grows and not files[0].is_file())):
@@ -84,17 +84,17 @@ class Planner:
         return Plan(sizes, sent, replaces=False, differs=total(sizes.values()) if files else None)
 
     def _anew(self) -> Plan:
-        """All documents, because the sent ones were computed with other settings, or their file is lost."""
+        """All documents, because the sent ones have other settings, or their file is lost."""
         sizes = self._sizes(everything=True)
-        documents = self.ledger.added() + self.ledger.gone()  # the tokens that differ may be all
+        documents = self.ledger.added() + self.ledger.gone()  # all tokens may differ
         differs = Size(documents, total(sizes.values()).tokens) if documents else None
         return Plan(sizes, frozenset(), replaces=True, differs=differs)
 
     def _without_gone(self, before: Size, added: Size) -> Plan:
-        """All documents, because some that were sent are gone; `before` is the size of all that were sent."""
+        """All documents, because some sent ones were removed; `before`: size of all sent ones."""
         gone = self.ledger.gone()
         self.events.say(
-            f"{gone:,} documents that were sent are gone; what is left takes the place of all that was sent"
+            f"{gone:,} sent documents were removed; one contribution over the rest replaces all earlier ones"
         )
         sizes = self._sizes(everything=True)
         left = total(sizes.values())
@@ -110,18 +110,18 @@ class Planner:
             return {shard.name: Size(shard.documents, shard.tokens) for shard in shards}
 
     def is_worth_sending(self, plan: Plan) -> bool:
-        """Whether there is something to send, and enough of it for the policy; else it says why not.
+        """Whether there is something to send, and enough for the policy; else prints the reason.
 
         Raises:
-            MoergeError: of the statistics' split all there is isn't enough.
+            MoergeError: the whole statistics split is too little.
         """
         if not plan.sizes and self.blank.split == "statistics" and (plan.replaces or plan.differs is None):
-            todo = "check what --text-field or --chat names, and the shares"
-            raise MoergeError("no document with a token that counts", where="--data", todo=todo)
+            todo = "check --text-field or --chat, and the shares"
+            raise MoergeError("no document has a token that counts", where="--data", todo=todo)
         if (shards := len(plan.sizes) + len(plan.sent) * self.grows) > MAX_SHARDS:
-            todo = "name fewer files; those of a later run are a further contribution"
+            todo = "name fewer files now, and the rest in a later run, as a further contribution"
             raise MoergeError(
-                f"{shards:,} shards; a contribution has {MAX_SHARDS:,} at most", where="--data", todo=todo
+                f"{shards:,} shards; the maximum of a contribution is {MAX_SHARDS:,}", where="--data", todo=todo
             )
         if not plan.sizes and plan.replaces:
             self.ledger.forget()
@@ -132,7 +132,9 @@ class Planner:
         if plan.differs is not None:
             why = policy.too_small(plan.differs.documents, plan.differs.tokens, least)
             if why is not None and plan.differs.documents:
-                self.events.say(f"{split}: what differs from what was sent is only {why}; it waits until it is more")
+                self.events.say(
+                    f"{split}: waiting, because the difference from the sent contributions is too small: {why}"
+                )
             if why is not None or not plan.replaces:
                 return why is None
         whole = total(plan.sizes.values())

@@ -1,4 +1,4 @@
-"""Samples of an owner's documents, for work that needs only some of them."""
+"""Samples of an owner's documents."""
 
 from functools import partial
 
@@ -24,9 +24,9 @@ def sample_of(
     """The rows of each document of a sample of the statistics' split.
 
     Args:
-        limits: of rows and documents.
-        title: for the progress.
-        by_key: chooses by MACs under the owner's key, which nobody else foresees, instead of by digests.
+        limits: limits of rows and documents.
+        title: of the progress bar.
+        by_key: choose by MACs under the owner's key, which nobody else can predict, instead of digests.
     """
     events.enter(Stage.READING)
     with events.track(title, data.size(), "B") as tracker:

@@ -36,11 +36,11 @@ class Context:
     Attributes:
         settings: the worker's.
         client: of the coordinator.
-        outbox: the way out of this machine.
+        outbox: the single exit of this machine.
         data: the owner's documents.
-        events: is told what happens.
+        events: receives events and messages.
         expert: the domain's, with its owner; config and files are read once.
-        compute: sums shards, such as by Ray actors.
+        compute: sums shards, for example on Ray actors.
     """
 
     settings: Settings
@@ -52,15 +52,15 @@ class Context:
     compute: ComputeShards
 
     def is_replaced(self, trunk: str) -> bool:
-        """Whether a trunk isn't the current one any more."""
+        """Whether a trunk is no longer the current one."""
         current = self.client.current_trunk()
         return current is None or current.digest != trunk
 
     def ledger(self, blank: Manifest) -> Path:
-        """The place of a contribution's ledger: one for all that counts together, however it is computed."""
+        """The path of a contribution's ledger: one for all contributions that count together, with any settings."""
         fields = blank.model_dump(include={"kind", "owner", "expert", "domain", "trunk", "split"})
         return self.settings.home / "contributions" / f"{digest_of(fields)}.sqlite"
 
     def pending(self, blank: Manifest, work: RouterPass | TrunkPass, ledger: Ledger) -> PendingStatistics:
-        """The statistics that the ledger doesn't hold yet."""
+        """The statistics of documents that are not in the ledger."""
         return PendingStatistics(self.settings, self.data, self.events, self.compute, blank, work, ledger)

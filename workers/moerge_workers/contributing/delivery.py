@@ -1,4 +1,4 @@
-"""Contributions at the coordinator: those that count, and how a further one is sent."""
+"""Contributions at the coordinator: listing active ones, sending further ones."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,16 +11,16 @@ from moerge_workers.leaving.owner_key import signature
 
 
 def active(context: Context, kind: Kind) -> dict[str, Contribution]:
-    """Digest -> contribution, of those that count; the state of all goes to the history."""
+    """Digest -> active contribution; records the state of all in the history."""
     rows = list(context.client.contributions(kind))
     context.outbox.settle(rows)
     return {row.digest: row for row in rows if row.active}
 
 
 def send(context: Context, item: Item, supersedes: Sequence[str]) -> Contribution:
-    """Uploads and signs a contribution's file, and has it count in the place of those that it `supersedes`.
+    """Upload and sign a contribution's file; it replaces the ones that it `supersedes`.
 
-    The owner must have let it leave.
+    The owner must have allowed it.
     """
     with context.outbox.sending(item, supersedes):
         title = f"uploading the {item.kind} contribution"

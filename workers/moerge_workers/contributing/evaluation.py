@@ -33,16 +33,15 @@ from moerge_workers.settings import Settings
 
 _LOOK_SECONDS = 5.0  # between two looks for a newer version
 _ALL_SECONDS = 60.0  # between two looks at all versions
-_AGAIN_SECONDS = 3600.0  # until a version that couldn't be evaluated is tried again
+_AGAIN_SECONDS = 3600.0  # until the next attempt after a failure
 _REFUSALS = (ProblemType.FORBIDDEN.urn, ProblemType.GONE.urn)
 
 
 @dataclass
 class Evaluations:
-    """The evaluations of one run: versions that are done, and times of the next attempts.
+    """The evaluations of one run: finished versions, and times of the next attempts.
 
-    `own_grams` is the file of the expert's own trunk contribution, with which trunks are compared; `clock` gives
-    seconds.
+    `own_grams` is the file of the expert's own trunk contribution, to compare trunks with; `clock` returns seconds.
     """
 
     context: Context
@@ -51,12 +50,12 @@ class Evaluations:
     _done: set[int] = field(default_factory=set)
     _again: dict[int, float] = field(default_factory=dict)
     _dense: dict[str, Scored] = field(default_factory=dict)  # digest of the documents -> the expert's score
-    _known: int = 0  # number of the last version that was seen
+    _known: int = 0  # number of the last seen version
     _looked: float = -math.inf
     _looked_at_all: float = -math.inf
 
     def look(self) -> None:
-        """Evaluates the newest version, if one has come since the last look, or any may have changed."""
+        """Evaluate the newest version, if one is new since the last look, or any may have changed."""
         if self.clock() - self._looked < _LOOK_SECONDS:
             return
         come = [version.number for version in self.context.client.versions(self._known)]
@@ -67,17 +66,17 @@ class Evaluations:
         self._looked = self.clock()
 
     def newest(self) -> None:
-        """Evaluates the newest served version that has the expert, if that isn't done; why it can't be is said once."""
+        """Evaluate the newest served version that has the expert, unless done; print a failure's reason once."""
         settings, version = self.context.settings, _newest(self.context)
         if version is None:
             if settings.once or settings.dry_run:
-                self.context.events.say("no version that is served has this expert, so there is nothing to evaluate")
+                self.context.events.say("no served version has this expert, so there is nothing to evaluate")
         elif version.number not in self._done and self.clock() >= self._again.get(version.number, -math.inf):
             self._try(version)
 
     def _try(self, version: Version) -> None:
         number, files = version.number, _files(self.context.settings, version)
-        for old in set(files.parent.glob("files-*")) - {files}:  # of a worker that was killed
+        for old in set(files.parent.glob("files-*")) - {files}:  # left by a killed worker
             shutil.rmtree(old)
         try:
             if run(self.context, version, self.own_grams, self._dense):
@@ -93,12 +92,12 @@ class Evaluations:
 
 
 def run(context: Context, version: Version, own_grams: Path | None, dense: dict[str, Scored]) -> bool:
-    """Evaluates a version and sends the sums; returns whether nothing is left to do about it.
+    """Evaluate a version and send the sums; returns whether the version is done.
 
-    `own_grams`: as of `Evaluations`. `dense` keeps the expert's score, by the digest of the documents.
+    `own_grams`: as in `Evaluations`. `dense` keeps the expert's score, by the digest of the documents.
 
     Raises:
-        NotNowError: it can't be evaluated, at least not yet.
+        NotNowError: it can't be evaluated now.
     """
     rows = list(context.client.evaluations(version.number))
     context.outbox.settle(rows)
@@ -116,7 +115,7 @@ def run(context: Context, version: Version, own_grams: Path | None, dense: dict[
             use = context.outbox.version_use(version.number, key, version.lineage.trunk, path)
             weights = _checked_trunk(context, version, own_grams, outdated)
             if weights is None or not context.outbox.may_use(use, outdated):
-                raise NotNowError("you haven't agreed to it")
+                raise NotNowError("you haven't approved it")
             sums = _scored(context, version, weights, documents, counted, dense)
             with atomic_file(path) as out:
                 out.write(canonical_json(sums.model_dump(mode="json")))
@@ -142,7 +141,7 @@ def _checked_trunk(
 
 
 def _outdated(context: Context, version: Version) -> Callable[[], bool]:
-    """Whether, from now on, the version isn't the newest one any more, or the trunk is replaced."""
+    """A function: whether a newer version or trunk has appeared since this call."""
     current = context.client.current_trunk()
 
     def outdated() -> bool:
@@ -165,12 +164,12 @@ def _folder(settings: Settings) -> Path:
 
 
 def _files(settings: Settings, version: Version) -> Path:
-    """Where a version lies until it is scored."""
+    """The folder of a version until it is scored."""
     return _folder(settings) / f"files-{version.number}"
 
 
 def _key(context: Context, version: Version, counted: Counted) -> str:
-    """Names everything that an evaluation depends on."""
+    """The digest of an evaluation's inputs."""
     return digest_of(
         {
             "coordinator": context.settings.coordinator,
@@ -206,7 +205,7 @@ def _scored(
     counted: Counted,
     dense: dict[str, Scored],
 ) -> NewEvaluation:
-    """The version as it is, the version with all tokens at the owner's expert, and the expert itself."""
+    """The scores of the version, of the version with all tokens at the owner's expert, and of the expert itself."""
     settings, events, folder = context.settings, context.events, _files(context.settings, version)
     _require_room(context, version)
     logging.disable_progress_bar()
@@ -232,7 +231,7 @@ def _scored(
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
-        raise NotNowError("the memory isn't enough; --precision bfloat16 or a smaller --context help") from error
+        raise NotNowError("not enough memory; use --precision bfloat16 or a smaller --context") from error
     return NewEvaluation(
         number=version.number,
         domain=settings.domain,
@@ -249,22 +248,22 @@ def _scored(
 
 
 def _require_room(context: Context, version: Version) -> None:
-    """Requires disk and memory for a version.
+    """Require disk and memory for a version.
 
     Raises:
-        NotNowError: there is too little.
+        NotNowError: too little.
     """
     settings, folder = context.settings, _folder(context.settings)
     folder.mkdir(parents=True, exist_ok=True)
     size, free = version.bytes_total, shutil.disk_usage(folder).free
     if size > free:
-        raise NotNowError(f"it takes {decimal(size)}, and {decimal(free)} are free at {folder}")
+        raise NotNowError(f"it needs {decimal(size)}; {decimal(free)} are free at {folder}")
     own = context.expert.checkpoint.specs.values()
     stored, elements = sum(spec.bytes for spec in own), sum(torch.Size(spec.shape).numel() for spec in own)
     weights = size * elements * getattr(torch, settings.statistics.precision).itemsize // stored
     there = free_bytes(settings.device)
     if there is not None and weights > there:
-        raise NotNowError(f"its weights take {decimal(weights)} of memory, and {decimal(there)} are there")
+        raise NotNowError(f"its weights need {decimal(weights)} of memory; {decimal(there)} are free")
 
 
 def _load(folder: Path, settings: Settings) -> PreTrainedModel:
@@ -274,7 +273,7 @@ def _load(folder: Path, settings: Settings) -> PreTrainedModel:
 
 @contextmanager
 def _refusals_told() -> Iterator[None]:
-    """Within it, a version that the coordinator refuses, or doesn't serve any more, is one that isn't evaluated now."""
+    """Context that turns the coordinator's refusal of a version into NotNowError."""
     try:
         yield
     except CoordinatorError as error:

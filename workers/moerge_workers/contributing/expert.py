@@ -1,4 +1,4 @@
-"""The stage of the expert: registered, and sent if the coordinator lacks it."""
+"""The stage of the expert: registers it, and sends it if the coordinator lacks it."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -15,7 +15,7 @@ from moerge_workers.settings import Settings
 
 
 class KeptError(Exception):
-    """The expert may not leave, at least not yet."""
+    """The expert may not leave now."""
 
     def __init__(self, item: Item) -> None:
         super().__init__(item.digest)
@@ -23,10 +23,10 @@ class KeptError(Exception):
 
 
 def run(context: Context) -> bool:
-    """Registers the expert. Returns whether the coordinator has it, or in a dry run would.
+    """Register the expert. Returns whether the coordinator has it, or in a dry run would.
 
     Raises:
-        MoergeError: the policy keeps it here, or the coordinator refuses it.
+        MoergeError: the policy forbids it, or the coordinator refuses it.
     """
     try:
         register_expert(context, context.expert)
@@ -35,18 +35,18 @@ def run(context: Context) -> bool:
             return False
     if context.settings.policy.redistribute:
         context.events.say(
-            "owners of other experts in a version may have it, with this expert's MLPs: redistribute = true"
+            "redistribute = true: owners of other experts in a version may download it, with this expert's MLPs"
         )
     return True
 
 
 def register_expert(context: Context, expert: DenseExpert, fitted: Fitted | None = None) -> None:
-    """Has the coordinator know an expert: the owner's, or with `fitted` one that is fitted from it.
+    """Register an expert at the coordinator: the owner's, or with `fitted` one fitted from it.
 
     Raises:
-        KeptError: the coordinator lacks it, and its owner doesn't let it leave, or this is a dry run.
+        KeptError: the coordinator lacks it, and its owner hasn't approved it, or this is a dry run.
         WithdrawnError: it was withdrawn.
-        MoergeError: the policy keeps it here, or the coordinator refuses it.
+        MoergeError: the policy forbids it, or the coordinator refuses it.
     """
     own = fitted is None
     new = NewExpert(
@@ -71,9 +71,9 @@ def register_expert(context: Context, expert: DenseExpert, fitted: Fitted | None
 def _leaving(
     context: Context, expert: DenseExpert, digest: str, paths: Mapping[str, Path], *, trunk: str
 ) -> Iterator[None]:
-    """The time in which files of an expert leave, if it may; `trunk` is the digest of the one that it is fitted to.
+    """Context for sending an allowed expert's files; `trunk` is the digest of the trunk that it is fitted to.
 
-    The owner is asked about all files at once, and each sending is written down by itself.
+    Asks the owner about all files at once, and records each sending separately.
     """
     whole = context.outbox.expert(expert.digest, expert_files(expert.folder), trunk)
     require_allowed(context.settings)
@@ -85,8 +85,8 @@ def _leaving(
 
 
 def require_allowed(settings: Settings) -> None:
-    """Requires a policy that lets expert weights leave."""
+    """Require a policy that allows expert weights."""
     if not settings.policy.expert_weights:
-        todo = "let the coordinator have it another way (moerge expert add --source), or set expert_weights = true"
-        found = "the coordinator doesn't have this expert, and the policy keeps expert weights here"
+        todo = "provide it another way (moerge expert add --source), or set expert_weights = true"
+        found = "the coordinator doesn't have this expert, and the policy forbids sending expert weights"
         raise MoergeError(found, where=str(settings.expert), todo=todo)

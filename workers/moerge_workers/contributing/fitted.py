@@ -1,4 +1,4 @@
-"""The stage of the fitted expert: made for a trunk, registered, and sent if the coordinator lacks it."""
+"""The stage of the fitted expert: fits it to a trunk, registers it, and sends it if the coordinator lacks it."""
 
 from pathlib import Path
 
@@ -14,8 +14,8 @@ from moerge_workers.contributing.expert import KeptError, register_expert
 def run(context: Context, trunk: Trunk, weights: Path) -> DenseExpert | None:
     """The expert fitted to a trunk, once the coordinator has it, or in a dry run would; `weights` is the trunk's file.
 
-    The expert as it is, if its owner refuses the fitted one or has withdrawn it, or there is too little text. None: its
-    owner hasn't answered.
+    The original expert, if the owner refused or withdrew the fitted one, or there is too little text. None: the owner
+    hasn't answered.
     """
     own = context.expert
     folder = fitted_folder(context.settings, context.data, context.events, own, weights)
@@ -25,7 +25,7 @@ def run(context: Context, trunk: Trunk, weights: Path) -> DenseExpert | None:
     try:
         register_expert(context, fitted, Fitted(expert=own.digest, trunk=trunk.digest))
     except WithdrawnError:
-        context.events.say("the fitted expert was withdrawn; the contribution is made with the expert as it is")
+        context.events.say("the fitted expert was withdrawn; contributing with the original expert")
         return own
     except KeptError as kept:
         if not context.settings.dry_run:

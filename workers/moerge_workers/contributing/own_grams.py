@@ -1,4 +1,4 @@
-"""Grams of the owner's own expert, with which trunks are compared. They never leave."""
+"""Grams of the owner's own expert, to compare trunks with. They never leave."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The stage of the router contributions: sums under a trunk, of the statistics and of the tuning split."""
+"""The stage of the router contributions: sums of the statistics and tuning splits under a trunk."""
 
 from collections.abc import Callable, Mapping
 from contextlib import closing
@@ -23,10 +23,10 @@ from moerge_workers.leaving.ledger import Ledger, Sent
 
 
 def run(context: Context, trunk: Trunk, own_grams: Path | None) -> list[Contribution]:
-    """Sends new statistics under a trunk, and returns the contributions that count.
+    """Send new statistics under a trunk, and return the active contributions.
 
-    `own_grams` is the file of the expert's own trunk contribution, with which the trunk is compared; grams of a sample
-    by default.
+    `own_grams` is the file of the expert's own trunk contribution, to compare the trunk with; by default grams of a
+    sample.
 
     Raises:
         MoergeError: the trunk strays too far from the expert, or there is too little to send.
@@ -39,7 +39,7 @@ def run(context: Context, trunk: Trunk, own_grams: Path | None) -> list[Contribu
     if settings.fit:
         expert = fitted.run(context, trunk, weights)
     elif (method := METHODS.get(trunk.method)) is not None and method.for_fitted_mlps:
-        context.events.say("the trunk was merged for fitted MLPs; with --fit this domain would do better")
+        context.events.say("the trunk was merged for fitted MLPs; use --fit for better scores of this domain")
     if expert is None:
         return []
     work = RouterPass(expert.folder, weights, trunk.exponents, settings.statistics.precision, settings.device)
@@ -54,7 +54,7 @@ def run(context: Context, trunk: Trunk, own_grams: Path | None) -> list[Contribu
 
 
 def _checked(context: Context, trunk: Trunk, grams: Path | None) -> Path:
-    """The trunk's file, downloaded and found near the expert."""
+    """The trunk's file, downloaded and compared with the expert."""
     folder, policy = context.settings.home / "trunks" / trunk.digest, context.settings.policy
     context.events.enter(Stage.DOWNLOADING)
     place = f"/v1/trunks/{trunk.digest}/files"
@@ -69,10 +69,10 @@ def _checked(context: Context, trunk: Trunk, grams: Path | None) -> Path:
 def checked_trunk(context: Context, trunk: Trunk, own_grams: Path | None, outdated: Callable[[], bool]) -> Path | None:
     """The file of a trunk that is near the expert, harmless, and within the owner's budget; None: the owner must agree.
 
-    `outdated`: whether the owner's answer isn't wanted any more.
+    `outdated`: whether the question to the owner is outdated.
 
     Raises:
-        MoergeError: the trunk strays too far, its loss is too high, or its file isn't the one that had its name first.
+        MoergeError: the trunk strays too far, its loss is too high, or another file had its name before.
     """
     weights = _checked(context, trunk, own_grams)
     if not context.outbox.history.bind(trunk.digest, file_sha256(weights)):
@@ -86,27 +86,27 @@ def checked_trunk(context: Context, trunk: Trunk, own_grams: Path | None, outdat
 
 
 def _contribute(context: Context, blank: RouterManifest, work: RouterPass, ledger: Ledger) -> list[Contribution]:
-    """Computes and sends one split: first files that an earlier run left unsent, then new documents."""
+    """Compute and send one split: first unsent files of earlier runs, then new documents."""
     if _deliver(context, blank, ledger) is None:
         return []
     if (made := context.pending(blank, work, ledger).complete()) is not None:
         item = context.outbox.contribution(ledger.path(made.file.name), made.file.digest)
         if context.outbox.may_leave(item, lambda: context.is_replaced(blank.trunk)):
-            made.note()  # the ledger holds what the owner let leave, and nothing else
+            made.note()  # the ledger has only files that the owner approved
     return _deliver(context, blank, ledger) or []
 
 
 def _deliver(context: Context, blank: RouterManifest, ledger: Ledger) -> list[Contribution] | None:
-    """The contributions of the ledger's files; sends those that don't count yet, in the place of replaced ones.
+    """The contributions of the ledger's files; sends the inactive ones, which supersede replaced ones.
 
-    None: the owner doesn't let one leave that was to be sent earlier, or this is a dry run.
+    None: the owner hasn't approved an earlier file, or this is a dry run.
     """
     counted = _counted(context, blank)
     others = [row.digest for row in counted.values() if row.expert != blank.expert]
     if others and blank.expert == context.expert.digest:
         raise _fitted_counts(context, counted[others[0]].expert)
     if _is_lost(ledger, counted):
-        context.events.say("a file that was sent neither counts nor is kept here; its documents are sent anew")
+        context.events.say("a sent contribution is inactive and its file is missing here; sending its documents again")
         ledger.forget()
         return []
     files = ledger.files()
@@ -123,7 +123,7 @@ def _deliver(context: Context, blank: RouterManifest, ledger: Ledger) -> list[Co
 
 
 def _counted(context: Context, blank: RouterManifest) -> dict[str, Contribution]:
-    """Digest -> contribution, of those that count beside this one."""
+    """Digest -> active contribution, of the same trunk, domain and split."""
     rows = delivery.active(context, "router")
     place = blank.trunk, blank.domain, blank.split
     return {digest: row for digest, row in rows.items() if (row.trunk, row.domain, row.split) == place}
@@ -136,14 +136,14 @@ def _fitted_counts(context: Context, expert: str) -> MoergeError:
 
 
 def _is_lost(ledger: Ledger, counted: Mapping[str, Contribution]) -> bool:
-    """Whether a file neither counts nor is kept."""
+    """Whether an inactive contribution's file is missing."""
     return any(file.digest not in counted and not ledger.path(file.name).is_file() for file in ledger.files())
 
 
 def _sent(
     context: Context, blank: RouterManifest, ledger: Ledger, file: Sent, supersedes: list[str]
 ) -> Contribution | None:
-    """A file's contribution; None if the owner doesn't let it leave. One that was refused is not kept for later."""
+    """A file's contribution; None without the owner's approval. A refusal clears the ledger."""
     item = context.outbox.contribution(ledger.path(file.name), file.digest)
     if context.outbox.may_leave(item, lambda: context.is_replaced(blank.trunk)):
         return delivery.send(context, item, supersedes)
@@ -156,4 +156,4 @@ def _withdraw(context: Context, digests: list[str], blank: RouterManifest) -> No
     for digest in digests:
         context.client.withdraw_contribution(digest)
         context.outbox.withdrawn(digest)
-        context.events.say(f"withdrawn {digest[:12]}: no document of {blank.split} is left")
+        context.events.say(f"withdrew {digest[:12]}: no {blank.split} document is left")

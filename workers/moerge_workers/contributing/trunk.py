@@ -18,8 +18,8 @@ class Outcome:
     """The result of the stage.
 
     Attributes:
-        sent: the contribution that counts; None if its owner keeps it here.
-        grams: its file, with which trunks are compared; None if it is lost.
+        sent: the active contribution; None without the owner's approval.
+        grams: its file, to compare trunks with; None if it is lost.
     """
 
     sent: Contribution | None
@@ -27,7 +27,7 @@ class Outcome:
 
 
 def run(context: Context) -> Outcome:
-    """Sends the expert's trunk contribution. Counts of rare tokens stay in the journal."""
+    """Send the expert's trunk contribution. Counts of rare tokens stay in the journal."""
     settings, expert = context.settings, context.expert
     blank = trunk_manifest(expert.owner, expert, expert.digest, settings.statistics)
     work = TrunkPass(expert.folder, blank.exponents, settings.statistics.precision, settings.device)

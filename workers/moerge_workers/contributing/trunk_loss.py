@@ -19,7 +19,7 @@ from moerge_workers.computing.sample import sample_of
 from moerge_workers.contributing.context import Context
 
 TOKENS = 4096
-"""Tokens of the sample, of documents of which at most `DOCUMENT_TOKENS` each are read."""
+"""Tokens of the sample, at most `DOCUMENT_TOKENS` of each document."""
 DOCUMENT_TOKENS = 512
 
 
@@ -28,13 +28,13 @@ class HarmfulTrunkError(MoergeError):
 
 
 def require_harmless(context: Context, trunk: str, weights: Path) -> None:
-    """Requires that the trunk in the file `weights` doesn't raise the perplexity by more than the policy allows.
+    """Require a perplexity under the trunk in the file `weights` within the policy's limit.
 
-    The scores are kept in the home, so that they are computed once for a trunk and an expert.
+    Keeps the scores in the home, to compute them once per trunk and expert.
 
     Raises:
-        HarmfulTrunkError: it does, or the loss is not finite.
-        MoergeError: the memory isn't enough.
+        HarmfulTrunkError: it exceeds the limit, or isn't finite.
+        MoergeError: not enough memory.
     """
     path = context.settings.home / "losses" / f"{trunk}-{context.expert.digest[:12]}.json"
     if path.is_file():
@@ -42,7 +42,7 @@ def require_harmless(context: Context, trunk: str, weights: Path) -> None:
     else:
         sample = _sample(context)
         if not sample:
-            context.events.say("no document has a second token, so the loss under the trunk can't be measured")
+            context.events.say("the loss under the trunk can't be measured, because no document has two tokens")
             return
         own, under = _scores(context, weights, sample)
         with atomic_file(path) as out:
@@ -51,7 +51,7 @@ def require_harmless(context: Context, trunk: str, weights: Path) -> None:
     told = f"perplexity {_perplexity(under):.4g} with its own MLPs, {_perplexity(own):.4g} by the expert"
     if not (under.nll - own.nll) / own.tokens <= math.log(limit):
         raise HarmfulTrunkError(
-            f"under the trunk {trunk[:12]} a sample of the text has {told}; the limit is {limit:g} times as much",
+            f"under trunk {trunk[:12]} a sample of the text has {told}; the limit is {limit:g} times the expert's",
             where="max_perplexity_ratio",
             todo="ask the operator how the trunk was merged; or raise max_perplexity_ratio in worker.toml's [policy]",
         )
@@ -59,7 +59,7 @@ def require_harmless(context: Context, trunk: str, weights: Path) -> None:
 
 
 def _sample(context: Context) -> list[Window]:
-    """Windows of the statistics' documents with the lowest MACs, by the owner's key, so nobody else foresees them."""
+    """Windows of the statistics documents with the lowest MACs under the owner's key, which nobody else can predict."""
     longest = max(2, min(context.settings.statistics.context, DOCUMENT_TOKENS))
     settings = StatisticsSettings(context=longest, tokens_per_document=DOCUMENT_TOKENS)
     title = "choosing documents to score"
@@ -94,8 +94,8 @@ def _scores(context: Context, weights: Path, sample: list[Window]) -> tuple[Scor
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
-        todo = "choose a larger machine, or --precision bfloat16"
-        raise MoergeError("the memory isn't enough to score a sample of the text", where="memory", todo=todo) from error
+        todo = "use a larger machine, or --precision bfloat16"
+        raise MoergeError("not enough memory to score a sample of the text", where="memory", todo=todo) from error
 
 
 def _perplexity(found: Score) -> float:

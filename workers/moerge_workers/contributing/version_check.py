@@ -1,4 +1,4 @@
-"""The check of a downloaded version: the checked trunk, the owner's own MLPs, and a config of the worker's making."""
+"""The check of a downloaded version: the checked trunk, the owner's own MLPs, and the worker's own config."""
 
 import json
 import os
@@ -16,14 +16,14 @@ from moerge_workers.contributing.context import Context
 
 
 class AlteredVersionError(NotNowError):
-    """A version isn't made of the trunk that this worker checked and the MLPs that it sent."""
+    """A version's trunk or own MLPs differ from the ones that this worker checked and sent."""
 
 
 def slot_of(context: Context, version: Version) -> int:
     """The slot of the owner's expert.
 
     Raises:
-        AlteredVersionError: none is its domain's.
+        AlteredVersionError: there isn't exactly one slot of its domain.
     """
     domains = version.lineage.domains
     if domains.count(context.settings.domain) != 1 or len(domains) != len(version.lineage.experts):
@@ -32,10 +32,10 @@ def slot_of(context: Context, version: Version) -> int:
 
 
 def require_own(context: Context, version: Version, weights: Path, folder: Path) -> None:
-    """Requires that a version's files in `folder` hold the trunk in `weights` and the owner's MLPs, bit by bit.
+    """Require that a version's files in `folder` have the bytes of the trunk in `weights` and of the owner's MLPs.
 
-    Afterwards the folder holds weights that were looked at, with an index and a config of the worker's making, so that
-    no other file of the coordinator's has a say in what is computed.
+    Afterwards the folder has only checked weights, and an index and a config made by the worker. No other file of the
+    coordinator affects the computation.
 
     Raises:
         AlteredVersionError: names the file that differs.
@@ -56,7 +56,7 @@ def _require(context: Context, version: Version, weights: Path, folder: Path) ->
     known.append(expert_file(Checkpoint(own), family, layers, slot, lineage.experts[slot]))
     for plan in known:
         if not (folder / plan.name).is_file() or file_sha256(folder / plan.name) != _digest(plan):
-            raise AlteredVersionError(f"{plan.name} isn't made of the trunk that was checked and of your expert")
+            raise AlteredVersionError(f"{plan.name} differs from the checked trunk or your expert")
     names = {plan.name: set(plan.tensors) for plan in known}
     names[ROUTER_FILE] = {family.router.format(layer=layer) for layer in range(layers)}
     for other in set(range(count)) - {slot}:
@@ -67,7 +67,7 @@ def _require(context: Context, version: Version, weights: Path, folder: Path) ->
             path.unlink()
     for name, tensors in names.items():
         if not (folder / name).is_file() or Checkpoint(folder / name).specs.keys() != tensors:
-            raise AlteredVersionError(f"{name} is missing, or holds other tensors than a published version's")
+            raise AlteredVersionError(f"{name} is missing, or its tensors differ from a published version's")
     index = {"metadata": {}, "weight_map": {tensor: name for name, tensors in names.items() for tensor in tensors}}
     (folder / INDEX).write_text(json.dumps(index))
     plan = config_files(context.expert.folder, config, family, count, lineage.options.top_k, trunk, tied=tied)[0]
@@ -76,7 +76,7 @@ def _require(context: Context, version: Version, weights: Path, folder: Path) ->
 
 
 def _own_folder(context: Context, digest: str, weights: Path) -> Path:
-    """The folder of the owner's expert, or of the one that it fitted to the trunk and sent."""
+    """The folder of the owner's expert, or of its sent fitted expert."""
     if digest == context.expert.digest:
         return context.expert.folder
     folder = weights.with_name(f"fitted-{context.expert.digest[:12]}")

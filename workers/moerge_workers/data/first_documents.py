@@ -1,4 +1,4 @@
-"""The first documents of an owner's data, read before anything leaves: data that is of no use is found then."""
+"""The first documents of an owner's data, read before sending anything, to find unusable data early."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -23,11 +23,11 @@ class _Bytes:
 
 
 def read_first(settings: Settings, data: Data, hidden_size: int) -> str:
-    """A summary of the data: the first documents as counted, all of it as estimated from the size of its files.
+    """A summary of the data: counts of the first documents, and an estimate of the whole from the files' sizes.
 
     Raises:
-        MoergeError: documents can't be read; or router or trunk contributions are wanted, and there is no document for
-            them, or all the data is less than the policy's minimum.
+        MoergeError: documents are unreadable; or contributions are wanted, and there is no document for them, or less
+            data than the policy's minimum.
     """
     splits, tokens, done, size, every = Counter[str](), Counter[str](), _Bytes(), 0, True
     for _, split, document in data.documents(done):
@@ -40,8 +40,8 @@ def read_first(settings: Settings, data: Data, hidden_size: int) -> str:
     least = enough(hidden_size)
     if settings.policy.router_contributions or settings.trunk_contribution:
         if not splits["statistics"]:
-            todo = "check what --text-field or --chat names, and the shares"
-            raise MoergeError("no document with a token that counts", where="--data", todo=todo)
+            todo = "check --text-field or --chat, and the shares"
+            raise MoergeError("no document has a token that counts", where="--data", todo=todo)
         if every and (why := settings.policy.too_small(splits["statistics"], tokens["statistics"], least)):
             raise too_little(why)
     parts = ", ".join(f"{count:,} {split}" for split, count in splits.most_common())
@@ -50,11 +50,11 @@ def read_first(settings: Settings, data: Data, hidden_size: int) -> str:
     if not every:
         read += f"; in all about {splits.total() / share:,.0f} documents, {tokens.total() / share:,.0f} tokens"
     if tokens.total() / share < least:
-        read += f"; this is less than a shard of {least:,} tokens, so the sums tell more on single documents"
+        read += f"; this is less than a shard of {least:,} tokens, so the sums reveal more of single documents"
     return read
 
 
 def too_little(why: str) -> MoergeError:
-    """The error of data that is less than the policy's minimum; `why` is `Policy.too_small`'s."""
-    todo = "add documents; or lower the minimum in worker.toml's [policy], if the sums may show single documents"
+    """The error for less data than the policy's minimum; `why`: the result of `Policy.too_small`."""
+    todo = "add documents; or lower the minimum in worker.toml's [policy], if sums may reveal single documents"
     return MoergeError(f"too little data: {why}", where="--data", todo=todo)

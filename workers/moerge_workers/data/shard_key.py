@@ -1,4 +1,4 @@
-"""The key of shard names, which never leaves the machine: without it a name tells nothing of the shard's text."""
+"""The key of shard names. It never leaves the machine; without it a name reveals nothing of the shard's text."""
 
 import os
 import secrets

@@ -15,15 +15,15 @@ from moerge_workers.settings import Settings
 
 
 def document_mac(key: bytes, text: str) -> bytes:
-    """HMAC-SHA-256 of a document's text. It stays at home: it decides the split, and tells which were sent."""
+    """HMAC-SHA-256 of a document's text. It never leaves; it determines the split and identifies sent documents."""
     return hmac.digest(key, text.encode(), "sha256")
 
 
 class Data:
-    """The documents that the settings name; read anew whenever they are asked for. The `key` is the home's by default.
+    """The documents of the settings, read again for each call. `key`: default the home's.
 
     Raises:
-        MoergeError: there are no such files, no tokenizer, or no chat template where one is needed.
+        MoergeError: files, tokenizer or a required chat template are missing.
     """
 
     def __init__(self, settings: Settings, say: Callable[[str], None], key: bytes | None = None) -> None:
@@ -48,7 +48,7 @@ class Data:
         return self._corpus.encode(document)
 
     def documents(self, tracker: Tracker | None = None) -> Iterator[tuple[bytes, Split, Document]]:
-        """(mac, split, document) of all that aren't empty, in a fixed order."""
+        """(mac, split, document) of all non-empty documents, in a fixed order."""
         for document in self._corpus.documents(tracker):
             mac = document_mac(self._key, document.text)
             yield mac, split_of(mac, self._settings.tuning_share, self._settings.held_out_share), document
@@ -63,7 +63,7 @@ class Data:
         again: bool = False,
         tracker: Tracker | None = None,
     ) -> Iterator[Shard]:
-        """The shards of a split's documents that the ledger wants (see its `begin`), which sees all of the split."""
+        """The shards of the documents that the ledger wants (see its `begin`); it sees the whole split."""
         key = self._key if split == "statistics" else document_mac(self._key, split)
 
         def wanted() -> Iterator[Document]:

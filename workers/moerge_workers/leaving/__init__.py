@@ -1,1 +1,1 @@
-"""The single exit of the machine: questions to the owner, records of everything sent, the key that signs."""
+"""The single exit of the machine: questions to the owner, records of all sent items, the signing key."""

@@ -1,4 +1,4 @@
-"""The budget: under how many trunks, and of how many versions, something left in the last 30 days."""
+"""The budget: numbers of trunks and versions with outgoing data in the last 30 days."""
 
 from collections.abc import Callable
 from datetime import datetime, timedelta
@@ -8,25 +8,25 @@ from moerge_workers.policy import Policy
 
 PERIOD = timedelta(days=30)
 TRUNK_REVEALS = (
-    "What a further trunk could tell:\n"
-    "  - each trunk is a new question about the same text; the answers to many trunks, together, can give it away\n"
-    "  - a coordinator that lies can make a trunk whose sums count chosen tokens, or hold the trace of a single one\n"
-    "  - say yes only if you know why the trunk was merged, such as an expert that joined or was removed"
+    "What a further trunk could reveal:\n"
+    "  - each trunk is a new question about the same text; the answers to many can together reveal the text\n"
+    "  - a dishonest coordinator can craft a trunk whose sums count chosen tokens, or hold traces of single ones\n"
+    "  - approve it only if you know why the trunk was merged, such as an added or removed expert"
 )
 VERSION_REVEALS = (
-    "What a further version could tell:\n"
-    "  - its routers count your held-out tokens, layer by layer; a coordinator that lies can choose what they count\n"
-    "  - say yes only if you know why so many versions were solved"
+    "What a further version could reveal:\n"
+    "  - its routers count your held-out tokens, layer by layer; a dishonest coordinator can choose these tokens\n"
+    "  - approve it only if you know why so many versions were solved"
 )
 
 
 def trunks(history: History) -> list[str]:
-    """Trunks under which something first left in the last 30 days; one that was withdrawn since counts too."""
+    """Trunks with their first outgoing data in the last 30 days, withdrawn or not."""
     return _recent(history, lambda sending: sending.item.trunk)
 
 
 def versions(history: History) -> list[str]:
-    """Evaluations that first left in the last 30 days, by their digests."""
+    """Digests of evaluations first sent in the last 30 days."""
     return _recent(history, lambda sending: sending.item.digest if sending.item.kind == "evaluation" else "")
 
 
@@ -36,7 +36,7 @@ def told(history: History) -> str:
 
 
 def reveals(history: History, policy: Policy, item: Item) -> str | None:
-    """The danger of an item's trunk or version, if that is beyond the budget; None if it is not."""
+    """The risk of an item's trunk or version, if it exceeds the budget; else None."""
     if item.kind in ("evaluation", "version-use"):
         first = history.movement(item) is None
         return VERSION_REVEALS if first and len(versions(history)) >= policy.versions_per_month else None

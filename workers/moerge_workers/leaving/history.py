@@ -1,4 +1,4 @@
-"""The history of a home, in SQLite: questions, decisions, items sent. Rows are only ever added."""
+"""The history of a home, in SQLite: questions, decisions, sent items. Rows are never changed."""
 
 import sqlite3
 from collections.abc import Callable, Iterator
@@ -36,15 +36,15 @@ _LAST = "SELECT event FROM events WHERE digest = ? AND coordinator = ? AND event
 
 @dataclass(frozen=True)
 class Item:
-    """Something that may leave, to one coordinator; or a trunk or version that may be computed under, for it.
+    """Outgoing data for one coordinator, or the use of its trunk or version.
 
     Attributes:
-        digest: of the contribution's file, of the expert, or of the trunk or version.
+        digest: of the contribution's file, the expert, the trunk or the version.
         coordinator: its address.
-        kind: what it is.
-        about: one line of what it holds.
-        bytes: its size, before it is compressed.
-        trunk: digest of the trunk that it is under, or "".
+        kind: of the data or use.
+        about: one-line description.
+        bytes: its size, uncompressed.
+        trunk: digest of its trunk, or "".
         place: the file, or the expert's folder.
     """
 
@@ -58,13 +58,13 @@ class Item:
 
     @property
     def is_use(self) -> bool:
-        """Whether it is computed under, and doesn't leave."""
+        """Whether it is a use of a trunk or version, which doesn't leave."""
         return self.kind in get_args(Use)
 
 
 @dataclass(frozen=True)
 class Sending:
-    """An item that left, when it left, and its last state since: arrived, superseded, withdrawn, or none."""
+    """A sent item, its time, and its last state since: arrived, superseded, withdrawn, or none."""
 
     item: Item
     at: datetime
@@ -81,10 +81,10 @@ class History:
 
     Args:
         home: its folder.
-        clock: gives the time, in UTC.
+        clock: returns the time, in UTC.
 
     Raises:
-        MoergeError: the file is no history.
+        MoergeError: the file is not a history.
     """
 
     def __init__(self, home: Path, clock: Callable[[], datetime] = _utc) -> None:
@@ -96,8 +96,10 @@ class History:
             self._db.executescript(_TABLES)
         except sqlite3.DatabaseError as error:
             self._db.close()
-            todo = "restore it from a backup, or move it away: a new one begins, and what was sent before is not in it"
-            raise MoergeError(f"no history: {error}", where=str(path), todo=todo) from error
+            todo = (
+                "restore it from a backup; or move it away, and the worker starts a new history without earlier items"
+            )
+            raise MoergeError(f"not a history: {error}", where=str(path), todo=todo) from error
 
     def close(self) -> None:
         self._db.close()
@@ -113,7 +115,7 @@ class History:
         self._db.execute("COMMIT")
 
     def note(self, item: Item, event: Decision | Movement) -> None:
-        """Adds an event, durably; one that is the item's last of its sort already is not added again."""
+        """Add an event, durably, unless it is already the item's last of its sort."""
         with self._transaction():
             row = (item.digest, item.coordinator, item.kind, item.about, item.bytes, item.trunk, item.place)
             self._db.execute("INSERT OR IGNORE INTO items VALUES (?, ?, ?, ?, ?, ?, ?)", row)
@@ -144,19 +146,19 @@ class History:
         return [item for item in self.items() if self.decision(item) == "asked"]
 
     def items(self) -> list[Item]:
-        """All items that were ever asked about or sent, oldest first."""
+        """All items ever asked about or sent, oldest first."""
         query = "SELECT items.* FROM events JOIN items USING (digest, coordinator) GROUP BY 1, 2 ORDER BY MIN(number)"
         return [Item(*row) for row in self._db.execute(query).fetchall()]
 
     def bind(self, trunk: str, sha256: str) -> bool:
-        """Whether a trunk's file is the one that had its name first, in this home."""
+        """Whether a trunk's file is the first one of that name in this home."""
         with self._transaction():
             self._db.execute("INSERT OR IGNORE INTO trunks VALUES (?, ?)", (trunk, sha256))
             [first] = self._db.execute("SELECT sha256 FROM trunks WHERE digest = ?", (trunk,)).fetchone()
         return bool(first == sha256)
 
     def sendings(self) -> list[Sending]:
-        """Everything that left, oldest first; a retry is none."""
+        """All sent items, oldest first, without retries."""
         query = "SELECT at, event, items.* FROM events JOIN items USING (digest, coordinator) ORDER BY number"
         found: list[Sending] = []
         place: dict[tuple[str, str], int] = {}
@@ -171,7 +173,7 @@ class History:
         return found
 
     def sent(self) -> dict[str, int]:
-        """Kind -> bytes of everything that left, in full even if it was cut."""
+        """Kind -> bytes of all sent items; interrupted ones count in full."""
         sizes: dict[str, int] = {}
         for sending in self.sendings():
             sizes[sending.item.kind] = sizes.get(sending.item.kind, 0) + sending.item.bytes

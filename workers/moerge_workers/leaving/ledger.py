@@ -1,4 +1,4 @@
-"""The ledger: which documents were sent, and in which files. SQLite, so it is as large as it must be, on the disk."""
+"""The ledger: the sent documents and their files. It is an SQLite file, so its size isn't limited by memory."""
 
 import sqlite3
 from dataclasses import dataclass
@@ -30,13 +30,13 @@ WHERE a.copies > IFNULL(b.copies, 0)
 
 @dataclass(frozen=True)
 class Sent:
-    """A file that was sent, or is to be sent as it is.
+    """A file that was sent or will be sent.
 
     Attributes:
         name: of the file, beside the ledger.
         digest: its SHA-256.
-        documents: that its sums are over.
-        tokens: likewise.
+        documents: number of summed documents.
+        tokens: number of summed tokens.
     """
 
     name: str
@@ -48,11 +48,11 @@ class Sent:
 class Ledger:
     """The documents and files of one kind of contribution, under one trunk, of one split.
 
-    A file's row comes before the file is sent, in the transaction that notes its documents. So whatever happens
-    after it, the same file is sent, and a document that it holds is in no later one.
+    One transaction records a file and its documents before the file is sent. So after any failure the same file is
+    sent, and no later file has its documents.
 
     Raises:
-        MoergeError: the file is no ledger.
+        MoergeError: the file is not a ledger.
     """
 
     def __init__(self, path: Path) -> None:
@@ -66,36 +66,36 @@ class Ledger:
             self._db.close()
             if is_of_full_disk(error):
                 raise
-            todo = "restore it from a backup; or remove it, and withdraw what it had sent (moerge contribution list)"
+            todo = "restore it from a backup; or remove it, and withdraw its contributions (moerge contribution list)"
             raise MoergeError(f"not a ledger: {error}", where=str(path), todo=todo) from error
 
     def close(self) -> None:
         self._db.close()
 
     def path(self, name: str) -> Path:
-        """The place of a file of that name."""
+        """The path of a file of that name."""
         return self._folder / name
 
     def begin(self, *, everything: bool = False, again: bool = False) -> None:
-        """Begins a reading of all documents.
+        """Begin a reading of all documents.
 
         Args:
-            everything: what was sent is wanted too.
-            again: what the reading before didn't come to is not wanted, and not noted.
+            everything: sent documents are wanted too.
+            again: documents missing in the previous reading are not wanted, and not recorded.
         """
         self._end()
         self._table = "again" if again else "seen"
         self._count = _COUNT.format(self._table)
         self._db.execute(f"DELETE FROM {self._table}")  # noqa: S608  # one of the two
         self._all = everything or not self._db.execute("SELECT 1 FROM sent LIMIT 1").fetchall()
-        self._db.execute("BEGIN")  # one transaction for all of the reading, which writes nothing of the ledger
+        self._db.execute("BEGIN")  # one transaction for the reading, which doesn't write the ledger
 
     def _end(self) -> None:
         if self._db.in_transaction:
             self._db.execute("COMMIT")
 
     def see(self, mac: bytes) -> bool:
-        """Notes a document that the reading came to; whether it is wanted, as one more copy than was sent."""
+        """Record a document of the reading; returns whether it is wanted: one more copy than was sent."""
         mac = mac[:_MAC_BYTES]
         [copies] = self._db.execute(self._count, (mac,)).fetchone()
         if self._table == "again" and copies > self._copies("seen", mac):
@@ -107,15 +107,15 @@ class Ledger:
         return 0 if row is None else int(row[0])
 
     def gone(self) -> int:
-        """How many documents were sent that the reading did not come to."""
+        """Number of sent documents missing in the reading."""
         return int(self._db.execute(_MORE.format("sent", "seen")).fetchone()[0])
 
     def added(self) -> int:
-        """How many documents the reading came to that were not sent."""
+        """Number of unsent documents in the reading."""
         return int(self._db.execute(_MORE.format("seen", "sent")).fetchone()[0])
 
     def files(self, *, replaced: bool = False) -> list[Sent]:
-        """The files that count, or those whose place others took, as they were sent."""
+        """The active files, or the replaced ones, in the order of sending."""
         query = "SELECT name, digest, documents, tokens FROM files WHERE replaced = ? ORDER BY number"
         return [Sent(*row) for row in self._db.execute(query, (int(replaced),))]
 
@@ -124,13 +124,13 @@ class Ledger:
         return int(self._db.execute("SELECT COUNT(*) + 1 FROM files").fetchone()[0])
 
     def made_as(self, how: str) -> bool:
-        """Whether all files that count were made as `how` says."""
+        """Whether all active files were made with the settings `how`."""
         return not self._db.execute("SELECT 1 FROM files WHERE NOT replaced AND how != ?", (how,)).fetchall()
 
     def send(self, file: Sent, how: str, *, replace: bool) -> None:
-        """Notes a file to send: it and those before it hold the documents of the last reading that wasn't `again`.
+        """Record a file to send: it and earlier ones have the documents of the last reading without `again`.
 
-        With `replace` it takes the place of all files before it.
+        With `replace` it replaces all earlier files.
         """
         self._end()
         with self._db:
@@ -143,7 +143,7 @@ class Ledger:
             self._db.execute("INSERT INTO sent SELECT mac, copies FROM seen")
 
     def forget(self) -> None:
-        """Notes that no file counts any more, and that no document was sent."""
+        """Mark all files as replaced, and all documents as unsent."""
         self._end()
         with self._db:
             self._db.execute("BEGIN IMMEDIATE")

@@ -1,4 +1,4 @@
-"""The single exit for everything but progress: it applies the policy, asks the owner, and records what is sent."""
+"""The single exit for all data except progress: applies the policy, asks the owner, records sent items."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -28,17 +28,17 @@ from moerge_workers.watching.events import Events
 POLL_SECONDS = 1.0
 EXPERT_REVEALS = (
     "What this reveals:\n"
-    "  - all that a published model reveals: whoever has it can run it, and probe it for what it was trained on\n"
+    "  - the same as a published model: anyone who has it can run it, and probe it for its training text\n"
     "  - every consumer of a version gets its MLPs, and the trunk that it was merged into"
 )
 
 EVALUATION_REVEALS = (
     "What this reveals:\n"
-    "  - how well your expert and the version predict your held-out text, and how much of it there is\n"
-    "  - which experts the version chose for it, layer by layer\n"
-    "  - whoever has the expert and guesses all of the held-out documents can check the guess\n"
-    "  - beside one over nearly the same documents: how well those that differ are predicted\n"
-    "  - not: the text, its tokens, what a single one was predicted with"
+    "  - how well your expert and the version predict your held-out text, and its amount\n"
+    "  - the version's choices of experts for it, layer by layer\n"
+    "  - anyone who has the expert and guesses all held-out documents can check the guess\n"
+    "  - together with an evaluation of nearly the same documents: how well the differing ones are predicted\n"
+    "  - not: the text, its tokens, the prediction of a single token"
 )
 
 
@@ -49,7 +49,7 @@ class Outbox:
     Attributes:
         settings: the worker's.
         history: of its home.
-        events: is told what happens, and asks the owner.
+        events: receives messages, and asks the owner.
     """
 
     settings: Settings
@@ -61,39 +61,39 @@ class Outbox:
         return self.events.say
 
     def may_leave(self, item: Item, outdated: Callable[[], bool] = lambda: False) -> bool:
-        """Whether an item may leave; in mode `ask`, waits for the owner's answer for as long as it isn't `outdated`.
+        """Whether an item may leave; in mode `ask`, waits for the owner's answer until the item is `outdated`.
 
-        A worker that runs once, and isn't at a terminal, doesn't wait.
+        With `once` and without a terminal, doesn't wait.
         """
         name, decision = f"{item.about} ({item.digest[:12]})", self.history.decision(item)
         if not self.settings.policy.allows(item.kind):
-            self.say(f"the policy keeps here: {name}")
+            self.say(f"the policy forbids sending: {name}")
             return False
         if decision == "refused":
-            self.say(f"you refused to send: {name}; to send it after all: {self._command('approve', item)}")
+            self.say(f"you refused to send: {name}; to approve it: {self._command('approve', item)}")
             self.events.hindered(Obstacle.OWNER_REFUSED)
             return False
         if self.settings.dry_run:
-            self._show(item, "a dry run; nothing is sent. It would send")
+            self._show(item, "dry run, sending nothing; a run would send")
             return False
         if self.settings.policy.mode == "auto" or decision == "approved":
             return True
         return self._asked(item, outdated)
 
     def may_use(self, item: Item, outdated: Callable[[], bool] = lambda: False) -> bool:
-        """Whether to compute under a trunk or version: it is within the budget, or the owner agrees.
+        """Whether to compute under a trunk or version: within the budget, or approved by the owner.
 
-        In mode `ask` the owner is asked about each outgoing item instead, and told the same there.
+        In mode `ask` the question about each outgoing item covers it.
         """
         decision = self.history.decision(item)
         if budget.reveals(self.history, self.settings.policy, item) is None or self.settings.policy.mode == "ask":
             return True
         if decision == "refused":
-            self.say(f"you refused: {item.about}; to allow it after all: {self._command('approve', item)}")
+            self.say(f"you refused: {item.about}; to approve it: {self._command('approve', item)}")
             self.events.hindered(Obstacle.OWNER_REFUSED)
             return False
         if self.settings.dry_run:
-            self.say(f"a dry run; it would ask you first: {item.about}")
+            self.say(f"dry run; a run would first ask you about: {item.about}")
             return True
         return decision == "approved" or self._asked(item, outdated)
 
@@ -102,14 +102,14 @@ class Outbox:
         return self.history.decision(item) == "refused"
 
     def is_outdated(self, item: Item) -> bool:
-        """Whether its question ended because it isn't to be sent any more."""
+        """Whether its question ended without an answer, because the item is outdated."""
         return self.history.decision(item) == "outdated"
 
     def _asked(self, item: Item, outdated: Callable[[], bool]) -> bool:
         self.outdate(lambda other: other.place == item.place and other.digest != item.digest)
         if self.history.decision(item) != "asked":
-            self.history.note(item, "asked")  # before it is shown, which takes long, so that no answer is overwritten
-        self._show(item, "may this be computed?" if item.is_use else "may this leave?")
+            self.history.note(item, "asked")  # before the slow display, so that it overwrites no answer
+        self._show(item, "may the worker compute this?" if item.is_use else "may the worker send this?")
         self.events.enter(Stage.WAITING)
         self.events.hindered(Obstacle.ASKS_OWNER)
         if self.history.decision(item) == "asked":
@@ -118,7 +118,7 @@ class Outbox:
             if sent is not None:
                 self.history.note(item, "approved" if sent else "refused")
         if self.history.decision(item) == "asked":
-            self.say(f"waits for your answer: {self._command('approve', item)} (or refuse)")
+            self.say(f"waiting for your answer: {self._command('approve', item)} (or refuse)")
         while (decision := self.history.decision(item)) == "asked" and not self.settings.once:
             if outdated():
                 self.history.note(item, "outdated")
@@ -129,7 +129,7 @@ class Outbox:
         return decision == "approved"
 
     def outdate(self, which: Callable[[Item], bool]) -> None:
-        """Ends the questions about items that are not to be sent any more."""
+        """End the questions about outdated items."""
         for item in filter(which, self.history.asked()):
             self.history.note(item, "outdated")
 
@@ -138,7 +138,7 @@ class Outbox:
 
     def _show(self, item: Item, title: str) -> None:
         size = "for" if item.is_use else f"{decimal(item.bytes)}, to"
-        self.say(f"{title}: {item.about}, {size} {item.coordinator}; to look at it: {item.place}")
+        self.say(f"{title}: {item.about}, {size} {item.coordinator}; see {item.place}")
         for part in described(item):
             self.events.view.show(part)
         if (danger := budget.reveals(self.history, self.settings.policy, item)) is not None:
@@ -146,10 +146,10 @@ class Outbox:
 
     @contextmanager
     def sending(self, item: Item, supersedes: Sequence[str] = ()) -> Iterator[None]:
-        """The time in which an item leaves; written down before and after."""
+        """Context for sending an item; recorded before and after."""
         if self.settings.dry_run or not self.settings.policy.allows(item.kind):
-            raise MoergeError("the policy or the dry run keeps it here", where=item.about)
-        self.say(f"leaving this machine: {item.about}, {decimal(item.bytes)}; kept at {item.place}")
+            raise MoergeError("the policy or the dry run forbids sending", where=item.about)
+        self.say(f"sending {item.about}, {decimal(item.bytes)}; a copy stays at {item.place}")
         self.history.note(item, "leaves")
         self.events.enter(Stage.SENDING)
         self.events.hindered(None)
@@ -161,7 +161,7 @@ class Outbox:
             self._ended(digest, "superseded")
 
     def settle(self, rows: Iterable[Contribution | Evaluation | Expert]) -> None:
-        """Writes down the state of items at the coordinator, where this machine missed a change."""
+        """Record changed states of items at the coordinator."""
         for row in rows:
             item = self.history.item(row.digest, self.settings.coordinator)
             last = self.history.movement(item) if item is not None else None
@@ -173,7 +173,7 @@ class Outbox:
                 self.history.note(item, "withdrawn" if withdrawn else "superseded")
 
     def withdrawn(self, digest: str) -> None:
-        """Writes down that a contribution was withdrawn."""
+        """Record that a contribution was withdrawn."""
         self._ended(digest, "withdrawn")
 
     def _ended(self, digest: str, how: Literal["superseded", "withdrawn"]) -> None:
@@ -190,7 +190,7 @@ class Outbox:
         return Item(digest, self.settings.coordinator, manifest.kind, about, size, trunk, str(path))
 
     def expert(self, digest: str, paths: Mapping[str, Path], trunk: str = "", part: str = "expert") -> Item:
-        """An expert's files, or a `part` of them, as an item; `trunk`: that it is fitted to."""
+        """An expert's files, or a `part` of them, as an item; `trunk`: of a fitted expert."""
         size = sum(path.stat().st_size for path in paths.values())
         fitted = f" fitted to trunk {trunk[:12]}" if trunk else ""
         about = f"{self.settings.domain}: {part}{fitted}, {len(paths)} files"
@@ -204,7 +204,7 @@ class Outbox:
         return Item(trunk, self.settings.coordinator, "trunk-use", about, 0, trunk, str(path))
 
     def version_use(self, number: int, digest: str, trunk: str, path: Path) -> Item:
-        """Evaluating a version, as an item; `path` is the place of the evaluation, and `digest` names it."""
+        """Evaluating a version, as an item; `path` and `digest` are the evaluation's."""
         sent = len(budget.versions(self.history))
         about = f"{self.settings.domain}: an evaluation of version {number}, after {sent} others in 30 days"
         return Item(digest, self.settings.coordinator, "version-use", about, 0, trunk, str(path))
@@ -220,7 +220,7 @@ class Outbox:
 
 
 def described(item: Item) -> Iterator[RenderableType]:
-    """The contents of an item and what they reveal, for a terminal."""
+    """An item's contents and the information that they reveal, for a terminal."""
     if item.is_use:
         return
     if item.kind == "evaluation":
@@ -245,12 +245,12 @@ def described(item: Item) -> Iterator[RenderableType]:
 
 
 def require_unchanged(item: Item) -> None:
-    """Requires that the file is still the one that the owner was asked about.
+    """Require that the file is unchanged since the question to the owner.
 
     Raises:
-        MoergeError: it isn't.
+        MoergeError: it has changed or is missing.
     """
     path = Path(item.place)
     if item.kind != "expert" and not item.is_use and not (path.is_file() and file_sha256(path) == item.digest):
-        todo = "run the worker again; it asks about what there is to send now"
-        raise MoergeError("this isn't what the worker asked about any more", where=item.place, todo=todo)
+        todo = "run the worker again; it asks about the current file"
+        raise MoergeError("the file has changed since the worker asked about it", where=item.place, todo=todo)

@@ -1,6 +1,6 @@
 """The owner's Ed25519 key, which signs contributions and never leaves the machine.
 
-It is a file named after the owner, in the worker's home or, for all its workers, in ~/.moerge.
+Its file has the owner's name, in the worker's home or, for all the owner's workers, in ~/.moerge.
 """
 
 import os
@@ -29,7 +29,7 @@ def default_home() -> Path:
 
 
 def key_file(home: Path, owner: str) -> Path:
-    """Where the owner's key lies, or would lie: in the worker's home, else in ~/.moerge."""
+    """The path of the owner's key: in the worker's home if it exists there, else in ~/.moerge."""
     own = home / f"{owner}.pem"
     return own if own.is_file() else default_home() / own.name
 
@@ -40,18 +40,18 @@ def _next_file(path: Path) -> Path:
 
 @contextmanager
 def _alone(path: Path) -> Iterator[None]:
-    """While it is open, no other process makes or rotates this key.
+    """Context in which no other process makes or rotates this key.
 
     Raises:
-        MoergeError: its folder can't be written.
+        MoergeError: its folder isn't writable.
     """
     lock = FileLock(path.with_name(f"{path.name}.lock"))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         lock.acquire()
     except OSError as error:
-        todo = "name a folder that you may write: --home"
-        raise MoergeError(f"no key can be kept there: {error.strerror}", where=str(path.parent), todo=todo) from error
+        todo = "name a writable folder with --home"
+        raise MoergeError(f"can't write a key: {error.strerror}", where=str(path.parent), todo=todo) from error
     try:
         yield
     finally:
@@ -76,40 +76,40 @@ def read_owner_key(path: Path) -> Ed25519PrivateKey:
     """The Ed25519 key in a PEM file.
 
     Raises:
-        MoergeError: there is none.
+        MoergeError: there is no such key.
     """
     try:
         key = serialization.load_pem_private_key(path.read_bytes(), password=None)
     except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:
         todo = f"restore the file; if the key is lost, remove it and {NEW_REQUEST}"
-        raise MoergeError(f"no Ed25519 key as PKCS#8 PEM can be read: {error}", where=str(path), todo=todo) from error
+        raise MoergeError(f"not an Ed25519 key in PKCS#8 PEM: {error}", where=str(path), todo=todo) from error
     if not isinstance(key, Ed25519PrivateKey):
-        found, todo = f"expected an Ed25519 key, found {type(key).__name__}", "move the file away: it is another key"
+        found, todo = f"expected an Ed25519 key, found {type(key).__name__}", "move the file away"
         raise MoergeError(found, where=str(path), todo=todo)
     return key
 
 
 def join_request(path: Path, owner: str, domains: list[str]) -> JoinRequest:
-    """The request of the owner whose key lies at `path`; a key that is there already is taken, never overwritten.
+    """The join request of an owner with the key at `path`; uses an existing key, and never overwrites one.
 
     Raises:
-        MoergeError: a name isn't one, or the file holds something else.
+        MoergeError: a name is invalid, or the file isn't a key.
     """
     try:
         JoinRequest.make(Ed25519PrivateKey.generate(), owner, domains, datetime.now(UTC))  # before anything is written
     except ValidationError as error:
         first = error.errors()[0]
         option = {"owner": "--owner", "domains": "--domain"}[str(first["loc"][0])]
-        todo = "use a-z, 0-9, - and _, at most 63 of them"
-        raise MoergeError(f"{first['input']!r} is no name", where=option, todo=todo) from error
+        todo = "use a-z, 0-9, - and _, at most 63 characters"
+        raise MoergeError(f"{first['input']!r} is not a valid name", where=option, todo=todo) from error
     with _alone(path):
         if not path.is_file():
-            _next_file(path).unlink(missing_ok=True)  # the rotation of a key that is gone
+            _next_file(path).unlink(missing_ok=True)  # the rotation of a lost key
         return JoinRequest.make(_made(path), owner, sorted(set(domains)), datetime.now(UTC).replace(microsecond=0))
 
 
 def rotate(client: Client, owner: str, path: Path) -> str:
-    """Puts a new key in the old one's place, and returns its fingerprint. Killed at any moment, it can be run again.
+    """Replace the key, and return the new fingerprint. After a kill at any moment, it can be run again.
 
     Raises:
         MoergeError: there is no key, or the coordinator refuses.
@@ -122,7 +122,7 @@ def rotate(client: Client, owner: str, path: Path) -> str:
 
 
 def _finish(client: Client, owner: str, path: Path) -> None:
-    """Rotates at the coordinator first: it would refuse signatures of a key that only this machine knows."""
+    """Rotate at the coordinator first, because it refuses signatures of an unknown key."""
     new = _next_file(path)
     client.rotate_key(Rotation.make(read_owner_key(path), read_owner_key(new), owner))
     new.replace(path)
@@ -130,26 +130,26 @@ def _finish(client: Client, owner: str, path: Path) -> None:
 
 
 def own_identity(client: Client, domain: str) -> Identity:
-    """Whose token it is: an owner's, for this domain.
+    """The token's identity, an owner of this domain.
 
     Raises:
-        MoergeError: it is another's.
+        MoergeError: the token is another's.
     """
     identity = client.identity()
     if identity.role is not Role.OWNER or domain not in identity.domains:
         found = f"the token is {identity.who}'s, for {', '.join(identity.domains) or 'no domain'}, not for {domain!r}"
-        todo = "use the token that the operator made for this domain's owner"
+        todo = "use the token of this domain's owner, from the operator"
         raise MoergeError(found, where="--token", todo=todo)
     return identity
 
 
 def require_approved(client: Client, home: Path) -> bool:
-    """Whether contributions are signed: the owner's key is here, and is the one that the operator approved.
+    """Whether contributions are signed: the owner's key is here, and the operator approved it.
 
-    A rotation that was cut is finished first. False: neither this machine nor the coordinator has a key.
+    Finishes an interrupted rotation first. False: neither this machine nor the coordinator has a key.
 
     Raises:
-        MoergeError: one of them has a key that the other lacks.
+        MoergeError: only one of them has a key, or the keys differ.
     """
     identity = client.identity()
     owner = identity.owner or ""

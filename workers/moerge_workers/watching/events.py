@@ -1,4 +1,4 @@
-"""The events of a run, told once, for the view, the home's status, Prometheus and the coordinator."""
+"""The events of a run, for the view, the home's status, Prometheus and the coordinator."""
 
 import time
 from collections import deque
@@ -10,7 +10,7 @@ from moerge_proto.progress import Obstacle, Stage
 from moerge_workers.watching.status import SlotState, Status
 from moerge_workers.watching.view import View
 
-_SHARDS = 8  # over which a slot's rate is
+_SHARDS = 8  # of a slot's rate
 
 
 class Events:
@@ -40,23 +40,23 @@ class Events:
             self.status.update(stage=stage, slots={}, tokens_left=0)
 
     def hindered(self, obstacle: Obstacle | None) -> None:
-        """Notes the reason for which nothing more is sent for now; None: there is none any more."""
+        """Record the reason for sending nothing; None: no reason any more."""
         if obstacle is not self.status.state.obstacle:
             self.status.update(obstacle=obstacle)
 
     def sent(self, kinds: Mapping[str, int]) -> None:
-        """Kind -> bytes of all that ever left."""
+        """Record kind -> bytes of all sent items."""
         self.status.note(sent=dict(kinds))
 
     def shards(self, done: int, total: int, tokens_left: int) -> None:
-        """How far the shards are."""
+        """Record the progress of the shards."""
         seconds = 0.0 if done == total else 1.0
         self.status.note(seconds=seconds, shards_done=done, shards_total=total, tokens_left=tokens_left)
 
     # --- the Ray actors
 
     def ready(self, slot: int, device: str) -> None:
-        """An actor may compute from now on."""
+        """An actor is ready."""
         self._finished[slot] = deque([(time.monotonic(), 0)], maxlen=_SHARDS + 1)
         self._change(slot, SlotState(device=device))
 
@@ -70,7 +70,7 @@ class Events:
         self._change(slot, SlotState(device=device, tokens_per_second=rate), tokens=tokens)
 
     def lost(self, slot: int) -> None:
-        """An actor is gone; another takes its place."""
+        """An actor is lost and will be replaced."""
         slots = {number: each for number, each in self.status.state.slots.items() if number != slot}
         self.status.note(slots=slots, restarts=self.status.state.restarts + 1)
 

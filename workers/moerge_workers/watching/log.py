@@ -1,4 +1,4 @@
-"""The worker's log with `log_format = "json"`: each line on standard error one JSON object, without what is private."""
+"""The worker's log with `log_format = "json"`: each line on standard error is a JSON object without private names."""
 
 import logging
 import re
@@ -21,9 +21,9 @@ _ENDS = r"(?=, (?:line|row|after)\b|: |['\"]|\n|$)"
 
 
 def configure(sources: Sequence[str]) -> None:
-    """Sends all lines of this process through the log; names of files below the data's `sources` don't stand there.
+    """Send all lines of this process through the log, without names of files under the data's `sources`.
 
-    Libraries that make handlers of their own must have been imported.
+    Import libraries that add handlers before this call.
     """
     for each in logging.root.manager.loggerDict.values():
         if isinstance(each, logging.Logger):
@@ -43,7 +43,7 @@ def configure(sources: Sequence[str]) -> None:
 
 
 def _root(source: str) -> str:
-    """The part of a path, glob or URL that all of its files begin with."""
+    """The common prefix of all files of a path, glob or URL."""
     fixed = re.split(r"[*?\[]", source.removeprefix("file://"))[0]
     return fixed if "://" in fixed else str(Path(fixed).absolute())
 
@@ -54,7 +54,7 @@ def _tell_failure(kind: type[BaseException], error: BaseException, trace: Traceb
 
 @contextmanager
 def errors_told() -> Iterator[None]:
-    """Within it, an expected error is a line of the log, and ends the command with 1."""
+    """Context that logs an expected error as one line, and ends the command with 1."""
     try:
         yield
     except MoergeError as error:

@@ -1,4 +1,4 @@
-"""A run's figures for Prometheus, on this machine only."""
+"""A run's metrics for Prometheus, on this machine only."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -12,7 +12,7 @@ HOST = "127.0.0.1"
 
 @contextmanager
 def served(port: int | None, status: Status) -> Iterator[None]:
-    """The time in which the figures are served at http://127.0.0.1:PORT/metrics; without a port they aren't.
+    """Context that serves the metrics at http://127.0.0.1:PORT/metrics; does nothing without a port.
 
     Raises:
         MoergeError: the port is taken.
@@ -28,17 +28,17 @@ def served(port: int | None, status: Status) -> Iterator[None]:
         def gauge(name: str, text: str, value: float) -> Metric:
             return GaugeMetricFamily(f"moerge_worker_{name}", text, value=value)
 
-        yield gauge("shards_done", "Shards of this contribution that are done.", state.shards_done)
+        yield gauge("shards_done", "Finished shards of this contribution.", state.shards_done)
         yield gauge("shards_planned", "Shards of this contribution.", state.shards_total)
         yield CounterMetricFamily("moerge_worker_tokens", "Tokens computed since the start.", value=state.tokens)
         yield CounterMetricFamily("moerge_worker_actor_restarts", "Ray actors lost and replaced.", value=state.restarts)
-        sent = CounterMetricFamily("moerge_worker_sent_bytes", "Bytes that left this home, ever.", labels=["kind"])
+        sent = CounterMetricFamily("moerge_worker_sent_bytes", "Bytes ever sent from this home.", labels=["kind"])
         for kind, size in sorted(state.sent.items()):
             sent.add_metric([kind], size)
         yield sent
         heard = 0.0 if state.heard is None else state.heard.timestamp()
-        yield gauge("coordinator_answered_timestamp_seconds", "When the coordinator last answered; 0: never.", heard)
-        stage = GaugeMetricFamily("moerge_worker_stage", "1 for what the worker does now.", labels=["stage"])
+        yield gauge("coordinator_answered_timestamp_seconds", "Time of the coordinator's last answer; 0: never.", heard)
+        stage = GaugeMetricFamily("moerge_worker_stage", "1 for the current stage.", labels=["stage"])
         for each in Stage:
             stage.add_metric([each.value], each is state.stage)
         yield stage
@@ -52,7 +52,7 @@ def served(port: int | None, status: Status) -> Iterator[None]:
     try:
         server, thread = start_http_server(port, HOST, registry)
     except OSError as error:
-        found, todo = f"port {port} can't be listened on: {error.strerror}", "choose another"
+        found, todo = f"can't listen on port {port}: {error.strerror}", "choose another port"
         raise MoergeError(found, where="--metrics-port", todo=todo) from error
     try:
         yield

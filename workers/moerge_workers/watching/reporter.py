@@ -1,4 +1,4 @@
-"""Tells the coordinator how far the worker is, as the policy lets it; the work never waits for that, nor fails."""
+"""Reports the worker's progress to the coordinator, as the policy allows; the work never waits for reports."""
 
 import threading
 from collections.abc import Iterator
@@ -18,9 +18,9 @@ _PATIENCE, _TIMEOUT, _END_SECONDS = 0.001, 5.0, 2.0
 
 @contextmanager
 def reporting(settings: Settings, status: Status, seconds: float = 10.0) -> Iterator[None]:
-    """The time in which the coordinator is told every so many seconds, and at the end.
+    """Context that reports to the coordinator at an interval, and at the end.
 
-    Of obstacles alone it is told when they come and go, without figures. A lost or refused report is not sent again.
+    With `obstacles`, it reports only changes of the obstacle, without figures. It never retries a report.
     """
     if not settings.policy.progress or settings.dry_run:
         yield
@@ -52,11 +52,11 @@ def _report(settings: Settings, status: Status, ended: threading.Event, seconds:
                 status.heard()
                 told = progress.obstacle
             except (MoergeError, httpx.HTTPError, ValidationError):
-                continue  # the next one tells more
+                continue  # the next report replaces it
 
 
 def _silently(text: str) -> None:
-    """The worker itself says that the coordinator doesn't answer."""
+    """Ignore messages: the worker's own client reports an unreachable coordinator."""
 
 
 def _without_figures(progress: Progress) -> Progress:

@@ -1,4 +1,4 @@
-"""The status of a home's worker: in memory for all views, and in a file of that home that is replaced whole."""
+"""The status of a home's worker: in memory for all views, and in a file of the home, written atomically."""
 
 import math
 import threading
@@ -19,32 +19,32 @@ LOCK = "lock"
 
 
 class SlotState(BaseModel):
-    """A Ray actor: its device, and its rate over the last shards that it finished; 0 before the first."""
+    """A Ray actor: its device, and its rate over its last shards; 0 before the first."""
 
     device: str
     tokens_per_second: float = 0.0
 
 
 class State(BaseModel):
-    """The state of the worker, now or at its end.
+    """The worker's current or last state.
 
     Attributes:
-        at: when this was written.
-        domain: that it contributes for.
+        at: time of this state.
+        domain: the worker's domain.
         coordinator: its address.
-        said: its last message.
-        stage: what it does now.
-        trunk: digest of the trunk that it contributes under.
-        shards_done: of those that it computes now, or computed last.
-        shards_total: likewise.
-        tokens_left: in those that are not done.
-        tokens: that it computed since it was started.
-        slots: number -> the actor that computes there now.
-        restarts: Ray actors that were lost, each of which another took the place of.
-        sent: kind -> bytes of all that ever left this home, before they are compressed.
-        heard: when the coordinator last answered.
-        obstacle: why nothing more is sent for now.
-        error: why it ended, if it failed.
+        said: the last message.
+        stage: the current stage.
+        trunk: digest of the current trunk.
+        shards_done: finished shards of the current or last contribution.
+        shards_total: its shards.
+        tokens_left: tokens of its unfinished shards.
+        tokens: tokens computed since the start.
+        slots: number -> the slot's current actor.
+        restarts: Ray actors lost and replaced.
+        sent: kind -> bytes ever sent from this home, uncompressed.
+        heard: time of the coordinator's last answer.
+        obstacle: reason for sending nothing.
+        error: the error that ended the worker.
     """
 
     at: datetime
@@ -71,14 +71,14 @@ class State(BaseModel):
 
     @property
     def seconds_left(self) -> int | None:
-        """The estimate for the shards that are not done; None while there is none."""
+        """The estimate for the unfinished shards; None without an estimate."""
         rate = self.tokens_per_second
         left = self.tokens_left / rate if rate else LONGEST + 1
         return round(left) if left <= LONGEST else None
 
     @property
     def progress(self) -> Progress:
-        """The part that the coordinator may be told."""
+        """The part for the coordinator."""
         return Progress(
             domain=self.domain,
             stage=self.stage,
@@ -100,12 +100,12 @@ class Status:
         self._lock = threading.RLock()
 
     def update(self, **fields: Any) -> None:
-        """Changes it, and writes the file."""
+        """Change the state, and write the file."""
         with self._lock:
             self.note(seconds=0, **fields)
 
     def note(self, *, seconds: float = 1.0, **fields: Any) -> None:
-        """Changes it; the file is written at most once in so many seconds."""
+        """Change the state; write the file at most once in so many seconds."""
         with self._lock:
             self.state = self.state.model_copy(update={**fields, "at": datetime.now(UTC)})
             if time.monotonic() - self._written >= seconds:
@@ -114,7 +114,7 @@ class Status:
                 self._written = time.monotonic()
 
     def heard(self) -> None:
-        """The coordinator answered. The file is left as it is: this may be another thread than the work's."""
+        """Record an answer of the coordinator. Doesn't write the file, because the caller may be another thread."""
         self.note(seconds=math.inf, heard=datetime.now(UTC))
 
 
@@ -122,7 +122,7 @@ def read_state(home: Path) -> State | None:
     """The last state; None if no worker ran here.
 
     Raises:
-        MoergeError: the file is no state.
+        MoergeError: the file isn't a state.
     """
     path = home / FILE
     try:
@@ -132,7 +132,7 @@ def read_state(home: Path) -> State | None:
 
 
 def is_running(home: Path) -> bool:
-    """Whether a worker holds the home now."""
+    """Whether a worker is using the home."""
     if not (home / LOCK).is_file():
         return False
     try:

@@ -20,24 +20,24 @@ from moerge.progress import LogProgress, Tracker, amount
 from moerge_proto.progress import Stage
 from moerge_workers.watching.status import State, Status
 
-_SLOTS = 8  # that have a line of their own
+_SLOTS = 8  # with their own line
 _BAR = 20
 
 
 class View(Protocol):
-    """Where messages, progress and questions of a run are shown."""
+    """The display of a run's messages, progress and questions."""
 
     def say(self, text: str) -> None:
-        """Shows one message."""
+        """Show one message."""
 
     def track(self, title: str, total: int, unit: str) -> AbstractContextManager[Tracker]:
-        """Shows work, as `Progress.track` does."""
+        """Show work, as `Progress.track` does."""
 
     def show(self, part: RenderableType) -> None:
-        """Shows something too large for a message."""
+        """Show a longer text or table."""
 
     def ask(self, question: str) -> bool | None:
-        """The owner's answer; None if nobody is there to give one."""
+        """The owner's answer; None without a terminal."""
 
 
 class Lines:
@@ -76,15 +76,15 @@ class Json:
         return LogProgress(self.say).track(title, total, unit)
 
     def show(self, part: RenderableType) -> None:
-        """Nothing: the message before it names the file."""
+        """Nothing: the previous message names the file."""
 
     def ask(self, question: str) -> None:
-        """Nobody: whoever reads a log answers with `moerge worker approve`."""
+        """No answer: the owner answers with `moerge worker approve`."""
 
 
 @dataclass
 class _Work:
-    """Work that goes on: so many units since `begin`."""
+    """Work in progress: units done since `begin`."""
 
     title: str
     total: int
@@ -106,7 +106,7 @@ class Terminal(Lines):
 
     @contextmanager
     def shown(self) -> Iterator["Terminal"]:
-        """The time in which it is there; the terminal is as it was afterwards, however that ends."""
+        """Context that shows the view, and restores the terminal."""
         with self._live:
             yield self
 
@@ -134,7 +134,7 @@ class Terminal(Lines):
         state = self._status.state
         head = f"{state.domain}: {state.stage}" + (f", trunk {state.trunk[:12]}" if state.trunk else "")
         sent = ", ".join(f"{kind} {decimal(size)}" for kind, size in sorted(state.sent.items()))
-        foot = [*_slots(state), f"left this building: {sent or 'nothing'}"]
+        foot = [*_slots(state), f"sent from this home: {sent or 'nothing'}"]
         bars = [_bar(work, state) for work in list(self._works)]
         return Group(_line(head), *bars, *map(_line, foot))
 
@@ -144,7 +144,7 @@ def _line(text: str) -> Text:
 
 
 def _bar(work: _Work, state: State) -> RenderableType:
-    """One line: title, bar, share, rate, time left; those of shards are estimated from finished ones."""
+    """One line: title, bar, share, rate, time left; estimated from finished shards while computing."""
     share = 100 * work.done // work.total if work.total else 100
     rate = work.done / max(time.monotonic() - work.begin, 1e-9)
     left = round((work.total - work.done) / rate) if rate else None
@@ -168,19 +168,19 @@ def _slots(state: State) -> list[str]:
     shown = slots if len(slots) <= _SLOTS else slots[: _SLOTS - 1]
     lines += [f"  slot {number}, {slot.device}: {_rate(slot.tokens_per_second)}" for number, slot in shown]
     if not slots:
-        lines.append("  Ray and its actors start")
+        lines.append("  Ray and its actors are starting")
     if rest := slots[len(shown) :]:
         lines.append(f"  {len(rest)} more slots: {_rate(sum(slot.tokens_per_second for _, slot in rest))}")
     return lines
 
 
 def _rate(tokens: float) -> str:
-    return f"{amount(tokens, 'tokens')}/s" if tokens else "no shard is finished yet"
+    return f"{amount(tokens, 'tokens')}/s" if tokens else "no shard finished yet"
 
 
 @contextmanager
 def view(log_format: Literal["text", "json"], status: Status) -> Iterator[View]:
-    """The view that fits standard error and the settings."""
+    """The view for standard error and the settings."""
     if log_format == "json":
         yield Json(status)
     elif sys.stderr.isatty() and not Console(stderr=True).is_dumb_terminal:

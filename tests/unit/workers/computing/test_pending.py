@@ -173,14 +173,14 @@ def test_other_groups_discard_the_journals_and_say_so_and_without_a_wish_those_b
 ) -> None:
     owner.contribute(tmp_path, "router", 1, [2])
     owner.contribute(tmp_path, "router", LAYERS, [6])
-    assert [text for text in owner.said if "is of other layer groups" in text]
+    assert [text for text in owner.said if "its layer groups differ" in text]
     assert list(tmp_path.glob("*.safetensors")) == []
     assert parts(tmp_path) == ["1-of-3", "2-of-3"]
     begun = set(owner.computed)
     owner.contribute(tmp_path, "router", None, [1])
     assert begun.isdisjoint(owner.computed)
     owner.contribute(tmp_path, "router", 2, [1])
-    assert len([text for text in owner.said if "is of other layer groups" in text]) == 2
+    assert len([text for text in owner.said if "its layer groups differ" in text]) == 2
     assert parts(tmp_path) == ["1-of-2"]
     assert owner.contribute(tmp_path, "router", 1, NEVER) == owner.whole["router"]
     assert len(owner.computed) == len({shard for _, shard in owner.computed})
@@ -224,7 +224,7 @@ def test_documents_that_go_while_a_group_is_computed_are_in_none(owner: Owner, t
     try:
         owner.then[2] = lambda: fewer.rename(owner.data)  # whoever reads the old file reads it to its end
         found = owner.contribute(tmp_path / "a", "router", 2, NEVER)
-        assert any("documents have gone meanwhile" in text for text in owner.said)
+        assert any("documents were removed during the work" in text for text in owner.said)
         assert found == owner.contribute(tmp_path / "b", "router", 1, NEVER) != owner.whole["router"]
     finally:
         owner.data.write_text(before)
@@ -245,5 +245,5 @@ def test_more_shards_than_a_contribution_holds_are_refused_before_anything_is_co
         router, trunk = (Planner(settings, Data(settings, print), events, blank, ledger) for blank in (ROUTER, TRUNK))
         plan = Plan(sizes, frozenset(["f" * 64]), replaces=False, differs=None)
         assert router.is_worth_sending(plan), "those that were sent are in another file"
-        with pytest.raises(MoergeError, match="100,001 shards; a contribution has 100,000 at most"):
+        with pytest.raises(MoergeError, match="100,001 shards; the maximum of a contribution is 100,000"):
             trunk.is_worth_sending(plan)

@@ -28,7 +28,7 @@ def test_law_1_without_an_answer_or_in_a_dry_run_it_stays(folder: Path, home: Pa
         assert expert.run(context)  # so that the later stages can be shown
     with (
         context_of(folder, home, client, policy={"expert_weights": False}) as context,
-        pytest.raises(MoergeError, match="the policy keeps expert weights here"),
+        pytest.raises(MoergeError, match="the policy forbids sending expert weights"),
     ):
         expert.run(context)
     assert (client.uploaded, client.known) == ([], {})

@@ -75,5 +75,5 @@ def test_messages_and_texts_are_read_by_the_field_that_is_named(folder: Path) ->
 
 
 def test_shares_that_leave_nothing_for_the_statistics_are_refused(folder: Path) -> None:
-    with pytest.raises(ValidationError, match="leave documents for the statistics"):
+    with pytest.raises(ValidationError, match="must add up to less than 1"):
         settings(folder, tuning_share=0.5, held_out_share=0.5)

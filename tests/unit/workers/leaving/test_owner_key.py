@@ -45,17 +45,17 @@ def test_a_worker_s_own_home_goes_before_the_one_for_all_workers(tmp_path: Path)
 @pytest.mark.parametrize(
     ("content", "told"),
     [
-        (b"", "no Ed25519 key as PKCS#8 PEM can be read"),
-        (b"not a key", "no Ed25519 key as PKCS#8 PEM can be read"),
+        (b"", "not an Ed25519 key in PKCS#8 PEM"),
+        (b"not a key", "not an Ed25519 key in PKCS#8 PEM"),
         (
             Ed25519PrivateKey.generate().private_bytes(*PEM, serialization.BestAvailableEncryption(b"secret")),
-            "no Ed25519 key as PKCS#8 PEM can be read",
+            "not an Ed25519 key in PKCS#8 PEM",
         ),
         (
             generate_private_key(SECP256R1()).private_bytes(*PEM, serialization.NoEncryption()),
             "expected an Ed25519 key, found ECPrivateKey",
         ),
-        (None, "no Ed25519 key as PKCS#8 PEM can be read"),
+        (None, "not an Ed25519 key in PKCS#8 PEM"),
     ],
 )
 def test_what_is_no_key_is_told_by_the_file_s_name_and_stays(tmp_path: Path, content: bytes | None, told: str) -> None:
@@ -84,6 +84,6 @@ def test_a_new_key_drops_the_rotation_of_one_that_is_gone(tmp_path: Path) -> Non
 
 def test_a_folder_that_can_t_be_written_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(MoergeError, match="no key can be kept there") as caught:
+    with pytest.raises(MoergeError, match="can't write a key") as caught:
         join_request(tmp_path / "file" / "firm.pem", "firm", ["law"])
     assert (caught.value.where, "--home" in caught.value.todo) == (str(tmp_path / "file"), True)
