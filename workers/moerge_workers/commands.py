@@ -192,9 +192,11 @@ def _with_options(do: Callable[[Settings], None], *, alone: bool = False) -> Non
 def run(settings: Settings) -> None:
     """Register the expert, then contribute router statistics under every trunk that the operator merges.
 
-    If the worker is killed, start it again: it continues its work. While the coordinator is unreachable, it waits. It
-    sends new documents as a further contribution; after a removal, one contribution replaces all earlier ones. Options
-    override worker.toml, except its policy, which no option widens.
+    If the worker is killed, start it again: it continues its work.
+    While the coordinator is unreachable, the worker waits.
+    It sends new documents as a further contribution.
+    After a removal, one contribution replaces all earlier ones.
+    Options override worker.toml, except its policy, which no option widens.
 
     Example: moerge worker run --coordinator https://example.org --domain law --expert expert/ --data 'text/*.jsonl'
     """
@@ -206,9 +208,10 @@ def run(settings: Settings) -> None:
 def check(settings: Settings) -> None:
     """Check whether `moerge worker run` would work with the same options; exit with 1 if not.
 
-    Checks the expert, the first part of the data, disk, memory, devices and Ray, with one micro-batch. Then checks the
-    coordinator, its clock, your token and key, and the expert against the trunk. Without --coordinator it checks only
-    this machine. It sends only the token and the expert's digest.
+    On this machine: expert, first part of the data, disk, memory, devices, Ray.
+    At the coordinator: its clock, your token and key, the expert and the trunk.
+    Without --coordinator it checks only this machine.
+    It sends only the token and the expert's digest.
 
     Example: moerge worker check --domain law --expert expert/ --data 'text/*.jsonl'
     """
