@@ -1,4 +1,4 @@
-"""Output for people and programs: tables in a terminal's width, whole elsewhere, or JSON."""
+"""Output for people and programs: tables, fitted to a terminal or uncut in pipes, or JSON."""
 
 from typing import Annotated
 

@@ -37,9 +37,9 @@ class Component:
     """Commands of another component.
 
     Attributes:
-        module: where its `app` is.
-        help: its line in the root's help, for which it is not loaded.
-        extra: extra of the package that installs its requirements.
+        module: the module with its `app`.
+        help: its line in the root's help, shown without loading the module.
+        extra: the package extra with its requirements.
     """
 
     module: str
@@ -81,11 +81,11 @@ PANELS: dict[str, dict[str, typer.Typer | Component | Callable[..., None]]] = {
         ),
     },
 }
-"""Panel of the help -> its commands, in the order of use."""
+"""Panel of the help -> its commands, in order of use."""
 
 
 class _Root(TyperGroup):
-    """Lists the commands as PANELS does, and loads a component when it is called."""
+    """Lists the commands in the order of PANELS, and loads a component on its first call."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         return [name for commands in PANELS.values() for name in commands]
@@ -141,8 +141,8 @@ def _root(show: Annotated[bool, typer.Option("--version", help="Print moerge's v
 
 
 def main() -> None:
-    """The console script. Expected errors are told, not traced; Ctrl-C exits with 130."""
-    stamina.instrumentation.set_on_retry_hooks([])  # the client says what it waits for
+    """The console script. Prints expected errors without a traceback; Ctrl-C exits with 130."""
+    stamina.instrumentation.set_on_retry_hooks([])  # the client reports its retries
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # clean up as for Ctrl-C
     try:
         app()

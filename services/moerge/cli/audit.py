@@ -12,16 +12,16 @@ app = typer.Typer(no_args_is_help=True, help="The audit log (operator).")
 
 @app.callback()
 def _group() -> None:
-    """Keeps `export` a word of its own while it is the only command."""
+    """Keeps `export` a subcommand although it is the only one."""
 
 
 @app.command("export")
 def export(
     coordinator: Coordinator,
     secret: Secret,
-    after: Annotated[int, typer.Option(min=0, help="Begin after this number; 0 from the beginning.")] = 0,
+    after: Annotated[int, typer.Option(min=0, help="Number of the last entry to skip; 0 skips none.")] = 0,
 ) -> None:
-    """Prints every call that might have changed something, allowed or refused, as JSON lines, oldest first.
+    """Prints all write calls, allowed and refused, as JSON lines, oldest first.
 
     Example: moerge audit export --after 1200 >> audit.jsonl
     """

@@ -1,4 +1,4 @@
-"""What the commands share: whom they speak to, how they ask, wait and show tables."""
+"""Common parts of the commands: options, confirmation, waiting and tables."""
 
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -16,23 +16,23 @@ from moerge_proto.workflows import Workflow
 
 M = TypeVar("M")
 Coordinator = Annotated[str, typer.Option(envvar="MOERGE_COORDINATOR", help="Address of the coordinator.")]
-Secret = Annotated[str, typer.Option("--token", envvar="MOERGE_TOKEN", help="Bearer token; better in the environment.")]
+Secret = Annotated[str, typer.Option("--token", envvar="MOERGE_TOKEN", help="Bearer token; safer as a variable.")]
 
-Yes = Annotated[bool, typer.Option("--yes", help="Go on without asking; required where there is no terminal.")]
+Yes = Annotated[bool, typer.Option("--yes", help="Skip the confirmation; required without a terminal.")]
 
 
 def confirm(consequence: str, *, yes: bool) -> None:
-    """Asks on a terminal whether to go on. Elsewhere, `yes` is required.
+    """Asks for confirmation on a terminal. Without a terminal, `yes` is required.
 
     Raises:
-        MoergeError: there is no terminal, and no `yes`.
+        MoergeError: neither a terminal nor `yes`.
         typer.Abort: the answer is no.
     """
     if yes:
         return
     if not sys.stdin.isatty():
-        raise MoergeError(f"not confirmed: {consequence}", todo="read this, and add --yes")
-    typer.confirm(f"{consequence} Go on?", abort=True, err=True)
+        raise MoergeError(f"not confirmed: {consequence}", todo="to confirm, add --yes")
+    typer.confirm(f"{consequence} Continue?", abort=True, err=True)
 
 
 def show(title: str, columns: list[str], rows: list[list[str]]) -> None:
@@ -45,7 +45,7 @@ def show(title: str, columns: list[str], rows: list[list[str]]) -> None:
 def show_list(
     title: str, columns: list[str], messages: Iterable[M], line: Callable[[M], list[str]], *, as_json: bool
 ) -> None:
-    """Prints a line of a table for each message, or the messages as JSON."""
+    """Prints the messages as a table, or as JSON."""
     if as_json:
         show_json(list(messages))
     else:
@@ -53,10 +53,10 @@ def show_list(
 
 
 def the_one(kind: str, given: str, known: Iterable[str]) -> str:
-    """The digest or id that is given, whole or by its first digits, as tables on a terminal cut it.
+    """The known digest or id that is, or begins with, the given one; `…` at its end is ignored.
 
     Raises:
-        MoergeError: none is known, or several.
+        MoergeError: no match, or several.
     """
     start = given.rstrip("…")
     found = [name for name in dict.fromkeys(known) if name.startswith(start)]
@@ -64,17 +64,17 @@ def the_one(kind: str, given: str, known: Iterable[str]) -> str:
         return given
     if len(found) != 1 or not start:
         what = f"{len(found)} {kind}s begin with {start!r}" if found else f"no {kind} begins with {start!r}"
-        raise MoergeError(what, where=kind, todo=f"see: moerge {kind} list")
+        raise MoergeError(what, where=kind, todo=f"run: moerge {kind} list")
     return found[0]
 
 
 def wait(client: Client, workflow: Workflow) -> str:
-    """The result of a workflow, once it is done; a terminal shows meanwhile that it runs.
+    """Waits for a workflow and returns its result; a terminal shows a spinner meanwhile.
 
     Raises:
-        CoordinatorError: it failed; carries its problem.
+        CoordinatorError: the workflow failed, with its problem.
     """
-    with Console(stderr=True).status(f"{workflow.id} runs at the coordinator"):
+    with Console(stderr=True).status(f"the coordinator is running {workflow.id}"):
         return client.wait(workflow)
 
 
@@ -82,7 +82,7 @@ def numbers(option: str, values: list[str]) -> dict[str, float]:
     """NAME=NUMBER pairs.
 
     Raises:
-        MoergeError: one isn't.
+        MoergeError: a value has another form.
     """
     numbers = {}
     for value in values:
@@ -97,5 +97,5 @@ def numbers(option: str, values: list[str]) -> dict[str, float]:
 def digest_of_domain(option: str, domain: str, digests: Mapping[str, str]) -> str:
     if domain not in digests:
         known = ", ".join(sorted(digests)) or "none yet"
-        raise MoergeError(f"no ready expert of {domain!r}", where=option, todo=f"the domains are: {known}")
+        raise MoergeError(f"no ready expert of {domain!r}", where=option, todo=f"use one of: {known}")
     return digests[domain]

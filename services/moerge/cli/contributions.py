@@ -14,7 +14,7 @@ from moerge_proto.signatures import in_groups
 from moerge_proto.statistics_file import KINDS
 
 _DIGITS = 8
-app = typer.Typer(no_args_is_help=True, help="Contributions (operator; an owner its own).")
+app = typer.Typer(no_args_is_help=True, help="Contributions (operators; owners see their own).")
 
 
 def _state(row: Contribution) -> str:
@@ -33,7 +33,7 @@ def _line(row: Contribution) -> list[str]:
 def list_contributions(coordinator: Coordinator, secret: Secret, as_json: AsJson = False) -> None:
     """Lists router contributions, then trunk contributions.
 
-    Key is the first digits of the key that signed it; rank, the effective rank of its grams, for operators.
+    Columns: key, the start of the signing key's fingerprint; rank, the effective rank of the grams (operators only).
 
     Example: moerge contribution list
     """
@@ -56,20 +56,20 @@ def withdraw(
     secret: Secret,
     yes: Yes = False,
 ) -> None:
-    """Takes a contribution out of every later version. Trunks that were solved from it are retired.
+    """Excludes a contribution from later versions, and retires trunks solved from it.
 
     Example: moerge contribution withdraw 67b22c2264b8
     """
     if len(digest) < _DIGITS:
         found = f"expected at least {_DIGITS} digits, found {digest!r}"
-        raise MoergeError(found, where="digest", todo="see: moerge contribution list")
+        raise MoergeError(found, where="digest", todo="run: moerge contribution list")
     with Client(coordinator, secret) as client:
         rows = [row for kind in KINDS for row in client.contributions(kind) if row.digest.startswith(digest)]
         if len(rows) != 1:
             found = f"{len(rows)} contributions begin with {digest!r}"
-            raise MoergeError(found, where="digest", todo="see: moerge contribution list")
+            raise MoergeError(found, where="digest", todo="run: moerge contribution list")
         [row] = rows
-        retired = ", and trunks that were solved from it are retired" if row.kind == "trunk" else ""
-        confirm(f"No later version has contribution {row.digest[:12]} of {row.domain}{retired}.", yes=yes)
+        retired = ", and trunks solved from it are retired" if row.kind == "trunk" else ""
+        confirm(f"Later versions exclude contribution {row.digest[:12]} of {row.domain}{retired}.", yes=yes)
         client.withdraw_contribution(row.digest)
-    typer.echo("Withdrawn: the next version is solved without it.")
+    typer.echo("Withdrawn: later versions exclude it.")

@@ -12,15 +12,13 @@ from moerge.progress import progress
 from moerge.terminal import AsJson, show_json
 from moerge_proto.experts import Expert, ExpertState, NewExpert
 
-app = typer.Typer(no_args_is_help=True, help="Experts (operator; an owner its own).")
+app = typer.Typer(no_args_is_help=True, help="Experts (operators; owners see their own).")
 _DIGITS = 8
-Domain = Annotated[
-    str, typer.Argument(help=f"The expert's domain, or its digest, of which the first {_DIGITS} digits are enough.")
-]
+Domain = Annotated[str, typer.Argument(help=f"The expert's domain, or at least {_DIGITS} digits of its digest.")]
 
 
 def _find(client: Client, name: str) -> Expert:
-    """The newest expert of that domain that was trained, not fitted; else the one of that digest."""
+    """The domain's newest trained (not fitted) expert; otherwise the expert with that digest."""
     rows = list(client.experts())
     found = [row for row in rows if name == row.domain and row.fitted is None]
     start = name.rstrip("…")
@@ -28,7 +26,7 @@ def _find(client: Client, name: str) -> Expert:
         digest = the_one("expert", name, [row.digest for row in rows])
         found = [row for row in rows if row.digest == digest]
     if not found:
-        raise MoergeError(f"no expert of {name!r}", where="domain", todo="see: moerge expert list")
+        raise MoergeError(f"no expert of {name!r}", where="domain", todo="run: moerge expert list")
     alive = [row for row in found if row.state is not ExpertState.WITHDRAWN]
     return (alive or found)[-1]
 
@@ -36,28 +34,28 @@ def _find(client: Client, name: str) -> Expert:
 @app.command("add")
 def add(
     expert: Annotated[str, typer.Argument(help="A dense checkpoint: a folder, or a hub id (name/model).")],
-    domain: Annotated[str, typer.Option(help="The domain that it speaks for.")],
+    domain: Annotated[str, typer.Option(help="The expert's domain.")],
     coordinator: Coordinator,
     secret: Secret,
-    license: Annotated[str, typer.Option(help="SPDX identifier of its licence, for the card.")] = "unknown",
+    license: Annotated[str, typer.Option(help="SPDX identifier of its licence, for the model card.")] = "unknown",
     trunk: Annotated[
-        Literal["keep", "remerge"], typer.Option(help="What becomes of the current trunk: it stays, or is merged anew.")
+        Literal["keep", "remerge"], typer.Option(help="Keep the current trunk, or merge it again with this expert.")
     ] = "keep",
     source: Annotated[
-        str | None, typer.Option(help="An allowed address that the coordinator fetches the same files from instead.")
+        str | None, typer.Option(help="An allowed address: the coordinator fetches the files there, without an upload.")
     ] = None,
     redistribute: Annotated[
-        bool, typer.Option("--redistribute", help="Let the other owners of a version have its MLPs, to evaluate it.")
+        bool, typer.Option("--redistribute", help="Let the other owners download its MLPs, to evaluate versions.")
     ] = False,
 ) -> None:
-    """Adds an expert, as a worker does before it contributes; prints its digest once its weights are checked.
+    """Adds an expert, as a worker does before it contributes. Prints its digest after the check of its weights.
 
-    Takes a token of the domain's owner, or with --source of an operator. Added again by its owner, with or without
-    --redistribute, it changes that and nothing else.
+    Needs a token of the domain's owner; with --source, an operator's token works too. To change --redistribute later,
+    the owner runs the command again.
 
     Example: moerge expert add expert/ --domain law --trunk remerge
     """
-    from moerge.client.register import register  # these need seconds to load
+    from moerge.client.register import register  # slow imports
     from moerge.models.expert_folder import file_digests
     from moerge.models.sources import checkpoint_folder
 
@@ -99,7 +97,7 @@ def _yes(value: bool) -> str:
 
 @app.command("show")
 def show_expert(domain: Domain, coordinator: Coordinator, secret: Secret, as_json: AsJson = False) -> None:
-    """Shows an expert, its files, and what contains it.
+    """Shows an expert, its files, and the trunks and versions that contain it.
 
     Example: moerge expert show law
     """
@@ -119,7 +117,7 @@ def show_expert(domain: Domain, coordinator: Coordinator, secret: Secret, as_jso
         "licence": row.license,
         "redistribute": _yes(row.redistribute),
         "state": row.state.value + (f": {row.problem.detail}" if row.problem else ""),
-        "came": f"{row.created:%Y-%m-%d %H:%M} UTC",
+        "added": f"{row.created:%Y-%m-%d %H:%M} UTC",
         "trunks that contain it": ", ".join(digest[:12] for digest in trunks) or "none",
         "versions with its MLPs": ", ".join(map(str, versions)) or "none",
     }
@@ -138,12 +136,12 @@ def withdraw(
     coordinator: Coordinator,
     secret: Secret,
     serve: Annotated[
-        bool, typer.Option("--serve/--withhold", help="Whether versions that contain it are served meanwhile.")
+        bool, typer.Option("--serve/--withhold", help="Whether consumers can still pull versions that contain it.")
     ] = True,
     yes: Yes = False,
 ) -> None:
-    """Withdraws an expert, those fitted from it, and all their contributions; if the trunk contains it, waits for the
-    remerge without it.
+    """Withdraws an expert, the experts fitted from it, and their contributions. If the trunk contains it, waits for
+    the remerge without it.
 
     Example: moerge expert withdraw law --withhold
     """
@@ -156,9 +154,9 @@ def withdraw(
             numbers = ", ".join(map(str, done.versions))
             typer.echo(f"Versions that contain it until they are retired: {numbers}{'' if serve else ' (withheld)'}.")
         if done.remerge is not None:
-            typer.echo(f"Trunk without it: {wait(client, done.remerge)}; its owners contribute anew.")
+            typer.echo(f"Trunk without it: {wait(client, done.remerge)}. Every owner contributes again.")
         elif done.trunks:
-            typer.echo("Trunks that contain it are retired. Nothing is merged in their place: moerge trunk merge.")
+            typer.echo("Trunks that contain it are retired. To merge a new trunk: moerge trunk merge")
 
 
 def _follows(client: Client, row: Expert, *, serve: bool) -> str:
@@ -169,10 +167,10 @@ def _follows(client: Client, row: Expert, *, serve: bool) -> str:
     versions = [each for each in client.versions() if each.retired is None]
     inside = [each for each in versions if row.digest in each.lineage.experts or each.lineage.trunk in names]
     if any(trunk.current for trunk in trunks):
-        words += " The trunk contains it: it is merged again without it, and every owner contributes anew."
+        words += " The trunk contains it: it is merged again without it, and every owner contributes again."
     if inside:
         numbers = ", ".join(str(each.number) for each in inside)
-        words += f" Versions that contain it {'stay served' if serve else 'are withheld'}: {numbers}."
+        words += f" Versions that contain it {'are still served' if serve else 'are withheld'}: {numbers}."
     return words
 
 
@@ -181,7 +179,7 @@ def purge(
     domain: Domain,
     coordinator: Coordinator,
     secret: Secret,
-    retire: Annotated[bool, typer.Option("--retire", help="Retire the versions that contain it too.")] = False,
+    retire: Annotated[bool, typer.Option("--retire", help="Also retire versions that contain it.")] = False,
     yes: Yes = False,
 ) -> None:
     """Removes a withdrawn expert's files and statistics from the coordinator.
@@ -191,9 +189,9 @@ def purge(
     with Client(coordinator, secret) as client:
         row = _find(client, domain)
         also = ", and versions that contain it are retired" if retire else ""
-        confirm(f"Files and statistics of expert {row.digest[:12]} are removed for good{also}.", yes=yes)
+        confirm(f"Files and statistics of expert {row.digest[:12]} are removed permanently{also}.", yes=yes)
         done = client.purge_expert(row.digest, retire=retire)
     typer.echo(f"Removed {done.removed} files, {decimal(done.bytes)}.")
     if done.versions:
         numbers = ", ".join(map(str, done.versions))
-        typer.echo(f"Versions {numbers} contain it and keep their files. To retire them too: add --retire.")
+        typer.echo(f"Versions {numbers} contain it and keep their files. To retire them: add --retire.")

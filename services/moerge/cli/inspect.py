@@ -10,17 +10,17 @@ from moerge.terminal import AsJson, output, show_json
 
 
 def inspect_file(
-    file: Annotated[Path, typer.Argument(help="A contribution, as a worker keeps or sends it.")],
+    file: Annotated[Path, typer.Argument(help="A contribution file.")],
     as_json: AsJson = False,
 ) -> None:
-    """Shows what a contribution contains, and what it reveals.
+    """Shows the content of a contribution, and the information that it reveals.
 
     Example: moerge inspect ~/.moerge/worker-law/contributions/*.safetensors
     """
-    from moerge.statistics.describe import describe, description  # it brings torch
+    from moerge.statistics.describe import describe, description  # imports torch
 
     if not file.is_file():
-        raise MoergeError("not found, or no file", where=str(file), todo="give the path of one contribution")
+        raise MoergeError("not a file", where=str(file), todo="give the path of a contribution")
     if as_json:
         show_json(description(file))
         return

@@ -14,18 +14,18 @@ from moerge_proto.owners import NewOwner, NewToken, Owner, OwnerKey, Role
 from moerge_proto.signatures import JoinRequest, fingerprint, in_groups
 
 app = typer.Typer(no_args_is_help=True, help="Domain owners and their keys (operator).")
-OwnerName = Annotated[str, typer.Argument(help="The owner's name; see: moerge owner list.")]
-_HAND_OVER = "This token is shown once. Hand it to the owner over a safe channel."
+OwnerName = Annotated[str, typer.Argument(help="The owner's name; see `moerge owner list`.")]
+_HAND_OVER = "This token is shown only once. Send it to the owner over a secure channel."
 
 
 @app.command("add")
 def add(
     name: Annotated[str, typer.Argument(help="The owner's name: a-z, 0-9, - and _.")],
-    domain: Annotated[list[str], typer.Option(help="A domain that the owner speaks for; repeat for more.")],
+    domain: Annotated[list[str], typer.Option(help="A domain of the owner; repeat for more.")],
     coordinator: Coordinator,
     secret: Secret,
 ) -> None:
-    """Adds an owner without a key, whose contributions are unsigned, and prints a token. Again: another token.
+    """Adds an owner without a key, with unsigned contributions, and prints a token. A repetition prints another one.
 
     Example: moerge owner add hospital --domain medicine
     """
@@ -37,23 +37,23 @@ def add(
 
 @app.command("approve")
 def approve(
-    request: Annotated[str, typer.Argument(help="The line that the owner's worker printed; - reads it from input.")],
+    request: Annotated[str, typer.Argument(help="The join request from the owner's worker; - reads standard input.")],
     coordinator: Coordinator,
     secret: Secret,
     replace: Annotated[
-        bool, typer.Option("--replace", help="Let it take the place of a known owner's key, which is revoked.")
+        bool, typer.Option("--replace", help="Replace the owner's existing key, which is revoked.")
     ] = False,
 ) -> None:
-    """Takes in the owner who made a join request, and prints a token for its worker. Again: another token.
+    """Approves a join request, and prints a token for the owner's worker. A repetition prints another one.
 
-    On a terminal it asks first whether the fingerprint is the one that the owner told.
+    On a terminal, first asks you to confirm the fingerprint.
 
     Example: moerge owner approve moerge-join-1.eyJjcmVhdGVkIjoi...
     """
     try:
         asked = JoinRequest.of_line(sys.stdin.read() if request == "-" else request)
     except ValueError as error:
-        todo = "ask the owner for the whole line again: moerge worker init"
+        todo = "ask the owner to run `moerge worker init` again and to send the complete line"
         raise MoergeError(str(error), where="REQUEST", todo=todo) from error
     typer.echo(
         f"Owner: {asked.owner}\nDomains: {', '.join(asked.domains)}\nMade: {_minute(asked.created)}\n"
@@ -61,9 +61,9 @@ def approve(
         err=True,
     )
     if sys.stdin.isatty():
-        typer.echo("Has the owner told you this fingerprint, by another way? [y/N] ", err=True, nl=False)
+        typer.echo("Has the owner told you this fingerprint over another channel? [y/N] ", err=True, nl=False)
         if sys.stdin.readline().strip().lower() not in ("y", "yes"):
-            raise MoergeError("not approved", where=asked.owner, todo="compare fingerprints with the owner first")
+            raise MoergeError("not approved", where=asked.owner, todo="first compare fingerprints with the owner")
     with Client(coordinator, secret) as client:
         typer.echo(client.approve(asked, replace=replace).token.secret)
     typer.echo(_HAND_OVER, err=True)
@@ -71,14 +71,14 @@ def approve(
 
 @app.command("revoke")
 def revoke(name: OwnerName, coordinator: Coordinator, secret: Secret, yes: Yes = False) -> None:
-    """Revokes an owner's key and its tokens at once: nothing new is taken from it. What it contributed stays.
+    """Revokes an owner's key and tokens immediately. Its contributions stay.
 
     Example: moerge owner revoke hospital
     """
-    confirm(f"The key and the tokens of {name} end at once, for good.", yes=yes)
+    confirm(f"The key and tokens of {name} are revoked immediately and permanently.", yes=yes)
     with Client(coordinator, secret) as client:
         client.revoke_owner(name)
-    typer.echo(f"{name}: key and tokens are revoked. To take its work out: moerge expert withdraw DOMAIN")
+    typer.echo(f"{name}: key and tokens are revoked. To remove its expert: moerge expert withdraw DOMAIN")
 
 
 @app.command("list")
@@ -98,19 +98,19 @@ def _line(row: Owner) -> list[str]:
 
 @app.command("show")
 def show_owner(name: OwnerName, coordinator: Coordinator, secret: Secret, as_json: AsJson = False) -> None:
-    """Shows an owner's domains, when it was last seen, and every key that it has had.
+    """Shows an owner's domains, last call and keys, including former ones.
 
     Example: moerge owner show hospital
     """
     with Client(coordinator, secret) as client:
         row = next((row for row in client.owners() if row.name == name), None)
     if row is None:
-        raise MoergeError(f"no owner {name!r}", where="NAME", todo="see: moerge owner list")
+        raise MoergeError(f"no owner {name!r}", where="NAME", todo="run: moerge owner list")
     if as_json:
         show_json(row)
         return
     lines = {"name": row.name, "domains": ", ".join(row.domains), "since": _minute(row.created)}
-    lines |= {"last seen": _minute(row.seen), "key": "" if row.keys else "none; it contributes unsigned"}
+    lines |= {"last seen": _minute(row.seen), "key": "" if row.keys else "none; contributions are unsigned"}
     show("Owner", ["", ""], [list(line) for line in lines.items()])
     for key in row.keys:
         typer.echo(f"{in_groups(key.fingerprint)}\n  public key {key.public_key}\n  {_times(key)}")

@@ -15,14 +15,14 @@ from moerge.progress import progress
 
 def pull(
     version: Which,
-    folder: Annotated[Path, typer.Argument(help="A new folder, or one that was pulled before.")],
+    folder: Annotated[Path, typer.Argument(help="A new folder, or the folder of an earlier pull.")],
     coordinator: Coordinator,
     secret: Secret,
 ) -> None:
-    """Makes FOLDER the version, as transformers loads it; fetches only files that FOLDER lacks.
+    """Downloads a version into FOLDER, in the format of transformers. Existing files are reused.
 
-    Every file is checked against its digest, but for the model card, README.md, which has the owners' scores so far.
-    Cut at any moment, it leaves FOLDER as it was, and goes on the next time.
+    Checks every file against its digest, except the model card, README.md, which includes the newest scores. An
+    interrupted pull leaves FOLDER unchanged; the next one resumes.
 
     Example: moerge pull champion my-model
     """

@@ -14,7 +14,7 @@ from moerge.terminal import AsJson, show_json
 from moerge_proto.messages import plainly
 from moerge_proto.rounds import NewRound, Round, RoundChange, RoundState
 
-app = typer.Typer(no_args_is_help=True, help="Rounds: contributions asked for by a deadline.")
+app = typer.Typer(no_args_is_help=True, help="Rounds: requests for contributions by a deadline.")
 Name = Annotated[str, typer.Argument(help="The round's name.")]
 _LONGEST_PAUSE = 5.0
 Hours = Annotated[float, typer.Option(help="Hours from now until the deadline.")]
@@ -25,12 +25,12 @@ def _in_hours(hours: float) -> datetime:
 
 
 def _reasons(client: Client) -> dict[str, str]:
-    """Domain -> the reason why its worker sends nothing, if the worker has told one."""
+    """Domain -> the obstacle that its worker has reported."""
     return {each.domain: f" ({each.obstacle.words})" for each in client.progress() if each.obstacle is not None}
 
 
 def wait_for_contributions(client: Client, round: str | None) -> None:
-    """Waits until no expert of the current trunk is missing, or a round has ended; says who is missing."""
+    """Waits for all experts of the current trunk, or for the end of a round; prints the missing domains."""
     told, pause = "", 0.1
     while missing := _missing(client, round):
         why = _reasons(client)
@@ -50,9 +50,9 @@ def _missing(client: Client, round: str | None) -> list[str]:
 
 
 def _show(client: Client, rows: list[Round]) -> None:
-    """Prints rounds, and why domains are missing."""
+    """Prints rounds, with the reasons of missing domains."""
     why = _reasons(client)
-    columns = ["name", "asks for", "deadline", "enough", "contributed", "missing", "state"]
+    columns = ["name", "for", "deadline", "minimum", "contributed", "missing", "state"]
     lines = [
         [
             row.name,
@@ -71,14 +71,12 @@ def _show(client: Client, rows: list[Round]) -> None:
 @app.command("open")
 def open_round(
     name: Name,
-    domain: Annotated[list[str], typer.Option(help="A domain that is asked; repeat.")],
+    domain: Annotated[list[str], typer.Option(help="A domain to ask; repeat.")],
     coordinator: Coordinator,
     secret: Secret,
     hours: Hours = 24.0,
-    minimum: Annotated[int | None, typer.Option(help="How many are enough at the deadline; default all.")] = None,
-    kind: Annotated[
-        Literal["router", "trunk"], typer.Option(help="Router contributions, or trunk contributions.")
-    ] = "router",
+    minimum: Annotated[int | None, typer.Option(help="Required contributions at the deadline. Default: all.")] = None,
+    kind: Annotated[Literal["router", "trunk"], typer.Option(help="The kind of contribution.")] = "router",
 ) -> None:
     """Asks domains for contributions under the current trunk. Then: moerge version solve --round NAME
 
@@ -95,7 +93,7 @@ def open_round(
 
 @app.command("list")
 def list_rounds(coordinator: Coordinator, secret: Secret, as_json: AsJson = False) -> None:
-    """Lists rounds: who has contributed, who is missing.
+    """Lists rounds, with the domains that have contributed and the missing ones.
 
     Example: moerge round list
     """
@@ -113,9 +111,9 @@ def change_round(
     coordinator: Coordinator,
     secret: Secret,
     hours: Annotated[float | None, typer.Option(help="Hours from now until the new deadline.")] = None,
-    minimum: Annotated[int | None, typer.Option(help="How many are enough.")] = None,
+    minimum: Annotated[int | None, typer.Option(help="Required contributions at the deadline.")] = None,
 ) -> None:
-    """Moves a round's deadline, or changes how many are enough.
+    """Changes a round's deadline or its minimum.
 
     Example: moerge round change spring --hours 24 --minimum 1
     """

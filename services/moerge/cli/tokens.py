@@ -14,17 +14,17 @@ from moerge_proto.messages import plainly
 from moerge_proto.owners import MONTH_SECONDS, NewToken, Role, TokenEntry
 
 app = typer.Typer(no_args_is_help=True, help="Bearer tokens (operator).")
-Id = Annotated[int, typer.Argument(help="The token's id; see: moerge token list.")]
+Id = Annotated[int, typer.Argument(help="The token's id; see `moerge token list`.")]
 
 
 @app.command("add")
 def add(
-    role: Annotated[Role, typer.Argument(help="operator; reader, who may pull versions; or owner, with --owner.")],
+    role: Annotated[Role, typer.Argument(help="operator; reader, to pull versions; or owner, with --owner.")],
     coordinator: Coordinator,
     secret: Secret,
-    owner: Annotated[str | None, typer.Option(help="Whose it is, for the role owner.")] = None,
-    note: Annotated[str, typer.Option(help="What it is for; shown in the list.")] = "",
-    days: Annotated[float | None, typer.Option(help="Days until it expires; default never.")] = None,
+    owner: Annotated[str | None, typer.Option(help="The owner's name, for the role owner.")] = None,
+    note: Annotated[str, typer.Option(help="The token's purpose, shown in the list.")] = "",
+    days: Annotated[float | None, typer.Option(help="Days until it expires. Default: never.")] = None,
 ) -> None:
     """Prints a new token.
 
@@ -37,14 +37,14 @@ def add(
         first = error.errors()[0]
         raise MoergeError(plainly(first), where=f"--{first['loc'][0]}", todo="see --help") from error
     except OverflowError as error:
-        raise MoergeError(f"{days} days are too many", where="--days", todo="give fewer, or none for never") from error
+        raise MoergeError(f"{days} days are too many", where="--days", todo="give fewer, or omit --days") from error
     with Client(coordinator, secret) as client:
         typer.echo(client.add_token(new).secret)
 
 
 @app.command("list")
 def list_tokens(coordinator: Coordinator, secret: Secret, as_json: AsJson = False) -> None:
-    """Lists tokens, ended ones too. Secrets are not kept, so they can't be shown.
+    """Lists tokens, including expired and revoked ones. Secrets are not stored, so they can't be shown.
 
     Example: moerge token list
     """
@@ -65,17 +65,17 @@ def _end(row: TokenEntry) -> str:
     if row.revoked is not None:
         return f"revoked {_day(row.revoked)}"
     if row.expires is None:
-        return "until it is revoked"
+        return "until revoked"
     return f"until {_day(row.expires)}" if row.expires > datetime.now(UTC) else f"expired {_day(row.expires)}"
 
 
 @app.command("revoke")
 def revoke(token: Id, coordinator: Coordinator, secret: Secret, yes: Yes = False) -> None:
-    """Ends a token at once. The last valid operator token stays.
+    """Revokes a token immediately. The last valid operator token can't be revoked.
 
     Example: moerge token revoke 7
     """
-    confirm(f"Token {token} ends at once, and its users are refused.", yes=yes)
+    confirm(f"Token {token} is revoked immediately, and its users are refused.", yes=yes)
     with Client(coordinator, secret) as client:
         typer.echo(f"token {token}: {_end(client.revoke_token(token))}")
 
@@ -86,17 +86,17 @@ def rotate(
     coordinator: Coordinator,
     secret: Secret,
     overlap_seconds: Annotated[
-        int, typer.Option(min=0, max=MONTH_SECONDS, help="How long the old one is valid beside the new one.")
+        int, typer.Option(min=0, max=MONTH_SECONDS, help="Seconds until the old token expires.")
     ] = 0,
     yes: Yes = False,
 ) -> None:
-    """Prints a token with the same role, owner and note, in the place of another, which ends.
+    """Replaces a token: prints a new one with the same role, owner and note, and ends the old one.
 
-    Asks first if there is no overlap.
+    Without an overlap, asks for confirmation first.
 
     Example: moerge token rotate 7 --overlap-seconds 3600
     """
     if not overlap_seconds:
-        confirm(f"Token {token} ends at once, and its users are refused until they have the new one.", yes=yes)
+        confirm(f"Token {token} ends immediately: its users are refused until they have the new one.", yes=yes)
     with Client(coordinator, secret) as client:
         typer.echo(client.rotate_token(token, overlap_seconds).secret)

@@ -22,7 +22,7 @@ Digest = Annotated[str, typer.Argument(help="The trunk's digest, or its first di
 
 
 def _named(client: Client, digest: str) -> str:
-    """A trunk's whole digest, or `current`."""
+    """A trunk's complete digest, or `current`."""
     whole = digest == "current" or len(digest) == _DIGITS
     return digest if whole else the_one("trunk", digest, (row.digest for row in client.trunks()))
 
@@ -34,23 +34,21 @@ def merge_trunk(
     method: Annotated[
         TrunkMethod | None,
         typer.Option(
-            help="How to merge. regmean and moerge (for --fit) need every owner's trunk contribution."
-            f" Default: {RECOMMENDED.method} if there are all of them, else {PAPER.method}."
+            help="Merge method. regmean and moerge (for --fit) need every owner's trunk contribution."
+            f" Default: {RECOMMENDED.method} if all have arrived, otherwise {PAPER.method}."
         ),
     ] = None,
     expert: Annotated[
-        list[str] | None, typer.Option(help="A domain to merge; repeat. Default: all but the base.")
+        list[str] | None, typer.Option(help="A domain to merge; repeat. Default: all except the base.")
     ] = None,
     weight: Annotated[list[str] | None, typer.Option(help="DOMAIN=NUMBER for weighted; repeat.")] = None,
-    base: Annotated[
-        str | None, typer.Option(help="The domain whose expert is the base model (base, ties, dare).")
-    ] = None,
-    retain: Annotated[float | None, typer.Option(help="Share of a task vector that is kept (ties, dare).")] = None,
+    base: Annotated[str | None, typer.Option(help="The base model's domain (base, ties, dare).")] = None,
+    retain: Annotated[float | None, typer.Option(help="Retained share of a task vector (ties, dare).")] = None,
     scale: Annotated[float | None, typer.Option(help="Factor for the sum of task vectors (ties, dare).")] = None,
     seed: Annotated[int | None, typer.Option(help="Random seed for dropping elements (dare).")] = None,
-    round: Annotated[str | None, typer.Option(help="Merge who contributed to this round (regmean, moerge).")] = None,
+    round: Annotated[str | None, typer.Option(help="Merge only this round's contributors (regmean, moerge).")] = None,
 ) -> None:
-    """Merges a trunk from every ready expert; it becomes the one that owners contribute under.
+    """Merges a trunk from all ready experts. It becomes the current trunk, for new contributions.
 
     Example: moerge trunk merge --method regmean
     """
@@ -77,14 +75,14 @@ def merge_trunk(
 
 
 def _chosen(client: Client, merged: Trunk) -> str:
-    """The method that was chosen for a trunk, and the reason."""
+    """The default method chosen for a trunk, and the reason."""
     if merged.contributions:
-        return f"Method: {merged.method}, because every merged expert has a trunk contribution."
+        return f"Method: {merged.method}, because all merged experts have trunk contributions."
     sent = {each.expert for each in client.contributions("trunk") if each.active}
     missing = sorted(each.domain for each in client.experts() if each.digest in set(merged.experts) - sent)
     return (
         f"Method: {merged.method}, because these domains have no trunk contribution: {', '.join(missing)}."
-        " `moerge worker run --trunk-contribution` sends it."
+        " Their owners send it with `moerge worker run --trunk-contribution`."
     )
 
 
@@ -109,7 +107,7 @@ def show_trunk(
     digest: Digest = "current",
     as_json: AsJson = False,
 ) -> None:
-    """Shows what a trunk was merged from, and how; its files, and the versions on it.
+    """Shows a trunk's experts, merge method, files and versions.
 
     Example: moerge trunk show
     """
@@ -145,10 +143,10 @@ def show_history(
     digest: Digest = "current",
     as_json: AsJson = False,
 ) -> None:
-    """Shows how domains moved from version to version of a trunk, and what a remerge is expected to gain.
+    """Shows the domains' scores over the versions of a trunk, and the expected gain of a remerge.
 
-    Scores are normalised, by what owners reported; behind each, the points since the version before. A newcomer is a
-    domain whose expert the trunk was not merged from.
+    Scores are normalised, from the owners' reports, with the change from the version before in parentheses. A newcomer
+    is a domain without an expert in the trunk.
 
     Example: moerge trunk history
     """
@@ -185,11 +183,11 @@ def _lines(found: TrunkHistory) -> list[str]:
     if (made := found.before) is not None:
         came = "not evaluated yet" if made.real is None else f"{made.real:+.1f}"
         of = f"version {made.version} to {made.after or 'none yet'}"
-        lines.append(f"Merged in the place of {made.trunk[:12]} with {_names(made)}: {_expected(made)}; {of}: {came}.")
+        lines.append(f"It replaced {made.trunk[:12]} to include {_names(made)}: {_expected(made)}; {of}: {came}.")
     if (asked := found.remerge) is not None:
-        lines.append(f"A remerge with {_names(asked)}: {_expected(asked)}.")
+        lines.append(f"A remerge that includes {_names(asked)}: {_expected(asked)}.")
         if asked.real is not None:
-            lines.append(f"It has been tried; version {asked.version} to {asked.after}: {asked.real:+.1f}.")
+            lines.append(f"Result of an earlier one, version {asked.version} to {asked.after}: {asked.real:+.1f}.")
         elif asked.recommended:
             lines.append("Recommended: moerge trunk remerge")
     return lines
@@ -202,16 +200,16 @@ def _names(found: Remerge) -> str:
 def _expected(found: Remerge) -> str:
     if found.expected is None:
         lacking = ", ".join(found.missing)
-        return f"what to expect is not known, {f'not evaluated: {lacking}' if lacking else 'no member is in it'}"
-    rests = f"oracle {found.members_oracle:.1f} of members, {found.newcomers_oracle:.1f} of newcomers"
-    return f"expected {found.expected:+.1f} on average ({rests}; members lose {found.fall:.1f})"
+        return f"expected gain unknown ({f'not evaluated: {lacking}' if lacking else 'without any member'})"
+    rests = f"oracle: members {found.members_oracle:.1f}, newcomers {found.newcomers_oracle:.1f}"
+    return f"expected average gain {found.expected:+.1f} ({rests}; members lose {found.fall:.1f})"
 
 
 @app.command()
 def remerge(coordinator: Coordinator, secret: Secret) -> None:
-    """Merges the current trunk anew, with the experts of its versions that it wasn't merged from; prints its digest.
+    """Merges the current trunk again, including its versions' newcomers; prints the digest.
 
-    Every owner's worker then contributes anew; versions are served as before until you promote another.
+    All workers then contribute again. The champion stays until you promote another version.
 
     Example: moerge trunk remerge
     """
@@ -219,5 +217,5 @@ def remerge(coordinator: Coordinator, secret: Secret) -> None:
         found = client.trunk_history("current").remerge
         if found is None:
             what = "its newest version has no newcomers, or its method is base"
-            raise MoergeError(what, where="the current trunk", todo="moerge trunk merge merges any experts")
+            raise MoergeError(what, where="the current trunk", todo="to merge other experts: moerge trunk merge")
         typer.echo(wait(client, client.merge_trunk(found.merge)))

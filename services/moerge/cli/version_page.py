@@ -30,7 +30,7 @@ def show_files(row: Version) -> None:
     )
     show(
         f"{sum(f.tensors for f in row.files)} tensors; {decimal(row.bytes_total)}, "
-        f"of which {decimal(row.bytes_written)} new",
+        f"{decimal(row.bytes_written)} of it new",
         ["file", "tensors", "size", "", "sha256"],
         [
             [f.name, str(f.tensors or ""), decimal(f.size), "new" if f.new else "shared", f.sha256[:12]]
@@ -40,8 +40,8 @@ def show_files(row: Version) -> None:
 
 
 def show_signatures(rows: Sequence[ContributionSignature]) -> None:
-    """Prints who vouches for what a version was made of; each signature is checked here."""
-    title = "Contributions; a key is the owner's if its fingerprint is the one that the owner tells"
+    """Prints the signatures of a version's contributions, verified on this machine."""
+    title = "Contributions (compare each key's fingerprint with its owner)"
     lines = [[row.kind, row.domain, row.owner, row.digest[:12], _signed(row)] for row in rows]
     show(title, ["", "domain", "owner", "digest", "signature"], lines)
 
@@ -60,14 +60,14 @@ def _notices(row: Version) -> list[str]:
     if row.contains_withdrawn:
         domains = dict(zip(row.lineage.experts, row.lineage.domains, strict=True))
         withdrawn = [domains.get(each, f"{each[:12]}, in its trunk") for each in row.contains_withdrawn]
-        lines.append(f"Contains what is withdrawn: {'; '.join(withdrawn)}")
+        lines.append(f"Contains withdrawn experts: {'; '.join(withdrawn)}")
     if row.retired or row.withheld:
         lines.append(f"{'Retired' if row.retired else 'Withheld'} {row.retired or row.withheld:%Y-%m-%d %H:%M} UTC")
     return lines
 
 
 def show_influence(found: VersionInfluence) -> None:
-    """Prints each owner's influence on the routers, and what is beyond the usual."""
+    """Prints each owner's influence on the routers, with warnings."""
     rows = [
         [
             row.domain,
@@ -85,8 +85,8 @@ def show_influence(found: VersionInfluence) -> None:
         columns = ["domain", "owner", "tokens", "documents", "rank", "gram apart", "nearest mean", "draws", "moves"]
         show(f"Influence on the routers, in layers {', '.join(map(str, found.layers))}", columns, rows)
         typer.echo(
-            "Rank: directions that its features span. Draws: largest expected share of another domain's tokens. Moves: "
-            "largest change of another domain's scores by this owner, of their spread."
+            "Rank: the dimensions of its features. Draws: the largest expected share of another domain's tokens. "
+            "Moves: this owner's largest change of another domain's scores, in percent of their spread."
         )
     show_warnings(found.warnings)
 
@@ -101,7 +101,7 @@ def show_warnings(warnings: Sequence[str]) -> None:
 
 
 def show_routers(report: SolveReport) -> None:
-    """Prints what solving each layer's router showed."""
+    """Prints each layer's router diagnostics."""
     rows = []
     for number, layer in enumerate(report.layers):
         apart = [value for i, row in enumerate(layer.cosines) for value in row[:i]]
@@ -114,21 +114,21 @@ def show_routers(report: SolveReport) -> None:
     if any(layer.condition > FLOAT32_LIMIT for layer in report.layers):
         typer.echo(
             f"Above a condition of {FLOAT32_LIMIT:.0e}, float32 products leave the weakest directions undetermined."
-            " To quiet them, raise lambda: --lambda-scale relative --lambda 1e-6, or --lambda-scale auto."
+            " To suppress them, raise lambda: --lambda-scale relative --lambda 1e-6, or --lambda-scale auto."
         )
 
 
 def show_comparison(found: Comparison, domains: Mapping[str, str], scores: Sequence[ScoreChange]) -> None:
     """Prints the differences between two versions. `domains` maps experts' digests to domains."""
     lines = [
-        ["trunk", "the same" if found.same_trunk else "another"],
+        ["trunk", "same" if found.same_trunk else "different"],
         ["experts added", ", ".join(domains[each] for each in found.experts_added)],
         ["experts removed", ", ".join(domains[each] for each in found.experts_removed)],
         ["other MLPs", ", ".join(domains[each] for each in found.experts_replaced)],
         ["contributions added", str(len(found.contributions_added))],
         ["contributions removed", str(len(found.contributions_removed))],
         *([name, f"{old} -> {new}"] for name, (old, new) in found.options.items()),
-        ["to fetch", decimal(found.fetch)],
+        ["download", decimal(found.fetch)],
     ]
     show(f"Version {found.before} -> {found.after}", ["", ""], lines)
     if any(each.before is not None or each.after is not None for each in scores):

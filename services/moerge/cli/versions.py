@@ -36,8 +36,8 @@ from moerge_proto.versions import AliasMove, NewVersion, Version, VersionChange
 
 REPORT_FILE = "moerge-report.json"
 Which = Annotated[str, typer.Argument(metavar="VERSION", help="The version's number, or an alias such as champion.")]
-AliasName = Annotated[str, typer.Option("--alias", help="Which alias.")]
-Note = Annotated[str, typer.Option(help="Why, for the history.")]
+AliasName = Annotated[str, typer.Option("--alias", help="The alias.")]
+Note = Annotated[str, typer.Option(help="The reason, for the history.")]
 app = typer.Typer(no_args_is_help=True, help="Router versions.")
 
 
@@ -52,7 +52,7 @@ def resolve(client: Client, name: str) -> int:
     alias = found(lambda: client.alias(name))
     if alias is None:
         known = ", ".join(alias.name for alias in client.aliases()) or "none yet"
-        raise MoergeError(f"no alias {name!r}", where="version", todo=f"the aliases are: {known}")
+        raise MoergeError(f"no alias {name!r}", where="version", todo=f"use one of: {known}")
     return alias.version
 
 
@@ -66,7 +66,7 @@ def solve_version(
     coordinator: Coordinator,
     secret: Secret,
     recipe: Annotated[
-        RecipeName, typer.Option(help="Default of the options below: moerge, the recommended ones; dume, the paper's.")
+        RecipeName, typer.Option(help="Defaults of the options below: moerge (recommended) or dume (the paper's).")
     ] = "moerge",
     ridge_lambda: Annotated[float | None, _option("ridge_lambda", "Ridge regulariser.", "--lambda")] = None,
     lambda_scale: Annotated[
@@ -75,24 +75,24 @@ def solve_version(
     ] = None,
     domain_weight: Annotated[
         list[str] | None,
-        _option("domain_weights", "DOMAIN=NUMBER, weight of its statistics; repeat. Or: balanced, all alike; none."),
+        _option("domain_weights", "DOMAIN=NUMBER, weight of its statistics; repeat. Or: balanced (equal); none."),
     ] = None,
     routers: Annotated[
         Routers | None, _option("routers", "discriminant; or ridge, the paper's, with columns of norm 1.")
     ] = None,
     top_k: Annotated[int | None, _option("top_k", "Experts per token.")] = None,
     temperature: Annotated[
-        float | None, _option("temperature", "Divides the routers' scores; matters for top-k > 1.")
+        float | None, _option("temperature", "Divides the routers' scores; only matters for top-k > 1.")
     ] = None,
-    tied: Annotated[bool, typer.Option("--tied", help="Leave the head out where it is the embedding.")] = False,
-    round: Annotated[str | None, typer.Option(help="Take who contributed to this round.")] = None,
+    tied: Annotated[bool, typer.Option("--tied", help="Omit the head if it is the embedding.")] = False,
+    round: Annotated[str | None, typer.Option(help="Solve from this round's contributions.")] = None,
     wait_: Annotated[bool, typer.Option("--wait", help="Wait for missing experts, or for the round's end.")] = False,
     partial: Annotated[bool, typer.Option("--partial", help="Solve without the trunk's missing experts.")] = False,
 ) -> None:
-    """Sums all contributions under the current trunk, solves the routers, publishes; prints the version's number.
+    """Solves routers from all contributions under the current trunk, publishes a version and prints its number.
 
-    Refused while an expert of the trunk has not contributed. Says which domains are in the version, and which are
-    missing. Warns of owners whose influence on the routers is unusual.
+    Needs contributions of all the trunk's experts, unless --partial is given. Prints the included and missing domains,
+    and warnings of owners' unusual influence on the routers.
 
     Example: moerge version solve --wait
     """
@@ -124,12 +124,12 @@ def _weights(given: list[str] | None) -> dict[str, float] | Literal["balanced"] 
 
 
 def new_version(recipe: RecipeName, options: Mapping[str, object], **more: object) -> NewVersion:
-    """The message for a version by a recipe. Of `options`, None is not given.
+    """The message for a version by a recipe. An option of None is not given.
 
-    Only the given ones are sent by the recommended recipe; the coordinator knows the rest.
+    With the recommended recipe, only given options are sent; the coordinator adds the others.
 
     Raises:
-        MoergeError: an option is invalid; names it.
+        MoergeError: an option is invalid.
     """
     given = {name: value for name, value in options.items() if value is not None}
     if recipe != "moerge":
@@ -167,7 +167,7 @@ def _line(row: Version) -> list[str]:
 
 @app.command("show")
 def show_version(version: Which, coordinator: Coordinator, secret: Secret, as_json: AsJson = False) -> None:
-    """Shows a version's lineage, files and signatures, each owner's influence, and how well routers were determined.
+    """Shows a version's lineage, files, signatures, owners' influence and router diagnostics.
 
     Example: moerge version show champion
     """
@@ -196,13 +196,13 @@ def promote(
     alias: AliasName = "champion",
     note: Note = "",
     override: Annotated[
-        str, typer.Option(help="Reason to promote although a domain falls by more than promotion_max_fall.")
+        str, typer.Option(help="The reason for a promotion despite a score's fall beyond promotion_max_fall.")
     ] = "",
     yes: Yes = False,
 ) -> None:
-    """Points an alias to a version; consumers who follow it get it with their next pull.
+    """Points an alias to a version. Consumers of the alias get the version with their next pull.
 
-    Asks first if the alias' present version has domains that the new one lacks.
+    Asks for confirmation if the new version lacks domains of the old one.
 
     Example: moerge version promote 2 --note "better on law"
     """
@@ -231,7 +231,7 @@ def roll_back(coordinator: Coordinator, secret: Secret, alias: AliasName = "cham
 
 @app.command()
 def history(coordinator: Coordinator, secret: Secret, alias: AliasName = "champion", as_json: AsJson = False) -> None:
-    """Shows who moved an alias, when and why.
+    """Shows an alias' moves, with their time, author and reason.
 
     Example: moerge version history
     """
@@ -266,14 +266,14 @@ def note(
 @app.command()
 def compare(
     before: Annotated[str, typer.Argument(help="A version's number or alias.")],
-    after: Annotated[str, typer.Argument(help="Another one's.")],
+    after: Annotated[str, typer.Argument(help="Another version's number or alias.")],
     coordinator: Coordinator,
     secret: Secret,
     as_json: AsJson = False,
 ) -> None:
-    """Shows what differs from one version to another, the scores on both, and how much there is to fetch.
+    """Shows two versions' differences, their scores, and the download from one to the other.
 
-    Averages over different domains have no difference in points.
+    Averages over different domains are not compared.
 
     Example: moerge version compare champion candidate
     """
@@ -297,10 +297,10 @@ def table(
     secret: Secret,
     as_json: AsJson = False,
 ) -> None:
-    """Shows how a version does on every domain, by what owners reported of their held-out documents.
+    """Shows a version's scores on every domain, reported by owners from their held-out documents.
 
-    Normalised is 100 x the dense expert's perplexity / the version's, and so is the oracle, where every token goes to
-    its domain's own expert. The average is over all domains.
+    Normalised: 100 x the dense expert's perplexity / the version's. The oracle is the normalised score with all tokens
+    routed to their domain's own expert. The average is over all domains.
 
     Example: moerge version table champion
     """
@@ -324,12 +324,12 @@ def table(
     ]
     average = "" if found.average is None else f"{found.average:.1f}"
     rows += [[domain, "", "", "", "", "", "", "not evaluated"] for domain in found.missing]
-    columns = ["domain", "dense perplexity", "version's", "oracle", "normalised", "tokens", "documents", "by whom, UTC"]
+    columns = ["domain", "dense perplexity", "version's", "oracle", "normalised", "tokens", "documents", "reported"]
     show(f"Version {found.version}", columns, [*rows, [average_name(found), "", "", "", average, "", "", ""]])
     if found.scores:
         shares = [[each.domain, *map(_percent, zip(*each.shares, strict=True))] for each in found.scores]
         names = ["text of", *(f"{domain} expert" for domain in found.domains)]
-        show("Share of tokens that each expert got, over all layers", names, shares)
+        show("Share of tokens per expert, over all layers", names, shares)
 
 
 def _percent(layers: tuple[float, ...]) -> str:
@@ -343,12 +343,12 @@ def route(
     secret: Secret,
     text: Annotated[Path, typer.Option(help=f"File of UTF-8 text, at most {MAX_CHARACTERS} characters.")],
     layer: Annotated[
-        int | None, typer.Option(min=0, help="Show this layer's router. Default: the expert that most layers choose.")
+        int | None, typer.Option(min=0, help="Show this layer's router. Default: the layers' most frequent choice.")
     ] = None,
 ) -> None:
-    """Shows a text, each token in the colour of the expert that it is routed to first.
+    """Shows a text, with each token in the colour of its first expert.
 
-    The coordinator must have route_bytes in its settings. It neither keeps nor logs the text.
+    The coordinator's settings must have route_bytes. It neither stores nor logs the text.
 
     Example: moerge version route champion --text story.txt
     """
@@ -357,20 +357,20 @@ def route(
         routed = client.route_text(resolve(client, version), content)
     if layer is not None and layer >= len(routed.experts):
         found = f"no layer {layer}"
-        raise MoergeError(found, where="--layer", todo=f"the layers are 0 to {len(routed.experts) - 1}")
+        raise MoergeError(found, where="--layer", todo=f"give a layer from 0 to {len(routed.experts) - 1}")
     for line in coloured(routed, layer):
         output().print(line, soft_wrap=True)
 
 
 @app.command()
 def retire(version: Which, coordinator: Coordinator, secret: Secret, yes: Yes = False) -> None:
-    """Retires a version: its number and lineage stay, files that no other version has go.
+    """Retires a version: its own files are removed, its number and lineage stay.
 
     Example: moerge version retire 1
     """
     with Client(coordinator, secret) as client:
         number = resolve(client, version)
-        confirm(f"Version {number} can't be served again, and its own files are removed for good.", yes=yes)
+        confirm(f"Version {number} can't be served again, and its own files are removed permanently.", yes=yes)
         client.retire_version(number)
     typer.echo(f"version {number} is retired")
 
@@ -382,12 +382,12 @@ def _text(path: Path) -> str:
         raise MoergeError(f"can't be read: {error}", where=str(path), todo="name a file of UTF-8 text") from error
     if not 1 <= len(text) <= MAX_CHARACTERS:
         found = f"{len(text)} characters; expected 1 to {MAX_CHARACTERS}"
-        raise MoergeError(found, where=str(path), todo="name a file with a part of it")
+        raise MoergeError(found, where=str(path), todo="name a shorter file")
     return text
 
 
 def coloured(routed: RoutedText, layer: int | None = None) -> tuple[Text, Text]:
-    """The text, and what its colours mean. Without a `layer`, a token has the expert that most layers choose first."""
+    """The text, and the legend of its colours. Without a `layer`, a token shows the most frequent first expert."""
     first = [[chosen[0] for chosen in each] for each in routed.experts]  # [L][n]
     if layer is None:
         slots = [Counter(column).most_common(1)[0][0] for column in zip(*first, strict=True)]
@@ -404,6 +404,6 @@ def coloured(routed: RoutedText, layer: int | None = None) -> tuple[Text, Text]:
 
 
 def _style(hue: float) -> Style:
-    """Black on a light tone, readable on any terminal."""
+    """Black on a light tone, legible on any terminal."""
     red, green, blue = (255 * each for each in colorsys.hls_to_rgb(hue, 0.75, 0.8))
     return Style(color=Color.from_rgb(0, 0, 0), bgcolor=Color.from_rgb(red, green, blue))

@@ -11,7 +11,7 @@ from moerge.terminal import AsJson
 from moerge_proto.workflows import WorkflowEntry
 
 app = typer.Typer(
-    no_args_is_help=True, help="Long work: experts and contributions taken in, trunks merged, versions solved."
+    no_args_is_help=True, help="Workflows: checks of experts and contributions, trunk merges, version solves."
 )
 
 
@@ -19,10 +19,10 @@ app = typer.Typer(
 def list_workflows(
     coordinator: Coordinator,
     secret: Secret,
-    most: Annotated[int, typer.Option(help="Show at most so many, the newest first.", min=1)] = 20,
+    most: Annotated[int, typer.Option(help="The maximum number of workflows.", min=1)] = 20,
     as_json: AsJson = False,
 ) -> None:
-    """Lists workflows, the newest first.
+    """Lists workflows, newest first.
 
     Example: moerge workflow list
     """
@@ -38,11 +38,11 @@ def _line(row: WorkflowEntry) -> list[str]:
 
 @app.command("retry")
 def retry(
-    id_: Annotated[str, typer.Argument(metavar="ID", help="Id of the workflow that failed, or its first characters.")],
+    id_: Annotated[str, typer.Argument(metavar="ID", help="The failed workflow's id, or its first characters.")],
     coordinator: Coordinator,
     secret: Secret,
 ) -> None:
-    """Starts a workflow that failed anew, with what it was given, and waits for it.
+    """Restarts a failed workflow with the same inputs, and waits for it.
 
     Example: moerge workflow retry version-4f1c22
     """

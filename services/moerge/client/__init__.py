@@ -1,1 +1,1 @@
-"""The coordinator's REST interface, from the other side."""
+"""The client of the coordinator's REST interface."""

@@ -62,12 +62,12 @@ _LONGEST_PAUSE, _TOLD_SECONDS = 2.0, 60.0
 
 @dataclass(frozen=True)
 class Greeting:
-    """The identity that a coordinator claims.
+    """A coordinator's claimed identity.
 
     Attributes:
-        version: of moerge that it runs.
-        ahead: seconds that its clock is ahead of this machine's, to one or two.
-        certificate: whom its TLS certificate names, by whom, until when; None on plain HTTP.
+        version: its version of moerge.
+        ahead: its clock minus this machine's in seconds, accurate to one or two.
+        certificate: subject, issuer and end of its TLS certificate; None on plain HTTP.
     """
 
     version: str
@@ -76,15 +76,15 @@ class Greeting:
 
 
 class Client:
-    """Speaks to one coordinator with one bearer token. Requests that fail on the way are repeated for `patience` s.
+    """Calls one coordinator with one bearer token. Repeats failed requests for `patience` seconds.
 
-    `say` is told so once; by default it logs a warning, which Python prints on standard error where no log is set up.
-    With `patience` None they are repeated for as long as it takes, also while the coordinator's storage is full, and
-    `say` is told every minute that this waits. An answer may take `timeout` s; `heard` is called at each. Every call
-    is safe to repeat, because the coordinator names what it keeps by content.
+    The first repetition calls `say`; its default logs a warning, which Python prints on standard error without a
+    logging configuration. With `patience` None, requests are repeated without limit, also while the coordinator's
+    storage is full, and `say` is called every minute. The timeout of an answer is `timeout` seconds; every answer calls
+    `heard`. Every call is safe to repeat, because the coordinator names stored data by content.
 
     Raises:
-        MoergeError: the URL is no address, or plain HTTP to another machine.
+        MoergeError: the URL is invalid, or plain HTTP to another machine.
     """
 
     def __init__(
@@ -109,13 +109,13 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Ends the connection."""
+        """Closes the connections."""
         self.http.close()
 
-    # --- what the coordinator keeps
+    # --- the coordinator's data
 
     def greeting(self) -> Greeting:
-        """The coordinator's greeting; no token is needed, and the answer of any other HTTPS server is an error."""
+        """The coordinator's greeting; needs no token. Another HTTPS server's answer is an error."""
         begin = datetime.now(UTC)
         response = self.http.send("GET", "/healthz")
         middle = begin + (datetime.now(UTC) - begin) / 2
@@ -123,7 +123,7 @@ class Client:
             version = str(response.json()["version"])
             there = parsedate_to_datetime(response.headers["Date"])
         except (ValueError, KeyError, TypeError) as error:
-            found, todo = "what answers there is no coordinator", "correct the address"
+            found, todo = "the server at this address is not a moerge coordinator", "correct the address"
             raise MoergeError(found, where=str(self.http.url), todo=todo) from error
         tls = response.extensions["network_stream"].get_extra_info("ssl_object")
         return Greeting(version, (there - middle).total_seconds(), None if tls is None else _names(tls.getpeercert()))
@@ -161,17 +161,17 @@ class Client:
         return self.http.post(Token, f"/v1/tokens/{id_}/rotate", RotateToken(overlap_seconds=overlap_seconds))
 
     def audit(self, after: int = 0) -> Iterator[AuditEntry]:
-        """The calls after that number, oldest first."""
+        """The entries after that number, oldest first."""
         return self.http.pages(AuditEntry, "/v1/audit", after)
 
     def register_expert(self, expert: NewExpert) -> Expert:
         return self.http.post(Expert, "/v1/experts", expert)
 
     def check_expert(self, expert: NewExpert) -> None:
-        """Asks whether an expert fits the others; its config and tokenizer are uploaded already.
+        """Checks that an expert fits the others; its config and tokenizer must be uploaded.
 
         Raises:
-            CoordinatorError: it doesn't; carries the reason.
+            CoordinatorError: it doesn't, with the reason.
         """
         try:
             self.http.send("POST", "/v1/experts/check", content=expert.model_dump_json().encode(), headers=JSON)
@@ -201,21 +201,21 @@ class Client:
         return self.http.get(Trunk, f"/v1/trunks/{digest}")
 
     def contributors(self, trunk: str = "current") -> Contributors:
-        """The domains that have contributed under a trunk, and those that are missing; operators may see them."""
+        """The contributed and missing domains of a trunk (operators only)."""
         return self.http.get(Contributors, f"/v1/trunks/{trunk}/contributors")
 
     def trunk_history(self, digest: str) -> TrunkHistory:
         return self.http.get(TrunkHistory, f"/v1/trunks/{digest}/history")
 
     def current_trunk(self) -> Trunk | None:
-        """The trunk under which contributions are asked for, or None before the first merge."""
+        """The trunk for new contributions, or None before the first merge."""
         return found(lambda: self.trunk("current"))
 
     def contribute(self, new: NewContribution) -> Contribution:
-        """The contribution of an uploaded file, once the coordinator has checked it, which may take minutes.
+        """The contribution of an uploaded file, after the coordinator's check, which may take minutes.
 
         Raises:
-            CoordinatorError: it is refused; carries the reason.
+            CoordinatorError: it is refused, with the reason.
         """
         asked = Submission.model_validate(new.model_dump(exclude={"sha256"}))
         path = f"/v1/contributions/{new.sha256}"
@@ -253,16 +253,16 @@ class Client:
         return self.http.get(Version, f"/v1/versions/{number}")
 
     def version_signatures(self, number: int) -> list[ContributionSignature]:
-        """Signatures of its contributions; `is_genuine` checks each without trusting the coordinator."""
+        """Signatures of its contributions; `is_genuine` verifies each without trust in the coordinator."""
         content = self.http.send("GET", f"/v1/versions/{number}/signatures").content
         return TypeAdapter(list[ContributionSignature]).validate_json(content)
 
     def version_report(self, number: int) -> SolveReport:
-        """The report of its solves; operators and readers may see it."""
+        """The report of its solves (operators and readers only)."""
         return self.http.get(SolveReport, f"/v1/versions/{number}/report")
 
     def version_influence(self, number: int) -> VersionInfluence:
-        """The influence of each owner on its routers; operators may see it."""
+        """The influence of each owner on its routers (operators only)."""
         return self.http.get(VersionInfluence, f"/v1/versions/{number}/influence")
 
     def versions(self, after: int = 0) -> Iterator[Version]:
@@ -285,14 +285,14 @@ class Client:
         return self.http.pages(Evaluation, f"/v1/versions/{number}/evaluations")
 
     def version_card(self, number: int) -> str:
-        """The model card, with number, date and the scores that this token may see."""
+        """The model card, with number, date and the scores visible to this token."""
         return self.http.send("GET", f"/v1/versions/{number}/card").text
 
     def version_table(self, number: int) -> VersionTable:
         return self.http.get(VersionTable, f"/v1/versions/{number}/table")
 
     def route_text(self, number: int, text: str) -> RoutedText:
-        """How the version routes the text; operators and readers may ask, if the coordinator routes texts."""
+        """The version's routing of the text (operators and readers only, if enabled in the settings)."""
         return self.http.post(RoutedText, f"/v1/versions/{number}/route", TextToRoute(text=text))
 
     def alias(self, name: str) -> Alias:
@@ -309,7 +309,7 @@ class Client:
         return self.http.message(Alias, "PUT", f"/v1/aliases/{alias}", move)
 
     def roll_back(self, alias: str, version: int, note: str = "") -> Alias:
-        """Takes the last promotion of an alias back; `version` is where it points now."""
+        """Reverts the last promotion of an alias; `version` is its present one."""
         return self.http.post(Alias, f"/v1/aliases/{alias}/rollback", Rollback(version=version, note=note))
 
     def remove_alias(self, alias: str) -> None:
@@ -323,10 +323,10 @@ class Client:
         return self.http.pages(WorkflowEntry, "/v1/workflows")
 
     def wait(self, workflow: Workflow) -> str:
-        """The result of a workflow, once it is done; every minute `say` is told that it runs.
+        """Waits for a workflow and returns its result; calls `say` every minute.
 
         Raises:
-            CoordinatorError: it failed; carries its problem.
+            CoordinatorError: the workflow failed, with its problem.
         """
         pause, begin, told = 0.02, time.monotonic(), 0.0
         while workflow.state is WorkflowState.RUNNING:
@@ -334,7 +334,7 @@ class Client:
             pause = min(2 * pause, _LONGEST_PAUSE)
             workflow = self.workflow(workflow.id)
             if (seconds := time.monotonic() - begin) >= told + _TOLD_SECONDS:
-                self._say(f"the coordinator works on {workflow.id} for {seconds:.0f} s")
+                self._say(f"the coordinator has been running {workflow.id} for {seconds:.0f} s")
                 told = seconds
         if workflow.problem is not None:
             raise CoordinatorError(workflow.problem)
@@ -350,7 +350,7 @@ class Client:
         return upload(self.http, path, progress, title=title, compress=compress)
 
     def drop_upload(self, upload: int) -> None:
-        """Drops an upload of one's own that is open, so that another may be opened."""
+        """Drops one of the caller's open uploads."""
         self.http.send("DELETE", f"/v1/uploads/{upload}")
 
     def download(self, path: str, files: list[FileEntry], folder: Path, progress: Progress, *, title: str) -> int:
@@ -359,8 +359,8 @@ class Client:
 
 
 def _names(certificate: Mapping[str, Any]) -> str:
-    """Whom a certificate names, by whom and until when."""
+    """Subject, issuer and end of a certificate."""
     names = [name for _, name in certificate.get("subjectAltName", ())]
     issuer = {key: value for part in certificate.get("issuer", ()) for key, value in part}
-    by = issuer.get("organizationName") or issuer.get("commonName", "nobody named")
-    return f"{', '.join(names) or 'nobody'}, by {by}, until {certificate.get('notAfter')}"
+    by = issuer.get("organizationName") or issuer.get("commonName", "an unnamed issuer")
+    return f"{', '.join(names) or 'no name'}, issued by {by}, valid until {certificate.get('notAfter')}"

@@ -1,4 +1,4 @@
-"""Files from the coordinator, checked against their digests."""
+"""Downloads from the coordinator, checked against digests."""
 
 import hashlib
 import os
@@ -18,17 +18,17 @@ _READ_BYTES = 2**20
 
 
 def download(http: Http, path: str, files: list[FileEntry], folder: Path, progress: Progress, *, title: str) -> int:
-    """Downloads `files` from below `path` into `folder` and returns the bytes that came.
+    """Downloads `files` from below `path` into `folder` and returns the received bytes.
 
-    Each file is checked against its digest and appears under its name only when complete. Files that are there
-    already, with the right content, are kept.
+    Each file is checked against its digest and appears under its name only when complete. Existing files with the
+    right content are kept.
     """
     come = 0
     with progress.track(title, sum(file.size for file in files), "B") as tracker:
         for file in files:
             target = folder / file.name
             if Path(file.name).name != file.name or file.name in ("", ".."):
-                raise MoergeError(f"the coordinator names a file outside the folder: {file.name!r}")
+                raise MoergeError(f"the coordinator listed a file outside the folder: {file.name!r}")
             if target.is_file() and file_sha256(target) == file.sha256:
                 tracker.advance(file.size)
                 continue
@@ -40,7 +40,7 @@ def download(http: Http, path: str, files: list[FileEntry], folder: Path, progre
 
 
 def _download_one(http: Http, path: str, file: FileEntry, target: Path, advance: Callable[[int], None]) -> None:
-    """Fetches one file; what an earlier attempt left beside it is not fetched again."""
+    """Fetches one file; resumes an earlier attempt's partial file."""
     part = _part(target)
     part.parent.mkdir(parents=True, exist_ok=True)
     digest = hashlib.sha256()
@@ -51,7 +51,7 @@ def _download_one(http: Http, path: str, file: FileEntry, target: Path, advance:
             digest.update(piece)
         if out.tell() < file.size:
             headers = {"Range": f"bytes={out.tell()}-"} if out.tell() else {}
-            stack.callback(lambda: None if out.tell() else part.unlink())  # nothing came, so nothing is left
+            stack.callback(lambda: None if out.tell() else part.unlink())  # no empty file stays
             with http.content(path, headers) as response:
                 if headers and response.status_code != httpx.codes.PARTIAL_CONTENT:
                     out.truncate(0)
@@ -67,7 +67,7 @@ def _download_one(http: Http, path: str, file: FileEntry, target: Path, advance:
         raise MoergeError(
             f"expected SHA-256 {file.sha256}, received {digest.hexdigest()}",
             where=file.name,
-            todo="run the command again; if it stays, the coordinator's disk is damaged",
+            todo="run the command again; a repeated error means damaged storage at the coordinator",
         )
     part.replace(target)
     sync_folder(target.parent)

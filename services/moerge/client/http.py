@@ -1,4 +1,4 @@
-"""Requests to a coordinator: patience, retries, problems, pages."""
+"""Requests to a coordinator: retries, problems, pages."""
 
 import ipaddress
 import time
@@ -21,7 +21,7 @@ _FIRST_TOLD_SECONDS, _TOLD_SECONDS = 5.0, 60.0
 _LONGEST_PAUSE = 30.0
 JSON = {"Content-Type": "application/json"}
 """Headers of a request whose content is a message."""
-_ASKED = "give the whole address by MOERGE_COORDINATOR or --coordinator"
+_ASKED = "give the complete address with MOERGE_COORDINATOR or --coordinator"
 
 
 def _is_loopback(host: str) -> bool:
@@ -35,17 +35,17 @@ def _address(url: str) -> httpx.URL:
     """The coordinator's address.
 
     Raises:
-        MoergeError: it is none, or plain HTTP to another machine.
+        MoergeError: the URL is invalid, or plain HTTP to another machine.
     """
     try:
         parsed = httpx.URL(url)
         if parsed.scheme in ("http", "https"):
             _require_encrypted(parsed, "coordinator")
             return parsed
-        what = "has no http:// or https:// in front"
+        what = "does not begin with http:// or https://"
         whole = httpx.URL(f"https://{url}")
     except httpx.InvalidURL as error:
-        raise MoergeError(f"{url!r} is not an address: {error}", where="coordinator", todo=_ASKED) from error
+        raise MoergeError(f"{url!r} is not a valid address: {error}", where="coordinator", todo=_ASKED) from error
     scheme = "http" if _is_loopback(whole.host) else "https"
     todo = _ASKED if "://" in url else f"{_ASKED}, such as {scheme}://{url}"
     raise MoergeError(f"{url!r} {what}", where="coordinator", todo=todo)
@@ -54,14 +54,14 @@ def _address(url: str) -> httpx.URL:
 def _require_encrypted(url: httpx.URL, where: str) -> None:
     if url.scheme != "https" and not (url.scheme == "http" and _is_loopback(url.host)):
         raise MoergeError(
-            f"{url.copy_with(query=None)} is not encrypted, so the token and the statistics could be read on the way",
+            f"{url.copy_with(query=None)} is not encrypted, so others could read the token and the statistics",
             where=where,
-            todo="use an https:// address; plain http:// is for 127.0.0.1 and localhost only",
+            todo="use an https:// address; plain http:// is only for 127.0.0.1 and localhost",
         )
 
 
 class _UnavailableError(Exception):
-    """The coordinator can't answer now; try again."""
+    """The coordinator is unavailable; try again."""
 
 
 class _TooFastError(Exception):
@@ -73,10 +73,10 @@ class _TooFastError(Exception):
 
 
 class Http:
-    """Requests with one bearer token to one coordinator; see `Client`. `transport` takes the network's place in tests.
+    """Requests with one bearer token to one coordinator; see `Client`. `transport` replaces the network in tests.
 
     Raises:
-        MoergeError: the URL is no address, or plain HTTP to another machine.
+        MoergeError: the URL is invalid, or plain HTTP to another machine.
     """
 
     def __init__(
@@ -105,12 +105,12 @@ class Http:
         return self._here.base_url
 
     def close(self) -> None:
-        """Ends the connections."""
+        """Closes the connections."""
         self._here.close()
         self._elsewhere.close()
 
     def patiently(self, call: Callable[[], T]) -> T:
-        """What `call` returns, repeated while the coordinator can't be reached or asks to wait."""
+        """The result of `call`, repeated while the coordinator is unavailable or asks to wait."""
         while True:
             try:
                 return self._repeated(call)
@@ -130,7 +130,7 @@ class Http:
                 if self._patience is None:
                     self._say(f"no answer from {self.url} for {now - begin:.0f} s ({reason}); waiting for it")
                 else:
-                    self._say(f"{self.url} doesn't answer ({reason}); trying for {self._patience:.0f} s")
+                    self._say(f"{self.url} doesn't answer ({reason}); retrying for {self._patience:.0f} s")
                 told, tell = True, now + (_TOLD_SECONDS if self._patience is None else inf)
             return True
 
@@ -146,12 +146,12 @@ class Http:
             raise MoergeError(
                 f"no answer for {time.monotonic() - begin:.0f} s: {error or type(error).__name__}",
                 where=str(self.url),
-                todo="check that the coordinator runs and that this machine reaches it, then run the command again",
+                todo="check the coordinator and the network, then run the command again",
             ) from error
         raise AssertionError("unreachable: the last attempt returns or raises")
 
     def _passes(self, error: Exception) -> bool:
-        """Whether a problem passes without a change of the call; a full storage is waited for by the patient only."""
+        """Whether a problem is temporary; full storage counts only with unlimited patience."""
         if not isinstance(error, CoordinatorError):
             return False
         full = error.type == ProblemType.STORAGE_FULL.urn and self._patience is None
@@ -195,7 +195,7 @@ class Http:
 
     @contextmanager
     def content(self, path: str, headers: Mapping[str, str]) -> Iterator[httpx.Response]:
-        """A file's content, from the coordinator or from where it sends us; that place never sees the token."""
+        """A file's content, from the coordinator or from its redirection, which never gets the token."""
         with ExitStack() as stack:
             response = stack.enter_context(self._here.stream("GET", path, headers=headers))
             if response.next_request is not None:
@@ -209,7 +209,7 @@ class Http:
 
 
 def found(call: Callable[[], T]) -> T | None:
-    """What `call` returns; None if the coordinator has no such thing."""
+    """The result of `call`; None if the coordinator answers "not found"."""
     try:
         return call()
     except CoordinatorError as error:

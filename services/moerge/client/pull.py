@@ -1,4 +1,4 @@
-"""A version as a folder of one's own, complete or untouched."""
+"""Downloads of versions into folders."""
 
 import ctypes
 import errno
@@ -23,18 +23,18 @@ _HERE = -100  # AT_FDCWD
 
 
 def pull(client: Client, version: Version, folder: Path, progress: Progress) -> int:
-    """Makes `folder` the version's files and nothing else; returns how many bytes were fetched, without the card.
+    """Replaces `folder` with the version's files; returns the fetched bytes without the card.
 
-    Files that it has already, from an earlier pull, are linked into the new folder, which then takes its place. The
-    model card is the coordinator's, with number, date and scores; every other file is checked against its digest.
+    Files of an earlier pull are linked into the new folder, which then replaces the old one. The model card comes from
+    the coordinator, with number, date and scores; every other file is checked against its digest.
 
     Raises:
-        MoergeError: the folder holds something else, another pull works on it, or the version is not served.
+        MoergeError: the folder has other content, another pull uses it, or the version is not served.
     """
     folder = folder.absolute()
     if folder.exists() and not (folder / MARK).is_file():
-        todo = "name a folder that does not exist, or one that was pulled before"
-        raise MoergeError("is there, and no pulled version", where=str(folder), todo=todo)
+        todo = "name a new folder, or the folder of an earlier pull"
+        raise MoergeError("exists, but is not a pulled version", where=str(folder), todo=todo)
     folder.parent.mkdir(parents=True, exist_ok=True)
     partial = folder.with_name(f".{folder.name}.part")
     lock = FileLock(folder.with_name(f".{folder.name}.lock"), blocking=False)
@@ -51,16 +51,16 @@ def pull(client: Client, version: Version, folder: Path, progress: Progress) -> 
             sync_folder(partial)
             _exchange(partial, folder)
     except Timeout as error:
-        raise MoergeError("another pull works on this folder", where=str(folder), todo="wait for it") from error
+        raise MoergeError("another pull is using this folder", where=str(folder), todo="wait for it") from error
     return fetched
 
 
 def _take_over(folder: Path, partial: Path, files: Sequence[FileEntry], progress: Progress) -> None:
-    """Links what the folder has already into the new one, under the names that it has there."""
+    """Links the folder's usable files into the new one, under their new names."""
     partial.mkdir(exist_ok=True)
     wanted = {file.sha256: file for file in files}
     old = [path for path in folder.iterdir() if path.is_file()] if folder.is_dir() else []
-    with progress.track("checking what is here", sum(path.stat().st_size for path in old), "B") as tracker:
+    with progress.track("checking existing files", sum(path.stat().st_size for path in old), "B") as tracker:
         for path in old:
             digest = file_sha256(path)
             tracker.advance(path.stat().st_size)
@@ -86,12 +86,12 @@ def _remove_others(folder: Path, names: set[str]) -> None:
 
 
 def _exchange(new: Path, folder: Path) -> None:
-    """Puts the new folder in the old one's place, at once where the system can, and removes the old one."""
+    """Replaces the old folder with the new one, atomically if the system supports it, and removes the old one."""
     if not folder.exists():
         new.replace(folder)
     elif _renameat2(new, folder):
         shutil.rmtree(new)
-    else:  # for a moment there is no folder; after a crash in it the new one lies beside it, complete
+    else:  # a crash between the renames leaves only the new folder, complete, beside its place
         old = folder.with_name(f".{folder.name}.old")
         shutil.rmtree(old, ignore_errors=True)
         folder.replace(old)
@@ -101,7 +101,7 @@ def _exchange(new: Path, folder: Path) -> None:
 
 
 def _renameat2(new: Path, folder: Path) -> bool:
-    """Exchanges two names (Linux); False where the system or the file system can't."""
+    """Exchanges two names (Linux); False without support of the system or the file system."""
     call = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if call is None:
         return False

@@ -1,4 +1,4 @@
-"""A dense checkpoint registered as an expert."""
+"""Registration of a dense checkpoint as an expert."""
 
 import time
 from collections.abc import Callable
@@ -20,8 +20,8 @@ class WithdrawnError(MoergeError):
 
 
 Leaving = Callable[[str, dict[str, Path]], AbstractContextManager[None]]
-"""(digest, name -> path) -> the time in which these files leave, which may be refused. The digest names them together,
-so the expert's is that of all its files."""
+"""(digest, name -> path) -> a context for the upload of these files, which may refuse it. The digest names them
+together, so an expert's digest is that of all its files."""
 
 
 def _freely(digest: str, paths: dict[str, Path]) -> AbstractContextManager[None]:
@@ -38,16 +38,16 @@ def register(
     change: bool = True,
     leaving: Leaving = _freely,
 ) -> Expert:
-    """The expert of the folder's files, once the coordinator has found it in order.
+    """The expert of the folder's files, after the coordinator's checks.
 
     `new.files` are the folder's (`file_digests`). Config and tokenizer are uploaded first, and the weights only if the
-    coordinator finds that they fit the other experts. With a `source` it fetches all files itself, and compares them
-    with `new.files`. An expert that is known stays as it is, but for `redistribute` if `change` is set; `again` says
-    that one which was withdrawn joins again. Files leave only within `leaving`.
+    coordinator finds that they fit the other experts. With a `source`, the coordinator fetches all files itself, and
+    compares them with `new.files`. A known expert stays unchanged, except for `redistribute` if `change` is set.
+    `again` lets a withdrawn expert join again. All uploads are inside `leaving`.
 
     Raises:
-        CheckpointError: the folder is no dense checkpoint.
-        CoordinatorError: the expert is refused; carries the reason.
+        CheckpointError: the folder is not a dense checkpoint.
+        CoordinatorError: the expert is refused, with the reason.
         WithdrawnError: it was withdrawn.
     """
     digest = expert_digest(new.files)
@@ -74,10 +74,10 @@ def register(
 
 
 def registered(client: Client, folder: Path, domain: str, digest: str, *, again: bool = False) -> Expert | None:
-    """The expert that the coordinator has under this digest; None if it has none, or refused it.
+    """The coordinator's expert with this digest; None if unknown or refused.
 
     Raises:
-        WithdrawnError: it was withdrawn, and doesn't join `again`.
+        WithdrawnError: it was withdrawn, without `again`.
     """
     expert = found(lambda: client.expert(digest))
     if expert is not None and expert.state is ExpertState.WITHDRAWN and not again:
@@ -90,7 +90,7 @@ def registered(client: Client, folder: Path, domain: str, digest: str, *, again:
 def _require_welcome(
     client: Client, new: NewExpert, paths: dict[str, Path], progress: Progress, leaving: Leaving
 ) -> None:
-    """Sends config and tokenizer, and requires that the coordinator finds them in order."""
+    """Uploads config and tokenizer, and requires that the coordinator accepts them."""
     small = {name: path for name, path in paths.items() if not is_weights(name)}
     with leaving(expert_digest({name: new.files[name] for name in small}), small):
         _upload(client, small, progress)

@@ -1,4 +1,4 @@
-"""Files to the coordinator, in chunks."""
+"""Uploads to the coordinator, in chunks."""
 
 import hashlib
 from collections.abc import Iterator
@@ -13,9 +13,9 @@ from moerge_proto.uploads import CHUNK_BYTES, Chunk, NewUpload, Stored, Upload
 
 
 def upload(http: Http, path: Path, progress: Progress, *, title: str, compress: bool = False) -> Stored:
-    """Uploads one file in chunks. What an earlier, interrupted upload sent is not sent again.
+    """Uploads one file in chunks. Resumes an interrupted upload.
 
-    With `compress`, each chunk travels as a zstd frame. At most one chunk is held in memory.
+    With `compress`, each chunk is sent as a zstd frame. At most one chunk is in memory.
     """
     encode = compressed if compress else _identity
     whole = hashlib.sha256()
