@@ -155,7 +155,7 @@ def test_pull_refuses_a_folder_that_is_something_else_and_names_the_aliases(
 ) -> None:
     (tmp_path / "letters").mkdir()
     (tmp_path / "letters" / "mother.txt").write_text("dear")
-    with pytest.raises(MoergeError, match="no pulled version"):
+    with pytest.raises(MoergeError, match="not a pulled version"):
         pull(federation.operator, federation.operator.version(1), tmp_path / "letters", LogProgress())
     assert (tmp_path / "letters" / "mother.txt").read_text() == "dear"
     with pytest.raises(AssertionError, match="no alias 'chmapion'"):

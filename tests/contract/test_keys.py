@@ -127,7 +127,7 @@ def test_a_damaged_request_is_refused_before_the_coordinator_is_asked() -> None:
     )
     assert done.returncode == 1
     assert "REQUEST: the request is damaged" in done.stderr
-    assert "what to do: ask the owner for the whole line again" in done.stderr
+    assert "what to do: ask the owner to run `moerge worker init` again" in done.stderr
 
 
 @pytest.mark.parametrize("answer", ["n", "y"])
@@ -394,7 +394,7 @@ def test_a_revoked_owner_can_do_nothing_new_and_what_it_contributed_stays(
     member, home, _ = fleet
     with server.client() as operator:
         before = list(operator.contributions())
-        with pytest.raises(AssertionError, match="not confirmed: The key and the tokens of firm end at once"):
+        with pytest.raises(AssertionError, match="not confirmed: The key and tokens of firm are revoked"):
             moerge("owner", "revoke", "firm", **server.environment())
         for _ in range(2):
             moerge("owner", "revoke", "firm", "--yes", **server.environment())

@@ -96,7 +96,7 @@ def test_purging_removes_the_files_and_names_the_versions_that_need_them(tmp_pat
             operator.purge_expert(digest, retire=True)
         operator.remove_alias("champion")
         purge = ("expert", "purge", digest, "--retire")
-        with pytest.raises(AssertionError, match="are removed for good, and versions that contain it are retired"):
+        with pytest.raises(AssertionError, match="are removed permanently, and versions that contain it are retired"):
             federation.moerge(*purge)
         assert "Versions" not in federation.moerge(*purge, "--yes")
         assert operator.version(1).retired is not None
@@ -142,7 +142,7 @@ def test_withdrawing_a_trunk_contribution_retires_the_trunk_that_was_solved_from
     sent, _ = (send_trunk(each, written(federation.folder / "trunk", *honest_trunk(each))) for each in (law, art))
     trunk = federation.merge(law.domain, art.domain, method="regmean")
     withdraw = ("contribution", "withdraw")
-    for digits, told in ((7, "expected at least 8 digits"), (8, "trunks that were solved from it are retired")):
+    for digits, told in ((7, "expected at least 8 digits"), (8, "trunks solved from it are retired")):
         with pytest.raises(AssertionError, match=told):
             federation.moerge(*withdraw, sent.digest[:digits])
     federation.moerge(*withdraw, sent.digest[:8], "--yes")

@@ -88,7 +88,7 @@ def test_from_evaluations_comes_a_remerge_and_what_it_gained(federation: Federat
     assert (own.versions[1].behind, own.remerge, own.before) == (None, None, None)
 
     shown = federation.moerge("trunk", "history", COLUMNS="160")
-    for text in ("81.9 (-8.6)", "44.9, newcomer", "A remerge with code: expected +12.0", "members lose 3.2"):
+    for text in ("81.9 (-8.6)", "44.9, newcomer", "that includes code: expected average gain +12.0", "lose 3.2"):
         assert text in shown
     assert shown.splitlines()[-1] == "Recommended: moerge trunk remerge"
     assert json.loads(federation.moerge("trunk", "history", "--json"))["remerge"]["recommended"]

@@ -28,11 +28,14 @@ def test_tokens_live_and_end_by_the_command_line(server: Coordinator) -> None:
         [listed] = [each for each in operator.tokens() if each.note == "scraper"]
     assert listed.expires is not None
     assert 1.9 < (listed.expires - datetime.now(UTC)).total_seconds() / 86400 < 2
-    for command, follows in (("rotate", "are refused until they have the new one"), ("revoke", "are refused.")):
+    for command, follows in (
+        ("rotate", "ends immediately: its users are refused until they have the new one"),
+        ("revoke", "is revoked immediately, and its users are refused."),
+    ):
         run = partial(run_command, "token", command, listed.id, **environment)
-        for done, told in ((run(), "add --yes"), (run(typed="n\n"), "Go on? [y/N]")):
+        for done, told in ((run(), "add --yes"), (run(typed="n\n"), "Continue? [y/N]")):
             assert done.returncode == 1
-            assert f"Token {listed.id} ends at once, and its users {follows}" in " ".join(done.stderr.split())
+            assert f"Token {listed.id} {follows}" in " ".join(done.stderr.split())
             assert told in done.stderr
     assert role_of(server, secret).status_code == 200
     kept = moerge("token", "rotate", listed.id, "--overlap-seconds", 60, **environment)  # nobody is asked

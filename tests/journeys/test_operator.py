@@ -232,7 +232,7 @@ def test_the_operator_s_page_in_its_order(tmp_path: Path, stack: ExitStack) -> N
         shutil.copytree(made.members[domain].folder, operator.folder / domain)
         texts(operator.folder / domain / "a.jsonl", seed, documents=100)
     with Part("docs/operating.md", "When to remerge") as part:
-        assert "A remerge with code" in operator.types(part.next("moerge trunk history"))
+        assert "A remerge that includes code" in operator.types(part.next("moerge trunk history"))
         found(DIGEST, operator.types(part.next("moerge trunk remerge")))
         others = " ".join(f"--expert {name}={name}/ --text {name}='{name}/*.jsonl'" for name in ("law", "art"))
         said = operator.types(part.next("moerge table --incremental", {" ...": f" {others}"}))

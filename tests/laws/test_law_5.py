@@ -75,7 +75,7 @@ def test_law_5_until_the_trunk_is_merged_anew_every_card_says_what_it_still_cont
         told = f"The trunk still contains parameters of experts that were withdrawn: law (`{law}`)"
         assert told in (federation.version(version.number) / "README.md").read_text()
         assert f"law (`{law}`)" in federation.get("/versions/1/card").text
-        assert "Contains what is withdrawn: law" in federation.moerge("version", "show", 1)
+        assert "Contains withdrawn experts: law" in federation.moerge("version", "show", 1)
 
 
 @settings(max_examples=20, deadline=None)

@@ -58,7 +58,7 @@ def test_an_id_may_be_its_first_characters_as_a_terminal_cuts_it(given: str) -> 
     for wrong in ("version", "…", "expert-1"):
         with pytest.raises(MoergeError, match="begin") as caught:
             the_one("workflow", wrong, known)
-        assert caught.value.todo == "see: moerge workflow list"
+        assert caught.value.todo == "run: moerge workflow list"
 
 
 def test_a_shell_completes_commands_of_components_too() -> None:
