@@ -1,4 +1,4 @@
-"""Wires one coordinator process: settings in, FastAPI app out."""
+"""Construction of a coordinator's FastAPI app from its settings."""
 
 import asyncio
 import logging
@@ -64,12 +64,12 @@ _CONNECTIONS = 8  # to DBOS's database; PostgreSQL's own bound is 100 for all re
 
 @contextmanager
 def only_one(settings: Settings) -> Iterator[None]:
-    """Holds the home's lock, and the right to serve on the database: two processes would run the same workflow steps.
+    """Holds the locks of the home and the database: two processes would run the same workflow steps.
 
-    Several may serve on one PostgreSQL database, each with its home, if they share an S3 store.
+    Several may share one PostgreSQL database, each with its home, if they share an S3 store.
 
     Raises:
-        MoergeError: another process holds it.
+        MoergeError: another process holds a lock.
     """
     try:
         with FileLock(settings.home / LOCK, blocking=False):
@@ -80,7 +80,7 @@ def only_one(settings: Settings) -> Iterator[None]:
                 yield
     except Timeout as error:
         todo = "stop it first, or use another home"
-        raise MoergeError("another coordinator runs on this home", where=str(settings.home), todo=todo) from error
+        raise MoergeError("another coordinator is using this home", where=str(settings.home), todo=todo) from error
 
 
 def stores(settings: Settings) -> tuple[Blobs, Chunks]:
@@ -94,7 +94,7 @@ def stores(settings: Settings) -> tuple[Blobs, Chunks]:
 
 @contextmanager
 def workflows_run(settings: Settings, database: Database, blobs: Blobs, workflows: Workflows) -> Iterator[None]:
-    """While it is open, this process runs the workflows, or waits until it is the one that does."""
+    """A context in which this process runs the workflows, or waits for the right to run them."""
 
     def launch() -> None:
         collect(database, blobs)
@@ -123,7 +123,7 @@ def workflows_run(settings: Settings, database: Database, blobs: Blobs, workflow
 
 
 def workflow_client(settings: Settings) -> DBOSClient:
-    """Queues workflows and reads how they go, beside whichever process runs them."""
+    """A client that queues workflows and reads their state, for any process."""
     refuse_pickle()
     DBOS.migrate(settings.workflow_database)
     client = DBOSClient(
@@ -137,12 +137,12 @@ def workflow_client(settings: Settings) -> DBOSClient:
 
 
 async def _every(seconds: float, work: Callable[[], None]) -> None:
-    """Does it now and again, in a thread, as long as the coordinator serves."""
+    """Repeats `work` at this interval, in a thread, while the coordinator serves."""
     while True:
         try:
             await asyncio.to_thread(work)
         except (MoergeError, SQLAlchemyError, OSError):
-            _log.exception("failed; it is tried again in %d s", seconds)
+            _log.exception("failed; next attempt in %d s", seconds)
         await asyncio.sleep(seconds)
 
 
@@ -176,11 +176,11 @@ def make_app(settings: Settings, traffic: Traffic | None = None, clock: Callable
         version=__version__,
         summary="Adds, solves, publishes and serves Mixture-of-Experts versions.",
         lifespan=lifespan,
-        docs_url=None,  # pages with scripts of other hosts, on the dashboard's origin
+        docs_url=None,  # its pages load other hosts' scripts into the dashboard's origin
         redoc_url=None,
-        redirect_slashes=False,  # such a redirect names the host that the caller says
+        redirect_slashes=False,  # such a redirect repeats the caller's Host header
     )
-    app.add_middleware(Calls, owner=app)  # it sees every answer
+    app.add_middleware(Calls, owner=app)  # outermost
     app.add_middleware(Bodies)
     errors.install(app)
     openapi.describe(app)
@@ -203,7 +203,7 @@ def make_state(
     traffic: Traffic | None = None,
     clock: Callable[[], datetime] = utc_now,
 ) -> State:
-    """Opens the database and the stores that the settings name."""
+    """The state, with the database and stores of the settings opened."""
     metrics = Metrics()
     database = open_database(settings.database, clock, metrics.count_transaction)
     blobs, chunks = stores(settings)

@@ -1,4 +1,4 @@
-"""`moerge coordinator …`; each command imports what it alone needs, which takes seconds to load."""
+"""`moerge coordinator …`; commands import their slow modules themselves."""
 
 import os
 from pathlib import Path
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 _SHOWN = 4
 app = typer.Typer(no_args_is_help=True, help="Run a coordinator.")
-Host = Annotated[str | None, typer.Option(help="Address to listen on, instead of the settings'.")]
-Port = Annotated[int | None, typer.Option(help="TCP port, instead of the settings'; 0 takes a free one.")]
+Host = Annotated[str | None, typer.Option(help="Listening address; overrides the settings.")]
+Port = Annotated[int | None, typer.Option(help="TCP port; overrides the settings. 0 chooses a free port.")]
 Home = Annotated[Path, typer.Argument(help="Folder of the database, the blobs and the versions.")]
 
 
 @app.command()
 def init(home: Home) -> None:
-    """Makes a coordinator's home folder and prints the first operator token.
+    """Creates a coordinator's home folder and prints the first operator token.
 
     Example: moerge coordinator init /srv/moerge
     """
@@ -31,14 +31,14 @@ def init(home: Home) -> None:
 
     token = initialise(home)
     typer.echo(token.secret)
-    typer.echo(f"This operator token is shown once. Next: moerge coordinator serve {home}", err=True)
+    typer.echo(f"This operator token is shown only once. Next: moerge coordinator serve {home}", err=True)
 
 
 @app.command()
 def serve(home: Home, host: Host = None, port: Port = None) -> None:
-    """Serves REST and runs the workflows, until it is stopped.
+    """Starts the coordinator: serves the dashboard and REST API, and runs workflows.
 
-    SIGTERM lets calls that run end; a workflow's step is cut, and goes on at the next start.
+    After SIGTERM, running calls finish. The next start resumes interrupted workflows.
 
     Example: moerge coordinator serve /srv/moerge --port 8080
     """
@@ -61,7 +61,7 @@ def serve(home: Home, host: Host = None, port: Port = None) -> None:
 
 @app.command()
 def check(home: Home, host: Host = None, port: Port = None) -> None:
-    """Tells what is wrong with the settings or this machine before serve is started; exits with 1 if anything is.
+    """Checks the settings and this machine before serve is started; exits with 1 after a problem.
 
     Example: moerge coordinator check /srv/moerge
     """
@@ -72,7 +72,7 @@ def check(home: Home, host: Host = None, port: Port = None) -> None:
         typer.echo(problem)
     if found:
         raise typer.Exit(1)
-    typer.echo(f"nothing is wrong; next: moerge coordinator serve {home}")
+    typer.echo(f"no problems; next: moerge coordinator serve {home}")
 
 
 def _overridden(settings: "Settings", host: str | None, port: int | None) -> "Settings":
@@ -83,11 +83,9 @@ def _overridden(settings: "Settings", host: str | None, port: int | None) -> "Se
 @app.command()
 def backup(
     home: Home,
-    target: Annotated[
-        Path, typer.Argument(help="A folder, to which each further backup adds only new blobs, or one file: NAME.tar.")
-    ],
+    target: Annotated[Path, typer.Argument(help="A folder, for incremental backups, or one file: NAME.tar.")],
 ) -> None:
-    """Backs the home up, whole or not at all, while the coordinator serves. Uploads that are still open are left out.
+    """Backs up the home, atomically, without stopping the coordinator. Omits open uploads.
 
     Example: moerge coordinator backup /srv/moerge /mnt/backup/moerge
     """
@@ -100,24 +98,24 @@ def backup(
 
 @app.command()
 def restore(
-    source: Annotated[Path, typer.Argument(help="What `moerge coordinator backup` wrote.")],
-    home: Annotated[Path, typer.Argument(help="The new home: a folder that is empty or does not exist.")],
+    source: Annotated[Path, typer.Argument(help="A backup by `moerge coordinator backup`.")],
+    home: Annotated[Path, typer.Argument(help="The new home: an empty or new folder.")],
 ) -> None:
-    """Makes a home from a backup, and verifies every blob, folder and row before the home appears.
+    """Restores a home from a backup, after verifying every blob, folder and row.
 
     Example: moerge coordinator restore /mnt/backup/moerge /srv/moerge
     """
     from moerge_coordinator.operation import backups
 
     made = backups.restore(source, home, progress())
-    typer.echo(f"{home}: as it was on {made.made:%Y-%m-%d %H:%M} UTC. Next: moerge coordinator serve {home}")
+    typer.echo(f"{home}: restored to {made.made:%Y-%m-%d %H:%M} UTC. Next: moerge coordinator serve {home}")
 
 
 @app.command()
 def verify(home: Home, as_json: AsJson = False) -> None:
-    """Reads every blob, folder and row and tells what is missing or altered, and who needs it.
+    """Checks every blob, folder and row; lists missing and altered ones with their users.
 
-    It may run while the coordinator serves. The exit status is 1 if anything is damaged; litter harms nothing.
+    The coordinator may serve meanwhile. Exits with 1 after damage; litter (unused files) is harmless.
 
     Example: moerge coordinator verify /srv/moerge
     """

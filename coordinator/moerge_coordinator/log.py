@@ -1,6 +1,6 @@
-"""The process' log: one JSON object a line on standard error, or readable lines where that is a terminal.
+"""The process' log on standard error: one JSON object a line, or readable lines on a terminal.
 
-Lines name the request and the workflow that they belong to. Neither tokens nor bodies are ever logged.
+Lines name their request and workflow. Tokens and bodies are never logged.
 """
 
 import logging
@@ -25,15 +25,15 @@ def _add_workflow(logger: WrappedLogger, method: str, event: EventDict) -> Event
 
 
 def configure(level: Literal["debug", "info"] = "info") -> None:
-    """Sends all log lines of this process, those of uvicorn and DBOS too, to standard error.
+    """Sends all log lines of this process, including uvicorn's and DBOS's, to standard error.
 
-    `level` is that of our own lines.
+    `level` applies to our own lines.
     """
     log.configure(_add_workflow, json=not sys.stderr.isatty())
     logging.getLogger("moerge").setLevel(level.upper())
     for name in ("alembic", "dbos"):
         logging.getLogger(name).setLevel(logging.WARNING)
-    logging.getLogger("dbos").addHandler(logging.NullHandler())  # else it makes a handler of its own
+    logging.getLogger("dbos").addHandler(logging.NullHandler())  # prevents its own handler
 
 
 def progress() -> Progress:

@@ -1,4 +1,4 @@
-"""Figures for Prometheus, in a registry of the app's own."""
+"""Figures for Prometheus, in the app's own registry."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -17,13 +17,13 @@ _SOLVE_SECONDS = (0.1, 1, 10, 60, 300, 1800, 7200, 36000)
 _CONDITIONS = tuple(10.0**power for power in range(1, 17))
 T = TypeVar("T")
 Counts = Mapping[tuple[str, str], int]
-"""(name, state) -> how many."""
+"""(name, state) -> count."""
 
 
 class Metrics:
     """The figures of a running coordinator.
 
-    Labels are route templates, never paths as they came, so their number is bounded.
+    Labels are route templates instead of paths, so their number is bounded.
     """
 
     def __init__(self) -> None:
@@ -32,7 +32,7 @@ class Metrics:
         self._requests = Counter("moerge_requests", "Answered requests.", (*where, "status"), registry=kept)
         self._seconds = Histogram(
             "moerge_request_seconds",
-            "Seconds until all was answered.",
+            "Seconds until the complete answer.",
             where,
             buckets=_REQUEST_SECONDS,
             registry=kept,
@@ -44,14 +44,14 @@ class Metrics:
         )
         self._transactions = Histogram(
             "moerge_transaction_seconds",
-            "Seconds of writing transactions, their wait for each other included.",
+            "Seconds of writing transactions, including their wait for each other.",
             ("name",),
             buckets=_REQUEST_SECONDS,
             registry=kept,
         )
         self._solve_seconds = Histogram(
             "moerge_solve_seconds",
-            "Seconds of solving the routers of a version.",
+            "Seconds to solve the routers of a version.",
             buckets=_SOLVE_SECONDS,
             registry=kept,
         )
@@ -84,7 +84,7 @@ class Metrics:
             self._uploads.labels(outcome).inc()
 
     def timed_solve(self, solve: Callable[[], tuple[T, SolveReport]]) -> tuple[T, SolveReport]:
-        """The result of a solve, whose time and conditions are counted."""
+        """The result of a solve; counts its time and conditions."""
         start = time.perf_counter()
         routers, report = solve()
         self._solve_seconds.observe(time.perf_counter() - start)
@@ -93,7 +93,7 @@ class Metrics:
         return routers, report
 
     def add_workflows(self, count: Callable[[], Counts]) -> None:
-        """Has the workflows counted whenever the figures are asked for."""
+        """Adds a count of workflows, made for each request of the figures."""
         self._registry.register(_Workflows(count))
 
     def text(self) -> bytes:

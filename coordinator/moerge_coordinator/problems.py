@@ -9,7 +9,7 @@ from moerge_proto.problems import Problem, ProblemType
 
 
 class RefusedError(MoergeError):
-    """The coordinator won't do what was asked."""
+    """The coordinator refuses the request."""
 
     def __init__(
         self, kind: ProblemType, what: str, *, where: str = "", todo: str = "", retry_after: int | None = None
@@ -20,16 +20,16 @@ class RefusedError(MoergeError):
 
 
 def failure(error: Exception, request: str = "") -> Problem:
-    """The problem of an error of the coordinator's own: storage full, no database, or unexpected.
+    """The problem of an internal error: storage full, no database, or unexpected.
 
-    `request` is the id under which the log has it.
+    `request` is its id in the log.
     """
-    cause = getattr(error, "orig", error)  # of what SQLAlchemy raises
+    cause = getattr(error, "orig", error)  # inside SQLAlchemy's errors
     if is_of_full_disk(cause) or isinstance(cause, psycopg.errors.DiskFull):
-        todo = "tell its operator; once there is room, the same call may be made again"
+        todo = "tell its operator, and try again when there is space"
         return Problem.of(ProblemType.STORAGE_FULL, "the coordinator's storage is full", todo=todo)
     if str(getattr(cause, "sqlite_errorname", "")).startswith("SQLITE_BUSY") or isinstance(cause, PoolTimeout):
-        return Problem.of(ProblemType.UNAVAILABLE, "the database is busy", todo="try again in some seconds")
+        return Problem.of(ProblemType.UNAVAILABLE, "the database is busy", todo="try again in a few seconds")
     if isinstance(cause, psycopg.OperationalError):
         return Problem.of(ProblemType.UNAVAILABLE, "the database doesn't answer", todo="try again in a minute")
     todo = f"tell its operator: the log has the cause{f', under request {request}' if request else ''}"

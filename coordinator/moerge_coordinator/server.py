@@ -1,4 +1,4 @@
-"""Serving, and stopping without breaking off what runs."""
+"""The server, with a graceful stop."""
 
 import asyncio
 import logging
@@ -24,7 +24,7 @@ class _Server(uvicorn.Server):
         self._traffic, self._grace = traffic, grace
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Tells the dashboard's address as soon as it can be opened."""
+        """Logs the dashboard's address when it is available."""
         await super().startup(sockets)
         if self.started:
             port = self.servers[0].sockets[0].getsockname()[1]
@@ -32,7 +32,7 @@ class _Server(uvicorn.Server):
             _log.info("the dashboard is at %s://%s:%d/", "https" if self.config.is_ssl else "http", host, port)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Has new calls answered with 503 until those that run have ended, at most `grace` seconds; then closes."""
+        """Answers new calls with 503 until running ones have ended, at most `grace` seconds; then closes."""
         self._traffic.stopping = True
         end = time.monotonic() + self._grace
         while self._traffic.running and time.monotonic() < end and not self.force_exit:
@@ -41,9 +41,9 @@ class _Server(uvicorn.Server):
 
 
 def serve(app: FastAPI, traffic: Traffic, settings: Settings) -> NoReturn:
-    """Serves until SIGTERM or SIGINT, and ends the process, with status 1 if it could not start.
+    """Serves until SIGTERM or SIGINT, then ends the process, with status 1 after a failed start.
 
-    A step of a workflow that still runs then is cut: the next start goes on there.
+    A running workflow step is interrupted; the next start resumes there.
     """
     config = uvicorn.Config(
         app,
@@ -56,7 +56,7 @@ def serve(app: FastAPI, traffic: Traffic, settings: Settings) -> NoReturn:
         timeout_graceful_shutdown=1,
     )
     server = _Server(config, traffic, settings.grace_seconds)
-    with suppress(KeyboardInterrupt):  # uvicorn hands the signal on when it has stopped
+    with suppress(KeyboardInterrupt):  # uvicorn repeats the signal after its stop
         server.run()
     sys.stderr.flush()
-    os._exit(0 if server.started else 1)  # else the step is waited for, and torch taken apart for a second
+    os._exit(0 if server.started else 1)  # waits neither for the step nor a second for torch's cleanup

@@ -19,48 +19,47 @@ _ADDRESS = re.compile(r"(https?://[a-z0-9][a-z0-9.-]*(?::[0-9]{1,5})?)((?:/[A-Za
 
 
 def require_address(url: str) -> str:
-    """`url`, if it is written in the one plain way: lower-case host, no user, no query, no escapes, no dot segments.
+    """`url`, if in canonical form: lower-case host, no user, no query, no escapes, no dot segments.
 
     Raises:
-        ValueError: says what is wrong with it.
+        ValueError: it isn't.
     """
     match = _ADDRESS.fullmatch(url)
     if match is None:
         raise ValueError(f"{url!r} is not a plain https:// address: no user, query, fragment, escapes or other schemes")
     segments = match[2].split("/")[1:]
     if any(segment in (".", "..") for segment in segments) or "" in segments[:-1]:
-        raise ValueError(f"{url!r} has segments that lead elsewhere")
+        raise ValueError(f"{url!r} has empty or dot segments")
     return url
 
 
 class Settings(BaseModel):
-    """Everything that the coordinator can be told. Unknown keys are refused.
+    """The coordinator's settings. Unknown keys are refused.
 
     Attributes:
         home: folder of the database, the blobs and the versions.
         host: address to listen on.
-        port: TCP port; 0 takes a free one.
-        tls_certificate: PEM file; with `tls_key` it makes the coordinator speak HTTPS.
+        port: TCP port; 0 chooses a free one.
+        tls_certificate: PEM file; with `tls_key`, enables HTTPS.
         tls_key: PEM file.
         database: address of a PostgreSQL database, `postgresql://USER:PASSWORD@HOST/NAME`, instead of a SQLite file in
             `home`.
-        s3: the S3-compatible store of blobs and chunks, instead of folders in `home`. Several coordinators may serve
-            at once on one PostgreSQL database and one such store, each with a home of its own.
-        cache_bytes: bound of the cache that `home` keeps of that store.
-        owner_bytes: what an owner may hold: complete files, each content once, and the announced sizes of open uploads.
-        owner_uploads: how many uploads an owner may have open at once.
-        owner_bytes_per_second: how fast an owner may send chunks, at each process that serves; None: as fast as it can.
-        abandoned_after_hours: after this long, an open upload that no request touched is removed, and a complete file
-            that nothing refers to.
-        sources: addresses below which experts may be fetched, such as https://models.example.org/public; else none.
-        route_bytes: memory that the process which routes a text may take, Python and torch (0.5 GB) included; None: no
+        s3: the S3-compatible store of blobs and chunks, instead of folders in `home`. Several coordinators, each with
+            its own home, can share one PostgreSQL database and one such store.
+        cache_bytes: maximum size of the store's cache in `home`.
+        owner_bytes: maximum bytes of an owner: complete files, each content once, and sizes of open uploads.
+        owner_uploads: maximum number of an owner's open uploads.
+        owner_bytes_per_second: maximum rate of an owner's chunks, at each serving process; None: unlimited.
+        abandoned_after_hours: lifetime of untouched open uploads and of unused complete files.
+        sources: allowed address prefixes for fetching experts, such as https://models.example.org/public.
+        route_bytes: maximum memory of the process for routing a text, including Python and torch (0.5 GB); None: no
             text is routed.
-        vocabulary: `same` refuses experts with other vocabularies; `pad` takes those that only add tokens at the end.
-        expert_max_distance: how far a tensor of a new expert may be from other experts', as a multiple of its norm.
-        promotion_max_fall: points of normalised perplexity by which a domain that is evaluated on both may fall when
-            `champion` moves to another version, unless the operator overrides that.
-        log_level: `debug` also logs calls that only look, several a second for each worker.
-        grace_seconds: how long calls that run may take to end after SIGTERM.
+        vocabulary: `same` refuses experts with other vocabularies; `pad` accepts tokens added at the end.
+        expert_max_distance: maximum distance of a new expert's tensor from other experts', as a multiple of its norm.
+        promotion_max_fall: maximum fall of a domain's normalised perplexity, in points, when `champion` moves to
+            another version without an override.
+        log_level: `debug` also logs read calls, several a second for each worker.
+        grace_seconds: time for running calls to finish after SIGTERM.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
@@ -105,7 +104,7 @@ class Settings(BaseModel):
 
 
 def read_settings(home: Path, environment: Mapping[str, str] = os.environ) -> Settings:
-    """The settings in `home`; MOERGE_COORDINATOR_PORT and its like go before the file's, `__` names a key of a table.
+    """The settings in `home`. Variables such as MOERGE_COORDINATOR_PORT override the file; `__` precedes a table's key.
 
     Raises:
         MoergeError: there are none, or a key or value is wrong.
@@ -117,7 +116,7 @@ def read_settings(home: Path, environment: Mapping[str, str] = os.environ) -> Se
 
 
 def load(home: Path, environment: Mapping[str, str]) -> tuple[Settings | None, list[MoergeError]]:
-    """The settings, or all that is wrong with them."""
+    """The settings, or all their errors."""
     path = home / FILE
     if not path.is_file():
         return None, [MoergeError("not found", where=str(path), todo=f"run: moerge coordinator init {home}")]

@@ -59,7 +59,9 @@ def test_an_operator_can_withhold_the_versions_that_contain_a_withdrawn_expert(f
     first = solved(federation, law, art)
     federation.moerge("version", "promote", first.number, "--alias", "withheld")
     withdraw = ("expert", "withdraw", law.domain, "--withhold")
-    with pytest.raises(AssertionError, match="it is merged again without it, and every owner contributes anew") as told:
+    with pytest.raises(
+        AssertionError, match="it is merged again without it, and every owner contributes again"
+    ) as told:
         federation.moerge(*withdraw)
     assert f"Versions that contain it are withheld: {first.number}." in str(told.value)
     assert registered(law).withdrawn is None

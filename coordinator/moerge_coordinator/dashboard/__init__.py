@@ -1,1 +1,1 @@
-"""The dashboard: pages of HTML over the coordinator's own REST calls, for browsers with and without JavaScript."""
+"""The dashboard: HTML pages based on the coordinator's REST calls, usable without JavaScript."""

@@ -33,10 +33,10 @@ _YEAR = 365 * 24 * 3600
 
 
 class _Static(StaticFiles):
-    """Files with a digest in their addresses, so that browsers can keep them."""
+    """Files with a digest in their addresses, so that browsers can cache them."""
 
     def file_response(self, *given: object, **more: object) -> Response:
-        response = super().file_response(*given, **more)  # type: ignore[arg-type]  # handed through
+        response = super().file_response(*given, **more)  # type: ignore[arg-type]  # passed on
         response.headers["Cache-Control"] = f"public, max-age={_YEAR}, immutable"
         return response
 
@@ -90,7 +90,7 @@ def make_dashboard(app: FastAPI, *, routes_texts: bool) -> Starlette:
 
     async def not_there(request: Request, error: Exception) -> Response:
         status = error.status_code if isinstance(error, HTTPException) else 500
-        if isinstance(error, HTTPException) and status in (408, 413):  # too long a form, or too slow
+        if isinstance(error, HTTPException) and status in (408, 413):  # the form was too long or too slow
             problem = Problem.of(ProblemType.TOO_LARGE, error.detail)
             return site.problem(problem.model_copy(update={"status": status}))
         problem = Problem.of(ProblemType.NOT_FOUND, f"there is no page {request.url.path}", todo="start from Versions")
@@ -107,7 +107,7 @@ def make_dashboard(app: FastAPI, *, routes_texts: bool) -> Starlette:
         middleware=[Middleware(Guarded)],
         exception_handlers={HTTPException: not_there, Exception: failed},
     )
-    made.router.redirect_slashes = False  # such a redirect names the host that the caller says
+    made.router.redirect_slashes = False  # such a redirect repeats the caller's Host header
     return made
 
 

@@ -1,4 +1,4 @@
-"""Needs of an operator's attention, from the present state in REST."""
+"""Matters that need an operator's attention, from the present state in REST."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -46,10 +46,10 @@ def needs(
     workers: Sequence[DomainProgress] = (),
     influence: VersionInfluence | None = None,
 ) -> list[Need]:
-    """The most urgent first. What a later workflow, round or version has mended needs nothing.
+    """The needs, most urgent first, without those resolved by a later workflow, round or version.
 
-    `versions` and `workflows` are the newest ones, newest first; `remerge` is the current trunk's; `workers` are those
-    that report; `influence` is of the newest version, as long as it isn't the champion.
+    `versions` and `workflows` are the newest ones, newest first; `remerge` is the current trunk's; `workers` have
+    reported progress; `influence` is of the newest version, unless it is the champion.
     """
     found: list[Need] = []
     newest = next(iter(versions), None)
@@ -110,7 +110,7 @@ def _ready(experts: Sequence[Expert]) -> list[Expert]:
 
 
 def _failed(workflows: Sequence[WorkflowEntry]) -> list[WorkflowEntry]:
-    """The failed ones that no later one has made up for: a retry, or for trunks and versions any that succeeded.
+    """The failed ones without a later success: a retry, or for trunks and versions, any of the kind.
 
     The names of a workflow and its retries differ in their last number.
     """
@@ -128,6 +128,6 @@ def _failed(workflows: Sequence[WorkflowEntry]) -> list[WorkflowEntry]:
 
 
 def is_refusal(workflow: WorkflowEntry) -> bool:
-    """Whether a workflow refused an expert or a contribution, which its owner has to mend."""
+    """Whether a workflow refused an expert or a contribution, which its owner must correct."""
     files = workflow.kind in ("expert", "contribution")
     return files and workflow.problem is not None and workflow.problem.type not in _OURS

@@ -1,6 +1,7 @@
-"""Charts as SVG, as wide as their place. Widths are in percent, so that text keeps its size; margins are in style.css.
+"""Charts as SVG, as wide as their container. Widths are in percent, so that text keeps its size; margins are in
+style.css.
 
-Colours are classes of the style sheet; every chart has a title, and its page a table behind it.
+Colours are classes of the style sheet. Every chart has a title, and a table on its page.
 """
 
 import math
@@ -13,7 +14,7 @@ from markupsafe import Markup, escape
 from moerge_coordinator.dashboard.formatting import step
 
 _HEIGHT, _TOP, _BOTTOM = 240, 12, 26
-_NARROWEST, _WIDEST = 210, 1060  # pixels that a chart of lines has for them
+_NARROWEST, _WIDEST = 210, 1060  # pixels for the lines of a chart
 _COLOURS = 8
 _TICKS = 4
 _CHARACTER = 6.2  # width of a small letter
@@ -61,7 +62,7 @@ def _stretched(height: float, elements: Sequence[svg.Element]) -> svg.SVG:
 
 
 def colour(index: int) -> str:
-    """The class of the index-th of several things."""
+    """The class of the index-th colour."""
     return f"c{index % _COLOURS}"
 
 
@@ -93,7 +94,7 @@ def scale(values: Sequence[float], least: float = 0.0) -> Scale:
 
 @dataclass(frozen=True)
 class Curves:
-    """A picture of lines, and the numbers behind it: name -> values at the places `across`."""
+    """A picture of lines, and its numbers: name -> values at the places `across`."""
 
     picture: Markup
     names: Sequence[str]
@@ -111,9 +112,9 @@ def curves(
     dots: str | None = None,
     powers: bool = False,
 ) -> Curves:
-    """A line for each name over the same places; None leaves a gap. `main` stands out.
+    """A line for each name over the same places; None leaves a gap. `main` is heavier.
 
-    The values of `dots` are not joined. With `powers`, values are exponents of ten, and ticks say so.
+    The values of `dots` are not joined. With `powers`, values are exponents of ten, as are the ticks.
     """
     known = [value for line in values.values() for value in line if value is not None]
     heights = scale(known, 1 if powers else 0)
@@ -144,7 +145,7 @@ def curves(
 
 
 def _places(xs: Sequence[float], across: Sequence[str]) -> list[svg.Element]:
-    """Labels of places, as many as there is room for; those of class fine only where the chart is wide."""
+    """Labels of places, as many as fit; wide charts also show those of class fine."""
     length = max(len(each) for each in across) + 2
     narrow, wide = (max(math.ceil(len(xs) * length * _CHARACTER / room), 1) for room in (_NARROWEST, _WIDEST))
     narrow = wide * math.ceil(narrow / wide)
@@ -166,7 +167,7 @@ def _runs(xs: Sequence[float], line: Sequence[float | None], *, apart: bool) -> 
 
 
 def _end_labels(ends: list[tuple[float, str, str]]) -> list[svg.Element]:
-    """The lines' names at their ends, moved apart where they would lie on each other."""
+    """The lines' names at their ends, moved apart to avoid overlap."""
     parts: list[svg.Element] = []
     lowest = -math.inf
     for y, name, kind in sorted(ends):
@@ -214,7 +215,7 @@ def heat(
 
 @dataclass(frozen=True)
 class Node:
-    """A box of the lineage graph: its name, the words below it, and the nodes that it is made of."""
+    """A box of the lineage graph: its name, the words below it, and its sources."""
 
     name: str
     said: str

@@ -11,7 +11,7 @@ from moerge_proto.versions import Version
 
 @dataclass(frozen=True)
 class Step:
-    """A step: how far it is, and its page, if it can be done now."""
+    """A step: its progress, and its page, if available now."""
 
     what: str
     done: bool

@@ -8,7 +8,7 @@ from rich.filesize import decimal
 
 STEPS = 10  # of a colour map
 _SPANS = ((60.0, "min"), (3600.0, "h"), (86400.0, "d"))
-_markdown = MarkdownIt("js-default")  # HTML in it stays text, and so do links of odd schemes
+_markdown = MarkdownIt("js-default")  # shows HTML, and links of unsafe schemes, as text
 
 
 def ago(when: datetime | None, now: datetime | None = None) -> Markup:

@@ -1,4 +1,4 @@
-"""Actions, and the forms that ask before them."""
+"""Actions and their confirmation forms."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ Given = Mapping[str, str]
 class Field:
     """A field of a form. With `options` it is a choice, with `lines` a text of several lines.
 
-    One `on_refusal` is shown once REST has refused the form because of it.
+    A field `on_refusal` appears after REST has refused the form because of it.
     """
 
     name: str
@@ -42,7 +42,7 @@ NOTE = Field("note", "Note", hint="reason, for the history")
 
 @dataclass(frozen=True)
 class Form:
-    """A form: its heading, the text of its button, the address of Cancel, facts to know, and fields."""
+    """A form: its heading, the text of its button, the address of Cancel, facts, and fields."""
 
     heading: str
     button: str
@@ -54,7 +54,7 @@ class Form:
 
 @dataclass(frozen=True)
 class Action:
-    """An action: the form that asks, and the REST calls, which return the next page or its address."""
+    """An action: its form, and its REST calls, which return the next page or its address."""
 
     ask: Callable[[Visit], Awaitable[Form]]
     do: Callable[[Visit, Given], Awaitable[str | Response]]
@@ -76,7 +76,7 @@ async def _answer(action: Action, visit: Visit) -> Response:
 
 
 def said(path: str, word: str) -> str:
-    """The address of a page that shows an action's notice."""
+    """The address of a page with an action's notice."""
     return f"{HOME}{path}?said={word}"
 
 

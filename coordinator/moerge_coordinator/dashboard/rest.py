@@ -29,7 +29,7 @@ class RestError(Exception):
 
 
 class Rest:
-    """Calls of one request to the dashboard; they carry its request id, so the log and the audit log name it.
+    """Calls of one request to the dashboard, with its request id for the log and the audit log.
 
     Raises:
         RestError: the coordinator answers with a problem.
@@ -53,7 +53,7 @@ class Rest:
         return kind.model_validate_json(await self.send("GET", path))
 
     async def find(self, kind: type[M], path: str) -> M | None:
-        """The message, or None where there is nothing."""
+        """The message, or None if not found."""
         try:
             return await self.get(kind, path)
         except RestError as error:
@@ -78,11 +78,11 @@ class Rest:
         return found
 
     async def each(self, kind: type[M], paths: Sequence[str]) -> list[M | None]:
-        """Several at once; None where there is nothing."""
+        """Several messages concurrently; None if not found."""
         return await asyncio.gather(*(self.find(kind, path) for path in paths))
 
     async def tables(self, versions: Sequence[Version]) -> dict[int, VersionTable]:
-        """The tables of those versions that have one, by number."""
+        """The existing tables of these versions, by number."""
         tables = await self.each(VersionTable, [f"/v1/versions/{each.number}/table" for each in versions])
         return {table.version: table for table in tables if table is not None}
 
@@ -95,7 +95,7 @@ class Rest:
 
 @asynccontextmanager
 async def calls(app: FastAPI, token: str, request_id: str) -> AsyncIterator[Rest]:
-    """REST calls to `app` with a token, as long as the context is open."""
+    """A context with REST calls to `app` with a token."""
     transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
     headers = {"Authorization": f"Bearer {token}", "X-Request-Id": request_id}
     async with httpx.AsyncClient(transport=transport, base_url="http://coordinator", headers=headers) as client:

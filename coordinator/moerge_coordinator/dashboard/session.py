@@ -1,4 +1,4 @@
-"""Sessions: the cookie that holds a token, the guards of forms, and the headers of every answer."""
+"""Sessions: the token's cookie, the guards of forms, and the headers of every answer."""
 
 import hmac
 import secrets

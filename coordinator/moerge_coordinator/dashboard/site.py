@@ -1,4 +1,4 @@
-"""The site: its pages, and the visits of those who are signed in."""
+"""The site: its pages, and the visits of signed-in users."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -43,7 +43,7 @@ _NOTICES = {
 
 @dataclass(frozen=True)
 class Visit:
-    """One request of somebody who is signed in, with REST calls under their token."""
+    """One request of a signed-in user, with REST calls under their token."""
 
     request: Request
     rest: Rest
@@ -101,7 +101,7 @@ class Page:
 
 
 class Site:
-    """Pages by their paths, as routes for those who are signed in. `app` answers their REST calls.
+    """Pages by their paths, as routes for signed-in users. `app` answers their REST calls.
 
     `routes_texts`: whether the coordinator routes texts.
     """
@@ -169,5 +169,5 @@ def _templates() -> Environment:
 
 
 def _stamp() -> str:
-    """A digest of the static files. It is in their addresses, so that browsers can keep them."""
+    """A digest of the static files, part of their addresses, so that browsers can cache them."""
     return sha256(b"".join(path.read_bytes() for path in sorted(STATIC.iterdir()) if path.is_file())).hexdigest()[:12]

@@ -16,7 +16,7 @@ _MOST_ROWS = 300
 
 @dataclass(frozen=True)
 class Run:
-    """Successive pieces of the text that go to one expert."""
+    """Successive pieces of the text routed to one expert."""
 
     text: str
     expert: int

@@ -1,1 +1,1 @@
-"""The coordinator's rules, on rows and messages; nothing here knows HTTP."""
+"""The coordinator's rules, on rows and messages, independent of HTTP."""

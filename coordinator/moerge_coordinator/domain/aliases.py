@@ -22,18 +22,18 @@ def find(session: Session, name: str) -> AliasRow:
     """
     row = session.scalar(select(AliasRow).where(AliasRow.name == name))
     if row is None:
-        raise RefusedError(ProblemType.NOT_FOUND, f"no alias {name!r}", where="name", todo="see: moerge version list")
+        raise RefusedError(ProblemType.NOT_FOUND, f"no alias {name!r}", where="name", todo="run: moerge version list")
     return row
 
 
 def promote(session: Session, name: Name, move: Move, who: str, most_fall: float) -> Alias:
-    """Points an alias to a version; where it points there already, nothing changes.
+    """Points an alias to a version. Idempotent.
 
     Args:
-        most_fall: points by which no evaluated domain may fall where champion moves, unless `move` overrides that.
+        most_fall: the largest allowed fall of an evaluated domain, in points, when champion moves without an override.
 
     Raises:
-        RefusedError: the version isn't served, or a domain falls by more and `move` doesn't override that.
+        RefusedError: the version isn't served, or a domain falls by more and `move` has no override.
     """
     version = versions.find_served(session, move.version, "version")
     row = session.scalar(select(AliasRow).where(AliasRow.name == name))
@@ -44,8 +44,8 @@ def promote(session: Session, name: Name, move: Move, who: str, most_fall: float
     if before is not None:
         warnings += _lost(session, version, before)
     if falls and not move.override:
-        found = f"on version {version.number} these fall by more than {most_fall:g} points: {', '.join(falls)}"
-        todo = "see moerge version table; promote another version, or say why this one: --override REASON"
+        found = f"on version {version.number} these scores fall by more than {most_fall:g} points: {', '.join(falls)}"
+        todo = "see moerge version table; promote another version, or give a reason: --override REASON"
         raise RefusedError(ProblemType.NOT_PROMOTABLE, found, where="override", todo=todo)
     override = move.override if falls else None
     row = _point(session, row, name, version.number, "promote", who, move.note, override)
@@ -55,7 +55,7 @@ def promote(session: Session, name: Name, move: Move, who: str, most_fall: float
 def _compared(
     session: Session, version: VersionRow, champion: VersionRow | None, most: float
 ) -> tuple[list[str], list[str]]:
-    """Domains that fall by more than `most` points from the champion, and warnings of those that nobody evaluated."""
+    """Domains that fall by more than `most` points from the champion, and warnings of domains without evaluation."""
     tables = [version_table(session, each) for each in (champion, version) if each is not None]
     warnings = [
         f"version {table.version} is not evaluated on {', '.join(table.missing)}" for table in tables if table.missing
@@ -70,7 +70,7 @@ def _compared(
 
 
 def _lost(session: Session, version: VersionRow, before: VersionRow) -> list[str]:
-    """A warning of the domains that `before` has and the version lacks."""
+    """A warning of the domains of `before` that the version lacks."""
     view = version_view(session)
     lost = lost_domains(view(before), view(version))
     return [f"version {version.number} lacks domains of version {before.number}: {', '.join(lost)}"] if lost else []
@@ -109,10 +109,10 @@ def _point(
 
 
 def roll_back(session: Session, name: Name, back: Rollback, who: str) -> Alias:
-    """Takes the last promotion back. `back.version` is where the alias points; once it has moved, nothing changes.
+    """Reverts the last promotion. `back.version` is the alias' present version. Idempotent.
 
     Raises:
-        RefusedError: it points elsewhere, or to no earlier version that is served.
+        RefusedError: it has another present version, or no earlier version is served.
     """
     row = find(session, name)
     moves = list(session.scalars(select(AliasMoveRow).where(AliasMoveRow.alias == name).order_by(AliasMoveRow.number)))
@@ -120,7 +120,7 @@ def roll_back(session: Session, name: Name, back: Rollback, who: str) -> Alias:
         if moves[-1].kind == "rollback" and moves[-1].previous == back.version:
             return message(Alias, row)
         found = f"the alias {name!r} points to version {row.version}, not {back.version}"
-        raise RefusedError(ProblemType.CONFLICT, found, where="version", todo="look again, then decide")
+        raise RefusedError(ProblemType.CONFLICT, found, where="version", todo="check the alias, then try again")
     for number in reversed(_promoted(moves)[:-1]):
         version = versions.find(session, number)
         if version.retired is None and version.withheld is None:
@@ -130,7 +130,7 @@ def roll_back(session: Session, name: Name, back: Rollback, who: str) -> Alias:
 
 
 def _promoted(moves: list[AliasMoveRow]) -> list[int]:
-    """The promotions that were not taken back, oldest first; the last is where the alias points."""
+    """The promotions without a rollback, oldest first; the last is the alias' present version."""
     stack: list[int] = []
     for move in moves:
         if move.version is None:
@@ -144,7 +144,7 @@ def _promoted(moves: list[AliasMoveRow]) -> list[int]:
 
 
 def remove(session: Session, name: Name, who: str) -> None:
-    """Removes an alias; its history stays. The same again changes nothing."""
+    """Removes an alias; its history stays. Idempotent."""
     row = session.scalar(select(AliasRow).where(AliasRow.name == name))
     if row is not None:
         session.add(AliasMoveRow(alias=name, version=None, previous=row.version, kind="remove", who=who, note=""))

@@ -1,4 +1,4 @@
-"""Model cards of versions, with the facts that come after publishing."""
+"""Model cards of versions, with facts added after publication."""
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
@@ -11,11 +11,11 @@ from moerge_proto.evaluations import VersionTable
 
 
 def version_card(session: Session, row: VersionRow, card: str, owner: str | None) -> str:
-    """The card that was published, with number, date, experts that were withdrawn since, and scores.
+    """The published card, with number, date, later withdrawn experts, and scores.
 
     Args:
         card: the text of the published file.
-        owner: None for callers who see all scores.
+        owner: None for callers with access to all scores.
     """
     return published_card(
         card, row.number, row.created, withdrawal_note(session, row), _scores(visible_table(session, row, owner))
@@ -29,7 +29,7 @@ def _scores(table: VersionTable) -> str:
 
 
 def withdrawal_note(session: Session, row: VersionRow) -> str:
-    """The notice of experts in it that were withdrawn since; empty if there are none."""
+    """The notice of its later withdrawn experts; empty if there are none."""
     gone = versions(session)(row).contains_withdrawn
     if not gone:
         return ""

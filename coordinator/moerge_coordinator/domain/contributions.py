@@ -1,4 +1,4 @@
-"""Contributions: what a statistics file must be to count, and the one transaction in which it starts to (law 4)."""
+"""Contributions: the checks of a statistics file, and the transaction that accepts it (law 4)."""
 
 from collections.abc import Mapping, Sequence
 
@@ -39,7 +39,7 @@ _AT_ONCE = 500  # parameters of one query
 
 
 def require_sent(ports: Ports, owner: str, new: NewContribution) -> None:
-    """Requires that a contribution counts already, or that it is signed and its file complete.
+    """Requires that a contribution is already active, or that it is signed and its file complete.
 
     Raises:
         RefusedError: a signature or the file is missing.
@@ -60,14 +60,14 @@ def find(session: Session, owner: str, digest: str) -> Contribution | None:
 
 
 class Checked(Message):
-    """The findings of a check, which a contribution keeps."""
+    """The findings of a check, stored with the contribution."""
 
     warnings: list[str] = Field(default_factory=list)
     effective_rank: float | None = None
 
 
 def check(ports: Ports, caller: Identity, sha256: str) -> Checked:
-    """Requires that a file holds sums that the caller may contribute, and that could be honest.
+    """Requires that a file has plausible sums that the caller may contribute.
 
     Raises:
         MoergeError: names the field of the manifest, or the matrix.
@@ -82,7 +82,7 @@ def check(ports: Ports, caller: Identity, sha256: str) -> Checked:
                 return Checked(effective_rank=median_rank(file))
             trunk = _require_current(session, manifest)
         if expert.fitted_to not in (None, trunk.digest):
-            found = f"expert {expert.digest} is fitted to another trunk, {expert.fitted_to}"
+            found = f"expert {expert.digest} is fitted to a different trunk, {expert.fitted_to}"
             raise ContributionError(found, where="manifest.expert", todo="fit the domain's expert to this trunk")
         _require_sizes(manifest, {"hidden_size": trunk.hidden_size, "layers": trunk.layers})
         normalised = FAMILIES[trunk.family].gain is not None
@@ -91,17 +91,17 @@ def check(ports: Ports, caller: Identity, sha256: str) -> Checked:
 
 
 def _require_plausible(manifest: Manifest) -> None:
-    """Requires counts that `moerge.documents.shards.plan` can give, and text enough for a trunk contribution."""
+    """Requires counts that `moerge.documents.shards.plan` can produce, and enough text for a trunk contribution."""
     tokens, most, least = manifest.tokens, manifest.settings.tokens_per_document, enough(manifest.hidden_size)
     if most is not None and tokens > manifest.documents * most:
-        found = f"{tokens} tokens in {manifest.documents} documents, of each of which {most} count at most"
+        found = f"{tokens} tokens in {manifest.documents} documents; expected at most {most} per document"
         raise ContributionError(found, where="manifest.tokens", todo="compute the contribution again")
     if isinstance(manifest, TrunkManifest):
         if tokens < least:
             todo = f"give more text: a trunk contribution needs 64 x {manifest.hidden_size} tokens"
             raise ContributionError(f"{tokens} tokens; expected at least {least}", where="manifest.tokens", todo=todo)
     elif len(manifest.shards) > max(1, tokens // least):
-        found = f"{len(manifest.shards)} shards of {tokens} tokens; a shard holds at least {least}, or all there is"
+        found = f"{len(manifest.shards)} shards of {tokens} tokens; expected at least {least} per shard, or one shard"
         raise ContributionError(found, where="manifest.shards", todo="compute the contribution again")
 
 
@@ -120,7 +120,7 @@ def _gone(sha256: str) -> RefusedError:
 
 def _check_trunk_sums(ports: Ports, file: StatisticsFile, manifest: TrunkManifest, expert: ExpertRow) -> None:
     if expert.fitted_to is not None:
-        found, todo = "the expert is fitted to a trunk, so it isn't merged into one", f"send it for {expert.trained}"
+        found, todo = "the expert is fitted to a trunk, so it can't be merged", f"send it for {expert.trained}"
         raise ContributionError(found, where="manifest.expert", todo=todo)
     folder = ports.folders.expert(expert.digest)
     config, checkpoint = read_config(folder), Checkpoint(folder)
@@ -131,7 +131,7 @@ def _check_trunk_sums(ports: Ports, file: StatisticsFile, manifest: TrunkManifes
 
 
 def _ready_expert(session: Session, caller: Identity, manifest: Manifest) -> ExpertRow:
-    """The expert that the manifest names, once it is sure that both are the caller's own."""
+    """The manifest's expert, after checks that both belong to the caller."""
     if manifest.owner != caller.owner:
         raise RefusedError(ProblemType.FORBIDDEN, f"made for owner {manifest.owner!r}", where="manifest.owner")
     require_own_domain(caller, manifest.domain)
@@ -150,10 +150,10 @@ def _require_sizes(manifest: Manifest, expected: Mapping[str, int]) -> None:
 
 
 def accept(ports: Ports, new: NewContribution, checked: Checked) -> Contribution:
-    """The contribution of a checked file, which counts from now on (law 4).
+    """The contribution of a checked file, active from now on (law 4).
 
-    Within one transaction: what it supersedes stops to count, no shard counts twice, and nothing that it rests on has
-    gone since it was checked.
+    In one transaction: superseded contributions become inactive, no shard counts twice, and all inputs of the check
+    still exist.
 
     Raises:
         RefusedError: names the field of the request or of the manifest.
@@ -163,7 +163,7 @@ def accept(ports: Ports, new: NewContribution, checked: Checked) -> Contribution
     with ports.database.transaction("accept contribution") as session:
         row = session.scalar(select(ContributionRow).where(ContributionRow.digest == new.sha256))
         if row is not None and row.withdrawn is None:
-            return message(Contribution, row)  # the same request, sent twice at once
+            return message(Contribution, row)  # a concurrent copy of the request
         if isinstance(manifest, RouterManifest):
             _require_current(session, manifest)
         require_usable(session, [manifest.expert], [])
@@ -208,9 +208,9 @@ def _require_current(session: Session, manifest: RouterManifest) -> TrunkRow:
     if trunk is None or manifest.trunk != trunk.digest:
         raise RefusedError(
             ProblemType.WRONG_TRUNK,
-            f"made under trunk {manifest.trunk}, but the current one is {trunk.digest if trunk else 'not merged yet'}",
+            f"made under trunk {manifest.trunk}; the current one is {trunk.digest if trunk else 'not merged yet'}",
             where="manifest.trunk",
-            todo="sums of different trunks don't add up; contribute again under the current trunk",
+            todo="contribute again under the current trunk",
         )
     return trunk
 
@@ -219,7 +219,7 @@ def _supersede(session: Session, digest: str, manifest: RouterManifest) -> None:
     row = session.scalar(select(ContributionRow).where(ContributionRow.digest == digest, ContributionRow.active))
     if row is None or (row.trunk, row.domain) != (manifest.trunk, manifest.domain):
         found = f"no active contribution {digest} of {manifest.domain!r} under this trunk"
-        raise RefusedError(ProblemType.CONFLICT, found, where="supersedes", todo="see: moerge contribution list")
+        raise RefusedError(ProblemType.CONFLICT, found, where="supersedes", todo="run: moerge contribution list")
     row.active = False
     for shard in session.scalars(select(ShardRow).where(ShardRow.contribution == digest)):
         session.delete(shard)
@@ -231,7 +231,7 @@ def _supersede_trunk_sums(session: Session, supersedes: Sequence[str], manifest:
     active = session.scalar(query.where(ContributionRow.active))
     if list(supersedes) != ([active.digest] if active else []):
         found = f"the expert's active trunk contribution is {active.digest if active else 'none'}"
-        todo = "name it in supersedes, if this one is to take its place"
+        todo = "to replace it, name it in supersedes"
         raise RefusedError(ProblemType.CONFLICT, found, where="supersedes", todo=todo)
     if active is not None:
         active.active = False
@@ -239,7 +239,7 @@ def _supersede_trunk_sums(session: Session, supersedes: Sequence[str], manifest:
 
 
 def _require_one_expert(session: Session, manifest: RouterManifest) -> None:
-    """Requires that nothing of the domain's counts that was computed with other MLPs, fitted or not."""
+    """Requires that the domain has no active contribution computed with other MLPs, fitted or not."""
     query = select(ContributionRow).where(
         ContributionRow.active,
         ContributionRow.trunk == manifest.trunk,
@@ -248,34 +248,34 @@ def _require_one_expert(session: Session, manifest: RouterManifest) -> None:
         ContributionRow.expert != manifest.expert,
     )
     for other in session.scalars(query.limit(1)):
-        found = f"contribution {other.digest} counts, which is of another expert of the domain, {other.expert}"
-        todo = "name it in supersedes, if this one is to take its place"
+        found = f"contribution {other.digest} of the domain's expert {other.expert} is active"
+        todo = "to replace it, name it in supersedes"
         raise RefusedError(ProblemType.CONFLICT, found, where="supersedes", todo=todo)
 
 
 def _require_room(session: Session, manifest: RouterManifest) -> None:
-    """Requires that the sums of all contributions, whose integers are added, can't overflow."""
+    """Requires that the integer sums over all contributions can't overflow."""
     query = select(ContributionRow).where(
         ContributionRow.active, ContributionRow.trunk == manifest.trunk, ContributionRow.split == manifest.split
     )
     rows = session.scalars(query).all()
     if (total := manifest.tokens + sum(row.tokens for row in rows)) > MAX_TOKENS:
-        found = f"{total} tokens with those of all other contributions; there is room for {MAX_TOKENS}"
+        found = f"{total} tokens with all other contributions; expected at most {MAX_TOKENS}"
         if most := max(rows, key=lambda row: row.tokens, default=None):
-            found += f". Contribution {most.digest} of owner {most.owner!r} has most of them, {most.tokens}"
-        todo = "send fewer tokens, or the operator withdraws a contribution"
+            found += f". Contribution {most.digest} of owner {most.owner!r} has the most, {most.tokens}"
+        todo = "send fewer tokens, or ask the operator to withdraw a contribution"
         raise RefusedError(ProblemType.CONFLICT, found, where="manifest.tokens", todo=todo)
 
 
 def _require_unclaimed(session: Session, manifest: RouterManifest) -> None:
-    """Requires that none of the shards counts already."""
+    """Requires that all shards are new."""
     query = select(ShardRow).where(ShardRow.trunk == manifest.trunk, ShardRow.domain == manifest.domain)
     for start in range(0, len(manifest.shards), _AT_ONCE):
         some = manifest.shards[start : start + _AT_ONCE]
         for taken in session.scalars(query.where(ShardRow.shard.in_(some)).limit(1)):
             raise RefusedError(
                 ProblemType.DUPLICATE_SHARD,
-                f"shard {taken.shard} counts already, in contribution {taken.contribution}",
+                f"shard {taken.shard} is already in contribution {taken.contribution}",
                 where="manifest.shards",
-                todo="send only new shards, or name the contributions that this one supersedes",
+                todo="send only new shards, or name that contribution in supersedes",
             )

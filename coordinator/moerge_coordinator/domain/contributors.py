@@ -1,4 +1,4 @@
-"""Contributors: the domains that have contributed, and those of a trunk that are missing."""
+"""Contributors: the contributed and missing domains of a trunk."""
 
 from collections.abc import Collection
 
@@ -11,7 +11,7 @@ from moerge_proto.trunks import Contributors
 
 
 def contributed(session: Session, kind: Kind, trunk: str | None) -> Collection[str]:
-    """The domains with an active contribution of a kind; to routers, with their statistics under that trunk."""
+    """The domains with an active contribution of a kind; router contributions count only under that trunk."""
     query = select(ContributionRow.domain).where(ContributionRow.active, ContributionRow.kind == kind)
     if kind == "router":
         query = query.where(ContributionRow.trunk == trunk, ContributionRow.split == "statistics")
@@ -19,9 +19,9 @@ def contributed(session: Session, kind: Kind, trunk: str | None) -> Collection[s
 
 
 def of_trunk(session: Session, trunk: TrunkRow) -> Contributors:
-    """The domains that a version on a trunk has now, and those merged into the trunk that it lacks, by arrival.
+    """The domains of a version on this trunk, if solved now, and the trunk's other domains, by arrival.
 
-    A withdrawn expert is not waited for.
+    Withdrawn experts are not missing.
     """
     come = contributed(session, "router", trunk.digest)
     rows = list(session.scalars(select(ExpertRow).order_by(ExpertRow.number)))

@@ -1,4 +1,4 @@
-"""Evaluations: what owners report of versions."""
+"""Evaluations: owners' reports on versions."""
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
@@ -12,7 +12,7 @@ from moerge_proto.problems import ProblemType
 
 
 def evaluate(session: Session, owner: str, number: int, new: NewEvaluation) -> Evaluation:
-    """Takes an owner's evaluation of a version in the place of an earlier one. The same again changes nothing.
+    """Accepts an owner's evaluation of a version; it replaces an earlier one. Idempotent.
 
     Raises:
         RefusedError: the version isn't served, or the evaluation can't be of it.
@@ -34,7 +34,7 @@ def evaluate(session: Session, owner: str, number: int, new: NewEvaluation) -> E
 
 
 def visible_table(session: Session, version: VersionRow, owner: str | None) -> VersionTable:
-    """A version's table as an owner sees it: its own domains' scores, and the average; None sees all."""
+    """A version's table: for an owner, its own domains' scores and the average; for None, everything."""
     table = version_table(session, version)
     if owner is None:
         return table
@@ -57,10 +57,10 @@ def _require_of(session: Session, version: VersionRow, new: NewEvaluation) -> No
         todo = "evaluate a version that has your domain's expert"
         raise RefusedError(ProblemType.INVALID_REQUEST, found, where="domain", todo=todo)
     slot = select(ExpertRow).where(ExpertRow.digest == made.experts[made.domains.index(new.domain)])
-    expert = session.scalars(slot).one().trained  # the dense one, if the version has its fitted MLPs
+    expert = session.scalars(slot).one().trained  # the dense one, even if the version has fitted MLPs
     if new.expert != expert:
         found = f"version {version.number} has the expert {expert} of {new.domain!r}, not {new.expert}"
-        todo = "compare with the dense expert that is in the version"
+        todo = "compare with the version's dense expert"
         raise RefusedError(ProblemType.INVALID_REQUEST, found, where="expert", todo=todo)
     layers = session.scalars(select(TrunkRow.layers).where(TrunkRow.digest == made.trunk)).one()
     shape = layers, len(made.experts)

@@ -1,4 +1,4 @@
-"""Experts: registered, checked against the experts that are there, taken in or refused."""
+"""Experts: registration, checks against other experts, acceptance or refusal."""
 
 import re
 import shutil
@@ -28,14 +28,14 @@ from moerge_proto.problems import Problem, ProblemType
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 _COMPARED = 3
 Check = Callable[[Path, Path | None, str, Vocabulary], tuple[Family, object]]
-"""`check_expert`, or the part of it that needs no weights."""
+"""`check_expert`, or its part without weights."""
 
 
 def register(ports: Ports, caller: Identity, new: NewExpert) -> Expert:
-    """The expert of uploaded files, once its headers are checked; or of files that are still to be fetched.
+    """The expert of uploaded files, after a check of the headers; or of files to fetch.
 
     Raises:
-        MoergeError: it is refused; its uploaded files are forgotten.
+        MoergeError: it is refused; its uploaded files are discarded.
     """
     owner, digest, own = _owner(ports, caller, new), expert_digest(new.files), caller.role is Role.OWNER
     _require_names(new)
@@ -52,10 +52,10 @@ def register(ports: Ports, caller: Identity, new: NewExpert) -> Expert:
 
 
 def require_welcome(ports: Ports, caller: Identity, new: NewExpert) -> None:
-    """Requires that an expert's config and tokenizer, which are uploaded, let it be registered once its weights come.
+    """Requires that an expert with these uploaded config and tokenizer files can be registered.
 
     Raises:
-        MoergeError: it would be refused; its uploaded files are forgotten.
+        MoergeError: it would be refused; its uploaded files are discarded.
     """
     owner, small = _owner(ports, caller, new), [name for name in sorted(new.files) if not is_weights(name)]
     _require_names(new)
@@ -73,12 +73,12 @@ def require_welcome(ports: Ports, caller: Identity, new: NewExpert) -> None:
 def _require_names(new: NewExpert) -> None:
     for name in new.files:
         if not _FILE_NAME.fullmatch(name) or not counts(name):
-            found = f"{name!r} is no name of a config, a tokenizer's file or safetensors weights"
-            raise RefusedError(ProblemType.INVALID_REQUEST, found, where="files", todo="leave it out")
+            found = f"{name!r} is not the name of a config, tokenizer or safetensors file"
+            raise RefusedError(ProblemType.INVALID_REQUEST, found, where="files", todo="remove it from the list")
 
 
 def _owner(ports: Ports, caller: Identity, new: NewExpert) -> str:
-    """The owner of the expert: the caller, or the domain's owner if an operator has it fetched."""
+    """The owner of the expert: the caller, or the domain's owner if an operator registers a source."""
     if new.source is not None:
         require_allowed(new.source, ports.settings.sources, "source")
         if caller.role is Role.OPERATOR:
@@ -87,7 +87,7 @@ def _owner(ports: Ports, caller: Identity, new: NewExpert) -> str:
             if row is None:
                 raise RefusedError(ProblemType.NOT_FOUND, f"no domain {new.domain!r}", where="domain")
             if new.redistribute:
-                found, todo = "only its owner allows redistribution of an expert", "leave it out"
+                found, todo = "only an expert's owner may allow its redistribution", "omit it"
                 raise RefusedError(ProblemType.FORBIDDEN, found, where="redistribute", todo=todo)
             return row.owner
     owner = own_name(caller)
@@ -129,13 +129,13 @@ def add_checked(
     known: Callable[[Session], Expert | None],
     add: Callable[[Session, str], Expert],
 ) -> Expert:
-    """The expert that `add` makes of these files and their family, in a transaction in which it is like all others.
+    """The expert that `add` makes of these files and their family, in a transaction in which it matches all others.
 
-    The files are checked before that transaction, and again if other experts came or went meanwhile: two at once could
-    each be the first, and unlike each other. `known` finds the same expert registered meanwhile.
+    The files are checked before that transaction, and again if the set of experts has changed meanwhile: otherwise two
+    incompatible experts could both be the first. `known` finds the same expert registered meanwhile.
 
     Raises:
-        CheckpointError, IncompatibleExpertError: config, tokenizer or tensor headers are wrong, or unlike the others'.
+        CheckpointError, IncompatibleExpertError: config, tokenizer or headers are invalid, or differ from the others'.
     """
     while True:
         with ports.database.reading() as session:
@@ -151,16 +151,14 @@ def add_checked(
 
 
 def _others(session: Session) -> list[str]:
-    """The experts that a new one must be like, oldest first. Those that are still being fetched are not among them, nor
-    fitted ones.
-    """
+    """The experts that a new one must match, oldest first, without fitted ones and those still being fetched."""
     query = select(ExpertRow.digest).where(ExpertRow.state.in_((ExpertState.RECEIVED, ExpertState.READY)))
     query = query.where(ExpertRow.family != "", ExpertRow.fitted_to.is_(None))
     return list(session.scalars(query.order_by(ExpertRow.number)))
 
 
 def _family(ports: Ports, entries: Sequence[FileEntry], reference: Path | None, domain: str, check: Check) -> str:
-    """The family of an expert of these files, shown for a moment as a folder and checked there."""
+    """The family of an expert of these files, checked in a temporary folder."""
     place = ports.folders.experts
     place.mkdir(exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix=".", dir=place))
@@ -174,7 +172,7 @@ def _family(ports: Ports, entries: Sequence[FileEntry], reference: Path | None, 
 
 
 def _require_held(session: Session, owner: str, entries: Sequence[FileEntry]) -> None:
-    """Requires that no refusal of another expert has taken a shared file away meanwhile."""
+    """Requires that no other expert's refusal has removed a shared file meanwhile."""
     for entry in entries:
         if session.get(HoldingRow, (owner, entry.sha256)) is None:
             where = f"files.{entry.name}"
@@ -182,11 +180,10 @@ def _require_held(session: Session, owner: str, entries: Sequence[FileEntry]) ->
 
 
 def _known(session: Session, new: NewExpert, digest: str, *, own: bool) -> Expert | None:
-    """The same expert, if it is registered already; a refused one makes room for another. Its owner's word on
-    redistribution is taken over.
+    """The same expert, if already registered, with its owner's new `redistribute`. A refused one may be replaced.
 
     Raises:
-        RefusedError: the domain has another expert, or the expert another domain; or what it is fitted to is not there.
+        RefusedError: the domain has another expert, or the expert another domain; or its fitted trunk is missing.
     """
     _require_free(session, new, digest)
     for row in _rivals(session, new, digest):
@@ -201,7 +198,7 @@ def _known(session: Session, new: NewExpert, digest: str, *, own: bool) -> Exper
 
 
 def _require_free(session: Session, new: NewExpert, digest: str) -> None:
-    """Requires that no other expert has the domain or the files, and that a fitted one has what it is fitted to.
+    """Requires that no other expert has the domain or the files, and that a fitted one's expert and trunk exist.
 
     Raises:
         RefusedError: as in `_known`.
@@ -214,21 +211,21 @@ def _require_free(session: Session, new: NewExpert, digest: str) -> None:
             registered = True
             continue
         if row.domain == new.domain and row.digest == digest:
-            found = "the same files are registered already, fitted to nothing or to something else"
-            raise RefusedError(ProblemType.CONFLICT, found, where="fitted", todo="see: moerge expert list")
+            found = "the same files are already registered with a different `fitted`"
+            raise RefusedError(ProblemType.CONFLICT, found, where="fitted", todo="run: moerge expert list")
         if row.domain == new.domain:
             fitted = "" if new.fitted is None else f" fitted to trunk {new.fitted.trunk}"
             found = f"domain {new.domain!r} has the expert {row.digest}{fitted}"
-            todo = f"withdraw that one first: moerge expert withdraw {new.domain}"
+            todo = f"first withdraw it: moerge expert withdraw {new.domain}"
             raise RefusedError(ProblemType.CONFLICT, found, where="domain", todo=todo)
-        found = "the same files are the expert of another domain"
+        found = "another domain's expert has the same files"
         raise RefusedError(ProblemType.CONFLICT, found, where="files", todo="register each expert for one domain only")
     if not registered:
         _require_fitted(session, new)
 
 
 def _rivals(session: Session, new: NewExpert, digest: str) -> list[ExpertRow]:
-    """The same expert, and those that have its domain or its files; none that was withdrawn."""
+    """The experts with the same digest, domain or files, without withdrawn ones."""
     query = select(ExpertRow).where((ExpertRow.domain == new.domain) | (ExpertRow.digest == digest))
     rows = session.scalars(query.where(ExpertRow.withdrawn.is_(None)))
     return [row for row in rows if row.digest == digest or (row.fitted_from, row.fitted_to) == _place(new)]
@@ -239,31 +236,31 @@ def _is_same(row: ExpertRow, new: NewExpert, digest: str) -> bool:
 
 
 def _may_try_again(session: Session, row: ExpertRow) -> bool:
-    """Tells a refused expert that another check may accept.
+    """Whether another check may accept a refused expert.
 
-    Its source may have been mended; or it was uploaded anew, and other experts or a setting may have changed.
+    Its source may have been repaired; or after a new upload, other experts or a setting may have changed.
     """
     held = all(session.get(HoldingRow, (row.owner, file.sha256)) is not None for file in row.files)
     return row.state is ExpertState.REFUSED and (row.source is not None or held)
 
 
 def _place(new: NewExpert) -> tuple[str | None, str | None]:
-    """The expert that it is fitted from, and the trunk that it is fitted to."""
+    """Its origin, if fitted: an expert and a trunk."""
     return (None, None) if new.fitted is None else (new.fitted.expert, new.fitted.trunk)
 
 
 def _require_fitted(session: Session, new: NewExpert) -> None:
-    """Requires that what a fitted expert comes from is the domain's ready expert, and that its trunk is in use."""
+    """Requires that a fitted expert was fitted from the domain's ready expert, to a trunk in use."""
     if new.fitted is None:
         return
     trained = session.scalar(select(ExpertRow).where(ExpertRow.digest == new.fitted.expert))
     own = trained is not None and trained.fitted_to is None and trained.domain == new.domain
     if trained is None or not own or trained.state is not ExpertState.READY:
         found = f"{new.fitted.expert} is not the ready expert of {new.domain!r}"
-        raise RefusedError(ProblemType.NOT_READY, found, where="fitted.expert", todo="register that one first")
+        raise RefusedError(ProblemType.NOT_READY, found, where="fitted.expert", todo="first register that one")
     trunk = session.scalar(select(TrunkRow).where(TrunkRow.digest == new.fitted.trunk))
     if trunk is None or trunk.retired is not None:
-        found = f"trunk {new.fitted.trunk} is {'not there' if trunk is None else 'retired'}"
+        found = f"trunk {new.fitted.trunk} is {'unknown' if trunk is None else 'retired'}"
         raise RefusedError(ProblemType.WRONG_TRUNK, found, where="fitted.trunk", todo="fit it to the current one")
 
 
@@ -273,7 +270,7 @@ def _add(session: Session, owner: str, new: NewExpert, digest: str, family: str,
     if new.fitted is not None:
         allowed = select(ExpertRow.redistribute).where(ExpertRow.digest == new.fitted.expert)
         redistribute = session.scalars(allowed).one()
-    if row is None:  # else it was withdrawn and comes again
+    if row is None:  # otherwise a withdrawn expert joins again
         row = ExpertRow(digest=digest)
         session.add(row)
     row.domain, row.owner, row.license, row.family = new.domain, owner, new.license, family
@@ -291,14 +288,14 @@ def _kind(row: ExpertRow) -> str:
 
 
 def find(session: Session, digest: str) -> ExpertRow:
-    """The expert's row, which is there."""
+    """The expert's row, which must exist."""
     return session.scalars(select(ExpertRow).where(ExpertRow.digest == digest)).one()
 
 
 def references(session: Session, digest: str) -> list[ExpertRow]:
-    """The ready experts that a new one's weights are compared with: the oldest of each other owner, at most three.
+    """The ready experts for comparison of a new one's weights: the oldest of each other owner, at most three.
 
-    If all are of its own owner, one of them. A fitted expert is compared with none: only its MLPs are used.
+    One of its own owner, if there are no others. None for a fitted expert: only its MLPs are used.
     """
     new = find(session, digest)
     if new.fitted_to is not None:
@@ -312,9 +309,9 @@ def references(session: Session, digest: str) -> list[ExpertRow]:
 
 
 def accept(session: Session, digest: str, compared: Sequence[str]) -> bool:
-    """Makes an expert ready whose weights are checked, unless it was withdrawn meanwhile.
+    """Makes an expert with checked weights ready, unless it was withdrawn meanwhile.
 
-    False if others than those that it was `compared` with are its `references` now.
+    False if its `references` now differ from the `compared` ones.
     """
     row = find(session, digest)
     if row.state is not ExpertState.RECEIVED:
@@ -327,7 +324,7 @@ def accept(session: Session, digest: str, compared: Sequence[str]) -> bool:
 
 
 def refuse(session: Session, digest: str, problem: Problem) -> ExpertRow | None:
-    """Refuses an expert; None if another has taken its place already."""
+    """Refuses an expert; None if another has already replaced it."""
     row = session.scalar(select(ExpertRow).where(ExpertRow.digest == digest))
     if row is not None:
         row.state, row.problem = ExpertState.REFUSED, problem
@@ -335,18 +332,18 @@ def refuse(session: Session, digest: str, problem: Problem) -> ExpertRow | None:
 
 
 def purge(session: Session, row: ExpertRow, *, retire: bool) -> tuple[list[str], list[int]]:
-    """Lets go of a withdrawn expert's files. Returns what was purged with it, and the versions that contain it, which
-    `retire` retires.
+    """Purges a withdrawn expert's files. Returns the purged digests and the versions that contain it; `retire` retires
+    them.
 
     Raises:
-        RefusedError: it is not withdrawn, or the current trunk contains it until the remerge is done.
+        RefusedError: it is not withdrawn, or the current trunk still contains it.
     """
     if row.state is not ExpertState.WITHDRAWN:
         found = f"the expert is {row.state.value}"
-        raise RefusedError(ProblemType.CONFLICT, found, where="digest", todo="withdraw it first")
+        raise RefusedError(ProblemType.CONFLICT, found, where="digest", todo="first withdraw it")
     retired, served = containing(session, row.digest)
     if any(trunk.current for trunk in retired) and trunks.remerge(session) is not None:
-        todo = "wait until the remerge is done, then purge"
+        todo = "wait for the remerge, then purge"
         raise RefusedError(ProblemType.NOT_READY, "the current trunk still contains it", where="digest", todo=todo)
     if retire:
         versions.retire(session, served)

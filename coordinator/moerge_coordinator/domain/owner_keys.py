@@ -1,4 +1,4 @@
-"""Owners' keys: approved, rotated, revoked, and what they signed."""
+"""Owners' keys and their signatures."""
 
 from collections.abc import Iterator, Sequence
 
@@ -11,7 +11,7 @@ from moerge_proto.contributions import ContributionSignature, NewContribution
 from moerge_proto.problems import ProblemType
 from moerge_proto.signatures import PublicKey, Rotation, contribution_message, fingerprint, is_signed
 
-ANEW = "move its file away, make a new request (moerge worker init) and have it approved with --replace"
+ANEW = "move its file away, make a new request (moerge worker init) and ask for its approval with --replace"
 
 
 def keys_of(session: Session, owner: str | None) -> list[KeyRow]:
@@ -23,10 +23,10 @@ def add_key(session: Session, owner: str, public_key: PublicKey, where: str) -> 
     """Makes this the owner's only active key.
 
     Raises:
-        RefusedError: the coordinator has had it before, of whomever.
+        RefusedError: the coordinator knows the key, of any owner.
     """
     if session.scalar(select(KeyRow).where(KeyRow.public_key == public_key)) is not None:
-        found, todo = "the key was in use before; a key never comes back", f"a new key is needed: {ANEW}"
+        found, todo = "the key was in use before; keys can't be reused", f"make a new key: {ANEW}"
         raise RefusedError(ProblemType.CONFLICT, found, where=where, todo=todo)
     revoke_keys(session, owner)
     session.add(KeyRow(owner=owner, public_key=public_key, fingerprint=fingerprint(public_key)))
@@ -40,13 +40,13 @@ def revoke_keys(session: Session, owner: str) -> None:
 
 
 def rotate(session: Session, asked: Rotation) -> None:
-    """Puts the new key in the old one's place. The same again changes nothing.
+    """Replaces the old key with the new one. Idempotent.
 
     Raises:
         RefusedError: a signature is forged, or the old key is not the owner's active one.
     """
     if (name := asked.forged()) is not None:
-        found, todo = "it is not by that key over this rotation", "run again: moerge worker rotate"
+        found, todo = "it is not that key's signature of this rotation", "run again: moerge worker rotate"
         raise RefusedError(ProblemType.INVALID_REQUEST, found, where=name, todo=todo)
     active = next((row.public_key for row in keys_of(session, asked.owner) if row.revoked is None), None)
     if active == asked.new_key:
@@ -59,37 +59,37 @@ def rotate(session: Session, asked: Rotation) -> None:
 
 
 def require_signed(session: Session, owner: str, new: NewContribution) -> str | None:
-    """The fingerprint of the key that signed a contribution, or None if its owner has never had one.
+    """The fingerprint of a contribution's signing key, or None if its owner has never had a key.
 
     Raises:
-        RefusedError: the signature is missing, or not by the owner's active key over its name and this digest.
+        RefusedError: there is no valid signature of the owner's name and this digest by its active key.
     """
     rows = keys_of(session, owner)
     if not rows:
         if new.signature is None:
             return None
-        found, todo = f"owner {owner!r} has no key to check it with", "have it approved: moerge owner approve"
+        found, todo = f"owner {owner!r} has no key for its verification", "ask for approval: moerge owner approve"
     elif rows[-1].revoked is not None:
         found = f"the key of owner {owner!r} was revoked on {rows[-1].revoked:%Y-%m-%d %H:%M} UTC"
-        todo = f"ask the operator why; to join again, {ANEW}"
+        todo = f"ask the operator for the reason; to join again, {ANEW}"
     elif new.signature is None:
-        found = f"it is missing; contributions of owner {owner!r} are signed with key {rows[-1].fingerprint}"
-        todo = "run the worker where that key is"
+        found = f"it is missing; expected a signature by key {rows[-1].fingerprint} of owner {owner!r}"
+        todo = "run the worker on the machine with that key"
     else:
         message = contribution_message(owner, new.sha256)
         signer = next((row for row in rows if is_signed(row.public_key, message, new.signature)), None)
         if signer is rows[-1]:
             return signer.fingerprint
         if signer is None:
-            found = f"it is not by key {rows[-1].fingerprint} over owner {owner!r} and digest {new.sha256}"
+            found = f"it is not key {rows[-1].fingerprint}'s signature of owner {owner!r} and digest {new.sha256}"
         else:
             found = f"it is by key {signer.fingerprint}, which was revoked on {signer.revoked:%Y-%m-%d %H:%M} UTC"
-        todo = f"run the worker where the owner's key is; if it is lost, {ANEW}"
+        todo = f"run the worker on the machine with the owner's key; if it is lost, {ANEW}"
     raise RefusedError(ProblemType.FORBIDDEN, found, where="signature", todo=todo)
 
 
 def signatures(session: Session, digests: Sequence[str]) -> Iterator[ContributionSignature]:
-    """The signature of each of these contributions, in their order."""
+    """The signatures of these contributions, in their order."""
     row = ContributionRow
     query = select(row.kind, row.digest, row.owner, row.domain, KeyRow.public_key, row.signature)
     query = query.outerjoin(KeyRow, KeyRow.fingerprint == row.fingerprint).where(row.digest.in_(digests))

@@ -1,4 +1,4 @@
-"""Owners: their domains and keys, and what of it a token stands for."""
+"""Owners: their domains and keys, and the identities of tokens."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -18,12 +18,12 @@ from moerge_proto.signatures import Rotation
 def own_name(identity: Identity) -> str:
     """The owner's name of an identity with the role owner."""
     if identity.owner is None:
-        raise RefusedError(ProblemType.FORBIDDEN, "the token belongs to no owner")
+        raise RefusedError(ProblemType.FORBIDDEN, "the token has no owner")
     return identity.owner
 
 
 def require_own_domain(identity: Identity, domain: str) -> None:
-    """Requires that the owner speaks for `domain`.
+    """Requires that `domain` is the owner's.
 
     Raises:
         RefusedError: it doesn't.
@@ -31,7 +31,7 @@ def require_own_domain(identity: Identity, domain: str) -> None:
     if domain not in identity.domains:
         raise RefusedError(
             ProblemType.FORBIDDEN,
-            f"domain {domain!r} is not one of owner {identity.owner!r}'s",
+            f"domain {domain!r} does not belong to owner {identity.owner!r}",
             where="domain",
             todo=f"use one of: {', '.join(identity.domains)}",
         )
@@ -47,7 +47,7 @@ def _domains(session: Session, owner: str | None) -> list[str]:
 
 
 def view(session: Session, row: OwnerRow) -> Owner:
-    """An owner with its domains and keys, and when a token of it was last used."""
+    """An owner with its domains, keys and last call."""
     seen = session.scalar(select(func.max(TokenRow.used)).where(TokenRow.owner == row.name))
     keys = [message(OwnerKey, key) for key in owner_keys.keys_of(session, row.name)]
     return Owner(
@@ -61,16 +61,16 @@ def view(session: Session, row: OwnerRow) -> Owner:
 
 
 def _revoked(session: Session, name: str, keys: Sequence[OwnerKey]) -> datetime | None:
-    """When the last of an owner's keys and tokens was revoked; None while one is valid, or if it has none."""
+    """The time of the last revocation of an owner's keys and tokens; None while one is valid, or if it has none."""
     ended = [*session.scalars(select(TokenRow.revoked).where(TokenRow.owner == name)), *(key.revoked for key in keys)]
     return None if None in ended else max((each for each in ended if each is not None), default=None)
 
 
 def _there(session: Session, name: str, domains: Sequence[str]) -> OwnerRow | None:
-    """The owner of this name, if there is one; it must speak for these domains."""
+    """The owner of this name, if any; it must have these domains."""
     row = session.scalar(select(OwnerRow).where(OwnerRow.name == name))
     if row is not None and _domains(session, name) != sorted(set(domains)):
-        raise RefusedError(ProblemType.CONFLICT, f"owner {name!r} is there with other domains", where="name")
+        raise RefusedError(ProblemType.CONFLICT, f"owner {name!r} already has other domains", where="name")
     return row
 
 
@@ -90,15 +90,15 @@ def _add(session: Session, name: str, domains: Sequence[str]) -> OwnerRow:
 def _find(session: Session, name: str) -> OwnerRow:
     row = session.scalar(select(OwnerRow).where(OwnerRow.name == name))
     if row is None:
-        raise RefusedError(ProblemType.NOT_FOUND, f"no owner {name!r}", where="name", todo="see: moerge owner list")
+        raise RefusedError(ProblemType.NOT_FOUND, f"no owner {name!r}", where="name", todo="run: moerge owner list")
     return row
 
 
 def add(session: Session, name: str, domains: Sequence[str]) -> Owner:
-    """Adds an owner without a key, who speaks for these domains. The same again changes nothing.
+    """Adds an owner of these domains, without a key. Idempotent.
 
     Raises:
-        RefusedError: it is there with other domains, or a domain is another's.
+        RefusedError: it already has other domains, or a domain is another owner's.
     """
     row = _there(session, name, domains)
     if row is None:
@@ -108,24 +108,24 @@ def add(session: Session, name: str, domains: Sequence[str]) -> Owner:
 
 
 def approve(session: Session, name: str, asked: Approval) -> Approved:
-    """Takes in the owner who made a join request, with its key, and makes a token for its worker.
+    """Approves a join request, with the owner's key, and makes a token for its worker.
 
     Raises:
-        RefusedError: the request is forged or of another owner, or the owner has another key and it isn't replaced.
+        RefusedError: the request is forged or of another owner, or the owner has another key, without `replace`.
     """
     new = asked.request
     if new.owner != name:
         found = f"the request is of owner {new.owner!r}, not {name!r}"
         raise RefusedError(ProblemType.INVALID_REQUEST, found, where="request.owner")
     if not new.is_genuine():
-        found, todo = "it is not by the request's key", "ask the owner for the request as its worker printed it"
+        found, todo = "it is not by the request's key", "ask the owner for the complete request from its worker"
         raise RefusedError(ProblemType.INVALID_REQUEST, found, where="request.signature", todo=todo)
     row = _there(session, name, new.domains)
     active = [key.public_key for key in owner_keys.keys_of(session, name) if key.revoked is None]
     if active != [new.public_key]:
         if row is not None and not asked.replace:
-            found = f"owner {name!r} is there already, {'with another key' if active else 'without this key'}"
-            todo = "if the key is to be this one from now on: moerge owner approve --replace"
+            found = f"owner {name!r} already exists, {'with another key' if active else 'without this key'}"
+            todo = "to replace the key: moerge owner approve --replace"
             raise RefusedError(ProblemType.CONFLICT, found, where="replace", todo=todo)
         row = row or _add(session, name, new.domains)
         owner_keys.add_key(session, name, new.public_key, "request.public_key")
@@ -135,13 +135,13 @@ def approve(session: Session, name: str, asked: Approval) -> Approved:
 
 
 def rotate(session: Session, owner: str, asked: Rotation) -> Owner:
-    """Puts an owner's new key in the old one's place. The same again changes nothing.
+    """Replaces an owner's key with a new one. Idempotent.
 
     Raises:
         RefusedError: the rotation is another owner's or forged, or the old key is not the owner's active one.
     """
     if asked.owner != owner:
-        found = f"the rotation is of owner {asked.owner!r}, the token of {owner!r}"
+        found = f"the rotation is of owner {asked.owner!r}, but the token of {owner!r}"
         raise RefusedError(ProblemType.FORBIDDEN, found, where="owner")
     owner_keys.rotate(session, asked)
     tell(session, f"owner {owner} has a new key")
@@ -149,7 +149,7 @@ def rotate(session: Session, owner: str, asked: Rotation) -> Owner:
 
 
 def revoke(session: Session, name: str) -> Owner:
-    """Revokes an owner's key and tokens at once. The same again changes nothing.
+    """Revokes an owner's key and tokens immediately. Idempotent.
 
     Raises:
         RefusedError: there is no such owner.

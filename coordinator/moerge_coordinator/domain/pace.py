@@ -1,4 +1,4 @@
-"""Pace of each owner's chunks."""
+"""The rate limit of each owner's chunks."""
 
 import math
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from moerge_proto.problems import ProblemType
 class Pace:
     """A token bucket for each owner, filled with `rate` bytes per second up to one second's worth.
 
-    A chunk is let in while the bucket holds anything; what it takes beyond that is waited for before the next one.
+    A chunk is accepted while the bucket is not empty; it may overdraw the bucket, which delays the next one.
     """
 
     def __init__(self, rate: int | None, clock: Callable[[], datetime]) -> None:
@@ -22,7 +22,7 @@ class Pace:
         """Takes `size` bytes from the owner's bucket.
 
         Raises:
-            RefusedError: it is empty; says when to come again.
+            RefusedError: it is empty; has the time of the next attempt.
         """
         if self._rate is None:
             return
@@ -34,7 +34,7 @@ class Pace:
             raise RefusedError(
                 ProblemType.TOO_FAST,
                 f"more than {self._rate} bytes per second",
-                todo=f"go on in {seconds} s",
+                todo=f"continue in {seconds} s",
                 retry_after=seconds,
             )
         self._buckets[owner] = left - size, now

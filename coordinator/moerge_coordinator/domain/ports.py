@@ -1,4 +1,4 @@
-"""Ports of the rules: all that they reach beyond the rows of one transaction."""
+"""Ports of the rules: their access beyond one transaction's rows."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ from moerge_coordinator.storage.folders import Folders
 
 @dataclass(frozen=True)
 class Ports:
-    """Settings, rows, files, and the files that owners sent."""
+    """Settings, rows, files and uploads."""
 
     settings: Settings
     database: Database

@@ -1,4 +1,4 @@
-"""Progress of owners' workers, of which the last word is kept."""
+"""The last reported progress of owners' workers."""
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
@@ -9,7 +9,7 @@ from moerge_proto.progress import DomainProgress, Progress
 
 
 def tell(session: Session, owner: str, new: Progress) -> DomainProgress:
-    """Keeps the progress of a domain's worker, in the place of what was told before."""
+    """Stores the progress of a domain's worker; replaces the earlier report."""
     row = session.scalar(select(ProgressRow).where(ProgressRow.domain == new.domain))
     if row is None:
         row = ProgressRow(domain=new.domain, owner=owner)

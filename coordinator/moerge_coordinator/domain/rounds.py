@@ -1,4 +1,4 @@
-"""Rounds: contributions asked for, with a deadline and a minimum; at the deadline a round ends."""
+"""Rounds: requests for contributions, with a deadline and a minimum. A round ends at its deadline."""
 
 from collections.abc import Collection
 
@@ -14,7 +14,7 @@ from moerge_proto.statistics_file import Kind
 
 
 def view(session: Session, row: RoundRow) -> Round:
-    """The round, with the domains that have contributed by now."""
+    """The round, with the contributed and missing domains."""
     come = contributors.contributed(session, row.kind, row.trunk)
     contributed = [domain for domain in row.domains if domain in come]
     missing = [domain for domain in row.domains if domain not in come]
@@ -39,7 +39,7 @@ def view(session: Session, row: RoundRow) -> Round:
 
 
 def own_part(asked: Round, domains: Collection[str]) -> Round | None:
-    """The part of a round for the owner of these domains: itself."""
+    """The round without other owners' domains."""
     contributed = [domain for domain in asked.contributed if domain in domains]
     missing = [domain for domain in asked.missing if domain in domains]
     if not contributed and not missing:
@@ -55,15 +55,15 @@ def find(session: Session, name: str, where: str = "name") -> RoundRow:
     """
     row = session.scalar(select(RoundRow).where(RoundRow.name == name))
     if row is None:
-        raise RefusedError(ProblemType.NOT_FOUND, f"no round {name!r}", where=where, todo="see: moerge round list")
+        raise RefusedError(ProblemType.NOT_FOUND, f"no round {name!r}", where=where, todo="run: moerge round list")
     return row
 
 
 def ended(session: Session, name: str, kind: Kind) -> Round:
-    """A round of that kind for which nobody is waited any more, and for which enough have contributed.
+    """A completed or ended round of that kind, with enough contributions.
 
     Raises:
-        RefusedError: it goes on, or too few came, or it is of the other kind.
+        RefusedError: it is still open, has too few contributions, or is of the other kind.
     """
     asked = view(session, find(session, name, "round"))
     if asked.kind != kind:
@@ -72,38 +72,38 @@ def ended(session: Session, name: str, kind: Kind) -> Round:
     missing = ", ".join(asked.missing)
     if asked.state is RoundState.OPEN:
         found = f"round {name!r} waits for {missing} until {asked.deadline:%Y-%m-%d %H:%M} UTC"
-        todo = "wait, or move its deadline: moerge round change"
+        todo = "wait, or change its deadline: moerge round change"
         raise RefusedError(ProblemType.NOT_READY, found, where="round", todo=todo)
     if asked.state is RoundState.SHORT:
         come = len(asked.contributed)
-        found = f"{come} have contributed to round {name!r}, {asked.minimum} are needed; {missing} did not"
-        todo = "move its deadline or lower its minimum: moerge round change"
+        found = f"round {name!r} has {come} contributions of at least {asked.minimum}; missing: {missing}"
+        todo = "change its deadline or minimum: moerge round change"
         raise RefusedError(ProblemType.NOT_READY, found, where="round", todo=todo)
     return asked
 
 
 def open_round(session: Session, new: NewRound) -> Round:
-    """Asks domains for contributions. The same round again changes nothing.
+    """Opens a round. Idempotent.
 
     Raises:
-        RefusedError: another round has the name, a domain is nobody's, or there is no trunk yet.
+        RefusedError: a different round has the name, a domain has no owner, or there is no trunk.
     """
     row = session.scalar(select(RoundRow).where(RoundRow.name == new.name))
     if row is not None:
         there = (row.kind, row.domains, row.minimum, row.deadline)
         if there != (new.kind, new.domains, new.minimum, new.deadline):
-            found = f"round {new.name!r} is there, and another one"
+            found = f"a different round {new.name!r} already exists"
             raise RefusedError(ProblemType.CONFLICT, found, where="name", todo="choose another name, or change it")
         return view(session, row)
     known = set(session.scalars(select(DomainRow.name)))
     if unknown := [domain for domain in new.domains if domain not in known]:
-        found = f"nobody speaks for {unknown[0]!r}"
-        raise RefusedError(ProblemType.NOT_FOUND, found, where="domains", todo="add its owner first")
+        found = f"domain {unknown[0]!r} has no owner"
+        raise RefusedError(ProblemType.NOT_FOUND, found, where="domains", todo="first approve its owner")
     trunk = None
     if new.kind == "router":
         trunk = session.scalar(select(TrunkRow.digest).where(TrunkRow.current))
         if trunk is None:
-            raise RefusedError(ProblemType.NOT_READY, "no trunk yet", where="kind", todo="merge one first")
+            raise RefusedError(ProblemType.NOT_READY, "no trunk yet", where="kind", todo="first merge one")
     row = RoundRow(
         name=new.name,
         kind=new.kind,
@@ -119,16 +119,16 @@ def open_round(session: Session, new: NewRound) -> Round:
 
 
 def change(session: Session, name: str, asked: RoundChange) -> Round:
-    """Moves a round's deadline, or changes how many are enough.
+    """Changes a round's deadline or its minimum.
 
     Raises:
-        RefusedError: there is no such round, or more are asked for than it has domains.
+        RefusedError: there is no such round, or the minimum exceeds its number of domains.
     """
     row = find(session, name)
     if asked.minimum is not None:
         if asked.minimum > len(row.domains):
             found = f"{asked.minimum} of {len(row.domains)} domains"
-            raise RefusedError(ProblemType.INVALID_REQUEST, found, where="minimum", todo="ask for fewer")
+            raise RefusedError(ProblemType.INVALID_REQUEST, found, where="minimum", todo="lower it")
         row.minimum = asked.minimum
     if asked.deadline is not None:
         row.deadline = asked.deadline

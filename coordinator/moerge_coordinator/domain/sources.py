@@ -1,4 +1,4 @@
-"""Files fetched from the sources that the operator allows, and from nowhere else."""
+"""Files fetched from the operator's allowed sources only."""
 
 import os
 import re
@@ -19,14 +19,14 @@ _ATTEMPTS = 5
 
 
 class _TransientError(Exception):
-    """The source can't answer now; try again."""
+    """The source is unavailable; try again."""
 
 
 def require_allowed(url: str, prefixes: Sequence[str], where: str) -> None:
-    """Requires that `url` lies below one of the `prefixes`.
+    """Requires that `url` is below one of the `prefixes`.
 
     Raises:
-        RefusedError: it doesn't, or is no plain address.
+        RefusedError: it isn't, or is not a plain address.
     """
     try:
         require_address(url)
@@ -35,22 +35,22 @@ def require_allowed(url: str, prefixes: Sequence[str], where: str) -> None:
     if not any(url == prefix.rstrip("/") or url.startswith(prefix.rstrip("/") + "/") for prefix in prefixes):
         raise RefusedError(
             ProblemType.FORBIDDEN,
-            f"{url} lies below none of the sources that the operator allows",
+            f"{url} is not below an allowed source",
             where=where,
-            todo="upload the files, or ask the operator to add it to sources in coordinator.toml",
+            todo="upload the files, or ask the operator to add it to `sources` in coordinator.toml",
         )
 
 
 def fetch(url: str, part: Path, most: int, prefixes: Sequence[str], advance: Callable[[int], None]) -> None:
-    """Fetches `url` into `part` and goes on where an earlier try stopped; redirects lead to allowed sources only.
+    """Fetches `url` into `part`, and resumes an earlier attempt. Follows redirects to allowed sources only.
 
     Args:
-        most: bytes that the file may have.
+        most: the file's maximum bytes.
 
     Raises:
         RefusedError: names the address and the reason.
     """
-    require_allowed(url, prefixes, "source")  # the settings may have changed since it was registered
+    require_allowed(url, prefixes, "source")  # the settings may have changed since its registration
     part.parent.mkdir(parents=True, exist_ok=True)
     transport = (httpx.TransportError, _TransientError)
     with httpx.Client(trust_env=False, timeout=60.0, headers={"Accept-Encoding": "identity"}) as client:
@@ -63,7 +63,7 @@ def fetch(url: str, part: Path, most: int, prefixes: Sequence[str], advance: Cal
 
 
 def _refused(url: str, reason: str) -> RefusedError:
-    todo = "mend the source and register again, or upload the files"
+    todo = "repair the source and register again, or upload the files"
     return RefusedError(ProblemType.SOURCE_FAILED, f"{url} can't be fetched: {reason}", where="source", todo=todo)
 
 
@@ -84,7 +84,7 @@ def _fetch_once(
 
 
 def _followed(url: str, address: str, response: httpx.Response, prefixes: Sequence[str]) -> str:
-    """The target of a redirect; only a redirect may bring a query, as those of stores for large files do."""
+    """The target of a redirect. Its address may have a query, as in redirects to stores of large files."""
     target = str(response.headers.get("Location", ""))
     if target.startswith("/") and not target.startswith("//"):
         target = address[: address.index("/", len("https://"))] + target
@@ -101,25 +101,25 @@ def _followed(url: str, address: str, response: httpx.Response, prefixes: Sequen
 def _receive(
     url: str, response: httpx.Response, part: Path, come: int, most: int, advance: Callable[[int], None]
 ) -> None:
-    """Appends what comes to `part`, or begins it anew if the source doesn't serve ranges."""
+    """Appends the response to `part`; without range support of the source, starts it again."""
     if response.status_code in (408, 429) or response.status_code >= 500:
         raise _TransientError(f"status {response.status_code}")
     if response.status_code == 416:  # the part is as long as the file, or longer
         part.unlink()
-        raise _TransientError("the source has no more bytes than came before")
+        raise _TransientError("the source has no further bytes")
     if response.status_code not in (200, 206):
         raise _refused(url, f"status {response.status_code}")
     if response.headers.get("Content-Encoding", "identity") != "identity":
-        raise _refused(url, "the source compresses what was asked for as it is")
+        raise _refused(url, "the source compressed the file although uncompressed content was requested")
     if response.status_code == 206 and not response.headers.get("Content-Range", "").startswith(f"bytes {come}-"):
-        raise _refused(url, "the source sends another range than it was asked for")
+        raise _refused(url, "the source sent a different range than requested")
     resumed = response.status_code == 206
     with part.open("ab" if resumed else "wb") as out:
         size = come if resumed else 0
         for piece in response.iter_raw():
             size += len(piece)
             if size > most:
-                raise _refused(url, f"it has more than the {most} bytes that are left to the owner")
+                raise _refused(url, f"it exceeds the owner's remaining {most} bytes")
             out.write(piece)
             advance(len(piece))
         out.flush()

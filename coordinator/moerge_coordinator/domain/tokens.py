@@ -1,4 +1,4 @@
-"""Bearer tokens: made, rotated and revoked here, kept as hashes."""
+"""Bearer tokens: creation, rotation and revocation. The database stores only their hashes."""
 
 import secrets
 from datetime import datetime, timedelta
@@ -16,22 +16,22 @@ from moerge_proto.problems import ProblemType
 
 
 def make_token(session: Session, asked: NewToken) -> Token:
-    """A fresh token.
+    """A new token.
 
     Raises:
-        RefusedError: the role owner needs a known owner's name, and no other role takes one; or it would end before
-            it begins.
+        RefusedError: the owner's name is missing, unknown, or given for another role; or the token has already
+            expired.
     """
     if (asked.role is Role.OWNER) != (asked.owner is not None):
         raise RefusedError(
-            ProblemType.INVALID_REQUEST, "the role owner, and no other, takes an owner's name", where="owner"
+            ProblemType.INVALID_REQUEST, "only the role owner needs and allows an owner's name", where="owner"
         )
     if asked.expires is not None and asked.expires <= now(session):
         found = f"{asked.expires:%Y-%m-%d %H:%M} UTC is not in the future"
-        raise RefusedError(ProblemType.INVALID_REQUEST, found, where="expires", todo="name a later time, or none")
+        raise RefusedError(ProblemType.INVALID_REQUEST, found, where="expires", todo="give a later time, or none")
     if asked.owner is not None and not session.scalar(select(OwnerRow).where(OwnerRow.name == asked.owner)):
         raise RefusedError(
-            ProblemType.NOT_FOUND, f"no owner {asked.owner!r}", where="owner", todo="add the owner first"
+            ProblemType.NOT_FOUND, f"no owner {asked.owner!r}", where="owner", todo="first add the owner"
         )
     made = added(session, TokenRow(role=asked.role, owner=asked.owner, note=asked.note, expires=asked.expires))
     tell(session, f"token {made.id} is added: {' of '.join(filter(None, (asked.role, asked.owner)))}")
@@ -39,7 +39,7 @@ def make_token(session: Session, asked: NewToken) -> Token:
 
 
 def added(session: Session, row: TokenRow) -> Token:
-    """A new row's token. The database keeps only its SHA-256, enough because the secret has 256 random bits."""
+    """A new row's token. The database stores only its SHA-256, which is safe for a secret of 256 random bits."""
     secret = f"moerge_{secrets.token_urlsafe(32)}"
     row.hash = sha256_hex(secret.encode())
     session.add(row)
@@ -48,7 +48,7 @@ def added(session: Session, row: TokenRow) -> Token:
 
 
 def ended(row: TokenRow, when: datetime) -> str | None:
-    """The end of a token, in words; None while it is valid."""
+    """A description of a token's end; None while it is valid."""
     if row.revoked is not None and row.revoked <= when:
         return f"the token was revoked on {row.revoked:%Y-%m-%d %H:%M} UTC"
     if row.expires is not None and row.expires <= when:
@@ -57,7 +57,7 @@ def ended(row: TokenRow, when: datetime) -> str | None:
 
 
 class LastUses:
-    """The last use of each token. Calls note it in memory; `save` writes it, so that no call waits for the database."""
+    """The last use of each token: recorded in memory, and written by `save`, so that no call waits for the database."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -67,21 +67,21 @@ class LastUses:
         self._uses[token] = self._database.clock()
 
     def save(self) -> None:
-        """Writes what was noted since the last time."""
+        """Writes the uses since the last save."""
         uses, self._uses = self._uses, {}
         if not uses:
             return
         with self._database.transaction("note uses of tokens") as session:
             for token, when in list(uses.items()):
-                later = or_(TokenRow.used.is_(None), TokenRow.used < when)  # another replica may have seen it since
+                later = or_(TokenRow.used.is_(None), TokenRow.used < when)  # another replica may have a later use
                 session.execute(update(TokenRow).where(TokenRow.id == token, later).values(used=when))
 
 
 def revoke_token(session: Session, id_: int) -> TokenEntry:
-    """Ends a token at once. The same again changes nothing.
+    """Revokes a token immediately. Idempotent.
 
     Raises:
-        RefusedError: there is none, or no operator could call any more.
+        RefusedError: there is none, or it is the last operator token.
     """
     row = _find(session, id_)
     if row.revoked is None:
@@ -92,7 +92,7 @@ def revoke_token(session: Session, id_: int) -> TokenEntry:
 
 
 def rotate_token(session: Session, id_: int, asked: RotateToken) -> Token:
-    """A token in the place of another: same role, owner and note, and valid for as long as that one was at first.
+    """A token that replaces another, with the same role, owner, note and original duration.
 
     Raises:
         RefusedError: there is none, or it has ended.
@@ -115,7 +115,7 @@ def rotate_token(session: Session, id_: int, asked: RotateToken) -> Token:
 def _find(session: Session, id_: int) -> TokenRow:
     row = session.get(TokenRow, id_)
     if row is None:
-        raise RefusedError(ProblemType.NOT_FOUND, f"no token {id_}", where="id", todo="see: moerge token list")
+        raise RefusedError(ProblemType.NOT_FOUND, f"no token {id_}", where="id", todo="run: moerge token list")
     return row
 
 
@@ -130,5 +130,5 @@ def _require_another_operator(session: Session, row: TokenRow) -> None:
         or_(TokenRow.expires.is_(None), TokenRow.expires > when),
     )
     if session.scalar(others.limit(1)) is None:
-        found = "it is the last valid operator token; without one nobody could make another"
-        raise RefusedError(ProblemType.CONFLICT, found, where="id", todo="make or rotate an operator token first")
+        found = "it is the last valid operator token"
+        raise RefusedError(ProblemType.CONFLICT, found, where="id", todo="first make or rotate an operator token")

@@ -1,4 +1,4 @@
-"""The scores of one trunk's versions as experts joined, and the expected gain of a remerge."""
+"""The scores of a trunk's versions, and the expected gain of a remerge."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,9 +20,9 @@ _MOST_VERSIONS = 100
 
 @dataclass(frozen=True)
 class Evaluated:
-    """A version: domain -> expert in slot order; domain -> (normalised, oracle's) of those that evaluated it.
+    """A version: domain -> expert in slot order; domain -> (normalised, oracle's) of its evaluations.
 
-    A fitted expert stands here as the one that it is fitted from.
+    A fitted expert is represented by its original.
     """
 
     number: int
@@ -39,12 +39,12 @@ class Evaluated:
         return None if self.missing else _mean(score for score, _ in self.scores.values())
 
     def newcomers(self, trunk: Trunk) -> list[str]:
-        """The domains whose experts `trunk` was not merged from."""
+        """The domains without an expert in `trunk`."""
         return [domain for domain, expert in self.experts.items() if expert not in trunk.contains]
 
 
 def trunk_history(session: Session, row: TrunkRow) -> TrunkHistory:
-    """The history of a trunk, from the evaluations that there are."""
+    """The history of a trunk, from the existing evaluations."""
     rows = session.scalars(select(TrunkRow).where(TrunkRow.method == row.method).order_by(TrunkRow.number))
     trunk = message(Trunk, row)
     kin = [each for each in (message(Trunk, other) for other in rows) if each.options.base == trunk.options.base]
@@ -92,9 +92,9 @@ def history_of(
     """The history of `trunk`.
 
     Args:
-        kin: the trunks merged by the same method, it among them, in order of arrival.
-        versions: those of all these trunks, by number.
-        ready: the experts that can be merged.
+        kin: the trunks merged by the same method, including it, in order of arrival.
+        versions: all these trunks' versions, by number.
+        ready: the experts available for a merge.
     """
     own = [each for each in versions if each.trunk == trunk.digest]
     lines, last = [], dict[str, float]()
@@ -140,14 +140,14 @@ def _line(trunk: Trunk, version: Evaluated, last: Mapping[str, float]) -> TrunkV
 
 
 def _remerge(trunk: Trunk, version: Evaluated, versions: Sequence[Evaluated], later: Sequence[Trunk]) -> Remerge:
-    """The gain of merging `trunk` anew with the newcomers of `version`; trunks of `later` may have done it."""
+    """The gain of merging `trunk` again with the newcomers of `version`; a trunk of `later` may be the result."""
     experts = set(version.experts.values())
     oracles = {
         each.experts[domain]: oracle
         for each in versions
         if each.trunk == trunk.digest
         for domain, (_, oracle) in each.scores.items()
-    }  # of the newest version that tells it: the routers don't touch it
+    }  # from each domain's newest evaluation: it doesn't depend on routers
     newcomers = version.newcomers(trunk)
     missing = [domain for domain, expert in version.experts.items() if expert not in oracles]
     members = late = fall = expected = None
@@ -184,7 +184,7 @@ def _is_open(trunk: Trunk) -> bool:
 
 
 def _best(versions: Iterable[Evaluated]) -> Evaluated | None:
-    """The newest that all domains evaluated; else the newest."""
+    """The newest version evaluated by all domains; otherwise the newest."""
     found = list(versions)
     return next((each for each in reversed(found) if not each.missing), found[-1] if found else None)
 

@@ -1,4 +1,4 @@
-"""Trunks: the lineage of one that is asked for, the one that takes a retired one's place, and which is current."""
+"""Trunks: the lineage of a requested trunk, successors of retired trunks, and the current trunk."""
 
 from collections.abc import Mapping, Sequence
 
@@ -33,16 +33,16 @@ def find(session: Session, digest: str | None) -> TrunkRow:
             ProblemType.NOT_FOUND,
             f"no trunk {digest or 'yet'}",
             where="trunk",
-            todo="see: moerge trunk list" if digest else "the operator makes it by: moerge trunk merge",
+            todo="run: moerge trunk list" if digest else "the operator makes it with: moerge trunk merge",
         )
     return row
 
 
 def lineage_of(session: Session, new: NewTrunk) -> TrunkLineage:
-    """The lineage of the trunk that is asked for, from the experts and trunk contributions that there are.
+    """The lineage of the requested trunk, from the present experts and trunk contributions.
 
     Raises:
-        MoergeError: names the field that asks for something else.
+        MoergeError: names the field that can't be satisfied.
     """
     named = None if new.method is None else _checked(METHODS[new.method], new)
     query = select(ExpertRow).where(ExpertRow.state == ExpertState.READY).order_by(ExpertRow.number)
@@ -64,7 +64,7 @@ def lineage_of(session: Session, new: NewTrunk) -> TrunkLineage:
     if unknown := [digest for digest in experts if digest not in ready]:
         raise _not_ready(unknown[0], "experts")
     if not experts or len(set(experts)) < len(experts):
-        raise RefusedError(ProblemType.NOT_READY, "a trunk needs at least one expert, and none twice", where="experts")
+        raise RefusedError(ProblemType.NOT_READY, "expected at least one expert, each only once", where="experts")
     complete = asked is not None or contributions.keys() >= set(experts)
     method = named or METHODS[RECOMMENDED.method if complete else PAPER.method]
     if method.solved:
@@ -93,27 +93,27 @@ def _lineage(
 
 
 def _checked(method: Method, new: NewTrunk) -> Method:
-    """The method, once its options are checked, and that a round is for a solved one."""
+    """The method, after a check of its options; only solved methods allow a round."""
     require_options(method, new.options)
     if new.round is not None and not method.solved:
         solved = ", ".join(each.name for each in METHODS.values() if each.solved)
-        found = f"the method {method.name!r} takes no round"
+        found = f"the method {method.name!r} does not use a round"
         raise RefusedError(ProblemType.INVALID_REQUEST, found, where="round", todo=f"choose one of {solved}")
     return method
 
 
 def _require_trained(fitted: Mapping[str, str], where: str, experts: Sequence[str]) -> None:
-    """Requires that none is of `fitted`: digest -> the expert that it is fitted from."""
+    """Requires that no expert is in `fitted`: digest -> its original expert."""
     for digest in experts:
         if digest in fitted:
-            found = f"expert {digest} is fitted to a trunk, so it isn't merged into one"
-            todo = f"name the expert that it is fitted from: {fitted[digest]}"
+            found = f"expert {digest} is fitted to a trunk, so it can't be merged"
+            todo = f"name its original expert: {fitted[digest]}"
             raise RefusedError(ProblemType.INVALID_REQUEST, found, where=where, todo=todo)
 
 
 def _not_ready(digest: str, where: str) -> RefusedError:
     return RefusedError(
-        ProblemType.NOT_READY, f"expert {digest} is not ready", where=where, todo="see: moerge expert list"
+        ProblemType.NOT_READY, f"expert {digest} is not ready", where=where, todo="run: moerge expert list"
     )
 
 
@@ -123,7 +123,7 @@ def _require_contributions(experts: list[str], domains: Mapping[str, str], contr
             ProblemType.NOT_READY,
             f"no trunk contribution of {', '.join(missing)}",
             where="method",
-            todo="their owners run the worker with --trunk-contribution, or use another method",
+            todo="ask their owners to run the worker with --trunk-contribution, or use another method",
         )
 
 
@@ -139,9 +139,9 @@ def _require_weights(options: TrunkOptions, domains: list[str]) -> None:
 
 
 def remerge(session: Session, newcomer: str | None = None) -> TrunkLineage | None:
-    """The lineage of the current trunk's successor: the same without what is withdrawn, and with a newcomer.
+    """The lineage of the current trunk's successor: the same without withdrawn inputs, and with a newcomer.
 
-    None if there is no trunk, or it is not retired and nobody comes, or nothing is left that it could be merged from.
+    None if there is no trunk, if it is not retired and there is no newcomer, or if no expert is left.
     """
     row = session.scalar(select(TrunkRow).where(TrunkRow.current))
     if row is None or (newcomer is None and row.retired is None):
@@ -162,7 +162,7 @@ def remerge(session: Session, newcomer: str | None = None) -> TrunkLineage | Non
 
 
 def known(session: Session, blobs: Blobs, lineage: TrunkLineage) -> MergedTrunk | None:
-    """The trunk of that lineage, if it was merged before and its files are still there."""
+    """The trunk of that lineage, if already merged, with its files still present."""
     for row in session.scalars(select(TrunkRow)):
         if trunk_lineage(row) == lineage and all(blobs.has(file.sha256) for file in row.files):
             return message(MergedTrunk, row)
@@ -170,7 +170,7 @@ def known(session: Session, blobs: Blobs, lineage: TrunkLineage) -> MergedTrunk 
 
 
 def make_current(session: Session, blobs: Blobs, trunk: MergedTrunk) -> str | None:
-    """Makes a merged trunk the current one; None if a file of it has gone meanwhile, so it is to be merged again.
+    """Makes a merged trunk the current one; None if it must be merged again because a file was removed meanwhile.
 
     Raises:
         RefusedError: an expert or a contribution was withdrawn meanwhile.

@@ -1,4 +1,4 @@
-"""Uploads: chunks as they come, then the whole file as a blob; and how much of it an owner may have."""
+"""Uploads: chunks, assembled into blobs, and owners' quotas."""
 
 import asyncio
 import hashlib
@@ -30,13 +30,13 @@ from moerge_proto.problems import ProblemType
 from moerge_proto.uploads import CHUNK_BYTES, Chunk, NewUpload, Stored, Upload
 
 _PIECE = 2**20
-_STALE = timedelta(minutes=1)  # a row is not written for every chunk
-_MAX_WINDOW = CHUNK_BYTES  # no frame of a chunk needs more
-_SPARE = 2**28  # bytes of the disk that uploads leave to the databases
+_STALE = timedelta(minutes=1)  # not every chunk writes a row
+_MAX_WINDOW = CHUNK_BYTES  # enough for every frame of a chunk
+_SPARE = 2**28  # bytes of the disk reserved for the databases
 
 
 class Uploads:
-    """The open uploads, and what each owner holds."""
+    """The open uploads, and each owner's files."""
 
     def __init__(self, database: Database, blobs: Blobs, chunks: Chunks, settings: Settings) -> None:
         self._database, self._blobs, self._chunks, self._settings = database, blobs, chunks, settings
@@ -44,15 +44,15 @@ class Uploads:
         self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     def sweep(self) -> None:
-        """Removes the half-written chunks of a process that was killed. Call it before any chunk comes."""
+        """Removes the partial chunks of a killed process. Call it before the first chunk."""
         self._chunks.sweep()
 
     def sweep_abandoned(self) -> None:
-        """Removes the uploads that nobody has touched for long, and what owners hold but nothing refers to."""
+        """Removes old untouched uploads, and owners' unused files."""
         before = self._database.clock() - timedelta(hours=self._settings.abandoned_after_hours)
         with self._database.transaction("sweep uploads") as session:
             left = session.scalars(select(UploadRow.id).where(UploadRow.touched < before)).all()
-            for upload in left:  # before the rows are gone, so that a cut leaves no chunks without a row
+            for upload in left:  # before the rows, so that a crash leaves no chunks without a row
                 self._chunks.remove(upload)
             session.execute(delete(UploadRow).where(UploadRow.touched < before))
             touched = {tuple(row) for row in session.execute(select(UploadRow.owner, UploadRow.sha256))}
@@ -64,28 +64,27 @@ class Uploads:
         collect(self._database, self._blobs, loose)
 
     def open(self, owner: str, request: NewUpload) -> Upload:
-        """Opens an upload, or finds the same one open; tells which chunks are missing.
+        """Opens an upload, or finds it open; lists the missing chunks.
 
         Raises:
-            RefusedError: the owner has too many uploads open, or no room for this one, or holds the file with another
-                size.
+            RefusedError: the owner has too many open uploads or too little space, or has the file with another size.
         """
         manifest = digest_of(request.model_dump(mode="json"))
         with self._database.transaction("open upload") as session:
             holding = session.get(HoldingRow, (owner, request.sha256))
             if holding is not None and holding.size != request.size:
                 found = f"the file has {holding.size} bytes, not {request.size}"
-                raise RefusedError(ProblemType.WRONG_DIGEST, found, where="size", todo="announce its own size")
+                raise RefusedError(ProblemType.WRONG_DIGEST, found, where="size", todo="send its correct size")
             query = select(UploadRow).where(UploadRow.owner == owner)
             row = session.scalar(query.where(UploadRow.manifest == manifest))
-            if row is None and holding is not None:  # one row of a held file is enough, however often it is announced
+            if row is None and holding is not None:  # one row per file is enough
                 row = session.scalar(query.where(UploadRow.sha256 == request.sha256).limit(1))
             if row is None:
                 row = UploadRow(owner=owner, manifest=manifest, sha256=request.sha256, size=0)
                 row.request, row.touched = request, now(session)
                 session.add(row)
                 session.flush()
-                self._chunks.remove(row.id)  # of an upload that had this id before
+                self._chunks.remove(row.id)  # of an earlier upload with this id
             if holding is None and not row.size:
                 self._require_room(session, owner, request.size)
             row.request = request if holding is None else _brief(request)
@@ -95,10 +94,10 @@ class Uploads:
         return Upload(id=row.id, missing=[each for each in wanted if each not in come])
 
     async def receive(self, owner: str, upload: int, sha256: str, body: AsyncIterator[bytes]) -> None:
-        """Writes one chunk to disk as it comes.
+        """Writes one chunk to disk while receiving it.
 
         Raises:
-            RefusedError: the upload or chunk is unknown, the bytes are too many, too few or others, or come too fast.
+            RefusedError: the upload or chunk is unknown, its size or digest is wrong, or the rate is too high.
         """
         request, complete = await asyncio.to_thread(self._request, owner, upload)
         if complete:
@@ -138,11 +137,11 @@ class Uploads:
             file.unlink(missing_ok=True)
 
     def turn(self, owner: str) -> asyncio.Lock:
-        """Hold it around `commit` and `drop`: an owner's run one by one, and wait for each other without a thread."""
+        """A lock for `commit` and `drop`: an owner's calls run one by one, and wait without a thread."""
         return self._turns[owner]
 
     def drop(self, owner: str, upload: int) -> None:
-        """Forgets an upload and its chunks. A file that was committed stays.
+        """Removes an upload and its chunks. A committed file stays.
 
         Raises:
             RefusedError: there is no such upload.
@@ -151,10 +150,10 @@ class Uploads:
         self._forget(upload)
 
     def commit(self, owner: str, upload: int) -> Stored:
-        """Puts the chunks together as a blob. Doing it again changes nothing.
+        """Assembles the chunks into a blob. Idempotent.
 
         Raises:
-            RefusedError: a chunk is missing, or the whole isn't what its name says; then the upload is forgotten.
+            RefusedError: a chunk is missing, or the file's digest is wrong, which removes the upload.
         """
         with self._database.claim(f"commit {owner}"):
             return self._commit(owner, upload)
@@ -167,7 +166,7 @@ class Uploads:
         if complete:
             raise RefusedError(ProblemType.NOT_READY, "the file was discarded", where="upload", todo="open it again")
         if missing := self.open(owner, request).missing:
-            if self._holds(owner, request.sha256):  # the same commit, sent twice at once, has just removed the chunks
+            if self._holds(owner, request.sha256):  # a concurrent copy of the commit has just removed the chunks
                 return stored
             raise RefusedError(
                 ProblemType.NOT_READY, f"{len(missing)} chunks are missing", where=missing[0], todo="send them"
@@ -179,7 +178,7 @@ class Uploads:
         except RefusedError:
             self._forget(upload)
             raise
-        except FileNotFoundError:  # the same commit, sent twice at once, has just removed the chunks
+        except FileNotFoundError:  # a concurrent copy of the commit has just removed the chunks
             self.held(owner, request.sha256, "sha256")
             return stored
         while True:
@@ -187,23 +186,23 @@ class Uploads:
                 if self._blobs.has(request.sha256):
                     session.merge(HoldingRow(owner=owner, sha256=request.sha256, size=request.size))
                     if (row := session.get(UploadRow, upload)) is not None:
-                        row.size, row.request = 0, _brief(request)  # it stays for who commits again, until swept
+                        row.size, row.request = 0, _brief(request)  # stays for repeated commits, until swept
                     break
-            put()  # another owner's refusal removed it just before the row was there
+            put()  # another owner's refusal removed it just before the row existed
         self._chunks.remove(upload)
         return stored
 
     def held(self, owner: str, sha256: str, where: str) -> int:
-        """The size of a file that the owner has uploaded.
+        """The size of the owner's uploaded file.
 
         Raises:
-            RefusedError: it has not.
+            RefusedError: there is none.
         """
         with self._database.transaction("hold upload") as session:
             row = session.get(HoldingRow, (owner, sha256))
             query = select(UploadRow).where(UploadRow.owner == owner, UploadRow.sha256 == sha256)
             for upload in session.scalars(query):
-                upload.touched = now(session)  # about to be referred to, so not abandoned
+                upload.touched = now(session)  # in use soon, so not abandoned
         if row is None:
             raise RefusedError(
                 ProblemType.NOT_READY, f"no complete upload {sha256}", where=where, todo="upload it first"
@@ -211,10 +210,10 @@ class Uploads:
         return row.size
 
     def keep(self, owner: str, file: FileEntry, part: Path, address: str) -> None:
-        """Keeps a file that was fetched from `address` as if the owner had uploaded it.
+        """Stores a file fetched from `address` like an upload of the owner.
 
         Raises:
-            RefusedError: its content is another, or the owner has no room for it.
+            RefusedError: its digest is wrong, or the owner has too little space.
         """
 
         def copied(out: BinaryIO) -> str:
@@ -224,7 +223,7 @@ class Uploads:
             return file.sha256
 
         if (found := file_sha256(part)) != file.sha256:
-            part.unlink()  # the next try begins anew
+            part.unlink()  # the next attempt starts again
             what = f"{address} has the SHA-256 {found}, not {file.sha256}"
             raise RefusedError(ProblemType.WRONG_DIGEST, what, where=f"files.{file.name}")
         while True:
@@ -232,20 +231,20 @@ class Uploads:
             with self._database.transaction("keep fetched file") as session:
                 left = self._left(session, owner)
                 if session.get(HoldingRow, (owner, file.sha256)) is None and file.size > left:
-                    found = f"{address} has {file.size} bytes, but only {left} are left to owner {owner!r}"
+                    found = f"{address} has {file.size} bytes, but owner {owner!r} has only {left} left"
                     raise RefusedError(ProblemType.OVER_QUOTA, found, where="source")
-                if self._blobs.has(file.sha256):  # else another owner's refusal has just removed it
+                if self._blobs.has(file.sha256):  # otherwise another owner's refusal has just removed it
                     session.merge(HoldingRow(owner=owner, sha256=file.sha256, size=file.size))
                     break
         part.unlink()
 
     def room(self, owner: str) -> int:
-        """Bytes that the owner may still bring."""
+        """The owner's remaining bytes."""
         with self._database.reading() as session:
             return self._left(session, owner)
 
     def held_size(self, owner: str, sha256: str) -> int | None:
-        """The size of a file that the owner holds, or None."""
+        """The size of the owner's file, or None."""
         with self._database.reading() as session:
             row = session.get(HoldingRow, (owner, sha256))
             return None if row is None else row.size
@@ -255,7 +254,7 @@ class Uploads:
             return session.get(HoldingRow, (owner, sha256)) is not None
 
     def discard(self, owner: str, digests: list[str]) -> None:
-        """Forgets that the owner sent refused files; removes each blob that nothing needs."""
+        """Removes the owner's refused files, and every blob without other uses."""
         with self._database.transaction("discard upload") as session:
             for digest in digests:
                 if (row := session.get(HoldingRow, (owner, digest))) is not None:
@@ -284,7 +283,7 @@ class Uploads:
         return request.sha256
 
     def _request(self, owner: str, upload: int) -> tuple[NewUpload, bool]:
-        """The announcement, and whether it has been committed."""
+        """The request, and whether it has been committed."""
         with self._database.reading() as session:
             row = session.get(UploadRow, upload)
         if row is None or row.owner != owner:
@@ -299,21 +298,21 @@ class Uploads:
         query = select(func.count()).select_from(UploadRow)
         count = session.scalar(query.where(UploadRow.owner == owner, UploadRow.size > 0)) or 0
         if count >= (most := self._settings.owner_uploads):
-            todo = f"finish one; abandoned ones are removed after {self._settings.abandoned_after_hours:g} hours"
+            todo = f"finish one, or wait: abandoned ones end after {self._settings.abandoned_after_hours:g} hours"
             raise RefusedError(ProblemType.OVER_QUOTA, f"{count} uploads are open, of at most {most}", todo=todo)
         left = self._left(session, owner)
         if size > (disk := shutil.disk_usage(self._settings.home).total):
-            found = f"{size} bytes, but the coordinator's disk has {disk} in all"
+            found = f"{size} bytes, but the coordinator's disk has only {disk} in total"
             raise RefusedError(ProblemType.OVER_QUOTA, found, where="size", todo="tell the coordinator's operator")
         if size > left:
-            found = f"{size} bytes, but only {left} of {self._settings.owner_bytes} are left to owner {owner!r}"
+            found = f"{size} bytes, but owner {owner!r} has only {left} of {self._settings.owner_bytes} left"
             raise RefusedError(
                 ProblemType.OVER_QUOTA, found, where="size", todo="ask the coordinator's operator for more"
             )
 
     def _require_disk(self, size: int) -> None:
         if (free := shutil.disk_usage(self._settings.home).free) < size + _SPARE:
-            found = f"the whole has {size} bytes, and the coordinator's disk {free} free"
+            found = f"the file has {size} bytes, but the coordinator's disk only {free} free"
             raise RefusedError(ProblemType.STORAGE_FULL, found, where="size", todo="tell the coordinator's operator")
 
     def _left(self, session: Session, owner: str) -> int:
@@ -341,6 +340,6 @@ class Uploads:
 
 
 def _brief(request: NewUpload) -> NewUpload:
-    """The announcement of a complete file: of chunks, it needs none."""
+    """The request of a complete file, without its chunks."""
     chunk = Chunk(sha256=request.sha256, size=min(request.size, CHUNK_BYTES))
     return request.model_copy(update={"chunks": [chunk]})

@@ -1,4 +1,4 @@
-"""Versions: the lineage of one that is asked for, its number, who may have its files, and when they go."""
+"""Versions: the lineage of a requested version, its number, access to its files, and retirement."""
 
 from collections.abc import Mapping, Sequence
 
@@ -29,12 +29,12 @@ def find(session: Session, number: int, where: str = "number") -> VersionRow:
     """
     row = session.get(VersionRow, number)
     if row is None:
-        raise RefusedError(ProblemType.NOT_FOUND, f"no version {number}", where=where, todo="see: moerge version list")
+        raise RefusedError(ProblemType.NOT_FOUND, f"no version {number}", where=where, todo="run: moerge version list")
     return row
 
 
 def find_served(session: Session, number: int, where: str = "number") -> VersionRow:
-    """The version of that number, whose files are there for consumers.
+    """The version of that number, if available to consumers.
 
     Raises:
         RefusedError: there is none, or it is retired, or withheld.
@@ -49,19 +49,19 @@ def find_served(session: Session, number: int, where: str = "number") -> Version
 
 
 def lineage_of(session: Session, new: NewVersion) -> Lineage:
-    """The lineage of the version that is asked for, from the contributions that there are.
+    """The lineage of the requested version, from the present contributions.
 
     Raises:
-        RefusedError: names the field that asks for something else.
+        RefusedError: names the field that can't be satisfied.
     """
     if new.round is not None and (new.trunk is not None or new.experts is not None or new.partial):
-        found = "a round names the trunk and the experts, and how many of them are enough"
-        todo = "leave trunk, experts and partial out"
+        found = "a round already sets the trunk, the experts and the minimum"
+        todo = "omit trunk, experts and partial"
         raise RefusedError(ProblemType.INVALID_REQUEST, found, where="round", todo=todo)
     asked = None if new.round is None else rounds.ended(session, new.round, "router")
     trunk = trunks.find(session, new.trunk if asked is None else asked.trunk)
     if trunk.retired is not None and not trunk.current:
-        found = f"trunk {trunk.digest} was retired: it contains something withdrawn"
+        found = f"trunk {trunk.digest} was retired because of a withdrawal"
         raise RefusedError(ProblemType.GONE, found, where="trunk", todo="use the current one")
     left_out = _left_out(session, new, trunk) if asked is None else asked.missing
     query = select(ContributionRow).where(ContributionRow.trunk == trunk.digest, ContributionRow.active)
@@ -76,7 +76,7 @@ def lineage_of(session: Session, new: NewVersion) -> Lineage:
     names = [domains[digest] for digest in experts]
     _require_known(new.options, names)
     if new.options.top_k > len(experts):
-        found, todo = f"{new.options.top_k} of {len(experts)} experts", "use at most as many as there are"
+        found, todo = f"{new.options.top_k} of {len(experts)} experts", f"use at most {len(experts)}"
         raise RefusedError(ProblemType.INVALID_REQUEST, found, where="options.top_k", todo=todo)
     splits = ("statistics", "tuning") if new.options.lambda_scale == "auto" else ("statistics",)
     return Lineage(
@@ -93,10 +93,10 @@ def lineage_of(session: Session, new: NewVersion) -> Lineage:
 
 
 def _left_out(session: Session, new: NewVersion, trunk: TrunkRow) -> list[str]:
-    """The domains of a trunk that a partial version goes without; none if the operator names the experts.
+    """The domains of a trunk missing from a partial version; none if the operator names the experts.
 
     Raises:
-        RefusedError: some are missing, and the version isn't to be partial.
+        RefusedError: some are missing, without `partial`.
     """
     missing = [] if new.experts is not None else contributors.of_trunk(session, trunk).missing
     if missing and not new.partial:
@@ -113,11 +113,11 @@ def _require_contributed(
         if digest not in contributed:
             found = f"expert {digest} has no contribution under trunk {trunk.digest}"
             other = next((each for each in contributed if digest in domains and domains[each] == domains[digest]), "")
-            todo = f"name the domain's expert that has: {other}" if other else "its owner's worker contributes first"
+            todo = f"name the domain's contributed expert: {other}" if other else "first wait for its owner's worker"
             raise RefusedError(ProblemType.NOT_READY, found, where="experts", todo=todo)
     if not experts:
-        found = "a version needs at least one expert with a contribution; there is none yet"
-        todo = "start the owners' workers; see: moerge contribution list"
+        found = "no expert has contributed yet; a version needs at least one"
+        todo = "ask the owners to start their workers; see: moerge contribution list"
         raise RefusedError(ProblemType.NOT_READY, found, where="experts", todo=todo)
     if len(set(experts)) < len(experts):
         raise RefusedError(ProblemType.NOT_READY, "an expert is named twice", where="experts", todo="name each once")
@@ -134,7 +134,7 @@ def _require_known(options: SolveOptions, domains: list[str]) -> None:
 
 
 def number_of(session: Session, lineage: Lineage) -> tuple[int, bool]:
-    """The number of the version of a lineage, and whether it is published; else the number that it gets."""
+    """The number of a lineage's version, and whether it is published; otherwise its future number."""
     published = select(VersionRow.number).where(VersionRow.lineage_digest == _name(lineage))
     if (number := session.scalar(published)) is not None:
         return number, True
@@ -153,10 +153,10 @@ def publish(
     files: Sequence[VersionFile],
     influence: VersionInfluence,
 ) -> bool:
-    """Publishes a version; False if a file of it has gone meanwhile, so it is to be made again.
+    """Publishes a version; False if it must be made again because a file was removed meanwhile.
 
     Raises:
-        RefusedError: something that it is made of was withdrawn meanwhile.
+        RefusedError: an input was withdrawn meanwhile.
     """
     require_usable(session, lineage.experts, lineage.contributions)
     require_told(session, lineage)
@@ -178,7 +178,7 @@ def publish(
 
 
 def change(row: VersionRow, asked: VersionChange) -> None:
-    """Sets a version's note or tags; nothing else of it ever changes."""
+    """Sets a version's note or tags, the only variable parts."""
     if asked.note is not None:
         row.note = asked.note
     if asked.tags is not None:
@@ -186,7 +186,7 @@ def change(row: VersionRow, asked: VersionChange) -> None:
 
 
 def retire(session: Session, rows: Sequence[VersionRow]) -> None:
-    """Retires versions: their rows stay, so that numbers are never used again; their files go.
+    """Retires versions: their files are removed; their rows stay, so that numbers are never reused.
 
     Raises:
         RefusedError: an alias points to one of them.
@@ -195,7 +195,7 @@ def retire(session: Session, rows: Sequence[VersionRow]) -> None:
         alias = session.scalar(select(AliasRow.name).where(AliasRow.version == row.number).order_by(AliasRow.number))
         if alias is not None:
             found = f"the alias {alias!r} points to version {row.number}"
-            todo = f"move it first: moerge version promote N --alias {alias}"
+            todo = f"first move it: moerge version promote N --alias {alias}"
             raise RefusedError(ProblemType.CONFLICT, found, where="version", todo=todo)
     for row in rows:
         if row.retired is None:
@@ -210,7 +210,7 @@ def file_digest(row: VersionRow, name: str) -> str:
     """The digest of a version's file.
 
     Raises:
-        RefusedError: it has none of that name.
+        RefusedError: it has no such file.
     """
     for file in row.files:
         if file.name == name:
@@ -219,16 +219,16 @@ def file_digest(row: VersionRow, name: str) -> str:
 
 
 def require_shared(session: Session, owner: str, row: VersionRow) -> None:
-    """Requires that an owner may have a version's files: its own ready expert is in the version, all others in it allow
+    """Requires that an owner may download a version: its own ready expert is in the version, all others in it allow
     redistribution, and none is withdrawn.
 
     Raises:
-        RefusedError: names the domains because of which it may not.
+        RefusedError: names the domains that prevent it.
     """
     contains = [*row.lineage.experts, *versions(session)(row).contains_withdrawn]
     experts = list(session.scalars(select(ExpertRow).where(ExpertRow.digest.in_(contains)).order_by(ExpertRow.number)))
     if not any(each.owner == owner and each.state is ExpertState.READY for each in experts):
-        found, todo = f"no ready expert of yours is in version {row.number}", "ask the operator for a reader's token"
+        found, todo = f"version {row.number} has no ready expert of yours", "ask the operator for a reader's token"
         raise RefusedError(ProblemType.FORBIDDEN, found, where="number", todo=todo)
     gone = [each.domain for each in experts if each.withdrawn is not None]
     if gone:
@@ -236,8 +236,8 @@ def require_shared(session: Session, owner: str, row: VersionRow) -> None:
         raise RefusedError(ProblemType.FORBIDDEN, found, where="number", todo="wait for a version without them")
     kept = [each.domain for each in experts if each.owner != owner and not each.redistribute]
     if kept:
-        found = f"in version {row.number} these domains don't allow redistribution: {', '.join(kept)}"
-        todo = "their owners can allow it: redistribute = true in their policy"
+        found = f"domains of version {row.number} don't allow redistribution: {', '.join(kept)}"
+        todo = "ask their owners to set `redistribute = true` in their policies"
         raise RefusedError(ProblemType.FORBIDDEN, found, where="number", todo=todo)
 
 
@@ -245,10 +245,10 @@ def influence_of(session: Session, number: int) -> VersionInfluence:
     """The influence of owners on a version.
 
     Raises:
-        RefusedError: there is no such version, or it was solved by a build that didn't measure that.
+        RefusedError: there is no such version, or its influence was not measured.
     """
     influence = find(session, number).influence
     if influence is None:
         found = f"version {number} was solved before influence was measured"
-        raise RefusedError(ProblemType.NOT_FOUND, found, todo="retire it and solve it again, or a later one")
+        raise RefusedError(ProblemType.NOT_FOUND, found, todo="retire it and solve it again, or use a later one")
     return influence

@@ -24,12 +24,12 @@ from moerge_proto.versions import Lineage
 
 
 def fitted_from(session: Session, expert: str) -> list[ExpertRow]:
-    """The experts whose MLPs are fitted from this one's, withdrawn ones too."""
+    """The experts with MLPs fitted from this one's, including withdrawn ones."""
     return list(session.scalars(select(ExpertRow).where(ExpertRow.fitted_from == expert).order_by(ExpertRow.number)))
 
 
 def containing(session: Session, expert: str) -> tuple[list[TrunkRow], list[VersionRow]]:
-    """The trunks, and the versions that are not retired, that contain an expert's parameters or MLPs fitted from it."""
+    """The trunks and unretired versions with an expert's parameters or MLPs fitted from it."""
     experts = {expert, *(row.digest for row in fitted_from(session, expert))}
     trunks = [row for row in session.scalars(select(TrunkRow)) if expert in contains(row)]
     names = {row.digest for row in trunks}
@@ -43,15 +43,15 @@ def containing(session: Session, expert: str) -> tuple[list[TrunkRow], list[Vers
 
 
 def withdraw_expert(session: Session, row: ExpertRow, *, serve: bool) -> tuple[list[TrunkRow], list[VersionRow]]:
-    """Withdraws an expert with all that it contributed, and those fitted from it; again, it changes nothing.
+    """Withdraws an expert with its contributions, and the experts fitted from it. Idempotent.
 
-    Returns the trunks, which are retired, and the versions that still contain it; without `serve` these are withheld.
+    Returns the retired trunks, and the versions that still contain it; without `serve` these are withheld.
 
     Raises:
-        RefusedError: it is a refused one.
+        RefusedError: the expert is refused.
     """
     if row.state is ExpertState.REFUSED:
-        raise RefusedError(ProblemType.CONFLICT, "a refused expert is nowhere to be withdrawn from", where="digest")
+        raise RefusedError(ProblemType.CONFLICT, "a refused expert can't be withdrawn", where="digest")
     when = now(session)
     for fitted in fitted_from(session, row.digest):
         if fitted.state is not ExpertState.REFUSED:
@@ -74,7 +74,7 @@ def withdraw_expert(session: Session, row: ExpertRow, *, serve: bool) -> tuple[l
 
 
 def _let_count_again(session: Session, fitted: ExpertRow) -> None:
-    """Lets what a fitted expert's contributions took the place of be sent again."""
+    """Allows repeated contributions that a fitted expert's contributions had superseded."""
     query = select(ContributionRow).where(
         ContributionRow.expert == fitted.fitted_from, ContributionRow.trunk == fitted.fitted_to
     )
@@ -83,9 +83,9 @@ def _let_count_again(session: Session, fitted: ExpertRow) -> None:
 
 
 def withdraw_contribution(session: Session, row: ContributionRow) -> None:
-    """Takes a contribution out of all that is made later; again, it changes nothing.
+    """Excludes a contribution from later versions and trunks. Idempotent.
 
-    A router contribution gives its shards free. Trunks that were solved from a trunk contribution are retired.
+    A router contribution frees its shards. Trunks solved from a trunk contribution are retired.
     """
     when = now(session)
     if row.withdrawn is None:
@@ -101,9 +101,9 @@ def withdraw_contribution(session: Session, row: ContributionRow) -> None:
 
 
 def purge_expert(session: Session, row: ExpertRow) -> list[str]:
-    """Lets go of a withdrawn expert's files and of all statistics that were sent for it. Returns what was purged.
+    """Purges a withdrawn expert's files and statistics. Returns the purged digests.
 
-    So it goes with experts that are fitted from it, or, holding its parameters too, to a trunk that contains it.
+    Includes experts fitted from it, and those fitted to a trunk that contains it, because they have its parameters.
     """
     when = now(session)
     done = [row.digest]
@@ -131,10 +131,10 @@ def purge_expert(session: Session, row: ExpertRow) -> list[str]:
 
 
 def require_usable(session: Session, experts: Sequence[str | None], contributions: Sequence[str]) -> None:
-    """Requires that nothing of it was withdrawn meanwhile.
+    """Requires that none of these was withdrawn meanwhile.
 
     Raises:
-        RefusedError: something was.
+        RefusedError: one was.
     """
     for kind, where, digests in (
         (ExpertRow, "experts", experts),
@@ -143,22 +143,22 @@ def require_usable(session: Session, experts: Sequence[str | None], contribution
         gone = set(session.scalars(select(kind.digest).where(kind.withdrawn.is_not(None)))) & set(digests)
         if gone:
             found = f"{sorted(map(str, gone))[0]} was withdrawn meanwhile"
-            raise RefusedError(ProblemType.CONFLICT, found, where=where, todo="ask again without it")
+            raise RefusedError(ProblemType.CONFLICT, found, where=where, todo="try again without it")
 
 
 def withdrawn_in(session: Session, trunk: TrunkRow) -> list[str]:
-    """The withdrawn experts whose parameters a trunk contains."""
+    """The withdrawn experts in a trunk."""
     gone = set(session.scalars(select(ExpertRow.digest).where(ExpertRow.withdrawn.is_not(None))))
     return [digest for digest in contains(trunk) if digest in gone]
 
 
 def require_told(session: Session, lineage: Lineage) -> None:
-    """Requires that a lineage tells every withdrawn expert that its trunk contains.
+    """Requires that a lineage lists all withdrawn experts in its trunk.
 
     Raises:
         RefusedError: one was withdrawn meanwhile.
     """
     trunk = session.scalars(select(TrunkRow).where(TrunkRow.digest == lineage.trunk)).one()
     if withdrawn_in(session, trunk) != lineage.withdrawn:
-        found = "an expert that the trunk contains was withdrawn meanwhile"
-        raise RefusedError(ProblemType.CONFLICT, found, where="trunk", todo="ask again")
+        found = "an expert in the trunk was withdrawn meanwhile"
+        raise RefusedError(ProblemType.CONFLICT, found, where="trunk", todo="try again")

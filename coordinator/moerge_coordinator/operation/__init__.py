@@ -1,1 +1,1 @@
-"""Commands for whoever runs a coordinator."""
+"""Commands for the coordinator's operator."""

@@ -1,9 +1,9 @@
-"""Backups of a home: its databases as they are at one moment, its settings, and the blobs that they need.
+"""Backups of a home: a snapshot of its databases, its settings, and the blobs that they need.
 
-A folder is incremental: blobs that it has stay, and `backup.json`, written last, names the databases that count.
+A folder is incremental: its blobs stay, and `backup.json`, written last, names the valid databases.
 
-    backup.json                     what is in it
-    databases-<id>/*.sqlite         with the settings beside them
+    backup.json                     contents
+    databases-<id>/*.sqlite         and the settings
     blobs/<first two digits>/<digest>
 """
 
@@ -51,15 +51,15 @@ class _ChangedError(Exception):
 
 
 def back_up(settings: Settings, target: Path, progress: Progress) -> Backup:
-    """Backs a home up into a folder, or into one file if `target` ends in .tar; the coordinator may serve meanwhile.
+    """Backs up a home into a folder, or into one file if `target` ends in .tar; the coordinator may serve meanwhile.
 
     Raises:
-        MoergeError: the database is PostgreSQL, or `target` is something else already.
+        MoergeError: the database is PostgreSQL, or `target` has other content.
     """
     _database(settings)
     if target.suffix != ".tar":
         return _into_folder(settings, target, progress)
-    with tempfile.TemporaryDirectory(prefix=".backup-", dir=settings.home) as folder:  # on one disk, so blobs are links
+    with tempfile.TemporaryDirectory(prefix=".backup-", dir=settings.home) as folder:  # same disk, so blobs are links
         made = _into_folder(settings, Path(folder), progress)
         with atomic_file(target) as out, tarfile.open(fileobj=out, mode="w|", format=tarfile.PAX_FORMAT) as tar:
             os.fchmod(out.fileno(), 0o600)
@@ -74,8 +74,8 @@ def back_up(settings: Settings, target: Path, progress: Progress) -> Backup:
 
 def _into_folder(settings: Settings, target: Path, progress: Progress) -> Backup:
     if target.exists() and not (target.is_dir() and all(map(_is_ours, target.iterdir()))):
-        todo = "name a folder that does not exist, or an earlier backup"
-        raise MoergeError("is there, and no backup", where=str(target), todo=todo)
+        todo = "name a new folder, or an earlier backup"
+        raise MoergeError("exists, but is not a backup", where=str(target), todo=todo)
     target.mkdir(parents=True, exist_ok=True, mode=0o700)
     for _ in range(_ATTEMPTS):
         folder = target / f"databases-{secrets.token_hex(4)}"
@@ -88,7 +88,7 @@ def _into_folder(settings: Settings, target: Path, progress: Progress) -> Backup
             out.write(made.model_dump_json(indent=1).encode())
         _prune(target, made)
         return made
-    raise MoergeError("blobs go away faster than they are copied", where=str(target), todo="run it again later")
+    raise MoergeError("blobs were removed repeatedly during the copy", where=str(target), todo="run it again later")
 
 
 def _is_ours(path: Path) -> bool:
@@ -96,7 +96,7 @@ def _is_ours(path: Path) -> bool:
 
 
 def _copied(settings: Settings, target: Path, folder: Path, progress: Progress) -> Backup:
-    """Copies databases, then blobs. The workflows' first: what they say is done, the later copy of the other has."""
+    """Copies databases, then blobs. First the workflows', so that the other has all results of finished ones."""
     private_folder(folder)
     own = _database(settings)
     for database in (settings.home / "workflows.sqlite", own):
@@ -111,13 +111,13 @@ def _copied(settings: Settings, target: Path, folder: Path, progress: Progress) 
     new = [digest for digest in digests if not (target / blob_file(digest)).is_file()]
     try:
         total = sum(blobs.path(digest).stat().st_size for digest in new)
-        with progress.track(f"backing {len(new)} of {len(digests)} blobs up", total, "B") as tracker:
+        with progress.track(f"backing up {len(new)} of {len(digests)} blobs", total, "B") as tracker:
             for digest in new:
                 _copy_blob(blobs.path(digest), target / blob_file(digest), digest, tracker)
     except FileNotFoundError as error:
         shutil.rmtree(folder)
         if _is_required(settings, Path(str(error.filename)).name):
-            todo = f"moerge coordinator verify {settings.home}"
+            todo = f"run: moerge coordinator verify {settings.home}"
             raise MoergeError("a blob is missing", where=str(error.filename), todo=todo) from error
         raise _ChangedError from error
     for path in folder.iterdir():
@@ -130,7 +130,7 @@ def _copied(settings: Settings, target: Path, folder: Path, progress: Progress) 
 
 
 def _copy_database(source: Path, target: Path) -> None:
-    """By SQLite's backup interface: one moment's state, whoever writes meanwhile."""
+    """Copies a snapshot through SQLite's backup interface, even with concurrent writers."""
     if not source.is_file():
         return
     address = f"{source.absolute().as_uri()}?mode=ro"
@@ -144,7 +144,7 @@ def _is_required(settings: Settings, digest: str) -> bool:
 
 
 def _copy_blob(source: Path, target: Path, digest: str, tracker: Tracker) -> None:
-    """A hard link, which nothing but the disk can alter, or on another disk a copy that is checked."""
+    """Makes a hard link, which only the disk can alter, or on another disk a checked copy."""
     target.parent.mkdir(parents=True, exist_ok=True)
     size = source.stat().st_size
     try:
@@ -161,12 +161,12 @@ def _copy_blob(source: Path, target: Path, digest: str, tracker: Tracker) -> Non
             out.write(piece)
             tracker.advance(len(piece))
         if content.hexdigest() != digest:
-            raise MoergeError(f"its SHA-256 is {content.hexdigest()}", where=str(source), todo="see verify")
+            raise MoergeError(f"its SHA-256 is {content.hexdigest()}", where=str(source), todo="verify the home")
     target.chmod(0o444)
 
 
 def _prune(target: Path, made: Backup) -> None:
-    """Removes what only earlier backups needed."""
+    """Removes files needed only by earlier backups."""
     for folder in target.glob("databases-*"):
         if folder.name != made.folder:
             shutil.rmtree(folder)
@@ -177,13 +177,13 @@ def _prune(target: Path, made: Backup) -> None:
 
 
 def restore(source: Path, home: Path, progress: Progress) -> Backup:
-    """Makes a home from a backup, verified before it appears.
+    """Restores a home from a backup; verifies it before it appears.
 
     Raises:
-        MoergeError: `home` is not empty, or the backup is none or damaged; then there is no home.
+        MoergeError: `home` is not empty, or the backup is invalid or damaged, which leaves no home.
     """
     if home.exists() and (not home.is_dir() or any(home.iterdir())):
-        raise MoergeError("is not empty", where=str(home), todo="name a folder that does not exist")
+        raise MoergeError("is not empty", where=str(home), todo="name a new folder")
     home.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{home.name}-", dir=home.parent) as temporary:
         unpacked = _unpacked(source, Path(temporary) / "backup") if source.is_file() else source
@@ -210,12 +210,12 @@ def _contents(folder: Path) -> Backup:
     try:
         return Backup.model_validate_json((folder / CONTENTS).read_bytes())
     except (OSError, ValidationError) as error:
-        todo = "name what `moerge coordinator backup` wrote"
-        raise MoergeError(f"no complete backup: {error}", where=str(folder / CONTENTS), todo=todo) from error
+        todo = "name a backup by `moerge coordinator backup`"
+        raise MoergeError(f"not a complete backup: {error}", where=str(folder / CONTENTS), todo=todo) from error
 
 
 def _fill(source: Path, made: Backup, home: Path, progress: Progress) -> None:
-    """Copies everything into the home, whose views are links again."""
+    """Copies everything into the home, and recreates its folders of links."""
     for name, digest in made.databases.items():
         path = source / Path(made.folder).name / Path(name).name
         if not path.is_file() or file_sha256(path) != digest:
@@ -240,19 +240,19 @@ def _require_whole(home: Path, progress: Progress) -> None:
     with closing(open_database(settings.database)) as database:
         damage = [each for each in verify(settings, database, LocalBlobs(home / "blobs"), progress) if each.damage]
     if damage:
-        found = f"{damage[0].what}, needed by {', '.join(damage[0].needed_by)}; {len(damage)} such findings"
+        found = f"{damage[0].what}, needed by {', '.join(damage[0].needed_by)}; {len(damage)} findings in total"
         raise MoergeError(found, where=damage[0].file, todo="use another backup")
 
 
 def _database(settings: Settings) -> Path:
-    """The home's own database.
+    """The home's SQLite database.
 
     Raises:
-        MoergeError: it is PostgreSQL's; says what to run.
+        MoergeError: it is PostgreSQL's; has the commands for a backup.
     """
     if isinstance(settings.database, Path) and settings.s3 is None:
         return settings.database
     todo = "run: pg_dump --format=custom --file=moerge.dump DATABASE; then copy the blobs, which never change"
     if isinstance(settings.database, Path):
         todo = f"copy the bucket's blobs, which never change, and {settings.database} while the coordinator is stopped"
-    raise MoergeError("what lies outside the home is backed up by its own tools", where="database", todo=todo)
+    raise MoergeError("use PostgreSQL's own tools to back it up", where="database", todo=todo)

@@ -14,41 +14,41 @@ from moerge_coordinator.storage.tables import TokenRow
 from moerge_proto.owners import NewToken, Role, Token
 
 _TEMPLATE = """\
-# The coordinator's settings; `moerge coordinator serve` reads them once, `check` tells what is wrong.
-# Variables such as MOERGE_COORDINATOR_PORT go before what stands here.
+# The coordinator's settings. `moerge coordinator serve` reads them at its start; `check` checks them.
+# Environment variables such as MOERGE_COORDINATOR_PORT override this file.
 host = "127.0.0.1"
 port = 8080
 # tls_certificate = "/path/to/certificate.pem"
 # tls_key = "/path/to/key.pem"
 # database = "postgresql://USER:PASSWORD@HOST/NAME"  # instead of a SQLite file in this folder
-# owner_bytes = 1_000_000_000_000  # what an owner may hold
+# owner_bytes = 1_000_000_000_000  # maximum per owner
 # owner_bytes_per_second = 50_000_000
 # abandoned_after_hours = 72
-# sources = ["https://models.example.org/public"]  # experts may be fetched from below these
-# route_bytes = 8_000_000_000  # memory for showing how a version routes a text; none by default
-# vocabulary = "pad"  # take experts whose tokenizers only add tokens behind a common vocabulary
-# promotion_max_fall = 2.0  # points that an evaluated domain may lose when champion moves; an operator can override
+# sources = ["https://models.example.org/public"]  # allowed address prefixes for fetching experts
+# route_bytes = 8_000_000_000  # memory limit for routing a text; off by default
+# vocabulary = "pad"  # accept experts with tokens added to a common vocabulary
+# promotion_max_fall = 2.0  # maximum fall of a domain's score, in points, without an operator's override
 
 # [s3]  # instead of a folder here; credentials come from AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY
 # bucket = "moerge"
-# endpoint = "https://s3.example.org"  # only for stores other than AWS; clients download from it too
+# endpoint = "https://s3.example.org"  # only for stores other than AWS; clients also download from it
 # region = "us-east-1"
 # prefix = "production"
 """
 
 
 def initialise(home: Path) -> Token:
-    """Makes a coordinator's home folder and its first operator token. Settings that are there already stay.
+    """Makes a coordinator's home folder and its first operator token. Existing settings stay.
 
     Raises:
-        MoergeError: there is one already.
+        MoergeError: it already exists.
     """
     private_folder(home)
     settings = read_settings(home) if (home / FILE).exists() else Settings(home=home)
     with closing(open_database(settings.database)) as database, database.transaction("make first token") as session:
         if session.scalar(select(TokenRow).limit(1)) is not None:
             todo = f"run: moerge coordinator serve {home}"
-            raise MoergeError("is a coordinator's home already", where=str(home), todo=todo)
+            raise MoergeError("is already a coordinator's home", where=str(home), todo=todo)
         token = make_token(session, NewToken(role=Role.OPERATOR))
     if not (home / FILE).exists():
         with atomic_file(home / FILE) as file:

@@ -1,4 +1,4 @@
-"""Obstacles to a start, and dangers, found before the coordinator starts."""
+"""Checks before the coordinator starts: obstacles and risks."""
 
 import ipaddress
 import os
@@ -27,7 +27,7 @@ LOCK = "coordinator.lock"
 def problems(
     home: Path, environment: Mapping[str, str], override: Callable[[Settings], Settings]
 ) -> Iterator[MoergeError]:
-    """Everything that is wrong, each with what to do. `override` puts in what the command line says."""
+    """All problems, each with a remedy. `override` applies the command line's options."""
     settings, found = load(home, environment)
     yield from found
     if home.is_dir():
@@ -46,19 +46,19 @@ def _home(home: Path) -> Iterator[MoergeError]:
         with tempfile.TemporaryFile(dir=home):
             pass
     except OSError as error:
-        todo = f"give it to the user who runs the coordinator (id {os.getuid()}), or make room"
+        todo = f"give it to the coordinator's user (id {os.getuid()}), or free some space"
         yield MoergeError(f"can't be written: {error.strerror}", where=str(home), todo=todo)
         return
     free = shutil.disk_usage(home).free
     if free < _LEAST_FREE:
-        todo = "make room, or move the home to a larger disk; experts and versions are kept there"
+        todo = "free some space, or move the home to a larger disk; it stores experts and versions"
         yield MoergeError(f"only {decimal(free)} are free", where=str(home), todo=todo)
     try:
         with FileLock(home / LOCK, blocking=False):
             pass
     except Timeout:
         yield MoergeError(
-            "another coordinator runs on this home", where=str(home), todo="stop it before another starts"
+            "another coordinator is using this home", where=str(home), todo="stop it before you start another"
         )
 
 
@@ -84,7 +84,7 @@ def _schema(settings: Settings) -> Iterator[MoergeError]:
     finally:
         engine.dispose()
     if revision is not None:
-        todo = "install the moerge that last ran here, or a newer one; or restore a backup of before"
+        todo = "install the version of moerge that last ran here, or a newer one; or restore an earlier backup"
         yield MoergeError(f"its schema {revision} is newer than this build", where=where, todo=todo)
     try:
         require_json(settings.workflow_database)
@@ -103,10 +103,8 @@ def _store(settings: Settings) -> Iterator[MoergeError]:
 def _tls(settings: Settings) -> Iterator[MoergeError]:
     if settings.tls_certificate is None or settings.tls_key is None:
         if not _is_loopback(settings.host):
-            todo = "set tls_certificate and tls_key, or listen on 127.0.0.1 behind a proxy that speaks HTTPS"
-            yield MoergeError(
-                f"plain HTTP on {settings.host}; tokens could be read on the way", where="host", todo=todo
-            )
+            todo = "set tls_certificate and tls_key, or listen on 127.0.0.1 behind an HTTPS proxy"
+            yield MoergeError(f"plain HTTP on {settings.host}; others could read tokens", where="host", todo=todo)
         return
     missing = False
     for key in ("tls_certificate", "tls_key"):
@@ -114,14 +112,14 @@ def _tls(settings: Settings) -> Iterator[MoergeError]:
         if not os.access(path, os.R_OK) or not path.is_file():
             missing = True
             yield MoergeError(
-                f"{path} is not there, or can't be read", where=key, todo="correct the path or its rights"
+                f"{path} is missing or can't be read", where=key, todo="correct the path or its permissions"
             )
     if missing:
         return
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(settings.tls_certificate, settings.tls_key)
     except ssl.SSLError as error:
-        todo = "give PEM files; the key must be the certificate's, without a passphrase"
+        todo = "give PEM files; the key must match the certificate and have no passphrase"
         yield MoergeError(f"can't be used: {error.reason or error}", where="tls_certificate", todo=todo)
 
 
@@ -132,7 +130,7 @@ def _address(settings: Settings) -> Iterator[MoergeError]:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(address)
     except OSError as error:
-        todo = "stop what listens there, or choose another host or port"
+        todo = "stop the program that listens there, or choose another host or port"
         found = f"can't listen on {settings.host}:{settings.port}: {error.strerror}"
         yield MoergeError(found, where="port", todo=todo)
 

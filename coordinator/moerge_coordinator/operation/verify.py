@@ -1,4 +1,4 @@
-"""Verification of a home: all that its rows require is there and unaltered."""
+"""Verification of a home: all required data is present and unaltered."""
 
 import hashlib
 from collections import defaultdict
@@ -34,14 +34,14 @@ from moerge_proto.experts import ExpertState
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that is not as it must be.
+    """A deviation.
 
     Attributes:
-        what: missing, altered or litter; litter harms nothing.
+        what: missing, altered or litter; litter is harmless.
         file: relative to the home.
-        digest: of the content that should be there, or the row's name.
+        digest: of the expected content, or the row's name.
         needed_by: the experts, trunks, contributions and versions that need it.
-        todo: what to do.
+        todo: the remedy.
     """
 
     what: str
@@ -73,7 +73,7 @@ def _name(row: ExpertRow | TrunkRow | VersionRow | ContributionRow) -> str:
 
 
 def _complete_experts(session: Session) -> list[ExpertRow]:
-    """Those whose files must be there: not refused, not purged, not still to be fetched."""
+    """Experts with required files: not refused, not purged, not still being fetched."""
     query = select(ExpertRow).where(ExpertRow.state != ExpertState.REFUSED, ExpertRow.purged.is_(None))
     rows = session.scalars(query.order_by(ExpertRow.number))
     return [row for row in rows if row.family]
@@ -90,7 +90,7 @@ def _trunks(session: Session) -> list[TrunkRow]:
 
 
 def required_blobs(session: Session) -> dict[str, tuple[str, ...]]:
-    """Every blob that must be there, and what needs it. Those of purged and retired rows may be gone."""
+    """Every required blob, and its users. Blobs of purged and retired rows may be missing."""
     users: dict[str, list[str]] = defaultdict(list)
     made: list[ExpertRow | TrunkRow | VersionRow] = [
         *_complete_experts(session),
@@ -111,7 +111,7 @@ def required_blobs(session: Session) -> dict[str, tuple[str, ...]]:
 
 
 def folders(session: Session) -> dict[str, tuple[str, dict[str, str]]]:
-    """Folder relative to the home -> whose it is, and file name -> digest of what it must hold."""
+    """Folder relative to the home -> its user, and file name -> digest of the required content."""
     return {
         f"versions/{row.number}": (_name(row), {file.name: file.sha256 for file in row.files})
         for row in _versions(session)
@@ -119,9 +119,9 @@ def folders(session: Session) -> dict[str, tuple[str, dict[str, str]]]:
 
 
 def verify(settings: Settings, database: Database, blobs: Blobs, progress: Progress) -> list[Finding]:
-    """Reads every blob, row and folder of a home and tells what is missing, altered or litter.
+    """Checks every blob, row and folder of a home, and lists missing, altered and unused data.
 
-    A coordinator may serve meanwhile; what it removes or adds while this runs is not reported as damage.
+    A coordinator may serve meanwhile; its concurrent changes are not reported as damage.
     """
     home, listed = settings.home, dict(blobs.digests())
     with database.reading() as session:
@@ -131,11 +131,11 @@ def verify(settings: Settings, database: Database, blobs: Blobs, progress: Progr
     with progress.track(f"verifying {len(required)} blobs", total, "B") as tracker:
         for digest, users in required.items():
             if (what := _state(blobs, digest, tracker)) is not None:
-                todo = f"copy {blob_file(digest)} from a backup, then link it anew where the folders below name it"
+                todo = f"copy {blob_file(digest)} from a backup, then repeat its links in the folders below"
                 found.append(Finding(what, blob_file(digest), digest, users, todo))
     for place, (user, files) in places.items():
         found += _folder_findings(home, place, user, files)
-    with database.reading() as session:  # again: what a serving coordinator has removed since is no damage
+    with database.reading() as session:  # again: a serving coordinator's removals are no damage
         still, kept, owned = required_blobs(session), needed(session), folders(session)
         uploads = set(session.scalars(select(UploadRow.id)))
     gone = required.keys() - still.keys()
@@ -157,7 +157,7 @@ def _state(blobs: Blobs, digest: str, tracker: Tracker) -> str | None:
 
 
 def _folder_findings(home: Path, place: str, user: str, files: Mapping[str, str]) -> Iterator[Finding]:
-    """A file that is the blob itself, by a hard link, has been read already."""
+    """A folder's wrong files. Hard links of blobs have already been read."""
     for name, digest in files.items():
         path, blob = home / place / name, home / blob_file(digest)
         what = None
@@ -169,7 +169,7 @@ def _folder_findings(home: Path, place: str, user: str, files: Mapping[str, str]
             yield Finding(what, f"{place}/{name}", digest, (user,), f"ln -f {blob} {path}")
     present = {path.name for path in (home / place).iterdir()} if (home / place).is_dir() else set()
     for name in sorted(present - files.keys()):
-        yield Finding("altered", f"{place}/{name}", "", (user,), "remove it: no row names it")
+        yield Finding("altered", f"{place}/{name}", "", (user,), "remove it: no row refers to it")
 
 
 def _foreign_values(settings: Settings) -> Iterator[Finding]:
@@ -178,7 +178,7 @@ def _foreign_values(settings: Settings) -> Iterator[Finding]:
 
 
 def _altered_rows(session: Session) -> Iterator[Finding]:
-    """Rows that are not what their digest says they are a function of."""
+    """Rows that don't match their digests."""
     todo = "restore a backup: the database was changed"
     for expert in _complete_experts(session):
         if expert_digest({file.name: file.sha256 for file in expert.files}) != expert.digest:
@@ -198,7 +198,7 @@ def _altered_rows(session: Session) -> Iterator[Finding]:
 
 
 def _litter(home: Path, loose: Iterable[str], owned: Iterable[str], uploads: set[int]) -> Iterator[Finding]:
-    todo = "remove it, if no work runs that makes it"
+    todo = "remove it, unless a running workflow is making it"
     places = [f"versions/{path.name}" for path in (home / "versions").glob("*")]
     own = {"incoming", *map(str, uploads)}
     chunks = [f"uploads/{path.name}" for path in (home / "uploads").glob("*") if path.name not in own]

@@ -1,6 +1,6 @@
-"""The audit log: one row for each call that may change something, written before its answer leaves.
+"""The audit log: one row for each write call, written before its answer is sent.
 
-Calls without a valid token have no row: strangers could fill the disk, and keep the operator's writes waiting.
+Calls without a valid token have no row: strangers could fill the disk and delay the operator's writes.
 """
 
 from fastapi import Request
@@ -11,22 +11,22 @@ from moerge_proto.owners import Identity
 
 _MUTATING = {"POST", "PUT", "PATCH", "DELETE"}
 _UNCOUNTED = {
-    ("PUT", "/v1/uploads/{upload}/chunks/{sha256}"),  # thousands for one file; its commit is in the log
+    ("PUT", "/v1/uploads/{upload}/chunks/{sha256}"),  # thousands per file; the commit is logged
     ("PUT", "/v1/progress"),  # every ten seconds, and only the last counts
 }
 _LONGEST = 2000
 
 
 def is_audited(method: str, route: str | None, status: int) -> bool:
-    """Whether a call belongs into the log: it may change something, has a token, and isn't a chunk, or progress.
+    """Whether a call is logged: it may change data, has a token, and is neither a chunk nor progress.
 
-    A path that is no route can't change anything, so scanners don't fill the log.
+    Unknown paths are not logged, so scanners don't fill the log.
     """
     return status != 401 and method in _MUTATING and route is not None and (method, route) not in _UNCOUNTED
 
 
 def record(database: Database, request: Request, path: str, status: int) -> None:
-    """Adds the row of a call that is answered with `status`."""
+    """Adds the row of a call and its status."""
     identity: Identity | None = getattr(request.state, "identity", None)
     with database.transaction("record call") as session:
         session.add(

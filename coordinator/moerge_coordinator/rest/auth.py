@@ -22,11 +22,11 @@ from moerge_proto.digests import sha256_hex
 from moerge_proto.owners import Identity, Role
 from moerge_proto.problems import ProblemType
 
-_bearer = HTTPBearer(auto_error=False, description="The token that `moerge coordinator init` or an operator gave out.")
+_bearer = HTTPBearer(auto_error=False, description="A token from `moerge coordinator init` or an operator.")
 
 
 class _Roles(Protocol):
-    """A dependency that lets some roles pass."""
+    """A dependency that allows some roles."""
 
     roles: tuple[Role, ...]
 
@@ -34,7 +34,7 @@ class _Roles(Protocol):
 
 
 def _authenticate(request: Request, secret: str) -> Identity:
-    """The identity of a token; the request's log line and audit row name it.
+    """The identity of a token, also recorded in the request's log line and audit row.
 
     Raises:
         RefusedError: it is unknown, expired or revoked.
@@ -59,7 +59,7 @@ def _unauthenticated(
 
 
 class Route(APIRoute):
-    """A route that admits the caller before it reads the body, and bounds the body's bytes."""
+    """A route that checks the caller before it reads the body, and limits the body's bytes."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
@@ -81,16 +81,16 @@ def _admit(request: Request, credentials: HTTPAuthorizationCredentials | None, r
     identity = _authenticate(request, credentials.credentials)
     if identity.role not in roles:
         wanted = " or ".join(role.value for role in roles)
-        found = f"this needs the role {wanted}, the token has {identity.role.value}"
+        found = f"this needs the role {wanted}, but the token has {identity.role.value}"
         raise RefusedError(ProblemType.FORBIDDEN, found, todo="use a token with that role")
     _require_known_parameters(request)
     return identity
 
 
 def allow(*roles: Role) -> _Roles:
-    """A dependency that gives the caller's identity; its `Route` lets only these roles pass.
+    """A dependency that gives the caller's identity; its `Route` allows only these roles.
 
-    The OpenAPI document tells them. A route of another class answers nobody.
+    The OpenAPI document lists them. A route of another class refuses all calls.
     """
 
     def admitted(
@@ -107,7 +107,7 @@ def allow(*roles: Role) -> _Roles:
 def _require_known_parameters(request: Request) -> None:
     known = {field.alias for field in request.scope["route"].dependant.query_params}
     if unknown := sorted(request.query_params.keys() - known):
-        todo = f"use one of: {', '.join(sorted(known))}" if known else "leave it out"
+        todo = f"use one of: {', '.join(sorted(known))}" if known else "omit it"
         raise RefusedError(ProblemType.INVALID_REQUEST, "unknown query parameter", where=unknown[0], todo=todo)
     for name in request.query_params:
         if len(request.query_params.getlist(name)) > 1:

@@ -41,7 +41,7 @@ async def _http(request: Request, error: Exception) -> Response:
         raise error
     kind = _KINDS.get(error.status_code, ProblemType.INVALID_REQUEST)
     problem = Problem.of(kind, str(error.detail))
-    if error.status_code != 400:  # a body that isn't even text is as invalid as one that isn't JSON
+    if error.status_code != 400:  # a body that isn't text is as invalid as one that isn't JSON
         problem = problem.model_copy(update={"status": error.status_code})
     return respond(request, problem, error.headers)
 
@@ -53,7 +53,7 @@ def respond_failure(request: Request, error: Exception) -> Response:
 
 
 def install(app: FastAPI) -> None:
-    """Makes `app` answer every refusal with a problem document; for failures, `Calls` does."""
+    """Makes `app` answer every refusal with a problem document; `Calls` does so for failures."""
     app.add_exception_handler(MoergeError, _moerge)
     app.add_exception_handler(RequestValidationError, _validation)
     app.add_exception_handler(HTTPException, _http)

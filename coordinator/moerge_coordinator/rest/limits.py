@@ -1,4 +1,4 @@
-"""Limits of request bodies: their bytes, and the time in which they come."""
+"""Limits of request bodies: size and time."""
 
 import asyncio
 import time
@@ -25,13 +25,13 @@ _LARGER: dict[Any, int] = {
     NewExpert: 2**19,  # 1000 files
     TextToRoute: 2**18,  # 20,000 characters of at most 12 bytes
 }
-"""Messages that can be longer than `_JSON_BYTES` -> the most bytes of their JSON."""
-_CONTAINERS = 2**15  # twice an upload's chunks; their number is what parsing takes time and memory for
+"""Messages that can be longer than `_JSON_BYTES` -> maximum bytes of their JSON."""
+_CONTAINERS = 2**15  # twice an upload's chunks; their number determines the time and memory of parsing
 _SLOWEST = 4096  # bytes per second, on average
 
 
 class _Limited(Request):
-    """A request whose JSON has a bounded number of lists and objects: parsing holds the event loop."""
+    """A request with a limit on JSON lists and objects, because parsing blocks the event loop."""
 
     async def json(self) -> Any:
         body = await self.body()
@@ -41,7 +41,7 @@ class _Limited(Request):
 
 
 def limited(request: Request, route: APIRoute) -> Request:
-    """The request, whose body ends with 413 beyond the most bytes of the route's message."""
+    """The request; a body beyond the maximum size of the route's message fails with 413."""
     field, come = route.body_field, 0
     most = MAX_CHUNK_BYTES if field is None else _LARGER.get(field.field_info.annotation, _JSON_BYTES)
 
@@ -62,13 +62,13 @@ def _require_small(scope: Scope, come: int, most: int) -> None:
 
 
 class Bodies:
-    """Ends a body that stalls, or that comes slower than 4 KiB/s, with 408, and bounds any body's bytes.
+    """Refuses stalled bodies, and bodies slower than 4 KiB/s, with 408, and limits every body's bytes.
 
-    An answer doesn't wait for the rest of the body. The connection is closed after it, once the rest came or `seconds`
-    have passed; closed at once, the client could lose the answer.
+    An answer doesn't wait for the rest of the body. The connection closes later, after the rest or `seconds`; closing
+    it immediately could lose the answer.
 
     Attributes:
-        seconds: the longest pause between two pieces, and the time that a body of no bytes may take.
+        seconds: the longest pause between two pieces, and the maximum time of an empty body.
     """
 
     def __init__(self, app: ASGIApp, seconds: float = 30) -> None:
@@ -98,7 +98,7 @@ class Bodies:
             try:
                 message = await piece(min(self._seconds, left))
             except TimeoutError as error:
-                raise HTTPException(408, f"the body came to {come} bytes, and no further in time") from error
+                raise HTTPException(408, f"the body stopped after {come} bytes, or was too slow") from error
             _require_small(scope, come, most)
             return message
 
@@ -114,7 +114,7 @@ class Bodies:
             nonlocal last
             if message["type"] == "http.response.start" and not whole:
                 if "Expect" not in headers:
-                    await rest(0)  # what is here already
+                    await rest(0)  # the received part
                 if not whole:
                     MutableHeaders(scope=message)["Connection"] = "close"
             elif not whole and not message.get("more_body", False):

@@ -1,4 +1,4 @@
-"""Paged lists, and what of them a caller sees."""
+"""Paged lists, and their rows visible to a caller."""
 
 from collections.abc import Callable
 from typing import Annotated, Any, TypeVar
@@ -27,7 +27,7 @@ def _plain(value: object) -> object:
 After = Annotated[
     int,
     BeforeValidator(_plain),
-    Query(ge=0, le=LARGEST, description="The `next` of the page before; 0 for the first page."),
+    Query(ge=0, le=LARGEST, description="The previous page's `next`; 0 for the first page."),
 ]
 
 
@@ -40,7 +40,7 @@ def _plain_flag(value: object) -> object:
 Flag = Annotated[bool, BeforeValidator(_plain_flag)]
 Newest = Annotated[
     Flag,
-    Query(description="Newest first; `after` then counts down, and `next` goes on towards older ones."),
+    Query(description="Newest first; `after` and `next` then lead to older ones."),
 ]
 Number = Annotated[int, Path(ge=1, le=LARGEST)]
 
@@ -58,7 +58,7 @@ def page(
     *,
     newest: bool = False,
 ) -> Page[M]:
-    """The rows of `query` whose `number` comes after `after`, at most PAGE of them; with `newest`, counted down."""
+    """At most PAGE rows of `query` with a `number` above `after`; with `newest`, below it, in descending order."""
     if not newest:
         query = query.where(number > after).order_by(number)
     else:
@@ -69,13 +69,13 @@ def page(
 
 
 def visible(caller: Identity, kind: type[Owned]) -> Select[Owned]:
-    """The rows of `kind`; an owner sees its own."""
+    """The rows of `kind`; for an owner, only its own."""
     query = select(kind)
     return query.where(kind.owner == caller.owner) if caller.role is Role.OWNER else query
 
 
 def visible_row(session: Session, caller: Identity, kind: type[Named], digest: str) -> Named:
-    """The row of that digest; an owner sees its own.
+    """The row of that digest; for an owner, only its own.
 
     Raises:
         RefusedError: there is none.
@@ -83,5 +83,5 @@ def visible_row(session: Session, caller: Identity, kind: type[Named], digest: s
     row = session.scalar(visible(caller, kind).where(kind.digest == digest))
     if row is None:
         name = kind.__tablename__.removesuffix("s")
-        raise RefusedError(ProblemType.NOT_FOUND, f"no {name} {digest}", todo=f"see: moerge {name} list")
+        raise RefusedError(ProblemType.NOT_FOUND, f"no {name} {digest}", todo=f"run: moerge {name} list")
     return row

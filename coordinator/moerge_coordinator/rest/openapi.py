@@ -1,6 +1,6 @@
 """Additions to FastAPI's OpenAPI document: each route's roles, and its errors as problem documents.
 
-Both come from the route's dependencies, parameters and method; a status of a route's own is named in its `responses`.
+Both come from the route's dependencies, parameters and method; a route's additional statuses are in its `responses`.
 """
 
 from typing import Any
@@ -17,7 +17,7 @@ _TEXT = {"content": {"text/plain": {"schema": {"type": "string"}}}}
 
 
 def describe(app: FastAPI) -> None:
-    """Makes `app.openapi()` tell roles and errors."""
+    """Makes `app.openapi()` include roles and errors."""
     plain = app.openapi
 
     def openapi() -> dict[str, Any]:
@@ -31,7 +31,7 @@ def describe(app: FastAPI) -> None:
             app.openapi_schema = document
         return app.openapi_schema
 
-    app.openapi = openapi  # type: ignore[method-assign]  # the way that FastAPI's documentation names
+    app.openapi = openapi  # type: ignore[method-assign]  # recommended by FastAPI's documentation
 
 
 def _complete(operation: dict[str, Any], route: RouteContext, method: str) -> None:
@@ -46,7 +46,7 @@ def _complete(operation: dict[str, Any], route: RouteContext, method: str) -> No
         kinds |= {ProblemType.CONFLICT, ProblemType.TOO_LARGE}
     if "requestBody" in operation:
         kinds |= set(_BODY_ERRORS)
-        operation["responses"].setdefault("408", {"description": "The body stalled, or came slower than 4 KiB/s"})
+        operation["responses"].setdefault("408", {"description": "The body stalled, or was slower than 4 KiB/s"})
     if any(each["in"] == "path" for each in operation.get("parameters", ())):
         kinds |= {ProblemType.NOT_FOUND, ProblemType.GONE}
     answers = operation["responses"]
@@ -62,9 +62,9 @@ def _complete(operation: dict[str, Any], route: RouteContext, method: str) -> No
             }
         answers[status] = answer
     if isinstance(route.response_class, type) and issubclass(route.response_class, FileResponse):
-        answers["307"] = {"description": "Where the store itself serves the file"}
-        answers["206"] = {"description": "The range that was asked for"}
-        answers["400"] = {"description": "The range can't be read", **_TEXT}
+        answers["307"] = {"description": "The file's address in the store"}
+        answers["206"] = {"description": "The requested range"}
+        answers["400"] = {"description": "The range is invalid", **_TEXT}
         answers["416"] = {"description": "The range is beyond the file", **_TEXT}
 
 

@@ -1,6 +1,6 @@
-"""Each call from outside: its id, its line in the log, its figures, its row in the audit log.
+"""Each call's id, log line, figures and row in the audit log.
 
-Calls that only look are logged at level debug.
+Read calls are logged at level debug.
 """
 
 import re
@@ -33,9 +33,9 @@ def _request_id(asked: str | None) -> str:
 
 
 class _Refusals:
-    """Log lines of calls without a valid token: 60 a minute; the first line of a minute counts the others before it.
+    """Log lines of calls without a valid token: 60 a minute. The next minute logs the number of omitted lines.
 
-    The figures count all of them.
+    The figures count all these calls.
     """
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ class _Refusals:
 
 
 class Calls:
-    """Wraps the app. Once it stops, new calls are answered with 503 while those that run come to their end."""
+    """Wraps the app. During its stop, new calls get 503 while running ones finish."""
 
     def __init__(self, app: ASGIApp, *, owner: FastAPI) -> None:
         self._app, self._owner = app, owner
@@ -67,7 +67,7 @@ class Calls:
         return self._routes.get(scope.get("endpoint"))
 
     def _is_poll(self, scope: Scope, method: str, status: int) -> bool:
-        """Whether a call only looked, or told progress, and all is well: workers and pages ask again every second."""
+        """Whether a call is a successful read or progress report: workers and pages repeat these every second."""
         route = self._route(scope)
         well = status < 400 or (status == 404 and route is not None)
         return well and not audit.is_audited(method, route, 200)
@@ -103,7 +103,7 @@ class Calls:
                 try:
                     await record()
                 except Exception:
-                    if status < 400:  # no success without its row: the caller is told to repeat the call
+                    if status < 400:  # no success without its row: the caller must repeat the call
                         raise
                     _log.exception("no row in the audit log", path=path, status=status)
                 answered = True
@@ -113,7 +113,9 @@ class Calls:
         state.traffic.running += 1
         try:
             if state.traffic.stopping and path not in _ALWAYS:
-                problem = Problem.of(ProblemType.UNAVAILABLE, "the coordinator stops", todo="try again in a minute")
+                problem = Problem.of(
+                    ProblemType.UNAVAILABLE, "the coordinator is stopping", todo="try again in a minute"
+                )
                 await respond(request, problem, {"Retry-After": "10"})(scope, counted_receive, counted_send)
             else:
                 await self._app(scope, counted_receive, counted_send)

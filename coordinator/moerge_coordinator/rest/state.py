@@ -1,4 +1,4 @@
-"""The state that routes share, made once by the lifespan."""
+"""The routes' shared state, made by the lifespan."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from moerge_coordinator.workflows.text_routing import TextRouter
 
 @dataclass
 class Traffic:
-    """Calls that run, and whether new ones are still let in."""
+    """Running calls, and whether new ones are accepted."""
 
     running: int = 0
     stopping: bool = False
@@ -23,7 +23,7 @@ class Traffic:
 
 @dataclass(frozen=True)
 class State(Ports):
-    """A coordinator that serves.
+    """A serving coordinator.
 
     Attributes:
         checks: name of a part -> raises an error unless it works.

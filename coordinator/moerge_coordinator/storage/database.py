@@ -1,7 +1,6 @@
-"""The database: its engine, its schema, one transaction. SQLite or PostgreSQL, with the same meaning.
+"""The database: its engine, schema and transactions, with the same semantics on SQLite and PostgreSQL.
 
-Writing transactions are one at a time, over all processes. A reading one sees the rows of one moment, and waits for
-none.
+Writing transactions of all processes run one at a time. A reading transaction sees a snapshot, and never waits.
 """
 
 import logging
@@ -40,7 +39,7 @@ def _uncounted(name: str, seconds: float) -> None:
 
 @dataclass(frozen=True)
 class Database:
-    """The rows, and the clock that dates them.
+    """The rows, and their clock.
 
     Attributes:
         observe: called with the name and the seconds of each writing transaction.
@@ -52,7 +51,7 @@ class Database:
 
     @contextmanager
     def transaction(self, name: str) -> Iterator[Session]:
-        """A session whose work is committed at the end, or not done at all. `name` says what it does."""
+        """A session of one atomic transaction. `name` describes it."""
         start = time.perf_counter()
         with self._session(self.engine) as session:
             yield session
@@ -62,7 +61,7 @@ class Database:
 
     @contextmanager
     def reading(self) -> Iterator[Session]:
-        """A session that reads the rows of one moment, beside any writer; the database refuses its writes."""
+        """A session that reads a snapshot, concurrent with writers; the database refuses its writes."""
         with self._session(self.engine.execution_options(reads=True)) as session:
             yield session
 
@@ -73,7 +72,7 @@ class Database:
 
     @contextmanager
     def claim(self, name: str) -> Iterator[None]:
-        """Held by one process at a time. On SQLite there is one process only."""
+        """A lock over all processes. SQLite has only one process."""
         if self.engine.dialect.name != "postgresql":
             yield
             return
@@ -83,7 +82,7 @@ class Database:
             connection.commit()  # the lock is the session's
             yield
         finally:
-            connection.invalidate()  # closes it, and so gives the lock back
+            connection.invalidate()  # closes it, which releases the lock
 
     def answers(self) -> None:
         """Raises an error unless the database answers."""
@@ -99,10 +98,10 @@ def open_database(
     clock: Callable[[], datetime] = utc_now,
     observe: Callable[[str, float], None] = _uncounted,
 ) -> Database:
-    """The SQLite file, or the PostgreSQL database of a URL, its schema brought up to date.
+    """The SQLite file, or the PostgreSQL database of a URL, with an up-to-date schema.
 
     Raises:
-        MoergeError: the PostgreSQL server can't be reached, or rows refer to nothing.
+        MoergeError: the PostgreSQL server can't be reached, or rows have invalid references.
     """
     return Database(_engine(database), clock, observe)
 
@@ -110,12 +109,12 @@ def open_database(
 def _engine(database: Path | str) -> Engine:
     if isinstance(database, str):
         return _open_postgresql(database)
-    maker = _sqlite(database, "foreign_keys=OFF")  # a migration may make a table anew that others refer to
+    maker = _sqlite(database, "foreign_keys=OFF")  # a migration may recreate a referenced table
     with maker.begin() as connection:
         migrate(connection)
         broken = connection.exec_driver_sql("PRAGMA foreign_key_check").all()
         if broken:
-            raise MoergeError(f"rows that refer to nothing: {broken[:3]}", where=str(database), todo="restore a backup")
+            raise MoergeError(f"invalid references in rows: {broken[:3]}", where=str(database), todo="restore a backup")
     maker.dispose()
     return _sqlite(database, "foreign_keys=ON")
 
@@ -125,7 +124,7 @@ def _sqlite(path: Path, *pragmas: str) -> Engine:
 
     @event.listens_for(engine, "connect")
     def _configure(connection: DBAPIConnection, record: object) -> None:
-        connection.isolation_level = None  # sqlite3 begins none; `_begin` does
+        connection.isolation_level = None  # `_begin` begins transactions, not sqlite3
         cursor = connection.cursor()
         for pragma in ("journal_mode=WAL", "synchronous=FULL", "busy_timeout=30000", *pragmas):
             cursor.execute(f"PRAGMA {pragma}")
@@ -135,7 +134,7 @@ def _sqlite(path: Path, *pragmas: str) -> Engine:
     def _begin(connection: Connection) -> None:
         reads = _reads(connection)
         connection.exec_driver_sql(f"PRAGMA query_only={'ON' if reads else 'OFF'}")
-        # A reader that turns writer would fail with "database is locked".
+        # A reader that starts to write would fail with "database is locked".
         connection.exec_driver_sql("BEGIN" if reads else "BEGIN IMMEDIATE")
 
     return engine
@@ -165,7 +164,7 @@ def _open_postgresql(url: str) -> Engine:
 
 
 def unreachable(error: OperationalError) -> MoergeError:
-    """The error for whoever started the coordinator."""
+    """The error shown at the coordinator's start."""
     todo = "check that PostgreSQL runs, and the address, user and password"
     return MoergeError(f"no connection: {str(error.orig).strip()}", where="database", todo=todo)
 
@@ -181,13 +180,13 @@ def _alembic() -> Config:
 
 
 def migrate(connection: Connection, target: str = "head") -> None:
-    """Brings the schema behind `connection` up to a revision.
+    """Migrates the schema to a revision.
 
     Raises:
         MoergeError: it is newer than this build.
     """
     if (revision := unknown_revision(connection)) is not None:
-        todo = "install the moerge that last ran here, or a newer one"
+        todo = "install the version of moerge that last ran here, or a newer one"
         raise MoergeError(f"its schema {revision} is newer than this build", where="database", todo=todo)
     config = _alembic()
     config.attributes["connection"] = connection
@@ -195,7 +194,7 @@ def migrate(connection: Connection, target: str = "head") -> None:
 
 
 def unknown_revision(connection: Connection) -> str | None:
-    """The revision of the schema behind `connection`, if a newer build made it."""
+    """The revision of the schema, if made by a newer build."""
     revision = MigrationContext.configure(connection).get_current_revision()
     known = {script.revision for script in ScriptDirectory.from_config(_alembic()).walk_revisions()}
     return revision if revision is not None and revision not in known else None

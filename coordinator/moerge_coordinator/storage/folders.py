@@ -16,14 +16,14 @@ from moerge_proto.messages import FileEntry
 
 @dataclass(frozen=True)
 class Folders:
-    """Folders below a coordinator's home. A version's are lasting where its blobs' store is; elsewhere it is pulled."""
+    """Folders below a coordinator's home. Versions have permanent folders only with a local store of blobs."""
 
     database: Database
     blobs: Blobs
     home: Path
 
     def sweep(self) -> None:
-        """Removes what a process that was killed left. Call it before any folder is made."""
+        """Removes a killed process' leftovers. Call it before making folders."""
         with self.database.reading() as session:
             live = set(map(str, session.scalars(select(VersionRow.number).where(VersionRow.retired.is_(None)))))
         folders = [*(self.home / "experts").glob("*"), *(self.home / "versions").glob("*")]
@@ -33,14 +33,14 @@ class Folders:
 
     @property
     def experts(self) -> Path:
-        """The place of experts' folders."""
+        """The folder of experts' folders."""
         return self.home / "experts"
 
     def expert(self, digest: str) -> Path:
-        """The expert's files under the names that its owner gave them, as a folder that is made on demand.
+        """The folder of an expert's files under their original names, made on demand.
 
         Raises:
-            FileNotFoundError: one of them is not kept.
+            FileNotFoundError: a file is missing.
         """
         with self.database.reading() as session:
             files = session.scalars(select(ExpertRow.files).where(ExpertRow.digest == digest)).one()
@@ -49,16 +49,16 @@ class Folders:
         return folder
 
     def reference(self, experts: Sequence[str]) -> Path | None:
-        """The folder of the expert that all others must be like: the oldest of those with the longest vocabulary."""
+        """The folder of the expert that all others must match: the oldest with the longest vocabulary."""
         folders = map(self.expert, experts)
         return max(folders, key=lambda folder: read_config(folder).vocab_size, default=None)
 
     def show_version(self, number: int, files: Sequence[FileEntry]) -> None:
-        """The version's folder; it appears whole."""
+        """Makes the version's folder; it appears whole."""
         if not self.blobs.lasting:
             return
         target = self._version(number)
-        shutil.rmtree(target, ignore_errors=True)  # from a run that was cut before its row was written
+        shutil.rmtree(target, ignore_errors=True)  # from a run interrupted before it wrote the row
         show(self.blobs, files, target)
 
     def drop(self, experts: Sequence[str] = (), versions: Sequence[int] = ()) -> None:

@@ -16,12 +16,12 @@ M = TypeVar("M", bound=Message)
 
 
 def message(kind: type[M], row: Base) -> M:
-    """The message whose fields are columns of the row."""
+    """The message made from the row's columns."""
     return kind.model_validate(row, from_attributes=True)
 
 
 def contains(row: TrunkRow) -> list[str]:
-    """The experts whose parameters a trunk contains."""
+    """The experts in a trunk."""
     return message(Trunk, row).contains
 
 
@@ -30,7 +30,7 @@ def trunk_lineage(row: TrunkRow) -> TrunkLineage:
 
 
 def versions(session: Session) -> Callable[[VersionRow], Version]:
-    """A view of versions with the aliases and the withdrawals of now."""
+    """A view of versions with their present aliases and withdrawals."""
     aliases = session.scalars(select(AliasRow).order_by(AliasRow.number)).all()
     withdrawn = set(session.scalars(select(ExpertRow.digest).where(ExpertRow.withdrawn.is_not(None))))
     trunks = {row.digest: contains(row) for row in session.scalars(select(TrunkRow))} if withdrawn else {}
@@ -48,6 +48,6 @@ def versions(session: Session) -> Callable[[VersionRow], Version]:
 
 
 def version_table(session: Session, row: VersionRow) -> VersionTable:
-    """The paper's table of a version, from the evaluations that there are."""
+    """The paper's table of a version, from the existing evaluations."""
     rows = session.scalars(select(EvaluationRow).where(EvaluationRow.version == row.number, EvaluationRow.active))
     return VersionTable.of(row.number, row.lineage.domains, [message(Evaluation, each) for each in rows])

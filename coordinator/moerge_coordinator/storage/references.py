@@ -1,7 +1,7 @@
 """References from rows to blobs; blobs without one are removed.
 
-A row that needs a blob is added in a transaction that sees the blob there. Blobs are removed within a transaction that
-follows the one which made them superfluous. Transactions come one at a time, so no row ever names a blob that is gone.
+A transaction that adds a row sees the row's blobs. Blobs are removed in a later transaction than their last reference.
+Transactions run one at a time, so no row ever refers to a removed blob.
 """
 
 from collections.abc import Iterable
@@ -23,9 +23,9 @@ from moerge_proto.experts import ExpertState
 
 
 def needed(session: Session, *, holdings: bool = True) -> set[str]:
-    """The digest of every blob that an owner holds, or that something not purged, refused or retired is made of.
+    """The digests of all blobs that owners have, or that rows not purged, refused or retired use.
 
-    Without `holdings`, what owners only hold does not count.
+    Without `holdings`, only those used by rows.
     """
     experts = select(ExpertRow).where(ExpertRow.state != ExpertState.REFUSED, ExpertRow.purged.is_(None))
     trunks = select(TrunkRow).where(TrunkRow.retired.is_(None) | TrunkRow.current)
@@ -40,7 +40,7 @@ def needed(session: Session, *, holdings: bool = True) -> set[str]:
 
 
 def collect(database: Database, blobs: Blobs, candidates: Iterable[str] | None = None) -> tuple[int, int]:
-    """Removes those of the candidates, by default of all blobs, that nothing needs; returns their number and bytes."""
+    """Removes the unused candidates, by default of all blobs; returns their number and bytes."""
     with database.transaction("remove blobs") as session:
         if candidates is None:
             sizes = dict(blobs.digests())
@@ -53,7 +53,7 @@ def collect(database: Database, blobs: Blobs, candidates: Iterable[str] | None =
 
 
 def drop_artifacts(session: Session) -> None:
-    """Forgets every derived file that no version has; a version that is being made writes its own anew."""
+    """Removes the rows of derived files without a version; a version in progress writes its files again."""
     versions = session.scalars(select(VersionRow).where(VersionRow.retired.is_(None)))
     live = {file.sha256 for row in versions for file in row.files}
     for artifact in session.scalars(select(ArtifactRow)):

@@ -1,4 +1,4 @@
-"""The coordinator's tables. JSON columns load as messages, words as enums, times as UTC."""
+"""The coordinator's tables. JSON columns load as messages, enum columns as members, times as UTC."""
 
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -26,7 +26,7 @@ W = TypeVar("W", bound=StrEnum)
 
 
 class _Utc(TypeDecorator[datetime]):
-    """Times as UTC, on databases that forget the zone too."""
+    """Times as UTC, even on databases without time zones."""
 
     impl = DateTime
     cache_ok = True
@@ -99,19 +99,19 @@ class Base(DeclarativeBase):
 
 
 def now(session: Session) -> datetime:
-    """The time by the database's clock."""
+    """The time of the database's clock."""
     moment: datetime = session.info["clock"]()
     return moment
 
 
 def tell(session: Session, event: str) -> None:
-    """Adds a line to the coordinator's log, once the transaction is committed."""
+    """Adds a line to the coordinator's log after the transaction's commit."""
     session.info.setdefault("events", []).append(event)
 
 
 @event.listens_for(Base, "before_insert", propagate=True)
 def _dated(mapper: Any, connection: object, row: Any) -> None:
-    """Rows whose time of creation nobody gave were created now."""
+    """Sets a missing time of creation to now."""
     session = object_session(row)
     if session is not None and "created" in mapper.columns and row.created is None:
         row.created = now(session)
@@ -125,7 +125,7 @@ class OwnerRow(Base):
 
 
 class KeyRow(Base):
-    """An owner's Ed25519 key; of each owner at most one is not revoked. A key that was revoked never comes back."""
+    """An owner's Ed25519 key. Each owner has at most one unrevoked key; revoked keys are never reused."""
 
     __tablename__ = "owner_keys"
     __table_args__ = (
@@ -176,13 +176,13 @@ class UploadRow(Base):
     manifest: Mapped[str] = mapped_column(String(64))  # digest of `request`
     request: Mapped[NewUpload]
     sha256: Mapped[str] = mapped_column(String(64))  # of the whole file
-    size: Mapped[int] = mapped_column(BigInteger, default=0)  # of all chunks as sent
+    size: Mapped[int] = mapped_column(BigInteger, default=0)  # of all chunks, as sent
     created: Mapped[datetime]
     touched: Mapped[datetime]
 
 
 class HoldingRow(Base):
-    """A complete file that an owner has uploaded."""
+    """An owner's complete uploaded file."""
 
     __tablename__ = "holdings"
     __table_args__ = (Index("sizes_of_holdings", "owner", "size"),)
@@ -192,7 +192,7 @@ class HoldingRow(Base):
 
 
 class ExpertRow(Base):
-    """Of each domain at most one is not withdrawn, and of that one, for each trunk, one that is fitted to it."""
+    """An expert. Each domain has at most one that is not withdrawn, with at most one fitted expert per trunk."""
 
     __tablename__ = "experts"
     __table_args__ = (
@@ -237,7 +237,7 @@ class ExpertRow(Base):
 
     @property
     def trained(self) -> str:
-        """The digest of the expert that was trained: its own, or of the one that it is fitted from."""
+        """The digest of the trained expert: this one, or the original of a fitted one."""
         return self.fitted_from or self.digest
 
 
@@ -263,9 +263,9 @@ class TrunkRow(Base):
 
 
 class ContributionRow(Base):
-    """A contribution of either kind. Of each expert at most one trunk contribution is active.
+    """A contribution of either kind. Each expert has at most one active trunk contribution.
 
-    `split`, `trunk` and `shards` are a router contribution's.
+    Only router contributions have `split`, `trunk` and `shards`.
     """
 
     __tablename__ = "contributions"
@@ -302,7 +302,7 @@ class ContributionRow(Base):
 
 
 class ShardRow(Base):
-    """Law 4: under one trunk, a shard of a domain counts once."""
+    """A shard of a domain, which counts once under one trunk (law 4)."""
 
     __tablename__ = "shards"
     trunk: Mapped[str] = mapped_column(ForeignKey("trunks.digest"), primary_key=True)
@@ -319,7 +319,7 @@ class VersionRow(Base):
     files: Mapped[list[VersionFile]]
     bytes_total: Mapped[int] = mapped_column(BigInteger)
     bytes_written: Mapped[int] = mapped_column(BigInteger)
-    influence: Mapped[VersionInfluence | None] = mapped_column(deferred=True)  # D^2 figures, which lists don't need
+    influence: Mapped[VersionInfluence | None] = mapped_column(deferred=True)  # D^2 figures, not needed in lists
     note: Mapped[str] = mapped_column(String(2000), default="")
     tags: Mapped[list[str]] = mapped_column(default=list)
     created: Mapped[datetime]
@@ -328,7 +328,7 @@ class VersionRow(Base):
 
 
 class EvaluationRow(Base):
-    """Of each domain and version at most one is active."""
+    """An evaluation. Each domain and version has at most one active evaluation."""
 
     __tablename__ = "evaluations"
     __table_args__ = (UniqueConstraint("version", "digest"),)
@@ -351,7 +351,7 @@ class AliasRow(Base):
 
 
 class AliasMoveRow(Base):
-    """Every move of every alias, oldest first. `version` is None where the alias was removed."""
+    """A move of an alias, oldest first. `version` is None if the alias was removed."""
 
     __tablename__ = "alias_moves"
     number: Mapped[int] = mapped_column(primary_key=True)
@@ -380,7 +380,7 @@ class RoundRow(Base):
 
 
 class ProgressRow(Base):
-    """The last progress that a domain's worker told."""
+    """The last reported progress of a domain's worker."""
 
     __tablename__ = "progress"
     number: Mapped[int] = mapped_column(primary_key=True)
@@ -412,10 +412,10 @@ class AuditRow(Base):
 
 
 class ArtifactRow(Base):
-    """A derived file that exists: `key` says what it is a function of, `sha256` what it turned out to be."""
+    """A derived file: `key` is the digest of its inputs, `sha256` of its content."""
 
     __tablename__ = "artifacts"
     key: Mapped[str] = mapped_column(String(64), primary_key=True)
     sha256: Mapped[str] = mapped_column(String(64))
     size: Mapped[int] = mapped_column(BigInteger)
-    maker: Mapped[str] = mapped_column(String(64))  # lineage of the version that wrote it first
+    maker: Mapped[str] = mapped_column(String(64))  # lineage of the first version that wrote it

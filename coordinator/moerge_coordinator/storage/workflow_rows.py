@@ -1,4 +1,4 @@
-"""The formats of the values in DBOS's database: JSON, or a sign of an attack."""
+"""The formats of the values in DBOS's database: any format except JSON is a sign of an attack."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ _SCHEMA = "dbos"  # on PostgreSQL
 
 @dataclass(frozen=True)
 class Foreign:
-    """A row whose values are not JSON; `row` is its key, such as a workflow's id."""
+    """A row with values in another format than JSON; `row` is its key, such as a workflow's id."""
 
     table: str
     row: str
@@ -30,14 +30,14 @@ def require_json(url: str) -> None:
     """Checks the format of every row of the database at `url`.
 
     Raises:
-        MoergeError: one is not JSON; names the table and the row.
+        MoergeError: a row is not JSON; names its table and key.
     """
     for foreign in foreign_rows(url):
         raise MoergeError(foreign.what, where="the workflow database", todo=TODO)
 
 
 def foreign_rows(url: str) -> Iterator[Foreign]:
-    """The rows whose values are not JSON; none where there is no database yet."""
+    """The rows in another format than JSON; none without a database."""
     address = make_url(url)
     if address.drivername == "postgresql":
         engine, schema = create_engine(address.set(drivername="postgresql+psycopg")), _SCHEMA

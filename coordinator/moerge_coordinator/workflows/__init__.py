@@ -1,4 +1,4 @@
-"""Long work as durable workflows: cut at any step, they go on there after a restart.
+"""Durable workflows: after a restart, they resume at the interrupted step.
 
 Every step can be repeated: files are named by content, rows are added once.
 """

@@ -1,4 +1,4 @@
-"""One of several coordinators runs the workflows: the one that holds PostgreSQL's advisory lock."""
+"""Election of the coordinator that runs the workflows, by PostgreSQL's advisory lock."""
 
 import atexit
 import logging
@@ -14,16 +14,16 @@ from moerge.errors import MoergeError
 from moerge_coordinator.storage.database import KEEPALIVES, LEADING, SERVING
 
 _POLL_SECONDS = 0.5
-_ANSWER_SECONDS = 3  # less than the server takes to give up a silent connection, by KEEPALIVES
+_ANSWER_SECONDS = 3  # less than the server's timeout of a silent connection, set by KEEPALIVES
 _LOST = 70
 _log = logging.getLogger("moerge.leader")
 
 
 class Leader:
-    """Waits for the lock, then launches the workflows and watches the connection that holds the lock.
+    """Waits for the lock, then launches the workflows and watches the lock's connection.
 
-    The lock is never given back while the process lives, because a step that runs can't be stopped: a process whose
-    connection is lost ends at once, so that whoever takes over is alone.
+    The process never releases the lock, because a running step can't be stopped. A process that loses the connection
+    ends immediately, so that its successor is alone.
     """
 
     def __init__(self, url: str, launch: Callable[[], None]) -> None:
@@ -34,7 +34,7 @@ class Leader:
         threading.Thread(target=self._run, name="leader", daemon=True).start()
 
     def stop(self) -> None:
-        """Takes no lock any more; one that is held stays until the process ends."""
+        """Stops waiting for the lock; a held lock stays until the process ends."""
         self._stopped.set()
 
     def _run(self) -> None:
@@ -49,13 +49,13 @@ class Leader:
         else:
             return
         try:
-            _log.info("this coordinator runs the workflows now")
+            _log.info("this coordinator now runs the workflows")
             self._launch()
             while not self._stopped.wait(_POLL_SECONDS):
                 connection.execute("SELECT 1")
         finally:
             if not self._stopped.is_set():
-                _log.critical("this coordinator can't run the workflows any more, so it ends", exc_info=True)
+                _log.critical("this coordinator lost the right to run the workflows and ends", exc_info=True)
                 logging.shutdown()
                 os._exit(_LOST)
 
@@ -70,10 +70,10 @@ class Leader:
 
 @contextmanager
 def beside_others(url: str, *, shared: bool) -> Iterator[None]:
-    """Holds the right to serve on a database, with others or alone.
+    """Holds the right to serve on a database, shared or exclusive.
 
     Raises:
-        MoergeError: another coordinator serves on it, and either of the two needs to be alone.
+        MoergeError: another coordinator serves on it, and one of them is exclusive.
     """
     try:
         connection = _connected(url)
@@ -82,8 +82,8 @@ def beside_others(url: str, *, shared: bool) -> Iterator[None]:
         raise MoergeError(f"no connection: {error}", where="database", todo=todo) from error
     with connection:
         if not _locked(connection, f"pg_try_advisory_lock{'_shared' if shared else ''}", SERVING):
-            todo = "stop it first, or give all of them the same s3 store"
-            raise MoergeError("another coordinator serves on this database", where="database", todo=todo)
+            todo = "stop it first, or give all coordinators the same s3 store"
+            raise MoergeError("another coordinator is using this database", where="database", todo=todo)
         yield
 
 

@@ -1,4 +1,4 @@
-"""Merge a trunk, which then is the current one."""
+"""The merge of a trunk, which becomes the current one."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Publish a version: write its weights, solve its routers, give it a number."""
+"""The publication of a version: writes its weights, solves its routers, assigns its number."""
 
 import threading
 from collections.abc import Callable, Mapping
@@ -77,9 +77,9 @@ class PublishVersion(Work):
     @DBOS.step()
     @telling_problems
     def _measure(self, lineage: dict[str, Any]) -> dict[str, Any] | None:
-        """The influence of each owner; None if the version is published already.
+        """The influence of each owner; None if the version is already published.
 
-        A version whose influence can't be measured is published with a warning.
+        After a failed measurement, the version is published with a warning.
         """
         made = Lineage.model_validate(lineage)
         with self.ports.database.reading() as session:
@@ -111,7 +111,7 @@ class PublishVersion(Work):
             return str(number) if done else None
 
     def _artifact(self, plan: FilePlan, lineage: Lineage) -> VersionFile:
-        """The planned file as a blob, written only if no version has written it."""
+        """The planned file as a blob, written only if no version has it."""
         database, blobs = self.ports.database, self.ports.blobs
         maker = digest_of(lineage.model_dump(mode="json"))
         if plan.sha256 is not None and (size := blobs.size(plan.sha256)) is not None:
@@ -135,7 +135,7 @@ class PublishVersion(Work):
         return plan_version(lineage, self._inputs(lineage), solve)
 
     def _inputs(self, lineage: Lineage) -> VersionInputs:
-        """The rows and blobs that a lineage names."""
+        """The rows and blobs of a lineage."""
         blobs, folders = self.ports.blobs, self.ports.folders
         with self.ports.database.reading() as session:
             experts = {row.digest: row for row in session.scalars(select(ExpertRow))}

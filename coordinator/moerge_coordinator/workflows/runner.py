@@ -1,4 +1,4 @@
-"""Workflows started, found, retried and counted."""
+"""Start, state, retry and count of workflows."""
 
 import logging
 from collections import Counter
@@ -29,7 +29,7 @@ from moerge_proto.workflows import Workflow, WorkflowEntry, WorkflowKind, Workfl
 
 EXECUTOR_ID = "coordinator"
 QUEUE = "workflows"
-APPLICATION_VERSION = "5"  # raise it when a workflow's steps change: `resume` then starts those that ran anew
+APPLICATION_VERSION = "5"  # raise it when a workflow's steps change: `resume` then restarts running ones
 _SOME = 16
 _log = logging.getLogger("moerge.workflows")
 _KINDS: dict[str, WorkflowKind] = {
@@ -42,13 +42,13 @@ _CLASSES = (TakeInExpert, TakeInContribution, MergeTrunk, PublishVersion)
 _NAMES = {
     kind: [f"Workflows.{name}", *(f"{each.__name__}.{name}" for each in _CLASSES)] for name, kind in _KINDS.items()
 }
-"""Kind -> names of its workflows; earlier builds had one class for all."""
+"""Kind -> names of its workflows; earlier builds had one class for all kinds."""
 
 
 class Workflows:
-    """The four kinds of long work: take in an expert or a contribution, merge a trunk, publish a version.
+    """The four kinds of workflows: accept an expert or a contribution, merge a trunk, publish a version.
 
-    With a `client`, work is queued for whichever process runs the workflows; without, this process runs them.
+    A `client` queues workflows for the process that runs them; without one, this process runs them.
     """
 
     def __init__(self, ports: Ports, metrics: Metrics, client: DBOSClient | None = None) -> None:
@@ -58,13 +58,13 @@ class Workflows:
         self._contributions = TakeInContribution(ports)
         self._versions = PublishVersion(ports, metrics)
 
-    # --- started
+    # --- start
 
     def start_expert(self, digest: str, trunk: str) -> Workflow:
         return self._start(f"expert-{digest}", self._experts.take_in_expert, digest, trunk)
 
     def start_contribution(self, owner: str, new: NewContribution) -> Workflow:
-        """Takes in a contribution, unless it counts already. A file that is being checked isn't checked twice."""
+        """Accepts a contribution, unless already active. Concurrent calls for a file share one check."""
         name = f"contribution-{digest_of({'owner': owner, 'sha256': new.sha256})}"
         with self._ports.database.reading() as session:
             counts = contributions.find(session, owner, new.sha256) is not None
@@ -81,13 +81,13 @@ class Workflows:
         return self._start(f"version-{digest_of(content)}", self._versions.publish_version, content)
 
     def start_remerge(self) -> Workflow | None:
-        """Merges a trunk in the place of the current one, if that one is retired and something is left to merge."""
+        """Replaces the current trunk by a new merge, if it is retired and experts are left."""
         with self._ports.database.reading() as session:
             lineage = trunks.remerge(session)
         return None if lineage is None else self.start_trunk(lineage)
 
     def _start(self, name: str, workflow: Callable[..., Outcome], *args: object) -> Workflow:
-        """Starts the workflow, or finds it running. One that has ended is started anew: what it made, it finds."""
+        """Starts the workflow, or finds it running. An ended one restarts and reuses its results."""
         found = self._attempts(name)
         if running := [each for each in found if each.state is WorkflowState.RUNNING]:
             return running[0]
@@ -96,7 +96,7 @@ class Workflows:
         return self.find(id_) or Workflow(id=id_, state=WorkflowState.RUNNING)
 
     def _attempts(self, name: str) -> list[Workflow]:
-        """The workflows NAME-1, NAME-2, … that there are; asked for by id, which the database has an index of."""
+        """The existing workflows NAME-1, NAME-2, …, found by id, which has an index."""
         found: list[Workflow] = []
         while len(found) % _SOME == 0:
             ids = [f"{name}-{number}" for number in range(len(found) + 1, len(found) + _SOME + 1)]
@@ -120,7 +120,7 @@ class Workflows:
         )
         self._client.enqueue(options, *args)
 
-    # --- asked how they go
+    # --- state
 
     def find(self, id_: str) -> Workflow | None:
         if self._client is None:
@@ -130,7 +130,7 @@ class Workflows:
         return None if status is None else _workflow(status)
 
     def find_own(self, id_: str, owner: str) -> Workflow | None:
-        """The workflow, if it takes in a contribution of this owner."""
+        """The workflow, if it accepts a contribution of this owner."""
         found = next(iter(self._list(workflow_ids=[id_])), None)
         if (
             found is None
@@ -142,15 +142,15 @@ class Workflows:
         return _workflow(found)
 
     def entries(self, after: int, most: int, kind: WorkflowKind | None = None) -> list[WorkflowEntry]:
-        """The `most` newest workflows of a kind, or of all, but for the `after` newest; newest first."""
+        """At most `most` workflows of a kind, or of all, newest first, without the `after` newest."""
         names = None if kind is None else _NAMES[kind]
         found = self._list(limit=most, offset=after, sort_desc=True, name=names, load_input=False)
         return [_entry(each) for each in found]
 
     def retry(self, id_: str) -> Workflow | None:
-        """Starts one that failed anew, with its input.
+        """Restarts a failed workflow with its input.
 
-        None if there is none, it didn't fail, or it refused an expert or a contribution, whose files are gone.
+        None if there is none, it didn't fail, or it refused an expert or a contribution and removed its files.
         """
         found = next(iter(self._list(workflow_ids=[id_])), None)
         if found is None or not isinstance(found.input, dict) or _workflow(found).state is not WorkflowState.FAILED:
@@ -172,9 +172,9 @@ class Workflows:
                 return self.start_version(Lineage.model_validate(*given))
 
     def resume(self) -> None:
-        """Goes on with what a stop left: a remerge that is due, and workflows of an earlier build, which start anew.
+        """Starts a due remerge, and restarts workflows of an earlier build.
 
-        Call it in the process that runs the workflows, once they are launched.
+        Call it in the process that runs the workflows, after their launch.
         """
         for each in self._list(status=["PENDING", "ENQUEUED", "DELAYED"]):
             if each.app_version != APPLICATION_VERSION:
@@ -182,18 +182,16 @@ class Workflows:
                 try:
                     self.retry(each.workflow_id)
                 except ValidationError:
-                    _log.exception(
-                        "%s can't be started anew: this build doesn't understand its input", each.workflow_id
-                    )
+                    _log.exception("%s can't be restarted: this build doesn't understand its input", each.workflow_id)
         self.start_remerge()
 
     def count(self) -> Counter[tuple[str, str]]:
-        """(kind, state) -> how many workflows there are, ended ones too."""
+        """(kind, state) -> number of workflows, including ended ones."""
         found = self._list(load_input=False)
         return Counter((each.name.rpartition(".")[2], _workflow(each).state.value) for each in found)
 
     def close(self) -> None:
-        """Ends the connection to whichever process runs the workflows."""
+        """Closes the connection to the process that runs the workflows."""
         if self._client is not None:
             self._client.destroy()
 
@@ -217,10 +215,10 @@ def _workflow(status: WorkflowStatus) -> Workflow:
     if status.status in ("PENDING", "ENQUEUED", "DELAYED"):
         return Workflow(id=id_, state=WorkflowState.RUNNING)
     if status.status == "CANCELLED":
-        problem = Problem.of(ProblemType.UNAVAILABLE, "an upgrade of the coordinator cut it", todo="ask again")
+        problem = Problem.of(ProblemType.UNAVAILABLE, "an upgrade of the coordinator interrupted it", todo="try again")
     else:
-        todo = "mend the cause, which the coordinator's log has, and ask again"
-        problem = Problem.of(ProblemType.INTERNAL, f"the work broke off: {status.error or status.status}", todo=todo)
+        todo = "remove the cause (see the coordinator's log), and try again"
+        problem = Problem.of(ProblemType.INTERNAL, f"the workflow failed: {status.error or status.status}", todo=todo)
     return Workflow(id=id_, state=WorkflowState.FAILED, problem=problem)
 
 

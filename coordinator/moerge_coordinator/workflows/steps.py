@@ -17,17 +17,17 @@ _log = logging.getLogger("moerge.coordinator")
 INSTANCE = "coordinator"
 Outcome = dict[str, Any]
 GONE: Outcome = {"result": None}
-"""The outcome of a step whose files were removed meanwhile: they are to be made again."""
+"""The outcome of a step that must be repeated because its files were removed meanwhile."""
 PASSING = (ProblemType.STORAGE_FULL.urn, ProblemType.UNAVAILABLE.urn)
-"""Types of problems that pass without a change of the input."""
+"""Types of temporary problems."""
 P = ParamSpec("P")
 
 
 class Work(DBOSConfiguredInstance):
-    """One kind of long work. Its steps reach rows and files by the ports.
+    """One kind of workflow. Its steps access rows and files through the ports.
 
     Attributes:
-        title: of the work, in the log.
+        title: its name in the log.
     """
 
     title: str
@@ -41,9 +41,9 @@ S = TypeVar("S", bound=Work)
 
 
 def telling_problems(step: Callable[Concatenate[S, P], object]) -> Callable[Concatenate[S, P], Outcome]:
-    """A step that returns its result, or the problem of its input. Other errors break the workflow.
+    """A step that returns its result, or the problem of its input. Other errors fail the workflow.
 
-    Problems are returned, not raised, because a workflow that goes on after a crash gets them back as they were.
+    Problems are returned, not raised, because a workflow that resumes after a crash gets them back unchanged.
     """
 
     @wraps(step)

@@ -1,4 +1,4 @@
-"""Take in a contribution: check its sums, which takes minutes for large models, then let it count."""
+"""The acceptance of a contribution: checks its sums, which takes minutes for large models, then activates it."""
 
 import threading
 from typing import Any
@@ -10,7 +10,7 @@ from moerge_coordinator.workflows.steps import PASSING, Outcome, Work, telling_p
 from moerge_proto.contributions import NewContribution
 from moerge_proto.owners import Role
 
-_CHECKS = threading.BoundedSemaphore(2)  # each takes memory for a layer's gram (law 8), and all that a core gives
+_CHECKS = threading.BoundedSemaphore(2)  # each needs memory for a layer's gram (law 8), and one core
 
 
 @DBOS.dbos_class()

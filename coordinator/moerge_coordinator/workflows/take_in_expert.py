@@ -1,4 +1,4 @@
-"""Take in an expert: fetch its files if it has a source, check its weights, merge it if it asks."""
+"""The acceptance of an expert: fetches its files from a source, checks its weights, merges it on request."""
 
 import shutil
 from typing import Any
@@ -48,7 +48,7 @@ class TakeInExpert(Work):
     @DBOS.step()
     @telling_problems
     def _fetch(self, digest: str) -> None:
-        """Fetches the files of an expert with a source, and checks them as those that are uploaded are checked."""
+        """Fetches the files of an expert with a source, with the same checks as uploads."""
         with self.ports.database.reading() as session:
             row = experts.find(session, digest)
         if row.source is None or row.family:
@@ -104,7 +104,7 @@ class TakeInExpert(Work):
     def _refuse(self, digest: str, problem: dict[str, Any]) -> None:
         with self.ports.database.transaction("refuse expert") as session:
             row = experts.refuse(session, digest, Problem.model_validate(problem))
-        if row is None:  # cut after this step's work, it is done again; meanwhile another expert took the place
+        if row is None:  # a repetition after a crash; meanwhile another expert has replaced it
             return
         self.ports.folders.drop([digest])
         shutil.rmtree(self.ports.settings.home / "fetching" / digest, ignore_errors=True)

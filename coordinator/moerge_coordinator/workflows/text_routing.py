@@ -1,4 +1,4 @@
-"""Texts routed through versions: each in a process of its own, bounded in memory and time, one at a time."""
+"""Routing of texts through versions: each in a separate process with bounded memory and time, one at a time."""
 
 import asyncio
 import json
@@ -26,19 +26,19 @@ _LOOK_SECONDS = 0.2
 _ALONE = {
     "OMP_NUM_THREADS": "1",
     "TOKENIZERS_PARALLELISM": "false",
-    "RUST_BACKTRACE": "0",  # tokenizers short of memory would hang in writing one
+    "RUST_BACKTRACE": "0",  # without memory, tokenizers would hang writing one
     "HF_HUB_OFFLINE": "1",
 }
 
 
 class TextRouter:
-    """Routes texts, if there is a limit.
+    """Routes texts, if a limit is set.
 
     Args:
-        folder: where the version's files are shown to the process while it runs.
-        limit: bytes of memory that the process may take; None: no text is routed.
-        seconds: how long the process may take.
-        patience: seconds that a call waits for the one before it.
+        folder: for the version's files during a call.
+        limit: the process' maximum bytes of memory; None: no text is routed.
+        seconds: the process' maximum time.
+        patience: a call's maximum wait for the one before it, in seconds.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class TextRouter:
         self._one = asyncio.Lock()
 
     def sweep(self) -> None:
-        """Removes what a process that was killed left. Call it before any text is routed."""
+        """Removes a killed process' leftovers. Call it before routing texts."""
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def require_on(self) -> int:
@@ -65,10 +65,8 @@ class TextRouter:
             RefusedError: there is none.
         """
         if self._limit is None:
-            todo = "the operator sets route_bytes in coordinator.toml, a memory limit in bytes, and starts it again"
-            raise RefusedError(
-                ProblemType.NOT_READY, "this coordinator routes no texts", where="route_bytes", todo=todo
-            )
+            todo = "ask the operator to set route_bytes, a memory limit in bytes, in coordinator.toml, and to restart"
+            raise RefusedError(ProblemType.NOT_READY, "routing of texts is off", where="route_bytes", todo=todo)
         return self._limit
 
     async def route(
@@ -77,11 +75,10 @@ class TextRouter:
         """The `RoutedText` of the version with these files, as JSON.
 
         Args:
-            is_gone: whether the caller went away, which ends the process.
+            is_gone: whether the caller has disconnected, which ends the process.
 
         Raises:
-            RefusedError, CoordinatorError: no text is routed here, another call is routed now, the version went away,
-                or the version or the text takes more memory or time than there is.
+            RefusedError, CoordinatorError: routing is off or busy, the version was retired, or memory or time ran out.
         """
         limit = self.require_on()
         try:
@@ -101,7 +98,7 @@ class TextRouter:
             self._one.release()
 
     def _show(self, number: int, files: Sequence[VersionFile], folder: Path, limit: int) -> None:
-        """Shows the version's files in `folder`, if it fits."""
+        """Links the version's files into `folder`, if it fits into memory."""
         try:
             self._require_fits(number, files, limit)
             show(self._blobs, files, folder)
@@ -115,9 +112,9 @@ class TextRouter:
         needed = needed_bytes(weights, json.loads(self._blobs.local(config).read_bytes()))
         if needed > limit:
             raise TooLargeError(
-                f"routing through version {number} takes {decimal(needed)} of memory, the limit is {decimal(limit)}",
+                f"routing through version {number} needs {decimal(needed)} of memory; the limit is {decimal(limit)}",
                 where="route_bytes",
-                todo="the operator raises route_bytes, or you pull the version and run it on a larger machine",
+                todo="ask the operator to raise route_bytes, or pull the version and run it on a larger machine",
             )
 
     async def _run(self, job: Job, is_gone: Callable[[], Awaitable[bool]]) -> bytes:
@@ -127,7 +124,7 @@ class TextRouter:
             PROGRAM,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.DEVNULL,  # messages of libraries could quote the text
+            stderr=asyncio.subprocess.DEVNULL,  # libraries' messages could quote the text
             env={**os.environ, **_ALONE},
         )
         answer = asyncio.create_task(_answer(process, job))
@@ -135,10 +132,10 @@ class TextRouter:
         try:
             while not (await asyncio.wait({answer}, timeout=_LOOK_SECONDS))[0]:
                 if await is_gone():
-                    raise RefusedError(ProblemType.UNAVAILABLE, "the caller went away")
+                    raise RefusedError(ProblemType.UNAVAILABLE, "the caller has disconnected")
                 if time.monotonic() > end:
                     found = f"routing took more than {self._seconds:g} s"
-                    todo = "give a shorter text, or use a smaller version; or the operator raises route_bytes"
+                    todo = "give a shorter text, use a smaller version, or ask the operator to raise route_bytes"
                     raise TooLargeError(found, where="text", todo=todo)
             return _checked(process.returncode, await answer)
         finally:
@@ -148,10 +145,10 @@ class TextRouter:
 
 
 async def _answer(process: asyncio.subprocess.Process, job: Job) -> bytes:
-    """What the process writes until it ends. Its input stays open: it would end with it."""
+    """The process' complete output. Its input stays open, because it ends with its input."""
     if process.stdin is None or process.stdout is None:
         raise AssertionError("unreachable: both are pipes")
-    with suppress(ConnectionError):  # it has ended already
+    with suppress(ConnectionError):  # it has already ended
         process.stdin.write(job.model_dump_json().encode() + b"\n")
         await process.stdin.drain()
     written = await process.stdout.read()
@@ -160,7 +157,7 @@ async def _answer(process: asyncio.subprocess.Process, job: Job) -> bytes:
 
 
 def _checked(status: int | None, written: bytes) -> bytes:
-    """What was written, if it is a routed text.
+    """The output, if it is a routed text.
 
     Raises:
         RefusedError, CoordinatorError: it isn't.
@@ -168,11 +165,13 @@ def _checked(status: int | None, written: bytes) -> bytes:
     if status == 0:
         return written
     if status is not None and status < 0:
-        found = f"the process that routes was ended by {signal.Signals(-status).name}, most likely for want of memory"
-        raise TooLargeError(found, where="route_bytes", todo="the operator raises route_bytes; or give a shorter text")
+        found = f"{signal.Signals(-status).name} ended the routing process, most likely due to a lack of memory"
+        raise TooLargeError(
+            found, where="route_bytes", todo="shorten the text, or ask the operator to raise route_bytes"
+        )
     try:
         raise CoordinatorError(Problem.model_validate_json(written))
     except ValidationError as error:
-        found = f"the process that routes failed with status {status}"
-        todo = "tell its operator: its log has the cause; if memory was short, a higher route_bytes helps"
+        found = f"the routing process failed with status {status}"
+        todo = "tell the operator: the log has the cause; after a lack of memory, raise route_bytes"
         raise RefusedError(ProblemType.INTERNAL, found, todo=todo) from error

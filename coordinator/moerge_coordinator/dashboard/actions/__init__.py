@@ -1,4 +1,4 @@
-"""The actions, by path. Each asks first, and then is a REST call under the visitor's token."""
+"""The actions, by path. Each asks for confirmation, then makes a REST call with the visitor's token."""
 
 from moerge_coordinator.dashboard.actions import (
     aliases,

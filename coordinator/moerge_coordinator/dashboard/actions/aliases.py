@@ -25,7 +25,7 @@ async def _ask_promote(visit: Visit) -> Form:
         if before is not None and (lost := lost_domains(before, found)):
             facts.append(f"Version {number} lacks domains that {name} has: {', '.join(lost)}. Consumers lose them.")
     if table is not None and table.missing:
-        facts.append(f"Not evaluated on {', '.join(table.missing)}: nobody sees whether these fall.")
+        facts.append(f"Not evaluated on {', '.join(table.missing)}: a fall of their scores would not be noticed.")
     return Form(
         heading=f"Promote version {number}",
         button="Promote",

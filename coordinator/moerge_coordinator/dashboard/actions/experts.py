@@ -44,7 +44,7 @@ async def _ask_purge(visit: Visit) -> Form:
         heading=f"Purge the files of the expert of {found.domain}",
         button="Purge",
         back=f"{HOME}/experts",
-        facts=("Its files are deleted for good, except those that a version still needs.",),
+        facts=("Its files are deleted permanently, except those that a version still needs.",),
         fields=retire if visit.operates else (),
         danger=True,
     )

@@ -38,7 +38,7 @@ async def _approve(visit: Visit, given: Given) -> Response:
     try:
         asked = JoinRequest.of_line(given.get("request", ""))
     except ValueError as error:
-        raise invalid("request", str(error), "ask the owner for the whole line again") from error
+        raise invalid("request", str(error), "ask the owner for the complete line again") from error
     own = fingerprint(asked.public_key)
     if "".join(given.get("fingerprint", "").split()).lower() != own:
         what = f"the request of {asked.owner} has a key with another fingerprint: {in_groups(own)}"
@@ -50,7 +50,7 @@ async def _approve(visit: Visit, given: Given) -> Response:
 
 async def _ask_revoke(visit: Visit) -> Form:
     name = visit.path["name"]
-    facts = ("The key and all tokens become invalid at once. Contributions and experts stay until you withdraw them.",)
+    facts = ("The key and all tokens become invalid immediately. Its contributions and experts stay.",)
     return Form(f"Revoke the key and tokens of {name}", "Revoke", f"{HOME}/owners", facts, danger=True)
 
 

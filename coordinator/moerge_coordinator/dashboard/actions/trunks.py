@@ -49,7 +49,7 @@ async def _of_trunk(visit: Visit) -> Remerge:
     found = (await visit.rest.get(TrunkHistory, f"/v1/trunks/{visit.path['digest']}/history")).remerge
     if found is None:
         what = "the trunk was merged from every expert of its newest version"
-        raise RestError(Problem.of(ProblemType.NOT_FOUND, what, todo="merge a trunk of the experts that you want"))
+        raise RestError(Problem.of(ProblemType.NOT_FOUND, what, todo="merge a trunk of other experts"))
     return found
 
 

@@ -41,7 +41,7 @@ async def _describe(visit: Visit, given: Given) -> str:
 async def _ask_retire(visit: Visit) -> Form:
     found = await visit.rest.get(Version, f"/v1{_version(visit)}")
     facts = [
-        "Its number and lineage are kept. Files that no other version has are deleted for good.",
+        "Its own files are deleted permanently. Its number and lineage stay.",
         "A retired version can't be promoted or pulled.",
     ]
     if found.aliases:
@@ -59,7 +59,7 @@ async def _ask_solve(visit: Visit) -> Form:
 
 
 def solve_form(found: Contributors | None = None) -> Form:
-    """The form for a version; left as it is, it asks for the recommended options.
+    """The form for a version, with the recommended options as defaults.
 
     Args:
         found: the contributors of the current trunk, if there is one.
@@ -104,7 +104,7 @@ async def _solve(visit: Visit, given: Given) -> str:
 
 
 def asked_version(given: Given) -> NewVersion:
-    """The version that a filled in form asks for.
+    """The requested version of a completed form.
 
     Raises:
         RestError: a value is invalid.

@@ -1,4 +1,4 @@
-"""The pages, in the order of the menu. Each shows answers of REST, and changes nothing."""
+"""The pages, in the order of the menu. They only read from REST."""
 
 from moerge_coordinator.dashboard.pages import (
     aliases,

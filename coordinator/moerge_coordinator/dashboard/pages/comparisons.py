@@ -30,7 +30,7 @@ async def _compare(visit: Visit) -> Response:
 
 
 def _scores(old: VersionTable, new: VersionTable) -> dict[str, Any]:
-    """Changes of scores, and shares of each domain's tokens that its own expert got."""
+    """Changes of scores, and shares of each domain's tokens routed to its own expert."""
     changes = score_changes(old, new)
     return {
         "rows": changes if old.scores or new.scores else [],
@@ -39,7 +39,7 @@ def _scores(old: VersionTable, new: VersionTable) -> dict[str, Any]:
 
 
 def _own(table: VersionTable, domain: str) -> float | None:
-    """The share of a domain's tokens that went to its own expert, over all layers."""
+    """The share of a domain's tokens routed to its own expert, over all layers."""
     for each in table.scores:
         if each.domain == domain:
             slot = table.domains.index(domain)

@@ -45,7 +45,7 @@ def _show(visit: Visit, number: str, status: int = 200, **content: Any) -> Respo
 
 
 async def _usual(visit: Visit) -> str:
-    """The champion's number, or else that of the newest version that is neither retired nor withheld."""
+    """The champion's number, or otherwise the newest served version's."""
     champion = await visit.rest.find(Alias, f"/v1/aliases/{CHAMPION}")
     if champion is not None:
         return str(champion.version)

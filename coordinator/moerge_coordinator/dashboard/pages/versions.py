@@ -1,4 +1,4 @@
-"""All versions: the serving one, needs of attention, running work, scores, the timeline."""
+"""All versions: the serving one, needs attention, running workflows, scores, the timeline."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -79,7 +79,7 @@ async def _versions(visit: Visit) -> Response:
 
 
 async def _state_of_affairs(visit: Visit, champion: Version | None, newest: Sequence[Version]) -> dict[str, object]:
-    """Needs of attention, running work and, without a champion, the first steps. `newest`: the first page, if known."""
+    """Needs, running workflows and, without a champion, the first steps. `newest`: the first page, if known."""
     rest = visit.rest
     versions = newest or (await rest.page(Version, "/v1/versions", {"newest": True})).items
     trunk, history, experts, rounds, workers, pages = await asyncio.gather(
@@ -136,7 +136,7 @@ def _changes(version: Version, before: Version | None) -> list[Change]:
 
 
 def _timeline(shown: Sequence[Version], tables: Mapping[int, VersionTable]) -> tuple[charts.Curves | None, str]:
-    """Normalised scores over versions: a line for each domain, and the averages, with words about them."""
+    """Normalised scores over versions: a line for each domain, and the averages, with a caption."""
     oldest_first = list(reversed(shown))
     names = list(dict.fromkeys(domain for each in oldest_first for domain in each.lineage.domains))
     if not any(tables[each.number].scores for each in shown):

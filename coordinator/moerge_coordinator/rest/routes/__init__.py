@@ -1,1 +1,1 @@
-"""One module of routes a noun."""
+"""The routes, one module per resource."""

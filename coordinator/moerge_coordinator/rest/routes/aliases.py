@@ -21,11 +21,11 @@ AliasName = Annotated[Name, Path()]
 
 @router.put("/{name}")
 def promote(request: Request, state: Coordinator, caller: Operator, name: AliasName, move: Move) -> Alias:
-    """Points an alias to a version. Where it points there already, nothing changes. Role: operator.
+    """Points an alias to a version. Idempotent. Role: operator.
 
-    `champion` is refused a version on which a domain, evaluated on both, scores lower than on the present champion by
-    more points than the setting `promotion_max_fall`. `override` moves it nevertheless; the history keeps the reason.
-    `warnings` of the answer name domains that are not evaluated, and those of the version before that this one lacks.
+    For `champion`, refused if the score of a domain, evaluated on both versions, falls by more points than the setting
+    `promotion_max_fall`. `override` promotes nevertheless; the history stores the reason. The answer's `warnings` name
+    domains without an evaluation, and domains lost since the version before.
     """
     with state.database.transaction("promote version") as session:
         return aliases.promote(session, name, move, who(request, caller), state.settings.promotion_max_fall)
@@ -33,9 +33,9 @@ def promote(request: Request, state: Coordinator, caller: Operator, name: AliasN
 
 @router.post("/{name}/rollback")
 def roll_back(request: Request, state: Coordinator, caller: Operator, name: AliasName, back: Rollback) -> Alias:
-    """Takes the last promotion back, in one call.
+    """Reverts the last promotion.
 
-    `version` is where the alias points now; called again after it has moved, it changes nothing. Role: operator.
+    `version` is the alias' present version, which makes a repeated call harmless. Role: operator.
     """
     with state.database.transaction("roll alias back") as session:
         return aliases.roll_back(session, name, back, who(request, caller))
@@ -43,7 +43,7 @@ def roll_back(request: Request, state: Coordinator, caller: Operator, name: Alia
 
 @router.delete("/{name}", status_code=204)
 def remove_alias(request: Request, state: Coordinator, caller: Operator, name: AliasName) -> None:
-    """Removes an alias; its history stays. The same again changes nothing. Role: operator."""
+    """Removes an alias; its history stays. Idempotent. Role: operator."""
     with state.database.transaction("remove alias") as session:
         aliases.remove(session, name, who(request, caller))
 

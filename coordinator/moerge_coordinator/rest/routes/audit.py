@@ -25,13 +25,10 @@ def list_audit(
     after: After = 0,
     newest: Newest = False,
     owner: Annotated[Name | None, Query(description="Only this owner's calls.")] = None,
-    path: Annotated[str | None, Query(description="Only paths that begin so.", pattern=_PATH)] = None,
-    failed: Annotated[Flag, Query(description="Only what was refused or failed.")] = False,
+    path: Annotated[str | None, Query(description="Only paths with this prefix.", pattern=_PATH)] = None,
+    failed: Annotated[Flag, Query(description="Only refused and failed calls.")] = False,
 ) -> Page[AuditEntry]:
-    """Lists every call that might have changed something, allowed or refused. Role: operator.
-
-    Single chunks of uploads, and progress, are not in it.
-    """
+    """Lists all write calls, allowed and refused, except chunks of uploads and progress. Role: operator."""
     query = select(AuditRow)
     if owner is not None:
         query = query.where(AuditRow.owner == owner)

@@ -1,4 +1,4 @@
-"""Contributions, which a workflow takes in."""
+"""Contributions, accepted by workflows."""
 
 import asyncio
 import time
@@ -29,13 +29,13 @@ from moerge_proto.workflows import Workflow, WorkflowState
 router = APIRouter(tags=["contributions"], route_class=Route)
 _MOST_SECONDS = 300.0
 _LACKING = {"kind", "split", "trunk", "shards", "effective_rank", "warnings"}
-"""Fields that trunk contributions lacked while they had a list of their own."""
+"""Fields that trunk contributions lacked in their former separate list."""
 
 
 @router.put("/contributions/{digest}", status_code=202)
 def contribute(state: Coordinator, caller: DomainOwner, digest: Digest, asked: Submission) -> Workflow:
-    """Takes an uploaded statistics file as a contribution, once a workflow has checked it; the workflow's result is its
-    digest. The same again changes nothing. Role: owner.
+    """Starts a workflow that checks an uploaded statistics file and accepts it as a contribution; its result is the
+    digest. Idempotent. Role: owner.
     """
     return _start(state, caller, NewContribution(sha256=digest, **dict(asked)))
 
@@ -54,31 +54,31 @@ def list_contributions(
     newest: Newest = False,
     kind: Annotated[Kind, Query(description="Contributions of this kind.")] = "router",
 ) -> Page[Contribution]:
-    """Lists the contributions of a kind; an owner sees its own. Role: operator or owner."""
+    """Lists the contributions of a kind; for an owner, only its own. Role: operator or owner."""
     query = visible(caller, ContributionRow).where(ContributionRow.kind == kind)
     with state.database.reading() as session:
         return page(session, query, ContributionRow.number, after, partial(_view, caller), newest=newest)
 
 
 def _view(caller: Identity, row: ContributionRow) -> Contribution:
-    """As the caller sees it; workers of earlier builds don't know the rank."""
+    """The caller's view; owners don't see the rank, unknown to workers of earlier builds."""
     told = message(Contribution, row)
     return told if caller.role is Role.OPERATOR else told.model_copy(update={"effective_rank": None})
 
 
 @router.get("/contributions/{digest}")
 def show_contribution(state: Coordinator, caller: OperatorOrOwner, digest: Digest) -> Contribution:
-    """One contribution; an owner sees its own. Role: operator or owner."""
+    """One contribution; for an owner, only its own. Role: operator or owner."""
     with state.database.reading() as session:
         return _view(caller, visible_row(session, caller, ContributionRow, digest))
 
 
 @router.post("/contributions/{digest}/withdraw")
 def withdraw(state: Coordinator, caller: OperatorOrOwner, digest: Digest) -> Contribution:
-    """Takes a contribution out of all that is made later (law 5). The same again changes nothing.
+    """Excludes a contribution from later versions and trunks (law 5). Idempotent.
 
-    Trunks that were solved from a trunk contribution are retired; if the current one is, the trunk that takes its place
-    is being merged. Role: operator or owner.
+    Retires trunks solved from a trunk contribution, and starts a remerge if the current one is retired. Role: operator
+    or owner.
     """
     with state.database.transaction("withdraw contribution") as session:
         row = visible_row(session, caller, ContributionRow, digest)
@@ -88,16 +88,16 @@ def withdraw(state: Coordinator, caller: OperatorOrOwner, digest: Digest) -> Con
     return _view(caller, row)
 
 
-# --- as they were before both kinds had one route; they go with the next version
+# --- former routes of each kind, removed in the next version
 
 
 async def _contribute_and_wait(state: State, caller: Identity, new: NewContribution) -> Contribution:
-    """Holds no thread while the workflow runs."""
+    """Waits without holding a thread."""
     workflow, pause, end = await run_in_threadpool(_start, state, caller, new), 0.02, time.monotonic() + _MOST_SECONDS
     while workflow.state is WorkflowState.RUNNING:
         if time.monotonic() > end:
             what = "the contribution is still being checked"
-            raise RefusedError(ProblemType.UNAVAILABLE, what, todo="ask again", retry_after=10)
+            raise RefusedError(ProblemType.UNAVAILABLE, what, todo="try again", retry_after=10)
         await asyncio.sleep(pause)
         pause = min(2 * pause, 0.5)
         found = await run_in_threadpool(state.workflows.find, workflow.id)
@@ -121,11 +121,11 @@ async def contribute_trunk_and_wait(state: Coordinator, caller: DomainOwner, new
 
 @router.get("/trunk-contributions", deprecated=True, response_model_exclude={"items": {"__all__": _LACKING}})
 def list_trunk_contributions(state: Coordinator, caller: OperatorOrOwner, after: After = 0) -> Page[Contribution]:
-    """Lists trunk contributions; an owner sees its own. Role: operator or owner."""
+    """Lists trunk contributions; for an owner, only its own. Role: operator or owner."""
     return list_contributions(state, caller, after, kind="trunk")
 
 
 @router.post("/trunk-contributions/{digest}/withdraw", deprecated=True, response_model_exclude=_LACKING)
 def withdraw_trunk_contribution(state: Coordinator, caller: OperatorOrOwner, digest: Digest) -> Contribution:
-    """Takes a trunk contribution out of every later trunk. Role: operator or owner."""
+    """Excludes a trunk contribution from later trunks. Role: operator or owner."""
     return withdraw(state, caller, digest)

@@ -1,4 +1,4 @@
-"""Evaluations: what owners report of versions, and the paper's table from it."""
+"""Evaluations: owners' reports on versions, and the paper's table of them."""
 
 from fastapi import APIRouter
 from sqlalchemy import select
@@ -19,9 +19,9 @@ router = APIRouter(prefix="/versions/{number}", tags=["evaluations"], route_clas
 
 @router.post("/evaluations", status_code=201)
 def evaluate(state: Coordinator, caller: DomainOwner, number: Number, new: NewEvaluation) -> Evaluation:
-    """Takes an owner's evaluation of a version. A later one of the same domain takes its place in the table.
+    """Accepts an owner's evaluation of a version. A later one of the same domain replaces it in the table.
 
-    The same again changes nothing. Role: owner.
+    Idempotent. Role: owner.
     """
     owner = own_name(caller)
     require_own_domain(caller, new.domain)
@@ -31,7 +31,7 @@ def evaluate(state: Coordinator, caller: DomainOwner, number: Number, new: NewEv
 
 @router.get("/evaluations")
 def list_evaluations(state: Coordinator, caller: OperatorOrOwner, number: Number, after: After = 0) -> Page[Evaluation]:
-    """Lists a version's evaluations, those that others took the place of too; an owner sees its own.
+    """Lists a version's evaluations, including replaced ones; for an owner, only its own.
 
     Role: operator or owner.
     """
@@ -45,9 +45,9 @@ def list_evaluations(state: Coordinator, caller: OperatorOrOwner, number: Number
 
 @router.get("/table")
 def show_table(state: Coordinator, caller: Anyone, number: Number) -> VersionTable:
-    """The paper's normalised table of a version, as far as its domains' owners have evaluated it.
+    """The paper's normalised table of a version, from its existing evaluations.
 
-    An owner sees its own domains' scores, and the average. Role: any.
+    For an owner, only its own domains' scores, and the average. Role: any.
     """
     with state.database.reading() as session:
         return evaluations.visible_table(session, versions.find(session, number), caller.owner)

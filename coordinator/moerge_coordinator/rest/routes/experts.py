@@ -22,10 +22,10 @@ router = APIRouter(prefix="/experts", tags=["experts"], route_class=Route)
 
 @router.post("", status_code=202)
 def register(state: Coordinator, caller: OperatorOrOwner, new: NewExpert) -> Expert:
-    """Registers uploaded files as the expert of a domain, or fetches them from a source that the operator allows.
+    """Registers a domain's expert, from uploaded files or an allowed source.
 
-    Config, tokenizer and tensor headers of uploaded files are checked before this answers; everything else afterwards.
-    The same again changes nothing but `redistribute`, if its owner asks. Role: owner; with a source also operator.
+    Checks config, tokenizer and tensor headers of uploaded files before it answers, and everything else afterwards.
+    Idempotent, except that its owner can change `redistribute`. Role: owner; with a source also operator.
     """
     expert = experts.register(state, caller, new)
     if expert.state is ExpertState.RECEIVED:
@@ -35,16 +35,16 @@ def register(state: Coordinator, caller: OperatorOrOwner, new: NewExpert) -> Exp
 
 @router.post("/check", status_code=204)
 def check(state: Coordinator, caller: DomainOwner, new: NewExpert) -> None:
-    """Checks config and tokenizer before the weights are uploaded; the answer is empty, or the reason of a refusal.
+    """Checks an expert's uploaded config and tokenizer before the upload of its weights.
 
-    These small files are uploaded already, and are forgotten if they are refused. Role: owner.
+    The answer is empty, or the problem; refused files are discarded. Role: owner.
     """
     experts.require_welcome(state, caller, new)
 
 
 @router.get("")
 def list_experts(state: Coordinator, caller: OperatorOrOwner, after: After = 0) -> Page[Expert]:
-    """Lists experts; an owner sees its own. Role: operator or owner."""
+    """Lists experts; for an owner, only its own. Role: operator or owner."""
     with state.database.reading() as session:
         query = visible(caller, ExpertRow)
         return page(session, query, ExpertRow.number, after, lambda row: message(Expert, row))
@@ -52,17 +52,16 @@ def list_experts(state: Coordinator, caller: OperatorOrOwner, after: After = 0) 
 
 @router.get("/{digest}")
 def show_expert(state: Coordinator, caller: OperatorOrOwner, digest: Digest) -> Expert:
-    """One expert; an owner sees its own. Role: operator or owner."""
+    """One expert; for an owner, only its own. Role: operator or owner."""
     with state.database.reading() as session:
         return message(Expert, visible_row(session, caller, ExpertRow, digest))
 
 
 @router.post("/{digest}/withdraw")
 def withdraw(state: Coordinator, caller: OperatorOrOwner, digest: Digest, how: Withdraw) -> Withdrawal:
-    """Withdraws an expert, those fitted from it, and all their contributions (law 5). The same again changes nothing.
+    """Withdraws an expert, those fitted from it, and all their contributions (law 5). Idempotent.
 
-    Trunks that contain it are retired; if the current one does, the trunk that takes its place is being merged. Role:
-    operator or owner.
+    Retires trunks that contain it, and starts a remerge if the current one is retired. Role: operator or owner.
     """
     with state.database.transaction("withdraw expert") as session:
         row = visible_row(session, caller, ExpertRow, digest)
@@ -77,12 +76,12 @@ def withdraw(state: Coordinator, caller: OperatorOrOwner, digest: Digest, how: W
 
 @router.post("/{digest}/purge")
 def purge(state: Coordinator, caller: OperatorOrOwner, digest: Digest, how: Purge) -> Purged:
-    """Removes a withdrawn expert's files, and the statistics sent for it, wherever nothing else needs them.
+    """Removes a withdrawn expert's files and statistics, except files needed elsewhere.
 
-    Published versions that contain it keep their files until they are retired. Role: operator or owner.
+    Published versions that contain it keep their files until their retirement. Role: operator or owner.
     """
     if how.retire and caller.role is not Role.OPERATOR:
-        raise RefusedError(ProblemType.FORBIDDEN, "an operator retires versions", where="retire")
+        raise RefusedError(ProblemType.FORBIDDEN, "only an operator may retire versions", where="retire")
     with state.database.transaction("purge expert") as session:
         row = visible_row(session, caller, ExpertRow, digest)
         purged, numbers = experts.purge(session, row, retire=how.retire)

@@ -1,4 +1,4 @@
-"""For whoever runs the coordinator: does it live, can it work, what are its figures."""
+"""Health, readiness, figures and settings, for the coordinator's operator."""
 
 from dbos._error import DBOSException
 from fastapi import APIRouter, Response
@@ -26,20 +26,20 @@ class Health(Message):
 
 @router.get("/healthz")
 async def healthz() -> Health:
-    """Answers while the process lives. No token needed."""
+    """Answers while the process runs. Needs no token."""
     return Health()
 
 
 @router.get("/readyz", responses={503: {}})
 def readyz(state: Coordinator) -> Health:
-    """Answers while calls are taken: database and blob store work, workflows run. No token needed."""
+    """Answers while the coordinator accepts calls: database, blob store and workflows work. Needs no token."""
     if state.traffic.stopping:
-        raise RefusedError(ProblemType.UNAVAILABLE, "the coordinator stops", where="process")
+        raise RefusedError(ProblemType.UNAVAILABLE, "the coordinator is stopping", where="process")
     for name, check in state.checks.items():
         try:
             check()
         except (MoergeError, OSError, SQLAlchemyError, DBOSException) as error:
-            todo = "the coordinator's log has more"
+            todo = "see the coordinator's log"
             raise RefusedError(ProblemType.UNAVAILABLE, f"{type(error).__name__}", where=name, todo=todo) from error
     return Health()
 
@@ -48,15 +48,14 @@ def readyz(state: Coordinator) -> Health:
 def show_metrics(state: Coordinator, caller: OperatorOrReader) -> Response:
     """Figures for Prometheus. Role: operator or reader.
 
-    A scraper needs a token like anyone else, and a reader's is enough. Calls from this machine are no exception,
-    because behind a proxy every call is one.
+    A scraper needs a token, such as a reader's, even on this machine, because behind a proxy all calls are local.
     """
     return Response(state.metrics.text(), media_type=metrics.MEDIA_TYPE)
 
 
 @router.get("/v1/settings")
 def show_settings(state: Coordinator, caller: Operator) -> dict[str, JsonValue]:
-    """The settings that it runs with; passwords are left out. Role: operator."""
+    """The settings in use, without passwords. Role: operator."""
     shown: dict[str, JsonValue] = state.settings.model_dump(mode="json")
     if "://" in (address := str(shown["database"])):
         shown["database"] = make_url(address).render_as_string(hide_password=True)

@@ -31,14 +31,14 @@ def identity(state: Coordinator, caller: Anyone) -> Identity:
 
 @router.post("/identity/rotate")
 def rotate(state: Coordinator, caller: DomainOwner, asked: Rotation) -> Owner:
-    """Puts an owner's new key in the old one's place; both sign that. The same again changes nothing. Role: owner."""
+    """Replaces an owner's key with a new one; both keys sign the rotation. Idempotent. Role: owner."""
     with state.database.transaction("rotate key") as session:
         return owners.rotate(session, own_name(caller), asked)
 
 
 @router.post("/owners", status_code=201)
 def add_owner(state: Coordinator, caller: Operator, new: NewOwner) -> Owner:
-    """Adds an owner without a key, who speaks for the given domains. The same again changes nothing. Role: operator."""
+    """Adds an owner of these domains, without a key. Idempotent. Role: operator."""
     with state.database.transaction("add owner") as session:
         return owners.add(session, new.name, new.domains)
 
@@ -53,10 +53,10 @@ def list_owners(state: Coordinator, caller: Operator, after: After = 0) -> Page[
 
 @router.post("/owners/{name}/approve", status_code=201)
 def approve(state: Coordinator, caller: Operator, name: OwnerName, asked: Approval) -> Approved:
-    """Takes in the owner who made a join request, with its key, and makes a token for its worker.
+    """Approves a join request, with the owner's key, and makes a token for its worker.
 
-    An owner who is there already gets another key only with `replace`, which revokes the one that it had. The same
-    again makes another token. Role: operator.
+    `replace` allows another key for an existing owner, and revokes the old one. A repetition makes another token. Role:
+    operator.
     """
     with state.database.transaction("approve owner") as session:
         return owners.approve(session, name, asked)
@@ -64,9 +64,9 @@ def approve(state: Coordinator, caller: Operator, name: OwnerName, asked: Approv
 
 @router.post("/owners/{name}/revoke")
 def revoke(state: Coordinator, caller: Operator, name: OwnerName) -> Owner:
-    """Revokes an owner's key and tokens at once. What it contributed stays until it is withdrawn.
+    """Revokes an owner's key and tokens immediately. Its contributions stay until their withdrawal.
 
-    The same again changes nothing. Role: operator.
+    Idempotent. Role: operator.
     """
     with state.database.transaction("revoke owner") as session:
         return owners.revoke(session, name)

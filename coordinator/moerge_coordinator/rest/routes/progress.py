@@ -17,9 +17,9 @@ router = APIRouter(prefix="/progress", tags=["operation"], route_class=Route)
 
 @router.put("")
 def put_progress(state: Coordinator, caller: DomainOwner, new: Progress) -> DomainProgress:
-    """Tells how far the worker of a domain is, in the place of what was told before. Role: owner.
+    """Reports the progress of a domain's worker; replaces the earlier report. Role: owner.
 
-    It isn't in the audit log.
+    Not in the audit log.
     """
     require_own_domain(caller, new.domain)
     with state.database.transaction("tell progress") as session:
@@ -28,7 +28,7 @@ def put_progress(state: Coordinator, caller: DomainOwner, new: Progress) -> Doma
 
 @router.get("")
 def list_progress(state: Coordinator, caller: OperatorOrOwner, after: After = 0) -> Page[DomainProgress]:
-    """Lists how far the workers are that tell it; an owner sees its own. Role: operator or owner."""
+    """Lists the reported progress of workers; for an owner, only its own. Role: operator or owner."""
     with state.database.reading() as session:
         query = visible(caller, ProgressRow)
         return page(session, query, ProgressRow.number, after, lambda row: message(DomainProgress, row))

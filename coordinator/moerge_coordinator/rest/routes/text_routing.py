@@ -1,4 +1,4 @@
-"""Texts routed through a version."""
+"""Routing of texts through a version."""
 
 from fastapi import APIRouter, Request, Response
 from starlette.concurrency import run_in_threadpool
@@ -17,9 +17,9 @@ router = APIRouter(tags=["versions"], route_class=Route)
 async def route_text(
     request: Request, state: Coordinator, caller: OperatorOrReader, number: Number, new: TextToRoute
 ) -> Response:
-    """Scores and choices of each router of the version for each token of a text, which is neither kept nor logged.
+    """Scores and choices of each router of the version for each token of a text, which is neither stored nor logged.
 
-    Off unless the operator sets a memory limit. One text at a time, for at most a minute. Role: operator or reader.
+    Off without the operator's memory limit. One text at a time, for at most a minute. Role: operator or reader.
     """
     state.texts.require_on()
     files = await run_in_threadpool(_files, state, number)

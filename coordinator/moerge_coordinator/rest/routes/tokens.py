@@ -1,4 +1,4 @@
-"""Tokens: made, listed, rotated, revoked."""
+"""Tokens."""
 
 from typing import Annotated
 
@@ -20,30 +20,30 @@ Id = Annotated[int, Path(alias="id", ge=1, le=LARGEST)]
 
 @router.post("", status_code=201)
 def add_token(state: Coordinator, caller: Operator, new: NewToken) -> Token:
-    """Makes a token; its secret is in this answer and nowhere else. Role: operator."""
+    """Makes a token; only this answer contains its secret. Role: operator."""
     with state.database.transaction("make token") as session:
         return tokens.make_token(session, new)
 
 
 @router.get("")
 def list_tokens(state: Coordinator, caller: Operator, after: After = 0) -> Page[TokenEntry]:
-    """Lists tokens, ended ones too, without their secrets. Role: operator."""
+    """Lists tokens, including ended ones, without their secrets. Role: operator."""
     with state.database.reading() as session:
         return page(session, select(TokenRow), TokenRow.id, after, lambda row: message(TokenEntry, row))
 
 
 @router.delete("/{id}")
 def revoke_token(state: Coordinator, caller: Operator, id_: Id) -> TokenEntry:
-    """Ends a token at once, but never the last valid operator token. The same again changes nothing. Role: operator."""
+    """Revokes a token immediately, except the last valid operator token. Idempotent. Role: operator."""
     with state.database.transaction("revoke token") as session:
         return tokens.revoke_token(session, id_)
 
 
 @router.post("/{id}/rotate", status_code=201)
 def rotate_token(state: Coordinator, caller: Operator, id_: Id, asked: RotateToken) -> Token:
-    """Makes a token in the place of another, which ends at once or after an overlap.
+    """Replaces a token with a new one; the old one ends immediately or after an overlap.
 
-    Role, owner and note stay; it is valid for as long as the other one was at first. Role: operator.
+    The role, owner, note and original duration stay. Role: operator.
     """
     with state.database.transaction("rotate token") as session:
         return tokens.rotate_token(session, id_, asked)

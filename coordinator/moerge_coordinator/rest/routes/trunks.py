@@ -31,7 +31,7 @@ TrunkName = Annotated[str, PathParameter(pattern="^([0-9a-f]{64}|current)$")]
 
 @router.post("", status_code=202)
 def merge(state: Coordinator, caller: Operator, new: NewTrunk) -> Workflow:
-    """Merges a trunk, which then is the current one. Role: operator."""
+    """Merges a trunk, which becomes the current one. Role: operator."""
     with state.database.reading() as session:
         lineage = trunks.lineage_of(session, new)
     return state.workflows.start_trunk(lineage)
@@ -57,9 +57,9 @@ def _named(session: Session, name: str) -> TrunkRow:
 
 @router.get("/{digest}/history")
 def show_history(state: Coordinator, caller: Anyone, digest: TrunkName) -> TrunkHistory:
-    """The scores of a trunk's versions as experts joined, from owners' evaluations, and the expected gain of a remerge.
+    """The evaluated scores of a trunk's versions, and the expected gain of a remerge.
 
-    An owner sees its own domains' scores, and the averages. Role: any.
+    For an owner, only its own domains' scores, and the averages. Role: any.
     """
     with state.database.reading() as session:
         history = trunk_history(session, _named(session, digest))
@@ -68,14 +68,14 @@ def show_history(state: Coordinator, caller: Anyone, digest: TrunkName) -> Trunk
 
 @router.get("/{digest}/contributors")
 def show_contributors(state: Coordinator, caller: Operator, digest: TrunkName) -> Contributors:
-    """The domains that have contributed to the routers under a trunk, and those that are missing. Role: operator."""
+    """The contributed and missing domains of a trunk. Role: operator."""
     with state.database.reading() as session:
         return contributors.of_trunk(session, _named(session, digest))
 
 
 @router.get("/{digest}/files/{name}", response_class=FileResponse)
 def trunk_content(state: Coordinator, caller: OperatorOrOwner, digest: Digest, name: str) -> Response:
-    """A file of a trunk; ranges are served. Role: operator or owner."""
+    """A file of a trunk; supports ranges. Role: operator or owner."""
     with state.database.reading() as session:
         files = {file.name: file.sha256 for file in trunks.find(session, digest).files}
     if name not in files:

@@ -32,10 +32,10 @@ class Markdown(PlainTextResponse):
 
 @router.post("", status_code=202)
 def solve(state: Coordinator, caller: Operator, new: NewVersion) -> Workflow:
-    """Sums, solves and publishes; the workflow's result is the version's number.
+    """Starts a workflow that solves and publishes a version; its result is the version's number.
 
-    Refused while an expert of the trunk has not contributed, unless `partial` is set or `experts` are named. A lineage
-    that is published already gives the version that it has. Role: operator.
+    Needs contributions of all the trunk's experts, unless `partial` or `experts` is given. An already published lineage
+    gives its existing version. Role: operator.
     """
     with state.database.reading() as session:
         lineage = versions.lineage_of(session, new)
@@ -59,7 +59,7 @@ def show_version(state: Coordinator, caller: Anyone, number: Number) -> Version:
 
 @router.patch("/{number}")
 def change_version(state: Coordinator, caller: Operator, number: Number, change: VersionChange) -> Version:
-    """Sets a version's note or tags; nothing else of it ever changes. Role: operator."""
+    """Sets a version's note or tags, the only variable parts. Role: operator."""
     with state.database.transaction("change version") as session:
         row = versions.find(session, number)
         versions.change(row, change)
@@ -69,9 +69,9 @@ def change_version(state: Coordinator, caller: Operator, number: Number, change:
 
 @router.delete("/{number}")
 def retire_version(state: Coordinator, caller: Operator, number: Number) -> Version:
-    """Retires a version: its number and lineage stay, files that no other version has go.
+    """Retires a version: its own files are removed, its number and lineage stay.
 
-    Refused while an alias points to it. The same again changes nothing. Role: operator.
+    Refused while an alias points to it. Idempotent. Role: operator.
     """
     with state.database.transaction("retire version") as session:
         row = versions.find(session, number)
@@ -84,7 +84,7 @@ def retire_version(state: Coordinator, caller: Operator, number: Number) -> Vers
 
 @router.get("/{number}/report")
 def show_report(state: Coordinator, caller: OperatorOrReader, number: Number) -> SolveReport:
-    """The report of its solve, layer by layer. Role: operator or reader."""
+    """The solve's report of each layer. Role: operator or reader."""
     with state.database.reading() as session:
         sha256 = versions.file_digest(versions.find_served(session, number), REPORT_FILE)
     return SolveReport.model_validate_json(state.blobs.local(sha256).read_bytes())
@@ -92,14 +92,14 @@ def show_report(state: Coordinator, caller: OperatorOrReader, number: Number) ->
 
 @router.get("/{number}/influence")
 def show_influence(state: Coordinator, caller: Operator, number: Number) -> VersionInfluence:
-    """The influence of each owner on the routers, measured before the version appears. Role: operator."""
+    """The influence of each owner on the routers, measured before the publication. Role: operator."""
     with state.database.reading() as session:
         return versions.influence_of(session, number)
 
 
 @router.get("/{number}/card", response_class=Markdown)
 def show_card(state: Coordinator, caller: Anyone, number: Number) -> Markdown:
-    """The version's model card, with what is to be said of it by now on top. Role: any."""
+    """The version's model card, with present notices. Role: any."""
     with state.database.reading() as session:
         row = versions.find_served(session, number)
         published = state.blobs.local(versions.file_digest(row, CARD_FILE)).read_text(encoding="utf-8")
@@ -108,7 +108,7 @@ def show_card(state: Coordinator, caller: Anyone, number: Number) -> Markdown:
 
 @router.get("/{number}/compare/{other}")
 def compare_versions(state: Coordinator, caller: Anyone, number: Number, other: Number) -> Comparison:
-    """The differences between two versions, and the bytes to fetch. Role: any."""
+    """The differences between two versions, and the size of the download. Role: any."""
     with state.database.reading() as session:
         view = messages.versions(session)
         return compare(view(versions.find(session, number)), view(versions.find(session, other, "other")))
@@ -116,7 +116,7 @@ def compare_versions(state: Coordinator, caller: Anyone, number: Number, other: 
 
 @router.get("/{number}/signatures")
 def list_signatures(state: Coordinator, caller: Anyone, number: Number) -> list[ContributionSignature]:
-    """The signatures of the contributions that the version and its trunk were made of. Role: any."""
+    """The signatures of the contributions to the version and its trunk. Role: any."""
     with state.database.reading() as session:
         made = versions.find(session, number).lineage
         merged = trunks.find(session, made.trunk).contributions
@@ -125,10 +125,10 @@ def list_signatures(state: Coordinator, caller: Anyone, number: Number) -> list[
 
 @router.get("/{number}/files/{name}", response_class=FileResponse)
 def version_content(state: Coordinator, caller: Anyone, number: Number, name: str) -> Response:
-    """A file of a version; ranges are served. Role: any.
+    """A file of a version; supports ranges. Role: any.
 
-    An owner gets it if its own ready expert is in the version, all others in it allow redistribution, and none is
-    withdrawn.
+    Refused to an owner unless its own ready expert is in the version, all others in it allow redistribution, and none
+    is withdrawn.
     """
     with state.database.reading() as session:
         row = versions.find_served(session, number)

@@ -1,4 +1,4 @@
-"""The state of long work."""
+"""The state of workflows."""
 
 from typing import Annotated
 
@@ -23,16 +23,16 @@ def list_workflows(
     state: Coordinator,
     caller: Operator,
     after: After = 0,
-    kind: Annotated[WorkflowKind | None, Query(description="Only workflows that make this.")] = None,
+    kind: Annotated[WorkflowKind | None, Query(description="Only workflows of this kind.")] = None,
 ) -> Page[WorkflowEntry]:
-    """Lists workflows, newest first; `after` so many of them. Role: operator."""
+    """Lists workflows, newest first, without the `after` first ones. Role: operator."""
     found = state.workflows.entries(after, PAGE + 1, kind)
     return Page(items=found[:PAGE], next=after + PAGE if len(found) > PAGE else None)
 
 
 @router.get("/{id}")
 def show_workflow(state: Coordinator, caller: OperatorOrOwner, id_: Id) -> Workflow:
-    """The state of a workflow; an owner sees those of its contributions. Role: operator or owner."""
+    """The state of a workflow; for an owner, only of its contributions. Role: operator or owner."""
     own = caller.role is Role.OWNER
     return _found(id_, state.workflows.find_own(id_, own_name(caller)) if own else state.workflows.find(id_))
 
@@ -45,7 +45,7 @@ def _found(id_: str, workflow: Workflow | None) -> Workflow:
 
 @router.post("/{id}/retry", status_code=202)
 def retry(state: Coordinator, caller: Operator, id_: Id) -> Workflow:
-    """Starts a workflow that failed anew, with what it was given; what it had made, it finds. Role: operator."""
+    """Restarts a failed workflow with the same input; reuses its results. Role: operator."""
     found = _found(id_, state.workflows.find(id_))
     started = state.workflows.retry(id_)
     if started is None:

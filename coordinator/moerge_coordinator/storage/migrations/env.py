@@ -1,4 +1,4 @@
-"""Runs migrations on the connection that `database.migrate` hands in."""
+"""Runs migrations on the connection of `database.migrate`."""
 
 from alembic import context
 

@@ -1,4 +1,4 @@
-"""How far each domain's worker is, as it last told."""
+"""The last reported progress of each domain's worker."""
 
 import sqlalchemy as sa
 from alembic import op

@@ -1,4 +1,4 @@
-"""The obstacle that a domain's worker tells."""
+"""The reported obstacle of a domain's worker."""
 
 import sqlalchemy as sa
 from alembic import op
