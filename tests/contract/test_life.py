@@ -60,7 +60,7 @@ def test_an_operator_can_withhold_the_versions_that_contain_a_withdrawn_expert(f
     federation.moerge("version", "promote", first.number, "--alias", "withheld")
     withdraw = ("expert", "withdraw", law.domain, "--withhold")
     with pytest.raises(
-        AssertionError, match="it is merged again without it, and every owner contributes again"
+        AssertionError, match="merged again without it, and every owner contributes again"
     ) as told:
         federation.moerge(*withdraw)
     assert f"Versions that contain it are withheld: {first.number}." in str(told.value)

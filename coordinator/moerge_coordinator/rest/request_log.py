@@ -114,7 +114,7 @@ class Calls:
         try:
             if state.traffic.stopping and path not in _ALWAYS:
                 problem = Problem.of(
-                    ProblemType.UNAVAILABLE, "the coordinator is stopping", todo="try again in a minute"
+                    ProblemType.UNAVAILABLE, "the coordinator is stopping", todo="try again soon"
                 )
                 await respond(request, problem, {"Retry-After": "10"})(scope, counted_receive, counted_send)
             else:

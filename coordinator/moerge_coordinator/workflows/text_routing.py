@@ -165,9 +165,9 @@ def _checked(status: int | None, written: bytes) -> bytes:
     if status == 0:
         return written
     if status is not None and status < 0:
-        found = f"{signal.Signals(-status).name} ended the routing process, most likely due to a lack of memory"
+        found = f"{signal.Signals(-status).name} ended the routing process, most likely for lack of memory"
         raise TooLargeError(
-            found, where="route_bytes", todo="shorten the text, or ask the operator to raise route_bytes"
+            found, where="route_bytes", todo="shorten the text, or ask for a higher route_bytes"
         )
     try:
         raise CoordinatorError(Problem.model_validate_json(written))
