@@ -294,7 +294,7 @@ def truncated_tar(tar: Path, folder: Path) -> Path:
 def test_nothing_is_overwritten(served: Coordinator, backup: Path, tmp_path: Path) -> None:
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.txt").write_text("mine")
-    assert "no backup" in failed("backup", served.home, tmp_path / "full").stderr
+    assert "not a backup" in failed("backup", served.home, tmp_path / "full").stderr
     assert "is not empty" in failed("restore", backup, tmp_path / "full").stderr
     assert [path.name for path in (tmp_path / "full").iterdir()] == ["thesis.txt"]
 

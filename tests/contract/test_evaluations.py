@@ -136,11 +136,11 @@ def test_an_owner_gets_a_version_s_files_once_every_other_owner_allows_it(
         assert not (tmp_path / "model").exists()
         return caught.value.what
 
-    assert refusal(law) == "in version 1 these domains don't allow redistribution: art"
-    assert refusal(art) == "in version 1 these domains don't allow redistribution: law"
-    assert refusal(federation.members["code"].client) == "no ready expert of yours is in version 1"
+    assert refusal(law) == "domains of version 1 don't allow redistribution: art"
+    assert refusal(art) == "domains of version 1 don't allow redistribution: law"
+    assert refusal(federation.members["code"].client) == "version 1 has no ready expert of yours"
     assert federation.members["art"].allow(redistribute=True).redistribute
-    assert refusal(art) == "in version 1 these domains don't allow redistribution: law"
+    assert refusal(art) == "domains of version 1 don't allow redistribution: law"
     card = next(file for file in version.files if file.name == "README.md")
     assert pull(law, version, tmp_path / "model", LogProgress()) == version.bytes_total - card.size
     assert federation.members["art"].allow(redistribute=False) == before
@@ -177,6 +177,6 @@ def test_champion_moves_to_no_version_that_is_much_worse_for_an_owner(
         federation.members["law"].client.evaluate(number, sums(federation, number, "law", law))
         federation.members["art"].client.evaluate(number, sums(federation, number, "art", 22.0))
     assert operator.promote("champion", one).version == one
-    fall = f"on version {worse} these fall by more than 2 points: law (owner law-owner) from 100.00 to 97.04"
+    fall = f"on version {worse} these scores fall by more than 2 points: law (owner law-owner) from 100.00 to 97.04"
     assert refusal(worse) == fall
     assert operator.alias("champion").version == one

@@ -73,7 +73,7 @@ def test_an_expert_that_does_not_fit_is_refused_before_its_weights_are_sent(
     assert register(member.client, good, new, SILENT).state is ExpertState.READY
     with pytest.raises(CoordinatorError, match=f"domain {member.domain!r} has the expert") as caught:
         member.client.check_expert(new.model_copy(update={"files": {"config.json": "0" * 64}}))
-    assert caught.value.todo == f"withdraw that one first: moerge expert withdraw {member.domain}"
+    assert caught.value.todo == f"first withdraw it: moerge expert withdraw {member.domain}"
 
 
 def test_weights_that_are_not_finite_are_refused_and_not_kept(

@@ -83,7 +83,7 @@ def test_a_version_has_its_mlps_in_the_place_of_the_plain_ones(pair: Pair) -> No
     with pytest.raises(CoordinatorError, match=plain.digest):  # what counts already is the plain expert's
         pair.contribute(pair.fitted, fitted=fitted)
     pair.contribute(pair.fitted, plain.digest, fitted=fitted)
-    with pytest.raises(CoordinatorError, match=f"name the domain's expert that has: {fitted.digest}"):
+    with pytest.raises(CoordinatorError, match=f"name the domain's contributed expert: {fitted.digest}"):
         pair.solve(plain.expert)
     version = pair.solve()
     assert version.lineage.domains == [pair.law.domain, pair.art.domain]  # in the order of the plain experts

@@ -14,14 +14,14 @@ def test_a_second_coordinator_on_a_home_refuses_to_start_and_says_why(tmp_path: 
     with coordinator(tmp_path / "home") as first:
         second = run_command("coordinator", "serve", first.home, "--port", 0)
         assert second.returncode == 1
-        assert "another coordinator runs on this home" in second.stderr
+        assert "another coordinator is using this home" in second.stderr
         assert "Traceback" not in second.stderr
 
 
 def test_a_home_is_made_once(tmp_path: Path) -> None:
     token = initialise(tmp_path / "home")
     assert token.secret.startswith("moerge_")
-    with pytest.raises(MoergeError, match="home already"):
+    with pytest.raises(MoergeError, match="already a coordinator's home"):
         initialise(tmp_path / "home")
     assert (tmp_path / "home").stat().st_mode & 0o777 == 0o700
 

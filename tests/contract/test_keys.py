@@ -229,7 +229,7 @@ def test_a_contribution_without_the_owner_s_signature_is_refused_and_with_it_kep
     member, home, trunk = fleet
     digest = uploaded(server, member, trunk, tmp_path / "file", 0)
     for forged in (None, sign_contribution(Ed25519PrivateKey.generate(), "firm", digest)):
-        with refused("forbidden", "signature", "run the worker where"):
+        with refused("forbidden", "signature", "run the worker on the machine"):
             member.client.contribute(NewContribution(sha256=digest, signature=forged))
     assert not list(member.client.contributions())
 
@@ -248,7 +248,7 @@ def test_a_version_tells_who_signed_what_it_was_made_of_and_anyone_can_check_it(
     member, home, _ = fleet
     written(tmp_path / "trunk-contribution", *honest_trunk(member))
     digest = member.client.upload(tmp_path / "trunk-contribution", SILENT, title="trunk contribution").sha256
-    with refused("forbidden", "signature", "run the worker where that key is"):
+    with refused("forbidden", "signature", "run the worker on the machine with that key"):
         member.client.contribute(NewContribution(sha256=digest))
     signed = NewContribution(sha256=digest, signature=signature(home, "firm", digest))
     assert member.client.contribute(signed).fingerprint == here(home / "firm.pem")
@@ -410,7 +410,7 @@ def test_a_revoked_owner_can_do_nothing_new_and_what_it_contributed_stays(
                 require_approved(client, home)
             digest = sha256_hex(b"new")
             for signed in (None, signature(home, "firm", digest)):
-                with refused("forbidden", "signature", "ask the operator why"):
+                with refused("forbidden", "signature", "ask the operator for the reason"):
                     client.contribute(NewContribution(sha256=digest, signature=signed))
             with refused("conflict", "request.public_key"):
                 operator.approve(join_request(home / "firm.pem", "firm", ["law"]), replace=True)

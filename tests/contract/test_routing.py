@@ -131,7 +131,7 @@ def test_it_is_off_without_a_limit(routed: Routed, tmp_path: Path) -> None:
 
 
 def test_a_version_that_needs_more_is_refused_before_anything_starts(routed: Routed, tmp_path: Path) -> None:
-    with pytest.raises(MoergeError, match=r"takes 5\d\d\.\d MB of memory, the limit is 1.0 MB") as caught:
+    with pytest.raises(MoergeError, match=r"needs 5\d\d\.\d MB of memory; the limit is 1.0 MB") as caught:
         route(routed.router(tmp_path / "routing", 10**6), routed.version)
     assert (caught.value.problem().status, caught.value.problem().field) == (413, "route_bytes")
 

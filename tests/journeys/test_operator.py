@@ -259,7 +259,7 @@ def test_the_operator_s_page_in_its_order(tmp_path: Path, stack: ExitStack) -> N
         assert "databases and settings" in operator.types(part.next("moerge coordinator backup"))
         server.stop()
         server.home.rename(tmp_path / "lost home")
-        assert "as it was on" in operator.types(part.next("moerge coordinator restore"))
+        assert "restored to" in operator.types(part.next("moerge coordinator restore"))
         assert "0 damaged" in operator.types(part.next("moerge coordinator verify"))
 
     serving = at(Shell(tmp_path / "operator", MOERGE_COORDINATOR_PORT="0"))

@@ -113,9 +113,7 @@ class Calls:
         state.traffic.running += 1
         try:
             if state.traffic.stopping and path not in _ALWAYS:
-                problem = Problem.of(
-                    ProblemType.UNAVAILABLE, "the coordinator is stopping", todo="try again soon"
-                )
+                problem = Problem.of(ProblemType.UNAVAILABLE, "the coordinator is stopping", todo="try again soon")
                 await respond(request, problem, {"Retry-After": "10"})(scope, counted_receive, counted_send)
             else:
                 await self._app(scope, counted_receive, counted_send)

@@ -166,9 +166,7 @@ def _checked(status: int | None, written: bytes) -> bytes:
         return written
     if status is not None and status < 0:
         found = f"{signal.Signals(-status).name} ended the routing process, most likely for lack of memory"
-        raise TooLargeError(
-            found, where="route_bytes", todo="shorten the text, or ask for a higher route_bytes"
-        )
+        raise TooLargeError(found, where="route_bytes", todo="shorten the text, or ask for a higher route_bytes")
     try:
         raise CoordinatorError(Problem.model_validate_json(written))
     except ValidationError as error:

@@ -13,16 +13,16 @@ from moerge.files import atomic_file
 from moerge.models.writer import TensorPlan, write_safetensors
 
 SECONDS = 30.0
-"""Between two checkpoints, or more where one takes long to write."""
+"""Minimum interval between two checkpoints."""
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 _STEP = "step"
 
 
 class Checkpoint:
-    """The checkpoint of one training. A training that continues from it makes the same bytes as an uninterrupted one.
+    """The checkpoint of one training. A resumed training makes the same bytes as an uninterrupted one.
 
     Args:
-        path: of its file, in which nothing else is ever kept.
+        path: its file, used for nothing else.
     """
 
     def __init__(self, path: Path) -> None:
@@ -30,7 +30,7 @@ class Checkpoint:
         self._due = time.monotonic() + SECONDS
 
     def restore(self, model: PreTrainedModel, optimizer: torch.optim.AdamW) -> int:
-        """Puts weights and optimizer where the checkpoint was, and returns its number of steps; 0 without a file."""
+        """Restores weights and optimizer, and returns the checkpoint's number of steps; 0 without a file."""
         if not self._path.is_file():
             return 0
         with safe_open(self._path, framework="pt", device=str(model.device)) as file, torch.no_grad():
@@ -41,7 +41,7 @@ class Checkpoint:
             return int(file.get_tensor(_STEP))
 
     def keep(self, model: PreTrainedModel, optimizer: torch.optim.AdamW) -> None:
-        """Writes the file if it is due: each 30 seconds, and with at most a twentieth of the time."""
+        """Writes the file if due: every 30 seconds, in at most a twentieth of the time."""
         begun = time.monotonic()
         if begun < self._due:
             return
@@ -51,7 +51,7 @@ class Checkpoint:
         self._due = time.monotonic() + max(SECONDS, 19 * (time.monotonic() - begun))
 
     def remove(self) -> None:
-        """Removes the file, if there is one."""
+        """Removes the file, if present."""
         self._path.unlink(missing_ok=True)
 
 

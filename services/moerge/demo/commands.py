@@ -29,7 +29,7 @@ def demo(
     publishes a version of three experts and then one of four. Prints the owners' evaluations of both, and the paper's
     table of the second.
 
-    Interrupted at any moment, the same command continues; training loses at most a minute.
+    After an interruption, run the same command to continue; training repeats at most a minute.
 
     Example: moerge demo --home /tmp/moerge-demo
     """

@@ -1,4 +1,4 @@
-"""Real text of several domains, from packages that are installed on this machine; nothing is downloaded."""
+"""Real text of several domains, from installed packages, without downloads."""
 
 import csv
 import hashlib
@@ -24,8 +24,8 @@ FURTHER: tuple[str, ...] = ("phenotypes",)
 SPLITS: tuple[str, ...] = ("train", "statistics", "tuning", "heldout")
 PERCENT = (80, 10, 3, 7)
 DOCUMENT_CHARACTERS = 3000
-DOMAIN_BYTES = 2_200_000  # about what the smallest domain, security, holds
-PASSAGE_CHARACTERS = 200  # a passage this long that stands in several places is kept once
+DOMAIN_BYTES = 2_200_000  # approximate size of the smallest domain, security
+PASSAGE_CHARACTERS = 200  # repeated passages of this length are included once
 
 NOT_CODE = {
     "test",
@@ -52,13 +52,13 @@ Source = tuple[str, list[str]]  # a heading, and the blocks of text that stand u
 
 
 def documents(domain: str) -> list[str]:
-    """A domain's documents, at most about 3 kB each, none twice, in a fixed order that mixes their sources.
+    """A domain's unique documents, at most about 3 kB each, in a fixed order that mixes their sources.
 
     Raises:
-        MoergeError: the domain is unknown, or the package that holds its text isn't installed.
+        MoergeError: the domain is unknown, or its text's package isn't installed.
     """
     if domain not in SOURCES:
-        raise MoergeError(f"no such domain, expected one of {', '.join(SOURCES)}", where=domain)
+        raise MoergeError(f"no such domain; expected one of {', '.join(SOURCES)}", where=domain)
     return _mixed(SOURCES[domain]())
 
 
@@ -70,13 +70,13 @@ def _mixed(sources: Iterable[Source]) -> list[str]:
 
 
 def split(document: str) -> str:
-    """The split that a document belongs to: a function of its text alone, 80/10/3/7 %."""
-    place = int.from_bytes(_sha256(document)[-8:], "big") % 100  # not the bytes that decide the order
+    """A document's split, 80/10/3/7 %: a function of its text only."""
+    place = int.from_bytes(_sha256(document)[-8:], "big") % 100  # not the bytes that determine the order
     return next(name for name, end in zip(SPLITS, accumulate(PERCENT), strict=True) if place < end)
 
 
 def write(folder: Path, domains: Sequence[str] = DOMAINS) -> dict[str, dict[str, Path]]:
-    """Writes `folder/{domain}/{split}.jsonl`, one {"text": ...} a line; what is complete stays."""
+    """Writes `folder/{domain}/{split}.jsonl`, one {"text": ...} a line; complete files stay."""
     paths = {domain: {name: folder / domain / f"{name}.jsonl" for name in SPLITS} for domain in domains}
     for domain, files in paths.items():
         if all(file.exists() for file in files.values()):
@@ -88,7 +88,7 @@ def write(folder: Path, domains: Sequence[str] = DOMAINS) -> dict[str, dict[str,
 
 
 def write_other(folder: Path, domains: Sequence[str]) -> dict[str, Path]:
-    """Writes `folder/{domain}/other.jsonl`: documents of each domain from another source, none of them its own too."""
+    """Writes `folder/{domain}/other.jsonl`: documents of each domain from another source, without its own ones."""
     paths = {domain: folder / domain / "other.jsonl" for domain in domains}
     for domain, file in paths.items():
         if not file.exists():
@@ -116,7 +116,7 @@ def _sha256(text: str) -> bytes:
 
 
 def _once(sources: Iterable[Source]) -> Iterator[Source]:
-    """Drops a long passage wherever it stands again, so that no such passage is in two splits."""
+    """Drops repetitions of long passages, so that no such passage is in two splits."""
     seen: set[str] = set()
     for heading, blocks in sources:
         fresh = [block for block in blocks if len(block) < PASSAGE_CHARACTERS or block not in seen]
@@ -153,7 +153,7 @@ def _cut(text: str, separators: tuple[str, ...]) -> list[str]:
 
 
 def _package(name: str, pattern: str) -> list[Path]:
-    """The files of an installed package that fit the pattern, without importing it."""
+    """The files of an installed package that match the pattern, without an import."""
     spec = importlib.util.find_spec(name)
     folders = spec.submodule_search_locations if spec else None
     files = sorted(file for folder in folders or () for file in Path(folder).glob(pattern))

@@ -23,7 +23,7 @@ from moerge_proto.trunks import NewTrunk
 from moerge_proto.versions import CHAMPION, NewVersion
 
 TABLE_TOKENS, STATISTICS_TOKENS = 5_000, 10_000
-"""Tokens per domain in the demo's table: scored ones, and those of the recipes' statistics."""
+"""Tokens per domain in the demo's table: for scores, and for the recipes' statistics."""
 _BESIDE: dict[RecipeName, list[str]] = {"moerge": ["averaging", "dume"], "dume": ["averaging"]}
 _SMALL_POLICY = "Their policies allow contributions of 2 documents, because some domains have few; the default is 100."
 _POLICY = b"""\
@@ -48,14 +48,14 @@ class Domain:
 
 @dataclass(frozen=True)
 class Worker:
-    """An owner's worker that runs."""
+    """An owner's running worker."""
 
     domain: Domain
     process: subprocess.Popen[str]
 
 
 class Demo:
-    """The demo in a home folder. Everything in it is named by content, so a second run goes on where one was cut."""
+    """The demo in a home folder. All content is named by digest, so a second run resumes an interrupted one."""
 
     def __init__(self, home: Path, domains: Sequence[Domain], recipe: RecipeName, stages: Stages) -> None:
         self._home, self._domains, self._recipe, self._stages = home, domains, recipe, stages
@@ -63,7 +63,7 @@ class Demo:
         self._url = ""
 
     def run(self, *, serve: bool = False) -> None:
-        """Publishes a version of all domains but the last, then the last domain joins; prints tables of both versions.
+        """Publishes a version of all domains except the last, then one of all; prints tables of both versions.
 
         With `serve`, the coordinator and its dashboard stay open until Ctrl-C.
         """
@@ -90,7 +90,7 @@ class Demo:
             self._promote_evaluated(processes, client, last, workers)
             processes.stop(*(worker.process for worker in workers))
             stages.begin(5)
-            stages.tell(f"Stock transformers loads version {last} in a process of its own.")
+            stages.tell(f"Stock transformers loads version {last} in a separate process.")
             command = self._table_command(last)
             stages.command(*command)
             processes.finish("table", processes.start(command, {"OMP_NUM_THREADS": "2"}))
@@ -103,7 +103,7 @@ class Demo:
     def _operator_token(self) -> str:
         path = self._home / "operator-token"
         if not path.is_file():
-            shutil.rmtree(self._coordinator, ignore_errors=True)  # from a run that was cut before it kept the token
+            shutil.rmtree(self._coordinator, ignore_errors=True)  # from a run interrupted before it stored the token
             with atomic_file(self._coordinator / "coordinator.toml") as out:
                 out.write(b"route_bytes = 2_000_000_000  # texts may be routed, on the dashboard\n")
             command = "coordinator", "init", self._coordinator
@@ -125,10 +125,10 @@ class Demo:
                 self._stages.tell(f"The coordinator and its dashboard are at {found}; messages are in {log}")
                 return process
             time.sleep(0.1)
-        raise MoergeError("the coordinator did not start", where=str(log), todo="see its last lines")
+        raise MoergeError("the coordinator did not start", where=str(log), todo="see the log's last lines")
 
     def _start_worker(self, processes: Processes, client: Client, domain: Domain) -> Worker:
-        """An owner's worker, which contributes under every trunk and evaluates every version until it is stopped."""
+        """An owner's worker, which contributes under every trunk and evaluates every version."""
         home = self._home / f"worker-{domain.name}"
         token = self._approved(client, domain.name, home)
         with atomic_file(home / "worker.toml") as out:
@@ -142,7 +142,7 @@ class Demo:
         return Worker(domain, processes.start(arguments, self._environment(token), label=domain.name))
 
     def _approved(self, client: Client, domain: str, home: Path) -> str:
-        """The token of a domain's owner, who has a key and is approved with it."""
+        """The token of a domain's owner, approved with its key."""
         command = "worker", "init", "--owner", f"{domain}-owner", "--domain", domain, "--home", home
         self._stages.command(*command)
         line = output_of(*command)
@@ -153,7 +153,7 @@ class Demo:
         return {"MOERGE_COORDINATOR": self._url, "MOERGE_TOKEN": token}
 
     def _ready_experts(self, client: Client, workers: Sequence[Worker]) -> list[str]:
-        """The digests of the workers' experts, in their order, once the coordinator has taken them all in."""
+        """The digests of the workers' experts, in their order, after the coordinator has accepted all."""
         while True:
             found: dict[str, Expert] = {each.domain: each for each in client.experts() if each.fitted is None}
             known = [found[worker.domain.name] for worker in workers if worker.domain.name in found]
@@ -180,7 +180,7 @@ class Demo:
         time.sleep(0.2)
 
     def _merge(self, client: Client, experts: list[str], workers: Sequence[Worker]) -> str:
-        """The digest of the trunk of these experts, once their owners have sent what the method needs."""
+        """The digest of these experts' trunk, merged after their owners have sent the method's contributions."""
         method = VERSION_RECIPES[self._recipe].method
         if METHODS[method].solved:
             self._wait_for_trunk_contributions(client, workers)
@@ -193,7 +193,7 @@ class Demo:
     def _publish(
         self, processes: Processes, client: Client, trunk: str, experts: list[str], workers: Sequence[Worker]
     ) -> int:
-        """Publishes a version of these experts, or of those fitted from them, once their owners have contributed."""
+        """Publishes a version of these experts, or of those fitted from them, after their owners have contributed."""
         self._wait_for_contributions(client, trunk, workers)
         recipe = () if self._recipe == "moerge" else ("--recipe", self._recipe)
         self._stages.command("version", "solve", *recipe)
@@ -205,9 +205,9 @@ class Demo:
         return number
 
     def _promote_evaluated(self, processes: Processes, client: Client, number: int, workers: Sequence[Worker]) -> None:
-        """Promotes a version once its owners have reported sums over held-out documents, and shows their table.
+        """Promotes a version after its owners' reports on held-out documents, and shows their table.
 
-        It doesn't wait if an earlier run published a later version, because owners evaluate the newest one.
+        Doesn't wait if an earlier run published a later version, because owners evaluate only the newest one.
         """
         while client.version_table(number).missing and not any(client.versions(number)):
             self._pause(workers)
@@ -236,7 +236,7 @@ class Demo:
         return self._coordinator / "versions" / str(number)
 
     def _say_what_next(self, first: int, last: int, *, serve: bool) -> None:
-        """Prints both folders and three commands; with `serve` they speak to the coordinator that runs."""
+        """Prints both folders and three commands; with `serve` they call the running coordinator."""
         home, prompt, python = self._coordinator, "The capital of", Path(sys.executable)
         token, folder = self._home / "operator-token", self._folder(last)
         moerge, url = python.with_name("moerge"), self._url if serve else "http://127.0.0.1:8080"

@@ -1,4 +1,4 @@
-"""The demo's processes: started, listened to, and all stopped at the end."""
+"""The demo's processes: start, output and stop."""
 
 import os
 import re
@@ -18,7 +18,7 @@ _GRACE_SECONDS = 10.0
 
 
 def address_in(log: Path, start: int = 0) -> str | None:
-    """The address that a coordinator says it serves at, in its log from byte `start` on; None if it doesn't yet."""
+    """The coordinator's address in its log after byte `start`; None if not yet logged."""
     said = re.search(rb"running on (https?://\S+) \(", log.read_bytes()[start:])
     return said and said[1].decode()
 
@@ -37,7 +37,7 @@ def output_of(*arguments: object) -> str:
 
 
 class Processes:
-    """`moerge` commands as processes of their own, each with one thread. Leaving the context stops them all."""
+    """`moerge` commands as separate processes, each with one thread. The context's end stops them all."""
 
     def __init__(self) -> None:
         self._running: list[subprocess.Popen[str]] = []
@@ -45,7 +45,7 @@ class Processes:
     def start(
         self, arguments: Sequence[object], environment: Mapping[str, str], *, label: str = "", log: Path | None = None
     ) -> subprocess.Popen[str]:
-        """Starts `moerge ARGUMENTS`. Messages go to `log`, or behind [label] to standard error, or where ours go."""
+        """Starts `moerge ARGUMENTS`. Messages go to `log`, or after [label] to standard error, or to our own."""
         out: int | TextIO | None = subprocess.PIPE if label else None
         if log is not None:
             out = log.open("a", encoding="utf-8")
@@ -55,7 +55,7 @@ class Processes:
             stdout=out,
             stderr=None if out is None else subprocess.STDOUT,
             text=True,
-            start_new_session=True,  # Ctrl-C reaches this process alone, which then stops the others
+            start_new_session=True,  # Ctrl-C reaches only this process, which then stops the others
         )
         if isinstance(out, TextIOBase):
             out.close()
@@ -65,7 +65,7 @@ class Processes:
         return process
 
     def finish(self, label: str, process: subprocess.Popen[str]) -> None:
-        """Waits until the process has ended well.
+        """Waits for the process to succeed.
 
         Raises:
             MoergeError: it failed.
@@ -74,7 +74,7 @@ class Processes:
             raise MoergeError(f"ended with status {code}", where=label, todo="see its messages above")
 
     def stop(self, *processes: subprocess.Popen[str]) -> None:
-        """Ends those that still run: asked first, made to after ten seconds."""
+        """Stops running processes: SIGTERM, and SIGKILL after ten seconds."""
         alive = [process for process in processes if process.poll() is None]
         for process in alive:
             process.terminate()

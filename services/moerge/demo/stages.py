@@ -1,4 +1,4 @@
-"""The demo's stages on the terminal: what they do, how long they take, which are done, and the commands in them."""
+"""The demo's stages on the terminal: titles, times, state and commands."""
 
 import json
 import os
@@ -30,8 +30,8 @@ class Stages:
     """The stages of one run.
 
     Args:
-        home: the demo's; a file in it keeps which stages are done.
-        trained: whether the experts are there already; without them no stage counts as done.
+        home: the demo's; a file in it stores the finished stages.
+        trained: whether the experts exist; without them no stage counts as finished.
     """
 
     def __init__(self, home: Path, recipe: RecipeName, console: Console, *, trained: bool) -> None:
@@ -49,19 +49,19 @@ class Stages:
         self._console.print()
 
     def begin(self, number: int) -> None:
-        """Prints a stage's title; the stages before it are done."""
+        """Prints a stage's title; marks the stages before it as done."""
         self._finish(range(1, number))
         self._console.rule(f"[bold]Stage {number} of {len(STAGES)}: {STAGES[number - 1][0]}", align="left")
 
     def finish(self) -> None:
-        """All stages are done."""
+        """Marks all stages as done."""
         self._finish(range(1, len(STAGES) + 1))
 
     def tell(self, text: str) -> None:
         self._console.print(text, soft_wrap=True, highlight=False, markup=False)
 
     def command(self, *words: object) -> None:
-        """Prints the command that a user would type: dim, on one line."""
+        """Prints a user's equivalent command, dim, on one line."""
         line = shlex.join(["moerge", *map(_shown, words)])
         cut = self._console.is_terminal
         self._console.print(
@@ -81,7 +81,7 @@ class Stages:
 
 
 def _shown(word: object) -> str:
-    """A path below the working directory is shown relative to it."""
+    """The word; a path below the working directory becomes relative."""
     if isinstance(word, Path) and word.is_relative_to(Path.cwd()):
         return os.path.relpath(word)
     return str(word)

@@ -1,4 +1,4 @@
-"""Trains dense experts: a Llama seed, small or pretrained, and an expert per domain from it."""
+"""Training of dense experts: a Llama seed, small or pretrained, and an expert per domain from it."""
 
 import hashlib
 import json
@@ -33,12 +33,12 @@ from moerge.models.dense import place
 from moerge.progress import Progress
 
 BOS, EOS, PAD = "<s>", "</s>", "<pad>"
-_SEED_THREADS, _EXPERT_THREADS = 2, 1  # part of the training: another number sums in another order
+_SEED_THREADS, _EXPERT_THREADS = 2, 1  # part of the training: the number changes the order of sums
 
 
 @dataclass(frozen=True)
 class Phase:
-    """One training run: how many tokens, and AdamW's highest learning rate."""
+    """One training run: its number of tokens, and AdamW's highest learning rate."""
 
     tokens: int
     learning_rate: float
@@ -46,7 +46,7 @@ class Phase:
 
 @dataclass(frozen=True)
 class Scratch:
-    """A seed trained from random weights on all domains' texts, with a tokenizer of its own."""
+    """A seed trained from random weights on all domains' texts, with its own tokenizer."""
 
     vocabulary: int
     hidden_size: int
@@ -58,9 +58,9 @@ class Scratch:
 
 @dataclass(frozen=True)
 class Training:
-    """All that decides the weights but the texts. A row is `context` tokens, a step is `batch_rows` rows.
+    """All inputs of the weights except the texts. A row is `context` tokens, a step is `batch_rows` rows.
 
-    Without `scratch` the seed is SmolLM2-135M-Instruct. `end` is the token behind each text. `bfloat16` autocasts the
+    Without `scratch` the seed is SmolLM2-135M-Instruct. `end` is the token after each text. `bfloat16` autocasts the
     forward and backward pass; weights and optimizer are float32.
     """
 
@@ -90,14 +90,14 @@ DEMO = Training(
 
 @dataclass(frozen=True)
 class Trained:
-    """Folders of trained models: the seed, and each domain's expert, which began as the seed."""
+    """Folders of trained models: the seed, and each domain's expert, trained from it."""
 
     seed: Path
     experts: dict[str, Path]
 
     @classmethod
     def of(cls, texts: Mapping[str, Mapping[str, Path]], folder: Path, training: Training = DEMO) -> Self:
-        """The folders that `train` makes from the same arguments."""
+        """The folders made by `train` with the same arguments."""
         files = _train_files(texts)
         home = folder / _digest(training, files)[:16]
         return cls(home / "seed", {domain: home / domain for domain in files})
@@ -114,16 +114,16 @@ def train(
     training: Training = DEMO,
     device: str = "cpu",
 ) -> Trained:
-    """Trains what `folder` doesn't hold yet: the seed, then the experts, on a CPU side by side.
+    """Trains the models missing from `folder`: the seed, then the experts, on a CPU concurrently.
 
-    Everything stands in `folder/{digest}`, a digest of the training and its texts: the seed, and one folder per domain
-    (config.json, float32 model.safetensors, tokenizer). Each is renamed into place when it is complete. An interrupted
-    training continues from its last checkpoint; of several at once, one trains and the others wait. The same machine
+    The models are in `folder/{digest}`, a digest of the training and its texts: the seed, and one folder per domain
+    (config.json, float32 model.safetensors, tokenizer). Each is renamed into place when complete. An interrupted
+    training resumes from its last checkpoint; of several at once, one trains and the others wait. The same machine
     gives the same bytes, interrupted or not.
 
     Args:
-        texts: for each domain, its splits' files as `corpora.write` returns them; only "train" is read.
-        folder: where the trained folders are kept.
+        texts: for each domain, its splits' files from `corpora.write`; only "train" is read.
+        folder: for the trained folders.
         progress: shows each training, in tokens.
         device: torch device.
 
@@ -165,7 +165,7 @@ class _Trainer:
         tokenizer.save_pretrained(folder)
 
     def experts(self, documents: Mapping[str, list[str]], seed: Path, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Trains these domains' experts beside the seed's folder, as many at a time as there are cores."""
+        """Trains these domains' experts beside the seed's folder, one per core at a time."""
         stopped, loading, phase = threading.Event(), threading.Lock(), self._training.for_expert
         total = len(documents) * self._tokens(phase)
         with (
@@ -180,7 +180,7 @@ class _Trainer:
                 tracker.advance(tokens)
 
             def make(domain: str, folder: Path, checkpoint: Checkpoint) -> None:
-                with loading:  # which threads can't do at once
+                with loading:  # not thread-safe
                     model = LlamaForCausalLM.from_pretrained(seed, dtype=torch.float32)
                 self._fit(model, _rows(documents[domain], tokenizer, self._training), phase, checkpoint, done)
                 model.save_pretrained(folder)
@@ -224,14 +224,14 @@ def _read(file: Path) -> list[str]:
 
 
 def _made(folder: Path, make: Callable[[Path, Checkpoint], object]) -> Path:
-    """The folder, made in a sibling and renamed unless it is there already."""
+    """The folder; if missing, made in a sibling and renamed."""
     checkpoint = Checkpoint(folder.with_name(f".{folder.name}.checkpoint"))
     if folder.exists():
         checkpoint.remove()
         return folder
     part = folder.with_name(f".{folder.name}.part")
     if part.exists():
-        shutil.rmtree(part)  # of a run that was interrupted
+        shutil.rmtree(part)  # of an interrupted run
     part.mkdir(parents=True)
     make(part, checkpoint)
     os.rename(part, folder)
@@ -247,7 +247,7 @@ def _alone(home: Path, progress: Progress) -> Iterator[None]:
     try:
         lock.acquire(blocking=False)
     except Timeout:
-        with progress.track("waiting for another training of them", 1, "trainings") as tracker:
+        with progress.track("waiting for another process' training", 1, "trainings") as tracker:
             lock.acquire()
             tracker.advance(1)
     try:
@@ -258,7 +258,7 @@ def _alone(home: Path, progress: Progress) -> Iterator[None]:
 
 @contextmanager
 def _reproducible(threads: int, seed: int) -> Iterator[None]:
-    """Fixes torch's number of threads and its random state, and puts both back."""
+    """Fixes torch's number of threads and its random state, and restores both."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
@@ -270,7 +270,7 @@ def _reproducible(threads: int, seed: int) -> Iterator[None]:
 
 
 def _tokenizer(documents: Mapping[str, list[str]], vocabulary: int) -> PreTrainedTokenizerFast:
-    """A byte-level BPE tokenizer trained on all domains, which puts BOS before a text."""
+    """A byte-level BPE tokenizer trained on all domains; adds BOS before a text."""
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = decoders.ByteLevel()
@@ -288,7 +288,7 @@ def _tokenizer(documents: Mapping[str, list[str]], vocabulary: int) -> PreTraine
 
 
 def _rows(texts: list[str], tokenizer: PreTrainedTokenizerBase, training: Training) -> Tensor:
-    """All texts on end, cut into rows: [rows, context] int64. The rest is left out."""
+    """All texts joined and cut into rows: [rows, context] int64, without the rest."""
     end, context = tokenizer.convert_tokens_to_ids(training.end), training.context
     ids = torch.tensor([token for row in tokenizer(texts)["input_ids"] for token in [*row, end]])
     return ids[: len(ids) // context * context].view(-1, context)

@@ -28,7 +28,7 @@ def domain_changes(old: Lineage, new: Lineage) -> DomainChanges:
 
 @dataclass(frozen=True)
 class ScoreChange:
-    """A normalised score on two versions. `points` is None if a score is unknown or they are of different domains."""
+    """A normalised score on two versions. `points` is None if a score is unknown or the domains differ."""
 
     name: str
     before: float | None
@@ -38,7 +38,7 @@ class ScoreChange:
 
     @classmethod
     def of(cls, name: str, before: float | None, after: float | None, *, is_average: bool = False) -> "ScoreChange":
-        """The change of a score that is over the same domains on both versions."""
+        """The change of a score over the same domains on both versions."""
         points = None if before is None or after is None else after - before
         return cls(name, before, after, points, is_average)
 
@@ -89,9 +89,9 @@ class Averages:
 
 
 def averages(tables: Sequence[VersionTable | None]) -> Averages:
-    """The averages of versions; None stands for a version that nobody has evaluated.
+    """The averages of versions; None represents a version without evaluations.
 
-    The common domains are those of every version whose scores are all known.
+    The common domains are those of all versions with complete scores.
     """
     whole = [table for table in tables if table is not None and len(table.scores) == len(table.domains)]
     own = [None if table is None else table.average for table in tables]
@@ -122,7 +122,7 @@ def _scores(table: VersionTable) -> dict[str, float]:
 
 
 def compare(before: Version, after: Version) -> Comparison:
-    """The way from one version to another, as lineage and as files."""
+    """The change from one version to another, in lineage and files."""
     old, new = before.lineage, after.lineage
     changes = domain_changes(old, new)
     options = new.options.model_dump(mode="json") | {"tied": new.tied}
@@ -143,7 +143,7 @@ def compare(before: Version, after: Version) -> Comparison:
 
 
 def lost_domains(before: Version, after: Version) -> list[str]:
-    """The domains that consumers lose on the way from one version to another; withdrawn ones don't count."""
+    """The domains that consumers lose from one version to another; withdrawn ones don't count."""
     there = zip(before.lineage.domains, before.lineage.experts, strict=True)
     kept = {*after.lineage.domains}
     return [domain for domain, expert in there if domain not in kept and expert not in before.contains_withdrawn]

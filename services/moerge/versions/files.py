@@ -1,4 +1,4 @@
-"""The files of a version. A plan names its content before it is written, so that what exists is found, not made."""
+"""The files of a version. A plan names its content before it is written, so that existing files are reused."""
 
 import hashlib
 import json
@@ -35,11 +35,11 @@ class FilePlan:
 
     Attributes:
         name: in the version's folder.
-        key: a digest of everything that the content is a function of.
+        key: a digest of all inputs of the content.
         write: writes the content and returns its SHA-256.
-        tensors: names and bytes of the tensors in it.
-        sha256: the content's digest, where it is known before; the same file may be stored already.
-        parameters: numbers in those tensors.
+        tensors: names and bytes of its tensors.
+        sha256: the content's digest, if known in advance; the same file may already be stored.
+        parameters: number of its tensors' elements.
     """
 
     name: str
@@ -59,16 +59,16 @@ def _weights(name: str, plans: Sequence[TensorPlan], **inputs: object) -> FilePl
 def trunk_files(
     trunk: Checkpoint, family: Family, config: PretrainedConfig, digest: str, sha256: str, *, tied: bool = False
 ) -> list[FilePlan]:
-    """The trunk under its published names: its own file wherever those are the same, and one of what must be added.
+    """The trunk under its published names: its own file where names match, and a file of additions.
 
     Args:
         trunk: its file, in the dense family's names.
         digest: the trunk's name.
         sha256: the digest of that file.
-        tied: leave the head out where it is the embedding. By default it is written, for engines that don't tie.
+        tied: omit the head if it is the embedding. By default it is written, for engines that don't tie.
 
     Raises:
-        IncompatibleExpertError: `tied`, but the trunk has a head of its own.
+        IncompatibleExpertError: `tied`, but the trunk has a separate head.
     """
     if tied and HEAD in trunk.specs:
         raise IncompatibleExpertError(
@@ -99,7 +99,7 @@ def expert_file(expert: Checkpoint, family: Family, layers: int, slot: int, dige
 
 
 def _in_blocks(source: Checkpoint, name: str, blocks: Sequence[tuple[str, int]]) -> list[TensorPlan]:
-    """The tensor's consecutive blocks of rows under names of their own."""
+    """The tensor's consecutive blocks of rows under separate names."""
     spec, start, plans = source.specs[name], 0, []
     for target, rows in blocks:
         part = slice(start, start + rows)
@@ -135,7 +135,7 @@ def router_file(
     dtype: torch.dtype,
     lineage: str,
 ) -> FilePlan:
-    """The routers, in `dtype`; `routers` gives one [D, H] = `shape` per layer, and is called when they are written."""
+    """The routers, in `dtype`; `routers` gives one [D, H] = `shape` per layer, called when writing."""
 
     def plan(layer: int) -> TensorPlan:
         return TensorPlan(family.router.format(layer=layer), dtype, shape, lambda: routers()[layer].to(dtype))
@@ -144,7 +144,7 @@ def router_file(
 
 
 def report_file(report: Callable[[], SolveReport], lineage: str) -> FilePlan:
-    """What the solves showed; `report` is called when it is written."""
+    """The report of the solves; `report` is called when writing."""
 
     def write(out: BinaryIO) -> str:
         return text_file(REPORT_FILE, report().model_dump_json(indent=1) + "\n").write(out)
@@ -153,7 +153,7 @@ def report_file(report: Callable[[], SolveReport], lineage: str) -> FilePlan:
 
 
 def text_file(name: str, text: str) -> FilePlan:
-    """A small file whose content is known."""
+    """A small file of known content."""
     data = text.encode()
 
     def write(out: BinaryIO) -> str:
@@ -183,7 +183,7 @@ def config_files(
 ) -> list[FilePlan]:
     """config.json, generation_config.json and the tokenizer, the last two from the folder `tokenizer`.
 
-    What they say of code, and of decoding beside the usual defaults, is left out.
+    Fields for code, and unusual decoding defaults, are omitted.
     """
     embedding = trunk.specs[EMBEDDING]
     dtype = str(embedding.dtype).removeprefix("torch.")

@@ -15,17 +15,17 @@ def write_version(plan: VersionPlan, folder: Path, written: Callable[[FilePlan],
     """Writes a version's files into a new folder, which appears whole (law 10), and returns it.
 
     Args:
-        plan: as `plan_version` gives it.
-        folder: must not exist, or must be empty.
+        plan: from `plan_version`.
+        folder: a new or empty folder.
         written: called after each file.
 
     Raises:
-        MoergeError: there is something in the folder.
+        MoergeError: the folder is not empty.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise MoergeError("it exists already", where=str(folder), todo="name a new folder, or remove this one")
+        raise MoergeError("already exists", where=str(folder), todo="name a new folder, or remove this one")
     part = folder.with_name(f".{folder.name}.part")
-    shutil.rmtree(part, ignore_errors=True)  # of a run that was killed
+    shutil.rmtree(part, ignore_errors=True)  # of a killed run
     for file in plan.files:
         with atomic_file(part / file.name) as out:
             file.write(out)

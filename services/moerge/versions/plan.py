@@ -44,8 +44,8 @@ class Slot:
     Attributes:
         record: its line in the card.
         folder: its dense checkpoint.
-        trained: the checkpoint that its owner trained, which gives tokenizer and generation config; another folder than
-            `folder` if the MLPs are fitted.
+        trained: its owner's trained checkpoint, with tokenizer and generation config; differs from `folder` if the
+            MLPs are fitted.
     """
 
     record: ExpertRecord
@@ -55,17 +55,17 @@ class Slot:
 
 @dataclass(frozen=True)
 class VersionInputs:
-    """The files and facts that a lineage's digests name.
+    """The files and facts of a lineage's digests.
 
     Attributes:
         slots: the version's experts, in order.
         trunk: the trunk's safetensors file.
         trunk_sha256: the digest of that file.
-        method: by which the trunk was merged.
-        merged: the experts whose parameters the trunk contains.
-        config: folder of a dense expert that the trunk was merged from.
+        method: the trunk's merge method.
+        merged: the experts in the trunk.
+        config: folder of a dense expert in the trunk.
         contributed: facts of the router contributions, in the lineage's order.
-        statistics: gives their files in that order, when the routers are solved.
+        statistics: gives their files in that order, for the solve.
     """
 
     slots: Sequence[Slot]
@@ -86,7 +86,7 @@ class VersionPlan:
     """The planned files of a version.
 
     Attributes:
-        shared: trunk and experts, which other versions may share.
+        shared: trunk and experts, possibly shared with other versions.
         solved: routers and report; writing either solves, once.
         texts: index, configs, tokenizer, lineage and card.
     """
@@ -131,7 +131,7 @@ def solve_routers(
 def solve_lineage(
     lineage: Lineage, inputs: VersionInputs, solved: Callable[[int], None] = lambda layer: None
 ) -> Solution:
-    """The routers that a lineage says."""
+    """The routers of a lineage."""
     statistics = inputs.statistics()
     return solve_routers(inputs.trunk, inputs.config, statistics, lineage.domains, lineage.options, solved)
 
@@ -139,7 +139,7 @@ def solve_lineage(
 def measure_influence(
     lineage: Lineage, inputs: VersionInputs, measured: Callable[[int], None] = lambda layer: None
 ) -> VersionInfluence:
-    """The influence of each owner on the routers that a lineage says; its digest chooses the layers.
+    """The influence of each owner on a lineage's routers; its digest chooses the layers.
 
     Raises:
         ContributionError, SolveError: a layer can't be solved, with all owners or without one.
@@ -161,7 +161,7 @@ def plan_version(lineage: Lineage, inputs: VersionInputs, solve: Solve = solve_l
         solve: gives the routers; by default from the contributions.
 
     Raises:
-        IncompatibleExpertError: the lineage says `tied`, but the trunk has a head of its own.
+        IncompatibleExpertError: `tied`, but the trunk has a separate head.
         MoergeError: a checkpoint can't be read.
     """
     trunk = Checkpoint(inputs.trunk)

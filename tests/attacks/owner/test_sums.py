@@ -88,7 +88,7 @@ def test_tokens_that_leave_no_room_for_the_others_are_refused_with_the_owner_who
 ) -> None:
     manifest, sums = laws
     path = written(tmp_path / "file", manifest.model_copy(update={"tokens": MAX_TOKENS}), sums)
-    with pytest.raises(CoordinatorError, match="of owner 'art-owner' has most of them") as caught:
+    with pytest.raises(CoordinatorError, match="of owner 'art-owner' has the most") as caught:
         send(federation.members["law"], path)
     assert caught.value.where == "manifest.tokens"
 

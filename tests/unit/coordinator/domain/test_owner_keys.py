@@ -47,7 +47,7 @@ def test_an_owner_with_a_key_signs_its_own_name_and_the_contribution(session: Se
         sign_contribution(key, "firm", "0" * 64),
         key.sign(bytes.fromhex(DIGEST)).hex(),
     ):
-        assert "it is not by key" in refusal(session, "firm", other).what
+        assert "it is not key" in refusal(session, "firm", other).what
 
 
 def test_an_owner_without_a_key_signs_nothing(session: Session, key: Ed25519PrivateKey) -> None:
@@ -66,7 +66,7 @@ def test_a_rotated_key_signs_no_more_and_a_revoked_owner_nothing(
     assert "was revoked on 2030-01-02 00:00" in refusal(session, "firm", sign_contribution(key, "firm", DIGEST)).what
     owner_keys.revoke_keys(session, "firm")
     for signature in (None, sign_contribution(new, "firm", DIGEST)):
-        assert "ask the operator why" in refusal(session, "firm", signature).todo
+        assert "ask the operator for the reason" in refusal(session, "firm", signature).todo
 
 
 def test_a_rotation_needs_both_keys_and_the_active_one_as_the_old(session: Session, key: Ed25519PrivateKey) -> None:
@@ -87,7 +87,7 @@ def test_a_rotation_needs_both_keys_and_the_active_one_as_the_old(session: Sessi
     for _ in range(2):  # the second changes nothing
         owner_keys.rotate(session, asked)
         assert active(session, "firm") == [public_key_of(new)]
-    with pytest.raises(RefusedError, match="a key never comes back"):
+    with pytest.raises(RefusedError, match="keys can't be reused"):
         owner_keys.rotate(session, Rotation.make(new, key, "firm"))
 
 

@@ -59,13 +59,13 @@ def test_experts_that_can_not_be_merged_are_refused(session: Session, law: Exper
     fitted = add_expert(session, "law", fitted=(law.digest, trunk.digest))
     art.state = ExpertState.RECEIVED
     for experts, reason in (
-        ([fitted.digest], f"name the expert that it is fitted from: {law.digest}"),
+        ([fitted.digest], f"name its original expert: {law.digest}"),
         ([art.digest], "is not ready"),
-        ([law.digest, law.digest], "none twice"),
+        ([law.digest, law.digest], "each only once"),
     ):
         with pytest.raises(RefusedError, match=reason):
             asked(session, experts=experts)
-    with pytest.raises(RefusedError, match=f"isn't merged into one\n.*{law.digest}"):
+    with pytest.raises(RefusedError, match=f"can't be merged\n.*{law.digest}"):
         asked(session, method="ties", options={"base": fitted.digest})
     assert asked(session).experts == [law.digest], "all that are ready and not fitted"
 
@@ -79,7 +79,7 @@ def test_options_are_checked_before_anything_is_merged(session: Session, law: Ex
             asked(session, method="weighted", options=options)
     with pytest.raises(MoergeError):
         asked(session, method="average", options={"seed": 3})
-    with pytest.raises(RefusedError, match="takes no round") as caught:
+    with pytest.raises(RefusedError, match="does not use a round") as caught:
         asked(session, method="average", round="first")
     assert "regmean, moerge" in caught.value.todo
     base = asked(session, method="base", options={"base": art.digest})

@@ -78,7 +78,7 @@ def test_an_owner_holds_no_more_bytes_than_it_may_and_the_same_content_counts_on
     assert store.uploads.open("firm", announced(b"a" * 400, b"a" * 200, b"a" * 200)).missing == []
     store.send(b"b" * 400)
     assert store.uploads.room("firm") == 200
-    with pytest.raises(RefusedError, match="only 200 of 1000 are left") as caught:
+    with pytest.raises(RefusedError, match="only 200 of 1000 left") as caught:
         store.uploads.open("firm", announced(b"c" * 201))
     assert (caught.value.kind, caught.value.where) == (ProblemType.OVER_QUOTA, "size")
     first = store.uploads.open("firm", announced(b"c" * 200))
