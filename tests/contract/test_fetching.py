@@ -249,7 +249,7 @@ def test_what_can_t_be_had_is_refused_by_address_and_reason_and_may_be_tried_aga
         (source.folder / path.name).symlink_to(path)
     (source.folder / "config.json").unlink()
     (source.folder / "config.json").write_bytes(b"x" * 3_000_000)
-    assert "has more than the 2000000 bytes that are left" in refused(server, member, url)
+    assert "exceeds the owner's remaining 2000000 bytes" in refused(server, member, url)
     (source.folder / "config.json").unlink()
     (source.folder / "config.json").write_text(json.dumps({"model_type": "gpt_neox"}))
     changed = {**files, "config.json": file_sha256(source.folder / "config.json")}
