@@ -174,7 +174,7 @@ def test_a_known_owner_gets_another_key_only_when_the_operator_says_so(server: C
     assert active(server, "lost") == [here(tmp_path / "new" / "lost.pem")]
     with server.client(token) as client, pytest.raises(MoergeError, match=r"this key is .*, the approved one is"):
         require_approved(client, tmp_path / "old")
-    with refused("conflict", "request.public_key", "a new key is needed"):
+    with refused("conflict", "request.public_key", "make a new key"):
         approved(server, tmp_path / "old", "lost", replace=True)
 
 
@@ -306,7 +306,7 @@ def test_after_a_rotation_the_new_key_signs_and_the_old_one_no_more(
     trunk = member.client.current_trunk()
     assert trunk is not None
     digest = uploaded(server, member, trunk, tmp_path / "file", 77)
-    with refused("forbidden", "signature", "where the owner's key is"):
+    with refused("forbidden", "signature", "with the owner's key"):
         member.client.contribute(NewContribution(sha256=digest, signature=sign_contribution(old, "firm", digest)))
     assert list(member.client.contributions()) == before
     again = NewContribution(sha256=before[-1].digest, signature=sign_contribution(old, "firm", before[-1].digest))
