@@ -1,1 +1,1 @@
-"""Workers whose processes are killed, and what they send all the same."""
+"""Killed workers, and the contributions that they send nevertheless."""

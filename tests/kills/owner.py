@@ -1,4 +1,4 @@
-"""An owner's worker as processes that can be killed, and the bytes that it must send."""
+"""An owner's worker as killable processes, and its expected bytes."""
 
 import json
 import os
@@ -51,7 +51,7 @@ class Owner:
     _sums: list[ShardSums] = field(default_factory=list)
 
     def start(self, home: Path, **settings: object) -> subprocess.Popen[bytes]:
-        """A worker that journals after every shard, in a process group of its own."""
+        """A worker that journals after every shard, in its own process group."""
         given = {
             "coordinator": self.server.url,
             "token": self.member.token,
@@ -73,7 +73,7 @@ class Owner:
             )
 
     def require_undisturbed(self, home: Path) -> int:
-        """Requires that the worker of this home sent what one would that nothing ever happened to; returns its shards.
+        """Requires that the worker of this home sent the same bytes as an undisturbed one; returns its shards.
 
         That is computed here without Ray, under the worker's key. The key names the shards and decides nothing else,
         so their sums are computed once.
@@ -129,7 +129,7 @@ def shards_done(home: Path) -> int:
 
 
 def groups_done(home: Path) -> list[int]:
-    """How many shards the journal of each of two layer groups holds, if there is one."""
+    """The number of shards in the journals of two layer groups, if present."""
     done: list[int] = []
     half = 3
     for path in sorted((home / "contributions").glob("*.part")):
@@ -139,7 +139,7 @@ def groups_done(home: Path) -> list[int]:
 
 
 def wait_for(condition: Callable[[], bool], worker: subprocess.Popen[bytes], seconds: float = 120) -> None:
-    """Waits until it holds, which must be while the worker runs."""
+    """Waits for the condition; the worker must still run."""
     end = time.monotonic() + seconds
     while not condition():
         assert worker.poll() is None, "the worker ended too early"
@@ -148,12 +148,12 @@ def wait_for(condition: Callable[[], bool], worker: subprocess.Popen[bytes], sec
 
 
 def processes(home: Path, name: str) -> list[int]:
-    """Processes that the worker of this home started, by a part of their command."""
+    """Processes of this home's worker, by a part of their command."""
     return [process for process, command in marked(str(home)).items() if name in command]
 
 
 def kill(home: Path, name: str) -> int:
-    """SIGKILL to all of them, and how many there were."""
+    """Sends SIGKILL to all of them; returns their number."""
     found = processes(home, name)
     for process in found:
         _kill(process)
@@ -168,7 +168,7 @@ def _kill(process: int) -> None:
 
 
 def end(worker: subprocess.Popen[bytes], home: Path) -> None:
-    """SIGKILL to the worker and all that it started; none of it is left."""
+    """Kills the worker and all its child processes."""
     if worker.poll() is None:
         os.killpg(worker.pid, signal.SIGKILL)
     worker.wait()

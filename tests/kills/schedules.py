@@ -1,4 +1,4 @@
-"""Random schedules of SIGKILL: to the worker with all that it started, to an actor, to a raylet."""
+"""Random schedules of SIGKILL: to the worker with its child processes, to an actor, to a raylet."""
 
 import random
 import time
@@ -29,7 +29,7 @@ def _ended_by_ray(home: Path) -> bool:
 
 
 def play(place: Owner, home: Path, seed: int) -> Played:
-    """Kills what the seed says, when it says, and requires that the undisturbed bytes are sent in the end."""
+    """Kills by the seed's schedule, and requires that the undisturbed bytes are sent in the end."""
     drawn = random.Random(seed)  # noqa: S311  # not for secrets
     victims = drawn.choices(list(VICTIMS), k=drawn.randint(1, 3))
     struck: list[str] = []

@@ -1,4 +1,4 @@
-"""`python -m screenshots DEMO FOLDER`: pictures of the dashboard over what `moerge demo --home DEMO` left."""
+"""`python -m screenshots DEMO FOLDER`: pictures of the dashboard after `moerge demo --home DEMO`."""
 
 import argparse
 from pathlib import Path
