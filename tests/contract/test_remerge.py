@@ -115,7 +115,7 @@ def test_from_evaluations_comes_a_remerge_and_what_it_gained(federation: Federat
     assert before is not None
     assert (before.expected, before.version, before.after) == (remerge.expected, 2, number)
     assert before.real == pytest.approx(12.3133930)
-    assert "expected +12.0" in federation.moerge("trunk", "history", COLUMNS="160")
+    assert "expected average gain +12.0" in federation.moerge("trunk", "history", COLUMNS="160")
     with signed_in(server, server.operator_token) as browser:
         assert f"version 2 to {number}" in browser.get("/trunks").text
 
