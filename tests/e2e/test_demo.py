@@ -79,10 +79,10 @@ def averages(home: Path, number: int) -> dict[str, float]:
 def test_the_last_version_comes_near_the_oracle_and_every_expert_gets_its_own_text(demo: Demo) -> None:
     average, domains = averages(demo.home, 2), table(demo.home, 2)["domains"]
     assert len(domains) == 4
-    assert average["version"] > average["oracle"] - 4, average
-    assert average["version"] > average["averaging"] + 2, average
-    assert average["version"] > average["random routing"] + 4, average
-    assert average["version"] > average["dume"] + 3, average
+    assert average["version"] > average["oracle"] - 3.5, average
+    assert average["version"] > average["averaging"] + 8, average
+    assert average["version"] > average["random routing"] + 8, average
+    assert average["version"] > average["dume"] + 5, average
     for domain, shares in table(demo.home, 2)["shares"]["version"].items():
         assert shares[domains.index(domain)] == max(shares), (domain, shares)
     assert "shared" in demo.output

@@ -97,7 +97,7 @@ def card_file(
 moerge made this model from dense experts, in closed form and without training. The method extends DUME
 ([arXiv 2603.29765](https://arxiv.org/abs/2603.29765)).
 
-| | |
+| property | value |
 |---|---|
 | architecture | `{model.architecture}`, {model.dtype} |
 | parameters | {model.parameters:,} in total, {model.active:,} active per token |
