@@ -78,7 +78,10 @@ def test_a_late_owner_blocks_nobody_and_the_card_says_who_was_left_out(federatio
     waiting = operator.open_round(asked)
     assert (waiting.state, waiting.contributed, waiting.missing) == (RoundState.OPEN, ["law"], ["late"])
     assert operator.open_round(asked) == waiting == operator.round("spring")
-    for change, told in (({"minimum": 2}, "another one"), ({"name": "x", "domains": ["x"]}, "domain 'x' has no owner")):
+    for change, told in (
+        ({"minimum": 2}, "different round"),
+        ({"name": "x", "domains": ["x"]}, "domain 'x' has no owner"),
+    ):
         with pytest.raises(CoordinatorError, match=told):
             operator.open_round(asked.model_copy(update=change))
     with pytest.raises(CoordinatorError, match="waits for late until"):

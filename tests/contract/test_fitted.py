@@ -108,7 +108,7 @@ def test_it_is_refused_with_a_reason_and_listed_beside_the_plain_one(pair: Pair)
             pair.fitted.register(of.model_copy(update=change))
         assert caught.value.type == f"urn:moerge:problem:{kind}"
     fitted = pair.fitted.register(of)
-    with pytest.raises(CoordinatorError, match="registered already"):
+    with pytest.raises(CoordinatorError, match="already registered"):
         pair.law.register(of)  # the plain files, said to be fitted
     run = partial(pair.federation.moerge, COLUMNS="300")
     assert pair.trunk.digest[:12] in run("expert", "list")

@@ -185,7 +185,7 @@ def test_a_coordinator_with_a_folder_of_its_own_refuses_to_serve_beside_others(
     replicas: Replicas, tmp_path: Path
 ) -> None:
     said = refusal(tmp_path / "third", settings(replicas.database))
-    assert "another coordinator serves on this database" in said
+    assert "another coordinator is using this database" in said
     assert "same s3 store" in said
 
 

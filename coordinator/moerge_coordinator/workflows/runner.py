@@ -10,7 +10,7 @@ from dbos import DBOS, DBOSClient, EnqueueOptions, SetWorkflowID, WorkflowStatus
 from pydantic import ValidationError
 from sqlalchemy import select
 
-from moerge_coordinator.domain import contributions, trunks
+from moerge_coordinator.domain import contributions, experts, trunks
 from moerge_coordinator.domain.ports import Ports
 from moerge_coordinator.metrics import Metrics
 from moerge_coordinator.storage.tables import ExpertRow
@@ -61,7 +61,11 @@ class Workflows:
     # --- start
 
     def start_expert(self, digest: str, trunk: str) -> Workflow:
-        return self._start(f"expert-{digest}", self._experts.take_in_expert, digest, trunk)
+        """Accepts or refuses an expert. After a refusal, a new registration doesn't wait for the old workflow's end."""
+        with self._ports.database.reading() as session:
+            created = experts.find(session, digest).created
+        name = f"expert-{digest}-{created:%Y%m%d%H%M%S%f}"
+        return self._start(name, self._experts.take_in_expert, digest, trunk)
 
     def start_contribution(self, owner: str, new: NewContribution) -> Workflow:
         """Accepts a contribution, unless already active. Concurrent calls for a file share one check."""
