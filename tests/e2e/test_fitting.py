@@ -70,7 +70,7 @@ def test_from_the_plain_contribution_to_the_evaluated_version_with_fitted_mlps(w
     assert "fitted to trunk" in " ".join(listed.split()), listed
 
     with worker.server.client() as operator:
-        number = int(wait(operator, operator.solve_version(NewVersion())))
+        number = int(wait(operator, operator.solve_version(NewVersion(partial=True))))
         assert operator.version(number).lineage.experts == [expert.digest]
     policy = {"evaluation_sums": True, "redistribute": True, "min_documents": 20}
     assert worker.run(**FIT, policy=policy) == "ran"

@@ -55,7 +55,7 @@ def test_law_4_more_documents_are_a_further_contribution_and_fewer_take_the_plac
     worker.write("c.jsonl", 900, 10)
     assert worker.run() == "ran"
     assert worker.active() == [one, second]  # the difference would be over 30 documents
-    assert "only 30 documents" in worker.log()
+    assert "too small: 30 documents" in worker.log()
     assert worker.run(policy=ANY) == "ran"
     [whole] = worker.active()
     assert whole.documents == 250

@@ -92,7 +92,7 @@ def test_a_full_disk_is_told_and_the_next_start_sends_the_same_bytes(place: Owne
     assert path.stat().st_size > 20_000
     said = log_of(home).read_text()
     assert f"{path}: the disk is full" in said
-    assert "what to do: make room there" in said
+    assert "what to do: free space, or move --home to a larger disk" in said
     assert [each.name for each in path.parent.glob(".*")] == []
     before = shards_done(home)
     assert place.start(home).wait(300) == 0
