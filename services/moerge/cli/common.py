@@ -52,6 +52,10 @@ def show_list(
         show(title, columns, [line(each) for each in messages])
 
 
+LEAST_DIGITS = 8
+"""Digits of a digest that name what a command can't restore."""
+
+
 def the_one(kind: str, given: str, known: Iterable[str]) -> str:
     """The known digest or id that is, or begins with, the given one; `…` at its end is ignored.
 

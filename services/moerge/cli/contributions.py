@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 from rich.filesize import decimal
 
-from moerge.cli.common import Coordinator, Secret, Yes, confirm, show
+from moerge.cli.common import LEAST_DIGITS, Coordinator, Secret, Yes, confirm, show
 from moerge.client.client import Client
 from moerge.errors import MoergeError
 from moerge.terminal import AsJson, show_json
@@ -13,7 +13,6 @@ from moerge_proto.contributions import Contribution
 from moerge_proto.signatures import in_groups
 from moerge_proto.statistics_file import KINDS
 
-_DIGITS = 8
 app = typer.Typer(no_args_is_help=True, help="Contributions (operators; owners see their own).")
 
 
@@ -51,7 +50,9 @@ def list_contributions(coordinator: Coordinator, secret: Secret, as_json: AsJson
 
 @app.command("withdraw")
 def withdraw(
-    digest: Annotated[str, typer.Argument(help=f"The contribution's digest, or its first {_DIGITS} digits or more.")],
+    digest: Annotated[
+        str, typer.Argument(help=f"The contribution's digest, or at least {LEAST_DIGITS} digits of it.")
+    ],
     coordinator: Coordinator,
     secret: Secret,
     yes: Yes = False,
@@ -60,8 +61,8 @@ def withdraw(
 
     Example: moerge contribution withdraw 67b22c2264b8
     """
-    if len(digest) < _DIGITS:
-        found = f"expected at least {_DIGITS} digits, found {digest!r}"
+    if len(digest) < LEAST_DIGITS:
+        found = f"expected at least {LEAST_DIGITS} digits, found {digest!r}"
         raise MoergeError(found, where="digest", todo="run: moerge contribution list")
     with Client(coordinator, secret) as client:
         rows = [row for kind in KINDS for row in client.contributions(kind) if row.digest.startswith(digest)]

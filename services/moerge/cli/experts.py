@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 import typer
 from rich.filesize import decimal
 
-from moerge.cli.common import Coordinator, Secret, Yes, confirm, show, show_list, the_one, wait
+from moerge.cli.common import LEAST_DIGITS, Coordinator, Secret, Yes, confirm, show, show_list, the_one, wait
 from moerge.client.client import Client
 from moerge.errors import MoergeError
 from moerge.progress import progress
@@ -13,8 +13,7 @@ from moerge.terminal import AsJson, show_json
 from moerge_proto.experts import Expert, ExpertState, NewExpert
 
 app = typer.Typer(no_args_is_help=True, help="Experts (operators; owners see their own).")
-_DIGITS = 8
-Domain = Annotated[str, typer.Argument(help=f"The expert's domain, or at least {_DIGITS} digits of its digest.")]
+Domain = Annotated[str, typer.Argument(help=f"The expert's domain, or at least {LEAST_DIGITS} digits of its digest.")]
 
 
 def _find(client: Client, name: str) -> Expert:
@@ -22,7 +21,7 @@ def _find(client: Client, name: str) -> Expert:
     rows = list(client.experts())
     found = [row for row in rows if name == row.domain and row.fitted is None]
     start = name.rstrip("…")
-    if not found and len(start) >= _DIGITS and any(row.digest.startswith(start) for row in rows):
+    if not found and len(start) >= LEAST_DIGITS and any(row.digest.startswith(start) for row in rows):
         digest = the_one("expert", name, [row.digest for row in rows])
         found = [row for row in rows if row.digest == digest]
     if not found:

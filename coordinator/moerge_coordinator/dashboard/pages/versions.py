@@ -19,7 +19,7 @@ from moerge_proto.influence import VersionInfluence
 from moerge_proto.owners import Owner
 from moerge_proto.progress import DomainProgress
 from moerge_proto.rounds import Round
-from moerge_proto.trunks import Trunk
+from moerge_proto.trunks import Contributors, Trunk
 from moerge_proto.versions import CHAMPION, Alias, AliasMove, Version
 from moerge_proto.workflows import WorkflowEntry, WorkflowKind, WorkflowState
 
@@ -108,9 +108,10 @@ async def _state_of_affairs(visit: Visit, champion: Version | None, newest: Sequ
 async def _steps(
     visit: Visit, experts: Sequence[Expert], trunk: Trunk | None, versions: Sequence[Version]
 ) -> list[Step]:
-    owners, sent = await asyncio.gather(visit.rest.all(Owner, "/v1/owners"), visit.rest.contributions("", "router"))
-    of_trunk = [each for each in sent.items if each.active and trunk is not None and each.trunk == trunk.digest]
-    return first_steps(owners, experts, trunk, {each.domain for each in of_trunk}, versions)
+    owners, found = await asyncio.gather(
+        visit.rest.all(Owner, "/v1/owners"), visit.rest.find(Contributors, "/v1/trunks/current/contributors")
+    )
+    return first_steps(owners, experts, trunk, found.contributed if found else [], versions)
 
 
 def _changes(version: Version, before: Version | None) -> list[Change]:
