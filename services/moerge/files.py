@@ -77,7 +77,7 @@ def file_sha256(path: Path) -> str:
 
 
 def is_of_full_disk(error: BaseException | None) -> bool:
-    """Whether an error of the system or of SQLite means a full disk, quota or file."""
+    """Tell whether an error of the system or of SQLite means a full disk, quota or file."""
     if isinstance(error, OSError):
         return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
     return getattr(error, "sqlite_errorname", "") == "SQLITE_FULL"

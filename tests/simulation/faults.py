@@ -68,7 +68,7 @@ class Faults:
             self.crashed.clear()
 
     def lost(self, kind: str) -> bool:
-        """Whether this request, or its answer, gets lost."""
+        """Tell whether this request, or its answer, gets lost."""
         with self._lock:
             return self._strikes({kind})
 

@@ -36,7 +36,7 @@ class Command:
 
     @property
     def reason(self) -> str | None:
-        """Why no journey types it; None if one must."""
+        """The reason for leaving it out of the journeys; None if one must type it."""
         return next((why for pattern, why in NOT_TYPED.items() if fnmatchcase(self.line, pattern)), None)
 
 

@@ -128,6 +128,6 @@ def _failed(workflows: Sequence[WorkflowEntry]) -> list[WorkflowEntry]:
 
 
 def is_refusal(workflow: WorkflowEntry) -> bool:
-    """Whether a workflow refused an expert or a contribution, which its owner must correct."""
+    """Tell whether a workflow refused an expert or a contribution, which its owner must correct."""
     files = workflow.kind in ("expert", "contribution")
     return files and workflow.problem is not None and workflow.problem.type not in _OURS

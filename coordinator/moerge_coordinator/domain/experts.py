@@ -236,7 +236,7 @@ def _is_same(row: ExpertRow, new: NewExpert, digest: str) -> bool:
 
 
 def _may_try_again(session: Session, row: ExpertRow) -> bool:
-    """Whether another check may accept a refused expert.
+    """Tell whether another check may accept a refused expert.
 
     Its source may have been repaired; or after a new upload, other experts or a setting may have changed.
     """

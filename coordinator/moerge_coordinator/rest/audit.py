@@ -18,7 +18,7 @@ _LONGEST = 2000
 
 
 def is_audited(method: str, route: str | None, status: int) -> bool:
-    """Whether a call is logged: it may change data, has a token, and is neither a chunk nor progress.
+    """Tell whether a call is logged: it may change data, has a token, and is neither a chunk nor progress.
 
     Unknown paths are not logged, so scanners don't fill the log.
     """

@@ -67,7 +67,7 @@ class Calls:
         return self._routes.get(scope.get("endpoint"))
 
     def _is_poll(self, scope: Scope, method: str, status: int) -> bool:
-        """Whether a call is a successful read or progress report: workers and pages repeat these every second."""
+        """Tell whether a call is a successful read or progress report: workers and pages repeat these every second."""
         route = self._route(scope)
         well = status < 400 or (status == 404 and route is not None)
         return well and not audit.is_audited(method, route, 200)

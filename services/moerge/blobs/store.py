@@ -22,7 +22,7 @@ class Blobs(Protocol):
     lasting: bool
 
     def has(self, digest: str) -> bool:
-        """Whether the blob exists."""
+        """Tell whether the blob exists."""
         ...
 
     def size(self, digest: str) -> int | None:

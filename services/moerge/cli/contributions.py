@@ -50,9 +50,7 @@ def list_contributions(coordinator: Coordinator, secret: Secret, as_json: AsJson
 
 @app.command("withdraw")
 def withdraw(
-    digest: Annotated[
-        str, typer.Argument(help=f"The contribution's digest, or at least {LEAST_DIGITS} digits of it.")
-    ],
+    digest: Annotated[str, typer.Argument(help=f"The contribution's digest, or at least {LEAST_DIGITS} digits of it.")],
     coordinator: Coordinator,
     secret: Secret,
     yes: Yes = False,

@@ -151,7 +151,7 @@ class Http:
         raise AssertionError("unreachable: the last attempt returns or raises")
 
     def _passes(self, error: Exception) -> bool:
-        """Whether a problem is temporary; full storage counts only with unlimited patience."""
+        """Tell whether a problem is temporary; full storage counts only with unlimited patience."""
         if not isinstance(error, CoordinatorError):
             return False
         full = error.type == ProblemType.STORAGE_FULL.urn and self._patience is None

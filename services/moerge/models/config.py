@@ -169,7 +169,7 @@ def _ids(part: str, tokenizer: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _extends(one: Mapping[str, int], other: Mapping[str, int]) -> bool:
-    """Whether the larger of two maps from token to id contains the smaller, with further ids only after its last."""
+    """Tell whether one of two maps from token to id is the other, with further ids only after its last."""
     small, large = sorted((one, other), key=len)
     last = max(small.values(), default=-1)
     return small.items() <= large.items() and all(i > last for token, i in large.items() if token not in small)

@@ -106,12 +106,12 @@ class DenseExpert:
 
 
 def counts(name: str) -> bool:
-    """Whether a file of that name belongs to an expert."""
+    """Tell whether a file of that name belongs to an expert."""
     return name in _OTHER_FILES or is_weights(name)
 
 
 def is_weights(name: str) -> bool:
-    """Whether a file of that name holds weights; the other files are small."""
+    """Tell whether a file of that name holds weights; the other files are small."""
     return name.endswith(".safetensors")
 
 

@@ -60,7 +60,7 @@ class TrunkFile(TrunkFacts, Protocol):
 
 @dataclass(frozen=True)
 class Computing:
-    """How sums are computed on this machine; only `device` can change integers.
+    """The computation of sums on this machine; only `device` can change integers.
 
     Attributes:
         device: torch device of the model.
@@ -271,7 +271,7 @@ def _fill(
 
 
 def _begins(path: Path, blank: Manifest, layers: range | None, sizes: Mapping[str, int]) -> bool:
-    """Whether a journal belongs to this work and these shards."""
+    """Tell whether a journal belongs to this work and these shards."""
     try:
         with StatisticsFile(path, layers) as file:
             made = file.manifest

@@ -168,7 +168,7 @@ def too_large(
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error is a failed allocation, on the CPU or a GPU."""
+    """Tell whether an error is a failed allocation, on the CPU or a GPU."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
     text = str(error)

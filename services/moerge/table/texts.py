@@ -87,7 +87,7 @@ def read_elsewhere(expert: Path, files: Sequence[str], cut: Cut, split: Split = 
 
 
 def is_held_out(text: str) -> bool:
-    """Whether a document is in the held-out tenth: a function of its text alone."""
+    """Tell whether a document is in the held-out tenth: a function of its text alone."""
     return split_of(split_digest(text), 0, HELD_OUT_SHARE) == "held-out"
 
 

@@ -195,7 +195,7 @@ def _no_cluster(address: str | None, error: Exception, folder: Path) -> MoergeEr
 
 
 def _alive() -> bool:
-    """Whether any node of the cluster is alive. Ray needs some ten seconds to notice a lost node."""
+    """Tell whether any node of the cluster is alive. Ray needs some ten seconds to notice a lost node."""
     return any(node["Alive"] for node in ray.nodes())  # type: ignore[no-untyped-call]
 
 

@@ -136,7 +136,7 @@ def _fitted_counts(context: Context, expert: str) -> MoergeError:
 
 
 def _is_lost(ledger: Ledger, counted: Mapping[str, Contribution]) -> bool:
-    """Whether an inactive contribution's file is missing."""
+    """Tell whether an inactive contribution's file is missing."""
     return any(file.digest not in counted and not ledger.path(file.name).is_file() for file in ledger.files())
 
 

@@ -61,7 +61,7 @@ class Outbox:
         return self.events.say
 
     def may_leave(self, item: Item, outdated: Callable[[], bool] = lambda: False) -> bool:
-        """Whether an item may leave; in mode `ask`, waits for the owner's answer until the item is `outdated`.
+        """Tell whether an item may leave; in mode `ask`, waits for the owner's answer until the item is `outdated`.
 
         With `once` and without a terminal, doesn't wait.
         """
@@ -81,7 +81,7 @@ class Outbox:
         return self._asked(item, outdated)
 
     def may_use(self, item: Item, outdated: Callable[[], bool] = lambda: False) -> bool:
-        """Whether to compute under a trunk or version: within the budget, or approved by the owner.
+        """Tell whether to compute under a trunk or version: within the budget, or approved by the owner.
 
         In mode `ask` the question about each outgoing item covers it.
         """
@@ -102,7 +102,7 @@ class Outbox:
         return self.history.decision(item) == "refused"
 
     def is_outdated(self, item: Item) -> bool:
-        """Whether its question ended without an answer, because the item is outdated."""
+        """Tell whether its question ended without an answer, because the item is outdated."""
         return self.history.decision(item) == "outdated"
 
     def _asked(self, item: Item, outdated: Callable[[], bool]) -> bool:

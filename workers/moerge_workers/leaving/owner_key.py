@@ -144,7 +144,7 @@ def own_identity(client: Client, domain: str) -> Identity:
 
 
 def require_approved(client: Client, home: Path) -> bool:
-    """Whether contributions are signed: the owner's key is here, and the operator approved it.
+    """Tell whether contributions are signed: the owner's key is here, and the operator approved it.
 
     Finishes an interrupted rotation first. False: neither this machine nor the coordinator has a key.
 

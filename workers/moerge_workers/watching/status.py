@@ -132,7 +132,7 @@ def read_state(home: Path) -> State | None:
 
 
 def is_running(home: Path) -> bool:
-    """Whether a worker is using the home."""
+    """Tell whether a worker is using the home."""
     if not (home / LOCK).is_file():
         return False
     try:

@@ -1,4 +1,4 @@
-"""What `moerge demo` prints before, in and after its stages."""
+"""Output of `moerge demo` before, in and after its stages."""
 
 import io
 from pathlib import Path
