@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import math
 import os
 import shutil
 import threading
@@ -11,9 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
-from itertools import islice
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import torch
 from filelock import FileLock, Timeout
@@ -27,10 +25,12 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from moerge.demo.checkpoint import Checkpoint
 from moerge.demo.smollm import make_seed
 from moerge.models.dense import place
 from moerge.progress import Progress
+from moerge.training.batches import batches, joined
+from moerge.training.checkpoint import Checkpoint
+from moerge.training.loop import Run, fit
 
 BOS, EOS, PAD = "<s>", "</s>", "<pad>"
 _SEED_THREADS, _EXPERT_THREADS = 2, 1  # part of the training: the number changes the order of sums
@@ -202,10 +202,25 @@ class _Trainer:
     def _fit(
         self, model: LlamaForCausalLM, rows: Tensor, phase: Phase, checkpoint: Checkpoint, done: Callable[[int], None]
     ) -> None:
-        steps = self._steps(phase)
         place(model, self._device)
-        batches = _batches(rows, steps, self._training)
-        _fit(model, batches, phase.learning_rate, steps, self._training, checkpoint, done)
+        training, steps = self._training, self._steps(phase)
+        size = training.batch_rows * training.context
+        fit(
+            model,
+            dict(model.named_parameters()),
+            batches([rows], steps, training.batch_rows, training.seed),
+            Run(
+                steps,
+                phase.learning_rate,
+                training.warmup,
+                training.weight_decay,
+                seed=training.seed,
+                bfloat16=training.bfloat16,
+            ),
+            lambda step: done(step.tokens),
+            checkpoint=checkpoint,
+            resumed=lambda begun: done(begun * size),
+        )
 
 
 def _train_files(texts: Mapping[str, Mapping[str, Path]]) -> dict[str, Path]:
@@ -288,10 +303,9 @@ def _tokenizer(documents: Mapping[str, list[str]], vocabulary: int) -> PreTraine
 
 
 def _rows(texts: list[str], tokenizer: PreTrainedTokenizerBase, training: Training) -> Tensor:
-    """All texts joined and cut into rows: [rows, context] int64, without the rest."""
-    end, context = tokenizer.convert_tokens_to_ids(training.end), training.context
-    ids = torch.tensor([token for row in tokenizer(texts)["input_ids"] for token in [*row, end]])
-    return ids[: len(ids) // context * context].view(-1, context)
+    """All texts joined and cut into rows, [rows, context] int64."""
+    end: Any = tokenizer.convert_tokens_to_ids(training.end)
+    return joined(tokenizer(texts)["input_ids"], end, training.context)
 
 
 def _config(scratch: Scratch, context: int, tokenizer: PreTrainedTokenizerBase) -> LlamaConfig:
@@ -308,49 +322,3 @@ def _config(scratch: Scratch, context: int, tokenizer: PreTrainedTokenizerBase) 
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
     )
-
-
-def _batches(rows: Tensor, steps: int, training: Training) -> Iterator[Tensor]:
-    """`steps` batches of rows, [batch_rows, context] int64, from shuffled passes over all rows."""
-    order, size = torch.Generator().manual_seed(training.seed), training.batch_rows
-    passes = math.ceil(steps * size / len(rows))
-    drawn = torch.cat([torch.randperm(len(rows), generator=order) for _ in range(passes)])
-    for step in range(steps):
-        yield rows[drawn[step * size : (step + 1) * size]]
-
-
-def _fit(
-    model: LlamaForCausalLM,
-    batches: Iterator[Tensor],
-    learning_rate: float,
-    steps: int,
-    training: Training,
-    checkpoint: Checkpoint,
-    done: Callable[[int], None],
-) -> None:
-    """Trains the model in place: AdamW, a linear warmup, then a cosine decay to zero; from the checkpoint on."""
-    decay, device = training.weight_decay, model.device
-    optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.98), weight_decay=decay, fused=True)
-    begun = checkpoint.restore(model, optimizer)
-    done(begun * training.batch_rows * training.context)
-    model.train()
-    for step, batch in islice(enumerate(batches), begun, None):
-        ids = batch.to(device)
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate * _share(step, steps, training.warmup)
-        with torch.autocast(device.type, torch.bfloat16, enabled=training.bfloat16):
-            loss = model(input_ids=ids, labels=ids, use_cache=False).loss
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-        checkpoint.keep(model, optimizer)
-        done(ids.numel())
-
-
-def _share(step: int, steps: int, share: float) -> float:
-    """The share of the highest learning rate at a step; it rises over the first `share` of them."""
-    warmup = max(1, round(share * steps))
-    if step < warmup:
-        return (step + 1) / warmup
-    return 0.5 * (1 + math.cos(math.pi * (step - warmup) / (steps - warmup)))

@@ -7,18 +7,26 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 
 from moerge.errors import MoergeError
 from moerge.merging.local import LocalTrunk
 from moerge.models.expert_folder import DenseExpert
+from moerge.progress import NoProgress, Progress
 from moerge.recipes.precision import Dtype
 from moerge.scoring.perplexity import Rows, Window
+from moerge.training.parameters import Which
 
-Options = Mapping[str, float]
+Value = float | str
+"""A number, or one of an option's words."""
+Options = Mapping[str, Value]
 """All options of a recipe, by name."""
+Numbers = Mapping[str, float]
+"""Options with numbers."""
 SEED = "seed"
 """The option that adds the seed model to a recipe's experts."""
+NO_ROWS = torch.empty(0, 0, dtype=torch.int64)
 Likelihoods = dict[tuple[Path, Dtype, tuple[int, ...]], Tensor]
 """Dense expert's folder, number format and token ids -> log p of every token except the first, [T - 1] float64."""
 
@@ -49,6 +57,7 @@ class Domain:
         other: other text of the domain, for statistics out of distribution; may be empty.
         tuning: windows for the choice of settings, cut like the scored ones, from text used for nothing else; may be
             empty.
+        training: rows of text for trained recipes, [n, context] int64; may be empty.
     """
 
     name: str
@@ -56,6 +65,7 @@ class Domain:
     statistics: Sequence[list[int]]
     other: Sequence[list[int]] = ()
     tuning: Sequence[Window] = ()
+    training: Tensor = NO_ROWS
 
 
 @dataclass(frozen=True)
@@ -70,6 +80,7 @@ class Fleet:
         device: torch device of the models.
         dtype: number format of the recipes' models.
         shared: by recipes and seeds.
+        progress: shows trainings.
     """
 
     domains: Sequence[Domain]
@@ -79,21 +90,41 @@ class Fleet:
     device: str = "cpu"
     dtype: Dtype = "float32"
     shared: Shared = field(default_factory=Shared)
+    progress: Progress = field(default_factory=NoProgress)
+
+
+class Trained(NamedTuple):
+    """A training on the domains' pooled text: number of trained parameters, and of tokens."""
+
+    parameters: int
+    tokens: int
 
 
 class Model(Protocol):
     """The product of a recipe: a model, or an ensemble. Recipes' models are subclasses."""
 
-    chosen: Options = MappingProxyType({})
+    chosen: Numbers = MappingProxyType({})
     """Options that the recipe chose by the tuning text."""
     active_parameters: float
     """Average number of parameters that a token is multiplied by, in all of its experts and the routing. That includes
     the head, but not the embedding."""
     reads_domain: bool = False
     """True if it reads `rows.domain`; only an oracle may."""
+    trained: Trained | None = None
+    """None: untrained."""
 
     def losses(self, rows: Rows) -> Tensor:
         """[B, T - 1], see `Losses`."""
+
+
+def number(options: Options, name: str) -> float:
+    """An option's number."""
+    return float(options[name])
+
+
+def word(options: Options, name: str) -> str:
+    """An option's word."""
+    return str(options[name])
 
 
 def whole(options: Options, name: str, least: int, most: float = inf) -> int:
@@ -102,18 +133,18 @@ def whole(options: Options, name: str, least: int, most: float = inf) -> int:
     Raises:
         MoergeError: it has another value.
     """
-    value = options[name]
+    value = number(options, name)
     if value != int(value) or not least <= value <= most:
         between = f"between {least} and {most:g}" if most < inf else f"of at least {least}"
         raise MoergeError(f"{name} is {value:g}", where="--recipe", todo=f"give an integer {between}")
     return int(value)
 
 
-Chosen = Callable[[Fleet, Options], Options]
+Chosen = Callable[[Fleet, Options], Numbers]
 """The options that the tuning text chooses."""
 
 
-def nothing_chosen(fleet: Fleet, options: Options) -> Options:
+def nothing_chosen(fleet: Fleet, options: Options) -> Numbers:
     return {}
 
 
@@ -149,12 +180,14 @@ class Recipe:
         source: paper and section or equation.
         build: yields (row of the table, model), one in memory at a time.
         options: its options, with defaults.
+        words: the allowed words of an option without numbers.
         uses_text: whether it takes statistics from the domains' texts, which differ by seed.
         drawn: whether it draws random numbers, so that seeds differ even with the same texts.
         needs_base: whether it needs the seed model.
         needs_other: whether it needs other text of the domains.
         reads_ahead: whether it chooses experts by the whole window, including scored tokens.
         asked_only: whether it runs only if named.
+        trains: its trainable parameters; None: it isn't trained.
         parts: the steps of a recipe that publishes a version with solved routers.
     """
 
@@ -162,10 +195,12 @@ class Recipe:
     source: str
     build: Callable[[Fleet, Options], Iterator[tuple[str, Model]]]
     options: Options = field(default_factory=dict)
+    words: Mapping[str, Sequence[str]] = field(default_factory=dict)
     uses_text: bool = True
     drawn: bool = False
     needs_base: bool = False
     needs_other: bool = False
     reads_ahead: bool = False
     asked_only: bool = False
+    trains: Which | None = None
     parts: Parts | None = None

@@ -14,7 +14,7 @@ from moerge.models.config import read_config
 from moerge.models.dense import dense_model, place
 from moerge.models.families import family_of
 from moerge.models.reader import Checkpoint
-from moerge.recipes.base import Fleet, Model, Options, Recipe
+from moerge.recipes.base import Fleet, Model, Options, Recipe, number
 from moerge.recipes.likelihoods import Dense
 from moerge.recipes.models import Loaded
 from moerge.recipes.precision import convert
@@ -27,7 +27,7 @@ from moerge_proto.trunks import TrunkMethod, TrunkOptions
 Checked = TypeVar("Checked", bound=BaseModel)
 EXPERTS = "experts"
 """The recipe that normalises scores."""
-TASK_VECTORS: Mapping[str, float] = {"retain": 0.8, "scale": CHOOSE}
+TASK_VECTORS: Options = {"retain": 0.8, "scale": CHOOSE}
 """The kept share of a task vector, and the factor of their sum: 1 / 3 for three in MergeME's appendix."""
 
 
@@ -108,7 +108,7 @@ def _scaled(row: str, method: TrunkMethod, fleet: Fleet, options: Options) -> It
         return Loaded(merged_model(fleet, method, {**options, "scale": scale}))
 
     chosen = choose_scale(fleet, options, lambda scale: build(scale).losses)
-    model = build({**options, **chosen}["scale"])
+    model = build(number({**options, **chosen}, "scale"))
     model.chosen = chosen
     yield row, model
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from moerge.models.families import EMBEDDING
 from moerge.models.reader import Checkpoint
-from moerge.recipes.base import SEED, Fleet, Model, Options, Recipe, whole
+from moerge.recipes.base import SEED, Fleet, Model, Options, Recipe, number, whole
 from moerge.recipes.likelihoods import Dense, experts, likelihoods, recent, with_seed
 from moerge.recipes.tuning import CHOOSE, with_window
 from moerge.routers.ridge import Ridge
@@ -159,7 +159,7 @@ def _routed(fleet: Fleet, options: Options, fit: Fit) -> PrefixRouted:
 
 def _closed_form(fleet: Fleet, options: Options) -> Iterator[tuple[str, Model]]:
     def fit(draw: Callable[[Tensor], Tensor], targets: Tensor, shape: tuple[int, int]) -> Tensor:
-        return closed_form(draw(torch.arange(len(targets))), targets, shape[1], options["lambda"])
+        return closed_form(draw(torch.arange(len(targets))), targets, shape[1], number(options, "lambda"))
 
     yield "expert-routing", _routed(fleet, options, fit)
 

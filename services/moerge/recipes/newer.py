@@ -18,7 +18,7 @@ from moerge.models.dense import dense_model, domain_model, place, trunk_names
 from moerge.models.families import EMBEDDING, HEAD, family_of
 from moerge.models.reader import Checkpoint
 from moerge.models.writer import TensorPlan, write_safetensors
-from moerge.recipes.base import Fleet, Model, Options, Recipe
+from moerge.recipes.base import Fleet, Model, Options, Recipe, number
 from moerge.recipes.models import Routed
 from moerge.recipes.own import OPTIONS, PARTS
 from moerge.recipes.published import COUNTS, RIDGE, first_tokens, published_recipe, ridge, trunk_of, version
@@ -171,7 +171,7 @@ def _harc(fleet: Fleet, options: Options) -> Iterator[tuple[str, Model]]:
     routers = []
     for layer, router in enumerate(PARTS.solve(members, trunk, given)):
         features = [_features(fleet, slot, trunk, layer, given) for slot in slots]
-        routers.append(second_order(router, features, options["ridge"]))
+        routers.append(second_order(router, features, number(options, "ridge")))
     experts = [member.expert for member in members]
     yield "harc", Routed.of(version(experts, trunk, routers, given, fleet.work / "version"), fleet.device)
 

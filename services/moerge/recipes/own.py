@@ -10,7 +10,7 @@ from moerge.experts.fitting import fit
 from moerge.merging.local import LocalTrunk
 from moerge.models.batches import batches
 from moerge.models.expert_folder import DenseExpert
-from moerge.recipes.base import Fleet, Member, Model, Options, Parts, Recipe, whole
+from moerge.recipes.base import Fleet, Member, Model, Options, Parts, Recipe, number, whole
 from moerge.recipes.models import Oracle
 from moerge.recipes.published import (
     COUNTS,
@@ -63,7 +63,7 @@ def _contribute(fleet: Fleet, slot: int, trunk: LocalTrunk, options: Options) ->
 
 def _solve(members: Sequence[Member], trunk: LocalTrunk, options: Options) -> list[Tensor]:
     routers = "discriminant" if whole(options, "discriminant", 0, 1) else PAPER.solve.routers
-    fields = {**RECOMMENDED.solve.model_dump(), "ridge_lambda": options["lambda"], "routers": routers}
+    fields = {**RECOMMENDED.solve.model_dump(), "ridge_lambda": number(options, "lambda"), "routers": routers}
     return solve(members, trunk, fields)
 
 

@@ -12,7 +12,20 @@ from moerge.models.config import read_config
 from moerge.models.dense import domain_model, place
 from moerge.models.expert_folder import DenseExpert
 from moerge.models.tokens import Tokens, all_counted
-from moerge.recipes.base import Chosen, Domain, Fleet, Member, Model, Options, Parts, Recipe, nothing_chosen, whole
+from moerge.recipes.base import (
+    Chosen,
+    Domain,
+    Fleet,
+    Member,
+    Model,
+    Numbers,
+    Options,
+    Parts,
+    Recipe,
+    nothing_chosen,
+    number,
+    whole,
+)
 from moerge.recipes.dense import TASK_VECTORS, base_of, checked, domain_name, trunk_options
 from moerge.recipes.models import Oracle, Routed
 from moerge.recipes.tuning import choose_scale
@@ -83,7 +96,7 @@ def _trunk_contribution(fleet: Fleet, slot: int, options: Options) -> Path:
 
 
 def random_routers(fleet: Fleet) -> list[Tensor]:
-    """Standard normal, [D, H] per layer (DUME section 3.2)."""
+    """Standard normal routers, [D, H] per layer (DUME section 3.2)."""
     config, generator = read_config(fleet.domains[0].expert), torch.Generator().manual_seed(fleet.seed)
     shape = (len(fleet.domains), config.hidden_size)
     return [torch.randn(shape, generator=generator) for _ in range(config.num_hidden_layers)]
@@ -124,6 +137,14 @@ def version(
     return write_version(plan_version(lineage, inputs, given(routers)), folder)
 
 
+def publish(parts: Parts, fleet: Fleet, options: Options) -> Path:
+    """The folder of a version made in these steps."""
+    trunk = parts.trunk(fleet, options)
+    members = [parts.contribute(fleet, slot, trunk, options) for slot in range(len(fleet.domains))]
+    routers = parts.solve(members, trunk, options)
+    return version([each.expert for each in members], trunk, routers, options, fleet.work / "version")
+
+
 def published_recipe(
     name: str,
     source: str,
@@ -138,12 +159,7 @@ def published_recipe(
 
     def build(fleet: Fleet, options: Options) -> Iterator[tuple[str, Model]]:
         chosen = parts.chosen(fleet, options)
-        options = {**options, **chosen}
-        trunk = parts.trunk(fleet, options)
-        members = [parts.contribute(fleet, slot, trunk, options) for slot in range(len(fleet.domains))]
-        routers = parts.solve(members, trunk, options)
-        folder = version([each.expert for each in members], trunk, routers, options, fleet.work / "version")
-        model = Routed.of(folder, fleet.device, fleet.dtype)
+        model = Routed.of(publish(parts, fleet, {**options, **chosen}), fleet.device, fleet.dtype)
         model.chosen = chosen
         yield name, model
 
@@ -164,7 +180,7 @@ def _oracle(row: str, method: TrunkMethod, fleet: Fleet, options: Options) -> It
     yield row, Oracle.of(folder, fleet)
 
 
-def _scale(method: TrunkMethod, fleet: Fleet, options: Options) -> Options:
+def scale_of(method: TrunkMethod, fleet: Fleet, options: Options) -> Numbers:
     """The scale of the trunk's task vectors with the least loss of the domains' own MLPs, without routers."""
     experts = {domain.name: domain.expert for domain in fleet.domains}
 
@@ -186,7 +202,7 @@ def ridge(method: TrunkMethod, texts: Texts = statistics, chosen: Chosen = nothi
     return Parts(
         lambda fleet, options: trunk_of(fleet, method, options),
         lambda fleet, slot, trunk, options: contribute(fleet, slot, trunk, options, texts),
-        lambda members, trunk, options: solve(members, trunk, {"ridge_lambda": options["lambda"]}),
+        lambda members, trunk, options: solve(members, trunk, {"ridge_lambda": number(options, "lambda")}),
         chosen,
     )
 
@@ -199,14 +215,14 @@ RECIPES = (
     published_recipe(
         "dume-ties",
         "DUME under MergeME's trunk, MergeME 3.1",
-        ridge("ties", chosen=partial(_scale, "ties")),
+        ridge("ties", chosen=partial(scale_of, "ties")),
         {**RIDGE, **TASK_VECTORS},
         needs_base=True,
     ),
     published_recipe(
         "dume-dare",
         "DUME under MergeME's trunk, MergeME 3.1",
-        ridge("dare", chosen=partial(_scale, "dare")),
+        ridge("dare", chosen=partial(scale_of, "dare")),
         {**RIDGE, **TASK_VECTORS},
         drawn=True,
         needs_base=True,

@@ -1,13 +1,13 @@
-"""Every recipe by name, and the syntax NAME or NAME:OPTION=NUMBER,OPTION=NUMBER."""
+"""Every recipe by name, and the syntax NAME or NAME:OPTION=VALUE,OPTION=VALUE."""
 
 from difflib import get_close_matches
 from math import isfinite
 
 from moerge.errors import MoergeError
-from moerge.recipes import btm, dense, expert_routing, mergeme, newer, peer
+from moerge.recipes import btm, dense, expert_routing, mergeme, newer, peer, trained
 from moerge.recipes import own as moerge
 from moerge.recipes import published as moerged
-from moerge.recipes.base import Options, Recipe
+from moerge.recipes.base import Options, Recipe, Value
 
 _MODULES = (
     dense,
@@ -18,6 +18,7 @@ _MODULES = (
     moerged,
     moerge,
     newer,
+    trained,
 )
 
 RECIPES: dict[str, Recipe] = {recipe.name: recipe for module in _MODULES for recipe in module.RECIPES}
@@ -27,17 +28,17 @@ def parse(spec: str) -> tuple[Recipe, Options, str]:
     """The recipe of a text such as "dume:k=2,lambda=0.1", all of its options, and a label with the given ones.
 
     Raises:
-        MoergeError: there is no such recipe or option, or a value is not a number.
+        MoergeError: there is no such recipe or option, or its value is no number or none of its words.
     """
     name, _, rest = spec.partition(":")
     if name not in RECIPES:
         raise _unknown(f"no recipe {name!r}", spec, name, list(RECIPES))
-    recipe, given = RECIPES[name], dict[str, float]()
+    recipe, given = RECIPES[name], dict[str, Value]()
     for pair in filter(None, rest.split(",")):
         option, _, value = pair.partition("=")
         if option not in recipe.options:
             raise _unknown(f"no option {option!r} of {name}", spec, option, list(recipe.options))
-        given[option] = _number(spec, pair, value)
+        given[option] = _word(spec, recipe, option, value) if option in recipe.words else _number(spec, pair, value)
     return recipe, {**recipe.options, **given}, label_of(recipe, given)
 
 
@@ -51,9 +52,20 @@ def _number(spec: str, pair: str, value: str) -> float:
     raise MoergeError(f"expected OPTION=NUMBER, found {pair!r}", where=f"--recipe {spec}")
 
 
+def _word(spec: str, recipe: Recipe, option: str, value: str) -> str:
+    if value not in (words := recipe.words[option]):
+        raise MoergeError(f"no {option} {value!r}", where=f"--recipe {spec}", todo=f"use one of: {', '.join(words)}")
+    return value
+
+
+def shown(value: Value) -> str:
+    """A value as users write it."""
+    return value if isinstance(value, str) else f"{value:g}"
+
+
 def label_of(recipe: Recipe, given: Options) -> str:
     """The recipe's name with the options that differ from the defaults."""
-    differing = [f"{name}={value:g}" for name, value in given.items() if value != recipe.options[name]]
+    differing = [f"{name}={shown(value)}" for name, value in given.items() if value != recipe.options[name]]
     return recipe.name + (f":{','.join(differing)}" if differing else "")
 
 

@@ -5,7 +5,7 @@ from statistics import fmean
 from typing import TypeVar
 
 from moerge.progress import NoProgress
-from moerge.recipes.base import Fleet, Model, Options, whole
+from moerge.recipes.base import Fleet, Model, Numbers, Options, whole
 from moerge.scoring.perplexity import Losses, document_scores, total
 
 CHOOSE = -1
@@ -23,7 +23,7 @@ def mean_loss(losses: Losses, fleet: Fleet) -> float:
 
 def choose(
     fleet: Fleet, options: Options, name: str, values: Sequence[float], default: float, build: Callable[[float], Losses]
-) -> Options:
+) -> Numbers:
     """The option with the smallest loss of its model on the tuning text; nothing if the option is given.
 
     Args:
@@ -38,7 +38,7 @@ def choose(
     return {name: min(values, key=lambda value: mean_loss(build(value), fleet))}
 
 
-def choose_scale(fleet: Fleet, options: Options, build: Callable[[float], Losses]) -> Options:
+def choose_scale(fleet: Fleet, options: Options, build: Callable[[float], Losses]) -> Numbers:
     """The option `scale`, the factor of the sum of D task vectors: 1 / 4D, 1 / 2D, 1 / D, 1 / 3 or 1 / 2."""
     every = len(fleet.domains)
     return choose(fleet, options, "scale", sorted({0.25 / every, 0.5 / every, 1 / every, 1 / 3, 0.5}), 1 / every, build)

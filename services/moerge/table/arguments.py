@@ -57,7 +57,10 @@ def values(sweep: str) -> tuple[str, list[float]]:
         raise MoergeError(f"expected OPTION=NUMBER,NUMBER,…, found {sweep!r}", where="--sweep") from error
 
 
-def texts(sources: Mapping[str, Sources], cut: Cut, split: Split, *, switch: bool) -> dict[str, Texts]:
+def texts(
+    sources: Mapping[str, Sources], cut: Cut, split: Split, *, switch: bool, training: bool = False
+) -> dict[str, Texts]:
     if switch:
-        return switched(texts(sources, replace(cut, tokens=sys.maxsize), split, switch=False), cut)
-    return {name: read_texts(name, each, cut, split) for name, each in sources.items()}
+        every = replace(cut, tokens=sys.maxsize)
+        return switched(texts(sources, every, split, switch=False, training=training), cut)
+    return {name: read_texts(name, each, cut, split, training=training) for name, each in sources.items()}

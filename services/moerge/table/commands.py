@@ -66,7 +66,7 @@ def table(
     ] = None,
     recipe: Annotated[
         list[str] | None,
-        typer.Option(help="NAME, or NAME:OPTION=NUMBER,… such as dume:k=2,lambda=0.1; repeat. Default: all."),
+        typer.Option(help="NAME, or NAME:OPTION=VALUE,… such as dume:k=2,lambda=0.1; repeat. Default: all."),
     ] = None,
     sweep: Annotated[
         str | None,
@@ -192,7 +192,8 @@ def table(
         if version is not None:
             runs.append(Run(published(version), {}, VERSION))
         compared = reference(against, runs, tuple(sources))
-        texts = arguments.texts(sources, cut, split, switch=switch)
+        pooled = any(run.recipe.trains for run in runs)
+        texts = arguments.texts(sources, cut, split, switch=switch, training=pooled)
         abroad = read_elsewhere(next(iter(sources.values())).expert, elsewhere, cut, split) if elsewhere else []
         result = replace(measure(runs, texts, settings, progress(), abroad), against=compared)
     for each in result.render(console):

@@ -7,6 +7,7 @@ from itertools import combinations
 from pathlib import Path
 
 from moerge.errors import MoergeError
+from moerge.memory import quick_collections
 from moerge.progress import Progress, Tracker
 from moerge.recipes.base import Fleet, Member, Model, Parts
 from moerge.recipes.models import Loaded, Oracle, Routed
@@ -14,7 +15,6 @@ from moerge.recipes.published import version
 from moerge.scoring.perplexity import Score, document_scores, normalised, total
 from moerge.table.joining_results import Growth, Joined, Names, Version
 from moerge.table.measure import Settings, Texts, fleet_of
-from moerge.table.memory import quick_collections
 from moerge.table.table import Figure, Run
 
 Plan = Mapping[Names, Sequence[Names]]

@@ -9,14 +9,14 @@ from pathlib import Path
 
 from torch import Tensor
 
-from moerge.progress import Progress, Tracker
-from moerge.recipes.base import Domain, Fleet, Model, Shared
+from moerge.memory import PeakMemory, quick_collections
+from moerge.progress import NoProgress, Progress, Tracker
+from moerge.recipes.base import NO_ROWS, Domain, Fleet, Model, Shared
 from moerge.recipes.dense import EXPERTS
 from moerge.recipes.models import Loaded, Routed
 from moerge.recipes.precision import Dtype
 from moerge.scoring.perplexity import Score, Window, document_scores
 from moerge.scoring.routers import RoutingCounter
-from moerge.table.memory import PeakMemory, quick_collections
 from moerge.table.table import Result, Row, Run, Table
 
 
@@ -29,6 +29,7 @@ class Texts:
         held_out: scored windows.
         statistics, other: documents of at most the context's length.
         tuning: windows for recipes' choice of settings.
+        training: rows for trained recipes, [n, context] int64.
     """
 
     expert: Path
@@ -36,6 +37,7 @@ class Texts:
     statistics: Sequence[list[int]] = ()
     other: Sequence[list[int]] = ()
     tuning: Sequence[Window] = ()
+    training: Tensor = NO_ROWS
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,7 @@ def measure(
             with progress.track(run.label, total, "tokens") as tracker:
                 share = _Share(total, tracker)
                 for seed in range(seeds):
-                    for name, result in _results(run, domains, elsewhere, settings, seed, shared, share):
+                    for name, result in _results(run, domains, elsewhere, settings, seed, shared, share, progress):
                         results.setdefault(name, []).append(result)
                 share.end()
             rows += [Row(run, name, each) for name, each in results.items()]
@@ -110,15 +112,36 @@ class _Share:
 
 
 def fleet_of(
-    domains: Mapping[str, Texts], settings: Settings, seed: int, work: Path, shared: Shared | None = None
+    domains: Mapping[str, Texts],
+    settings: Settings,
+    seed: int,
+    work: Path,
+    shared: Shared | None = None,
+    progress: Progress | None = None,
 ) -> Fleet:
     """The input of recipes with one seed, which draws the texts for statistics."""
     most = settings.statistics_tokens
     drawn = [
-        Domain(name, each.expert, _drawn(each.statistics, most, seed), _drawn(each.other, most, seed), each.tuning)
+        Domain(
+            name,
+            each.expert,
+            _drawn(each.statistics, most, seed),
+            _drawn(each.other, most, seed),
+            each.tuning,
+            each.training,
+        )
         for name, each in domains.items()
     ]
-    return Fleet(drawn, settings.base, seed, work, settings.device, settings.dtype, shared or Shared())
+    return Fleet(
+        drawn,
+        settings.base,
+        seed,
+        work,
+        settings.device,
+        settings.dtype,
+        shared or Shared(),
+        progress or NoProgress(),
+    )
 
 
 def _results(
@@ -129,10 +152,11 @@ def _results(
     seed: int,
     shared: Shared,
     tracker: Tracker,
+    progress: Progress,
 ) -> Iterator[tuple[str, Result]]:
     """(row, result) of each of a recipe's models with one seed."""
     with tempfile.TemporaryDirectory(prefix="moerge-table-") as work:
-        fleet = fleet_of(domains, settings, seed, Path(work), shared)
+        fleet = fleet_of(domains, settings, seed, Path(work), shared, progress)
         models = run.recipe.build(fleet, run.options)
         while True:
             memory, start = PeakMemory(settings.device), time.perf_counter()
@@ -143,7 +167,16 @@ def _results(
             scores, counts = _scored(model, domains, tracker)
             abroad = [] if model.reads_domain else document_scores(model.losses, elsewhere, tracker)
             seconds = time.perf_counter() - start
-            result = Result(scores, model.active_parameters, seconds, memory.bytes(), counts, abroad, model.chosen)
+            result = Result(
+                scores,
+                model.active_parameters,
+                seconds,
+                memory.bytes(),
+                counts,
+                abroad,
+                model.chosen,
+                model.trained,
+            )
             del built, model  # frees this one before the next one is built
             own = row.startswith(run.recipe.name)
             yield run.label + row.removeprefix(run.recipe.name) if own else row, result

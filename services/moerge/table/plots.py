@@ -129,7 +129,7 @@ def _curves(table: Table, option: str) -> str:
         if option in row.run.options:
             others = {name: value for name, value in row.run.options.items() if name != option}
             name = row.name.replace(row.run.label, label_of(row.run.recipe, others), 1)
-            lines.setdefault(name, {})[row.run.options[option]] = row
+            lines.setdefault(name, {})[float(row.run.options[option])] = row
     values = sorted({value for line in lines.values() for value in line}, key=lambda value: _rank(option, value))
     curves = {
         name: [table.average(line[value]) if value in line else None for value in values]

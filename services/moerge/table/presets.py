@@ -52,8 +52,9 @@ class Preset:
 
 
 def _sources(trained: Trained, domain: str, files: Mapping[str, Path], other: Path) -> Sources:
-    statistics, held_out, tuning = ([str(files[split])] for split in ("statistics", "heldout", "tuning"))
-    return Sources(trained.experts[domain], statistics, held_out, [str(other)], tuning)
+    splits = ("statistics", "heldout", "tuning", "train")
+    statistics, held_out, tuning, training = ([str(files[split])] for split in splits)
+    return Sources(trained.experts[domain], statistics, held_out, [str(other)], tuning, training)
 
 
 PRESETS = {

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from torch import Tensor
 
-from moerge.recipes.base import Options, Recipe
+from moerge.recipes.base import Numbers, Options, Recipe, Trained
 from moerge.recipes.dense import expert_row
 from moerge.recipes.version_folder import VERSION
 from moerge.scoring.perplexity import Score, normalised, total
@@ -46,6 +46,7 @@ class Result:
             can be counted.
         elsewhere: score of each document of no domain; empty without such text, and for an oracle.
         chosen: options that the recipe chose by the tuning text.
+        trained: the recipe's training; None: untrained.
     """
 
     documents: Mapping[str, Sequence[Score]]
@@ -54,7 +55,8 @@ class Result:
     peak_memory: int | None = None
     counts: Mapping[str, Tensor] = field(default_factory=dict)
     elsewhere: Sequence[Score] = ()
-    chosen: Options = field(default_factory=dict)
+    chosen: Numbers = field(default_factory=dict)
+    trained: Trained | None = None
 
     @property
     def scores(self) -> dict[str, Score]:
@@ -78,6 +80,11 @@ class Row:
     def chosen(self) -> dict[str, list[float]]:
         """Options that the recipe chose by the tuning text, seed by seed."""
         return {name: [result.chosen[name] for result in self.results] for name in self.results[0].chosen}
+
+    @property
+    def trained(self) -> Trained | None:
+        """Equal for all seeds."""
+        return self.results[0].trained
 
     @property
     def seconds(self) -> float:
@@ -288,7 +295,11 @@ class Table:
 
     def _costs(self, row: Row) -> dict[str, str]:
         memory = "" if row.peak_memory is None else f"{row.peak_memory / 1e6:,.0f} MB"
-        return {"active": parameters(row.active_parameters), "seconds": f"{row.seconds:.1f}", "memory": memory}
+        cells = {"active": parameters(row.active_parameters)}
+        if any(each.trained for each in self.rows):
+            cells["trained"] = parameters(row.trained.parameters) if row.trained else ""
+            cells["tokens"] = f"{row.trained.tokens:,}" if row.trained else ""
+        return {**cells, "seconds": f"{row.seconds:.1f}", "memory": memory}
 
     def _routing(self, row: Row) -> RichTable:
         table = RichTable(title="Share of tokens per expert, over all layers")
@@ -328,6 +339,7 @@ def _figures(row: Row, found: Figure) -> dict[str, object]:
         "scores": list(found.values),
         "seeds": len(found.values),
         "active_parameters": row.active_parameters,
+        "trained": row.trained._asdict() if row.trained else None,
         "seconds": row.seconds,
         "peak_memory": row.peak_memory,
         "reads_ahead": row.run.recipe.reads_ahead,

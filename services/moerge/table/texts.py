@@ -14,8 +14,10 @@ from moerge.documents.reader import BadLines, as_text, documents
 from moerge.documents.splits import HELD_OUT_SHARE, split_digest, split_of
 from moerge.errors import MoergeError
 from moerge.models.tokens import Tokens
+from moerge.recipes.base import NO_ROWS
 from moerge.scoring.perplexity import Window, windows
 from moerge.table.measure import Texts
+from moerge.training.batches import joined
 
 Split = Literal["heldout", "tuning"]
 """The scored text: held out for reports, or for the choice of settings."""
@@ -27,7 +29,7 @@ TUNING_TOKENS = 2_000
 class Sources:
     """A domain's expert folder and files, for `data_files`.
 
-    The files are for statistics, held-out text, other text, and the choice of settings.
+    The files are for statistics, held-out text, other text, the choice of settings, and training.
     """
 
     expert: Path
@@ -35,6 +37,7 @@ class Sources:
     held_out: Sequence[str] = ()
     other: Sequence[str] = ()
     tuning: Sequence[str] = ()
+    training: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -46,11 +49,12 @@ class Cut:
     tokens: int = 20_000
 
 
-def read_texts(name: str, sources: Sources, cut: Cut, split: Split = "heldout") -> Texts:
+def read_texts(name: str, sources: Sources, cut: Cut, split: Split = "heldout", *, training: bool = False) -> Texts:
     """A domain's documents, tokenized by its expert's tokenizer.
 
     Without held-out files, a tenth of the documents is held out; without tuning files, a tenth of the others is for
     tuning. With the split `tuning` that part is scored, and another tenth is for tuning. A document is in one part.
+    With `training` the files for training are read; without such files, the text for statistics serves.
 
     Raises:
         MoergeError: a file can't be read, or a part is empty.
@@ -76,7 +80,11 @@ def read_texts(name: str, sources: Sources, cut: Cut, split: Split = "heldout") 
             raise MoergeError("all text is held out", where=f"{option} {name}", todo="give more, or other, text")
     own_pieces, other_pieces = (_pieces(tokenizer, texts, cut.context) for texts in (statistics, further))
     settings = _windows(tokenizer, tuning, replace(cut, tokens=TUNING_TOKENS))
-    return Texts(sources.expert, scored, own_pieces, other_pieces, settings)
+    rows = NO_ROWS
+    if training:
+        pooled = [text for text in _texts("--text", sources.training) if text not in apart] or statistics
+        rows = joined(tokenizer(pooled)["input_ids"], tokenizer.eos_token_id, cut.context)
+    return Texts(sources.expert, scored, own_pieces, other_pieces, settings, rows)
 
 
 def read_elsewhere(expert: Path, files: Sequence[str], cut: Cut, split: Split = "heldout") -> list[Window]:

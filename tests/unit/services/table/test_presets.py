@@ -11,12 +11,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
-from moerge.demo import checkpoint, corpora
+from moerge.demo import corpora
 from moerge.demo.train import DEMO, Phase, Scratch, Training, _config, _digest, train
 from moerge.errors import MoergeError
 from moerge.progress import LogProgress, NoProgress
 from moerge.table.presets import PRESETS, Preset
 from moerge.table.texts import Cut
+from moerge.training import checkpoint
 from support.models import tokenizer
 
 TINY = Training(

@@ -1,13 +1,13 @@
-"""A training's checkpoint: weights, AdamW's state and the number of steps, in one safetensors file."""
+"""A training's checkpoint: trained parameters, AdamW's state and the number of steps, in one safetensors file."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import torch
 from safetensors import safe_open
 from torch import Tensor
-from transformers import PreTrainedModel
+from torch.nn import Parameter
 
 from moerge.files import atomic_file
 from moerge.models.writer import TensorPlan, write_safetensors
@@ -29,23 +29,24 @@ class Checkpoint:
         self._path = path
         self._due = time.monotonic() + SECONDS
 
-    def restore(self, model: PreTrainedModel, optimizer: torch.optim.AdamW) -> int:
-        """Restores weights and optimizer, and returns the checkpoint's number of steps; 0 without a file."""
+    def restore(self, parameters: Mapping[str, Parameter], optimizer: torch.optim.AdamW) -> int:
+        """Restores parameters and optimizer, and returns the checkpoint's number of steps; 0 without a file."""
         if not self._path.is_file():
             return 0
-        with safe_open(self._path, framework="pt", device=str(model.device)) as file, torch.no_grad():
-            for name, parameter in model.named_parameters():
+        device = str(next(iter(parameters.values())).device)
+        with safe_open(self._path, framework="pt", device=device) as file, torch.no_grad():
+            for name, parameter in parameters.items():
                 parameter.copy_(file.get_tensor(name))
                 state = {moment: file.get_tensor(f"{moment}.{name}") for moment in _MOMENTS}
                 optimizer.state[parameter] = {_STEP: file.get_tensor(_STEP).clone(), **state}
             return int(file.get_tensor(_STEP))
 
-    def keep(self, model: PreTrainedModel, optimizer: torch.optim.AdamW) -> None:
+    def keep(self, parameters: Mapping[str, Parameter], optimizer: torch.optim.AdamW) -> None:
         """Writes the file if due: every 30 seconds, in at most a twentieth of the time."""
         begun = time.monotonic()
         if begun < self._due:
             return
-        parts = [_plan(name, tensor) for name, tensor in _parts(model, optimizer)]
+        parts = [_plan(name, tensor) for name, tensor in _parts(parameters, optimizer)]
         with atomic_file(self._path) as out:
             write_safetensors(out, parts)
         self._due = time.monotonic() + max(SECONDS, 19 * (time.monotonic() - begun))
@@ -55,8 +56,7 @@ class Checkpoint:
         self._path.unlink(missing_ok=True)
 
 
-def _parts(model: PreTrainedModel, optimizer: torch.optim.AdamW) -> Iterator[tuple[str, Tensor]]:
-    parameters = dict(model.named_parameters())
+def _parts(parameters: Mapping[str, Parameter], optimizer: torch.optim.AdamW) -> Iterator[tuple[str, Tensor]]:
     yield _STEP, optimizer.state[next(iter(parameters.values()))][_STEP]
     for name, parameter in parameters.items():
         yield name, parameter.detach()

@@ -1,4 +1,4 @@
-"""Peak memory."""
+"""Peak memory of a piece of work."""
 
 import ctypes
 import gc

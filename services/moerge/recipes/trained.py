@@ -1,0 +1,168 @@
+"""Recipes with training on the domains' pooled text: BTX, DUME+, sparse upcycling, and the seed model trained on."""
+
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from moerge.errors import MoergeError
+from moerge.recipes.base import SEED, Fleet, Model, Options, Recipe, Trained, number, whole, word
+from moerge.recipes.dense import TASK_VECTORS
+from moerge.recipes.likelihoods import with_seed
+from moerge.recipes.models import Loaded, Routed, load
+from moerge.recipes.own import OPTIONS as OWN
+from moerge.recipes.own import PARTS as OWN_PARTS
+from moerge.recipes.precision import convert
+from moerge.recipes.published import RIDGE, dense, publish, random_routers, ridge, scale_of, trunk_of, version
+from moerge.training.batches import batches
+from moerge.training.loop import Run, fit, language_loss
+from moerge.training.parameters import Which, trainable
+from moerge.training.routing import ROUTINGS, RoutedLoss, Routing, experts_per_token
+from moerge_proto.trunks import TrunkMethod
+
+INITIAL_DEVIATION = 0.02
+"""Standard deviation of random routers before training, as in the stock classes."""
+STARTS = ("random", "ridge", "moerge", "fitted")
+"""Routers before training: random; DUME's; or the whole model of `moerge`, or of `moerge:fit=1`."""
+TRUNKS: tuple[TrunkMethod, ...] = ("average", "ties", "dare")
+TRAINING: Options = {"train": 250_000, "rate": 1e-3, "batch": 8}
+"""Tokens of the training, its highest learning rate, and rows of a batch."""
+_WORDS = {"routing": ROUTINGS, "start": STARTS, "trunk": TRUNKS}
+
+
+def train(model: PreTrainedModel, which: Which, fleet: Fleet, options: Options) -> Trained:
+    """Trains a dense or, with the option `routing`, a published model in place on all domains' rows alike.
+
+    Raises:
+        MoergeError: a domain has no text for training.
+    """
+    sources = [domain.training for domain in fleet.domains]
+    for domain in fleet.domains:
+        if not len(domain.training):
+            todo = "give more text with --text, or a smaller --context"
+            raise MoergeError("has less text for training than one context", where=domain.name, todo=todo)
+    size = whole(options, "batch", 1)
+    row = size * sources[0].shape[1]
+    steps = max(1, round(number(options, "train") / row))
+    run = Run(steps, number(options, "rate"), seed=fleet.seed)
+    routed = RoutedLoss(_routing(options), number(options, "balance")) if "routing" in options else None
+    with (
+        torch.inference_mode(False),
+        torch.enable_grad(),
+        trainable(model, which) as (parameters, elements),
+        routed.routed(model) if routed else nullcontext(),
+        fleet.progress.track("training", steps * row, "tokens") as tracker,
+    ):
+        drawn = batches(sources, steps, size, fleet.seed)
+        fit(model, parameters, drawn, run, lambda step: tracker.advance(step.tokens), routed or language_loss)
+    return Trained(elements, steps * row)
+
+
+def _routing(options: Options) -> Routing:
+    return next(each for each in ROUTINGS if each == word(options, "routing"))
+
+
+def small_routers(fleet: Fleet) -> list[Tensor]:
+    """Normal routers with the initial deviation of the stock classes, [D, H] per layer."""
+    return [INITIAL_DEVIATION * router for router in random_routers(fleet)]
+
+
+def untrained(fleet: Fleet, options: Options) -> Path:
+    """The folder of the version before training.
+
+    Raises:
+        MoergeError: the options contradict each other.
+    """
+    members, begin = with_seed(fleet, options), word(options, "start")
+    [method] = [each for each in TRUNKS if each == word(options, "trunk")]
+    k = {"k": experts_per_token(_routing(options), len(members.domains))}
+    if begin != "random" and len(members.domains) > len(fleet.domains):
+        raise MoergeError("the seed model has no statistics", where=f"start={begin}", todo=f"omit {SEED} or start")
+    if begin in ("moerge", "fitted"):
+        if method != "average":
+            raise MoergeError("the start has a trunk of its own", where=f"trunk={method}", todo="omit trunk or start")
+        return publish(OWN_PARTS, fleet, {**OWN, **k, "fit": int(begin == "fitted")})
+    if method != "average":
+        options = {**options, **scale_of(method, fleet, options)}
+    if begin == "ridge":
+        return publish(ridge(method), fleet, {**RIDGE, **options, **k})
+    experts = [dense(members, slot) for slot in range(len(members.domains))]
+    trunk = trunk_of(members, method, options)
+    return version(experts, trunk, small_routers(members), k, fleet.work / "version")
+
+
+def _published(name: str, which: Which, fleet: Fleet, options: Options) -> Iterator[tuple[str, Model]]:
+    loaded = load(untrained(fleet, options), fleet.device)
+    told = train(loaded, which, fleet, options)
+    model = Routed(convert(loaded, fleet.dtype))
+    model.trained = told
+    yield name, model
+
+
+def _upcycling(fleet: Fleet, options: Options) -> Iterator[tuple[str, Model]]:
+    seed = _seed(fleet)
+    copies = replace(fleet, domains=[replace(domain, expert=seed) for domain in fleet.domains])
+    return _published("upcycling", "all", copies, {**options, "start": "random", "trunk": "average", SEED: 0})
+
+
+def _seed_continued(fleet: Fleet, options: Options) -> Iterator[tuple[str, Model]]:
+    loaded = load(_seed(fleet), fleet.device)
+    told = train(loaded, "all", fleet, options)
+    model = Loaded(convert(loaded, fleet.dtype))
+    model.trained = told
+    yield "seed-continued", model
+
+
+def _seed(fleet: Fleet) -> Path:
+    if fleet.base is None:
+        raise MoergeError("needs the seed model", where="--base", todo="name its folder")
+    return fleet.base
+
+
+def _recipe(name: str, source: str, which: Which, routing: Routing, start: str, rate: float) -> Recipe:
+    words = {"routing": routing, "start": start, "trunk": "average"}
+    return Recipe(
+        name,
+        source,
+        partial(_published, name, which),
+        {**words, **TASK_VECTORS, SEED: 0, "balance": 0, **TRAINING, "rate": rate},
+        _WORDS,
+        drawn=True,
+        asked_only=True,
+        trains=which,
+    )
+
+
+RECIPES = (
+    _recipe("dume-plus", "DUME section 2.3, its routers trained", "routers", "straight", "ridge", 3e-3),
+    _recipe("dume-plus-gate", "DUME+ as in DUME's code: routers and gate_proj", "gates", "top1", "ridge", 1e-3),
+    _recipe("btx-gate", "BTX as in DUME's code: routers and gate_proj", "gates", "top2", "random", 1e-3),
+    _recipe("btx-router", "BTX's routers alone", "routers", "top2", "random", 1e-2),
+    _recipe("btx", "Sukhbaatar et al. 2024; other trunks: MergeME 3.1", "all", "top2", "random", 1e-3),
+    Recipe(
+        "upcycling",
+        "Komatsuzaki et al. 2022: every expert a copy of the seed model",
+        _upcycling,
+        {"routing": "top2", "balance": 0, **TRAINING},
+        {"routing": ROUTINGS},
+        drawn=True,
+        needs_base=True,
+        asked_only=True,
+        trains="all",
+    ),
+    Recipe(
+        "seed-continued",
+        "the seed model, dense, on the same text",
+        _seed_continued,
+        TRAINING,
+        drawn=True,
+        needs_base=True,
+        asked_only=True,
+        trains="all",
+    ),
+)

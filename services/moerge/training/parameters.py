@@ -1,0 +1,57 @@
+"""The trainable parameters of a published or dense model."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Literal, NamedTuple, get_args
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+from transformers import PreTrainedModel
+
+from moerge.models.families import published_family
+
+Which = Literal["routers", "gates", "all"]
+WHICH: tuple[Which, ...] = get_args(Which)
+"""`routers`: their weights. `gates`: also the gate matrix of every MLP, as DUME's code does. `all`: every parameter."""
+_GATE_AND_UP = ".experts.gate_up_proj"  # [D, 2 I, H]; the gate matrix has the first I rows
+
+
+class Trainable(NamedTuple):
+    """Trainable parameters by name, and their number of elements."""
+
+    parameters: Mapping[str, Parameter]
+    elements: int
+
+
+@contextmanager
+def trainable(model: PreTrainedModel, which: Which) -> Iterator[Trainable]:
+    """While open, only these parameters of the model require a gradient; afterwards none does.
+
+    AdamW leaves elements without a gradient as they are, bit for bit, if it has no weight decay.
+    """
+    routers = set[str]()
+    if which != "all":
+        router = published_family(model.config).router_module
+        routers = {f"{router.format(layer=layer)}.weight" for layer in range(model.config.num_hidden_layers)}
+    found, elements, handles = dict[str, Parameter](), 0, []
+    for name, parameter in model.named_parameters():
+        halved = which == "gates" and name.endswith(_GATE_AND_UP)
+        parameter.requires_grad_(which == "all" or name in routers or halved)
+        if parameter.requires_grad:
+            found[name] = parameter
+            elements += parameter.numel() // (2 if halved else 1)
+        if halved:
+            handles.append(parameter.register_hook(_of_gate))
+    try:
+        yield Trainable(found, elements)
+    finally:
+        for handle in handles:
+            handle.remove()
+        model.requires_grad_(False)
+        model.eval()
+
+
+def _of_gate(gradient: Tensor) -> Tensor:
+    gate, up = gradient.chunk(2, dim=1)
+    return torch.cat([gate, torch.zeros_like(up)], dim=1)
