@@ -4,6 +4,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from moerge.recipes.base import Domain, Fleet, Model
@@ -20,7 +21,9 @@ def fleet(folder: Path, domains: int = 3, **settings: Any) -> Fleet:
     for slot in range(domains):
         place = folder / f"expert-{slot}"
         rows = contributed_rows(slot)
-        own = Domain(f"d{slot}", expert(place, seed=slot + 1, apart=0.02, **settings), rows[slot:], rows[:slot])
+        made_there = expert(place, seed=slot + 1, apart=0.02, **settings)
+        pooled = torch.randint(97 + 5 * slot, 110 + 5 * slot, (6, 16), generator=torch.Generator().manual_seed(slot))
+        own = Domain(f"d{slot}", made_there, rows[slot:], rows[:slot], training=pooled)
         made.append(own)
     work = folder / "work"
     work.mkdir()

@@ -48,8 +48,10 @@ def choose(routing: Routing, logits: Tensor, noise: Generator) -> tuple[Tensor, 
         return p, every
     if routing in ("straight", "gumbel"):
         return one_hot(p.argmax(-1), count) + (p - p.detach()), every
-    weights, chosen = p.topk(1 if routing == "eq4" else experts_per_token(routing, count))
-    return (weights if routing == "eq4" else weights / weights.sum(-1, keepdim=True)), chosen
+    if routing == "eq4":
+        return p.max(-1, keepdim=True)
+    largest, chosen = logits.float().topk(experts_per_token(routing, count))
+    return largest.softmax(-1), chosen
 
 
 @dataclass
