@@ -142,7 +142,7 @@ def test_options_that_contradict_each_other_are_refused(on: Fleet, spec: str, sa
 def test_a_domain_without_text_for_training_is_named(tmp_path: Path) -> None:
     on = fleet(tmp_path, 2)
     short = replace(on.domains[1], training=torch.empty(0, 16, dtype=torch.int64))
-    with pytest.raises(MoergeError, match="d1.*less text for training"):
+    with pytest.raises(MoergeError, match=r"d1.*less text for training"):
         only("btx:train=32", replace(on, domains=[on.domains[0], short]))
 
 
