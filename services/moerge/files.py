@@ -4,13 +4,19 @@ import errno
 import hashlib
 import os
 import secrets
+import shutil
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
+from filelock import FileLock, Timeout
+
 from moerge.errors import CheckpointError, MoergeError
+
+LOCK = "lock"
+"""The file that locks a work folder."""
 
 
 @contextmanager
@@ -33,6 +39,32 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
         raise
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def work_folder(out: Path) -> Path:
+    """The folder of unfinished work on `out`; not in the output, because engines read all files there."""
+    return out.with_name(f"{out.name}.work")
+
+
+@contextmanager
+def alone(work: Path) -> Iterator[None]:
+    """Makes a work folder, locks it against other runs, and removes it at the end if it is empty.
+
+    Raises:
+        MoergeError: another run uses it.
+    """
+    work.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(work / LOCK)
+    try:
+        lock.acquire(blocking=False)
+    except Timeout as error:
+        raise MoergeError("another run uses this folder", where=str(work), todo="wait for it") from error
+    try:
+        yield
+    finally:
+        if [path.name for path in work.iterdir()] == [LOCK]:
+            shutil.rmtree(work)
+        lock.release()
 
 
 def sync_folder(folder: Path) -> None:

@@ -12,6 +12,7 @@ from moerge.errors import CoordinatorError, MoergeError
 from moerge.progress import LogProgress
 from moerge_proto.options import SolveOptions
 from moerge_proto.rounds import NewRound, RoundChange, RoundState
+from moerge_proto.tuned import TunedModel
 from moerge_proto.versions import NewVersion, Version, VersionChange
 from support.federation import Federation, eventually, federation_of
 from support.processes import ended, run_command, start_worker
@@ -161,6 +162,15 @@ def test_pull_refuses_a_folder_that_is_something_else_and_names_the_aliases(
     with pytest.raises(MoergeError, match="not a pulled version"):
         pull(federation.operator, federation.operator.version(1), tmp_path / "letters", LogProgress())
     assert (tmp_path / "letters" / "mother.txt").read_text() == "dear"
+    tuned = {
+        **{"recipe": "btx", "options": {}, "tokens": 1, "texts": {}, "weights": {}, "context": 1, "seed": 0},
+        **{"precision": "float32", "accumulate": 1, "workers": 1, "parent_files": {}},
+        "parent": federation.operator.version(1).lineage,
+        "build": {"moerge": "", "torch": "", "transformers": "", "device": "cpu"},
+    }
+    (tmp_path / "letters" / "moerge.json").write_text(TunedModel.model_validate(tuned).model_dump_json())
+    with pytest.raises(MoergeError, match="contains a tuned model, which no coordinator has"):
+        pull(federation.operator, federation.operator.version(1), tmp_path / "letters", LogProgress())
     with pytest.raises(AssertionError, match="no alias 'chmapion'"):
         federation.moerge("pull", "chmapion", tmp_path / "model")
 

@@ -24,7 +24,10 @@ def test_the_readme_s_merge_and_tables_on_one_machine(tmp_path: Path) -> None:
             said = person.types(part.next("moerge merge", {"org/name@rev": "./law"}))
             for word in ("code", "law"):
                 assert word in said
-        assert "generated_text" in person.types(LOAD.format("merged"))
+        with Part("README.md", "Tune a version") as part:
+            assert "trained 192 parameters on 10,240 tokens" in person.types(part.next("moerge tune", {"1M": "10k"}))
+        for made in ("merged", "tuned"):
+            assert "generated_text" in person.types(LOAD.format(made))
         assert "moerge" in (tmp_path / "merged" / "README.md").read_text()
         shutil.copytree(tmp_path / "merged", tmp_path / "v1")
         with Part("README.md", "Quality") as part:

@@ -73,6 +73,7 @@ PANELS: dict[str, dict[str, typer.Typer | Component | Callable[..., None]]] = {
     },
     "One machine": {
         "merge": Component("moerge.merging.commands", "Merge experts on this machine into one MoE model.", "all"),
+        "tune": Component("moerge_workers.tuning.commands", "Train a version further, on pooled text.", "tune"),
         "demo": Component(
             "moerge.demo.commands", "Run the main job on real text: four owners, one coordinator, two versions.", "demo"
         ),

@@ -14,6 +14,7 @@ from moerge.errors import MoergeError
 from moerge.files import atomic_file, file_sha256, sync_folder
 from moerge.progress import Progress
 from moerge_proto.messages import FileEntry
+from moerge_proto.tuned import tuned
 from moerge_proto.versions import Version
 
 CARD_FILE = "README.md"
@@ -35,6 +36,9 @@ def pull(client: Client, version: Version, folder: Path, progress: Progress) -> 
     if folder.exists() and not (folder / MARK).is_file():
         todo = "name a new folder, or the folder of an earlier pull"
         raise MoergeError("exists, but is not a pulled version", where=str(folder), todo=todo)
+    if folder.exists() and tuned((folder / MARK).read_bytes()) is not None:
+        todo = "name another folder"
+        raise MoergeError("contains a tuned model, which no coordinator has", where=str(folder), todo=todo)
     folder.parent.mkdir(parents=True, exist_ok=True)
     partial = folder.with_name(f".{folder.name}.part")
     lock = FileLock(folder.with_name(f".{folder.name}.lock"), blocking=False)

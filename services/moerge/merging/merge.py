@@ -2,13 +2,11 @@
 
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
-from filelock import FileLock, Timeout
 from rich.filesize import decimal
 
 from moerge.documents.corpus import Corpus
@@ -17,7 +15,7 @@ from moerge.documents.shards import enough, shard_name
 from moerge.documents.splits import HELD_OUT_SHARE
 from moerge.errors import MoergeError
 from moerge.experts.fitting import fit, fitting_bytes, require_fittable
-from moerge.files import atomic_file
+from moerge.files import LOCK, alone, atomic_file, work_folder
 from moerge.merging.local import LocalTrunk, local_trunk, local_version
 from moerge.merging.report import SCORED_TOKENS, DomainCounts, DomainScore, Report
 from moerge.merging.texts import Survey, Texts, survey
@@ -38,13 +36,11 @@ from moerge_proto.digests import digest_of
 from moerge_proto.options import RARE_BELOW, RECOMMENDED, VersionRecipe
 from moerge_proto.statistics_file import StatisticsSettings
 from moerge_proto.trunks import TrunkOptions
+from moerge_proto.tuned import tuned
 from moerge_proto.versions import Lineage, SolveReport
 
 LEAST_DOCUMENTS = 100
 """Least number of documents of a fit, if there are so many."""
-
-
-_LOCK = "lock"
 
 
 @dataclass(frozen=True)
@@ -82,11 +78,6 @@ class MergeSettings:
     keep_statistics: bool = False
 
 
-def work_folder(out: Path) -> Path:
-    """The folder of statistics and unfinished work; not in the output, because engines read all files there."""
-    return out.with_name(f"{out.name}.work")
-
-
 def merge(
     sources: Sequence[Source],
     out: Path,
@@ -106,7 +97,7 @@ def merge(
     """
     settings = settings or MergeSettings()
     job = _Job(sources, out, settings, say)
-    with job.alone():
+    with alone(work_folder(out)):
         return job.run()
 
 
@@ -120,22 +111,6 @@ class _Job:
     @property
     def _work(self) -> Path:
         return work_folder(self.out)
-
-    @contextmanager
-    def alone(self) -> Iterator[None]:
-        """Locks the work folder against other runs, and removes it at the end if it is empty."""
-        self._work.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(self._work / _LOCK)
-        try:
-            lock.acquire(blocking=False)
-        except Timeout as error:
-            raise MoergeError("another merge uses this folder", where=str(self._work), todo="wait for it") from error
-        try:
-            yield
-        finally:
-            if _names(self._work) == {_LOCK}:
-                shutil.rmtree(self._work)
-            lock.release()
 
     def run(self) -> Report:
         self._check_out()
@@ -155,13 +130,13 @@ class _Job:
         self._score_card(report)
         if not self.settings.keep_statistics:
             for path in self._work.iterdir():
-                if path.name != _LOCK:
+                if path.name != LOCK:
                     shutil.rmtree(path) if path.is_dir() else path.unlink()
         return report
 
     def _check_out(self) -> None:
         """Requires a new folder, or the version of an interrupted run, which has a work folder."""
-        found, begun = _names(self.out), _names(self._work) != {_LOCK}
+        found, begun = _names(self.out), _names(self._work) != {LOCK}
         if self.out.is_file() or (found and not (begun and LINEAGE_FILE in found)):
             todo = "name a new folder, or remove this one"
             raise MoergeError("the folder is not empty", where=str(self.out), todo=todo)
@@ -292,7 +267,8 @@ class _Job:
         path = self.out / LINEAGE_FILE
         if not path.is_file():
             return False
-        if Lineage.model_validate_json(path.read_text(encoding="utf-8")) != lineage:
+        found = path.read_bytes()
+        if tuned(found) is not None or Lineage.model_validate_json(found) != lineage:
             raise MoergeError("contains another version", where=str(self.out), todo="name a new folder, or remove it")
         return True
 

@@ -10,6 +10,7 @@ from moerge.models.sources import checkpoint_folder
 from moerge.settings import named_values
 from moerge.table.measure import Texts
 from moerge.table.texts import Cut, Sources, Split, read_texts, switched
+from moerge_proto.tuned import tuned
 from moerge_proto.versions import Lineage
 
 
@@ -42,7 +43,9 @@ def in_slot_order(version: Path, sources: Mapping[str, Sources]) -> dict[str, So
     path = version / "moerge.json"
     if not path.is_file():
         raise MoergeError("not found", where=str(path), todo="name the folder of a version published by moerge")
-    domains = Lineage.model_validate_json(path.read_text(encoding="utf-8")).domains
+    content = path.read_bytes()
+    made = tuned(content)
+    domains = (Lineage.model_validate_json(content) if made is None else made.parent).domains
     if set(domains) != sources.keys():
         raise MoergeError(f"expected {', '.join(domains)}, found {', '.join(sources)}", where="--expert")
     return {domain: sources[domain] for domain in domains}

@@ -23,11 +23,12 @@ class Checkpoint:
 
     Args:
         path: its file, used for nothing else.
+        seconds: minimum interval between two writes.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._due = time.monotonic() + SECONDS
+    def __init__(self, path: Path, seconds: float = SECONDS) -> None:
+        self._path, self._seconds = path, seconds
+        self._due = time.monotonic() + seconds
 
     def restore(self, parameters: Mapping[str, Parameter], optimizer: torch.optim.AdamW) -> int:
         """Restores parameters and optimizer, and returns the checkpoint's number of steps; 0 without a file."""
@@ -42,14 +43,14 @@ class Checkpoint:
             return int(file.get_tensor(_STEP))
 
     def keep(self, parameters: Mapping[str, Parameter], optimizer: torch.optim.AdamW) -> None:
-        """Writes the file if due: every 30 seconds, in at most a twentieth of the time."""
+        """Writes the file if due: after the interval, in at most a twentieth of the time."""
         begun = time.monotonic()
         if begun < self._due:
             return
         parts = [_plan(name, tensor) for name, tensor in _parts(parameters, optimizer)]
         with atomic_file(self._path) as out:
             write_safetensors(out, parts)
-        self._due = time.monotonic() + max(SECONDS, 19 * (time.monotonic() - begun))
+        self._due = time.monotonic() + max(self._seconds, 19 * (time.monotonic() - begun))
 
     def remove(self) -> None:
         """Removes the file, if present."""

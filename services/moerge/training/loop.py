@@ -124,6 +124,6 @@ def fit(
     resumed(begun)
     for number, batch in islice(enumerate(batches), begun, run.steps):
         step = trainer.step(batch, number, run.rate(number))
+        done(step)  # first, so that a log has every step of the checkpoint
         if checkpoint is not None:
             checkpoint.keep(parameters, trainer.optimizer)
-        done(step)

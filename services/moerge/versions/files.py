@@ -85,7 +85,7 @@ def trunk_files(
         return [_weights(TRUNK_FILE, plans + added, trunk=digest, tied=tied)]
     size = {name: spec.bytes for name, spec in trunk.specs.items()}
     count, key = sum(math.prod(spec.shape) for spec in trunk.specs.values()), digest_of({"sha256": sha256})
-    own = FilePlan(TRUNK_FILE, key, lambda out: _copied_bytes(trunk.path, out), size, sha256, count)
+    own = FilePlan(TRUNK_FILE, key, lambda out: copied_bytes(trunk.path, out), size, sha256, count)
     return [own, _weights(ADDED_FILE, added, trunk=digest, tied=tied)] if added else [own]
 
 
@@ -118,7 +118,7 @@ def _zeros(name: str, shape: tuple[int, ...], trunk: Checkpoint) -> TensorPlan:
     return TensorPlan(name, dtype, shape, lambda: torch.zeros(shape, dtype=dtype))
 
 
-def _copied_bytes(path: Path, out: BinaryIO) -> str:
+def copied_bytes(path: Path, out: BinaryIO) -> str:
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while piece := file.read(_PIECE):

@@ -1,23 +1,13 @@
-"""Ray: one actor per slot, each with the model and one thread. The only module that imports ray."""
+"""Ray actors: one per slot, each with the model and one thread."""
 
-import logging
-import os
-import secrets
-import shutil
-import signal
 import socket
-import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Protocol
 
 import ray
-from ray._private import ray_constants
-from ray._raylet import Config  # type: ignore[attr-defined]  # it is compiled
 from ray.exceptions import RayError, RayTaskError
 
 from moerge.documents.shards import Shard
@@ -28,6 +18,7 @@ from moerge.statistics.accumulate import ShardSums
 from moerge.statistics.memory import is_out_of_memory, too_large
 from moerge.statistics.passes import RouterPass, TrunkPass
 from moerge_proto.statistics_file import StatisticsSettings
+from moerge_workers.computing.cluster import cluster
 from moerge_workers.computing.pending import ComputeShards
 from moerge_workers.settings import Settings
 from moerge_workers.watching.events import Events
@@ -35,7 +26,6 @@ from moerge_workers.watching.events import Events
 _WAITING_PER_SLOT = 2
 _DEATHS = 4  # in a row, of an actor and its replacements, before one finishes a shard
 _LOOK_SECONDS = 2.0
-_STARTS = 3
 _TELL_SECONDS = 60.0
 
 
@@ -102,7 +92,7 @@ class Slots:
             MoergeError: the model doesn't fit, actors die repeatedly, or the cluster doesn't exist.
         """
         source, more, again = iter(shards), True, deque[Shard]()
-        with _cluster(self.address, self.slots) as connect:
+        with cluster(self.address, self.slots) as connect:
             pool = _Pool(self, work, again, connect)
             while True:
                 while pool.free and (more or again):
@@ -122,7 +112,7 @@ class Slots:
         Raises:
             MoergeError: as in `compute`.
         """
-        with _cluster(self.address, self.slots) as connect:
+        with cluster(self.address, self.slots) as connect:
             pool = _Pool(self, work, deque(), connect)
             while pool.starting:
                 pool.next()
@@ -131,67 +121,6 @@ class Slots:
 def on_ray(settings: Settings, events: Events) -> ComputeShards:
     """The function that computes a worker's shards on Ray actors, by its settings."""
     return Slots(settings.ray_address, settings.slots, settings.statistics, events.say, events).compute
-
-
-@contextmanager
-def _cluster(address: str | None, slots: int) -> Iterator[Callable[[], None]]:
-    """A Ray cluster: the owner's existing one, or a local one of `slots` CPUs that ends with the context.
-
-    Yields the function that starts or joins it again. Removes Ray's folder, except after an error.
-    """
-    ours = signal.getsignal(signal.SIGTERM)  # Ray replaces it by one without cleanup
-    folder = Path(tempfile.mkdtemp(prefix="ray-"))  # private; Ray's own folders are open to all
-    failed = False
-
-    def connect() -> None:
-        _connect(address, slots, folder)
-
-    try:
-        connect()
-        signal.signal(signal.SIGTERM, ours)
-        yield connect
-    except Exception:
-        failed = True
-        raise
-    finally:
-        ray.shutdown()
-        signal.signal(signal.SIGTERM, ours)
-        if not failed:
-            shutil.rmtree(folder, ignore_errors=True)
-
-
-def _connect(address: str | None, slots: int, folder: Path) -> None:
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no usage reports
-    local: dict[str, Any] = {}
-    if address is None:
-        _close_local()
-        local = {"num_cpus": slots, "include_dashboard": False, "_temp_dir": str(folder / "r")}
-    for left in reversed(range(1 if address else _STARTS)):
-        try:
-            ray.init(address=address or "local", log_to_driver=False, logging_level=logging.ERROR, **local)
-            return
-        except Exception as error:  # Ray raises plain ones
-            ray.shutdown()
-            if not left:
-                raise _no_cluster(address, error, folder) from error
-
-
-def _close_local() -> None:
-    """Make a local cluster listen on the loopback interface only, and require a token that this process knows.
-
-    An imported Ray has no public setting for that: it replaces 127.0.0.1 by an interface's address.
-    """
-    os.environ["RAY_AUTH_MODE"] = "token"
-    os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
-    Config.initialize("")  # reads the mode again
-    ray_constants.ENABLE_RAY_CLUSTER = False
-
-
-def _no_cluster(address: str | None, error: Exception, folder: Path) -> MoergeError:
-    where, todo = "--ray-address", "start the cluster (ray start --head), or omit the option for a local one"
-    if address is None:
-        where, todo = "Ray", f"see {folder}/r/session_latest/logs; usual reasons are a full disk or too little memory"
-    return MoergeError(f"Ray doesn't start: {error}", where=where, todo=todo)
 
 
 def _alive() -> bool:

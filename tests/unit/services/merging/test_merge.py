@@ -256,7 +256,7 @@ def test_an_output_that_is_no_cut_run_s_is_refused_and_left_as_it_is(folder: Pat
 
 def test_a_second_merge_into_the_same_folder_is_refused(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "out.work").mkdir()
-    with FileLock(tmp_path / "out.work" / "lock"), pytest.raises(MoergeError, match="another merge uses this folder"):
+    with FileLock(tmp_path / "out.work" / "lock"), pytest.raises(MoergeError, match="another run uses this folder"):
         merge(sources(folder), tmp_path / "out", SETTINGS)
 
 

@@ -1,0 +1,108 @@
+"""A tuning: request, training on Ray, and the folder. An interrupted one continues at its checkpoint."""
+
+import shutil
+from pathlib import Path
+from typing import NamedTuple
+
+from safetensors.torch import save
+
+from moerge.errors import MoergeError
+from moerge.files import alone, atomic_file, work_folder
+from moerge.progress import Progress
+from moerge.recipes.base import number, whole
+from moerge.training.loop import Run
+from moerge.versions.files import LINEAGE_FILE
+from moerge_proto.tuned import tuned
+from moerge_workers.tuning.card import losses
+from moerge_workers.tuning.folder import tensor_bytes, write_tuned
+from moerge_workers.tuning.on_ray import train_on_ray
+from moerge_workers.tuning.request import Request
+from moerge_workers.tuning.training import LOG, ROWS, Done, Job
+
+
+class Summary(NamedTuple):
+    """A finished tuning: trained parameters, tokens, losses of the first and the last step, peak memory in bytes."""
+
+    parameters: int
+    tokens: int
+    first_loss: float
+    last_loss: float
+    peak_memory: int | None
+
+
+def require_new(out: Path) -> None:
+    """Requires a new or empty folder, or that of a run that was killed at its end.
+
+    Raises:
+        MoergeError: the folder has content.
+    """
+    begun = out.is_dir() and work_folder(out).is_dir()
+    if out.is_file() or (out.is_dir() and any(out.iterdir()) and not begun):
+        raise MoergeError("the folder is not empty", where=str(out), todo="name a new folder, or remove this one")
+
+
+def tune(request: Request, out: Path, address: str | None, progress: Progress) -> Summary:
+    """Trains a version on and writes the folder `out`. The same request continues an interrupted run.
+
+    Raises:
+        MoergeError: `out` has other content, another run uses it, or the training failed.
+    """
+    out = out.absolute()
+    with alone(work_folder(out)):
+        work = work_folder(out) / request.name[:16]
+        done, found = Done.read(work), out / LINEAGE_FILE
+        if found.is_file() and (done is None or tuned(found.read_bytes()) != request.record):
+            raise MoergeError("contains another model", where=str(out), todo="name a new folder, or remove this one")
+        if done is None:
+            _train(prepared(request, work), request, address, progress)
+            done = Done.read(work)
+            if done is None:
+                raise MoergeError("the training wrote no result", where=str(work), todo=_shared(address))
+        if not found.is_file():
+            with progress.track(f"writing {out.name}", tensor_bytes(request.version), "B") as tracker:
+                write_tuned(request, work, done, out, tracker.advance)
+        for path in work_folder(out).iterdir():
+            if path.is_dir():
+                shutil.rmtree(path)
+    return Summary(done.parameters, request.record.tokens, *losses(out / LOG), done.peak_memory)
+
+
+def _shared(address: str | None) -> str:
+    return "run the command again" if address is None else "name folders on storage that all nodes of the cluster share"
+
+
+def prepared(request: Request, work: Path) -> Job:
+    """The training of a request; writes its rows to the work folder."""
+    made, options = request.record, request.record.options
+    with atomic_file(work / ROWS) as file:
+        file.write(save({str(slot): rows for slot, rows in enumerate(request.rows)}))
+    run = Run(
+        request.steps,
+        number(options, "rate"),
+        accumulate=made.accumulate,
+        seed=made.seed,
+        bfloat16=made.precision == "bfloat16",
+    )
+    return Job(
+        version=request.version.absolute(),
+        work=work,
+        trains=request.trains,
+        routing=request.routing,
+        balance=number(options, "balance"),
+        batch=whole(options, "batch", 1),
+        weights=tuple(made.weights[domain] for domain in made.parent.domains),
+        run=run,
+    )
+
+
+def _train(job: Job, request: Request, address: str | None, progress: Progress) -> None:
+    made, told = request.record, 0
+    with progress.track("training", made.tokens, "tokens") as tracker:
+
+        def finished(steps: int) -> None:
+            nonlocal told
+            if steps > told:
+                tracker.advance((steps - told) * made.tokens // request.steps)
+                told = steps
+
+        train_on_ray(job, made.workers, made.build.device, address, finished)
