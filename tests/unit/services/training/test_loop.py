@@ -26,9 +26,13 @@ def loss(model: nn.Module, ids: Tensor, noise: Generator) -> Tensor:
     return (w * ids.float()).square().mean() / 2 * (1 + torch.rand((), generator=noise))
 
 
+def squared(model: nn.Module, ids: Tensor, noise: Generator) -> Tensor:
+    return (model.get_parameter("w") * ids.float()).square().mean()
+
+
 def test_a_step_is_adamw_s() -> None:
     model, run = Scalar(), Run(4, 0.1, weight_decay=0.5, clip=1e9)
-    trainer = Trainer(model, dict(model.named_parameters()), run, lambda m, ids, _: (m.w * ids.float()).square().mean())  # type: ignore[union-attr]
+    trainer = Trainer(model, dict(model.named_parameters()), run, squared)
     w, first, second = 2.0, 0.0, 0.0
     for number, x in enumerate((3.0, -1.0, 2.0)):
         found = trainer.step(torch.tensor([[x]]), number, 0.1)
@@ -51,9 +55,7 @@ def test_parts_of_a_batch_give_the_gradient_of_the_whole() -> None:
     models = [Scalar(), Scalar()]
     for model, parts in zip(models, (1, 3), strict=True):
         run = Run(1, 0.1, clip=1e9, accumulate=parts)
-        trainer = Trainer(
-            model, dict(model.named_parameters()), run, lambda m, ids, _: (m.w * ids.float()).square().mean()
-        )  # type: ignore[union-attr]
+        trainer = Trainer(model, dict(model.named_parameters()), run, squared)
         trainer.optimizer = torch.optim.SGD(model.parameters(), lr=0.1)  # type: ignore[assignment]
         trainer.step(torch.arange(1, 6)[:, None], 0, 0.1)  # parts of 2, 2 and 1 rows
     assert models[0].w.item() == pytest.approx(models[1].w.item())
