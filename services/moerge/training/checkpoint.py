@@ -13,7 +13,7 @@ from moerge.files import atomic_file
 from moerge.models.writer import TensorPlan, write_safetensors
 
 SECONDS = 30.0
-"""Minimum interval between two checkpoints."""
+"""Default of the minimum interval between two checkpoints."""
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 _STEP = "step"
 
@@ -23,12 +23,12 @@ class Checkpoint:
 
     Args:
         path: its file, used for nothing else.
-        seconds: minimum interval between two writes.
+        seconds: minimum interval between two writes; None: 30.
     """
 
-    def __init__(self, path: Path, seconds: float = SECONDS) -> None:
-        self._path, self._seconds = path, seconds
-        self._due = time.monotonic() + seconds
+    def __init__(self, path: Path, seconds: float | None = None) -> None:
+        self._path, self._seconds = path, SECONDS if seconds is None else seconds
+        self._due = time.monotonic() + self._seconds
 
     def restore(self, parameters: Mapping[str, Parameter], optimizer: torch.optim.AdamW) -> int:
         """Restores parameters and optimizer, and returns the checkpoint's number of steps; 0 without a file."""

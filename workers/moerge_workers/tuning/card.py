@@ -41,7 +41,8 @@ coordinator published: those are functions of contributions alone, and nobody po
 | tokens | {made.tokens:,} in rows of {made.context} |
 | loss | {first:.4f} in the first step, {last:.4f} in the last |
 | seed | {made.seed} |
-| processes | {made.workers}; {made.accumulate} parts per batch |
+| processes | {made.workers} |
+| parts of a process's batch | {made.accumulate} |
 | device | {build.device}, {made.precision} |
 | build | moerge {build.moerge}, torch {build.torch}, transformers {build.transformers} |
 

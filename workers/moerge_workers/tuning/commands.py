@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
+from rich.console import Console
 from rich.filesize import decimal
 
 from moerge.cli.common import numbers
@@ -78,7 +79,8 @@ def tune(
         seed=seed,
     )
     request = read_request(version, named_values("--text", text), wanted, text_field, progress())
-    done = run(request, out, ray_address, progress())
+    told = Console(stderr=True)
+    done = run(request, out, ray_address, progress(), lambda line: told.print(line, highlight=False, markup=False))
     memory = "" if done.peak_memory is None else f"; peak memory {decimal(done.peak_memory)} per process"
     output().print(
         f"{out}: trained {done.parameters:,} parameters on {done.tokens:,} tokens; "

@@ -113,14 +113,14 @@ def _run(config: dict[str, Any]) -> None:
     """The body of a process."""
     job: Job = config["job"]
     context = ray.train.get_context()
-    rank, count, device = context.get_world_rank(), context.get_world_size(), get_device()
+    rank, count, device = int(context.get_world_rank()), int(context.get_world_size()), get_device()
     with _group(config["store"], rank, count, device), _only(job.work, rank):
 
         def mean(value: float) -> float:
             total = torch.tensor(value, dtype=torch.float64, device=device)
             if count > 1:
                 dist.all_reduce(total)
-            return float(total.item()) / count
+            return float(total) / count
 
         train(job, Process(rank, count, str(device), prepare_model, mean))
 

@@ -18,7 +18,7 @@ from moerge.memory import PeakMemory
 from moerge.models.writer import TensorPlan, write_safetensors
 from moerge.scoring.perplexity import load
 from moerge.training.batches import batches
-from moerge.training.checkpoint import SECONDS, Checkpoint
+from moerge.training.checkpoint import Checkpoint
 from moerge.training.log import Log
 from moerge.training.loop import Run, Step, fit
 from moerge.training.parameters import Which, trainable
@@ -38,7 +38,7 @@ class Job:
         domains: number of their rows' tensors, named 0, 1, ….
         batch: rows of all processes.
         weights: of the domains in the mixture.
-        checkpoint_seconds: minimum interval between two checkpoints.
+        checkpoint_seconds: minimum interval between two checkpoints; None: the training room's.
     """
 
     version: Path
@@ -49,7 +49,7 @@ class Job:
     batch: int
     weights: tuple[float, ...]
     run: Run
-    checkpoint_seconds: float = SECONDS
+    checkpoint_seconds: float | None = None
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,8 @@
 """A tuning: request, training on Ray, and the folder. An interrupted one continues at its checkpoint."""
 
 import shutil
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
@@ -8,11 +10,11 @@ from safetensors.torch import save
 
 from moerge.errors import MoergeError
 from moerge.files import alone, atomic_file, work_folder
-from moerge.progress import Progress
+from moerge.progress import NoProgress, Progress, Tracker
 from moerge.recipes.base import number, whole
 from moerge.training.loop import Run
 from moerge.versions.files import LINEAGE_FILE
-from moerge_proto.tuned import tuned
+from moerge_proto.tuned import TunedModel, tuned
 from moerge_workers.tuning.card import losses
 from moerge_workers.tuning.folder import tensor_bytes, write_tuned
 from moerge_workers.tuning.on_ray import train_on_ray
@@ -41,8 +43,18 @@ def require_new(out: Path) -> None:
         raise MoergeError("the folder is not empty", where=str(out), todo="name a new folder, or remove this one")
 
 
-def tune(request: Request, out: Path, address: str | None, progress: Progress) -> Summary:
-    """Trains a version on and writes the folder `out`. The same request continues an interrupted run.
+def tune(
+    request: Request,
+    out: Path,
+    address: str | None,
+    progress: Progress,
+    say: Callable[[str], None] = lambda text: None,
+) -> Summary:
+    """Trains a version further and writes the folder `out`. The same request continues an interrupted run.
+
+    Args:
+        address: of a Ray cluster; None: a local Ray.
+        say: gets other messages.
 
     Raises:
         MoergeError: `out` has other content, another run uses it, or the training failed.
@@ -54,6 +66,7 @@ def tune(request: Request, out: Path, address: str | None, progress: Progress) -
         if found.is_file() and (done is None or tuned(found.read_bytes()) != request.record):
             raise MoergeError("contains another model", where=str(out), todo="name a new folder, or remove this one")
         if done is None:
+            say("starting Ray" if address is None else f"joining Ray at {address}")
             _train(prepared(request, work), request, address, progress)
             done = Done.read(work)
             if done is None:
@@ -96,13 +109,25 @@ def prepared(request: Request, work: Path) -> Job:
 
 
 def _train(job: Job, request: Request, address: str | None, progress: Progress) -> None:
-    made, told = request.record, 0
-    with progress.track("training", made.tokens, "tokens") as tracker:
+    """Trains, and shows the steps after those of an interrupted run; the start of Ray doesn't count for the rate."""
+    made, log = request.record, job.work / LOG
+    told = log.read_bytes().count(b"\n") - 1 if log.is_file() else 0
+    left = request.steps - told
+    with ExitStack() as shown:
+        tracker: Tracker = NoProgress()
 
         def finished(steps: int) -> None:
-            nonlocal told
-            if steps > told:
-                tracker.advance((steps - told) * made.tokens // request.steps)
-                told = steps
+            nonlocal told, tracker
+            if steps <= told:
+                return
+            if told == request.steps - left:
+                tracker = shown.enter_context(progress.track("training", left * _row(made), "tokens"))
+            tracker.advance((steps - told) * _row(made))
+            told = steps
 
         train_on_ray(job, made.workers, made.build.device, address, finished)
+
+
+def _row(made: TunedModel) -> int:
+    """Tokens of a step."""
+    return whole(made.options, "batch", 1) * made.context
