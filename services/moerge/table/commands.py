@@ -17,6 +17,18 @@ app = typer.Typer()
 WITH_VERSION = ("averaging",)
 """Default recipes beside a version."""
 STATISTICS_TOKENS = 20_000
+TRAINED = (
+    "dume",
+    "moerge",
+    "dume-plus-gate",
+    "btx-gate",
+    "btx-router",
+    "btx",
+    "btx:start=moerge",
+    "seed-continued",
+)
+"""Default recipes of --trained."""
+TRAINED_SEEDS = 3
 JOINED = ("dume", "moerge")
 """Default recipes of --incremental."""
 FIRST = 2
@@ -68,6 +80,10 @@ def table(
         list[str] | None,
         typer.Option(help="NAME, or NAME:OPTION=VALUE,… such as dume:k=2,lambda=0.1; repeat. Default: all."),
     ] = None,
+    trained: Annotated[
+        bool,
+        typer.Option("--trained", help="Recipes that train on all domains' pooled text, beside dume and moerge."),
+    ] = False,
     sweep: Annotated[
         str | None,
         typer.Option(help="OPTION=NUMBER,NUMBER,…: measure recipes with this option at each value, such as k=1,2,3."),
@@ -83,7 +99,9 @@ def table(
         bool,
         typer.Option("--subsets", help="With --incremental: also start from other experts, and add several at once."),
     ] = False,
-    seeds: Annotated[int, typer.Option(min=1, help="Number of seeds for random choices.")] = 1,
+    seeds: Annotated[
+        int | None, typer.Option(min=1, help="Number of seeds for random choices. Default: 1; with --trained 3.")
+    ] = None,
     against: Annotated[
         str | None,
         typer.Option(help="Row to compare the others' averages with. Default: dume."),
@@ -160,7 +178,10 @@ def table(
         todo = f"leave --{'stride' if stride else 'elsewhere'} out"
         raise MoergeError("scores the second half of the domains' windows", where="--switch", todo=todo)
     precision.require(dtype)
-    settings = Settings(start, seeds, most if statistics_tokens is None else statistics_tokens, device or place, dtype)
+    runs_each = seeds or (TRAINED_SEEDS if trained else 1)
+    settings = Settings(
+        start, runs_each, most if statistics_tokens is None else statistics_tokens, device or place, dtype
+    )
 
     def say(line: str) -> None:
         console.print(line, highlight=False, markup=False)
@@ -168,8 +189,8 @@ def table(
     option: str | None = None
     result: Table | Growth
     if incremental:
-        if version is not None or sweep is not None or against is not None or elsewhere:
-            todo = "leave --version, --sweep, --against and --elsewhere out"
+        if version is not None or sweep is not None or against is not None or elsewhere or trained:
+            todo = "leave --version, --sweep, --against, --elsewhere and --trained out"
             raise MoergeError("can't be combined with these options", where="--incremental", todo=todo)
         runs, planned = (
             in_parts(recipe or JOINED, sources, start),
@@ -182,7 +203,9 @@ def table(
     else:
         if version is not None:
             sources = arguments.in_slot_order(version, sources)
-        if recipe or version is not None:
+        if trained:
+            runs = asked([*TRAINED, *(recipe or ())], sources, start)
+        elif recipe or version is not None:
             runs = asked(recipe or WITH_VERSION, sources, start)
         else:
             runs = possible(sources, start, say)

@@ -4,6 +4,7 @@ import pytest
 
 from moerge.errors import MoergeError
 from moerge.recipes.registry import RECIPES, parse
+from moerge.table.commands import TRAINED
 
 
 def test_a_spec_names_a_recipe_and_some_of_its_options() -> None:
@@ -29,6 +30,13 @@ def test_what_doesn_t_exist_is_named_with_what_does(spec: str, said: str) -> Non
     with pytest.raises(MoergeError, match=f"(?s){said}") as caught:
         parse(spec)
     assert caught.value.where == f"--recipe {spec}"
+
+
+def test_a_table_of_trained_recipes_compares_them_with_untrained_ones() -> None:
+    trains = {spec: parse(spec)[0].trains for spec in TRAINED}
+    assert [spec for spec, which in trains.items() if which is None] == ["dume", "moerge"]
+    assert parse("btx:start=moerge,routing=soft")[2] == "btx:start=moerge,routing=soft"
+    assert parse("btx:routing=top2")[2] == "btx"
 
 
 def test_every_recipe_says_where_it_is_from() -> None:
