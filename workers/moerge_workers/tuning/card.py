@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from statistics import fmean
 
 from moerge.recipes.registry import shown
 from moerge.versions.card_scores import CARD_FILE, markdown_rows
@@ -10,9 +11,10 @@ from moerge_workers.tuning.training import Done
 
 
 def losses(log: Path) -> tuple[float, float]:
-    """The losses of the first and the last step in a training's log."""
-    _, first, *rest = log.read_text(encoding="utf-8").splitlines()
-    return float(first.split(",")[2]), float((rest or [first])[-1].split(",")[2])
+    """The mean losses of the first and the last tenth of the steps in a training's log."""
+    found = [float(line.split(",")[2]) for line in log.read_text(encoding="utf-8").splitlines()[1:]]
+    tenth = max(1, len(found) // 10)
+    return fmean(found[:tenth]), fmean(found[-tenth:])
 
 
 def card(request: Request, log: Path, done: Done) -> str:
@@ -39,7 +41,7 @@ coordinator published: those are functions of contributions alone, and nobody po
 | recipe | `{made.recipe}`: {options} |
 | trained parameters | {done.parameters:,} |
 | tokens | {made.tokens:,} in rows of {made.context} |
-| loss | {first:.4f} in the first step, {last:.4f} in the last |
+| loss | {first:.4f} in the first tenth of the steps, {last:.4f} in the last |
 | seed | {made.seed} |
 | processes | {made.workers} |
 | parts of a process's batch | {made.accumulate} |

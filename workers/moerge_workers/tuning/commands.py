@@ -84,7 +84,7 @@ def tune(
     memory = "" if done.peak_memory is None else f"; peak memory {decimal(done.peak_memory)} per process"
     output().print(
         f"{out}: trained {done.parameters:,} parameters on {done.tokens:,} tokens; "
-        f"loss {done.first_loss:.4f} in the first step, {done.last_loss:.4f} in the last{memory}",
+        f"loss {done.first_loss:.4f} in the first tenth, {done.last_loss:.4f} in the last{memory}",
         highlight=False,
         markup=False,
     )

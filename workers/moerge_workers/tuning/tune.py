@@ -23,7 +23,7 @@ from moerge_workers.tuning.training import LOG, ROWS, Done, Job
 
 
 class Summary(NamedTuple):
-    """A finished tuning: trained parameters, tokens, losses of the first and the last step, peak memory in bytes."""
+    """A finished tuning: trained parameters, tokens, mean loss of the first and last tenth, peak memory in bytes."""
 
     parameters: int
     tokens: int
