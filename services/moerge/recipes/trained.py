@@ -50,7 +50,7 @@ def train(model: PreTrainedModel, which: Which, fleet: Fleet, options: Options) 
     row = size * sources[0].shape[1]
     steps = max(1, round(number(options, "train") / row))
     run = Run(steps, number(options, "rate"), seed=fleet.seed)
-    routed = RoutedLoss(_routing(options), number(options, "balance")) if "routing" in options else None
+    routed = RoutedLoss(routing_of(options), number(options, "balance")) if "routing" in options else None
     with (
         torch.inference_mode(False),
         torch.enable_grad(),
@@ -63,7 +63,8 @@ def train(model: PreTrainedModel, which: Which, fleet: Fleet, options: Options) 
     return Trained(elements, steps * row)
 
 
-def _routing(options: Options) -> Routing:
+def routing_of(options: Options) -> Routing:
+    """The routing that a recipe's options name."""
     return next(each for each in ROUTINGS if each == word(options, "routing"))
 
 
@@ -80,7 +81,7 @@ def untrained(fleet: Fleet, options: Options) -> Path:
     """
     members, begin = with_seed(fleet, options), word(options, "start")
     [method] = [each for each in TRUNKS if each == word(options, "trunk")]
-    k = {"k": experts_per_token(_routing(options), len(members.domains))}
+    k = {"k": experts_per_token(routing_of(options), len(members.domains))}
     if begin != "random" and len(members.domains) > len(fleet.domains):
         raise MoergeError("the seed model has no statistics", where=f"start={begin}", todo=f"omit {SEED} or start")
     if begin in ("moerge", "fitted"):

@@ -23,11 +23,12 @@ from moerge.models.families import published_family
 from moerge.models.reader import Checkpoint
 from moerge.models.side_files import GENERATION
 from moerge.progress import Progress
-from moerge.recipes.base import Options, number, whole, word
+from moerge.recipes.base import Options, number, whole
 from moerge.recipes.registry import RECIPES, parse
+from moerge.recipes.trained import routing_of
 from moerge.training.batches import joined
 from moerge.training.parameters import Which
-from moerge.training.routing import ROUTINGS, Routing
+from moerge.training.routing import Routing
 from moerge.versions.files import LINEAGE_FILE
 from moerge_proto.digests import digest_of
 from moerge_proto.tuned import Build, TunedModel, tuned
@@ -89,7 +90,7 @@ class Request:
 
     @property
     def routing(self) -> Routing:
-        return next(each for each in ROUTINGS if each == word(self.record.options, "routing"))
+        return routing_of(self.record.options)
 
 
 def token_count(text: str) -> int:
