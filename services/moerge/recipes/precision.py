@@ -30,18 +30,19 @@ def require(dtype: Dtype) -> None:
 def convert(model: PreTrainedModel, dtype: Dtype) -> PreTrainedModel:
     """The model with its parameters in a format, changed in place.
 
-    Q8_0 and Q4_0 round each matrix whose width is a multiple of the block, including embedding and head, but not
-    routers, which llama.cpp keeps in float32.
+    Q8_0 and Q4_0 round each matrix whose width is a multiple of the block, as llama.cpp does: routers stay in float32,
+    and with Q4_0 the head, also if it is the embedding, is rounded to Q8_0.
     """
     if dtype == "float32":
         return model
     published = any(family.published_type == model.config.model_type for family in FAMILIES.values())
     kept = {id(router.get_parameter("weight")) for router in routers(model)} if published else set()
+    head = id(model.get_output_embeddings().get_parameter("weight"))
     for parameter in model.parameters():
         if dtype == "bfloat16":
             parameter.data = parameter.data.bfloat16()
         elif parameter.dim() > 1 and parameter.shape[-1] % BLOCK == 0 and id(parameter) not in kept:
-            parameter.data = rounded(parameter.data, dtype)
+            parameter.data = rounded(parameter.data, "Q8_0" if id(parameter) == head else dtype)
     return model
 
 
