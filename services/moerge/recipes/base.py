@@ -92,6 +92,17 @@ class Fleet:
     shared: Shared = field(default_factory=Shared)
     progress: Progress = field(default_factory=NoProgress)
 
+    @property
+    def seed_model(self) -> Path:
+        """The base.
+
+        Raises:
+            MoergeError: it is missing.
+        """
+        if self.base is None:
+            raise MoergeError("the seed model is missing", where="--base", todo="name its folder")
+        return self.base
+
 
 class Trained(NamedTuple):
     """A training on the domains' pooled text: number of trained parameters, and of tokens."""

@@ -7,7 +7,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from moerge.errors import MoergeError
 from moerge.models.batches import bucket, pad
 from moerge.recipes.base import SEED, Domain, Fleet, Likelihoods, Options, whole
 from moerge.recipes.models import Loaded, load
@@ -61,9 +60,7 @@ def with_seed(fleet: Fleet, options: Options) -> Fleet:
     """
     if not whole(options, SEED, 0, 1):
         return fleet
-    if fleet.base is None:
-        raise MoergeError("the seed model is missing", where=f"{SEED}=1", todo="name its folder with --base")
-    return replace(fleet, domains=[*fleet.domains, Domain(SEED, fleet.base, [])])
+    return replace(fleet, domains=[*fleet.domains, Domain(SEED, fleet.seed_model, [])])
 
 
 def documents(rows: Rows) -> list[list[int]]:

@@ -152,10 +152,8 @@ def _by_perplexity(name: str, separate: bool, fleet: Fleet, options: Options) ->
 
 
 def _by_task_vector(name: str, separate: bool, fleet: Fleet, options: Options) -> Iterator[tuple[str, Model]]:
-    if fleet.base is None:
-        raise MoergeError("task vectors need the base model", where=name, todo="name its folder with --base")
     models, trunk = [each.model for each in experts(fleet)], merged_model(fleet, "average", {})
-    base = load(fleet.base, torch.float32, fleet.device)
+    base = load(fleet.seed_model, torch.float32, fleet.device)
     routing = 3 * active_parameters(base)  # a backward pass costs two forward ones
     yield name, Upcycled(trunk, models, alignment(base, models), routing, whole(options, "k", 1), separate=separate)
 

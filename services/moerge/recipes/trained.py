@@ -106,23 +106,17 @@ def _published(name: str, which: Which, fleet: Fleet, options: Options) -> Itera
 
 
 def _upcycling(fleet: Fleet, options: Options) -> Iterator[tuple[str, Model]]:
-    seed = _seed(fleet)
+    seed = fleet.seed_model
     copies = replace(fleet, domains=[replace(domain, expert=seed) for domain in fleet.domains])
     return _published("upcycling", "all", copies, {**options, "start": "random", "trunk": "average", SEED: 0})
 
 
 def _seed_continued(fleet: Fleet, options: Options) -> Iterator[tuple[str, Model]]:
-    loaded = load(_seed(fleet), fleet.device)
+    loaded = load(fleet.seed_model, fleet.device)
     told = train(loaded, "all", fleet, options)
     model = Loaded(convert(loaded, fleet.dtype))
     model.trained = told
     yield "seed-continued", model
-
-
-def _seed(fleet: Fleet) -> Path:
-    if fleet.base is None:
-        raise MoergeError("needs the seed model", where="--base", todo="name its folder")
-    return fleet.base
 
 
 def _recipe(name: str, source: str, which: Which, routing: Routing, start: str, rate: float) -> Recipe:
