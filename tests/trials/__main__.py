@@ -1,8 +1,8 @@
 """`python -m trials [--preset demo] [--training-seeds 1,2] [GROUP or NAME ...]`: constants and parts of `moerge`.
 
-Rows are the recommended recipe with one change, in groups: `defaults`, `fitting`, `limits`. They are scored on all text
-of the tuning split, so that no choice depends on the held-out text that tables score. Each training seed trains the
-preset's experts anew.
+Rows are the recommended recipe with one change, in the groups `defaults`, `constants`, `fitting` and `limits`. They
+are scored on text of the tuning split, so no choice depends on the held-out text that tables score. Each training seed
+trains the preset's experts anew.
 """
 
 import argparse
@@ -41,6 +41,7 @@ from moerge.table.measure import Settings, measure
 from moerge.table.presets import PRESETS
 from moerge.table.table import Run
 from moerge.table.texts import read_elsewhere, read_texts
+from moerge.trunk import regmean
 from moerge_proto.trunks import TrunkMethod
 
 DEFAULT, FITTED = "moerge", "moerge:fit=1"
@@ -138,6 +139,13 @@ DEFAULTS = (
     run("moerge:discriminant=0", "the paper's routers"),
     *map(run, ("moerge:lambda=0.0001", "moerge:lambda=0.01", "moerge:k=2", "moerge:rare_below=0")),
 )
+CONSTANTS = (
+    *(
+        changed(f"shrinkage {each:g}", DEFAULT, regmean, "SHRINKAGE_TO_AVERAGE", each)
+        for each in (0.001, 0.01, 1.0, 10.0)
+    ),
+    *(changed(f"evenness {each:g}", DEFAULT, regmean, "EVENNESS", each) for each in (0.0, 0.1, 2.0)),
+)
 FITTING = (
     run(FITTED),
     changed("head solved once", FITTED, moerge, "trunk_of", trunk_by("regmean")),
@@ -150,7 +158,7 @@ LIMITS = (
     limit("fitted oracle with own head", partial(oracle_with_own, "lm_head")),
     limit("fitted oracle with own attention", partial(oracle_with_own, "self_attn")),
 )
-GROUPS = {"defaults": DEFAULTS, "fitting": FITTING, "limits": LIMITS}
+GROUPS = {"defaults": DEFAULTS, "constants": CONSTANTS, "fitting": FITTING, "limits": LIMITS}
 
 
 def named(names: Sequence[str], against: str) -> list[Run]:
@@ -165,6 +173,7 @@ def main() -> None:
     parser.add_argument("names", nargs="*", metavar="GROUP or NAME")
     parser.add_argument("--preset", default="demo", choices=sorted(PRESETS))
     parser.add_argument("--training-seeds", default="1")
+    parser.add_argument("--tokens", type=int, default=maxsize, help="scored tokens of each domain; default: all")
     parser.add_argument("--device", help="cpu or cuda; default: the preset's")
     parser.add_argument("--against", default=DEFAULT, help="row to compare others with")
     parser.add_argument("--json", type=Path)
@@ -172,7 +181,7 @@ def main() -> None:
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     runs, preset, console = named(chosen.names, chosen.against), PRESETS[chosen.preset], Console()
-    cut, folder = replace(preset.cut, tokens=maxsize), cache_folder()
+    cut, folder = replace(preset.cut, tokens=chosen.tokens), cache_folder()
     averages, records = dict[str, list[float]](), dict[str, object]()
     for seed in map(int, chosen.training_seeds.split(",")):
         sources, base = preset.sources(folder, seed, progress(), chosen.device)

@@ -1,0 +1,144 @@
+"""`python -m trials.curves [RECIPE ...]`: the score of trained recipes by the tokens of their training.
+
+Each recipe is trained once, at a constant rate after the warm-up. A point of n tokens continues from that training's
+first 0.8 n tokens, while the rate falls to 0 over the last 0.2 n.
+"""
+
+import argparse
+import json
+from collections.abc import Iterator, Sequence
+from copy import deepcopy
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from transformers.utils.logging import disable_progress_bar, set_verbosity_error
+
+from moerge.demo import corpora
+from moerge.files import atomic_file, cache_folder
+from moerge.progress import progress
+from moerge.recipes.base import Fleet, Model, Options, Trained, number, whole
+from moerge.recipes.models import Routed, load
+from moerge.recipes.registry import parse
+from moerge.recipes.trained import routing_of, untrained
+from moerge.table.measure import Settings, measure
+from moerge.table.plots import picture
+from moerge.table.presets import PRESETS
+from moerge.table.table import Row, Run, Table
+from moerge.table.texts import read_elsewhere, read_texts
+from moerge.training.batches import batches
+from moerge.training.loop import Run as Training
+from moerge.training.loop import Trainer
+from moerge.training.parameters import trainable
+from moerge.training.routing import RoutedLoss
+
+TRAINED = ("btx", "btx:start=ridge", "btx:start=moerge", "btx:start=fitted")
+UNTRAINED = ("dume", "moerge", "moerge:fit=1", "moerge-oracle")
+TOKENS = "train"
+"""The option with the number of training tokens."""
+WARMUP = 0.8 / 64
+"""Share of the longest training, within the shortest."""
+HALVINGS = 6
+
+
+def points(steps: int) -> list[int]:
+    """Steps of the trainings, each half of the next."""
+    return sorted({max(1, steps >> halved) for halved in range(HALVINGS + 1)})
+
+
+def curve(spec: str, longest: int) -> Run:
+    """The recipe, untrained and after each point's training; the option TOKENS of a row is set by `by_tokens`."""
+    recipe, options, label = parse(spec)
+    assert recipe.trains is not None, spec
+    which = recipe.trains
+
+    def build(fleet: Fleet, options: Options) -> Iterator[tuple[str, Model]]:
+        model, size = load(untrained(fleet, options), fleet.device), whole(options, "batch", 1)
+        sources, highest = [domain.training for domain in fleet.domains], number(options, "rate")
+        row = size * sources[0].shape[1]
+        steps = longest // row
+        drawn = list(batches(sources, steps, size, fleet.seed))
+        loss = RoutedLoss(routing_of(options), number(options, "balance"))
+        with trainable(model, which) as (parameters, elements):
+            trainer = Trainer(model, parameters, Training(steps, highest, seed=fleet.seed), loss)
+
+        def train(first: int, rates: Sequence[float]) -> None:
+            with (
+                torch.inference_mode(False),
+                torch.enable_grad(),
+                trainable(model, which),
+                loss.routed(model),
+                fleet.progress.track(f"{label}, training", len(rates) * row, "tokens") as tracker,
+            ):
+                model.train()
+                for step, rate in enumerate(rates, first):
+                    tracker.advance(trainer.step(drawn[step], step, rate).tokens)
+
+        def scored(steps: int) -> tuple[str, Model]:
+            found = Routed(model)
+            found.trained = Trained(elements, steps * row)
+            return f"{label} after {steps * row} tokens", found
+
+        done, warmup = 0, max(1, round(WARMUP * steps))
+        yield scored(0)
+        for point in points(steps):
+            constant = round(0.8 * point)
+            train(done, [highest * min(1.0, (step + 1) / warmup) for step in range(done, constant)])
+            done, last = constant, point - constant
+            kept = deepcopy((model.state_dict(), trainer.optimizer.state_dict()))
+            train(done, [highest * (last - step) / (last + 1) for step in range(last)])
+            yield scored(point)
+            model.load_state_dict(kept[0])
+            trainer.optimizer.load_state_dict(kept[1])
+
+    return Run(replace(recipe, build=build), options, label)
+
+
+def by_tokens(table: Table) -> Table:
+    """Rows of one curve differ in the option TOKENS; an untrained recipe has a level line."""
+    every = [row.trained.tokens for row in table.rows if row.trained]
+    rows: list[Row] = []
+    for row in table.rows:
+        ends = [row.trained.tokens] if row.trained else [min(every), max(every)]
+        if row.run.recipe.name == "experts":
+            rows.append(row)
+            continue
+        for tokens in ends:
+            run = replace(row.run, options={**row.run.options, TOKENS: tokens})
+            rows.append(replace(row, run=run, name=row.run.label))
+    return replace(table, rows=rows)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("recipes", nargs="*", metavar="RECIPE")
+    parser.add_argument("--preset", default="demo", choices=sorted(PRESETS))
+    parser.add_argument("--train", type=int, default=1_000_000, help="tokens of the longest training")
+    parser.add_argument("--device", help="cpu or cuda; default: the preset's")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--svg", type=Path)
+    chosen = parser.parse_args()
+    set_verbosity_error()
+    disable_progress_bar()
+    preset, folder, console = PRESETS[chosen.preset], cache_folder(), Console()
+    sources, base = preset.sources(folder, 1, progress(), chosen.device)
+    texts = {name: read_texts(name, each, preset.cut, training=True) for name, each in sources.items()}
+    abroad = read_elsewhere(base, [str(corpora.write_elsewhere(folder / "texts"))], preset.cut)
+    settings = Settings(base, 1, preset.statistics_tokens, chosen.device or preset.device)
+    runs = [Run(*parse(spec)) for spec in ("experts", *UNTRAINED)]
+    runs += [curve(spec, chosen.train) for spec in chosen.recipes or TRAINED]
+    table = replace(measure(runs, texts, settings, progress(), abroad), against="moerge")
+    for each in table.render(console):
+        console.print(each, highlight=False, markup=False)
+    for path, text in (
+        (chosen.json, json.dumps(table.to_json(), indent=2)),
+        (chosen.svg, picture(by_tokens(table), TOKENS)),
+    ):
+        if path:
+            with atomic_file(path) as out:
+                out.write(text.encode())
+
+
+if __name__ == "__main__":
+    main()
