@@ -18,7 +18,10 @@ WITH_VERSION = ("averaging",)
 """Default recipes beside a version."""
 STATISTICS_TOKENS = 20_000
 TRAINED = (
+    "random",
+    "averaging",
     "dume",
+    "oracle",
     "moerge",
     "dume-plus-gate",
     "btx-gate",
@@ -82,7 +85,7 @@ def table(
     ] = None,
     trained: Annotated[
         bool,
-        typer.Option("--trained", help="Recipes that train on all domains' pooled text, beside dume and moerge."),
+        typer.Option("--trained", help="Recipes that train on all domains' pooled text, beside untrained ones."),
     ] = False,
     sweep: Annotated[
         str | None,
