@@ -33,7 +33,7 @@ from moerge.training.loop import Trainer
 from moerge.training.parameters import trainable
 from moerge.training.routing import RoutedLoss
 
-TRAINED = ("btx", "btx:start=ridge", "btx:start=moerge", "btx:start=fitted")
+TRAINED = ("btx", "btx:start=moerge", "btx:start=fitted")
 UNTRAINED = ("dume", "moerge", "moerge:fit=1", "moerge-oracle")
 TOKENS = "train"
 """The option with the number of training tokens."""

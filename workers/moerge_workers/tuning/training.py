@@ -108,7 +108,7 @@ def train(job: Job, process: Process) -> None:
     def done(step: Step) -> None:
         loss = process.mean(step.loss)
         if not math.isfinite(loss):
-            todo = "give a lower one, for example rate=0.0003"
+            todo = "give a lower one, for example rate=0.00003"
             raise MoergeError(f"the loss of step {step.number} is not finite", where="--recipe rate", todo=todo)
         if first:
             log.done(step._replace(loss=loss, tokens=step.tokens * process.count))
