@@ -35,8 +35,8 @@ from moerge.training.routing import RoutedLoss
 
 TRAINED = ("btx", "btx:start=moerge", "btx:start=fitted")
 UNTRAINED = ("dume", "moerge", "moerge:fit=1", "moerge-oracle")
-TOKENS = "train"
-"""The option with the number of training tokens."""
+TOKENS = "training tokens"
+"""The option over which curves are drawn."""
 WARMUP = 0.8 / 64
 """Share of the longest training, within the shortest."""
 HALVINGS = 6
@@ -48,7 +48,7 @@ def points(steps: int) -> list[int]:
 
 
 def curve(spec: str, longest: int) -> Run:
-    """The recipe, untrained and after each point's training; the option TOKENS of a row is set by `by_tokens`."""
+    """The recipe, untrained and after each point's training; `by_tokens` adds the option TOKENS."""
     recipe, options, label = parse(spec)
     assert recipe.trains is not None, spec
     which = recipe.trains
@@ -78,7 +78,7 @@ def curve(spec: str, longest: int) -> Run:
         def scored(steps: int) -> tuple[str, Model]:
             found = Routed(model)
             found.trained = Trained(elements, steps * row)
-            return f"{label} after {steps * row} tokens", found
+            return f"{recipe.name} after {steps * row:,} tokens", found
 
         done, warmup = 0, max(1, round(WARMUP * steps))
         yield scored(0)
