@@ -12,6 +12,7 @@ NOT_TYPED = {
     "make *": "installs, and runs the tests themselves, the benchmark or the demo, which tests/e2e/test_demo.py runs",
     "moerge demo *": "tests/e2e/test_demo.py runs it",
     "moerge table --preset *": "trains experts, for minutes to hours; docs/quality.md has the figures",
+    "PYTHONPATH=tests python -m trials*": "trains and measures for minutes to an hour, likewise",
     "PYTHONPATH=tests python -m simulation *": "tests/simulation runs fewer of the same",
     "PYTHONPATH=tests python -m kills *": "tests/kills runs fewer of the same",
     "PYTHONPATH=tests .venv/bin/python -m mutations": "breaks everything, for minutes",

@@ -18,7 +18,7 @@ from moerge.models.dense import dense_model, domain_model, place, trunk_names
 from moerge.models.families import EMBEDDING, HEAD, family_of
 from moerge.models.reader import Checkpoint
 from moerge.models.writer import TensorPlan, write_safetensors
-from moerge.recipes.base import Fleet, Model, Options, Recipe, number
+from moerge.recipes.base import Fleet, Model, Options, Recipe, Shared, number
 from moerge.recipes.models import Routed
 from moerge.recipes.own import OPTIONS, PARTS
 from moerge.recipes.published import COUNTS, RIDGE, first_tokens, published_recipe, ridge, trunk_of, version
@@ -72,7 +72,8 @@ def plus_trunk(fleet: Fleet, options: Options) -> LocalTrunk:
     An owner's model is the merged trunk below a layer, and the expert's own modules from there on; all MLPs are its
     own, as in a version. So every layer needs a round of all owners; here a pass up to the layer.
     """
-    made = trunk_of(fleet, "regmean", options)  # for token counts and properties
+    alone = replace(fleet, shared=Shared())  # because the trunk's file is replaced, and its contributions are read
+    made = trunk_of(alone, "regmean", options)  # for token counts and properties
     config = read_config(fleet.domains[0].expert)
     family, layers = family_of(config), int(config.num_hidden_layers)
     with ExitStack() as stack:

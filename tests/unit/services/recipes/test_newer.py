@@ -1,5 +1,6 @@
 """Rows for newer work follow the formulas of their papers."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -7,6 +8,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from moerge.recipes.base import Shared
 from moerge.recipes.models import Loaded
 from moerge.recipes.newer import second_order
 from moerge.scoring.perplexity import Rows
@@ -68,3 +70,15 @@ def test_regmean_plus_solves_a_layer_behind_the_merged_layers_below_it(tmp_path:
     plain = only("regmean", on)
     assert isinstance(plain, Loaded)
     assert not torch.allclose(plain.model.get_submodule(module).get_parameter("weight").double(), expected, atol=1e-4)
+
+
+@torch.inference_mode()
+def test_regmean_plus_needs_no_trunk_of_other_rows_and_changes_none(tmp_path: Path) -> None:
+    alone, kept = fleet(tmp_path), tmp_path / "kept"
+    kept.mkdir()
+    shared = replace(alone, shared=Shared(kept))
+    rows = [("regmean", shared), ("regmean-plus", shared), ("regmean", shared), ("regmean-plus", alone)]
+    before, plus, after, same = (logits(only(spec, on), Rows(HELD, [30], "")) for spec, on in rows)
+    assert torch.equal(before, after)
+    assert torch.equal(plus, same)
+    assert not torch.allclose(plus, before, atol=1e-6)
