@@ -100,7 +100,7 @@ def _copied(settings: Settings, target: Path, folder: Path, progress: Progress) 
     private_folder(folder)
     own = _database(settings)
     for database in (settings.home / "workflows.sqlite", own):
-        _copy_database(database, folder / database.name)
+        copy_database(database, folder / database.name)
     shutil.copyfile(settings.home / FILE, folder / FILE)
     copies = {path.name: file_sha256(path) for path in sorted(folder.iterdir())}
     with closing(open_database(folder / own.name)) as copy, copy.reading() as session:
@@ -129,11 +129,11 @@ def _copied(settings: Settings, target: Path, folder: Path, progress: Progress) 
     return Backup(made=utc_now(), folder=folder.name, databases=copies, blobs=digests)
 
 
-def _copy_database(source: Path, target: Path) -> None:
-    """Copies a snapshot through SQLite's backup interface, even with concurrent writers."""
+def copy_database(source: Path, target: Path) -> None:
+    """Copies a snapshot through SQLite's backup interface, even with concurrent writers or after a killed one."""
     if not source.is_file():
         return
-    address = f"{source.absolute().as_uri()}?mode=ro"
+    address = f"{source.absolute().as_uri()}?mode=rw"
     with closing(sqlite3.connect(address, uri=True)) as one, closing(sqlite3.connect(target)) as other:
         one.backup(other)
 

@@ -67,7 +67,7 @@ def _schema(settings: Settings) -> Iterator[MoergeError]:
     if isinstance(database, str):
         where, engine = "database", create_engine(make_url(database).set(drivername="postgresql+psycopg"))
     elif database.is_file():
-        where, engine = str(database), create_engine(f"sqlite:///file:{database.absolute()}?mode=ro&uri=true")
+        where, engine = str(database), create_engine(f"sqlite:///file:{database.absolute()}?mode=rw&uri=true")
     else:
         yield MoergeError("no database", where=str(database), todo=f"run: moerge coordinator init {settings.home}")
         return

@@ -43,8 +43,8 @@ def foreign_rows(url: str) -> Iterator[Foreign]:
         engine, schema = create_engine(address.set(drivername="postgresql+psycopg")), _SCHEMA
     elif not Path(address.database or "").exists():
         return
-    else:
-        engine, schema = create_engine(f"sqlite:///file:{address.database}?mode=ro&uri=true"), None
+    else:  # "rw": a reader can't roll back the transaction of a killed process
+        engine, schema = create_engine(f"sqlite:///file:{address.database}?mode=rw&uri=true"), None
     try:
         tables = inspect(engine)
         for name in sorted({*tables.get_table_names(schema), *tables.get_view_names(schema)}):

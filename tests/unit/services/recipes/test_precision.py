@@ -3,6 +3,7 @@
 import importlib.util
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -22,7 +23,7 @@ from support.recipes import fleet, only
 from support.versions import ROWS
 
 ROW = Rows(torch.tensor([ROWS[0], ROWS[1]]), [len(ROWS[0]), len(ROWS[1])], "d0")
-WIDE: dict[str, int] = {"hidden_size": 64, "intermediate_size": 96}
+WIDE: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96}
 
 
 def blocks(weights: Tensor, levels: int) -> Tensor:
