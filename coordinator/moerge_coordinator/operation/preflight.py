@@ -11,13 +11,12 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 from rich.filesize import decimal
-from sqlalchemy import create_engine, make_url
 from sqlalchemy.exc import OperationalError, SQLAlchemyError
 
 from moerge.blobs.s3 import require_store
 from moerge.errors import MoergeError
 from moerge_coordinator.settings import Settings, load
-from moerge_coordinator.storage.database import unknown_revision, unreachable
+from moerge_coordinator.storage.database import reading_engine, unknown_revision, unreachable
 from moerge_coordinator.storage.workflow_rows import require_json
 
 _LEAST_FREE = 2 * 2**30
@@ -65,9 +64,9 @@ def _home(home: Path) -> Iterator[MoergeError]:
 def _schema(settings: Settings) -> Iterator[MoergeError]:
     database = settings.database
     if isinstance(database, str):
-        where, engine = "database", create_engine(make_url(database).set(drivername="postgresql+psycopg"))
+        where, engine = "database", reading_engine(database)
     elif database.is_file():
-        where, engine = str(database), create_engine(f"sqlite:///file:{database.absolute()}?mode=rw&uri=true")
+        where, engine = str(database), reading_engine(database)
     else:
         yield MoergeError("no database", where=str(database), todo=f"run: moerge coordinator init {settings.home}")
         return

@@ -140,6 +140,16 @@ def _sqlite(path: Path, *pragmas: str) -> Engine:
     return engine
 
 
+def reading_engine(database: Path | str) -> Engine:
+    """An engine to read an existing SQLite file, or the PostgreSQL database at a URL, without its settings.
+
+    SQLite opens the file for writing too: a reader can't roll back the transaction of a killed process.
+    """
+    if isinstance(database, Path):
+        return create_engine(f"sqlite:///file:{database.absolute()}?mode=rw&uri=true")
+    return create_engine(make_url(database).set(drivername="postgresql+psycopg"))
+
+
 def _open_postgresql(url: str) -> Engine:
     engine = create_engine(
         make_url(url).set(drivername="postgresql+psycopg"),

@@ -4,9 +4,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from sqlalchemy import String, column, create_engine, inspect, make_url, select, table
+from sqlalchemy import String, column, inspect, make_url, select, table
 
 from moerge.errors import MoergeError
+from moerge_coordinator.storage.database import reading_engine
 
 TODO = "restore an earlier backup: the workflow database was changed from outside"
 _JSON = "portable_json"
@@ -40,11 +41,11 @@ def foreign_rows(url: str) -> Iterator[Foreign]:
     """The rows in another format than JSON; none without a database."""
     address = make_url(url)
     if address.drivername == "postgresql":
-        engine, schema = create_engine(address.set(drivername="postgresql+psycopg")), _SCHEMA
-    elif not Path(address.database or "").exists():
+        engine, schema = reading_engine(url), _SCHEMA
+    elif not (path := Path(address.database or "")).exists():
         return
-    else:  # "rw": a reader can't roll back the transaction of a killed process
-        engine, schema = create_engine(f"sqlite:///file:{address.database}?mode=rw&uri=true"), None
+    else:
+        engine, schema = reading_engine(path), None
     try:
         tables = inspect(engine)
         for name in sorted({*tables.get_table_names(schema), *tables.get_view_names(schema)}):
