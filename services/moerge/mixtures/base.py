@@ -1,0 +1,175 @@
+"""The base class of mixtures: a stock dense model, some of whose modules are replaced by several members' modules.
+
+So masks, positions, cache and loss are transformers' own, in every dense family.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import field
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    DynamicCache,
+    GenerationMixin,
+    PretrainedConfig,
+    PreTrainedModel,
+)
+
+from moerge.models.config import read_config, require_same_config
+from moerge.models.families import family_of
+
+INITIAL_DEVIATION = 0.02
+"""Standard deviation of random routers, as in the stock classes."""
+_COPIED = ("vocab_size", "hidden_size", "bos_token_id", "eos_token_id", "pad_token_id", "tie_word_embeddings")
+
+
+class MixtureConfig(PretrainedConfig):
+    """The config of a mixture.
+
+    Attributes:
+        dense: config of the members, which is the same for all.
+        members: their names; the first is the seed model.
+        num_hidden_layers: layers of the cache, one for each member's attention.
+    """
+
+    dense: dict[str, Any] = field(default_factory=dict)
+    members: list[str] = field(default_factory=list)
+    num_hidden_layers: int = 0
+    use_cache: bool = True
+    initializer_range: float = INITIAL_DEVIATION
+
+    @classmethod
+    def of(cls, dense: PretrainedConfig, members: Sequence[str], **settings: Any) -> Self:
+        """The config of a mixture of members with the config `dense`."""
+        source = dense.to_dict()
+        kept = {name: source[name] for name in _COPIED if name in source}
+        layers = dense.num_hidden_layers * len(members)
+        return cls(dense=source, members=[*members], num_hidden_layers=layers, **kept, **settings)
+
+    @property
+    def dense_config(self) -> PretrainedConfig:
+        """The config of a member."""
+        return AutoConfig.for_model(**self.dense)
+
+
+class Weights(nn.Module):
+    """A module whose outputs weight the members, [B, T, n] or [B, T, n, H]; so a hook on it sees them."""
+
+
+class Mixture(PreTrainedModel, GenerationMixin):
+    """A mixture of members, around the stock dense model `stock`. Subclasses replace its modules."""
+
+    config_class: type[MixtureConfig]
+    base_model_prefix = "stock"
+    _supports_sdpa = True
+
+    def __init__(self, config: MixtureConfig) -> None:
+        super().__init__(config)
+        self.stock: Any = AutoModelForCausalLM.from_config(config.dense_config)
+        self.replace_modules()
+        self.post_init()  # type: ignore[no-untyped-call]
+
+    def replace_modules(self) -> None:
+        """Replaces modules of `stock`."""
+        raise NotImplementedError
+
+    def added(self) -> dict[str, nn.Parameter]:
+        """The parameters that no member brings."""
+        raise NotImplementedError
+
+    def active_parameters(self) -> float:
+        """The number of parameters that a token is multiplied by, with the head and without embeddings."""
+        raise NotImplementedError
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        past_key_values: Any = None,
+        use_cache: bool | None = None,
+        **settings: Any,
+    ) -> Any:
+        """As the stock model's."""
+        cached = (self.config.use_cache and not self.training) if use_cache is None else use_cache
+        if cached and past_key_values is None:
+            past_key_values = DynamicCache(config=self.config)
+        return self.stock(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            past_key_values=past_key_values,
+            use_cache=cached,
+            **settings,
+        )
+
+    def loaded(self, state: Mapping[str, Tensor]) -> Self:
+        """This model with a whole state, in evaluation mode."""
+        self.load_state_dict(state)
+        self.train(False)
+        return self
+
+    def get_input_embeddings(self) -> nn.Module:
+        found: nn.Module = self.stock.get_input_embeddings()
+        return found
+
+    def get_output_embeddings(self) -> nn.Module:
+        found: nn.Module = self.stock.get_output_embeddings()
+        return found
+
+    @property
+    def layers(self) -> Any:
+        """The modules of the layers."""
+        return self.stock.model.layers
+
+
+def common_config(members: Mapping[str, Path]) -> PretrainedConfig:
+    """The config of dense checkpoint folders.
+
+    Raises:
+        IncompatibleExpertError: the architecture isn't supported, or a model has another one.
+    """
+    configs = {name: read_config(folder) for name, folder in members.items()}
+    first = next(iter(configs.values()))
+    family_of(first)
+    for name, config in configs.items():
+        require_same_config(first, config, name, "same")
+    return first
+
+
+def dense_state(folder: Path) -> dict[str, Tensor]:
+    """All tensors of a dense model, float32."""
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, local_files_only=True, trust_remote_code=False, dtype=torch.float32
+    )
+    state: dict[str, Tensor] = model.state_dict()
+    return state
+
+
+def numbered(module: nn.Module, layer: int) -> nn.Module:
+    """The module with its attention's number in the cache."""
+    for each in module.modules():
+        if hasattr(each, "layer_idx"):
+            each.layer_idx = layer  # type: ignore[assignment]
+    return module
+
+
+@contextmanager
+def observed(model: Mixture) -> Iterator[list[tuple[str, Tensor]]]:
+    """While open, every `Weights` module's name and output is added to the list."""
+    seen: list[tuple[str, Tensor]] = []
+
+    def hook(name: str) -> Any:
+        return lambda module, inputs, output: seen.append((name, output.detach()))
+
+    handles = [
+        each.register_forward_hook(hook(name)) for name, each in model.named_modules() if isinstance(each, Weights)
+    ]
+    try:
+        yield seen
+    finally:
+        for handle in handles:
+            handle.remove()
