@@ -100,9 +100,7 @@ class Bam(Mixture):
         count, hidden = len(config.members), dense.hidden_size
         for number, layer in enumerate(self.layers):
             attention, mlp = type(layer.self_attn), type(layer.mlp)
-            attentions: list[nn.Module] = [
-                numbered(attention(dense, number), number * count + slot) for slot in range(count)
-            ]
+            own = [numbered(attention(dense, number), number * count + slot) for slot in range(count)]
             layer.self_attn = AttentionExperts(own, hidden, 0, adapters=config.adapters)
             mlps: list[nn.Module] = [mlp(dense) for _ in range(count)]
             layer.mlp = MlpExperts(mlps, hidden, config.num_experts_per_tok, adapters=config.adapters)
