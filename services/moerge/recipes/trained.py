@@ -37,7 +37,9 @@ _WORDS = {"routing": ROUTINGS, "start": STARTS, "trunk": TRUNKS}
 
 
 def train(model: PreTrainedModel, which: Which, fleet: Fleet, options: Options) -> Trained:
-    """Trains a dense or, with the option `routing`, a published model in place on all domains' rows alike.
+    """Trains a dense model, a mixture or, with the option `balance`, a published model in place.
+
+    Batches have all domains in equal parts; with `upweight=0` by the sizes of their texts.
 
     Raises:
         MoergeError: a domain has no text for training.
@@ -51,7 +53,7 @@ def train(model: PreTrainedModel, which: Which, fleet: Fleet, options: Options) 
     row = size * sources[0].shape[1]
     steps = max(1, round(number(options, "train") / row))
     run = Run(steps, number(options, "rate"), seed=fleet.seed)
-    routed = RoutedLoss(routing_of(options), number(options, "balance")) if "routing" in options else None
+    routed = RoutedLoss(routing_of(options), number(options, "balance")) if "balance" in options else None
     with (
         torch.inference_mode(False),
         torch.enable_grad(),
@@ -59,7 +61,8 @@ def train(model: PreTrainedModel, which: Which, fleet: Fleet, options: Options) 
         routed.routed(model) if routed else nullcontext(),
         fleet.progress.track("training", steps * row, "tokens") as tracker,
     ):
-        drawn = batches(sources, steps, size, fleet.seed)
+        weights = None if options.get("upweight", 1) else [len(rows) for rows in sources]
+        drawn = batches(sources, steps, size, fleet.seed, weights)
         fit(model, parameters, drawn, run, lambda step: tracker.advance(step.tokens), routed or language_loss)
     return Trained(elements, steps * row)
 

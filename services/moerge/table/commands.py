@@ -29,6 +29,9 @@ TRAINED = (
     "btx",
     "btx:start=moerge",
     "seed-continued",
+    "bam",
+    "bam-adapters",
+    "bts",
 )
 """Default recipes of --trained."""
 TRAINED_SEEDS = 3

@@ -84,16 +84,19 @@ class Trainer:
 
     def step(self, batch: Tensor, number: int, rate: float) -> Step:
         """Takes one step on rows [B, T] int64, and returns it; `number`, from 0, also seeds the random numbers."""
-        noise = torch.Generator().manual_seed(self._run.seed * 1_000_003 + number)
+        seed = self._run.seed * 1_000_003 + number
+        noise = torch.Generator().manual_seed(seed)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         parts, total = batch.to(self._device).chunk(self._run.accumulate), 0.0
-        for part in parts:
-            with torch.autocast(self._device.type, torch.bfloat16, enabled=self._run.bfloat16):
-                loss = self._loss(self.model, part, noise)
-            share = len(part) / len(batch)
-            (loss if share == 1 else share * loss).backward()
-            total += share * float(loss.detach())
+        with torch.random.fork_rng([] if self._device.type == "cpu" else [self._device]):
+            torch.manual_seed(seed)  # of dropout
+            for part in parts:
+                with torch.autocast(self._device.type, torch.bfloat16, enabled=self._run.bfloat16):
+                    loss = self._loss(self.model, part, noise)
+                share = len(part) / len(batch)
+                (loss if share == 1 else share * loss).backward()
+                total += share * float(loss.detach())
         torch.nn.utils.clip_grad_norm_(self.parameters.values(), self._run.clip)
         self.optimizer.step()
         self.optimizer.zero_grad()

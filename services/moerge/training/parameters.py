@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple, Protocol, cast, get_args
 
 import torch
 from torch import Tensor
@@ -11,10 +11,15 @@ from transformers import PreTrainedModel
 
 from moerge.models.families import published_family
 
-Which = Literal["routers", "gates", "all"]
+Which = Literal["routers", "gates", "added", "all"]
 WHICH: tuple[Which, ...] = get_args(Which)
-"""`routers`: their weights. `gates`: also the gate matrix of every MLP, as DUME's code does. `all`: every parameter."""
+"""`routers`: their weights. `gates`: also the gate matrix of every MLP, as DUME's code does. `added`: those that a
+mixture doesn't take from its members. `all`: every parameter."""
 _GATE_AND_UP = ".experts.gate_up_proj"  # [D, 2 I, H]; the gate matrix has the first I rows
+
+
+class _Mixture(Protocol):
+    def added(self) -> Mapping[str, Parameter]: ...
 
 
 class Trainable(NamedTuple):
@@ -30,14 +35,14 @@ def trainable(model: PreTrainedModel, which: Which) -> Iterator[Trainable]:
 
     AdamW leaves elements without a gradient as they are, bit for bit, if it has no weight decay.
     """
-    routers = set[str]()
-    if which != "all":
+    chosen = set(cast(_Mixture, model).added()) if which == "added" else set[str]()
+    if which in ("routers", "gates"):
         router = published_family(model.config).router_module
-        routers = {f"{router.format(layer=layer)}.weight" for layer in range(model.config.num_hidden_layers)}
+        chosen = {f"{router.format(layer=layer)}.weight" for layer in range(model.config.num_hidden_layers)}
     found, elements, handles = dict[str, Parameter](), 0, []
     for name, parameter in model.named_parameters():
         halved = which == "gates" and name.endswith(_GATE_AND_UP)
-        parameter.requires_grad_(which == "all" or name in routers or halved)
+        parameter.requires_grad_(which == "all" or name in chosen or halved)
         if parameter.requires_grad:
             found[name] = parameter
             elements += parameter.numel() // (2 if halved else 1)
