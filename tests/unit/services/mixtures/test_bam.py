@@ -6,12 +6,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 import moerge.mixtures  # registers the classes
 from moerge.errors import IncompatibleExpertError
-from moerge.mixtures import Bam
-from moerge.mixtures.bam import Experts
+from moerge.mixtures.bam import Bam, Experts
 from moerge.mixtures.base import Mixture
 from support.models import expert
 
@@ -51,19 +50,23 @@ def stirred(model: Mixture, deviation: float = 0.1) -> Mixture:
     return model
 
 
+def generated(model: Any, ids: Tensor = IDS, **settings: Any) -> Tensor:
+    """Six greedy tokens behind the text."""
+    found: Tensor = model.generate(ids, max_new_tokens=6, do_sample=False, **settings)
+    return found[:, -6:]
+
+
 def require_same_after_a_load(model: Mixture, folder: Path) -> None:
     """Logits and greedy tokens are the same after a load; tokens also without a cache, and behind padding."""
     model.save_pretrained(folder)
-    again: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    again: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     assert type(again) is type(model)
     assert torch.equal(logits(again), logits(model))
-    wanted = model.generate(IDS, max_new_tokens=6, do_sample=False)  # type: ignore[operator]
-    assert torch.equal(again.generate(IDS, max_new_tokens=6, do_sample=False), wanted)
-    assert torch.equal(again.generate(IDS, max_new_tokens=6, do_sample=False, use_cache=False), wanted)
-    padded = torch.cat([torch.zeros_like(IDS[:, :3]), IDS], 1)
+    wanted, padded = generated(model), torch.cat([torch.zeros_like(IDS[:, :3]), IDS], 1)
     mask = (torch.arange(23) >= 3).expand(2, 23).long()
-    behind = again.generate(padded, attention_mask=mask, max_new_tokens=6, do_sample=False)
-    assert torch.equal(behind[:, 3:], wanted)
+    assert torch.equal(generated(again), wanted)
+    assert torch.equal(generated(again, use_cache=False), wanted)
+    assert torch.equal(generated(again, padded, attention_mask=mask), wanted)
 
 
 class Multiplied(nn.Module):

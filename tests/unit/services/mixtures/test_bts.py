@@ -7,9 +7,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from moerge.errors import MoergeError
-from moerge.mixtures import Bts
 from moerge.mixtures.base import observed
-from moerge.mixtures.bts import Stitch, places
+from moerge.mixtures.bts import Bts, Stitch, places
 from support.models import expert
 from unit.services.mixtures.test_bam import FAMILIES, folders, logits, require_same_after_a_load, stirred
 
@@ -18,8 +17,9 @@ LN3 = torch.log(torch.tensor(3.0))
 
 def stitch(*, into_hub: bool) -> Stitch:
     """A hub and one expert, H = 1: the projection is 5; the gates' logits are 0 and ln 3 at a hub of 1."""
-    made = Stitch(1, 2, [], into_hub=into_hub).eval()
-    made.projections[0].weight.data.fill_(5)
+    made = Stitch(1, 2, [], into_hub=into_hub)
+    made.eval()
+    made.projections[0].get_parameter("weight").data.fill_(5)
     made.gate.weight.data = torch.stack([0 * LN3, LN3]).view(2, 1)
     return made
 

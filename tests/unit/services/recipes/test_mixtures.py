@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from moerge.errors import MoergeError
-from moerge.mixtures import Bts
 from moerge.mixtures.base import Mixture
+from moerge.mixtures.bts import Bts
 from moerge.recipes.base import Fleet, Model
 from moerge.recipes.mixtures import members
 from moerge.recipes.models import Loaded, load
