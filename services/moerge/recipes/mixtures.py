@@ -66,6 +66,6 @@ def _recipe(name: str, source: str, which: Which, options: Options, rate: float)
 
 RECIPES = (
     _recipe("bam", "Zhang et al. 2024; BTS section 3.3", "all", {"routing": "soft"}, 3e-4),
-    _recipe("bam-adapters", "BTS equation 3: frozen experts", "added", {"routing": "soft"}, 3e-3),
-    _recipe("bts", "BTS section 2.2", "added", {"stitches": STITCHES, "alternating": 1, "hub": 0}, 3e-3),
+    _recipe("bam-adapters", "BTS equation 3: frozen experts", "added", {"routing": "soft"}, 1e-3),
+    _recipe("bts", "BTS section 2.2", "added", {"stitches": STITCHES, "alternating": 1, "hub": 0}, 1e-3),
 )
