@@ -1,15 +1,19 @@
-"""Mixtures without a stock class: BAM and BTS. Importing this package registers them with transformers' Auto classes.
+"""Mixtures without a stock class: BAM, BTS and MergeME. Importing this package registers them with transformers' Auto classes.
 
 Models are folders of `moerge tune`. They load with this package, never with remote code, and nobody publishes them.
 """
 
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from moerge.mixtures.bam import Bam, BamConfig
-from moerge.mixtures.base import Mixture, MixtureConfig
 from moerge.mixtures.bts import Bts, BtsConfig
+from moerge.mixtures.heterogeneous import Heterogeneous, HeterogeneousConfig
 
-CLASSES: tuple[tuple[type[MixtureConfig], type[Mixture]], ...] = ((BamConfig, Bam), (BtsConfig, Bts))
+CLASSES: tuple[tuple[type[PretrainedConfig], type[PreTrainedModel]], ...] = (
+    (BamConfig, Bam),
+    (BtsConfig, Bts),
+    (HeterogeneousConfig, Heterogeneous),
+)
 
 for _config, _model in CLASSES:
     AutoConfig.register(_config.model_type, _config, exist_ok=True)

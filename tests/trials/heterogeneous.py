@@ -1,0 +1,86 @@
+"""`python -m trials.heterogeneous [RECIPE ...]`: experts of different architectures (MergeME section 3.2).
+
+The demo's experts, but that of geography is narrower and deeper, and comes from a seed model of its own with the same
+tokenizer. It is trained first, if missing. Recipes are compared with the experts on held-out text.
+"""
+
+import argparse
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from torch import Tensor
+from transformers import AutoConfig, AutoTokenizer, LlamaForCausalLM
+from transformers.utils.logging import disable_progress_bar, set_verbosity_error
+
+from moerge.demo.train import DEMO, Phase
+from moerge.files import atomic_file, cache_folder
+from moerge.progress import progress
+from moerge.recipes.registry import parse
+from moerge.table import arguments
+from moerge.table.measure import Settings, measure
+from moerge.table.presets import PRESETS
+from moerge.table.table import Run
+from moerge.training.batches import batches
+from moerge.training.loop import Run as Steps
+from moerge.training.loop import fit
+
+OTHER = "geography"
+SHAPE = {"hidden_size": 128, "intermediate_size": 512, "num_hidden_layers": 4}
+HEADS = {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 64}
+SEED, ON_ALL, ON_OWN = 2, Phase(tokens=300_000, learning_rate=4e-3), DEMO.for_expert
+RECIPES = ("btm", "seed-continued", "mergeme-heterogeneous", "mergeme-heterogeneous:frozen=1")
+
+
+def other_expert(folder: Path, base: Path, rows: Mapping[str, Tensor]) -> Path:
+    """The expert with another width and depth: trained on all domains' rows, then on its own."""
+    if folder.exists():
+        return folder
+    config = AutoConfig.from_pretrained(base)
+    config.update({**SHAPE, **HEADS})
+    torch.manual_seed(SEED)
+    model = LlamaForCausalLM(config)
+    with progress().track(f"training {OTHER}'s expert", ON_ALL.tokens + ON_OWN.tokens, "tokens") as tracker:
+        for phase, sources in ((ON_ALL, [*rows.values()]), (ON_OWN, [rows[OTHER]])):
+            steps = phase.tokens // (DEMO.batch_rows * DEMO.context)
+            drawn = batches(sources, steps, DEMO.batch_rows, SEED)
+            run = Steps(steps, phase.learning_rate, DEMO.warmup, DEMO.weight_decay, seed=SEED)
+            fit(model, dict(model.named_parameters()), drawn, run, lambda step: tracker.advance(step.tokens))
+    part = folder.with_name(f".{folder.name}.part")
+    model.save_pretrained(part)
+    AutoTokenizer.from_pretrained(base).save_pretrained(part)
+    return part.rename(folder)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("recipes", nargs="*", default=[*RECIPES], metavar="RECIPE")
+    parser.add_argument("--split", choices=("heldout", "tuning"), default="heldout")
+    parser.add_argument("--tokens", type=int, default=20_000, help="scored tokens of each domain")
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--json", type=Path, help="file for the figures as JSON")
+    chosen = parser.parse_args()
+    disable_progress_bar()
+    set_verbosity_error()
+    folder, preset = cache_folder(), PRESETS["demo"]
+    sources, base = preset.sources(folder, 1, progress())
+    cut = replace(preset.cut, tokens=chosen.tokens)
+    texts = arguments.texts(sources, cut, chosen.split, switch=False, training=True)
+    rows = {name: each.training for name, each in texts.items()}
+    other = other_expert(folder / "experts" / f"{base.parent.name}-{OTHER}-128x4", base, rows)
+    texts[OTHER] = replace(texts[OTHER], expert=other)
+    runs = [Run(*parse(spec)) for spec in dict.fromkeys(("experts", *chosen.recipes))]
+    table = measure(runs, texts, Settings(base, chosen.seeds, preset.statistics_tokens), progress())
+    console = Console()
+    for each in table.render(console):
+        console.print(each, highlight=False, markup=False)
+    if chosen.json:
+        with atomic_file(chosen.json) as out:
+            out.write(json.dumps(table.to_json(), indent=2).encode())
+
+
+if __name__ == "__main__":
+    main()
