@@ -16,22 +16,21 @@ from torch import Tensor
 from transformers import AutoConfig, AutoTokenizer, LlamaForCausalLM
 from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
-from moerge.demo.train import DEMO, Phase
+from moerge.demo.train import DEMO
 from moerge.files import atomic_file, cache_folder
 from moerge.progress import progress
-from moerge.recipes.registry import parse
 from moerge.table import arguments
 from moerge.table.measure import Settings, measure
 from moerge.table.presets import PRESETS
-from moerge.table.table import Run
+from moerge.table.runs import asked
 from moerge.training.batches import batches
-from moerge.training.loop import Run as Steps
-from moerge.training.loop import fit
+from moerge.training.loop import Run, fit
 
 OTHER = "geography"
 SHAPE = {"hidden_size": 128, "intermediate_size": 512, "num_hidden_layers": 4}
 HEADS = {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 64}
-SEED, ON_ALL, ON_OWN = 2, Phase(tokens=300_000, learning_rate=4e-3), DEMO.for_expert
+assert DEMO.scratch is not None
+SEED, ON_ALL, ON_OWN = 2, DEMO.scratch.phase, DEMO.for_expert
 RECIPES = ("btm", "seed-continued", "mergeme-heterogeneous", "mergeme-heterogeneous:frozen=1")
 
 
@@ -47,7 +46,7 @@ def other_expert(folder: Path, base: Path, rows: Mapping[str, Tensor]) -> Path:
         for phase, sources in ((ON_ALL, [*rows.values()]), (ON_OWN, [rows[OTHER]])):
             steps = phase.tokens // (DEMO.batch_rows * DEMO.context)
             drawn = batches(sources, steps, DEMO.batch_rows, SEED)
-            run = Steps(steps, phase.learning_rate, DEMO.warmup, DEMO.weight_decay, seed=SEED)
+            run = Run(steps, phase.learning_rate, DEMO.warmup, DEMO.weight_decay, seed=SEED)
             fit(model, dict(model.named_parameters()), drawn, run, lambda step: tracker.advance(step.tokens))
     part = folder.with_name(f".{folder.name}.part")
     model.save_pretrained(part)
@@ -71,8 +70,8 @@ def main() -> None:
     texts = arguments.texts(sources, cut, chosen.split, switch=False, training=True)
     rows = {name: each.training for name, each in texts.items()}
     other = other_expert(folder / "experts" / f"{base.parent.name}-{OTHER}-128x4", base, rows)
-    texts[OTHER] = replace(texts[OTHER], expert=other)
-    runs = [Run(*parse(spec)) for spec in dict.fromkeys(("experts", *chosen.recipes))]
+    texts[OTHER], sources[OTHER] = replace(texts[OTHER], expert=other), replace(sources[OTHER], expert=other)
+    runs = asked(chosen.recipes, sources, base)
     table = measure(runs, texts, Settings(base, chosen.seeds, preset.statistics_tokens), progress())
     console = Console()
     for each in table.render(console):

@@ -1,6 +1,7 @@
-"""Mixtures without a stock class: BAM, BTS and MergeME. Importing this package registers them with transformers' Auto classes.
+"""Mixtures without a stock class: BAM, BTS, and MergeME's of different architectures.
 
-Models are folders of `moerge tune`. They load with this package, never with remote code, and nobody publishes them.
+Importing this package registers them with transformers' Auto classes. Models are folders of `moerge tune`. They load
+with this package, never with remote code, and nobody publishes them.
 """
 
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel

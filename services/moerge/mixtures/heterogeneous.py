@@ -231,7 +231,7 @@ def _config(names: list[str], dense: Sequence[PretrainedConfig], k: int, skip: b
 
 def _without_embedding(config: PretrainedConfig) -> nn.Module:
     """The stock layers and final norm."""
-    model = AutoModel.from_config(config)
+    model = AutoModel.from_config(config, dtype=torch.get_default_dtype())
     model.set_input_embeddings(nn.Identity())
     return model
 

@@ -13,6 +13,13 @@ from moerge.models.families import head_dim
 
 NORM_EPS = 1e-6
 """Fixed in the stock class's layers, whatever the config says."""
+_EXPERTS = {
+    "self_attention.experts.input_linear.weight": ("self_attn.q_proj",),
+    "self_attention.experts.output_linear.weight": ("self_attn.o_proj",),
+    "mlp.input_linear.weight": ("mlp.gate_proj", "mlp.up_proj"),
+    "mlp.output_linear.weight": ("mlp.down_proj",),
+}
+"""A layer's stock tensor -> the dense modules whose rows it stacks, expert by expert."""
 
 
 def jetmoe(members: Mapping[str, Path], seed: int) -> JetMoeForCausalLM:
@@ -43,20 +50,11 @@ def jetmoe(members: Mapping[str, Path], seed: int) -> JetMoeForCausalLM:
         elif part == "kv_proj.weight":
             found[name] = torch.cat([_mean(states, f"{start}.self_attn.{each}_proj.weight") for each in "kv"])
         else:
-            blocks = _EXPERTS[name.removeprefix(f"{start}.")]
-            found[name] = torch.stack([torch.cat([state[f"{start}.{each}.weight"] for each in blocks]) for state in states])
+            blocks = [f"{start}.{each}.weight" for each in _EXPERTS[name.removeprefix(f"{start}.")]]
+            found[name] = torch.stack([torch.cat([state[block] for block in blocks]) for state in states])
     model.load_state_dict(found)
     model.eval()
     return model
-
-
-_EXPERTS = {
-    "self_attention.experts.input_linear.weight": ("self_attn.q_proj",),
-    "self_attention.experts.output_linear.weight": ("self_attn.o_proj",),
-    "mlp.input_linear.weight": ("mlp.gate_proj", "mlp.up_proj"),
-    "mlp.output_linear.weight": ("mlp.down_proj",),
-}
-"""A layer's stock tensor -> the dense modules whose rows it stacks, expert by expert."""
 
 
 def active_parameters(model: JetMoeForCausalLM) -> float:

@@ -73,7 +73,7 @@ class Fleet:
     """The input of a recipe.
 
     Attributes:
-        domains: in order; all experts have one architecture and vocabulary.
+        domains: in order; all experts have one tokenizer and, for most recipes, one architecture.
         base: folder of the seed model, for recipes with task vectors.
         seed: of the recipe's random numbers.
         work: an empty folder of the recipe, removed after it was scored.
@@ -199,6 +199,7 @@ class Recipe:
         reads_ahead: whether it chooses experts by the whole window, including scored tokens.
         asked_only: whether it runs only if named.
         trains: its trainable parameters; None: it isn't trained.
+        any_architecture: whether experts may differ in architecture; they must share a tokenizer.
         parts: the steps of a recipe that publishes a version with solved routers.
     """
 
@@ -214,4 +215,5 @@ class Recipe:
     reads_ahead: bool = False
     asked_only: bool = False
     trains: Which | None = None
+    any_architecture: bool = False
     parts: Parts | None = None

@@ -61,6 +61,7 @@ RECIPES = (
         _uniform,
         options=_OPTIONS,
         uses_text=False,
+        any_architecture=True,
     ),
     Recipe(
         "btm-cached",
@@ -68,5 +69,6 @@ RECIPES = (
         " one over documents of the domain that is scored, for no recipe is told that domain",
         _cached,
         options=_OPTIONS,
+        any_architecture=True,
     ),
 )

@@ -119,7 +119,7 @@ def _task_arithmetic(fleet: Fleet, options: Options) -> Iterator[tuple[str, Mode
 
 
 RECIPES = (
-    Recipe(EXPERTS, "DUME table 2", _experts, uses_text=False),
+    Recipe(EXPERTS, "DUME table 2", _experts, uses_text=False, any_architecture=True),
     Recipe("averaging", "DUME table 2", partial(_merged, "averaging", "average"), uses_text=False),
     Recipe("weighted", "shares of the domains' tokens", partial(_merged, "weighted", "weighted")),
     Recipe(

@@ -7,9 +7,11 @@ from typing import Self
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import JetMoeForCausalLM, PreTrainedModel
 
+from moerge.mixtures import jetmoe
 from moerge.mixtures.base import Mixture
+from moerge.mixtures.heterogeneous import Heterogeneous
 from moerge.models.families import published_family
 from moerge.recipes.base import Fleet, Model
 from moerge.recipes.precision import Dtype, convert
@@ -25,8 +27,10 @@ def load(folder: Path, device: str = "cpu", dtype: Dtype = "float32") -> PreTrai
 
 def active_parameters(model: PreTrainedModel) -> float:
     """The number of parameters that a token is multiplied by; in a MoE, those of its k experts."""
-    if isinstance(model, Mixture):
+    if isinstance(model, Mixture | Heterogeneous):
         return model.active_parameters()
+    if isinstance(model, JetMoeForCausalLM):
+        return jetmoe.active_parameters(model)
     embedding = model.get_input_embeddings().weight
     head = model.get_submodule("lm_head").get_parameter("weight")
     total = float(embedding.numel()) if head is embedding else 0.0

@@ -153,6 +153,7 @@ RECIPES = (
         needs_base=True,
         asked_only=True,
         trains="all",
+        any_architecture=True,
     ),
     Recipe(
         "seed-continued",
@@ -163,5 +164,6 @@ RECIPES = (
         needs_base=True,
         asked_only=True,
         trains="all",
+        any_architecture=True,
     ),
 )

@@ -9,7 +9,7 @@ from moerge.errors import MoergeError
 from moerge.models.sources import checkpoint_folder
 from moerge.settings import named_values
 from moerge.table.measure import Texts
-from moerge.table.texts import Cut, Sources, Split, read_texts, switched
+from moerge.table.texts import Cut, Sources, Split, read_texts, require_one_tokenizer, switched
 from moerge_proto.tuned import tuned
 from moerge_proto.versions import Lineage
 
@@ -66,4 +66,5 @@ def texts(
     if switch:
         every = replace(cut, tokens=sys.maxsize)
         return switched(texts(sources, every, split, switch=False, training=training), cut)
+    require_one_tokenizer(sources)
     return {name: read_texts(name, each, cut, split, training=training) for name, each in sources.items()}

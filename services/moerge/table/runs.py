@@ -3,7 +3,8 @@
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from moerge.errors import MoergeError
+from moerge.errors import IncompatibleExpertError, MoergeError
+from moerge.models.config import read_config, require_same_config
 from moerge.recipes.base import SEED, Options, Recipe
 from moerge.recipes.dense import EXPERTS, expert_row
 from moerge.recipes.registry import RECIPES, label_of, parse
@@ -25,11 +26,26 @@ def lacks(recipe: Recipe, options: Options, sources: Mapping[str, Sources], base
     return None
 
 
+def differing(sources: Mapping[str, Sources]) -> str | None:
+    """How an expert's architecture differs from the first one's; None if all are the same."""
+    folders = {each.expert: name for name, each in sources.items()}
+    if len(folders) < 2:
+        return None
+    first, *others = [(read_config(folder), name) for folder, name in folders.items()]
+    try:
+        for config, name in others:
+            require_same_config(first[0], config, name, "pad")
+    except IncompatibleExpertError as error:
+        return error.what
+    return None
+
+
 def asked(specs: Sequence[str], sources: Mapping[str, Sources], base: Path | None) -> list[Run]:
     """The experts, which normalise all scores, and the named recipes.
 
     Raises:
-        MoergeError: there is no such recipe or option, or a required option is missing.
+        MoergeError: there is no such recipe or option, a required option is missing, or the experts' architectures
+            differ.
     """
     return _named((EXPERTS, *specs), sources, base)
 
@@ -55,6 +71,11 @@ def _named(specs: Sequence[str], sources: Mapping[str, Sources], base: Path | No
         if lacking := lacks(run.recipe, run.options, sources, base):
             todo = "give it, or leave that recipe out"
             raise MoergeError(f"needs {lacking}", where=f"--recipe {run.label}", todo=todo)
+    others = [run.label for run in runs.values() if not run.recipe.any_architecture]
+    if others and (difference := differing(sources)):
+        able = ", ".join(recipe.name for recipe in RECIPES.values() if recipe.any_architecture)
+        what = f"needs experts of one architecture, but {difference}"
+        raise MoergeError(what, where=f"--recipe {others[0]}", todo=f"use only these recipes: {able}")
     return list(runs.values())
 
 
@@ -62,13 +83,16 @@ def possible(sources: Mapping[str, Sources], base: Path | None, say: Callable[[s
     """Every recipe whose required options are given; reports the others."""
     runs: list[Run] = []
     left: dict[str, list[str]] = {}
+    difference = differing(sources)
     for recipe in RECIPES.values():
         if lacking := lacks(recipe, recipe.options, sources, base):
-            left.setdefault(lacking, []).append(recipe.name)
+            left.setdefault(f"without {lacking}", []).append(recipe.name)
+        elif difference and not recipe.any_architecture:
+            left.setdefault(f"because {difference}", []).append(recipe.name)
         elif not recipe.asked_only:
             runs.append(Run(*parse(recipe.name)))
-    for lacking, names in left.items():
-        say(f"Left out without {lacking}: {', '.join(names)}")
+    for why, names in left.items():
+        say(f"Left out {why}: {', '.join(names)}")
     return runs
 
 

@@ -12,7 +12,8 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from moerge.documents.files import data_files
 from moerge.documents.reader import BadLines, as_text, documents
 from moerge.documents.splits import HELD_OUT_SHARE, split_digest, split_of
-from moerge.errors import MoergeError
+from moerge.errors import IncompatibleExpertError, MoergeError
+from moerge.models.config import require_same_tokenizer
 from moerge.models.tokens import Tokens
 from moerge.recipes.base import NO_ROWS
 from moerge.scoring.perplexity import Window, windows
@@ -85,6 +86,24 @@ def read_texts(name: str, sources: Sources, cut: Cut, split: Split = "heldout", 
         pooled = [text for text in _texts("--text", sources.training) if text not in apart] or statistics
         rows = joined(tokenizer(pooled)["input_ids"], tokenizer.eos_token_id, cut.context)
     return Texts(sources.expert, scored, own_pieces, other_pieces, settings, rows)
+
+
+def require_one_tokenizer(sources: Mapping[str, Sources]) -> None:
+    """Requires that all experts have one tokenizer, or that one only appends tokens to another's.
+
+    Raises:
+        IncompatibleExpertError: names the first expert with another one.
+    """
+    folders = {each.expert: name for name, each in sources.items()}
+    first = next(iter(folders), None)
+    for folder, name in folders.items():
+        if first is None or folder == first:
+            continue
+        try:
+            require_same_tokenizer(first, folder, name, "pad")
+        except IncompatibleExpertError as error:
+            what = f"{error.what}, so their perplexities per token can't be compared"
+            raise IncompatibleExpertError(what, where=error.where, todo="name experts with one tokenizer") from error
 
 
 def read_elsewhere(expert: Path, files: Sequence[str], cut: Cut, split: Split = "heldout") -> list[Window]:

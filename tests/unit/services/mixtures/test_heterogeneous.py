@@ -1,5 +1,6 @@
-"""Experts of different architectures: the formula by hand, matched tokens, causality, and the same model after a load."""
+"""Experts of different architectures: formula, matched tokens, causality, and the same model after a load."""
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +12,9 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from moerge.errors import IncompatibleExpertError
 from moerge.mixtures.heterogeneous import Heterogeneous, HeterogeneousConfig, Projector, averaged, matching_rows
+from moerge.recipes.models import Loaded
 from support.models import expert
+from support.recipes import fleet, only
 
 IDS = torch.arange(2 * 20).view(2, 20) * 7 % 250
 
@@ -132,6 +135,23 @@ def test_it_is_saved_loaded_and_generates_the_same(tmp_path: Path) -> None:
     mask = (torch.arange(23) >= 3).expand(2, 23).long()
     behind = again.generate(padded, attention_mask=mask, max_new_tokens=6, do_sample=False)
     assert torch.equal(behind[:, 3:], wanted)
+
+
+@pytest.mark.parametrize("options", ["k=3", "k=3,skip=1", "k=3,frozen=1", "k=4,frozen=1,skip=1,seed=1"])
+def test_training_moves_all_or_leaves_the_members_layers_bit_for_bit(tmp_path: Path, options: str) -> None:
+    every = fleet(tmp_path)
+    other = replace(every.domains[1], expert=folders(tmp_path)["b"])
+    on = replace(every, domains=[every.domains[0], other, every.domains[2]])
+    still, model = (only(f"mergeme-heterogeneous:{options},train=96,batch=2,rate={rate}", on) for rate in (0, 0.01))
+    assert isinstance(still, Loaded)
+    assert isinstance(model, Loaded)
+    before, after = still.model.state_dict(), model.model.state_dict()
+    moved = {name for name in before if not torch.equal(before[name], after[name])}
+    added = {name for name in before if not name.startswith("members.")}
+    assert moved == added if "frozen" in options else moved > added
+    assert model.trained is not None
+    assert ("frozen" in options) == (model.trained.parameters == sum(before[name].numel() for name in added))
+    assert model.model.config.members == ["d0", "d1", "d2", *(["seed"] if "seed" in options else [])]
 
 
 def test_active_parameters_are_those_of_k_average_experts(tmp_path: Path) -> None:

@@ -9,9 +9,12 @@ from torch import Tensor
 from torch.nn.functional import silu
 from transformers import AutoModelForCausalLM, JetMoeForCausalLM
 
-from moerge.errors import IncompatibleExpertError
+from moerge.errors import IncompatibleExpertError, MoergeError
 from moerge.mixtures.jetmoe import active_parameters, jetmoe
+from moerge.recipes.mixtures import members
+from moerge.recipes.models import Loaded
 from support.models import expert
+from support.recipes import fleet, only
 
 IDS = torch.arange(2 * 20).view(2, 20) * 7 % 250
 PLAIN = {"num_key_value_heads": 4}
@@ -70,8 +73,8 @@ def test_the_formula_of_one_layer(tmp_path: Path) -> None:
 
 
 def test_training_has_no_load_balancing_and_reaches_the_routers(tmp_path: Path) -> None:
-    members = {name: expert(tmp_path / name, each, apart=0.02, **PLAIN) for each, name in enumerate("ab")}
-    model = jetmoe(members, seed=0)
+    folders = {name: expert(tmp_path / name, each, apart=0.02, **PLAIN) for each, name in enumerate("ab")}
+    model = jetmoe(folders, seed=0)
     model.train()
     given = model(input_ids=IDS, labels=IDS)
     following = torch.nn.functional.cross_entropy(given.logits[:, :-1].flatten(0, 1), IDS[:, 1:].flatten())
@@ -83,8 +86,8 @@ def test_training_has_no_load_balancing_and_reaches_the_routers(tmp_path: Path) 
 
 
 def test_it_is_saved_loaded_and_generates_the_same(tmp_path: Path) -> None:
-    members = {name: expert(tmp_path / name, each, apart=0.02, **PLAIN) for each, name in enumerate("ab")}
-    model: Any = jetmoe(members, seed=0)
+    folders = {name: expert(tmp_path / name, each, apart=0.02, **PLAIN) for each, name in enumerate("ab")}
+    model: Any = jetmoe(folders, seed=0)
     model.save_pretrained(tmp_path / "saved")
     again: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "saved", dtype=torch.float32)
     assert torch.equal(logits(again), logits(model))
@@ -92,11 +95,24 @@ def test_it_is_saved_loaded_and_generates_the_same(tmp_path: Path) -> None:
     assert torch.equal(again.generate(IDS, max_new_tokens=6, do_sample=False, use_cache=False), wanted)
 
 
+def test_the_recipe_trains_all_parameters_of_the_stock_class(tmp_path: Path) -> None:
+    on = fleet(tmp_path, 2, **PLAIN)
+    model = only("bam:shared-kv=1,train=96,batch=2", on)
+    assert isinstance(model, Loaded)
+    assert type(model.model) is JetMoeForCausalLM
+    assert model.active_parameters == active_parameters(model.model)
+    assert model.trained == (sum(each.numel() for each in model.model.parameters()), 96)
+    untrained = jetmoe(members(on), on.seed).state_dict()
+    assert not [name for name, each in model.model.state_dict().items() if torch.equal(each, untrained[name])]
+    with pytest.raises(MoergeError, match="as many attention experts as MLPs"):
+        only("bam:shared-kv=1,routing=top2", on)
+
+
 def test_all_parameters_but_the_embedding_are_active(tmp_path: Path) -> None:
-    members = {name: expert(tmp_path / name, each, **PLAIN) for each, name in enumerate("ab")}
+    folders = {name: expert(tmp_path / name, each, **PLAIN) for each, name in enumerate("ab")}
     layer = 2 * (2 * 32 * 32 + 3 * 32 * 48) + 2 * 32 * 32 + 2 * 32 + 2 * 32  # experts, k and v, norms, zero biases
     routers = 2 * 2 * 32
-    assert active_parameters(jetmoe(members, seed=0)) == 300 * 32 + 32 + 3 * (layer + routers)
+    assert active_parameters(jetmoe(folders, seed=0)) == 300 * 32 + 32 + 3 * (layer + routers)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from torch import Tensor
 from moerge.errors import MoergeError
 from moerge.mixtures.base import Mixture
 from moerge.mixtures.bts import Bts
+from moerge.mixtures.heterogeneous import Heterogeneous
 from moerge.recipes.base import Fleet, Model
 from moerge.recipes.mixtures import members
 from moerge.recipes.models import Loaded, load
@@ -75,12 +76,15 @@ def test_domains_are_drawn_by_size_without_upweighting(on: Fleet) -> None:
     assert all(torch.equal(one[name], other[name]) for name in one), "all domains have as many rows"
 
 
-def test_a_training_that_is_cut_goes_on_to_the_same_bytes(on: Fleet, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", [Bts, Heterogeneous])
+def test_a_training_that_is_cut_goes_on_to_the_same_bytes(
+    on: Fleet, tmp_path: Path, kind: type[Bts | Heterogeneous]
+) -> None:
     """Also with the gates' dropout."""
     sources = [domain.training for domain in on.domains]
 
     def trained(folder: Path, stop: int | None = None) -> dict[str, Tensor]:
-        model = Bts.of(members(on))
+        model = Bts.of(members(on)) if kind is Bts else Heterogeneous.of(members(on), 0, 2)
         folder.mkdir(exist_ok=True)
 
         def done(step: Step) -> None:

@@ -270,6 +270,33 @@ def test_all_recipes_that_the_inputs_allow_are_measured_and_the_others_named(
     assert every == [name for name, recipe in RECIPES.items() if not recipe.asked_only]
 
 
+def test_experts_may_differ_in_architecture_but_not_in_the_tokenizer(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options, out = domains_of(tmp_path), tmp_path / "table.json"
+    wide = expert(tmp_path / "wide", 5, "qwen2", hidden_size=48, num_hidden_layers=2)
+    other = expert(tmp_path / "other", 5)
+    changed = json.loads((other / "tokenizer.json").read_text())
+    changed["model"]["vocab"] |= {"a": 98, "b": 97}
+    (other / "tokenizer.json").write_text(json.dumps(changed))
+
+    def of(folder: Path, *recipes: str) -> dict[str, Any]:
+        return {**options, "expert": [options["expert"][0], f"d1={folder}"], "recipe": recipes, "context": 16}
+
+    table(**of(wide), tokens=40)
+    said = " ".join(capsys.readouterr().out.split())
+    assert "Left out because d1 differs from the other experts: model_type is 'qwen2', not 'llama': averaging," in said
+    table(**of(wide, "btm", "mergeme-heterogeneous:train=64,batch=2"), tokens=40, json_file=out)
+    rows = ["d0 expert", "d1 expert", "btm", "mergeme-heterogeneous:train=64,batch=2"]
+    assert list(dict.fromkeys(row for row, _ in records(out))) == rows
+    with pytest.raises(MoergeError, match="needs experts of one architecture, but d1 differs") as refused:
+        table(**of(wide, "btm", "dume"))
+    assert refused.value.where == "--recipe dume"
+    assert "mergeme-heterogeneous" in refused.value.todo
+    with pytest.raises(MoergeError, match="tokenizer, so their perplexities per token can't be compared"):
+        table(**of(other, "btm"))
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
