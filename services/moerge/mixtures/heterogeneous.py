@@ -118,13 +118,14 @@ class Heterogeneous(PreTrainedModel, GenerationMixin):
         experts = (self.inputs, self.members, self.outputs)
         share = (self.config.num_experts_per_tok or len(self.members)) / len(self.members)
         chosen = sum(each.numel() for modules in experts for each in modules.parameters())
-        return self.router.weight.numel() + self.lm_head.weight.numel() + share * chosen
+        return float(self.router.weight.numel() + self.lm_head.weight.numel() + share * chosen)
 
-    def get_input_embeddings(self) -> nn.Module:
+    def get_input_embeddings(self) -> nn.Embedding:
         return self.embed_tokens
 
-    def get_output_embeddings(self) -> nn.Module:
-        return self.lm_head
+    def get_output_embeddings(self) -> nn.Linear:
+        found: nn.Linear = self.lm_head
+        return found
 
     @classmethod
     def of(cls, members: Mapping[str, Path], seed: int, k: int = 0, *, skip: bool = False) -> Self:
@@ -159,7 +160,7 @@ class Heterogeneous(PreTrainedModel, GenerationMixin):
             "lm_head.weight": averaged(heads, rows, width),
         }
         model.load_state_dict(found)
-        model.eval()
+        model.train(False)
         return model
 
 
@@ -231,7 +232,7 @@ def _config(names: list[str], dense: Sequence[PretrainedConfig], k: int, skip: b
 
 def _without_embedding(config: PretrainedConfig) -> nn.Module:
     """The stock layers and final norm."""
-    model = AutoModel.from_config(config, dtype=torch.get_default_dtype())
+    model: PreTrainedModel = AutoModel.from_config(config, dtype=torch.get_default_dtype())
     model.set_input_embeddings(nn.Identity())
     return model
 

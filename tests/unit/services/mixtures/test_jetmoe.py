@@ -17,7 +17,7 @@ from support.models import expert
 from support.recipes import fleet, only
 
 IDS = torch.arange(2 * 20).view(2, 20) * 7 % 250
-PLAIN = {"num_key_value_heads": 4}
+PLAIN: dict[str, Any] = {"num_key_value_heads": 4}
 
 
 @torch.inference_mode()
@@ -50,10 +50,12 @@ def test_the_formula_of_one_layer(tmp_path: Path) -> None:
     routers = {name: each for name, each in mixed.state_dict().items() if "router" in name}
 
     def mean(name: str) -> Tensor:
-        return (one[name] + two[name]) / 2
+        found: Tensor = (one[name] + two[name]) / 2
+        return found
 
     def norm(x: Tensor, name: str) -> Tensor:
-        return mean(name) * x / (x.square().mean() + 1e-6).sqrt()
+        y: Tensor = mean(name) * x / (x.square().mean() + 1e-6).sqrt()
+        return y
 
     layer = "model.layers.0."
     x = mean("model.embed_tokens.weight")[7]
