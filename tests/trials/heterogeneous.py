@@ -31,7 +31,8 @@ SHAPE = {"hidden_size": 128, "intermediate_size": 512, "num_hidden_layers": 4}
 HEADS = {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 64}
 assert DEMO.scratch is not None
 SEED, ON_ALL, ON_OWN = 2, DEMO.scratch.phase, DEMO.for_expert
-RECIPES = ("btm", "seed-continued", "mergeme-heterogeneous", "mergeme-heterogeneous:frozen=1")
+OPTIONS = ("", ":skip=1", ":frozen=1", ":skip=1,frozen=1")
+RECIPES = ("btm", "seed-continued", *(f"mergeme-heterogeneous{each}" for each in OPTIONS))
 
 
 def other_expert(folder: Path, base: Path, rows: Mapping[str, Tensor]) -> Path:
