@@ -46,7 +46,7 @@ class MixtureConfig(PretrainedConfig):
     @classmethod
     def of(cls, dense: PretrainedConfig, members: Sequence[str], **settings: Any) -> Self:
         """The config of a mixture of members with the config `dense`."""
-        source = dense.to_dict()
+        source = {name: value for name, value in dense.to_dict().items() if name != "_name_or_path"}
         kept = {name: source[name] for name in _COPIED if name in source}
         layers = dense.num_hidden_layers * len(members)
         return cls(dense=source, members=[*members], num_hidden_layers=layers, **kept, **settings)
@@ -70,7 +70,7 @@ class Mixture(PreTrainedModel, GenerationMixin):
 
     def __init__(self, config: MixtureConfig) -> None:
         super().__init__(config)
-        self.stock: Any = AutoModelForCausalLM.from_config(config.dense_config)
+        self.stock: Any = AutoModelForCausalLM.from_config(config.dense_config, dtype=torch.get_default_dtype())
         self.replace_modules()
         self.post_init()  # type: ignore[no-untyped-call]
 

@@ -173,7 +173,13 @@ class Bts(Mixture):
         return found
 
     def added(self) -> dict[str, nn.Parameter]:
-        return {name: parameter for name, parameter in self.named_parameters() if ".stitch." in name}
+        """The stitch layers' parameters, without the projections of masked experts."""
+        unused = [f".projections.{number - 1}." for number in cast(BtsConfig, self.config).hidden]
+        return {
+            name: parameter
+            for name, parameter in self.named_parameters()
+            if ".stitch." in name and not any(part in name for part in unused)
+        }
 
     def active_parameters(self) -> float:
         config, total = cast(BtsConfig, self.config), 0.0
@@ -218,14 +224,15 @@ class Bts(Mixture):
     def joined(self, name: str, folder: Path) -> Self:
         """The same model with one more expert, whose projections are identities and whose gates are zero.
 
+        Masked experts stay masked.
+
         Raises:
             IncompatibleExpertError: it has another architecture.
         """
         config = cast(BtsConfig, self.config)
         members = [*config.members, name]
-        changed = type(self)(
-            BtsConfig.of(config.dense_config, members, stitches=config.stitches, alternating=config.alternating)
-        )
+        kept = {"stitches": config.stitches, "alternating": config.alternating, "masked": config.masked}
+        changed = type(self)(BtsConfig.of(config.dense_config, members, **kept))
         state = self.state_dict()
         for key, parameter in changed.added().items():
             new = _initial(key, parameter)

@@ -10,7 +10,7 @@ from moerge.models.sources import checkpoint_folder
 from moerge.settings import named_values
 from moerge.table.measure import Texts
 from moerge.table.texts import Cut, Sources, Split, read_texts, require_one_tokenizer, switched
-from moerge_proto.tuned import tuned
+from moerge_proto.tuned import TunedMixture, tuned
 from moerge_proto.versions import Lineage
 
 
@@ -45,6 +45,9 @@ def in_slot_order(version: Path, sources: Mapping[str, Sources]) -> dict[str, So
         raise MoergeError("not found", where=str(path), todo="name the folder of a version published by moerge")
     content = path.read_bytes()
     made = tuned(content)
+    if isinstance(made, TunedMixture):
+        todo = "name the folder of a version; --recipe bam, bam-adapters and bts train and score mixtures"
+        raise MoergeError("is a mixture", where=str(version), todo=todo)
     domains = (Lineage.model_validate_json(content) if made is None else made.parent).domains
     if set(domains) != sources.keys():
         raise MoergeError(f"expected {', '.join(domains)}, found {', '.join(sources)}", where="--expert")

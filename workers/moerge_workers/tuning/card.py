@@ -4,9 +4,10 @@ import re
 from pathlib import Path
 from statistics import fmean
 
+from moerge.models.expert_folder import expert_digest
 from moerge.recipes.registry import shown
 from moerge.versions.card_scores import CARD_FILE, markdown_rows
-from moerge_workers.tuning.request import Request
+from moerge_proto.tuned import Training, TunedMixture, TunedModel
 from moerge_workers.tuning.training import Done
 
 
@@ -17,25 +18,92 @@ def losses(log: Path) -> tuple[float, float]:
     return fmean(found[:tenth]), fmean(found[-tenth:])
 
 
-def card(request: Request, log: Path, done: Done) -> str:
-    """README.md: inputs and training. The fields that the hub reads are the parent's."""
-    made, parent = request.record, request.record.parent
-    domains, build = ", ".join(parent.domains), made.build
-    options = ", ".join(f"{name} {shown(value)}" for name, value in made.options.items())
-    first, last = losses(log)
+def card(made: TunedModel | TunedMixture, log: Path, done: Done, start: Path) -> str:
+    """README.md: inputs and training.
+
+    Args:
+        start: folder of the model before training; a version's has the fields that the hub reads.
+    """
+    return _mixture(made, log, done) if isinstance(made, TunedMixture) else _version(made, log, done, start)
+
+
+def _version(made: TunedModel, log: Path, done: Done, version: Path) -> str:
+    parent = made.parent
+    domains = ", ".join(parent.domains)
     withdrawn = ", ".join(f"`{digest}`" for digest in parent.withdrawn)
     notice = "" if not withdrawn else f"> The trunk still contains parameters of withdrawn experts: {withdrawn}.\n\n"
-    texts = markdown_rows((name, f"{made.weights[name]:g}", f"`{digest}`") for name, digest in made.texts.items())
     experts = markdown_rows(
         (str(slot), *each) for slot, each in enumerate(zip(parent.domains, _code(parent.experts), strict=True))
     )
-    files = markdown_rows((name, f"`{digest}`") for name, digest in made.parent_files.items())
     return f"""\
-{_metadata(request.version)}# Tuned mixture of {len(parent.domains)} experts: {domains}
+{_metadata(version)}# Tuned mixture of {len(parent.domains)} experts: {domains}
 
 {notice}`moerge tune` trained this model on **pooled text of its domains**: {domains}. It is not a version that a
 coordinator published: those are functions of contributions alone, and nobody pools text for them.
 
+{_training(made, log, done)}
+## Parent
+
+Trunk `{parent.trunk}`, and the experts:
+
+| slot | domain | digest |
+|---|---|---|
+{experts}
+
+| file | SHA-256 |
+|---|---|
+{_files(made.parent_files)}
+"""
+
+
+def _mixture(made: TunedMixture, log: Path, done: Done) -> str:
+    names, domains = ", ".join(each.name for each in made.members), ", ".join(made.texts)
+    members = markdown_rows(
+        (each.name, f"`{expert_digest(each.files)}`", "yes" if each.name in made.masked else "")
+        for each in made.members
+    )
+    parent = (
+        "" if made.parent is None else f"\n## Parent\n\n| file | SHA-256 |\n|---|---|\n{_files(made.parent_files)}\n"
+    )
+    return f"""\
+---
+library_name: moerge
+pipeline_tag: text-generation
+tags:
+- moerge
+- {made.recipe}
+---
+
+# {made.recipe}: a mixture of {len(made.members)} models: {names}
+
+`moerge tune` trained this model on **pooled text of its domains**: {domains}. Its class is part of moerge, so
+transformers alone can't load it, nor can engines such as vLLM, SGLang or llama.cpp. `pip install moerge`, then:
+
+```python
+import moerge.mixtures
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+model = AutoModelForCausalLM.from_pretrained("this-folder")
+tokenizer = AutoTokenizer.from_pretrained("this-folder")
+```
+
+It needs no `trust_remote_code`. No coordinator publishes it, for two reasons: a published version loads with stock
+transformers (law 6), and is a function of contributions alone, without pooled text (law 3).
+
+{_training(made, log, done)}
+## Members
+
+| member | digest | masked |
+|---|---|---|
+{members}
+{parent}"""
+
+
+def _training(made: Training, log: Path, done: Done) -> str:
+    build, (first, last) = made.build, losses(log)
+    options = ", ".join(f"{name} {shown(value)}" for name, value in made.options.items())
+    texts = markdown_rows((name, f"{made.weights[name]:g}", f"`{digest}`") for name, digest in made.texts.items())
+    return f"""\
 | property | value |
 |---|---|
 | recipe | `{made.recipe}`: {options} |
@@ -57,19 +125,11 @@ A tenth of each domain's documents was held out.
 | domain | weight | digest of its documents |
 |---|---|---|
 {texts}
-
-## Parent
-
-Trunk `{parent.trunk}`, and the experts:
-
-| slot | domain | digest |
-|---|---|---|
-{experts}
-
-| file | SHA-256 |
-|---|---|
-{files}
 """
+
+
+def _files(digests: dict[str, str]) -> str:
+    return markdown_rows((name, f"`{digest}`") for name, digest in digests.items())
 
 
 def _code(digests: list[str]) -> list[str]:

@@ -16,23 +16,38 @@ app = typer.Typer(subcommand_metavar="")
 
 @app.callback(invoke_without_command=True, context_settings={"allow_interspersed_args": True})
 def tune(
-    version: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a pulled or merged version.")],
     text: Annotated[
         list[str], typer.Option(help="NAME=FILES: a domain's documents, a file, folder or pattern; repeat.")
     ],
     recipe: Annotated[
-        str, typer.Option(help="dume-plus, dume-plus-gate, btx-router, btx-gate or btx; with NAME:OPTION=VALUE,….")
+        str,
+        typer.Option(
+            help="For a version: dume-plus, dume-plus-gate, btx-router, btx-gate or btx. For a mixture: bam, "
+            "bam-adapters or bts. With NAME:OPTION=VALUE,…."
+        ),
     ],
     tokens: Annotated[str, typer.Option(help="Tokens of the training, such as 250k or 1M.")],
     out: Annotated[Path, typer.Option(help="New folder for the tuned model.")],
+    folder: Annotated[
+        Path | None,
+        typer.Argument(metavar="DIR", help="Folder of a pulled or merged version, or of a bts mixture to continue."),
+    ] = None,
+    base: Annotated[str | None, typer.Option(help="Folder or hub id of a new mixture's seed model.")] = None,
+    expert: Annotated[
+        list[str] | None,
+        typer.Option(help="NAME=DIR: an expert of a new mixture, or a further one of a bts mixture; repeat."),
+    ] = None,
+    mask: Annotated[
+        list[str] | None, typer.Option(help="Name of an expert that a bts mixture leaves out; repeat.")
+    ] = None,
     weight: Annotated[
         list[str] | None, typer.Option(help="NAME=NUMBER: a domain's weight in the mixture; repeat. Default: 1.")
     ] = None,
     text_field: Annotated[str, typer.Option(help="Field or column with a document's text.")] = "text",
     context: Annotated[
-        int | None, typer.Option(min=2, help="Tokens of a row. Default: 512, or the version's context if shorter.")
+        int | None, typer.Option(min=2, help="Tokens of a row. Default: 512, or the model's context if shorter.")
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, max=2**31, help="Seed of the mixture and the routing.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**31, help="Seed of the order of texts, new routers and noise.")] = 0,
     workers: Annotated[
         int, typer.Option(min=1, help="Training processes, each with one thread or one GPU and a part of every batch.")
     ] = 1,
@@ -47,20 +62,24 @@ def tune(
         str | None, typer.Option(help="Address of a Ray cluster that shares these folders. Default: a local Ray.")
     ] = None,
 ) -> None:
-    """Trains a version further, on pooled text of its domains.
+    """Trains a version further, or a mixture of dense models, on pooled text of its domains.
 
-    The result is a folder for stock transformers, not a version: no coordinator publishes it. A tenth of each domain's
-    documents is held out, the same one as in `moerge table`. Unfinished work is in OUT.work; the same command
-    continues there.
+    The result is a folder, not a version: no coordinator publishes it. A tuned version is a stock model; a mixture
+    (bam, bam-adapters, bts) needs `import moerge.mixtures`. A tenth of each domain's documents is held out, the same
+    one as in `moerge table`. Unfinished work is in OUT.work; the same command continues there.
 
     Exit status: 0 tuned; 1 an input, an option or the machine is unsuitable; 2 wrong usage; 130 interrupted.
 
     Example: moerge tune my-model --text code='code/*.jsonl' --text law=law/ --recipe dume-plus --tokens 1M --out tuned
+
+    Example: moerge tune --base seed --expert code=code --expert law=law --text code='code/*.jsonl' --text law=law/
+    --recipe bts --tokens 1M --out stitched
     """
     from transformers.utils import logging
 
     from moerge.progress import progress
-    from moerge_workers.tuning.request import Wanted, read_request, token_count
+    from moerge_workers.tuning.request import Texts, Wanted, token_count
+    from moerge_workers.tuning.sources import read_request
     from moerge_workers.tuning.tune import require_new
     from moerge_workers.tuning.tune import tune as run
 
@@ -78,7 +97,8 @@ def tune(
         workers=workers,
         seed=seed,
     )
-    request = read_request(version, named_values("--text", text), wanted, text_field, progress())
+    experts, texts = named_values("--expert", expert or []), Texts(named_values("--text", text), text_field)
+    request = read_request(folder, experts, base, mask or [], texts, wanted, progress())
     told = Console(stderr=True)
     done = run(request, out, ray_address, progress(), lambda line: told.print(line, highlight=False, markup=False))
     memory = "" if done.peak_memory is None else f"; peak memory {decimal(done.peak_memory)} per process"

@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -12,6 +13,7 @@ from safetensors.torch import load_file
 from torch.nn import Module, Parameter
 from transformers import PreTrainedModel
 
+import moerge.mixtures  # noqa: F401  # registers the classes
 from moerge.errors import MoergeError
 from moerge.files import atomic_file
 from moerge.memory import PeakMemory
@@ -20,7 +22,7 @@ from moerge.scoring.perplexity import load
 from moerge.training.batches import batches
 from moerge.training.checkpoint import Checkpoint
 from moerge.training.log import Log
-from moerge.training.loop import Run, Step, fit
+from moerge.training.loop import Run, Step, fit, language_loss
 from moerge.training.parameters import Which, trainable
 from moerge.training.routing import RoutedLoss, Routing
 
@@ -34,17 +36,18 @@ class Job:
     """A training in a work folder, which has the rows.
 
     Attributes:
-        version: folder of the model.
+        model: folder of the model before training.
+        routing: while training; None: the model's own.
         domains: number of their rows' tensors, named 0, 1, ….
         batch: rows of all processes.
         weights: of the domains in the mixture.
         checkpoint_seconds: minimum interval between two checkpoints; None: the training room's.
     """
 
-    version: Path
+    model: Path
     work: Path
     trains: Which
-    routing: Routing
+    routing: Routing | None
     balance: float
     batch: int
     weights: tuple[float, ...]
@@ -102,8 +105,8 @@ def train(job: Job, process: Process) -> None:
     run = replace(job.run, seed=job.run.seed + (process.rank << 20))
     drawn = batches(rows, run.steps, job.batch, job.run.seed, job.weights)
     own = (batch.chunk(process.count)[process.rank] for batch in drawn)
-    model = load(job.version, device=process.device)
-    routed = RoutedLoss(job.routing, job.balance)
+    model = load(job.model, device=process.device)
+    routed = None if job.routing is None else RoutedLoss(job.routing, job.balance)
 
     def done(step: Step) -> None:
         loss = process.mean(step.loss)
@@ -113,11 +116,12 @@ def train(job: Job, process: Process) -> None:
         if first:
             log.done(step._replace(loss=loss, tokens=step.tokens * process.count))
 
-    with trainable(model, job.trains) as (parameters, elements), routed.routed(model):
+    routing = nullcontext() if routed is None else routed.routed(model)
+    with trainable(model, job.trains) as (parameters, elements), routing:
         kind = Checkpoint if first else _Read
         checkpoint = kind(job.work / CHECKPOINT, job.checkpoint_seconds)
         resumed = log.resumed if first else lambda steps: None
-        fit(process.wrap(model), parameters, own, run, done, routed, checkpoint, resumed)
+        fit(process.wrap(model), parameters, own, run, done, routed or language_loss, checkpoint, resumed)
     if first:
         _write(job.work, parameters, Done(elements, peak.bytes()))
 

@@ -14,7 +14,7 @@ from moerge.progress import NoProgress, Progress, Tracker
 from moerge.recipes.base import number, whole
 from moerge.training.loop import Run
 from moerge.versions.files import LINEAGE_FILE
-from moerge_proto.tuned import TunedModel, tuned
+from moerge_proto.tuned import Training, tuned
 from moerge_workers.tuning.card import losses
 from moerge_workers.tuning.folder import tensor_bytes, write_tuned
 from moerge_workers.tuning.on_ray import train_on_ray
@@ -50,7 +50,7 @@ def tune(
     progress: Progress,
     say: Callable[[str], None] = lambda text: None,
 ) -> Summary:
-    """Trains a version further and writes the folder `out`. The same request continues an interrupted run.
+    """Trains a model and writes the folder `out`. The same request continues an interrupted run.
 
     Args:
         address: of a Ray cluster; None: a local Ray.
@@ -66,13 +66,14 @@ def tune(
         if found.is_file() and (done is None or tuned(found.read_bytes()) != request.record):
             raise MoergeError("contains another model", where=str(out), todo="name a new folder, or remove this one")
         if done is None:
+            job = prepared(request, work)
             say("starting Ray" if address is None else f"joining Ray at {address}")
-            _train(prepared(request, work), request, address, progress)
+            _train(job, request, address, progress)
             done = Done.read(work)
             if done is None:
                 raise MoergeError("the training wrote no result", where=str(work), todo=_shared(address))
         if not found.is_file():
-            with progress.track(f"writing {out.name}", tensor_bytes(request.version), "B") as tracker:
+            with progress.track(f"writing {out.name}", tensor_bytes(request.start(work)), "B") as tracker:
                 write_tuned(request, work, done, out, tracker.advance)
         for path in work_folder(out).iterdir():
             if path.is_dir():
@@ -85,7 +86,7 @@ def _shared(address: str | None) -> str:
 
 
 def prepared(request: Request, work: Path) -> Job:
-    """The training of a request; writes its rows to the work folder."""
+    """The training of a request; writes its rows, and a new model, to the work folder."""
     made, options = request.record, request.record.options
     with atomic_file(work / ROWS) as file:
         file.write(save({str(slot): rows for slot, rows in enumerate(request.rows)}))
@@ -97,13 +98,13 @@ def prepared(request: Request, work: Path) -> Job:
         bfloat16=made.precision == "bfloat16",
     )
     return Job(
-        version=request.version.absolute(),
+        model=request.start(work),
         work=work,
         trains=request.trains,
         routing=request.routing,
-        balance=number(options, "balance"),
+        balance=request.balance,
         batch=whole(options, "batch", 1),
-        weights=tuple(made.weights[domain] for domain in made.parent.domains),
+        weights=tuple(made.weights.values()),
         run=run,
     )
 
@@ -128,6 +129,6 @@ def _train(job: Job, request: Request, address: str | None, progress: Progress) 
         train_on_ray(job, made.workers, made.build.device, address, finished)
 
 
-def _row(made: TunedModel) -> int:
+def _row(made: Training) -> int:
     """Tokens of a step."""
     return whole(made.options, "batch", 1) * made.context

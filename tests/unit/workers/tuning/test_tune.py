@@ -18,9 +18,10 @@ from moerge.progress import NoProgress
 from moerge_proto.tuned import tuned
 from moerge_proto.versions import Lineage
 from moerge_workers.tuning.folder import write_tuned
-from moerge_workers.tuning.request import Request, Wanted, read_request, token_count
+from moerge_workers.tuning.request import Request, Texts, Wanted, token_count
 from moerge_workers.tuning.training import LOG, TRAINED, Done, Process, train
 from moerge_workers.tuning.tune import prepared
+from moerge_workers.tuning.version import read_version
 from support.models import expert, texts
 from support.processes import run_command
 from support.versions import loaded, published
@@ -62,7 +63,7 @@ def command(folder: Path, out: Path, recipe: str = "dume-plus:batch=2", tokens: 
 def request(folder: Path, recipe: str) -> Request:
     files = {f"d{slot}": [str(folder / f"d{slot}.jsonl")] for slot in range(2)}
     wanted = Wanted(recipe, 4 * 2 * CONTEXT, {"d1": 3.0}, CONTEXT)
-    return read_request(folder / "version", files, wanted, "text", NoProgress())
+    return read_version(folder / "version", Texts(files), wanted, NoProgress())
 
 
 def tensors(folder: Path) -> dict[str, torch.Tensor]:

@@ -1,0 +1,59 @@
+"""The model that a tuning starts from, chosen by the command's arguments."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from moerge.errors import MoergeError
+from moerge.models.sources import checkpoint_folder
+from moerge.progress import Progress
+from moerge_workers.tuning.mixture import RECIPE_NAMES, read_mixture, read_stitched, stitched
+from moerge_workers.tuning.request import Request, Texts, Wanted
+from moerge_workers.tuning.version import read_version
+
+
+def read_request(
+    folder: Path | None,
+    experts: Mapping[str, Sequence[str]],
+    base: str | None,
+    masked: Sequence[str],
+    texts: Texts,
+    wanted: Wanted,
+    progress: Progress,
+) -> Request:
+    """The checked request: for a version, a BTS mixture, or a new mixture.
+
+    Args:
+        folder: of a version or a mixture.
+        experts: name -> its only folder or hub id.
+        base: the seed model of a new mixture.
+        masked: experts of a BTS mixture to leave out.
+
+    Raises:
+        MoergeError: the arguments don't fit together, or one is unsuitable.
+    """
+    new = f"give --base and --expert NAME=DIR for {', '.join(RECIPE_NAMES)}"
+    if folder is None and not experts and base is None:
+        raise MoergeError("no model to train", todo=f"name a version's folder, or {new}")
+    found = {name: checkpoint_folder(_only(name, places)) for name, places in experts.items()}
+    if folder is None:
+        if masked:
+            raise MoergeError("a new mixture has no expert to mask", where="--mask", todo="omit its --expert instead")
+        if base is None or not found:
+            missing = "--base" if base is None else "--expert"
+            raise MoergeError("a new mixture needs a seed model and experts", where=missing, todo=new)
+        return read_mixture(checkpoint_folder(base), found, texts, wanted, progress)
+    if base is not None:
+        todo = "omit --base, or the folder"
+        raise MoergeError(f"{folder} is trained as it is, without a seed model", where="--base", todo=todo)
+    if found or masked:
+        return read_stitched(folder, found, masked, texts, wanted, progress)
+    if stitched(folder) is not None:
+        todo = "give --mask NAME or --expert NAME=DIR, or tune its members with more tokens"
+        raise MoergeError("is a tuned mixture", where=str(folder), todo=todo)
+    return read_version(folder, texts, wanted, progress)
+
+
+def _only(name: str, places: Sequence[str]) -> str:
+    if len(places) > 1:
+        raise MoergeError(f"{name} is named {len(places)} times", where="--expert", todo="name it once")
+    return places[0]
