@@ -12,10 +12,11 @@ from safetensors.torch import load_file, save_file
 
 from moerge.client.register import register
 from moerge.errors import CoordinatorError
+from moerge.mixtures import Bts
 from moerge.models.expert_folder import file_digests
 from moerge_proto.experts import ExpertState, NewExpert
 from support.federation import SILENT, Member, eventually, files_below, join, joined
-from support.models import expert
+from support.models import expert, tokenizer
 from support.processes import Coordinator, coordinator, run_command
 
 
@@ -57,6 +58,14 @@ def test_an_expert_that_does_not_fit_is_refused_before_its_weights_are_sent(
     server: Coordinator, member: Member, tmp_path: Path
 ) -> None:
     before, good = files_below(server), member.folder
+    member.folder = tmp_path / "mixture"
+    Bts.of({"seed": good, "a": good}, 1).save_pretrained(member.folder)
+    tokenizer().save_pretrained(member.folder)
+    with pytest.raises(CoordinatorError, match=r"a mixture of moerge tune.*stock transformers \(law 6\)"):
+        member.register()
+    add = ("expert", "add", member.folder, "--domain", member.domain)
+    done = run_command(*add, MOERGE_COORDINATOR=server.url, MOERGE_TOKEN=member.token)
+    assert "stock transformers (law 6)" in done.stderr, "its class is unknown to this process"
     member.folder = expert(tmp_path / "other", seed=3, rms_norm_eps=1e-3)
     add = ("expert", "add", member.folder, "--domain", member.domain)
     done = run_command(*add, MOERGE_COORDINATOR=server.url, MOERGE_TOKEN=member.token)

@@ -11,7 +11,7 @@ from transformers import AutoConfig, PretrainedConfig
 
 from moerge.errors import CheckpointError, IncompatibleExpertError
 from moerge.files import require_small
-from moerge.models.families import EMBEDDING, HEAD, Family, family_of, head_dim, require_family
+from moerge.models.families import EMBEDDING, HEAD, REFUSED, Family, family_of, head_dim, require_family
 from moerge_proto.experts import Vocabulary
 
 _MAX_CONFIG_BYTES = 2**20
@@ -57,6 +57,7 @@ def read_config(folder: Path) -> PretrainedConfig:
 
     Raises:
         CheckpointError: config.json is missing or invalid.
+        IncompatibleExpertError: transformers doesn't know its model_type, and moerge refuses that.
     """
     path = folder / "config.json"
     if not path.is_file():
@@ -65,7 +66,18 @@ def read_config(folder: Path) -> PretrainedConfig:
         config: PretrainedConfig = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         return config
     except _SENSELESS as error:
+        if (model_type := _model_type(path)) in REFUSED:
+            require_family(model_type)
         raise CheckpointError(f"can't be read as a model config: {error}", where=str(path)) from error
+
+
+def _model_type(path: Path) -> str:
+    """A config's model_type, if it can be read."""
+    try:
+        content = json.loads(path.read_bytes())
+    except (ValueError, RecursionError):
+        return ""
+    return str(content.get("model_type")) if isinstance(content, Mapping) else ""
 
 
 def require_plain_config(folder: Path) -> None:

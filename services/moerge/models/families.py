@@ -248,6 +248,7 @@ _OLMO2 = replace(
 FAMILIES = {family.model_type: family for family in (_LLAMA, _MISTRAL, _PHI3, _QWEN2, _QWEN3, _OLMO2)}
 
 _SANDWICH = "norms after attention and MLP as well as before them"
+_MIXTURE = "it is a mixture of moerge tune, and a version must load with stock transformers (law 6)"
 REFUSED = {
     "apertus": "its MLPs have no gate",
     "exaone4": "its norms come after attention and MLP",
@@ -257,11 +258,13 @@ REFUSED = {
     "glm4": _SANDWICH,
     "gpt_neox": "its MLPs have no gate, and biases",
     "minicpm3": "multi-head latent attention",
+    "moerge_bam": _MIXTURE,
+    "moerge_bts": _MIXTURE,
     "nemotron": "its MLPs have no gate",
     "stablelm": "layer norms with biases",
     "starcoder2": "its MLPs have no gate, and biases",
 }
-"""Dense families without an equivalent stock MoE class, and the reason."""
+"""Dense families and mixtures without an equivalent stock MoE class, and the reason."""
 
 
 def require_family(model_type: str) -> Family:

@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 
 from moerge.errors import IncompatibleExpertError
+from moerge.mixtures import CLASSES
 from moerge.models.config import read_config
+from moerge.models.expert_folder import check_small_files
 from moerge.models.families import FAMILIES, REFUSED, family_of
 from moerge.models.reader import Checkpoint
 from support.models import SMALL, expert
@@ -37,6 +39,13 @@ def test_what_can_t_be_matched_is_refused_with_the_reason(
     with pytest.raises(IncompatibleExpertError, match=why) as caught:
         family_of(read_config(config(tmp_path / "dense", model_type, **settings)))
     assert caught.value.where == f"config.json: {field}"
+
+
+def test_a_mixture_is_refused_with_the_law_s_reason(tmp_path: Path) -> None:
+    for number, (kind, _) in enumerate(CLASSES):
+        folder = config(tmp_path / str(number), kind.model_type)
+        with pytest.raises(IncompatibleExpertError, match=r"\(law 6\)"):
+            check_small_files(folder, None, "expert")
 
 
 def test_no_family_is_both_known_and_refused() -> None:
