@@ -70,10 +70,11 @@ PANELS: dict[str, dict[str, typer.Typer | Component | Callable[..., None]]] = {
         "progress": progress.show_progress,
         "inspect": inspect.inspect_file,
         "audit": audit.app,
+        "route": Component("moerge.routing.commands", "Draw the weights of a model's experts along a text.", "all"),
     },
     "One machine": {
         "merge": Component("moerge.merging.commands", "Merge experts on this machine into one MoE model.", "all"),
-        "tune": Component("moerge_workers.tuning.commands", "Train a version further, on pooled text.", "tune"),
+        "tune": Component("moerge_workers.tuning.commands", "Train a version, or a mixture, on pooled text.", "tune"),
         "demo": Component(
             "moerge.demo.commands", "Run the main job on real text: four owners, one coordinator, two versions.", "demo"
         ),

@@ -260,6 +260,7 @@ REFUSED = {
     "minicpm3": "multi-head latent attention",
     "moerge_bam": _MIXTURE,
     "moerge_bts": _MIXTURE,
+    "moerge_heterogeneous": _MIXTURE,
     "nemotron": "its MLPs have no gate",
     "stablelm": "layer norms with biases",
     "starcoder2": "its MLPs have no gate, and biases",

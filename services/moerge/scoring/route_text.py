@@ -12,6 +12,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from pydantic import BaseModel
@@ -69,25 +70,60 @@ def _observed(model: PreTrainedModel) -> Iterator[list[tuple[Tensor, Tensor]]]:
             handle.remove()
 
 
-@torch.inference_mode()
-def routed(model: PreTrainedModel, ids: Sequence[int], context: int) -> tuple[Tensor, Tensor]:
-    """The routers' logits [L, n, D], float32, and choices [L, n, k] for a text of n tokens.
+def reading(ids: Sequence[int], context: int) -> Iterator[tuple[Tensor, slice]]:
+    """Windows [1, T] of a text, and the new places of each.
 
-    A text longer than `context` is read in windows that advance by half of it; a token has the values of its first
-    window.
+    A text longer than `context` is read in windows that advance by half of it.
     """
-    logits: list[Tensor] = []
-    experts: list[Tensor] = []
     done = 0
     while done < len(ids):
         start = max(0, done - context // 2)
+        yield torch.tensor([ids[start : start + context]]), slice(done - start, None)
+        done = start + context
+
+
+@torch.inference_mode()
+def routed(model: PreTrainedModel, ids: Sequence[int], context: int) -> tuple[Tensor, Tensor]:
+    """The routers' logits [L, n, D], float32, and choices [L, n, k] for a text of n tokens, see `reading`."""
+    logits: list[Tensor] = []
+    experts: list[Tensor] = []
+    for window, new in reading(ids, context):
         with _observed(model) as seen:
-            model.base_model(input_ids=torch.tensor([ids[start : start + context]]), use_cache=False)
-        new = slice(done - start, None)
+            model.base_model(input_ids=window, use_cache=False)
         logits.append(torch.stack([each[new].float() for each, _ in seen]))
         experts.append(torch.stack([each[new] for _, each in seen]))
-        done = start + context
     return torch.cat(logits, dim=1), torch.cat(experts, dim=1)
+
+
+class Encoded(NamedTuple):
+    """A text's token ids, its pieces, and the place of each piece's token among the ids."""
+
+    ids: list[int]
+    pieces: list[str]
+    places: list[int]
+
+
+def encoded(folder: Path, text: str, where: str, todo: str) -> Encoded:
+    """The tokens of a text.
+
+    Args:
+        folder: with the tokenizer.
+        where, todo: name and remedy of a folder with a slow tokenizer.
+
+    Raises:
+        MoergeError: the tokenizer doesn't report its tokens' positions, or the text has no token.
+    """
+    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+        folder, local_files_only=True, trust_remote_code=False
+    )
+    if not tokenizer.is_fast:
+        raise MoergeError("expected a fast tokenizer, which reports the text of each token", where=where, todo=todo)
+    found = tokenizer(text, return_offsets_mapping=True, return_special_tokens_mask=True)
+    own = [index for index, special in enumerate(found["special_tokens_mask"]) if not special]
+    tokens, speakers = pieces(text, [found["offset_mapping"][index] for index in own])
+    if not tokens:
+        raise MoergeError("the text has no token", where="text", todo="give another text")
+    return Encoded(found["input_ids"], tokens, [own[index] for index in speakers])
 
 
 def route_text(folder: Path, number: int, text: str) -> RoutedText:
@@ -96,20 +132,11 @@ def route_text(folder: Path, number: int, text: str) -> RoutedText:
     Raises:
         MoergeError: the version or the text is too large, or its tokenizer doesn't report its tokens' positions.
     """
-    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-        folder, local_files_only=True, trust_remote_code=False
-    )
-    if not tokenizer.is_fast:
-        found = "expected a fast tokenizer, which reports the text of each token"
-        raise MoergeError(found, where=f"version {number}", todo="publish a version whose experts have tokenizer.json")
-    encoded = tokenizer(text, return_offsets_mapping=True, return_special_tokens_mask=True)
-    own = [index for index, special in enumerate(encoded["special_tokens_mask"]) if not special]
-    tokens, speakers = pieces(text, [encoded["offset_mapping"][index] for index in own])
-    if not tokens:
-        raise MoergeError("the text has no token", where="text", todo="give another text")
+    todo = "publish a version whose experts have tokenizer.json"
+    ids, tokens, rows = encoded(folder, text, f"version {number}", todo)
     made = Lineage.model_validate_json((folder / "moerge.json").read_bytes())
     config = json.loads((folder / "config.json").read_bytes())
-    ids, each = encoded["input_ids"], len(made.domains) * int(config["num_hidden_layers"])
+    each = len(made.domains) * int(config["num_hidden_layers"])
     if len(ids) * each > MAX_SCORES:
         found = f"expected at most {MAX_SCORES // each} tokens for this version, found {len(ids)}"
         raise TooLargeError(found, where="text", todo="give a shorter text")
@@ -118,7 +145,6 @@ def route_text(folder: Path, number: int, text: str) -> RoutedText:
     logits, experts = routed(model.eval(), ids, context)
     if not bool(logits.isfinite().all()):
         raise MoergeError("the routers' scores are not finite", where=f"version {number}", todo="use another version")
-    rows = [own[index] for index in speakers]
     return RoutedText(
         version=number,
         domains=made.domains,
