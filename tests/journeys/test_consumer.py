@@ -26,6 +26,15 @@ def test_the_readme_s_merge_and_tables_on_one_machine(tmp_path: Path) -> None:
                 assert word in said
         with Part("README.md", "Tune a version") as part:
             assert "trained 192 parameters on 10,240 tokens" in person.types(part.next("moerge tune", {"1M": "10k"}))
+        with Part("README.md", "Tune a mixture") as part:
+            part.names = {"1M": "10k", "250k": "10k"}
+            assert "trained 15,360 parameters on 10,240 tokens" in person.types(part.next("moerge tune --base"))
+            assert "trained 12,288 parameters" in person.types(part.next("moerge tune stitched/ --mask law"))
+            (tmp_path / "story.txt").write_text("a story")
+            assert "7 tokens; seed " in person.types(part.next("moerge route"))
+        assert "generated_text" in person.types(
+            LOAD.replace("from", "import moerge.mixtures; from", 1).format("stitched")
+        )
         for made in ("merged", "tuned"):
             assert "generated_text" in person.types(LOAD.format(made))
         assert "moerge" in (tmp_path / "merged" / "README.md").read_text()
