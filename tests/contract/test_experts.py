@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from moerge.client.register import register
 from moerge.errors import CoordinatorError
-from moerge.mixtures import Bts
+from moerge.mixtures.bts import Bts
 from moerge.models.expert_folder import file_digests
 from moerge_proto.experts import ExpertState, NewExpert
 from support.federation import SILENT, Member, eventually, files_below, join, joined

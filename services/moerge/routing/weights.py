@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from moerge.errors import MoergeError
-from moerge.mixtures import Bam, Bts, BtsConfig
+from moerge.mixtures.bam import Bam
 from moerge.mixtures.base import Mixture, MixtureConfig, observed
-from moerge.mixtures.bts import places
+from moerge.mixtures.bts import Bts, BtsConfig, places
 from moerge.models.families import published_family
 from moerge.scoring.perplexity import load
 from moerge.scoring.route_job import LONGEST_CONTEXT

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from moerge.errors import MoergeError
 from moerge.files import atomic_file
-from moerge.mixtures import Bts, BtsConfig
 from moerge.mixtures.base import Mixture
+from moerge.mixtures.bts import Bts, BtsConfig
 from moerge.models.config import read_config, require_same_config, require_same_tokenizer
 from moerge.models.expert_folder import TOKENIZER_FILES, check_expert, expert_files
 from moerge.models.reader import Checkpoint

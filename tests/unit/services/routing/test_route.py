@@ -11,8 +11,9 @@ from typer.testing import CliRunner
 
 from moerge.cli.app import app
 from moerge.errors import MoergeError
-from moerge.mixtures import Bam, Bts
+from moerge.mixtures.bam import Bam
 from moerge.mixtures.base import observed
+from moerge.mixtures.bts import Bts
 from moerge.routing.weights import along
 from support.models import expert, tokenizer
 from support.versions import published

@@ -12,8 +12,7 @@ from typer.testing import CliRunner
 
 from moerge.cli.app import app
 from moerge.files import file_sha256
-from moerge.mixtures import Bts
-from moerge.mixtures.bts import BtsConfig
+from moerge.mixtures.bts import Bts, BtsConfig
 from moerge.models.reader import Checkpoint
 from moerge.progress import NoProgress
 from moerge_proto.tuned import TunedMixture, tuned
