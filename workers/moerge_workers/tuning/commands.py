@@ -41,7 +41,7 @@ def tune(
         list[str] | None, typer.Option(help="Name of an expert that a bts mixture leaves out; repeat.")
     ] = None,
     weight: Annotated[
-        list[str] | None, typer.Option(help="NAME=NUMBER: a domain's weight in the mixture; repeat. Default: 1.")
+        list[str] | None, typer.Option(help="NAME=NUMBER: a domain's share of the training; repeat. Default: 1.")
     ] = None,
     text_field: Annotated[str, typer.Option(help="Field or column with a document's text.")] = "text",
     context: Annotated[
@@ -65,8 +65,8 @@ def tune(
     """Trains a version further, or a mixture of dense models, on pooled text of its domains.
 
     The result is a folder, not a version: no coordinator publishes it. A tuned version is a stock model; a mixture
-    (bam, bam-adapters, bts) needs `import moerge.mixtures`. A tenth of each domain's documents is held out, the same
-    one as in `moerge table`. Unfinished work is in OUT.work; the same command continues there.
+    needs `import moerge.mixtures`. A tenth of each domain's documents is held out, the same one as in `moerge table`.
+    Unfinished work is in OUT.work; the same command continues there.
 
     Exit status: 0 tuned; 1 an input, an option or the machine is unsuitable; 2 wrong usage; 130 interrupted.
 

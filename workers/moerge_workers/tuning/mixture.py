@@ -9,10 +9,10 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from moerge.errors import MoergeError
 from moerge.files import atomic_file
-from moerge.mixtures.base import Mixture
 from moerge.mixtures.bts import Bts, BtsConfig
 from moerge.models.config import read_config, require_same_config, require_same_tokenizer
 from moerge.models.expert_folder import TOKENIZER_FILES, check_expert, expert_files
@@ -47,7 +47,7 @@ class MixtureRequest(Request):
     """
 
     record: TunedMixture
-    build: Callable[[], Mixture]
+    build: Callable[[], PreTrainedModel]
     tokenizer: Path
     dtype: torch.dtype
 
@@ -151,7 +151,7 @@ def stitched(folder: Path) -> TunedMixture | None:
     return made if isinstance(made, TunedMixture) and made.recipe == STITCHED else None
 
 
-def _stitched(folder: Path, experts: Mapping[str, Path], masked: Sequence[str]) -> Mixture:
+def _stitched(folder: Path, experts: Mapping[str, Path], masked: Sequence[str]) -> PreTrainedModel:
     model: Bts = Bts.from_pretrained(folder, local_files_only=True, dtype=torch.float32)
     for name, expert in experts.items():
         model = model.joined(name, expert)
@@ -167,7 +167,7 @@ def _recipe(spec: str, chosen: Sequence[str]) -> tuple[Which, Options]:
     recipe, every, _ = parse(spec)
     names = [STITCHED] if chosen else RECIPE_NAMES
     if recipe.trains is None or recipe.name not in names:
-        what = "continue a BTS mixture" if chosen else "train a mixture of --base and --expert"
+        what = "continue a BTS mixture" if chosen else "train a new mixture"
         where, todo = f"--recipe {spec}", f"use one of: {', '.join(names)}"
         if not chosen and recipe.trains is not None and "start" in every:
             todo += f"; or name a version's folder, which {recipe.name} trains"

@@ -43,8 +43,7 @@ def read_request(
             raise MoergeError("a new mixture needs a seed model and experts", where=missing, todo=new)
         return read_mixture(checkpoint_folder(base), found, texts, wanted, progress)
     if base is not None:
-        todo = "omit --base, or the folder"
-        raise MoergeError(f"{folder} is trained as it is, without a seed model", where="--base", todo=todo)
+        raise MoergeError(f"the folder {folder} needs no seed model", where="--base", todo="omit one of the two")
     if found or masked:
         return read_stitched(folder, found, masked, texts, wanted, progress)
     if stitched(folder) is not None:

@@ -169,7 +169,7 @@ def command(folder: Path, out: Path, recipe: str, *more: str) -> list[str]:
     [
         ("bts", [], "no model to train"),
         ("bts", ["version"], "bts doesn't train a version"),
-        ("bts", ["version", "--base=seed"], "trained as it is, without a seed model"),
+        ("bts", ["version", "--base=seed"], "the folder version needs no seed model"),
         ("bts", ["version", "--expert=d2=d2"], "not a BTS mixture"),
         ("bts", ["--base=seed"], "needs a seed model and experts"),
         ("bts", ["--expert=d0=d0"], "needs a seed model and experts"),
