@@ -1,5 +1,6 @@
 """Settings from a TOML file and its overrides, with all of their errors and places."""
 
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
@@ -13,6 +14,7 @@ from moerge_proto.messages import plainly
 
 M = TypeVar("M", bound=BaseModel)
 Keys = tuple[str, ...]
+_PREFIXES = {"": 1, "k": 1_000, "m": 1_000_000}
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -42,6 +44,19 @@ def named_values(option: str, values: Sequence[str]) -> dict[str, list[str]]:
             raise MoergeError(f"expected NAME=PATH, found {value!r}", where=option, todo="see --help")
         pairs.setdefault(name, []).append(place)
     return pairs
+
+
+def token_count(text: str, option: str = "--tokens") -> int:
+    """A number of tokens such as 250000, 250k or 1M.
+
+    Raises:
+        MoergeError: it has another form, or is 0.
+    """
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([km]?)", text.lower())
+    count = round(float(found[1]) * _PREFIXES[found[2]]) if found else 0
+    if not count:
+        raise MoergeError(f"expected a number of tokens, found {text!r}", where=option, todo="write 250k or 1M")
+    return count
 
 
 def put(values: dict[str, Any], keys: Keys, value: object) -> None:

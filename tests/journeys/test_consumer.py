@@ -35,7 +35,11 @@ def test_the_readme_s_merge_and_tables_on_one_machine(tmp_path: Path) -> None:
         assert "generated_text" in person.types(
             LOAD.replace("from", "import moerge.mixtures; from", 1).format("stitched")
         )
-        for made in ("merged", "tuned"):
+        with Part("README.md", "Make specialists") as part:
+            assert "trained on 10,240 tokens" in person.types(part.next("moerge soup train", {"250k": "10k"}))
+            said = person.types(part.next("moerge soup instantiate", {"target.jsonl": "law.jsonl"}))
+            assert "specialist for 40 documents" in said
+        for made in ("merged", "tuned", "specialist"):
             assert "generated_text" in person.types(LOAD.format(made))
         assert "moerge" in (tmp_path / "merged" / "README.md").read_text()
         shutil.copytree(tmp_path / "merged", tmp_path / "v1")

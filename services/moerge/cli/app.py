@@ -75,6 +75,7 @@ PANELS: dict[str, dict[str, typer.Typer | Component | Callable[..., None]]] = {
     "One machine": {
         "merge": Component("moerge.merging.commands", "Merge experts on this machine into one MoE model.", "all"),
         "tune": Component("moerge_workers.tuning.commands", "Train a version, or a mixture, on pooled text.", "tune"),
+        "soup": Component("moerge.soups.commands", "Train a bank of parameters that gives dense specialists.", "all"),
         "demo": Component(
             "moerge.demo.commands", "Run the main job on real text: four owners, one coordinator, two versions.", "demo"
         ),

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
 from types import MappingProxyType
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -39,11 +39,13 @@ class Shared:
         folder: of trunks; None: every recipe merges its own.
         trunks: solved trunks in it, by all of their inputs.
         likelihoods: of texts under dense experts.
+        made: other results, by all of their inputs.
     """
 
     folder: Path | None = None
     trunks: dict[tuple[object, ...], LocalTrunk] = field(default_factory=dict)
     likelihoods: Likelihoods = field(default_factory=dict)
+    made: dict[tuple[object, ...], Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -120,7 +122,7 @@ class Model(Protocol):
     """Average number of parameters that a token is multiplied by, in all of its experts and the routing. That includes
     the head, but not the embedding."""
     reads_domain: bool = False
-    """True if it reads `rows.domain`; only an oracle may."""
+    """True if it needs `rows.domain`: an oracle, or specialists without a model for other text."""
     trained: Trained | None = None
     """None: untrained."""
 
@@ -200,6 +202,7 @@ class Recipe:
         asked_only: whether it runs only if named.
         trains: its trainable parameters; None: it isn't trained.
         any_architecture: whether experts may differ in architecture; they must share a tokenizer.
+        specialises: whether it makes a model per domain, from a sample of that domain's text in place of statistics.
         parts: the steps of a recipe that publishes a version with solved routers.
     """
 
@@ -216,4 +219,5 @@ class Recipe:
     asked_only: bool = False
     trains: Which | None = None
     any_architecture: bool = False
+    specialises: bool = False
     parts: Parts | None = None

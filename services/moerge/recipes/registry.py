@@ -4,7 +4,7 @@ from difflib import get_close_matches
 from math import isfinite
 
 from moerge.errors import MoergeError
-from moerge.recipes import btm, dense, expert_routing, heterogeneous, mergeme, mixtures, newer, peer, trained
+from moerge.recipes import btm, dense, expert_routing, heterogeneous, mergeme, mixtures, newer, peer, soups, trained
 from moerge.recipes import own as moerge
 from moerge.recipes import published as moerged
 from moerge.recipes.base import Options, Recipe, Value
@@ -21,6 +21,7 @@ _MODULES = (
     trained,
     mixtures,
     heterogeneous,
+    soups,
 )
 
 RECIPES: dict[str, Recipe] = {recipe.name: recipe for module in _MODULES for recipe in module.RECIPES}

@@ -35,6 +35,22 @@ TRAINED = (
 )
 """Default recipes of --trained."""
 TRAINED_SEEDS = 3
+SOUPS = (
+    "averaging",
+    "generic",
+    "generic:start=average",
+    "domain-experts",
+    "crisp",
+    "soup:start=seed",
+    "soup",
+    "soup:fit=1",
+    "soup:rank=8",
+    "generic:finetune=20000",
+    "soup:finetune=20000",
+)
+"""Default recipes of --soups."""
+GENERIC = "generic"
+"""Row that --soups compares others with."""
 JOINED = ("dume", "moerge")
 """Default recipes of --incremental."""
 FIRST = 2
@@ -90,6 +106,10 @@ def table(
         bool,
         typer.Option("--trained", help="Recipes that train on all domains' pooled text, beside untrained ones."),
     ] = False,
+    soups: Annotated[
+        bool,
+        typer.Option("--soups", help="Dense models for the texts of --other: Soup-of-Experts and its baselines."),
+    ] = False,
     sweep: Annotated[
         str | None,
         typer.Option(help="OPTION=NUMBER,NUMBER,…: measure recipes with this option at each value, such as k=1,2,3."),
@@ -110,7 +130,7 @@ def table(
     ] = None,
     against: Annotated[
         str | None,
-        typer.Option(help="Row to compare the others' averages with. Default: dume."),
+        typer.Option(help="Row to compare the others' averages with. Default: dume; with --soups generic."),
     ] = None,
     statistics_tokens: Annotated[
         int | None,
@@ -155,9 +175,9 @@ def table(
     from moerge.table.measure import Settings, measure
     from moerge.table.plots import growth_picture, picture
     from moerge.table.presets import PRESETS
-    from moerge.table.runs import asked, in_parts, possible, reference, swept
-    from moerge.table.table import Run, Table
-    from moerge.table.texts import Cut, read_elsewhere
+    from moerge.table.runs import asked, in_parts, possible, reference, specialised, swept
+    from moerge.table.table import SPECIALISTS, Run, Table
+    from moerge.table.texts import Cut, read_elsewhere, read_targets
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
@@ -174,7 +194,7 @@ def table(
         own = PRESETS[preset]
         sources, start = own.sources(cache_folder(), training_seed, progress(), device)
         cut, most, place = own.cut, own.statistics_tokens, own.device
-        elsewhere = None if switch or incremental else [str(corpora.write_elsewhere(cache_folder() / "texts"))]
+        elsewhere = None if switch or incremental or soups else [str(corpora.write_elsewhere(cache_folder() / "texts"))]
     context = context or cut.context
     cut = Cut(context, stride or max(1, context // 2), tokens or cut.tokens)
     if cut.stride >= cut.context:
@@ -206,6 +226,18 @@ def table(
         result = join(runs, texts, planned, settings, progress())
     elif first is not None or subsets:
         raise MoergeError("needs --incremental", where="--first" if first is not None else "--subsets")
+    elif soups:
+        if version is not None or elsewhere or trained or switch:
+            todo = "leave --version, --elsewhere, --trained and --switch out"
+            raise MoergeError("can't be combined with these options", where="--soups", todo=todo)
+        runs = specialised(recipe or SOUPS, sources, start)
+        if sweep is not None:
+            option, values = arguments.values(sweep)
+            runs = swept(runs, option, values)
+        compared = reference(against, runs, (), GENERIC)
+        targets, generic = read_targets(sources, cut, split)
+        measured = measure(runs, targets, settings, progress(), generic)
+        result = replace(measured, against=compared, frame=SPECIALISTS)
     else:
         if version is not None:
             sources = arguments.in_slot_order(version, sources)

@@ -9,7 +9,7 @@ import svg
 from moerge import pictures
 from moerge.recipes.registry import label_of
 from moerge.table.joining_results import Growth
-from moerge.table.table import AHEAD, ELSEWHERE, Figure, Row, Table, parameters, shown
+from moerge.table.table import AHEAD, Figure, Frame, Row, Table, parameters, shown
 
 _ROW = 24
 _PLOT = 440
@@ -29,13 +29,13 @@ def _dots(table: Table) -> str:
     right = left + _PLOT
     low, high, ticks = pictures.scale([score for row in table.rows for score in _domain_scores(table, row)], 100.0)
     place = pictures.placer(low, high, left, right)
-    parts = pictures.heading("Normalised perplexity", "100 is each domain's own dense expert; higher is better")
+    parts = pictures.heading("Normalised perplexity", f"100 is {table.frame.hundred}; higher is better")
     parts += _legend(table.domains, 66)
     top = 104.0
     parts.append(pictures.text(right + 90, top - 8, "average", "soft", anchor="end"))
     parts.append(pictures.text(right + 160, top - 8, "active", "soft", anchor="end"))
     if table.base:
-        parts.append(pictures.text(right + _ELSEWHERE, top - 8, ELSEWHERE, "soft", anchor="end"))
+        parts.append(pictures.text(right + _ELSEWHERE, top - 8, table.frame.elsewhere, "soft", anchor="end"))
     end_of_rows = right + (_ELSEWHERE if table.base else 160)
     y = top
     for heading, rows in groups:
@@ -119,7 +119,7 @@ def _curves(table: Table, option: str) -> str:
         name: [table.average(line[value]) if value in line else None for value in values]
         for name, line in lines.items()
     }
-    return _plot(option, [_said(option, value) for value in values], curves)
+    return _plot(option, [_said(option, value) for value in values], curves, table.frame)
 
 
 def growth_picture(growth: Growth) -> str:
@@ -129,10 +129,11 @@ def growth_picture(growth: Growth) -> str:
         curves[f"{each.run.label}, kept"] = [version.average for version in each.kept]
         remerged = [remerge.merged.average for remerge in each.joining]
         curves[f"{each.run.label}, remerged"] = [each.kept[0].average, *remerged]
-    return _plot("version", [str(number + 1) for number in range(max(map(len, curves.values())))], curves)
+    ticks = [str(number + 1) for number in range(max(map(len, curves.values())))]
+    return _plot("version", ticks, curves, Frame())
 
 
-def _plot(over: str, ticks: Sequence[str], curves: Mapping[str, Sequence[Figure | None]]) -> str:
+def _plot(over: str, ticks: Sequence[str], curves: Mapping[str, Sequence[Figure | None]], frame: Frame) -> str:
     """A curve per name over equally distant ticks; None: no point."""
     left, top = float(pictures.MARGIN + 30), 64.0
     right, bottom = left + _WIDE, top + _HIGH
@@ -141,7 +142,7 @@ def _plot(over: str, ticks: Sequence[str], curves: Mapping[str, Sequence[Figure 
     low, high, grid = pictures.scale(ends)
     place = pictures.placer(low, high, bottom, top)
     across = pictures.placer(-0.5, len(ticks) - 0.5, left, right)
-    parts = pictures.heading(f"Normalised average by {over}", "100 is each domain's own dense expert; higher is better")
+    parts = pictures.heading(f"Normalised average by {over}", f"100 is {frame.hundred}; higher is better")
     for tick in grid:
         parts.append(pictures.line(left, place(tick), right, place(tick), "grid"))
         parts.append(pictures.text(left - 8, place(tick) + 4, f"{tick:g}", "soft", anchor="end"))

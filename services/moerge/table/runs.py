@@ -8,6 +8,7 @@ from moerge.models.config import read_config, require_same_config
 from moerge.recipes.base import SEED, Options, Recipe
 from moerge.recipes.dense import EXPERTS, expert_row
 from moerge.recipes.registry import RECIPES, label_of, parse
+from moerge.recipes.soups import SEED_ROW
 from moerge.table.table import Run
 from moerge.table.texts import Sources
 
@@ -47,7 +48,23 @@ def asked(specs: Sequence[str], sources: Mapping[str, Sources], base: Path | Non
         MoergeError: there is no such recipe or option, a required option is missing, or the experts' architectures
             differ.
     """
-    return _named((EXPERTS, *specs), sources, base)
+    runs = _named((EXPERTS, *specs), sources, base)
+    for run in runs:
+        if run.recipe.specialises:
+            what = "makes a model for each scored text, which other recipes don't know"
+            raise MoergeError(what, where=f"--recipe {run.label}", todo="give --soups")
+    return runs
+
+
+def specialised(specs: Sequence[str], sources: Mapping[str, Sources], base: Path | None) -> list[Run]:
+    """The seed model, which normalises scores of specialists, and the named recipes.
+
+    Raises:
+        MoergeError: there is no such recipe or option, or a required option is missing.
+    """
+    if not all(each.other for each in sources.values()):
+        raise MoergeError("needs --other NAME=FILES", where="--soups", todo="give it for every domain")
+    return _named((SEED_ROW, *specs), sources, base)
 
 
 def in_parts(specs: Sequence[str], sources: Mapping[str, Sources], base: Path | None) -> list[Run]:
@@ -96,8 +113,8 @@ def possible(sources: Mapping[str, Sources], base: Path | None, say: Callable[[s
     return runs
 
 
-def reference(asked: str | None, runs: Sequence[Run], domains: Sequence[str]) -> str | None:
-    """The row to compare others with: the requested one, or `dume` if it is measured.
+def reference(asked: str | None, runs: Sequence[Run], domains: Sequence[str], default: str = REFERENCE) -> str | None:
+    """The row to compare others with: the requested one, or the default if it is measured.
 
     Raises:
         MoergeError: there is no such row.
@@ -105,7 +122,7 @@ def reference(asked: str | None, runs: Sequence[Run], domains: Sequence[str]) ->
     rows = [*map(expert_row, domains), *(run.label for run in runs if run.recipe.name != EXPERTS)]
     if asked is not None and asked not in rows:
         raise MoergeError(f"no row {asked!r}", where="--against", todo=f"name one of: {', '.join(rows)}")
-    return asked or next((row for row in rows if row == REFERENCE), None)
+    return asked or next((row for row in rows if row == default), None)
 
 
 def swept(runs: Sequence[Run], option: str, values: Sequence[float]) -> list[Run]:
@@ -118,7 +135,7 @@ def swept(runs: Sequence[Run], option: str, values: Sequence[float]) -> list[Run
     if not having:
         known = ", ".join(sorted({name for run in runs for name in run.options})) or "none"
         raise MoergeError(f"no recipe has the option {option!r}", where="--sweep", todo=f"use one of: {known}")
-    every = [run for run in runs if run.recipe.name == EXPERTS]
+    every = [run for run in runs if run.recipe.name in (EXPERTS, SEED_ROW)]
     for run in having:
         for value in values:
             options = {**run.options, option: value}

@@ -16,9 +16,38 @@ from moerge.recipes.version_folder import VERSION
 from moerge.scoring.perplexity import Score, normalised, total
 from moerge.table.bootstrap import Floats, error, resampled
 
-SCORES = "Normalised perplexity: 100 = the domain's own dense expert, higher is better"
 ELSEWHERE = "elsewhere"
 """The column of text of no domain."""
+
+
+@dataclass(frozen=True)
+class Frame:
+    """The meaning of a table's cells.
+
+    Attributes:
+        hundred: the model that has 100.
+        reference: its row; None: each domain's own expert.
+        elsewhere: name of the last column, where 100 is the seed model.
+        elsewhere_text: its text.
+    """
+
+    hundred: str = "the domain's own dense expert"
+    reference: str | None = None
+    elsewhere: str = ELSEWHERE
+    elsewhere_text: str = "text of no domain"
+
+    @property
+    def title(self) -> str:
+        """The title of the scores."""
+        return f"Normalised perplexity: 100 = {self.hundred}, higher is better"
+
+    def own(self, domain: str) -> str:
+        """The row that normalises a domain."""
+        return self.reference or expert_row(domain)
+
+
+SPECIALISTS = Frame("the seed model", "seed", "generic", "held-out text of the experts' domains")
+"""Of models that are specialised on texts of their own."""
 AHEAD = "†"
 """Marks recipes that choose experts also by scored tokens."""
 
@@ -147,18 +176,20 @@ class Table:
         rows: in order.
         base: the seed model's score of each document of no domain; empty without such text.
         against: the row to compare the others' averages with, if any.
+        frame: the meaning of the cells.
     """
 
     domains: Sequence[str]
     rows: Sequence[Row]
     base: Sequence[Score] = ()
     against: str | None = None
+    frame: Frame = Frame()
 
     def row(self, name: str) -> Row:
         return next(row for row in self.rows if row.name == name)
 
     def normalised(self, row: Row, domain: str) -> Figure:
-        """100 x the dense expert's perplexity on its own domain / this row's, per seed."""
+        """100 x the perplexity of the domain's own expert, or of the frame's reference / this row's, per seed."""
         own = total(self._own(domain))
         values = [normalised(own, result.scores[domain]) for result in row.results]
         return Figure(values, error(self._resampled(row, domain)))
@@ -212,7 +243,7 @@ class Table:
         return _mean([resampled(self.base, result.elsewhere, len(self.domains)) for result in row.results])
 
     def _own(self, domain: str) -> Sequence[Score]:
-        return self.row(expert_row(domain)).results[0].documents[domain]
+        return self.row(self.frame.own(domain)).results[0].documents[domain]
 
     def to_json(self) -> dict[str, object]:
         """A record per row and domain, the rows' averages, and where routers sent what."""
@@ -220,7 +251,7 @@ class Table:
             "domains": list(self.domains),
             "tokens": {domain: total(self._own(domain)).tokens for domain in self.domains},
             "documents": {domain: len(self._own(domain)) for domain in self.domains},
-            ELSEWHERE: {"tokens": total(self.base).tokens, "documents": len(self.base)},
+            self.frame.elsewhere: {"tokens": total(self.base).tokens, "documents": len(self.base)},
             "against": self.against,
             "records": [self._record(row, domain) for row in self.rows for domain in self.domains],
             "averages": [self._average_record(row) for row in self.rows],
@@ -239,7 +270,7 @@ class Table:
             there: dict[str, object] = {"score": abroad.mean, "error": abroad.error, "scores": list(abroad.values)}
             if gained := self.elsewhere_difference(row):
                 there |= {"difference": gained.mean, "difference_error": gained.error}
-            record[ELSEWHERE] = there
+            record[self.frame.elsewhere] = there
         return record
 
     def render(self, console: Console) -> Iterable[RichTable]:
@@ -251,11 +282,11 @@ class Table:
         def fits(table: RichTable) -> bool:
             return console.measure(table, options=console.options.update(width=1000)).maximum <= console.width
 
-        if fits(whole := self._lines(SCORES, self._scores, self._costs)):
+        if fits(whole := self._lines(self.frame.title, self._scores, self._costs)):
             yield whole
         else:
-            scores = self._lines(SCORES, self._scores)
-            yield scores if fits(scores) else self._lines(SCORES, partial(self._scores, errors=False))
+            scores = self._lines(self.frame.title, self._scores)
+            yield scores if fits(scores) else self._lines(self.frame.title, partial(self._scores, errors=False))
             yield self._lines("Cost of running, and of building and scoring", self._costs, caption=False)
         yield from (self._routing(row) for row in self.rows if row.run.recipe.name == VERSION and row.shares())
 
@@ -268,17 +299,18 @@ class Table:
         table.add_column("recipe")
         for name in lines[0]:
             table.add_column(name, justify="right")
+        references = len({self.frame.own(domain) for domain in self.domains})
         for number, (row, cells) in enumerate(zip(self.rows, lines, strict=True), start=1):
-            table.add_row(shown(row), *cells.values(), end_section=number == len(self.domains))
+            table.add_row(shown(row), *cells.values(), end_section=number == references)
         return table
 
     def scored(self) -> str:
         """The scored text, and the meaning of the errors."""
         texts = {domain: self._own(domain) for domain in self.domains}
         if self.base:
-            texts[ELSEWHERE] = self.base
+            texts[self.frame.elsewhere] = self.base
         scored = ", ".join(f"{name} {total(each).tokens:,} in {len(each)}" for name, each in texts.items())
-        seed = f". {ELSEWHERE}: text of no domain, 100 = the seed model" if self.base else ""
+        seed = f". {self.frame.elsewhere}: {self.frame.elsewhere_text}, 100 = the seed model" if self.base else ""
         return f"Scored tokens in documents: {scored}{seed}. ± standard error over documents and seeds"
 
     def _scores(self, row: Row, *, errors: bool = True) -> dict[str, str]:
@@ -288,7 +320,7 @@ class Table:
         if self.against is not None:
             cells[f"to {self.against}"] = _signed(self.difference(row), errors=errors)
         if self.base:
-            cells[ELSEWHERE] = str(self.elsewhere(row) or "")
+            cells[self.frame.elsewhere] = str(self.elsewhere(row) or "")
             if self.against is not None:
                 cells[f"to {self.against}, there"] = _signed(self.elsewhere_difference(row), errors=errors)
         return cells

@@ -22,6 +22,8 @@ from moerge.training.batches import joined
 
 Split = Literal["heldout", "tuning"]
 """The scored text: held out for reports, or for the choice of settings."""
+_NEXT = 2**32
+"""Distance of the document numbers of two domains."""
 TUNING_TOKENS = 2_000
 """Tuning tokens per domain: each tried setting of a recipe costs a pass over them."""
 
@@ -111,6 +113,31 @@ def read_elsewhere(expert: Path, files: Sequence[str], cut: Cut, split: Split = 
     every = _texts("--elsewhere", files)
     tuning = tuning_part(every)
     return _windows(_tokenizer(expert), tuning if split == "tuning" else [t for t in every if t not in tuning], cut)
+
+
+def read_targets(sources: Mapping[str, Sources], cut: Cut, split: Split) -> tuple[dict[str, Texts], list[Window]]:
+    """The domains' other texts to specialise on, with the domains' training text; and windows of their held-out text.
+
+    A tenth of the other documents is the sample that recipes specialise by, in place of statistics. Of the others, a
+    tenth is for tuning.
+
+    Raises:
+        MoergeError: a file can't be read, or a part is empty.
+    """
+    targets, generic = dict[str, Texts](), list[Window]()
+    for name, each in sources.items():
+        own, other = read_texts(name, replace(each, other=()), cut, split, training=True), _texts("--other", each.other)
+        generic += [replace(window, document=window.document + _NEXT * len(targets)) for window in own.held_out]
+        sample = [text for text in other if is_held_out(text)]
+        scored = [text for text in other if not is_held_out(text)]
+        tuning = tuning_part(scored)
+        apart, tokenizer = set(tuning), _tokenizer(each.expert)
+        scored = tuning if split == "tuning" else [text for text in scored if text not in apart]
+        held_out, pieces = _windows(tokenizer, scored, cut), _pieces(tokenizer, sample, cut.context)
+        if not held_out or not pieces:
+            raise MoergeError("has too few documents", where=f"--other {name}", todo="give more text")
+        targets[name] = replace(own, held_out=held_out, statistics=pieces, tuning=())
+    return targets, spread(generic, cut.tokens)
 
 
 def is_held_out(text: str) -> bool:

@@ -2,6 +2,7 @@
 
 import time
 from pathlib import Path
+from statistics import fmean
 
 from moerge.training.loop import Step
 
@@ -30,3 +31,10 @@ class Log:
         with self._path.open("a", encoding="utf-8") as out:
             out.write(f"{step.number},{step.tokens},{step.loss:.6f},{step.rate:.6g},{now - self._then:.3f}\n")
         self._then = now
+
+
+def losses(log: Path) -> tuple[float, float]:
+    """The mean losses of the first and the last tenth of the steps in a training's log."""
+    found = [float(line.split(",")[2]) for line in log.read_text(encoding="utf-8").splitlines()[1:]]
+    tenth = max(1, len(found) // 10)
+    return fmean(found[:tenth]), fmean(found[-tenth:])

@@ -2,20 +2,13 @@
 
 import re
 from pathlib import Path
-from statistics import fmean
 
 from moerge.models.expert_folder import expert_digest
 from moerge.recipes.registry import shown
+from moerge.training.log import losses
 from moerge.versions.card_scores import CARD_FILE, markdown_rows
 from moerge_proto.tuned import Training, TunedMixture, TunedModel
 from moerge_workers.tuning.training import Done
-
-
-def losses(log: Path) -> tuple[float, float]:
-    """The mean losses of the first and the last tenth of the steps in a training's log."""
-    found = [float(line.split(",")[2]) for line in log.read_text(encoding="utf-8").splitlines()[1:]]
-    tenth = max(1, len(found) // 10)
-    return fmean(found[:tenth]), fmean(found[-tenth:])
 
 
 def card(made: TunedModel | TunedMixture, log: Path, done: Done, start: Path) -> str:

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.filesize import decimal
 
 from moerge.cli.common import numbers
-from moerge.settings import named_values
+from moerge.settings import named_values, token_count
 from moerge.terminal import output
 
 app = typer.Typer(subcommand_metavar="")
@@ -78,7 +78,7 @@ def tune(
     from transformers.utils import logging
 
     from moerge.progress import progress
-    from moerge_workers.tuning.request import Texts, Wanted, token_count
+    from moerge_workers.tuning.request import Texts, Wanted
     from moerge_workers.tuning.sources import read_request
     from moerge_workers.tuning.tune import require_new
     from moerge_workers.tuning.tune import tune as run

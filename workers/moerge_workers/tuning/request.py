@@ -1,7 +1,6 @@
 """The request for a tuned model, checked: its settings and texts."""
 
 import math
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -32,7 +31,6 @@ from moerge_proto.tuned import Build, TunedMixture, TunedModel
 
 CONTEXT = 512
 """Default context, if the model allows it."""
-_PREFIXES = {"": 1, "k": 1_000, "m": 1_000_000}
 
 
 @dataclass(frozen=True)
@@ -114,19 +112,6 @@ class Request(ABC):
     @abstractmethod
     def tensors(self, trained: Checkpoint, start: Path) -> Mapping[str, Callable[[], Tensor]]:
         """The trained tensors by their names in the start's folder."""
-
-
-def token_count(text: str) -> int:
-    """A number of tokens such as 250000, 250k or 1M.
-
-    Raises:
-        MoergeError: it has another form, or is 0.
-    """
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([km]?)", text.lower())
-    count = round(float(found[1]) * _PREFIXES[found[2]]) if found else 0
-    if not count:
-        raise MoergeError(f"expected a number of tokens, found {text!r}", where="--tokens", todo="write 250k or 1M")
-    return count
 
 
 def options_of(spec: str, allowed: Iterable[str], why: str) -> Options:

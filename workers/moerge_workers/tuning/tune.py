@@ -12,10 +12,10 @@ from moerge.errors import MoergeError
 from moerge.files import alone, atomic_file, work_folder
 from moerge.progress import NoProgress, Progress, Tracker
 from moerge.recipes.base import number, whole
+from moerge.training.log import losses
 from moerge.training.loop import Run
 from moerge.versions.files import LINEAGE_FILE
 from moerge_proto.tuned import Training, tuned
-from moerge_workers.tuning.card import losses
 from moerge_workers.tuning.folder import tensor_bytes, write_tuned
 from moerge_workers.tuning.on_ray import train_on_ray
 from moerge_workers.tuning.request import Request

@@ -211,6 +211,26 @@ def test_a_user_scores_tuning_text_behind_switches_and_text_of_no_domain(tmp_pat
     assert "elsewhere" not in by["oracle"]
 
 
+def test_a_user_compares_specialists_with_the_seed_model(tmp_path: Path) -> None:
+    """The last column is of the domains' own text, which a recipe without a model for it leaves empty."""
+    options, out, drawn = domains_of(tmp_path), tmp_path / "table.json", tmp_path / "table.svg"
+    expert(tmp_path / "base", seed=5)
+    other = [text_file(tmp_path / f"o{slot}.jsonl", *(f"{slot} {n}" * 9 for n in range(40))) for slot in range(2)]
+    options |= {"base": str(tmp_path / "base"), "other": [f"d{slot}={file}" for slot, file in enumerate(other)]}
+    options |= {"context": 16, "tokens": 200, "json_file": out, "svg_file": drawn}
+    with pytest.raises(MoergeError, match="makes a model for each scored text"):
+        table(**options, recipe=["soup"])
+    trained = "clusters=2,train=128,batch=2"
+    table(**options, soups=True, recipe=["averaging", f"soup:{trained}", f"crisp:{trained}", "generic:train=128"])
+    found = json.loads(out.read_text())
+    by = {each["row"]: each for each in found["averages"]}
+    assert [*by] == ["seed", "averaging", "soup:clusters=2,train=128,batch=2", f"crisp:{trained}", "generic:train=128"]
+    assert {each["score"] for each in found["records"] if each["row"] == "seed"} == {100}
+    assert [*by.values()][2]["generic"]["score"] > 0
+    assert ["generic" in each for each in by.values()] == [True, True, True, False, True]
+    assert "100 is the seed model" in drawn.read_text()
+
+
 def test_scored_windows_are_spread_over_all_documents_and_the_first_of_each_are_as_likely() -> None:
     """A quarter of all windows, so of a document's eight none with the chance 0.75^8 = 0.1."""
     cut = windows([Tokens(list(range(1150))) for _ in range(100)], 256, 128)
@@ -314,6 +334,8 @@ def test_experts_may_differ_in_architecture_but_not_in_the_tokenizer(
         ({"recipe": ["dume"], "sweep": "k=1,two"}, "expected OPTION=NUMBER,NUMBER"),
         ({"against": "ties"}, "name one of: d0 expert, d1 expert, averaging"),
         ({"elsewhere": ["x"]}, "needs the base model"),
+        ({"soups": True, "trained": True}, "leave --version, --elsewhere, --trained and --switch out"),
+        ({"soups": True}, "needs --other NAME=FILES"),
         ({"switch": True, "stride": 8}, "leave --stride out"),
         ({"preset": "demo"}, "a preset has its own experts, texts and base"),
     ],

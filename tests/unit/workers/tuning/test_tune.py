@@ -15,10 +15,11 @@ from moerge.files import file_sha256
 from moerge.models.families import FAMILIES
 from moerge.models.reader import Checkpoint
 from moerge.progress import NoProgress
+from moerge.settings import token_count
 from moerge_proto.tuned import tuned
 from moerge_proto.versions import Lineage
 from moerge_workers.tuning.folder import write_tuned
-from moerge_workers.tuning.request import Request, Texts, Wanted, token_count
+from moerge_workers.tuning.request import Request, Texts, Wanted
 from moerge_workers.tuning.training import LOG, TRAINED, Done, Process, train
 from moerge_workers.tuning.tune import prepared
 from moerge_workers.tuning.version import read_version
