@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from moerge.models.expert_folder import DenseExpert
 from support.federation import Member, eventually, federation_of
-from support.models import expert, texts
-from support.processes import Coordinator, ended, start_worker, worker_command
+from support.models import adapter, expert, texts
+from support.processes import Coordinator, ended, moerge, start_worker, worker_command
 
 
 def started(server: Coordinator, member: Member, domain: str) -> ForkServerProcess:
@@ -29,8 +30,10 @@ def test_a_token_for_another_domain_is_told_so(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_trunk_that_is_replaced_while_a_worker_computes_costs_one_more_pass(tmp_path: Path) -> None:
+    """The worker's expert is an adapter. What is registered is the dense expert that it makes of its base."""
     with federation_of(tmp_path) as made:
-        member = made.join("law", expert(tmp_path / "law" / "expert", 1))
+        folder = adapter(tmp_path / "law" / "expert", expert(tmp_path / "base", 1), 2)
+        member = made.join("law", folder)
         worker, log = started(made.server, member, "law"), tmp_path / "law" / "log"
         eventually(lambda: "waiting for the first trunk" in log.read_text(), 120)
         made.moerge("trunk", "merge")
@@ -40,3 +43,8 @@ def test_a_trunk_that_is_replaced_while_a_worker_computes_costs_one_more_pass(tm
         assert "was replaced during the work" in log.read_text()
         assert f"under trunk {second[:12]}" in log.read_text()
         assert [each.trunk for each in made.operator.contributions()] == [second]
+        assert made.expert("law").digest == DenseExpert("law", folder).digest
+        [dense] = (tmp_path / "law" / "worker" / "expert").iterdir()
+        assert DenseExpert("law", dense).digest == DenseExpert("law", folder).digest
+        again = moerge("expert", "add", folder, "--domain", "law", **made.server.environment(member.token))
+        assert again == made.expert("law").digest

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
@@ -57,6 +58,21 @@ def expert(
                 module.weight.mul_((torch.rand(module.weight.shape, generator=generator) - 0.5) * spread + 1)
     model.save_pretrained(folder)
     tokenizer(tokens).save_pretrained(folder)
+    return folder
+
+
+def adapter(folder: Path, base: Path, seed: int) -> Path:
+    """A random LoRA adapter of a base, as PEFT saves it: on every query and down projection, of rank 2."""
+    generator, tensors = torch.Generator().manual_seed(seed), dict[str, torch.Tensor]()
+    for name, tensor in load_file(base / "model.safetensors").items():
+        if name.endswith(("q_proj.weight", "down_proj.weight")):
+            module = f"base_model.model.{name.removesuffix('.weight')}"
+            for part, shape in (("A", (2, tensor.shape[1])), ("B", (tensor.shape[0], 2))):
+                tensors[f"{module}.lora_{part}.weight"] = torch.randn(shape, generator=generator) / 20
+    settings = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "base_model_name_or_path": str(base)}
+    folder.mkdir(parents=True)
+    (folder / "adapter_config.json").write_text(json.dumps(settings))
+    save_file(tensors, folder / "adapter_model.safetensors")
     return folder
 
 

@@ -14,6 +14,7 @@ from moerge.client.register import registered
 from moerge.documents.fitting_sample import fitting_tokens
 from moerge.errors import IncompatibleExpertError, MoergeError
 from moerge.experts.fitting import fitting_bytes, require_fittable
+from moerge.models.adapters import is_adapter
 from moerge.models.dense import trunk_names
 from moerge.models.expert_folder import DenseExpert, check_expert
 from moerge.statistics.memory import need
@@ -129,8 +130,8 @@ class _Machine:
         names = trunk_names(self.own.checkpoint, self.own.family, self.own.config.num_hidden_layers)
         trunk = sum(specs[name].bytes for name in names)
         asked = trunk + _FILES * need(self._work, self.settings.statistics).sums // 2
-        if self.settings.fit:
-            asked += sum(spec.bytes for spec in specs.values())
+        copies = self.settings.fit + is_adapter(self.own.folder)  # fitted, and merged for the upload
+        asked += copies * sum(spec.bytes for spec in specs.values())
         free = shutil.disk_usage(home).free
         if free < asked:
             found = f"{decimal(free)} free; a trunk and the sums need {decimal(asked)}"

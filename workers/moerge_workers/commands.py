@@ -88,7 +88,8 @@ def _options(
     ] = None,
     domain: Annotated[str | None, typer.Option(help="The domain to contribute for.")] = None,
     expert: Annotated[
-        str | None, typer.Option(help="The domain's dense checkpoint: a folder, or a hub id (name/model).")
+        str | None,
+        typer.Option(help="The domain's dense checkpoint or PEFT adapter: a folder or hub id (name/model)."),
     ] = None,
     data: Annotated[
         list[str] | None, typer.Option(help="File, quoted glob, folder or fsspec URL of documents; repeatable.")

@@ -14,7 +14,7 @@ from moerge.client.register import registered
 from moerge.errors import CoordinatorError, IncompatibleExpertError, MoergeError
 from moerge.experts.fitting import require_fittable
 from moerge.files import is_of_full_disk, private_folder
-from moerge.models.expert_folder import DenseExpert, check_expert
+from moerge.models.expert_folder import DenseExpert, check_expert, dense_folder
 from moerge_proto.problems import ProblemType
 from moerge_proto.progress import Obstacle, Stage
 from moerge_proto.trunks import Trunk
@@ -97,7 +97,10 @@ def _context(settings: Settings, client: Client, history: History, events: Event
         events.say("contributions are unsigned, because you have no key; to make one: moerge worker init")
     require_gpus(settings)
     check_expert(settings.expert, None, str(settings.expert))
-    own = DenseExpert(settings.domain, settings.expert, identity.owner or "", settings.license)
+    folder = dense_folder(settings.expert, settings.home / "expert")
+    if folder != settings.expert:
+        events.say(f"the expert is an adapter; merged with its base for the upload: {folder}")
+    own = DenseExpert(settings.domain, folder, identity.owner or "", settings.license)
     if settings.fit:
         require_fittable(own.config, own.folder)
     return Context(

@@ -1,5 +1,7 @@
 """`moerge expert …`"""
 
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated, Literal
 
 import typer
@@ -32,7 +34,7 @@ def _find(client: Client, name: str) -> Expert:
 
 @app.command("add")
 def add(
-    expert: Annotated[str, typer.Argument(help="A dense checkpoint: a folder, or a hub id (name/model).")],
+    expert: Annotated[str, typer.Argument(help="A dense checkpoint or PEFT adapter: a folder or hub id (name/model).")],
     domain: Annotated[str, typer.Option(help="The expert's domain.")],
     coordinator: Coordinator,
     secret: Secret,
@@ -55,11 +57,11 @@ def add(
     Example: moerge expert add expert/ --domain law --trunk remerge
     """
     from moerge.client.register import register  # slow imports
-    from moerge.models.expert_folder import file_digests
+    from moerge.models.expert_folder import dense_folder, file_digests
     from moerge.models.sources import checkpoint_folder
 
-    folder = checkpoint_folder(expert)
-    with Client(coordinator, secret) as client:
+    with TemporaryDirectory(prefix="moerge-") as merged, Client(coordinator, secret) as client:
+        folder = dense_folder(checkpoint_folder(expert), Path(merged))
         new = NewExpert(
             domain=domain,
             files=file_digests(folder),

@@ -11,6 +11,7 @@ from moerge.documents.conversations import Document, Turns, conversation, encode
 from moerge.documents.files import data_files, silent
 from moerge.documents.reader import BadLines, documents
 from moerge.errors import MoergeError
+from moerge.models.adapters import tokenizer_folder
 from moerge.models.tokens import Tokens
 from moerge.progress import Tracker
 
@@ -50,7 +51,9 @@ class Corpus:
         self._sources, self._say, self._bad_share, self._option = list(sources), say, bad_share, option
         self._field = text_field if chat is None else chat
         try:
-            self._tokenizer: Any = AutoTokenizer.from_pretrained(expert, local_files_only=True, trust_remote_code=False)
+            self._tokenizer: Any = AutoTokenizer.from_pretrained(
+                tokenizer_folder(expert), local_files_only=True, trust_remote_code=False
+            )
         except (OSError, ValueError) as error:
             todo = "save the expert's tokenizer in its folder (tokenizer.save_pretrained)"
             raise MoergeError("the tokenizer can't be read", where=str(expert), todo=todo) from error

@@ -19,12 +19,14 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from moerge.errors import IncompatibleExpertError
 from moerge.files import atomic_file
+from moerge.models.adapters import file_of
 from moerge.models.batches import Batch
 from moerge.models.config import read_config, trunk_settings
 from moerge.models.dense import domain_model, expert_model, place
 from moerge.models.expert_folder import TOKENIZER_FILES, DenseExpert
 from moerge.models.families import family_of
-from moerge.models.reader import SINGLE, Checkpoint
+from moerge.models.reader import Checkpoint
+from moerge.models.stored import SINGLE
 from moerge.models.writer import TensorPlan, write_safetensors
 from moerge.routers.ridge import Ridge
 from moerge.threads import one_thread
@@ -242,12 +244,12 @@ def write_fitted(expert: Path, trunk: Path, mlps: Mapping[str, Tensor], folder: 
     for name, fitted in mlps.items():
         dtype = own.specs[name].dtype
         plans.append(TensorPlan(name, dtype, tuple(fitted.shape), partial(fitted.to, dtype)))
-    fields = json.loads((expert / "config.json").read_text(encoding="utf-8"))
+    fields = json.loads(file_of(expert, "config.json").read_text(encoding="utf-8"))
     fields |= trunk_settings(config, {plan.name: plan.shape for plan in plans})
     for name in TOKENIZER_FILES:
-        if (expert / name).is_file():
+        if (path := file_of(expert, name)).is_file():
             with atomic_file(folder / name) as out:
-                out.write((expert / name).read_bytes())
+                out.write(path.read_bytes())
     with atomic_file(folder / "config.json") as out:
         out.write((json.dumps(fields, indent=2) + "\n").encode())
     with atomic_file(folder / SINGLE) as out:

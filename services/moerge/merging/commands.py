@@ -29,7 +29,8 @@ _DEFAULTS = StatisticsSettings()
 @app.callback(invoke_without_command=True)
 def merge(
     expert: Annotated[
-        list[str], typer.Option(help="NAME=DIR or NAME=HUB/ID@REVISION: a domain's dense expert; repeat.")
+        list[str],
+        typer.Option(help="NAME=DIR or NAME=HUB/ID@REVISION: a domain's dense expert or PEFT adapter; repeat."),
     ],
     text: Annotated[
         list[str], typer.Option(help="NAME=FILES: a domain's documents, a file, folder or pattern; repeat.")

@@ -21,6 +21,7 @@ from transformers import (
 )
 
 from moerge.models.config import read_config, require_same_config
+from moerge.models.dense import expert_model
 from moerge.models.families import family_of
 
 INITIAL_DEVIATION = 0.02
@@ -142,10 +143,7 @@ def common_config(members: Mapping[str, Path]) -> PretrainedConfig:
 
 def dense_state(folder: Path) -> dict[str, Tensor]:
     """All tensors of a dense model, float32."""
-    model = AutoModelForCausalLM.from_pretrained(
-        folder, local_files_only=True, trust_remote_code=False, dtype=torch.float32
-    )
-    state: dict[str, Tensor] = model.state_dict()
+    state: dict[str, Tensor] = expert_model(folder).state_dict()
     return state
 
 

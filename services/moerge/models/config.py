@@ -11,6 +11,7 @@ from transformers import AutoConfig, PretrainedConfig
 
 from moerge.errors import CheckpointError, IncompatibleExpertError
 from moerge.files import require_small
+from moerge.models.adapters import Adapter, file_of, is_adapter
 from moerge.models.families import EMBEDDING, HEAD, REFUSED, Family, family_of, head_dim, require_family
 from moerge_proto.experts import Vocabulary
 
@@ -53,22 +54,27 @@ _IRRELEVANT = {
 
 
 def read_config(folder: Path) -> PretrainedConfig:
-    """The dense config in `folder`, with all defaults. Code in the folder is never run.
+    """The dense config in `folder`, with all defaults; an adapter's is its base's. Code in the folder is never run.
 
     Raises:
         CheckpointError: config.json is missing or invalid.
         IncompatibleExpertError: transformers doesn't know its model_type, and moerge refuses that.
     """
-    path = folder / "config.json"
+    path = file_of(folder, "config.json")
     if not path.is_file():
         raise CheckpointError("not found", where=str(path), todo="name a folder written by save_pretrained")
     try:
-        config: PretrainedConfig = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-        return config
+        config: PretrainedConfig = AutoConfig.from_pretrained(
+            path.parent, local_files_only=True, trust_remote_code=False
+        )
     except _SENSELESS as error:
         if (model_type := _model_type(path)) in REFUSED:
             require_family(model_type)
         raise CheckpointError(f"can't be read as a model config: {error}", where=str(path)) from error
+    if is_adapter(folder):
+        for name, value in Adapter(folder).config.items():
+            setattr(config, name, value)
+    return config
 
 
 def _model_type(path: Path) -> str:
@@ -89,7 +95,7 @@ def require_plain_config(folder: Path) -> None:
         CheckpointError: it is not a JSON object of finite numbers, or a count is too large; names the field.
         IncompatibleExpertError: its family is unknown.
     """
-    path = folder / "config.json"
+    path = file_of(folder, "config.json")
     if not path.is_file():
         raise CheckpointError("not found", where=str(path), todo="name a folder written by save_pretrained")
     require_small(path, _MAX_CONFIG_BYTES)
@@ -188,7 +194,7 @@ def _extends(one: Mapping[str, int], other: Mapping[str, int]) -> bool:
 
 
 def _tokenizer(folder: Path) -> Mapping[str, Any]:
-    path = folder / "tokenizer.json"
+    path = file_of(folder, "tokenizer.json")
     if path.is_file():
         require_small(path, _MAX_TOKENIZER_BYTES)
         try:
@@ -197,7 +203,7 @@ def _tokenizer(folder: Path) -> Mapping[str, Any]:
             return {**content, **{f"model.{key}": value for key, value in model.items()}}
         except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
             raise CheckpointError(f"can't be read as a tokenizer: {error}", where=str(path)) from error
-    if (path := folder / "tokenizer.model").is_file():
+    if (path := file_of(folder, "tokenizer.model")).is_file():
         require_small(path, _MAX_TOKENIZER_BYTES)
         return {"tokenizer.model": path.read_bytes()}
     raise CheckpointError("expected tokenizer.json or tokenizer.model; found neither", where=str(folder))

@@ -1,16 +1,20 @@
 """An expert as a folder: its files, its digest, and its compatibility with other experts."""
 
-from collections.abc import Mapping
+import json
+import os
+import shutil
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Self
+from typing import BinaryIO, Self
 
 import torch
 from transformers import PretrainedConfig
 
 from moerge.errors import CheckpointError
-from moerge.files import file_sha256, require_small
+from moerge.files import atomic_file, file_sha256, require_small, sync_folder
+from moerge.models.adapters import Adapter, base_of, file_of, is_adapter
 from moerge.models.config import (
     read_config,
     require_plain_config,
@@ -18,10 +22,13 @@ from moerge.models.config import (
     require_same_tokenizer,
 )
 from moerge.models.families import Family, family_of
-from moerge.models.reader import INDEX, SINGLE, Checkpoint, require_tensors
+from moerge.models.reader import Checkpoint, require_tensors
 from moerge.models.side_files import GENERATION, SPECIAL_TOKENS, TEMPLATE, TOKENIZER, require_side_files
+from moerge.models.sources import ADAPTER_CONFIG
+from moerge.models.stored import INDEX, SINGLE
+from moerge.models.writer import TensorPlan, write_safetensors
 from moerge.progress import Tracker
-from moerge_proto.digests import digest_of
+from moerge_proto.digests import digest_of, sha256_hex
 from moerge_proto.experts import Vocabulary
 
 TOKENIZER_FILES = (
@@ -42,8 +49,11 @@ def expert_files(folder: Path) -> dict[str, Path]:
     """Name -> path of the expert's files: config, weights, tokenizer. Other files are never sent.
 
     Raises:
-        CheckpointError: there are no safetensors weights, or no config.
+        CheckpointError: there are no safetensors weights, or no config; or the folder is an adapter, which has no such
+            files before `dense_folder` writes them.
     """
+    if is_adapter(folder):
+        raise CheckpointError("the folder is an adapter", where=str(folder), todo="merge it with its base first")
     checkpoint = Checkpoint(folder)
     read_config(folder)
     weights = {spec.file for spec in checkpoint.specs.values()}
@@ -54,12 +64,72 @@ def expert_files(folder: Path) -> dict[str, Path]:
 
 
 def file_digests(folder: Path) -> dict[str, str]:
-    """Name -> SHA-256 of the expert's files.
+    """Name -> SHA-256 of the expert's files; of an adapter, those that `dense_folder` would write.
 
     Raises:
-        CheckpointError: as in `expert_files`.
+        CheckpointError: as in `expert_files`; or an adapter or its base can't be read.
     """
+    if is_adapter(folder):
+        with Path(os.devnull).open("wb") as nowhere:
+            return {name: write(nowhere) for name, write in _dense_files(folder).items()}
     return {name: file_sha256(path) for name, path in expert_files(folder).items()}
+
+
+def dense_folder(folder: Path, into: Path) -> Path:
+    """A folder with the expert's files: an adapter, merged with its base, below `into`; any other folder itself.
+
+    Only for readers of files: uploads and other programs. A complete one is reused, any other folder in `into` removed.
+
+    Raises:
+        CheckpointError: the adapter or its base can't be read.
+    """
+    if not is_adapter(folder):
+        return folder
+    out = into / _adapter_digest(folder)[:16]
+    into.mkdir(parents=True, exist_ok=True)
+    for other in into.iterdir():
+        if other != out:
+            shutil.rmtree(other)
+    if not out.is_dir():
+        begun = out.with_suffix(".tmp")
+        for name, write in _dense_files(folder).items():
+            with atomic_file(begun / name) as file:
+                write(file)
+        begun.rename(out)
+        sync_folder(into)
+    return out
+
+
+def _adapter_digest(folder: Path) -> str:
+    """A digest of the files of an adapter and of its base."""
+    own = [path for path in folder.iterdir() if path.is_file() and (counts(path.name) or path.name == ADAPTER_CONFIG)]
+    inputs = {"base": file_digests(base_of(folder)), "adapter": {path.name: file_sha256(path) for path in own}}
+    return digest_of({name: dict(files) for name, files in inputs.items()})
+
+
+def _dense_files(folder: Path) -> dict[str, Callable[[BinaryIO], str]]:
+    """Name -> writer of each file of an adapter merged with its base; it returns the SHA-256."""
+    tensors = Checkpoint(folder)
+    plans = [
+        TensorPlan(name, spec.dtype, spec.shape, partial(tensors.tensor, name))
+        for name, spec in sorted(tensors.specs.items())
+    ]
+
+    def text(data: bytes, out: BinaryIO) -> str:
+        out.write(data)
+        return sha256_hex(data)
+
+    paths = {name: file_of(folder, name) for name in (GENERATION, *TOKENIZER_FILES)}
+    small = {name: path.read_bytes() for name, path in paths.items() if path.is_file()}
+    small["config.json"] = _dense_config(folder)
+    files: dict[str, Callable[[BinaryIO], str]] = {name: partial(text, data) for name, data in small.items()}
+    return dict(sorted({**files, SINGLE: lambda out: write_safetensors(out, plans)}.items()))
+
+
+def _dense_config(folder: Path) -> bytes:
+    """The base's config.json, with another vocabulary if the adapter has one."""
+    data, changed = file_of(folder, "config.json").read_bytes(), Adapter(folder).config
+    return (json.dumps({**json.loads(data), **changed}, indent=2) + "\n").encode() if changed else data
 
 
 @dataclass(frozen=True)
@@ -68,7 +138,7 @@ class DenseExpert:
 
     Attributes:
         domain: its label.
-        folder: dense checkpoint.
+        folder: dense checkpoint, or an adapter whose base can be found.
         owner: its owner.
         license: SPDX identifier.
         trained: the original expert, if its MLPs are fitted.
@@ -145,8 +215,8 @@ def check_small_files(
     """
     require_plain_config(folder)
     for name in (*TOKENIZER_FILES, GENERATION):  # each is read whole later
-        if (folder / name).is_file():
-            require_small(folder / name, _MAX_TEXT_BYTES)
+        if (path := file_of(folder, name)).is_file():
+            require_small(path, _MAX_TEXT_BYTES)
     require_side_files(folder)
     config = read_config(folder)
     family = family_of(config)

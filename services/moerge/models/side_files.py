@@ -7,6 +7,7 @@ from typing import Any
 
 from moerge.errors import CheckpointError
 from moerge.files import require_small
+from moerge.models.adapters import file_of
 
 GENERATION, TOKENIZER = "generation_config.json", "tokenizer_config.json"
 SPECIAL_TOKENS, TEMPLATE = "special_tokens_map.json", "chat_template.jinja"
@@ -54,8 +55,8 @@ def require_side_files(folder: Path) -> None:
         CheckpointError: names the file.
     """
     for name in (GENERATION, TOKENIZER, SPECIAL_TOKENS):
-        if (folder / name).is_file():
-            _read(folder / name)
+        if (path := file_of(folder, name)).is_file():
+            _read(path)
     chat_template(folder)
 
 
@@ -65,7 +66,7 @@ def published_generation(folder: Path) -> str | None:
     Raises:
         CheckpointError: it is not a JSON object.
     """
-    path = folder / GENERATION
+    path = file_of(folder, GENERATION)
     if not path.is_file():
         return None
     return _text(path, lambda key, value: key in _DECODING and (value is None or _DECODING[key](value)))
@@ -89,13 +90,13 @@ def chat_template(folder: Path) -> str:
     Raises:
         CheckpointError: it can't be read.
     """
-    path = folder / TEMPLATE
+    path = file_of(folder, TEMPLATE)
     try:
         if path.is_file():
             return path.read_bytes().decode()
     except ValueError as error:
         raise CheckpointError(f"can't be read as text: {error}", where=str(path)) from error
-    path = folder / TOKENIZER
+    path = file_of(folder, TOKENIZER)
     found = _read(path).get("chat_template") if path.is_file() else None
     return found if isinstance(found, str) else json.dumps(found, sort_keys=True) if found else ""
 

@@ -1,12 +1,20 @@
 """The source of a checkpoint: a folder, or the hub."""
 
+import json
 import re
+from contextlib import suppress
 from pathlib import Path
 
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
 from moerge.errors import CheckpointError
+from moerge.files import atomic_file, cache_folder
+from moerge_proto.digests import sha256_hex
+
+ADAPTER_CONFIG = "adapter_config.json"
+BASE = "base_model_name_or_path"
+"""The field of an adapter's settings that names its base."""
 
 _HUB_ID = re.compile(r"(?P<name>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?")
 _HUB_ADDRESS = re.compile(r"https://huggingface\.co/(?P<name>[\w.-]+/[\w.-]+)(/(resolve|tree)/.*)?/?")
@@ -16,12 +24,17 @@ _WANTED = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "*.
 def checkpoint_folder(source: str) -> Path:
     """The folder of a checkpoint. A hub id, `name/model` or `name/model@revision`, is downloaded or found in the cache.
 
+    `BASE+ADAPTER` is an adapter on another base than its settings name; both are folders or hub ids.
+
     Raises:
         CheckpointError: there is no such folder, and the hub lacks it or can't be reached.
     """
     folder = Path(source)
     if source and folder.is_dir():
         return folder
+    base, plus, adapter = source.partition("+")
+    if plus:
+        return _on_base(checkpoint_folder(base), checkpoint_folder(adapter))
     match = _HUB_ID.fullmatch(source)
     if match is None:
         raise CheckpointError("no such folder", where=source, todo="name a folder, or a hub id like name/model")
@@ -34,6 +47,25 @@ def checkpoint_folder(source: str) -> Path:
             where=source,
             todo="check the spelling and the network, or download it elsewhere and name the folder",
         ) from error
+
+
+def _on_base(base: Path, adapter: Path) -> Path:
+    """A folder of links to an adapter's files, with settings of its own that name the base."""
+    try:
+        settings = json.loads((adapter / ADAPTER_CONFIG).read_bytes())
+        text = json.dumps({**settings, BASE: str(base.resolve()), "revision": None}, indent=2).encode()
+    except (OSError, ValueError, TypeError) as error:
+        todo = "name BASE+ADAPTER: the base model's folder or hub id, then the adapter's"
+        raise CheckpointError(f"not an adapter: {error}", where=str(adapter / ADAPTER_CONFIG), todo=todo) from error
+    folder = cache_folder() / "adapters" / sha256_hex(str(adapter.resolve()).encode() + text)[:16]
+    folder.mkdir(parents=True, exist_ok=True)
+    for file in adapter.iterdir():
+        if file.name != ADAPTER_CONFIG and file.is_file():
+            with suppress(FileExistsError):
+                (folder / file.name).symlink_to(file.resolve())
+    with atomic_file(folder / ADAPTER_CONFIG) as out:
+        out.write(text)
+    return folder
 
 
 def hub_id(source: str) -> str | None:

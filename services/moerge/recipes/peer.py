@@ -15,6 +15,8 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from moerge.errors import MoergeError
 from moerge.files import cache_folder
+from moerge.models.adapters import tokenizer_folder
+from moerge.models.expert_folder import dense_folder
 from moerge.recipes.base import Fleet, Model, Options, Recipe, whole
 from moerge.recipes.dense import merged_model
 from moerge.recipes.models import Routed
@@ -73,7 +75,8 @@ def settings(fleet: Fleet, base: Path, gates: str, options: Options) -> dict[str
     for domain in fleet.domains:
         beginnings = [text[:tokens] for text in domain.statistics[:most]]
         prompts = [tokenizer.decode(text, skip_special_tokens=True) for text in beginnings]
-        experts.append({"source_model": str(domain.expert.resolve()), "positive_prompts": prompts})
+        folder = dense_folder(domain.expert, fleet.work / "dense" / domain.name)  # mergekit reads files
+        experts.append({"source_model": str(folder.resolve()), "positive_prompts": prompts})
     return {
         "base_model": str(base.resolve()),
         "gate_mode": gates,
@@ -85,7 +88,7 @@ def settings(fleet: Fleet, base: Path, gates: str, options: Options) -> dict[str
 
 def _tokenizer(fleet: Fleet) -> PreTrainedTokenizerBase:
     tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-        fleet.domains[0].expert, local_files_only=True, trust_remote_code=False
+        tokenizer_folder(fleet.domains[0].expert), local_files_only=True, trust_remote_code=False
     )
     return tokenizer
 

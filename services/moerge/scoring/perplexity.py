@@ -10,8 +10,9 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from moerge.models.adapters import is_adapter
 from moerge.models.batches import bucket, pad
-from moerge.models.dense import place
+from moerge.models.dense import expert_model, place
 from moerge.models.tokens import Tokens
 from moerge.progress import Tracker
 from moerge_proto import evaluations
@@ -73,9 +74,13 @@ class Window:
 
 def load(folder: Path, dtype: torch.dtype = torch.float32, device: str = "cpu") -> PreTrainedModel:
     """A dense expert or a published version, in evaluation mode."""
-    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-        folder, local_files_only=True, trust_remote_code=False, dtype=dtype
-    )
+    model: PreTrainedModel
+    if is_adapter(folder):
+        model = expert_model(folder, dtype)
+    else:
+        model = AutoModelForCausalLM.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False, dtype=dtype
+        )
     place(model, device)
     model.eval()
     return model

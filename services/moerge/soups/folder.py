@@ -13,7 +13,8 @@ from transformers import PreTrainedModel
 
 from moerge.errors import CheckpointError, MoergeError
 from moerge.models.expert_folder import expert_files, is_weights
-from moerge.models.reader import INDEX, SINGLE, Checkpoint
+from moerge.models.reader import Checkpoint
+from moerge.models.stored import INDEX, SINGLE
 from moerge.models.writer import TensorPlan, write_safetensors
 from moerge.scoring.perplexity import load
 from moerge.soups.bank import Bank, model_shapes, shapes

@@ -65,7 +65,7 @@ def _write(path: Path, text: str) -> None:
 @app.callback(invoke_without_command=True)
 def table(
     expert: Annotated[
-        list[str] | None, typer.Option(help="NAME=DIR, or NAME=HUB/ID, of each domain's dense expert.")
+        list[str] | None, typer.Option(help="NAME=DIR, or NAME=HUB/ID, of each domain's dense expert or PEFT adapter.")
     ] = None,
     text: Annotated[
         list[str] | None,

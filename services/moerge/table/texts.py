@@ -13,6 +13,7 @@ from moerge.documents.files import data_files
 from moerge.documents.reader import BadLines, as_text, documents
 from moerge.documents.splits import HELD_OUT_SHARE, split_digest, split_of
 from moerge.errors import IncompatibleExpertError, MoergeError
+from moerge.models.adapters import tokenizer_folder
 from moerge.models.config import require_same_tokenizer
 from moerge.models.tokens import Tokens
 from moerge.recipes.base import NO_ROWS
@@ -159,7 +160,7 @@ def _texts(option: str, sources: Sequence[str]) -> list[str]:
 
 def _tokenizer(expert: Path) -> PreTrainedTokenizerBase:
     tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-        expert, local_files_only=True, trust_remote_code=False
+        tokenizer_folder(expert), local_files_only=True, trust_remote_code=False
     )
     return tokenizer
 

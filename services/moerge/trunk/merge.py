@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import BinaryIO, Protocol
 
 from moerge.errors import MoergeError
+from moerge.models.adapters import file_of
 from moerge.models.bounds import feature_bounds, feature_exponents
 from moerge.models.config import read_config, trunk_settings
 from moerge.models.families import family_of
@@ -122,7 +123,7 @@ def merge_trunk(lineage: TrunkLineage, inputs: TrunkInputs, files: Files, progre
 
 def _config_writer(expert: Path, trunk: Checkpoint) -> Callable[[BinaryIO], str]:
     """Writes the expert's config.json with the trunk's vocabulary and heads, without references to code."""
-    fields = json.loads((expert / "config.json").read_text(encoding="utf-8"))
+    fields = json.loads(file_of(expert, "config.json").read_text(encoding="utf-8"))
     fields.pop("auto_map", None)
     fields |= trunk_settings(read_config(expert), trunk.shapes)
     data = (json.dumps(fields, indent=2, sort_keys=True) + "\n").encode()

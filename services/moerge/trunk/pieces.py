@@ -9,7 +9,8 @@ from torch import Tensor
 
 from moerge.models.dense import trunk_names
 from moerge.models.families import EMBEDDING, HEAD, Family
-from moerge.models.reader import Checkpoint, TensorSpec
+from moerge.models.reader import Checkpoint
+from moerge.models.stored import TensorSpec
 from moerge.models.writer import TensorPlan
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers import PretrainedConfig
 
 from moerge.errors import IncompatibleExpertError
+from moerge.models.adapters import file_of
 from moerge.models.config import published_config
 from moerge.models.expert_folder import TOKENIZER_FILES
 from moerge.models.families import EMBEDDING, HEAD, Family
@@ -192,8 +193,8 @@ def config_files(
     ids = ("bos_token_id", "eos_token_id", "pad_token_id")
     default = json.dumps({name: published.get(name) for name in ids}, indent=2) + "\n"
     plans.append(text_file(GENERATION, published_generation(tokenizer) or default))
-    paths = [tokenizer / name for name in TOKENIZER_FILES if (tokenizer / name).is_file()]
-    return plans + [_small_file(path.name, published_tokenizer(path)) for path in paths]
+    paths = [file_of(tokenizer, name) for name in TOKENIZER_FILES]
+    return plans + [_small_file(path.name, published_tokenizer(path)) for path in paths if path.is_file()]
 
 
 def _small_file(name: str, data: bytes) -> FilePlan:

@@ -8,7 +8,8 @@ from moerge.errors import CheckpointError, IncompatibleExpertError
 from moerge.files import file_sha256
 from moerge.models.config import trunk_config
 from moerge.models.expert_folder import DenseExpert
-from moerge.models.reader import INDEX, Checkpoint
+from moerge.models.reader import Checkpoint
+from moerge.models.stored import INDEX
 from moerge.versions.files import ROUTER_FILE, FilePlan, config_files, expert_file, trunk_files
 from moerge_proto.versions import Version
 from moerge_workers.computing.held_out import NotNowError

@@ -7,8 +7,9 @@ from pathlib import Path
 from torch import Tensor
 
 from moerge.models.expert_folder import TOKENIZER_FILES
-from moerge.models.reader import INDEX, Checkpoint
+from moerge.models.reader import Checkpoint
 from moerge.models.side_files import GENERATION
+from moerge.models.stored import INDEX
 from moerge.models.writer import TensorPlan, write_safetensors
 from moerge.versions.card_scores import CARD_FILE
 from moerge.versions.files import LINEAGE_FILE, FilePlan, copied_bytes, text_file

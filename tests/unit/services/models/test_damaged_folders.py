@@ -11,7 +11,8 @@ from transformers import AutoModelForCausalLM
 
 from moerge.errors import CheckpointError, MoergeError
 from moerge.models.expert_folder import check_expert, expert_digest, expert_files, require_finite
-from moerge.models.reader import INDEX, SINGLE, Checkpoint
+from moerge.models.reader import Checkpoint
+from moerge.models.stored import INDEX, SINGLE
 from support.models import expert
 from support.progress import Silent
 

@@ -1,0 +1,320 @@
+"""A PEFT adapter folder: low-rank changes of a base model's tensors, and tensors saved whole (LoRA, rsLoRA, DoRA)."""
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from moerge.errors import CheckpointError
+from moerge.files import require_small
+from moerge.models.families import EMBEDDING, HEAD
+from moerge.models.sources import ADAPTER_CONFIG as CONFIG
+from moerge.models.sources import BASE, checkpoint_folder
+from moerge.models.stored import INDEX, SINGLE, StoredTensors, TensorSpec
+from moerge.threads import one_thread
+
+WEIGHTS = "adapter_model.safetensors"
+_MAX_CONFIG_BYTES = 2**20
+_PREFIX = "base_model.model."
+_WRAPPED = re.compile(r"\.(base_layer|modules_to_save)(?=\.)")
+_LORA = re.compile(r"(?P<module>.*)\.(?P<part>lora_(A|B|embedding_A|embedding_B|magnitude_vector))(\.weight)?")
+_HARMLESS = {
+    *("auto_mapping", "base_model_name_or_path", "bias", "exclude_modules", "inference_mode", "layers_pattern"),
+    *("layers_to_transform", "lora_dropout", "megatron_core", "modules_to_save", "peft_type", "peft_version"),
+    *("qalora_group_size", "revision", "runtime_config", "target_modules"),
+    # read below
+    *("alpha_pattern", "ensure_weight_tying", "init_lora_weights", "lora_alpha", "r", "rank_pattern", "task_type"),
+    *("use_dora", "use_rslora"),
+    # of an initialisation, which `init_lora_weights` names
+    *("corda_config", "eva_config", "loftq_config", "lora_ga_config"),
+}
+"""Settings that change no tensor, or that moerge follows. Any other must be unset."""
+_INITIAL = (None, True, False, "gaussian", "eva", "orthogonal")
+"""Initialisations that leave the base as it is."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """The change of one tensor of the base; the names are those in the adapter's file.
+
+    Attributes:
+        whole: the tensor that replaces it.
+        down: A, [r, in]; of an embedding [r, V].
+        up: B, [out, r]; of an embedding [H, r].
+        scale: factor of B A.
+        magnitude: DoRA's norms of the rows, [out].
+    """
+
+    whole: str | None = None
+    down: str | None = None
+    up: str | None = None
+    scale: float = 1.0
+    magnitude: str | None = None
+
+
+def is_adapter(path: Path) -> bool:
+    """Tell whether a folder holds an adapter.
+
+    Raises:
+        CheckpointError: it holds an adapter and a whole model.
+    """
+    if not (path / CONFIG).is_file():
+        return False
+    for name in (SINGLE, INDEX):
+        if (path / name).is_file():
+            todo = f"remove {CONFIG} if {name} is the merged model, or keep the adapter in a folder of its own"
+            raise CheckpointError(f"the folder has an adapter and a whole model ({name})", where=str(path), todo=todo)
+    return True
+
+
+def file_of(folder: Path, name: str) -> Path:
+    """The path of a small file of a dense checkpoint; it may be missing.
+
+    An adapter has its base's files. The tokenizer's files come from the adapter's folder if it has a tokenizer.
+    """
+    if not is_adapter(folder):
+        return folder / name
+    if name == "config.json" or (name == "generation_config.json" and not (folder / name).is_file()):
+        return base_of(folder) / name
+    return (folder if name == "generation_config.json" else tokenizer_folder(folder)) / name
+
+
+def tokenizer_folder(folder: Path) -> Path:
+    """The folder of a dense checkpoint's tokenizer: for an adapter without one, its base's."""
+    own = any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer.model"))
+    return folder if own or not is_adapter(folder) else base_of(folder)
+
+
+def base_of(folder: Path) -> Path:
+    """The folder of an adapter's base model.
+
+    Raises:
+        CheckpointError: the adapter names none, it can't be found, or it is an adapter itself.
+    """
+    settings, where = _settings(folder), f"{folder / CONFIG}: {BASE}"
+    name = settings.get(BASE)
+    if not name or not isinstance(name, str):
+        todo = "name the base as BASE+ADAPTER, both folders or hub ids, or correct this field"
+        raise CheckpointError("the adapter names no base model", where=where, todo=todo)
+    found = next((place for place in (Path(name), folder / name) if place.is_dir()), None)
+    if found is None:
+        revision = settings.get("revision")
+        try:
+            found = _from_hub(f"{name}@{revision}" if revision else name)
+        except CheckpointError as error:
+            todo = "name the base as BASE+ADAPTER, both folders or hub ids, or correct this field"
+            raise CheckpointError(f"no base model {name!r}: {error.what}", where=where, todo=todo) from error
+    if is_adapter(found):
+        todo = "merge the base's adapter first, and name the merged model there"
+        raise CheckpointError(f"the base {name!r} is an adapter itself", where=where, todo=todo)
+    return found
+
+
+@cache
+def _from_hub(source: str) -> Path:
+    """One snapshot for the whole run, even if the hub's changes meanwhile."""
+    return checkpoint_folder(source)
+
+
+class Adapter:
+    """The base's tensors with an adapter's changes.
+
+    A tensor is computed in float64 on one thread and rounded once, to the base's dtype: W + s B A, with DoRA its rows
+    scaled to the norms m. s is alpha / r, of rsLoRA alpha / sqrt(r) (arXiv 2106.09685, 2312.03732, 2402.09353).
+
+    Attributes:
+        specs: name -> file, shape and dtype of the merged tensors.
+
+    Raises:
+        CheckpointError: a kind of adapter or a module is unknown, or a tensor has another shape than the base's; names
+            it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._settings = folder, _settings(folder)
+        _require_supported(folder / CONFIG, self._settings)
+        if not (folder / WEIGHTS).is_file():
+            todo = f"save the adapter again, with safetensors: model.save_pretrained(FOLDER) writes {WEIGHTS}"
+            raise CheckpointError("not found", where=str(folder / WEIGHTS), todo=todo)
+        self._base, self._own = StoredTensors(base_of(folder)), StoredTensors(folder / WEIGHTS)
+        self.specs = dict(self._base.specs)
+        if EMBEDDING not in self.specs:
+            raise self._error(f"the base {self._base.path} has no tensor {EMBEDDING}", "")
+        self._tied = HEAD not in self.specs
+        self._changes = self._read_changes()
+        self._untie()
+        for name, change in self._changes.items():
+            self.specs[name] = self._changed(name, change)
+
+    @property
+    def config(self) -> dict[str, object]:
+        """The fields of config.json that differ from the base's."""
+        rows, fields = self.specs[EMBEDDING].shape[0], dict[str, object]()
+        if rows != self._base.specs[EMBEDDING].shape[0]:
+            fields["vocab_size"] = rows
+        if self._tied and HEAD in self.specs:
+            fields["tie_word_embeddings"] = False
+        return fields
+
+    def tensor(self, name: str) -> Tensor:
+        """One merged tensor.
+
+        Raises:
+            CheckpointError: there is no tensor of that name.
+        """
+        change = self._changes.get(name)
+        if change is None:
+            return self._base.tensor(self._source(name) if name in self.specs else name)
+        dtype = self.specs[name].dtype
+        tensor = self._own.tensor(change.whole) if change.whole else self._base.tensor(self._source(name))
+        if change.down is None or change.up is None:
+            return tensor.to(dtype)
+        down, up = self._own.tensor(change.down).double(), self._own.tensor(change.up).double()
+        with one_thread():
+            weight = (up @ down).mul_(change.scale)  # one float64 matrix at a time
+            weight = (weight.T if "lora_embedding" in change.down else weight).add_(tensor)
+            if change.magnitude is not None:
+                norm = weight.norm(dim=1)
+                weight *= (self._own.tensor(change.magnitude).double().flatten() / norm)[:, None]
+            return weight.to(dtype)
+
+    def _source(self, name: str) -> str:
+        """The base's tensor under a name: a tied head is the embedding."""
+        return EMBEDDING if name == HEAD and self._tied else name
+
+    def _read_changes(self) -> dict[str, Change]:
+        changes = dict[str, Change]()
+        for key in self._own.specs:
+            name, part = self._target(key)
+            change = changes.get(name, Change())
+            if part is None:
+                change = replace(change, whole=key)
+            elif part.endswith("magnitude_vector"):
+                change = replace(change, magnitude=key)
+            elif part.endswith("A"):
+                change = replace(change, down=key, scale=self._scale(name.removesuffix(".weight")))
+            else:
+                change = replace(change, up=key)
+            changes[name] = change
+        if not changes:
+            raise self._error("the file has no tensors", "")
+        self._require_saved_modules(changes)
+        return changes
+
+    def _target(self, key: str) -> tuple[str, str | None]:
+        """The base's tensor that a tensor of the adapter changes, and the part of LoRA; None for a whole tensor."""
+        if not key.startswith(_PREFIX):
+            raise self._error(f"expected a name that starts with {_PREFIX}", key)
+        name = key.removeprefix(_PREFIX)
+        found = _LORA.fullmatch(name)
+        target = _WRAPPED.sub("", name) if found is None else f"{found['module']}.weight"
+        if target not in self._base.specs and target != HEAD:
+            raise self._error(f"the base {self._base.path} has no tensor {target}", key)
+        return target, found["part"] if found else None
+
+    def _rank(self, module: str) -> int:
+        return int(self._number(module, "r", "rank_pattern"))
+
+    def _scale(self, module: str) -> float:
+        alpha, rank = self._number(module, "lora_alpha", "alpha_pattern"), self._rank(module)
+        return alpha / (math.sqrt(rank) if self._settings.get("use_rslora") else rank)
+
+    def _number(self, module: str, name: str, patterns: str) -> float:
+        """A setting of one module: the value of the first matching pattern, as PEFT matches, or the common one."""
+        given = self._settings.get(patterns) or {}
+        value = next(
+            (given[each] for each in given if re.match(rf"(.*\.)?({each})$", module)), self._settings.get(name)
+        )
+        if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
+            what, where = (
+                f"expected a positive number for {module}, found {value!r}",
+                f"{self._folder / CONFIG}: {name}",
+            )
+            raise CheckpointError(what, where=where, todo="save the adapter again with PEFT")
+        return value
+
+    def _require_saved_modules(self, changes: Mapping[str, Change]) -> None:
+        """Requires the tensors of all modules that the adapter's settings call saved whole."""
+        for module in self._settings.get("modules_to_save") or ():
+            names = (name.rpartition(".")[0] for name, change in changes.items() if change.whole)
+            if not any(name == module or name.endswith(f".{module}") for name in names):
+                raise self._error(f"modules_to_save has {module!r}, but the file has no tensor of it", "")
+
+    def _untie(self) -> None:
+        """Gives a tied head a tensor of its own if it or the embedding changes: PEFT trains them apart."""
+        changed = [name for name in (EMBEDDING, HEAD) if name in self._changes]
+        if not self._tied or not changed:
+            return
+        if len(changed) == 1 and self._settings.get("ensure_weight_tying"):
+            todo = "save the adapter again with a newer PEFT, which writes both tensors"
+            raise self._error(f"ensure_weight_tying is true, but the file has only {changed[0]}", "", todo)
+        self.specs[HEAD] = self._base.specs[EMBEDDING]
+
+    def _changed(self, name: str, change: Change) -> TensorSpec:
+        """The merged tensor's description, after checks of all shapes."""
+        base = self._base.specs[self._source(name)]
+        spec = base
+        if change.whole:
+            spec = replace(self._own.specs[change.whole], dtype=base.dtype)
+            rows = spec.shape[1:] == base.shape[1:] and name in (EMBEDDING, HEAD)
+            if spec.shape != base.shape and not rows:
+                raise self._error(f"expected shape {list(base.shape)}, found {list(spec.shape)}", change.whole)
+        if change.down is None and change.up is None and change.magnitude is None:
+            return spec
+        if change.down is None or change.up is None:
+            missing = "lora_A" if change.down is None else "lora_B"
+            raise self._error(f"{missing} is missing", change.up or change.down or name)
+        rank, embedding = self._rank(name.removesuffix(".weight")), "lora_embedding" in change.down
+        if len(spec.shape) != 2 or embedding != (name == EMBEDDING):
+            raise self._error(f"{name} is not a linear module", change.down)
+        read, written = spec.shape if embedding else reversed(spec.shape)
+        self._require_shape(change.down, (rank, read))
+        self._require_shape(change.up, (written, rank))
+        dora = bool(self._settings.get("use_dora"))
+        if dora and embedding:
+            raise self._error("DoRA of an embedding is not supported", change.down, "merge the adapter with PEFT")
+        if dora != (change.magnitude is not None):
+            found = "has a" if change.magnitude else "lacks the"
+            raise self._error(f"use_dora is {str(dora).lower()}, but {name} {found} magnitude vector", change.down)
+        if change.magnitude is not None and math.prod(self._own.specs[change.magnitude].shape) != written:
+            self._require_shape(change.magnitude, (written,))
+        return spec
+
+    def _require_shape(self, key: str, shape: tuple[int, ...]) -> None:
+        found = self._own.specs[key].shape
+        if found != shape:
+            raise self._error(f"expected shape {list(shape)}, found {list(found)}", key)
+
+    def _error(self, what: str, key: str, todo: str = "") -> CheckpointError:
+        todo = todo or "name the base that the adapter was trained on (BASE+ADAPTER), or save the adapter again"
+        return CheckpointError(what, where=f"{self._folder / WEIGHTS}{f': {key}' if key else ''}", todo=todo)
+
+
+def _settings(folder: Path) -> dict[str, Any]:
+    path = folder / CONFIG
+    require_small(path, _MAX_CONFIG_BYTES)
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"can't be read as JSON: {error}", where=str(path)) from error
+    if not isinstance(content, dict):
+        raise CheckpointError("not a JSON object", where=str(path))
+    return content
+
+
+def _require_supported(path: Path, settings: Mapping[str, Any]) -> None:
+    """Requires LoRA, rsLoRA or DoRA of a causal language model, without further settings."""
+    todo = "merge the adapter with PEFT (merge_and_unload), and name the merged model"
+    unset = dict.fromkeys(settings.keys() - _HARMLESS, (None, False))
+    allowed = {"peft_type": ("LORA",), "task_type": (None, "CAUSAL_LM"), "init_lora_weights": _INITIAL, **unset}
+    for name, values in sorted(allowed.items()):
+        value = settings.get(name)
+        if value not in values and value not in ({}, []):
+            known = " or ".join(map(str, values))
+            raise CheckpointError(f"{value!r} is not supported, only {known}", where=f"{path}: {name}", todo=todo)
