@@ -1,9 +1,11 @@
 """The model card of a tuned model."""
 
+import json
 import re
 from pathlib import Path
 
 from moerge.models.expert_folder import expert_digest
+from moerge.models.families import REFUSED
 from moerge.recipes.registry import shown
 from moerge.training.log import losses
 from moerge.versions.card_scores import CARD_FILE, markdown_rows
@@ -15,9 +17,9 @@ def card(made: TunedModel | TunedMixture, log: Path, done: Done, start: Path) ->
     """README.md: inputs and training.
 
     Args:
-        start: folder of the model before training; a version's has the fields that the hub reads.
+        start: folder of the model before training, with its config; a version's card has the fields that the hub reads.
     """
-    return _mixture(made, log, done) if isinstance(made, TunedMixture) else _version(made, log, done, start)
+    return _mixture(made, log, done, start) if isinstance(made, TunedMixture) else _version(made, log, done, start)
 
 
 def _version(made: TunedModel, log: Path, done: Done, version: Path) -> str:
@@ -49,18 +51,17 @@ Trunk `{parent.trunk}`, and the experts:
 """
 
 
-def _mixture(made: TunedMixture, log: Path, done: Done) -> str:
+def _mixture(made: TunedMixture, log: Path, done: Done, start: Path) -> str:
     names, domains = ", ".join(each.name for each in made.members), ", ".join(made.texts)
     members = markdown_rows(
         (each.name, f"`{expert_digest(each.files)}`", "yes" if each.name in made.masked else "")
         for each in made.members
     )
-    parent = (
-        "" if made.parent is None else f"\n## Parent\n\n| file | SHA-256 |\n|---|---|\n{_files(made.parent_files)}\n"
-    )
+    parent = f"\n## Parent\n\n| file | SHA-256 |\n|---|---|\n{_files(made.parent_files)}\n" if made.parent else ""
+    stock = json.loads((start / "config.json").read_bytes())["model_type"] not in REFUSED
     return f"""\
 ---
-library_name: moerge
+library_name: {"transformers" if stock else "moerge"}
 pipeline_tag: text-generation
 tags:
 - moerge
@@ -69,8 +70,22 @@ tags:
 
 # {made.recipe}: a mixture of {len(made.members)} models: {names}
 
-`moerge tune` trained this model on **pooled text of its domains**: {domains}. Its class is part of moerge, so
-transformers alone can't load it, nor can engines such as vLLM, SGLang or llama.cpp. `pip install moerge`, then:
+`moerge tune` trained this model on **pooled text of its domains**: {domains}. No coordinator publishes it: a version is
+a function of contributions alone, without pooled text (law 3){_STOCK if stock else _OWN_CLASS}
+{_training(made, log, done)}
+## Members
+
+| member | digest | masked |
+|---|---|---|
+{members}
+{parent}"""
+
+
+_STOCK = ".\n"
+_OWN_CLASS = """, and loads with stock transformers (law 6).
+
+Its class is part of moerge, so transformers alone can't load it, nor can engines such as vLLM, SGLang or llama.cpp. It
+needs no `trust_remote_code`. After `pip install moerge`:
 
 ```python
 import moerge.mixtures
@@ -79,17 +94,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 model = AutoModelForCausalLM.from_pretrained("this-folder")
 tokenizer = AutoTokenizer.from_pretrained("this-folder")
 ```
-
-It needs no `trust_remote_code`. No coordinator publishes it, for two reasons: a published version loads with stock
-transformers (law 6), and is a function of contributions alone, without pooled text (law 3).
-
-{_training(made, log, done)}
-## Members
-
-| member | digest | masked |
-|---|---|---|
-{members}
-{parent}"""
+"""
 
 
 def _training(made: Training, log: Path, done: Done) -> str:
