@@ -160,7 +160,7 @@ def table(
 ) -> None:
     """Prints the papers' table: the score of each recipe on every domain's text.
 
-    Cells are 100 x the perplexity of the domain's own dense expert / the model's.
+    Cells are 100 x the perplexity of the domain's own dense expert, with --soups of the seed model / the model's.
 
     Example: moerge table --preset demo --recipe dume --recipe regmean
     """
@@ -170,13 +170,14 @@ def table(
     from moerge.recipes import precision
     from moerge.recipes.version_folder import VERSION, published
     from moerge.table import arguments
+    from moerge.table.frame import SPECIALISTS
     from moerge.table.joining import join, plan
     from moerge.table.joining_results import Growth
     from moerge.table.measure import Settings, measure
     from moerge.table.plots import growth_picture, picture
     from moerge.table.presets import PRESETS
     from moerge.table.runs import asked, in_parts, possible, reference, specialised, swept
-    from moerge.table.table import SPECIALISTS, Run, Table
+    from moerge.table.table import Run, Table
     from moerge.table.texts import Cut, read_elsewhere, read_targets
 
     logging.set_verbosity_error()

@@ -70,7 +70,7 @@ def measure(
     """Builds and scores each recipe's models, with every seed that can change them.
 
     Args:
-        runs: including `experts`, whose scores normalise all.
+        runs: including `experts`, or the recipe of the frame's reference.
         domains: in slot order.
         elsewhere: windows of text of no domain; they need the base.
     """

@@ -8,8 +8,9 @@ import svg
 
 from moerge import pictures
 from moerge.recipes.registry import label_of
+from moerge.table.frame import NORMALISED, Frame
 from moerge.table.joining_results import Growth
-from moerge.table.table import AHEAD, Figure, Frame, Row, Table, parameters, shown
+from moerge.table.table import AHEAD, Figure, Row, Table, parameters, shown
 
 _ROW = 24
 _PLOT = 440
@@ -130,7 +131,7 @@ def growth_picture(growth: Growth) -> str:
         remerged = [remerge.merged.average for remerge in each.joining]
         curves[f"{each.run.label}, remerged"] = [each.kept[0].average, *remerged]
     ticks = [str(number + 1) for number in range(max(map(len, curves.values())))]
-    return _plot("version", ticks, curves, Frame())
+    return _plot("version", ticks, curves, NORMALISED)
 
 
 def _plot(over: str, ticks: Sequence[str], curves: Mapping[str, Sequence[Figure | None]], frame: Frame) -> str:

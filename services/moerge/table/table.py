@@ -15,39 +15,8 @@ from moerge.recipes.dense import expert_row
 from moerge.recipes.version_folder import VERSION
 from moerge.scoring.perplexity import Score, normalised, total
 from moerge.table.bootstrap import Floats, error, resampled
+from moerge.table.frame import NORMALISED, Frame
 
-ELSEWHERE = "elsewhere"
-"""The column of text of no domain."""
-
-
-@dataclass(frozen=True)
-class Frame:
-    """The meaning of a table's cells.
-
-    Attributes:
-        hundred: the model that has 100.
-        reference: its row; None: each domain's own expert.
-        elsewhere: name of the last column, where 100 is the seed model.
-        elsewhere_text: its text.
-    """
-
-    hundred: str = "the domain's own dense expert"
-    reference: str | None = None
-    elsewhere: str = ELSEWHERE
-    elsewhere_text: str = "text of no domain"
-
-    @property
-    def title(self) -> str:
-        """The title of the scores."""
-        return f"Normalised perplexity: 100 = {self.hundred}, higher is better"
-
-    def own(self, domain: str) -> str:
-        """The row that normalises a domain."""
-        return self.reference or expert_row(domain)
-
-
-SPECIALISTS = Frame("the seed model", "seed", "generic", "held-out text of the experts' domains")
-"""Of models that are specialised on texts of their own."""
 AHEAD = "†"
 """Marks recipes that choose experts also by scored tokens."""
 
@@ -169,7 +138,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Table:
-    """The measured rows, including each domain's dense expert, which normalises all scores.
+    """The measured rows, including those that normalise: the domains' dense experts, or the frame's reference.
 
     Attributes:
         domains: in order.
@@ -183,7 +152,7 @@ class Table:
     rows: Sequence[Row]
     base: Sequence[Score] = ()
     against: str | None = None
-    frame: Frame = Frame()
+    frame: Frame = NORMALISED
 
     def row(self, name: str) -> Row:
         return next(row for row in self.rows if row.name == name)
