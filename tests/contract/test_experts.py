@@ -135,8 +135,10 @@ def test_of_experts_unlike_each_other_one_alone_can_be_the_first(tmp_path: Path)
 
 
 def test_names_that_leave_the_folder_and_files_of_nobody_are_refused(member: Member) -> None:
+    """An adapter's config names a base, which may be any folder of the machine that reads it."""
+    outside = ("../config.json", "a/b.json", ".hidden", "/etc/passwd", "", "nul\0", "x" * 300)
     for name, where in (
-        *((name, "files") for name in ("../config.json", "a/b.json", ".hidden", "/etc/passwd", "", "nul\0", "x" * 300)),
+        *((name, "files") for name in (*outside, "adapter_config.json")),
         ("config.json", "files.config.json"),
     ):
         with pytest.raises(CoordinatorError) as caught:
