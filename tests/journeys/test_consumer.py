@@ -13,12 +13,17 @@ pytestmark = pytest.mark.slow
 LOAD = """python -c "from transformers import pipeline; print(pipeline('text-generation', '{}')('The capital of'))\""""
 
 
-def test_the_readme_s_merge_and_tables_on_one_machine(tmp_path: Path) -> None:
+def experts(folder: Path) -> None:
+    """Two experts with their texts, and their seed model."""
     for seed, domain in enumerate(("code", "law"), 1):
-        expert(tmp_path / domain, seed)
-        texts(tmp_path / domain / "a.jsonl", seed, documents=200)
-        texts(tmp_path / f"{domain}.jsonl", seed + 10, documents=40)
-    expert(tmp_path / "seed", 0, apart=0)
+        expert(folder / domain, seed)
+        texts(folder / domain / "a.jsonl", seed, documents=200)
+        texts(folder / f"{domain}.jsonl", seed + 10, documents=40)
+    expert(folder / "seed", 0, apart=0)
+
+
+def test_the_readme_s_merge_and_tables_on_one_machine(tmp_path: Path) -> None:
+    experts(tmp_path)
     with Shell(tmp_path) as person:
         with Part("README.md", "Merge on one machine") as part:
             said = person.types(part.next("moerge merge", {"org/name@rev": "./law"}))
@@ -26,20 +31,7 @@ def test_the_readme_s_merge_and_tables_on_one_machine(tmp_path: Path) -> None:
                 assert word in said
         with Part("README.md", "Tune a version") as part:
             assert "trained 192 parameters on 10,240 tokens" in person.types(part.next("moerge tune", {"1M": "10k"}))
-        with Part("README.md", "Tune a mixture") as part:
-            part.names = {"1M": "10k", "250k": "10k"}
-            assert "trained 15,360 parameters on 10,240 tokens" in person.types(part.next("moerge tune --base"))
-            assert "trained 12,288 parameters" in person.types(part.next("moerge tune stitched/ --mask law"))
-            (tmp_path / "story.txt").write_text("a story")
-            assert "7 tokens; seed " in person.types(part.next("moerge route"))
-        assert "generated_text" in person.types(
-            LOAD.replace("from", "import moerge.mixtures; from", 1).format("stitched")
-        )
-        with Part("README.md", "Make specialists") as part:
-            assert "trained on 10,240 tokens" in person.types(part.next("moerge soup train", {"250k": "10k"}))
-            said = person.types(part.next("moerge soup instantiate", {"target.jsonl": "law.jsonl"}))
-            assert "specialist for 40 documents" in said
-        for made in ("merged", "tuned", "specialist"):
+        for made in ("merged", "tuned"):
             assert "generated_text" in person.types(LOAD.format(made))
         assert "moerge" in (tmp_path / "merged" / "README.md").read_text()
         shutil.copytree(tmp_path / "merged", tmp_path / "v1")
@@ -52,3 +44,21 @@ def test_the_readme_s_merge_and_tables_on_one_machine(tmp_path: Path) -> None:
             assert "ties" in person.types(part.next("moerge table --expert"))
             person.types(part.next("moerge table --expert"))
             assert (tmp_path / "k.svg").is_file()
+
+
+def test_the_readme_s_mixtures_and_specialists(tmp_path: Path) -> None:
+    experts(tmp_path)
+    (tmp_path / "story.txt").write_text("a story")
+    with Shell(tmp_path) as person:
+        with Part("README.md", "Tune a mixture") as part:
+            part.names = {"1M": "10k", "250k": "10k"}
+            assert "trained 15,360 parameters on 10,240 tokens" in person.types(part.next("moerge tune --base"))
+            assert "trained 12,288 parameters" in person.types(part.next("moerge tune stitched/ --mask law"))
+            assert "7 tokens; seed " in person.types(part.next("moerge route"))
+        with Part("README.md", "Make specialists") as part:
+            assert "trained on 10,240 tokens" in person.types(part.next("moerge soup train", {"250k": "10k"}))
+            said = person.types(part.next("moerge soup instantiate", {"target.jsonl": "law.jsonl"}))
+            assert "specialist for 40 documents" in said
+        loaded = LOAD.replace("from", "import moerge.mixtures; from", 1)
+        assert "generated_text" in person.types(loaded.format("stitched"))
+        assert "generated_text" in person.types(LOAD.format("specialist"))
