@@ -10,9 +10,11 @@ from torch import Tensor, nn
 
 from moerge.errors import MoergeError
 from moerge.mixtures.base import Mixture, MixtureConfig, Weights, common_config, dense_state, numbered
+from moerge.models.families import EMBEDDING, FINAL_NORM
 
 STITCHES = 4
 """Default number of stitch layers, as in the paper; at most one per layer."""
+_HUB_NORM = "stock.model.norm.norm.weight"
 DROPOUT = 0.1
 """Of the gates' logits while training; the paper names no rate."""
 
@@ -34,7 +36,7 @@ class BtsConfig(MixtureConfig):
     @property
     def hidden(self) -> list[int]:
         """Numbers of the masked members."""
-        return [number for number, name in enumerate(self.members) if name in (self.masked)]
+        return [number for number, name in enumerate(self.members) if name in self.masked]
 
 
 def places(layers: int, stitches: int, *, alternating: bool = True) -> dict[int, bool]:
@@ -251,13 +253,12 @@ def _member(folder: Path, slot: int, model: Bts) -> dict[str, Tensor]:
     """A dense model's tensors by the names of a member; of the head and the final norm, the hub's alone."""
     known, found = set(model.state_dict()), dict[str, Tensor]()
     for name, tensor in dense_state(folder).items():
-        start, _, rest = name.rpartition("model.")
-        if name.startswith("model.embed_tokens."):
+        if name == EMBEDDING:
             found[f"stock.model.embed_tokens.members.{slot}.weight"] = tensor
         elif name.startswith("model.layers."):
             number, _, rest = name.removeprefix("model.layers.").partition(".")
             if (mine := f"stock.model.layers.{number}.members.{slot}.{rest}") in known:
                 found[mine] = tensor
         elif slot == 0:
-            found[f"stock.{'model.norm.norm.weight' if start == '' and rest == 'norm.weight' else name}"] = tensor
+            found[_HUB_NORM if name == FINAL_NORM else f"stock.{name}"] = tensor
     return found

@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from moerge.errors import MoergeError
+from moerge.mixtures.base import INITIAL_DEVIATION
 from moerge.recipes.base import SEED, Fleet, Model, Options, Recipe, Trained, number, whole, word
 from moerge.recipes.dense import TASK_VECTORS
 from moerge.recipes.likelihoods import with_seed
@@ -25,8 +26,6 @@ from moerge.training.parameters import Which, trainable
 from moerge.training.routing import ROUTINGS, RoutedLoss, Routing, experts_per_token
 from moerge_proto.trunks import TrunkMethod
 
-INITIAL_DEVIATION = 0.02
-"""Standard deviation of random routers before training, as in the stock classes."""
 STARTS = ("random", "ridge", "moerge", "fitted")
 """Routers before training: random; DUME's; or the whole model of `moerge`, or of `moerge:fit=1`."""
 TRUNKS: tuple[TrunkMethod, ...] = ("average", "ties", "dare")
