@@ -46,6 +46,17 @@ def work_folder(out: Path) -> Path:
     return out.with_name(f"{out.name}.work")
 
 
+def require_new(out: Path) -> None:
+    """Requires a new or empty folder, or that of a run that was killed at its end.
+
+    Raises:
+        MoergeError: the folder has content.
+    """
+    begun = out.is_dir() and work_folder(out).is_dir()
+    if out.is_file() or (out.is_dir() and any(out.iterdir()) and not begun):
+        raise MoergeError("the folder is not empty", where=str(out), todo="name a new folder, or remove this one")
+
+
 @contextmanager
 def alone(work: Path) -> Iterator[None]:
     """Makes a work folder, locks it against other runs, and removes it at the end if it is empty.

@@ -46,6 +46,19 @@ def named_values(option: str, values: Sequence[str]) -> dict[str, list[str]]:
     return pairs
 
 
+def single_values(option: str, values: Sequence[str]) -> dict[str, str]:
+    """The values of an option of the form NAME=VALUE.
+
+    Raises:
+        MoergeError: a value has another form, or a name has several.
+    """
+    pairs = named_values(option, values)
+    for name, found in pairs.items():
+        if len(found) > 1:
+            raise MoergeError(f"{name!r} is given {len(found)} times", where=option, todo="give each name once")
+    return {name: found for name, [found] in pairs.items()}
+
+
 def token_count(text: str, option: str = "--tokens") -> int:
     """A number of tokens such as 250000, 250k or 1M.
 

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from moerge.errors import MoergeError
 from moerge.merging.report import SCORED_TOKENS
-from moerge.settings import named_values
+from moerge.settings import named_values, single_values
 from moerge.terminal import AsJson, output, show_json
 from moerge_proto.digests import Name
 from moerge_proto.messages import plainly
@@ -155,16 +155,14 @@ def _sources(
 
 
 def _one_each(option: str, values: Sequence[str]) -> dict[str, str]:
-    pairs = named_values(option, values)
-    for name, found in pairs.items():
-        if len(found) > 1:
-            raise MoergeError(f"{name!r} is given {len(found)} times", where=option, todo="give each domain one")
+    pairs = single_values(option, values)
+    for name in pairs:
         try:
             TypeAdapter(Name).validate_python(name)
         except ValidationError as error:
             todo = "use at most 63 of a-z, 0-9, - and _"
             raise MoergeError(f"{name!r} is not a valid domain name", where=option, todo=todo) from error
-    return {name: found for name, [found] in pairs.items()}
+    return pairs
 
 
 def _require_known(option: str, names: Mapping[str, object], experts: Mapping[str, str], *, every: bool) -> None:

@@ -68,11 +68,6 @@ class StoredTensors:
         except SafetensorError as error:
             raise CheckpointError(f"not a valid safetensors file: {error}", where=str(file)) from error
 
-    @property
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shape of each tensor, by name."""
-        return {name: spec.shape for name, spec in self.specs.items()}
-
     def tensor(self, name: str) -> Tensor:
         """One tensor, as stored.
 

@@ -5,9 +5,9 @@ from typing import Annotated, Literal
 
 import typer
 
-from moerge.errors import MoergeError
+from moerge.files import require_new
 from moerge.models.sources import checkpoint_folder
-from moerge.settings import named_values, token_count
+from moerge.settings import named_values, single_values, token_count
 from moerge.terminal import output
 
 app = typer.Typer(no_args_is_help=True)
@@ -65,13 +65,10 @@ def train(
     from moerge.soups.run import Wanted, read_request, train_bank
 
     _quiet()
-    _require_new(out)
-    experts = named_values("--expert", expert or [])
-    for name, places in experts.items():
-        if len(places) > 1:
-            raise MoergeError(f"{name!r} is given {len(places)} times", where="--expert", todo="give each name once")
+    require_new(out)
+    experts = single_values("--expert", expert or [])
     wanted = Wanted(token_count(tokens), start, rank, clusters, support, rate, batch, context, seed, device)
-    folders = {name: checkpoint_folder(place) for name, [place] in experts.items()}
+    folders = {name: checkpoint_folder(place) for name, place in experts.items()}
     texts = named_values("--text", text)
     request = read_request(checkpoint_folder(base), folders, texts, text_field, wanted, progress())
     first, last = train_bank(request, out, progress())
@@ -114,8 +111,7 @@ def instantiate(
     from moerge.soups.run import instantiate as run
 
     _quiet()
-    if out.is_file() or (out.is_dir() and any(out.iterdir())):
-        raise MoergeError("the folder is not empty", where=str(out), todo="name a new folder, or remove this one")
+    require_new(out)
     target = Target(fit, 0 if finetune is None else token_count(finetune, "--finetune"), rate, seed, device)
     made = run(bank, text, text_field, target, out.absolute(), progress())
     coefficients = ", ".join(f"{each:.3f}" for each in made.coefficients)
@@ -125,15 +121,6 @@ def instantiate(
         markup=False,
         soft_wrap=True,
     )
-
-
-def _require_new(out: Path) -> None:
-    """Requires a new or empty folder, or that of a run that was killed at its end."""
-    from moerge.files import work_folder
-
-    begun = out.is_dir() and work_folder(out).is_dir()
-    if out.is_file() or (out.is_dir() and any(out.iterdir()) and not begun):
-        raise MoergeError("the folder is not empty", where=str(out), todo="name a new folder, or remove this one")
 
 
 def _quiet() -> None:

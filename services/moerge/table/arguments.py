@@ -7,7 +7,7 @@ from pathlib import Path
 
 from moerge.errors import MoergeError
 from moerge.models.sources import checkpoint_folder
-from moerge.settings import named_values
+from moerge.settings import named_values, single_values
 from moerge.table.measure import Texts
 from moerge.table.texts import Cut, Sources, Split, read_texts, require_one_tokenizer, switched
 from moerge_proto.tuned import TunedMixture, tuned
@@ -16,10 +16,7 @@ from moerge_proto.versions import Lineage
 
 def sources(expert: Sequence[str], **files: Sequence[str]) -> dict[str, Sources]:
     """Each domain's expert and files; `files` are the options text, held_out and other."""
-    experts = named_values("--expert", expert)
-    for name, folders in experts.items():
-        if len(folders) > 1:
-            raise MoergeError(f"expected one expert of {name!r}, found two", where="--expert", todo="remove one")
+    experts = single_values("--expert", expert)
     if not files["text"] and not files["held_out"]:
         todo = "name each domain's text with --text NAME=FILES, or use a --preset"
         raise MoergeError("no text is given", where="--text", todo=todo)
@@ -30,7 +27,7 @@ def sources(expert: Sequence[str], **files: Sequence[str]) -> dict[str, Sources]
             raise MoergeError(f"names differ: {names}", where=_option(kind), todo="name the same domains")
     return {
         name: Sources(checkpoint_folder(folder), **{kind: found.get(name, ()) for kind, found in places.items()})
-        for name, [folder] in experts.items()
+        for name, folder in experts.items()
     }
 
 

@@ -8,7 +8,8 @@ from rich.console import Console
 from rich.filesize import decimal
 
 from moerge.cli.common import numbers
-from moerge.settings import named_values, token_count
+from moerge.files import require_new
+from moerge.settings import named_values, single_values, token_count
 from moerge.terminal import output
 
 app = typer.Typer(subcommand_metavar="")
@@ -80,7 +81,6 @@ def tune(
     from moerge.progress import progress
     from moerge_workers.tuning.request import Texts, Wanted
     from moerge_workers.tuning.sources import read_request
-    from moerge_workers.tuning.tune import require_new
     from moerge_workers.tuning.tune import tune as run
 
     logging.set_verbosity_error()
@@ -97,7 +97,7 @@ def tune(
         workers=workers,
         seed=seed,
     )
-    experts, texts = named_values("--expert", expert or []), Texts(named_values("--text", text), text_field)
+    experts, texts = single_values("--expert", expert or []), Texts(named_values("--text", text), text_field)
     request = read_request(folder, experts, base, mask or [], texts, wanted, progress())
     told = Console(stderr=True)
     done = run(request, out, ray_address, progress(), lambda line: told.print(line, highlight=False, markup=False))

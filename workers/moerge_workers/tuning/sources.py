@@ -13,7 +13,7 @@ from moerge_workers.tuning.version import read_version
 
 def read_request(
     folder: Path | None,
-    experts: Mapping[str, Sequence[str]],
+    experts: Mapping[str, str],
     base: str | None,
     masked: Sequence[str],
     texts: Texts,
@@ -24,7 +24,7 @@ def read_request(
 
     Args:
         folder: of a version or a mixture.
-        experts: name -> its only folder or hub id.
+        experts: name -> folder or hub id.
         base: the seed model of a new mixture.
         masked: experts of a BTS mixture to leave out.
 
@@ -34,7 +34,7 @@ def read_request(
     new = f"give --base and --expert NAME=DIR for {', '.join(RECIPE_NAMES)}"
     if folder is None and not experts and base is None:
         raise MoergeError("no model to train", todo=f"name a version's folder, or {new}")
-    found = {name: checkpoint_folder(_only(name, places)) for name, places in experts.items()}
+    found = {name: checkpoint_folder(place) for name, place in experts.items()}
     if folder is None:
         if masked:
             raise MoergeError("a new mixture has no expert to mask", where="--mask", todo="omit its --expert instead")
@@ -50,9 +50,3 @@ def read_request(
         todo = "give --mask NAME or --expert NAME=DIR, or tune its members with more tokens"
         raise MoergeError("is a tuned mixture", where=str(folder), todo=todo)
     return read_version(folder, texts, wanted, progress)
-
-
-def _only(name: str, places: Sequence[str]) -> str:
-    if len(places) > 1:
-        raise MoergeError(f"{name} is named {len(places)} times", where="--expert", todo="name it once")
-    return places[0]

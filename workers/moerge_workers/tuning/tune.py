@@ -32,17 +32,6 @@ class Summary(NamedTuple):
     peak_memory: int | None
 
 
-def require_new(out: Path) -> None:
-    """Requires a new or empty folder, or that of a run that was killed at its end.
-
-    Raises:
-        MoergeError: the folder has content.
-    """
-    begun = out.is_dir() and work_folder(out).is_dir()
-    if out.is_file() or (out.is_dir() and any(out.iterdir()) and not begun):
-        raise MoergeError("the folder is not empty", where=str(out), todo="name a new folder, or remove this one")
-
-
 def tune(
     request: Request,
     out: Path,

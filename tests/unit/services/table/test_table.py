@@ -327,7 +327,7 @@ def test_experts_may_differ_in_architecture_but_not_in_the_tokenizer(
         ({"text": ["d0"]}, "expected NAME=PATH, found 'd0'"),
         ({"text": ["d0=x", "d2=x"]}, "names differ: d0, d2, but d0, d1 by --expert"),
         ({"other": ["d0=x"]}, "names differ: d0, but d0, d1 by --expert"),
-        ({"expert": ["d0=.", "d0=.", "d1=."]}, "expected one expert of 'd0', found two"),
+        ({"expert": ["d0=.", "d0=.", "d1=."]}, "'d0' is given 2 times"),
         ({"text": ["d0=/nowhere", "d1=/nowhere"]}, "--text /nowhere: no file matches"),
         ({"stride": 16, "context": 16}, "--stride"),
         ({"recipe": ["dume"], "sweep": "q=1,2"}, "no recipe has the option 'q'"),

@@ -47,7 +47,7 @@ def request(
     """The request for a new mixture of seed, d0 and d1, or for a started one."""
     named = {name: [str(folder / f"{name}.jsonl")] for name in ("seed", "d0", "d1", *experts)}
     wanted = Wanted(recipe, STEPS * 2 * CONTEXT, {"d1": 3.0}, CONTEXT)
-    places = {name: [str(folder / name)] for name in (experts if start else ("d0", "d1"))}
+    places = {name: str(folder / name) for name in (experts if start else ("d0", "d1"))}
     base = None if start else str(folder / "seed")
     made = read_request(start, places, base, masked, Texts(named), wanted, NoProgress())
     assert isinstance(made, MixtureRequest)
@@ -175,7 +175,7 @@ def command(folder: Path, out: Path, recipe: str, *more: str) -> list[str]:
         ("bts", ["--expert=d0=d0"], "needs a seed model and experts"),
         ("bts", ["--base=seed", "--expert=d0=d0", "--mask=d0"], "has no expert to mask"),
         ("bts", ["--base=seed", "--expert=seed=d0"], "seed is already a member"),
-        ("bts", ["--base=seed", "--expert=d0=d0", "--expert=d0=d1"], "d0 is named 2 times"),
+        ("bts", ["--base=seed", "--expert=d0=d0", "--expert=d0=d1"], "'d0' is given 2 times"),
         ("bts", ["--base=seed", "--expert=d0=d0"], "the mixture has no domain d1"),
         ("bts", ["--base=seed", "--expert=d0=d0", "--expert=d1=d1", "--expert=d2=d2"], "no text of d2"),
         ("bts", ["--base=seed", "--expert=d0=d0", "--expert=d1=version"], "no stock MoE class"),
