@@ -4,7 +4,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, JsonValue, model_validator
 
 from moerge_proto.digests import Digest, Name
 from moerge_proto.messages import FileEntry, Message
@@ -31,11 +31,20 @@ class Fitted(Message):
     trunk: Digest
 
 
+class NewAdapter(Message):
+    """A PEFT adapter: digests of its base, a registered expert, and of its uploaded weights; and its settings."""
+
+    base: Digest
+    weights: Digest
+    settings: dict[str, JsonValue] = Field(max_length=100)
+
+
 class NewExpert(Message):
     """Registers files as the expert of `domain`. `files` maps names in the folder to digests.
 
     They are uploaded before, or the coordinator fetches them from below the address `source`, which the operator must
-    allow.
+    allow. With `adapter` it makes the weights, one file, by merging the adapter with its base: an expert of the same
+    owner, or one whose owner allows its redistribution.
 
     With `trunk="keep"` the trunk stays, and only the new expert's owner contributes under it. With `remerge`, as soon
     as this expert is ready, the current trunk is merged again with it, by the same method; then every owner is asked.
@@ -55,18 +64,21 @@ class NewExpert(Message):
     trunk: Literal["keep", "remerge"] = "keep"
     redistribute: bool = False
     fitted: Fitted | None = None
+    adapter: NewAdapter | None = None
 
     @model_validator(mode="after")
-    def _fitted_is_uploaded(self) -> "NewExpert":
+    def _fits_together(self) -> "NewExpert":
         if self.fitted is not None and (self.source is not None or self.trunk == "remerge"):
             raise ValueError("fitted: expected no source, and trunk 'keep'")
+        if self.adapter is not None and (self.source is not None or self.fitted is not None):
+            raise ValueError("adapter: expected no source, and not a fitted expert")
         return self
 
 
 class Expert(Message):
     """An expert. `digest` names its files; `number` is the order of arrival; `fitted` is None for a trained expert.
 
-    Until its files are fetched from `source`, their sizes are 0 and the family is empty.
+    Until its files are fetched from `source` or made from `adapter`, their sizes are 0 and the family is empty.
     """
 
     number: int
@@ -80,6 +92,7 @@ class Expert(Message):
     problem: Problem | None
     files: list[FileEntry]
     source: str | None
+    adapter: NewAdapter | None
     fitted: Fitted | None
     created: datetime
     withdrawn: datetime | None

@@ -13,6 +13,7 @@ from moerge.errors import MoergeError
 from moerge.models.expert_folder import check_expert, check_small_files, counts, expert_digest, is_weights
 from moerge.models.families import Family
 from moerge_coordinator.domain import trunks, versions
+from moerge_coordinator.domain.adapters import require_base, require_complete
 from moerge_coordinator.domain.owners import own_name, require_own_domain
 from moerge_coordinator.domain.ports import Ports
 from moerge_coordinator.domain.sources import require_allowed
@@ -32,7 +33,7 @@ Check = Callable[[Path, Path | None, str, Vocabulary], tuple[Family, object]]
 
 
 def register(ports: Ports, caller: Identity, new: NewExpert) -> Expert:
-    """The expert of uploaded files, after a check of the headers; or of files to fetch.
+    """The expert of uploaded files, after a check of the headers; or of files to fetch or to make of an adapter.
 
     Raises:
         MoergeError: it is refused; its uploaded files are discarded.
@@ -40,9 +41,12 @@ def register(ports: Ports, caller: Identity, new: NewExpert) -> Expert:
     owner, digest, own = _owner(ports, caller, new), expert_digest(new.files), caller.role is Role.OWNER
     _require_names(new)
     try:
-        if new.source is None:
+        if new.source is None and new.adapter is None:
             return _register_uploaded(ports, owner, new, digest, own=own)
+        if new.adapter is not None:
+            require_complete(ports, owner, new, new.adapter)
         with ports.database.transaction("register expert") as session:
+            require_base(session, owner, new.adapter)
             noted = [FileEntry(name=name, sha256=sha256, size=0) for name, sha256 in sorted(new.files.items())]
             return _known(session, new, digest, own=own) or _add(session, owner, new, digest, "", noted)
     except MoergeError:
@@ -55,10 +59,12 @@ def require_welcome(ports: Ports, caller: Identity, new: NewExpert) -> None:
     """Requires that an expert with these uploaded config and tokenizer files can be registered.
 
     Raises:
-        MoergeError: it would be refused; its uploaded files are discarded.
+        MoergeError: it would be refused; its uploaded files are discarded, unless only an adapter's base is missing.
     """
     owner, small = _owner(ports, caller, new), [name for name in sorted(new.files) if not is_weights(name)]
     _require_names(new)
+    with ports.database.reading() as session:
+        require_base(session, owner, new.adapter)
     try:
         with ports.database.reading() as session:
             _require_free(session, new, expert_digest(new.files))
@@ -187,7 +193,7 @@ def _known(session: Session, new: NewExpert, digest: str, *, own: bool) -> Exper
     """
     _require_free(session, new, digest)
     for row in _rivals(session, new, digest):
-        if _is_same(row, new, digest) and not _may_try_again(session, row):
+        if _is_same(row, new, digest) and not _may_try_again(session, row, new):
             if own and new.fitted is None:
                 for each in (row, *fitted_from(session, digest)):
                     each.redistribute = new.redistribute
@@ -235,13 +241,14 @@ def _is_same(row: ExpertRow, new: NewExpert, digest: str) -> bool:
     return (row.domain, row.digest, row.fitted_from, row.fitted_to) == (new.domain, digest, *_place(new))
 
 
-def _may_try_again(session: Session, row: ExpertRow) -> bool:
+def _may_try_again(session: Session, row: ExpertRow, new: NewExpert) -> bool:
     """Tell whether another check may accept a refused expert.
 
     Its source may have been repaired; or after a new upload, other experts or a setting may have changed.
     """
     held = all(session.get(HoldingRow, (row.owner, file.sha256)) is not None for file in row.files)
-    return row.state is ExpertState.REFUSED and (row.source is not None or held)
+    made = row.source is not None or new.adapter is not None
+    return row.state is ExpertState.REFUSED and (made or held)
 
 
 def _place(new: NewExpert) -> tuple[str | None, str | None]:
@@ -277,7 +284,7 @@ def _add(session: Session, owner: str, new: NewExpert, digest: str, family: str,
     row.redistribute = redistribute
     row.fitted_from, row.fitted_to = _place(new)
     row.state, row.withdrawn, row.purged, row.source = ExpertState.RECEIVED, None, None, new.source
-    row.files = entries
+    row.adapter, row.files = new.adapter, entries
     session.flush()
     tell(session, f"{_kind(row)} {digest[:12]} of {row.domain} has arrived from {owner}")
     return message(Expert, row)

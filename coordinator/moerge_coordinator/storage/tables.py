@@ -10,7 +10,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, obje
 from sqlalchemy.types import TypeDecorator
 
 from moerge_proto.evaluations import NewEvaluation
-from moerge_proto.experts import ExpertState, Fitted
+from moerge_proto.experts import ExpertState, Fitted, NewAdapter
 from moerge_proto.influence import VersionInfluence
 from moerge_proto.messages import FileEntry
 from moerge_proto.owners import Role
@@ -74,6 +74,7 @@ class _Word(TypeDecorator[W], Generic[W]):
 
 
 _KINDS: tuple[Any, ...] = (
+    NewAdapter,
     dict[str, str],
     list[str],
     list[int],
@@ -223,6 +224,7 @@ class ExpertRow(Base):
     problem: Mapped[Problem | None]
     files: Mapped[list[FileEntry]]
     source: Mapped[str | None] = mapped_column(String(1000))
+    adapter: Mapped[NewAdapter | None]
     fitted_from: Mapped[str | None] = mapped_column(String(64))  # an expert's digest
     fitted_to: Mapped[str | None] = mapped_column(String(64))  # a trunk's
     created: Mapped[datetime]

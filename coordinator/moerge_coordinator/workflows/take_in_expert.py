@@ -1,4 +1,4 @@
-"""The acceptance of an expert: fetches its files from a source, checks its weights, merges it on request."""
+"""The acceptance of an expert: fetches or makes its files, checks its weights, merges it on request."""
 
 import shutil
 from typing import Any
@@ -10,6 +10,7 @@ from moerge.models.distance import require_near_others
 from moerge.models.expert_folder import require_finite
 from moerge.models.reader import Checkpoint
 from moerge_coordinator.domain import experts, trunks
+from moerge_coordinator.domain.adapters import merge_adapter
 from moerge_coordinator.domain.ports import Ports
 from moerge_coordinator.domain.sources import fetch
 from moerge_coordinator.log import progress
@@ -48,12 +49,15 @@ class TakeInExpert(Work):
     @DBOS.step()
     @telling_problems
     def _fetch(self, digest: str) -> None:
-        """Fetches the files of an expert with a source, with the same checks as uploads."""
+        """Fetches the files of an expert with a source, or merges its adapter, with the same checks as uploads."""
         with self.ports.database.reading() as session:
             row = experts.find(session, digest)
-        if row.source is None or row.family:
+        if row.family:
             return
-        entries = [self._fetched(row, file.name, file.sha256) for file in row.files]
+        if row.adapter is not None:
+            entries = merge_adapter(self.ports, row, row.adapter)
+        else:
+            entries = [self._fetched(row, file.name, file.sha256) for file in row.files]
         shutil.rmtree(self.ports.settings.home / "fetching" / digest, ignore_errors=True)
 
         def fetched(session: Session, family: str) -> Expert:

@@ -61,7 +61,8 @@ def add(
     from moerge.models.sources import checkpoint_folder
 
     with TemporaryDirectory(prefix="moerge-") as merged, Client(coordinator, secret) as client:
-        folder = dense_folder(checkpoint_folder(expert), Path(merged))
+        own = checkpoint_folder(expert)
+        folder = dense_folder(own, Path(merged) / "expert")
         new = NewExpert(
             domain=domain,
             files=file_digests(folder),
@@ -70,7 +71,8 @@ def add(
             trunk=trunk,
             redistribute=redistribute,
         )
-        typer.echo(register(client, folder, new, progress(), again=True).digest)
+        adapter = None if folder == own else own
+        typer.echo(register(client, folder, new, progress(), adapter=adapter, again=True).digest)
 
 
 @app.command("list")
@@ -122,6 +124,8 @@ def show_expert(domain: Domain, coordinator: Coordinator, secret: Secret, as_jso
         "trunks that contain it": ", ".join(digest[:12] for digest in trunks) or "none",
         "versions with its MLPs": ", ".join(map(str, versions)) or "none",
     }
+    if row.adapter:
+        lines["weights"] = f"an adapter's, merged with expert {row.adapter.base[:12]}"
     if row.fitted:
         lines["fitted"] = f"from expert {row.fitted.expert[:12]} to trunk {row.fitted.trunk[:12]}"
     if row.withdrawn:

@@ -8,9 +8,11 @@ from pathlib import Path
 from moerge.client.client import Client
 from moerge.client.http import found
 from moerge.errors import CoordinatorError, MoergeError
-from moerge.models.expert_folder import expert_digest, expert_files, is_weights
+from moerge.files import file_sha256
+from moerge.models.adapters import WEIGHTS, base_of, own_settings
+from moerge.models.expert_folder import expert_digest, expert_files, file_digests, is_weights
 from moerge.progress import Progress
-from moerge_proto.experts import Expert, ExpertState, NewExpert
+from moerge_proto.experts import Expert, ExpertState, NewAdapter, NewExpert
 
 _LONGEST_PAUSE = 2.0
 
@@ -34,6 +36,7 @@ def register(
     new: NewExpert,
     progress: Progress,
     *,
+    adapter: Path | None = None,
     again: bool = False,
     change: bool = True,
     leaving: Leaving = _freely,
@@ -42,8 +45,11 @@ def register(
 
     `new.files` are the folder's (`file_digests`). Config and tokenizer are uploaded first, and the weights only if the
     coordinator finds that they fit the other experts. With a `source`, the coordinator fetches all files itself, and
-    compares them with `new.files`. A known expert stays unchanged, except for `redistribute` if `change` is set.
-    `again` lets a withdrawn expert join again. All uploads are inside `leaving`.
+    compares them with `new.files`. If `folder` is a merged `adapter`, only the adapter's weights are uploaded, as long
+    as the coordinator has its base and merges it to the same bytes.
+
+    A known expert stays unchanged, except for `redistribute` if `change` is set. `again` lets a withdrawn expert join
+    again. All uploads are inside `leaving`.
 
     Raises:
         CheckpointError: the folder is not a dense checkpoint.
@@ -56,8 +62,11 @@ def register(
         paths = expert_files(folder)
         left = paths if new.source is None else {}
         if left and new.fitted is None:  # a fitted expert has its expert's config and tokenizer
-            _require_welcome(client, new, paths, progress, leaving)
+            own = None if adapter is None else _described(adapter)
+            new = _require_welcome(client, new.model_copy(update={"adapter": own}), paths, progress, leaving)
             left = {name: path for name, path in paths.items() if is_weights(name)}
+        if adapter is not None and new.adapter is not None:
+            left = {WEIGHTS: adapter / WEIGHTS}
         with leaving(digest, paths):
             _upload(client, left, progress)
             expert = client.register_expert(new)
@@ -68,9 +77,12 @@ def register(
         time.sleep(pause)
         pause = min(2 * pause, _LONGEST_PAUSE)
         expert = client.expert(expert.digest)
-    if expert.problem is not None:
+    if expert.problem is None:
+        return expert
+    if adapter is None or expert.adapter is None:
         raise CoordinatorError(expert.problem)
-    return expert
+    whole = new.model_copy(update={"adapter": None})
+    return register(client, folder, whole, progress, again=again, change=change, leaving=leaving)
 
 
 def registered(client: Client, folder: Path, domain: str, digest: str, *, again: bool = False) -> Expert | None:
@@ -89,12 +101,29 @@ def registered(client: Client, folder: Path, domain: str, digest: str, *, again:
 
 def _require_welcome(
     client: Client, new: NewExpert, paths: dict[str, Path], progress: Progress, leaving: Leaving
-) -> None:
-    """Uploads config and tokenizer, and requires that the coordinator accepts them."""
+) -> NewExpert:
+    """Uploads config and tokenizer, and requires that the coordinator accepts them. Returns the accepted message,
+    without the adapter if the coordinator lacks its base."""
     small = {name: path for name, path in paths.items() if not is_weights(name)}
     with leaving(expert_digest({name: new.files[name] for name in small}), small):
         _upload(client, small, progress)
-        client.check_expert(new)
+        try:
+            client.check_expert(new)
+        except CoordinatorError as error:
+            if new.adapter is None or error.where != "adapter.base":
+                raise
+            new = new.model_copy(update={"adapter": None})
+            client.check_expert(new)
+    return new
+
+
+def _described(folder: Path) -> NewAdapter:
+    """An adapter, with the digests of its base and weights."""
+    return NewAdapter(
+        base=expert_digest(file_digests(base_of(folder))),
+        weights=file_sha256(folder / WEIGHTS),
+        settings=own_settings(folder),
+    )
 
 
 def _upload(client: Client, paths: dict[str, Path], progress: Progress) -> None:

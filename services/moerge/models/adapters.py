@@ -20,17 +20,21 @@ from moerge.models.stored import INDEX, SINGLE, StoredTensors, TensorSpec
 from moerge.threads import one_thread
 
 WEIGHTS = "adapter_model.safetensors"
-_MAX_CONFIG_BYTES = 2**20
+_MAX_SETTINGS_BYTES = 2**20
+PATTERNS = ("rank_pattern", "alpha_pattern")
+"""Settings whose keys are regular expressions of modules."""
 _PREFIX = "base_model.model."
 _WRAPPED = re.compile(r"\.(base_layer|modules_to_save)(?=\.)")
 _LORA = re.compile(r"(?P<module>.*)\.(?P<part>lora_(A|B|embedding_A|embedding_B|magnitude_vector))(\.weight)?")
+_READ = (
+    *("alpha_pattern", "ensure_weight_tying", "init_lora_weights", "lora_alpha", "modules_to_save", "peft_type", "r"),
+    *("rank_pattern", "task_type", "use_dora", "use_rslora"),
+)
 _HARMLESS = {
     *("auto_mapping", "base_model_name_or_path", "bias", "exclude_modules", "inference_mode", "layers_pattern"),
-    *("layers_to_transform", "lora_dropout", "megatron_core", "modules_to_save", "peft_type", "peft_version"),
+    *("layers_to_transform", "lora_dropout", "megatron_core", "peft_version"),
     *("qalora_group_size", "revision", "runtime_config", "target_modules"),
-    # read below
-    *("alpha_pattern", "ensure_weight_tying", "init_lora_weights", "lora_alpha", "r", "rank_pattern", "task_type"),
-    *("use_dora", "use_rslora"),
+    *_READ,
     # of an initialisation, which `init_lora_weights` names
     *("corda_config", "eva_config", "loftq_config", "lora_ga_config"),
 }
@@ -56,6 +60,15 @@ class Change:
     up: str | None = None
     scale: float = 1.0
     magnitude: str | None = None
+
+
+def own_settings(folder: Path) -> dict[str, Any]:
+    """The settings that decide an adapter's changes; without its base, which may be a path of this machine.
+
+    Raises:
+        CheckpointError: they can't be read.
+    """
+    return {name: value for name, value in _settings(folder).items() if name in _READ}
 
 
 def is_adapter(path: Path) -> bool:
@@ -298,7 +311,7 @@ class Adapter:
 
 def _settings(folder: Path) -> dict[str, Any]:
     path = folder / CONFIG
-    require_small(path, _MAX_CONFIG_BYTES)
+    require_small(path, _MAX_SETTINGS_BYTES)
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:

@@ -78,12 +78,13 @@ def file_digests(folder: Path) -> dict[str, str]:
 def dense_folder(folder: Path, into: Path) -> Path:
     """A folder with the expert's files: an adapter, merged with its base, below `into`; any other folder itself.
 
-    Only for readers of files: uploads and other programs. A complete one is reused, any other folder in `into` removed.
+    Only for readers of files: uploads and other programs. A complete one is reused, anything else in `into` removed.
 
     Raises:
         CheckpointError: the adapter or its base can't be read.
     """
     if not is_adapter(folder):
+        shutil.rmtree(into, ignore_errors=True)  # of an adapter before
         return folder
     out = into / _adapter_digest(folder)[:16]
     into.mkdir(parents=True, exist_ok=True)
@@ -109,11 +110,6 @@ def _adapter_digest(folder: Path) -> str:
 
 def _dense_files(folder: Path) -> dict[str, Callable[[BinaryIO], str]]:
     """Name -> writer of each file of an adapter merged with its base; it returns the SHA-256."""
-    tensors = Checkpoint(folder)
-    plans = [
-        TensorPlan(name, spec.dtype, spec.shape, partial(tensors.tensor, name))
-        for name, spec in sorted(tensors.specs.items())
-    ]
 
     def text(data: bytes, out: BinaryIO) -> str:
         out.write(data)
@@ -123,7 +119,21 @@ def _dense_files(folder: Path) -> dict[str, Callable[[BinaryIO], str]]:
     small = {name: path.read_bytes() for name, path in paths.items() if path.is_file()}
     small["config.json"] = _dense_config(folder)
     files: dict[str, Callable[[BinaryIO], str]] = {name: partial(text, data) for name, data in small.items()}
-    return dict(sorted({**files, SINGLE: lambda out: write_safetensors(out, plans)}.items()))
+    files[SINGLE] = partial(merged_weights, folder)
+    return dict(sorted(files.items()))
+
+
+def merged_weights(folder: Path, out: BinaryIO, written: Callable[[int], None] | None = None) -> str:
+    """Writes an adapter's weights, merged with its base, as one safetensors file, and returns its SHA-256.
+
+    `written` is called with each tensor's bytes.
+    """
+    tensors = Checkpoint(folder)
+    plans = [
+        TensorPlan(name, spec.dtype, spec.shape, partial(tensors.tensor, name))
+        for name, spec in sorted(tensors.specs.items())
+    ]
+    return write_safetensors(out, plans, written)
 
 
 def _dense_config(folder: Path) -> bytes:

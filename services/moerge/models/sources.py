@@ -34,7 +34,9 @@ def checkpoint_folder(source: str) -> Path:
         return folder
     base, plus, adapter = source.partition("+")
     if plus:
-        return _on_base(checkpoint_folder(base), checkpoint_folder(adapter))
+        own = checkpoint_folder(adapter)
+        name = sha256_hex(f"{checkpoint_folder(base).resolve()}\0{own.resolve()}".encode())[:16]
+        return on_base(checkpoint_folder(base), own, cache_folder() / "adapters" / name)
     match = _HUB_ID.fullmatch(source)
     if match is None:
         raise CheckpointError("no such folder", where=source, todo="name a folder, or a hub id like name/model")
@@ -49,15 +51,18 @@ def checkpoint_folder(source: str) -> Path:
         ) from error
 
 
-def _on_base(base: Path, adapter: Path) -> Path:
-    """A folder of links to an adapter's files, with settings of its own that name the base."""
+def on_base(base: Path, adapter: Path, folder: Path) -> Path:
+    """Makes `folder` of links to an adapter's files, with settings of its own that name the base.
+
+    Raises:
+        CheckpointError: the adapter has no settings.
+    """
     try:
         settings = json.loads((adapter / ADAPTER_CONFIG).read_bytes())
         text = json.dumps({**settings, BASE: str(base.resolve()), "revision": None}, indent=2).encode()
     except (OSError, ValueError, TypeError) as error:
         todo = "name BASE+ADAPTER: the base model's folder or hub id, then the adapter's"
         raise CheckpointError(f"not an adapter: {error}", where=str(adapter / ADAPTER_CONFIG), todo=todo) from error
-    folder = cache_folder() / "adapters" / sha256_hex(str(adapter.resolve()).encode() + text)[:16]
     folder.mkdir(parents=True, exist_ok=True)
     for file in adapter.iterdir():
         if file.name != ADAPTER_CONFIG and file.is_file():

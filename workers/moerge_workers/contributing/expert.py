@@ -7,6 +7,7 @@ from pathlib import Path
 
 from moerge.client.register import register
 from moerge.errors import MoergeError
+from moerge.models.adapters import is_adapter
 from moerge.models.expert_folder import DenseExpert, expert_files
 from moerge_proto.experts import Fitted, NewExpert
 from moerge_workers.contributing.context import Context
@@ -61,6 +62,7 @@ def register_expert(context: Context, expert: DenseExpert, fitted: Fitted | None
         expert.folder,
         new,
         context.events,
+        adapter=context.settings.expert if own and is_adapter(context.settings.expert) else None,
         change=own and not context.settings.dry_run,
         leaving=partial(_leaving, context, expert, trunk="" if fitted is None else fitted.trunk),
     )

@@ -1,0 +1,98 @@
+"""Experts from adapters: their weights are made here, of a registered base."""
+
+import json
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from moerge.files import atomic_file
+from moerge.models.adapters import PATTERNS, WEIGHTS
+from moerge.models.expert_folder import is_weights, merged_weights
+from moerge.models.reader import Checkpoint
+from moerge.models.sources import ADAPTER_CONFIG, on_base
+from moerge.models.stored import SINGLE
+from moerge_coordinator.domain.ports import Ports
+from moerge_coordinator.log import progress
+from moerge_coordinator.problems import RefusedError
+from moerge_coordinator.storage.tables import ExpertRow
+from moerge_proto.experts import ExpertState, NewAdapter, NewExpert
+from moerge_proto.messages import FileEntry
+from moerge_proto.problems import ProblemType
+
+_MODULE = re.compile(r"\^?[\w.]+\$?")
+
+
+def require_base(session: Session, owner: str, adapter: NewAdapter | None) -> None:
+    """Requires that an adapter's base is ready, and the owner's own or redistributed.
+
+    Raises:
+        RefusedError: it isn't.
+    """
+    if adapter is None:
+        return
+    query = select(ExpertRow).where(ExpertRow.digest == adapter.base, ExpertRow.state == ExpertState.READY)
+    base = session.scalar(query.where(ExpertRow.fitted_to.is_(None)))
+    if base is None or (base.owner != owner and not base.redistribute):
+        found, todo = f"no expert {adapter.base} that you may use as a base", "upload the merged model"
+        raise RefusedError(ProblemType.NOT_FOUND, found, where="adapter.base", todo=todo)
+
+
+def require_complete(ports: Ports, owner: str, new: NewExpert, adapter: NewAdapter) -> None:
+    """Requires that all files of an adapter's expert are uploaded, but for the weights that are made here.
+
+    Raises:
+        RefusedError: names the missing one.
+    """
+    if [name for name in new.files if is_weights(name)] != [SINGLE]:
+        found = f"the weights of an adapter's expert are one file, {SINGLE}"
+        raise RefusedError(ProblemType.INVALID_REQUEST, found, where="files", todo="list that one")
+    for name, sha256 in sorted(new.files.items()):
+        if name != SINGLE:
+            ports.uploads.held(owner, sha256, f"files.{name}")
+    ports.uploads.held(owner, adapter.weights, "adapter.weights")
+
+
+def merge_adapter(ports: Ports, row: ExpertRow, adapter: NewAdapter) -> list[FileEntry]:
+    """The expert's files, with weights made of the adapter and its base.
+
+    Raises:
+        CheckpointError: the adapter is of an unknown kind, or doesn't fit its base.
+        RefusedError: the base is gone; a module's name is a pattern; the weights' digest differs from the owner's,
+            because its processor rounds differently; the owner has too little space.
+    """
+    with ports.database.reading() as session:
+        require_base(session, row.owner, adapter)
+    work = ports.settings.home / "fetching" / row.digest
+    shutil.rmtree(work, ignore_errors=True)  # of a killed process
+    folder = on_base(ports.folders.expert(adapter.base), _adapter(ports, adapter, work / "own"), work / "adapter")
+    entries, total = list[FileEntry](), sum(spec.bytes for spec in Checkpoint(folder).specs.values())
+    for file in row.files:
+        size = ports.uploads.held_size(row.owner, file.sha256)
+        if size is None:
+            part = work / file.name
+            title = f"expert {row.digest[:12]}: merging the adapter"
+            with progress().track(title, total, "B") as tracker, atomic_file(part) as out:
+                merged_weights(folder, out, tracker.advance)
+            size = part.stat().st_size
+            kept = FileEntry(name=file.name, sha256=file.sha256, size=size)
+            ports.uploads.keep(row.owner, kept, part, "the adapter merged by the coordinator")
+        entries.append(FileEntry(name=file.name, sha256=file.sha256, size=size))
+    return entries
+
+
+def _adapter(ports: Ports, adapter: NewAdapter, folder: Path) -> Path:
+    """A folder with the adapter's two files. Its settings may match modules by their names alone."""
+    for field in PATTERNS:
+        names = adapter.settings.get(field) or {}
+        for name in names if isinstance(names, Mapping) else [str(names)]:
+            if _MODULE.fullmatch(name) is None:  # a hostile one could take forever to match
+                found = f"{name!r} is not a module's name"
+                raise RefusedError(ProblemType.INVALID_REQUEST, found, where=f"adapter.settings.{field}")
+    ports.blobs.link(adapter.weights, folder / WEIGHTS)
+    with atomic_file(folder / ADAPTER_CONFIG) as out:
+        out.write(json.dumps(adapter.settings).encode())
+    return folder

@@ -1,0 +1,145 @@
+"""Adapters over HTTP: the coordinator merges them with a registered base, and owners need not send the weights."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from moerge.client.register import register
+from moerge.errors import CoordinatorError
+from moerge.models.adapters import own_settings
+from moerge.models.expert_folder import dense_folder, file_digests
+from moerge.progress import Tracker
+from moerge_proto.experts import ExpertState, NewAdapter, NewExpert
+from support.federation import SILENT, Federation, Member, eventually, federation_of
+from support.models import adapter, expert
+from support.processes import moerge
+
+WEIGHTS = {"uploading adapter_model.safetensors", "uploading model.safetensors"}
+
+
+class Titles:
+    """Progress that keeps the titles of uploaded weights."""
+
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+
+    @contextmanager
+    def track(self, title: str, total: int, unit: str) -> Iterator[Tracker]:
+        self.seen += WEIGHTS & {title}
+        with SILENT.track(title, total, unit) as tracker:
+            yield tracker
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
+    with federation_of(tmp_path_factory.mktemp("adapters"), "base") as federation:
+        federation.members["base"].allow()
+        yield federation
+
+
+def joined(made: Federation, domain: str, folder: Path) -> tuple[Member, Path, Path]:
+    """An owner with an adapter of the base's expert, and the merged model."""
+    member = made.join(domain, adapter(folder / "adapter", made.members["base"].folder, seed=100 + len(made.members)))
+    return member, member.folder, dense_folder(member.folder, folder / "dense")
+
+
+def test_only_an_adapter_leaves_its_owner_if_its_base_is_registered(made: Federation, tmp_path: Path) -> None:
+    member, own, dense = joined(made, "law", tmp_path)
+    titles, new = Titles(), NewExpert(domain="law", files=file_digests(dense))
+    row = register(member.client, dense, new, titles, adapter=own)
+    assert titles.seen == ["uploading adapter_model.safetensors"]
+    assert row.state is ExpertState.READY
+    assert row.adapter is not None
+    assert row.adapter.base == made.expert("base").digest
+    assert {file.name: file.sha256 for file in row.files} == file_digests(dense)
+    assert {file.name: file.size for file in row.files} == {file.name: file.stat().st_size for file in dense.iterdir()}
+    titles = Titles()
+    assert register(member.client, dense, new, titles, adapter=own).digest == row.digest
+    assert titles.seen == []
+    trunk = made.merge("base", "law", method="average")
+    assert trunk.experts == made.digests("base", "law")
+
+
+def test_the_command_names_the_base(made: Federation, tmp_path: Path) -> None:
+    member, own, _ = joined(made, "medicine", tmp_path)
+    environment = made.server.environment(member.token)
+    digest = moerge("expert", "add", own, "--domain", "medicine", **environment)
+    assert digest == made.expert("medicine").digest
+    base = made.expert("base").digest[:12]
+    assert f"merged with expert {base}" in moerge("expert", "show", "medicine", **environment)
+
+
+def test_without_a_base_that_its_owner_may_use_the_merged_model_leaves(made: Federation, tmp_path: Path) -> None:
+    member, own, dense = joined(made, "art", tmp_path)
+    new = NewExpert(domain="art", files=file_digests(dense))
+    made.members["base"].allow(redistribute=False)
+    try:
+        titles = Titles()
+        row = register(member.client, dense, new, titles, adapter=own)
+    finally:
+        made.members["base"].allow()
+    assert titles.seen == ["uploading model.safetensors"]
+    assert (row.state, row.adapter) == (ExpertState.READY, None)
+    other = adapter(tmp_path / "other", expert(tmp_path / "unknown", 9), 3)
+    member, titles = made.join("maths", other), Titles()
+    dense = dense_folder(other, tmp_path / "others")
+    new = NewExpert(domain="maths", files=file_digests(dense))
+    assert register(member.client, dense, new, titles, adapter=other).state is ExpertState.READY
+    assert titles.seen == ["uploading model.safetensors"]
+
+
+def test_if_the_coordinator_rounds_differently_the_merged_model_leaves(made: Federation, tmp_path: Path) -> None:
+    member, own, dense = joined(made, "history", tmp_path)
+    weights = load_file(dense / "model.safetensors")
+    weights["model.layers.0.mlp.down_proj.weight"][0, 0] += 1e-6  # as another processor may
+    save_file(weights, dense / "model.safetensors", {"format": "pt"})
+    titles, new = Titles(), NewExpert(domain="history", files=file_digests(dense))
+    row = register(member.client, dense, new, titles, adapter=own)
+    assert titles.seen == ["uploading adapter_model.safetensors", "uploading model.safetensors"]
+    assert (row.state, row.adapter) == (ExpertState.READY, None)
+    assert {file.name: file.sha256 for file in row.files} == file_digests(dense)
+
+
+@pytest.mark.parametrize(
+    ("settings", "where"),
+    [
+        ({"rank_pattern": {"(a+)+b": 2}}, "adapter.settings.rank_pattern"),
+        ({"peft_type": "IA3"}, "adapter_config.json: peft_type"),
+        ({"r": 3}, "lora_A"),
+    ],
+)
+def test_a_hostile_adapter_is_refused(made: Federation, tmp_path: Path, settings: dict[str, Any], where: str) -> None:
+    domain = f"hostile-{len(made.members)}"
+    member, own, dense = joined(made, domain, tmp_path)
+    files = file_digests(dense)
+    for name in files:
+        if not name.endswith(".safetensors"):
+            member.client.upload(dense / name, SILENT, title=name)
+    weights = member.client.upload(own / "adapter_model.safetensors", SILENT, title="").sha256
+    sent = NewAdapter(
+        base=made.expert("base").digest,
+        weights=weights,
+        settings={**own_settings(own), **settings},
+    )
+    row = member.client.register_expert(NewExpert(domain=domain, files=files, adapter=sent))
+    eventually(lambda: member.client.expert(row.digest).state is not ExpertState.RECEIVED)
+    row = member.client.expert(row.digest)
+    assert row.state is ExpertState.REFUSED
+    assert row.problem is not None
+    assert where in row.problem.field
+
+
+def test_an_adapter_of_what_was_not_uploaded_is_refused(made: Federation, tmp_path: Path) -> None:
+    member, own, dense = joined(made, "absent", tmp_path)
+    sent = NewAdapter(base=made.expert("base").digest, weights="0" * 64, settings=own_settings(own))
+    files = file_digests(dense)
+    with pytest.raises(CoordinatorError) as caught:
+        member.client.register_expert(NewExpert(domain="absent", files=files, adapter=sent))
+    assert caught.value.where == "files.config.json"
+    with pytest.raises(CoordinatorError) as caught:
+        member.client.register_expert(NewExpert(domain="absent", files={"a.safetensors": "0" * 64}, adapter=sent))
+    assert caught.value.where == "files"
