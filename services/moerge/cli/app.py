@@ -65,6 +65,7 @@ PANELS: dict[str, dict[str, typer.Typer | Component | Callable[..., None]]] = {
         "version": versions.app,
         "workflow": workflows.app,
         "pull": pull.pull,
+        "export": Component("moerge.export.commands", "Write a version as a GGUF, for llama.cpp.", "all"),
     },
     "Look": {
         "progress": progress.show_progress,

@@ -1,0 +1,1 @@
+"""Published versions in the formats of other engines."""

@@ -1,0 +1,85 @@
+"""A version's folder in the form that llama.cpp's converter reads right."""
+
+import json
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from moerge.errors import CheckpointError
+from moerge.export.llama_cpp import Form
+from moerge.models.families import FAMILIES
+from moerge.models.stored import INDEX, StoredTensors
+from moerge.models.writer import TensorPlan, write_safetensors
+
+_ADDED = "model-llama-cpp.safetensors"
+_SINK = -1e30
+"""The logarithm of a sink's weight: none."""
+
+
+def converter_folder(version: Path, form: Form, folder: Path) -> Path:
+    """Writes `version` in another form into a new folder, and returns it. Its unchanged files are linked.
+
+    Raises:
+        CheckpointError: a weight file is missing, damaged or not of a version.
+    """
+    folder.mkdir(parents=True)
+    stored, names = StoredTensors(version), _mixtral_names(form) if form.renamed else {}
+    kept = {old: new for old in stored.specs if (new := names.get(old, old)) is not None}
+    if form.renamed and len(kept) == len(stored.specs):
+        raise CheckpointError("has no shared expert, as every published Qwen2-MoE", where=str(version))
+    where: dict[str, str] = {}
+    for file in sorted({stored.specs[old].file for old in kept}):
+        own = {old: new for old, new in kept.items() if stored.specs[old].file == file}
+        where |= dict.fromkeys(own.values(), file.name)
+        if all(old == new for old, new in own.items()) and len(own) == _count(stored, file):
+            (folder / file.name).symlink_to(file.resolve())
+        else:
+            plans = [_copy(stored, old, new) for old, new in own.items()]
+            with (folder / file.name).open("wb") as out:
+                write_safetensors(out, plans)
+    with (folder / _ADDED).open("wb") as out:
+        added = _added(form)
+        write_safetensors(out, added)
+    where |= {plan.name: _ADDED for plan in added}
+    (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": where}), encoding="utf-8")
+    (folder / "config.json").write_text(json.dumps(form.config, indent=2), encoding="utf-8")
+    for path in version.iterdir():
+        if path.is_file() and path.suffix != ".safetensors" and not (folder / path.name).exists():
+            (folder / path.name).symlink_to(path.resolve())
+    return folder
+
+
+def _mixtral_names(form: Form) -> dict[str, str | None]:
+    """Qwen2-MoE's name -> Mixtral's; None for the shared expert."""
+    names: dict[str, str | None] = {}
+    ours, theirs = FAMILIES["qwen2"], FAMILIES["mistral"]
+    for layer in range(form.config["num_hidden_layers"]):
+        names |= {name.format(layer=layer): None for name in ours.zeros}
+        names[ours.router.format(layer=layer)] = theirs.router.format(layer=layer)
+        for expert in range(form.config["num_local_experts"]):
+            for dense, [published] in ours.mlp.items():
+                [name] = theirs.mlp[dense]
+                names[published.format(layer=layer, expert=expert)] = name.format(layer=layer, expert=expert)
+    return names
+
+
+def _added(form: Form) -> list[TensorPlan]:
+    plans, heads = [], (form.config["num_attention_heads"],)
+    if form.sinks:
+        for layer in range(form.config["num_hidden_layers"]):
+            name = f"model.layers.{layer}.self_attn.sinks"
+            plans.append(TensorPlan(name, torch.float32, heads, lambda: torch.full(heads, _SINK)))
+    if form.frequencies:
+        divisors = torch.tensor(form.frequencies)  # [head_dim / 2] float32
+        plans.append(TensorPlan("rope.freqs.weight", torch.float32, tuple(divisors.shape), lambda: divisors))
+    return plans
+
+
+def _copy(stored: StoredTensors, old: str, new: str) -> TensorPlan:
+    spec = stored.specs[old]
+    return TensorPlan(new, spec.dtype, spec.shape, partial(stored.tensor, old))
+
+
+def _count(stored: StoredTensors, file: Path) -> int:
+    return sum(spec.file == file for spec in stored.specs.values())

@@ -1,0 +1,75 @@
+"""A version as one GGUF file."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+from moerge.errors import CheckpointError, MoergeError
+from moerge.export.converter import convert, converter
+from moerge.export.folder import converter_folder
+from moerge.export.llama_cpp import converter_form, refusals
+from moerge.files import require_small, sync_folder
+from moerge.models.families import FAMILIES
+from moerge.models.stored import StoredTensors
+from moerge.progress import Progress
+
+_TYPES = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
+_BITS = {"f32": 32, "bf16": 16, "f16": 16, "q8_0": 8.5}
+_MAX_CONFIG_BYTES = 2**20
+
+
+def version_config(version: Path) -> dict[str, Any]:
+    """config.json of a version's folder.
+
+    Raises:
+        CheckpointError: it is missing, or not a version's.
+    """
+    path = version / "config.json"
+    if not path.is_file():
+        todo = f"name a folder from moerge merge, or pull the version first: moerge pull {version} FOLDER"
+        raise CheckpointError("expected a version's folder; found no config.json", where=str(version), todo=todo)
+    require_small(path, _MAX_CONFIG_BYTES)
+    try:
+        config = dict(json.loads(path.read_text(encoding="utf-8")))
+    except (ValueError, TypeError, RecursionError) as error:
+        raise CheckpointError(f"can't be read as JSON: {error}", where=str(path)) from error
+    known = sorted({family.published_type for family in FAMILIES.values()})
+    if config.get("model_type") not in known:
+        found = f"expected a version, of model_type {' or '.join(known)}; found {config.get('model_type')!r}"
+        raise CheckpointError(found, where=f"{path}: model_type")
+    return config
+
+
+def export_gguf(version: Path, out: Path, llama_cpp: Path | None, quantise: str | None, progress: Progress) -> None:
+    """Writes a version's folder as a GGUF with llama.cpp's converter. `out` appears whole (law 10).
+
+    Args:
+        llama_cpp: the folder with the converter; by default it is on PATH.
+        quantise: the converter's name of a number format; by default the version's own.
+
+    Raises:
+        MoergeError: `out` exists, llama.cpp can't run the version, or there is no converter, or it failed.
+    """
+    config = version_config(version)
+    if refused := refusals(config):
+        raise MoergeError(" ".join(refused), where=str(version), todo="use transformers or vLLM for this version")
+    if out.exists():
+        raise MoergeError("already exists", where=str(out), todo="name a new file, or remove this one")
+    command, outtype = converter(llama_cpp), quantise or _TYPES[config["dtype"]]
+    parameters = sum(spec.bytes // spec.dtype.itemsize for spec in StoredTensors(version).specs.values())
+    part = out.with_name(f".{out.name}.part")
+    shutil.rmtree(part, ignore_errors=True)  # of a killed run
+    try:
+        part.mkdir(parents=True)
+        form = converter_form(config)
+        source = converter_folder(version, form, part / "version") if form.changed else version
+        made = part / "model.gguf"
+        name = version.resolve().name
+        options = ["--outfile", str(made), "--outtype", outtype, "--model-name", name]
+        convert([*command, str(source), *options], made, int(parameters * _BITS[outtype] / 8), progress)
+        os.replace(made, out)
+        sync_folder(out.parent)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)

@@ -1,0 +1,99 @@
+"""llama.cpp's limits, and the form in which its converter is right; `make test-engines` measures them."""
+
+from typing import Any
+
+import pytest
+from transformers import AutoConfig
+
+from moerge.export.llama_cpp import Form, context_limits, converter_form, limits, refusals
+from moerge.models.config import published_config
+from moerge.models.families import family_of
+from support.models import SMALL
+
+WINDOW = {"use_sliding_window": True, "sliding_window": 8}
+LONGROPE = {
+    "rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0, 1.5, 2.0, 2.5],
+    "long_factor": [2.0, 3.0, 4.0, 5.0], "original_max_position_embeddings": 64,
+}  # fmt: skip
+LLAMA3 = {
+    "rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}  # fmt: skip
+
+
+def published(family: str, **settings: Any) -> dict[str, Any]:
+    """config.json of a version of such experts."""
+    config = AutoConfig.for_model(family, **{**SMALL, **settings})
+    return published_config(family_of(config), config, 3, 1, "float32", config.vocab_size, tied=False)
+
+
+@pytest.mark.parametrize(
+    ("family", "settings"),
+    [
+        ("llama", {}),
+        ("llama", {"head_dim": 16, "rope_parameters": LLAMA3}),
+        ("mistral", {"sliding_window": 256}),
+        ("mistral", {"sliding_window": None}),
+        ("phi3", {}),
+        ("qwen3", {"head_dim": 16}),
+    ],
+)
+def test_versions_that_llama_cpp_reads_right_keep_their_form(family: str, settings: dict[str, Any]) -> None:
+    config = published(family, **settings)
+    assert limits(config) == []
+    assert not converter_form(config).changed
+
+
+@pytest.mark.parametrize(
+    ("family", "settings", "reason"),
+    [
+        ("olmo2", {}, "no FlexOlmo"),
+        ("llama", {"hidden_act": "gelu"}, "silu"),
+        ("qwen3", {"attention_bias": True}, "bias"),
+        ("qwen3", {"rope_parameters": LLAMA3}, "llama3"),
+        ("mistral", {"sliding_window": 8, "head_dim": 16}, "windows"),
+    ],
+)
+def test_versions_without_an_equivalent_form_are_refused(family: str, settings: dict[str, Any], reason: str) -> None:
+    config = published(family, **settings)
+    assert [reason in each for each in refusals(config)] == [True]
+    assert "refuses" in limits(config)[-1]
+
+
+def test_qwen2_becomes_mixtral_without_its_shared_expert() -> None:
+    form = converter_form(published("qwen2"))
+    assert (form.config["architectures"], form.renamed, form.sinks) == (["MixtralForCausalLM"], True, False)
+    assert (form.config["num_local_experts"], form.config["intermediate_size"]) == (3, SMALL["intermediate_size"])
+    assert "num_experts" not in form.config
+    assert "NaN" in limits(published("qwen2"))[0]
+
+
+@pytest.mark.parametrize(
+    ("family", "settings", "windows"),
+    [
+        ("mistral", {"sliding_window": 8}, [True, True, True]),
+        ("phi3", {"sliding_window": 8}, [True, True, True]),
+        ("qwen2", {**WINDOW, "max_window_layers": 1}, [False, True, True]),
+    ],
+)
+def test_windows_become_those_of_granite_with_sinks(family: str, settings: dict[str, Any], windows: list[bool]) -> None:
+    form = converter_form(published(family, **settings))
+    assert (form.config["architectures"], form.sinks) == (["GraniteMoeSWAForCausalLM"], True)
+    assert (form.config["sliding_window"], form.config["logits_scaling"]) == (8, 1.0)
+    assert [each == "sliding_attention" for each in form.config["layer_types"]] == windows
+
+
+def test_a_long_rope_becomes_divisors_for_short_texts_and_an_attention_factor() -> None:
+    config = published("phi3", rope_parameters=LONGROPE, original_max_position_embeddings=64)
+    form = converter_form(config)
+    rope = form.config["rope_parameters"]
+    assert (form.frequencies, form.config["max_position_embeddings"]) == ((1.0, 1.5, 2.0, 2.5), 64)
+    assert (rope["rope_type"], rope["factor"], rope["extrapolation_factor"]) == ("yarn", 1.0, 0.0)
+    assert rope["attention_factor"] == pytest.approx((1 + 1 / 3) ** 0.5)  # 256 is 4 x 64: sqrt(1 + ln 4 / ln 64)
+    assert ["64 tokens" in each for each in context_limits(config)] == [True]
+
+
+def test_a_dynamic_rope_is_exact_up_to_the_context() -> None:
+    config = published("llama", rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0})
+    assert converter_form(config) == Form({**config, "sliding_window": None})
+    assert ["256 tokens" in each for each in limits(config)] == [True]
