@@ -86,6 +86,7 @@ def converter_form(config: Mapping[str, Any]) -> Form:
         own["model_type"], own["architectures"] = "granitemoe_swa", ["GraniteMoeSWAForCausalLM"]
         types = ("full_attention", "sliding_attention")
         own |= {"layer_types": [types[each] for each in windows], "logits_scaling": 1.0}
+        own["attention_multiplier"] = config["head_dim"] ** -0.5
     else:
         own["sliding_window"] = None
         own.pop("layer_types", None)

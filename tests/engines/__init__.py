@@ -1,0 +1,1 @@
+"""Published versions in the engines of consumers, compared with transformers."""
