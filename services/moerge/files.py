@@ -41,6 +41,15 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
         temporary.unlink(missing_ok=True)
 
 
+def linked(file: Path, path: Path) -> bool:
+    """Makes `path` a hard link to `file`, if the file system can."""
+    try:
+        os.link(file, path)
+    except OSError:
+        return False
+    return True
+
+
 def work_folder(out: Path) -> Path:
     """The folder of unfinished work on `out`; not in the output, because engines read all files there."""
     return out.with_name(f"{out.name}.work")

@@ -8,7 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from moerge.files import file_sha256
-from moerge.merging.local import LocalTrunk, given, local_trunk, local_version
+from moerge.merging.local import LocalTrunk, given, local_trunk, local_version, record_of
 from moerge.models.expert_folder import DenseExpert
 from moerge.models.families import FAMILIES
 from moerge.models.tokens import all_counted
@@ -74,7 +74,7 @@ def of_routers(
     """The version of these experts under a trunk's file, with these routers."""
     own = [DenseExpert(f"d{slot}", each) for slot, each in enumerate(experts)]
     sha256 = file_sha256(trunk)
-    merged = LocalTrunk(trunk, sha256, sha256, "average", own, [])
+    merged = LocalTrunk(trunk, sha256, sha256, "average", own[0].folder, [record_of(each) for each in own], [])
     lineage, inputs = local_version(own, merged, [], SolveOptions(top_k=top_k), tied=tied)
     return write_version(plan_version(lineage, inputs, given(routers)), folder)
 

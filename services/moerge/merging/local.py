@@ -8,6 +8,7 @@ from torch import Tensor
 
 from moerge.errors import MoergeError
 from moerge.files import atomic_file, file_sha256
+from moerge.models.config import read_config
 from moerge.models.expert_folder import DenseExpert
 from moerge.progress import NoProgress, Progress
 from moerge.routers.ridge import SOLVER
@@ -21,6 +22,9 @@ from moerge_proto.statistics_file import StatisticsFile
 from moerge_proto.trunks import TrunkLineage, TrunkMethod, TrunkOptions
 from moerge_proto.versions import Lineage, SolveReport
 
+TRUNK_RECORD = "merged.json"
+"""The file with a merged trunk's properties, in its folder."""
+
 
 @dataclass(frozen=True)
 class LocalTrunk:
@@ -31,8 +35,8 @@ class LocalTrunk:
         sha256: the digest of that file.
         digest: the trunk's name.
         method: of its merge.
-        experts: of its merge, in order.
-        base: the base model, if the method took one.
+        config: folder with the config of a dense expert in it.
+        contains: the experts whose parameters it contains, including the base.
         exponents: fractional bits of each layer's gram and cross.
     """
 
@@ -40,24 +44,17 @@ class LocalTrunk:
     sha256: str
     digest: str
     method: str
-    experts: Sequence[DenseExpert]
+    config: Path
+    contains: Sequence[ExpertRecord]
     exponents: Sequence[int]
-    base: DenseExpert | None = None
 
     @property
     def hidden_size(self) -> int:
-        return int(self.experts[0].config.hidden_size)
+        return int(read_config(self.config).hidden_size)
 
     @property
     def layers(self) -> int:
-        return int(self.experts[0].config.num_hidden_layers)
-
-    @property
-    def contains(self) -> Sequence[DenseExpert]:
-        """The experts whose parameters it contains, including the base."""
-        if self.base is None or self.base.digest in [each.digest for each in self.experts]:
-            return self.experts
-        return [self.base, *self.experts]
+        return int(read_config(self.config).num_hidden_layers)
 
 
 def local_trunk(
@@ -97,7 +94,7 @@ def local_trunk(
         contributions=list(sent),
         revision=METHODS[method].revision,
     )
-    record = folder / "merged.json"
+    record = folder / TRUNK_RECORD
     merged = MergedTrunk.model_validate_json(record.read_bytes()) if record.is_file() else None
     if merged is None or merged.lineage != lineage:
         record.unlink(missing_ok=True)
@@ -107,9 +104,16 @@ def local_trunk(
         merged = merge_trunk(lineage, inputs, FolderFiles(folder), progress or NoProgress())
         with atomic_file(record) as out:
             out.write(merged.model_dump_json().encode())
+    digests = {each.digest for each in experts}
+    contains = experts if base is None or base.digest in digests else [base, *experts]
+    return kept_trunk(merged, folder, experts[0].folder, [record_of(each) for each in contains])
+
+
+def kept_trunk(merged: MergedTrunk, folder: Path, config: Path, contains: Sequence[ExpertRecord]) -> LocalTrunk:
+    """A trunk that was merged into `folder`; for other arguments see `LocalTrunk`."""
     [weights] = [file for file in merged.files if file.name == DENSE_TRUNK_FILE]
     path = folder / weights.name
-    return LocalTrunk(path, weights.sha256, merged.digest, method, experts, merged.exponents, base)
+    return LocalTrunk(path, weights.sha256, merged.digest, merged.method, config, contains, merged.exponents)
 
 
 def local_version(
@@ -132,26 +136,38 @@ def local_version(
     Raises:
         MoergeError: fewer experts than `options.top_k`.
     """
-    if options.top_k > len(experts):
-        found = f"{options.top_k} experts per token, of {len(experts)}"
-        raise MoergeError(found, where="k", todo=f"give a whole number between 1 and {len(experts)}")
+    return version_of([slot_of(each) for each in experts], trunk, contributions, options, tied=tied)
+
+
+def version_of(
+    slots: Sequence[Slot],
+    trunk: LocalTrunk,
+    contributions: Sequence[Path],
+    options: SolveOptions,
+    *,
+    tied: bool = False,
+) -> tuple[Lineage, VersionInputs]:
+    """`local_version` of slots."""
+    if options.top_k > len(slots):
+        found = f"{options.top_k} experts per token, of {len(slots)}"
+        raise MoergeError(found, where="k", todo=f"give a whole number between 1 and {len(slots)}")
     parts = dict(sorted((file_sha256(path), path) for path in contributions))
     lineage = Lineage(
         trunk=trunk.digest,
-        experts=[each.digest for each in experts],
-        domains=[each.domain for each in experts],
+        experts=[each.record.digest for each in slots],
+        domains=[each.record.domain for each in slots],
         contributions=list(parts),
         options=options,
         tied=tied,
         solver=SOLVER,
     )
     return lineage, VersionInputs(
-        slots=[Slot(_record(each), each.folder, (each.trained or each).folder) for each in experts],
+        slots=slots,
         trunk=trunk.path,
         trunk_sha256=trunk.sha256,
         method=trunk.method,
-        merged=[_record(each) for each in trunk.contains],
-        config=trunk.experts[0].folder,
+        merged=trunk.contains,
+        config=trunk.config,
         contributed=[_contributed(digest, path) for digest, path in parts.items()],
         statistics=lambda: list(parts.values()),
     )
@@ -166,7 +182,13 @@ def given(routers: Sequence[Tensor]) -> Solve:
     return solve
 
 
-def _record(expert: DenseExpert) -> ExpertRecord:
+def slot_of(expert: DenseExpert) -> Slot:
+    """An expert's slot."""
+    return Slot(record_of(expert), expert.folder, (expert.trained or expert).folder)
+
+
+def record_of(expert: DenseExpert) -> ExpertRecord:
+    """An expert's line in the card."""
     fitted_from = None if expert.trained is None else expert.trained.digest
     return ExpertRecord(expert.digest, expert.domain, expert.owner, expert.license, fitted_from, expert.hub_id)
 

@@ -17,6 +17,10 @@ LOST = 10.0
 """Least loss of a domain against its own expert, in points, with a warning."""
 FLOAT32_LIMIT = 2.0**24
 """Condition above which float32 products don't determine a router's weakest directions."""
+OWN_WORDS = "real text makes better statistics"
+"""The cost of generated text."""
+NEWCOMERS = "that costs a domain up to 21 points on the demo's experts; to include it, merge all experts anew"
+"""The cost of a trunk without the expert, measured in docs/quality.md."""
 
 _SHOWN = 2  # experts shown per domain
 
@@ -53,6 +57,8 @@ class Report:
 
     Attributes:
         conditions: least and largest condition of A + lambda I over the layers.
+        generated: domains with statistics of text that their expert has written.
+        newcomers: domains whose expert isn't in the trunk.
     """
 
     folder: str
@@ -60,6 +66,8 @@ class Report:
     counts: Sequence[DomainCounts]
     scores: Sequence[DomainScore | None]
     conditions: tuple[float, float]
+    generated: Sequence[str] = ()
+    newcomers: Sequence[str] = ()
 
     @classmethod
     def of(
@@ -69,9 +77,11 @@ class Report:
         counts: Sequence[DomainCounts],
         scores: Sequence[DomainScore | None],
         solved: SolveReport,
+        generated: Sequence[str] = (),
+        newcomers: Sequence[str] = (),
     ) -> Self:
         conditions = [layer.condition for layer in solved.layers]
-        return cls(folder, domains, counts, scores, (min(conditions), max(conditions)))
+        return cls(folder, domains, counts, scores, (min(conditions), max(conditions)), generated, newcomers)
 
     @property
     def average(self) -> float | None:
@@ -85,7 +95,10 @@ class Report:
         found = [(domain, each) for domain, each in zip(self.domains, self.scores, strict=True) if each is not None]
         rows = [ScoreRow(name, each.tokens, each.expert, each.version, each.normalised) for name, each in found]
         missing = [domain for domain, each in zip(self.domains, self.scores, strict=True) if each is None]
-        return scores_text("on documents that were set aside", rows, self.average, missing)
+        text = scores_text("on documents that were set aside", rows, self.average, missing)
+        names = ", ".join(self.generated)
+        told = f"Statistics of text that the expert itself wrote by prompts: {names}.\n" if names else ""
+        return "\n".join(filter(None, (text, told)))
 
     @property
     def warnings(self) -> list[str]:
@@ -97,6 +110,12 @@ class Report:
         ]
         if self.conditions[1] > FLOAT32_LIMIT:
             found.append(f"a router's condition is {self.conditions[1]:.0e}; raise --lambda, or give more text")
+        if self.generated:
+            found.append(
+                f"not scored, because their experts wrote their text: {', '.join(self.generated)}; {OWN_WORDS}"
+            )
+        if self.newcomers:
+            found.append(f"not in the trunk: {', '.join(self.newcomers)}; {NEWCOMERS}")
         return found
 
     def _routed(self, score: DomainScore) -> str:

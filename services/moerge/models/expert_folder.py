@@ -115,10 +115,9 @@ def _dense_files(folder: Path) -> dict[str, Callable[[BinaryIO], str]]:
         out.write(data)
         return sha256_hex(data)
 
-    paths = {name: file_of(folder, name) for name in (GENERATION, *TOKENIZER_FILES)}
-    small = {name: path.read_bytes() for name, path in paths.items() if path.is_file()}
-    small["config.json"] = _dense_config(folder)
-    files: dict[str, Callable[[BinaryIO], str]] = {name: partial(text, data) for name, data in small.items()}
+    files: dict[str, Callable[[BinaryIO], str]] = {
+        name: partial(text, data) for name, data in small_files(folder).items()
+    }
     files[SINGLE] = partial(merged_weights, folder)
     return dict(sorted(files.items()))
 
@@ -136,9 +135,16 @@ def merged_weights(folder: Path, out: BinaryIO, written: Callable[[int], None] |
     return write_safetensors(out, plans, written)
 
 
+def small_files(folder: Path) -> dict[str, bytes]:
+    """Name -> content of the expert's config, generation config and tokenizer files; of an adapter, merged ones."""
+    paths = {name: file_of(folder, name) for name in (GENERATION, *TOKENIZER_FILES)}
+    small = {name: path.read_bytes() for name, path in paths.items() if path.is_file()}
+    return {**small, "config.json": _dense_config(folder)}
+
+
 def _dense_config(folder: Path) -> bytes:
-    """The base's config.json, with another vocabulary if the adapter has one."""
-    data, changed = file_of(folder, "config.json").read_bytes(), Adapter(folder).config
+    """The expert's config.json; an adapter's is its base's, with another vocabulary if the adapter has one."""
+    data, changed = file_of(folder, "config.json").read_bytes(), Adapter(folder).config if is_adapter(folder) else {}
     return (json.dumps({**json.loads(data), **changed}, indent=2) + "\n").encode() if changed else data
 
 

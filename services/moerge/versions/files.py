@@ -91,12 +91,20 @@ def trunk_files(
 
 
 def expert_file(expert: Checkpoint, family: Family, layers: int, slot: int, digest: str) -> FilePlan:
-    """One expert's MLPs under the names of slot `slot`."""
+    """One expert's MLPs under the names of slot `slot`; `expert` may be the file of that slot in another version."""
     plans = []
     for dense, published in family.mlp_blocks(layers, slot):
+        if dense not in expert.specs:
+            plans += [_copy(expert, name, name) for name in published]
+            continue
         rows = expert.specs[dense].shape[0] // len(published)
         plans += _in_blocks(expert, dense, [(name, rows) for name in published])
-    return _weights(f"model-expert-{slot:05d}.safetensors", plans, expert=digest, family=family.model_type)
+    return _weights(expert_name(slot), plans, expert=digest, family=family.model_type)
+
+
+def expert_name(slot: int) -> str:
+    """The name of a slot's file."""
+    return f"model-expert-{slot:05d}.safetensors"
 
 
 def _in_blocks(source: Checkpoint, name: str, blocks: Sequence[tuple[str, int]]) -> list[TensorPlan]:

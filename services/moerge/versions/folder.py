@@ -2,22 +2,29 @@
 
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from moerge.errors import MoergeError
-from moerge.files import atomic_file, sync_folder
+from moerge.files import atomic_file, linked, sync_folder
 from moerge.versions.files import FilePlan
 from moerge.versions.plan import VersionPlan
 
 
-def write_version(plan: VersionPlan, folder: Path, written: Callable[[FilePlan], None] = lambda file: None) -> Path:
+def write_version(
+    plan: VersionPlan,
+    folder: Path,
+    written: Callable[[FilePlan], None] = lambda file: None,
+    earlier: Mapping[str, Path] = MappingProxyType({}),
+) -> Path:
     """Writes a version's files into a new folder, which appears whole (law 10), and returns it.
 
     Args:
         plan: from `plan_version`.
         folder: a new or empty folder.
         written: called after each file.
+        earlier: key of a planned file -> an existing file of that content, which is linked instead of written.
 
     Raises:
         MoergeError: the folder is not empty.
@@ -26,9 +33,11 @@ def write_version(plan: VersionPlan, folder: Path, written: Callable[[FilePlan],
         raise MoergeError("already exists", where=str(folder), todo="name a new folder, or remove this one")
     part = folder.with_name(f".{folder.name}.part")
     shutil.rmtree(part, ignore_errors=True)  # of a killed run
+    part.mkdir(parents=True)
     for file in plan.files:
-        with atomic_file(part / file.name) as out:
-            file.write(out)
+        if file.key not in earlier or not linked(earlier[file.key], part / file.name):
+            with atomic_file(part / file.name) as out:
+                file.write(out)
         written(file)
     if folder.is_dir():
         folder.rmdir()

@@ -86,10 +86,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
+def corpus_of(folder: Path, domain: str, text: Path | None = None) -> Corpus:
+    return Corpus([str(text or folder / f"{domain}.jsonl")], folder / domain)
+
+
 def source(folder: Path, domain: str, text: Path | None = None) -> Source:
-    return Source(
-        DenseExpert(domain, folder / domain), Corpus([str(text or folder / f"{domain}.jsonl")], folder / domain)
-    )
+    return Source(DenseExpert(domain, folder / domain), corpus_of(folder, domain, text))
 
 
 def sources(folder: Path) -> list[Source]:
@@ -279,7 +281,7 @@ def test_one_plain_file_is_cut_into_pieces_that_are_documents(folder: Path, tmp_
     lines = (folder / "law.jsonl").read_text().splitlines()
     path.write_text("".join(json.loads(line)["text"] for line in lines))
     length, settings = len(path.read_text()), StatisticsSettings(context=32)
-    found = survey("law", Texts(source(folder, "law", path).corpus, settings, 0.2), 10**6, NoProgress())
+    found = survey("law", Texts(corpus_of(folder, "law", path), settings, 0.2), 10**6, NoProgress())
     held_out = [tokens for tokens in found.texts.of("held-out")]
     assert 10 < found.documents < length // 32
     assert found.documents + len(held_out) == -(-length // 32)
@@ -288,7 +290,7 @@ def test_one_plain_file_is_cut_into_pieces_that_are_documents(folder: Path, tmp_
 
 
 def test_many_documents_stay_whole_and_none_is_in_two_splits(folder: Path) -> None:
-    found = survey("law", Texts(source(folder, "law").corpus, StatisticsSettings(), 0.2), 100, NoProgress())
+    found = survey("law", Texts(corpus_of(folder, "law"), StatisticsSettings(), 0.2), 100, NoProgress())
     held_out = {bytes(tokens.ids) for tokens in found.texts.of("held-out")}
     kept = {bytes(tokens.ids) for tokens in found.texts}
     assert (len(kept), len(kept) + len(held_out), kept & held_out) == (found.documents, 90, set())

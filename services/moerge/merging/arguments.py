@@ -1,0 +1,210 @@
+"""Parsed options of `moerge merge`."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from pydantic import TypeAdapter, ValidationError
+
+from moerge.documents.corpus import Corpus
+from moerge.errors import MoergeError
+from moerge.merging.job import Source
+from moerge.merging.kept import Kept, kept
+from moerge.merging.prompts import Prompts
+from moerge.models.expert_folder import DenseExpert
+from moerge.models.sources import checkpoint_folder, hub_id
+from moerge.settings import named_values
+from moerge_proto.digests import Name
+from moerge_proto.messages import plainly
+from moerge_proto.options import VERSION_RECIPES, RecipeName, SolveOptions, VersionRecipe
+from moerge_proto.statistics_file import StatisticsSettings
+from moerge_proto.trunks import TrunkMethod
+
+_OWN = {"ridge_lambda", "top_k"}  # options of the solve that are given apart from the recipe
+
+
+@dataclass(frozen=True)
+class Choices:
+    """The options that determine a version; None and False: not given."""
+
+    recipe: RecipeName | None
+    method: TrunkMethod | None
+    base: str | None
+    ridge_lambda: float | None
+    top_k: int | None
+    fit: bool
+    context: int | None
+    precision: Literal["float32", "bfloat16"] | None
+
+    @property
+    def followed(self) -> VersionRecipe:
+        """The recipe with the given options. The default method of a fit is the one with a head for fitted MLPs.
+
+        Raises:
+            MoergeError: an option's value is invalid.
+        """
+        named = VERSION_RECIPES[self.recipe or "moerge"]
+        given = {"ridge_lambda": self.ridge_lambda, "top_k": self.top_k}
+        solve = named.solve.model_dump() | {name: value for name, value in given.items() if value is not None}
+        try:
+            options = SolveOptions.model_validate(solve)
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise MoergeError(plainly(first), where="--lambda", todo="see --help") from error
+        chosen = self.method or ("moerge" if self.fit else named.method)
+        return named.model_copy(update={"method": chosen, "fit": self.fit or named.fit, "solve": options})
+
+    @property
+    def statistics(self) -> StatisticsSettings:
+        given = {"context": self.context, "precision": self.precision}
+        return StatisticsSettings.model_validate({name: value for name, value in given.items() if value is not None})
+
+    def require_same(self, version: Kept) -> None:
+        """Requires that no given option contradicts a version.
+
+        Raises:
+            MoergeError: names the first option that does.
+        """
+        recipe, statistics = version.record.recipe, version.record.statistics
+        solve = recipe.solve.model_dump(exclude=_OWN)
+        names = [name for name, each in VERSION_RECIPES.items() if each.solve.model_dump(exclude=_OWN) == solve]
+        pairs: dict[str, tuple[object, object]] = {
+            "--recipe": (self.recipe, names[0] if names else "another one"),
+            "--method": (self.method, recipe.method),
+            "--lambda": (self.ridge_lambda, recipe.solve.ridge_lambda),
+            "--k": (self.top_k, recipe.solve.top_k),
+            "--context": (self.context, statistics.context),
+            "--precision": (self.precision, statistics.precision),
+        }
+        todo = "leave the option out, or merge all experts anew"
+        for option, (given, fixed) in pairs.items():
+            if given is not None and given != fixed:
+                raise MoergeError(f"{version.folder} was made with {fixed}, not {given}", where=option, todo=todo)
+        if self.fit and not recipe.fit:
+            raise MoergeError(f"{version.folder} was made without fitted MLPs", where="--fit", todo=todo)
+        if self.base is not None:
+            raise MoergeError(f"the trunk of {version.folder} stays", where="--base", todo=todo)
+
+
+@dataclass(frozen=True)
+class Texts:
+    """The options of texts and prompts."""
+
+    text: Sequence[str]
+    prompt: Sequence[str]
+    prompt_tokens: int
+    text_field: str
+    chat: str | None
+    say: Callable[[str], None]
+
+    def corpus(self, name: str, files: Sequence[str], folder: Path) -> Corpus:
+        """A domain's documents, for the tokenizer in a folder."""
+        return Corpus(files, folder, text_field=self.text_field, chat=self.chat, say=self.say, option=f"--text {name}")
+
+    @property
+    def files(self) -> dict[str, list[str]]:
+        """Domain -> its files."""
+        return named_values("--text", self.text)
+
+    @property
+    def prompts(self) -> dict[str, Prompts]:
+        """Domain -> its prompts.
+
+        Raises:
+            MoergeError: a file can't be read, or has no prompt.
+        """
+        given = named_values("--prompt", self.prompt)
+        return {
+            name: Prompts([line for value in values for line in _prompts(value)], self.prompt_tokens)
+            for name, values in given.items()
+        }
+
+
+def _prompts(value: str) -> list[str]:
+    """The prompts of an option's value: the text, or with @ the lines of a file."""
+    if not value.startswith("@"):
+        return [value]
+    try:
+        lines = Path(value[1:]).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        todo = "name a UTF-8 text file with a prompt per line"
+        raise MoergeError(f"can't be read: {error}", where=f"--prompt {value}", todo=todo) from error
+    if not (found := [line for line in lines if line.strip()]):
+        raise MoergeError("the file has no prompt", where=f"--prompt {value}", todo="write a prompt per line")
+    return found
+
+
+def version(folder: Path | None, add: Sequence[str], experts: Sequence[str], chosen: Choices) -> Kept | None:
+    """The version that experts are added to; None for a merge.
+
+    Raises:
+        MoergeError: the options don't fit together, or contradict the version.
+    """
+    if (folder is None) != (not add):
+        todo = "give both: --add NAME=DIR --from MERGED"
+        raise MoergeError("--add and --from need each other", where="--from" if folder is None else "--add", todo=todo)
+    if folder is None:
+        return None
+    if experts:
+        todo = "name new experts with --add; the others are those of --from"
+        raise MoergeError("given with --add", where="--expert", todo=todo)
+    found = kept(folder)
+    chosen.require_same(found)
+    return found
+
+
+def again(version: Kept, texts: Texts) -> dict[str, Corpus]:
+    """Old domain -> its texts, for scores."""
+    files = texts.files
+    slots = {slot.record.domain: slot.trained for slot in version.slots}
+    return {name: texts.corpus(name, files[name], slots[name]) for name in slots if name in files}
+
+
+def sources(
+    option: str,
+    experts: Sequence[str],
+    texts: Texts,
+    licenses: Sequence[str],
+    old: Mapping[str, object] | None = None,
+) -> list[Source]:
+    """The experts of an option with their texts or prompts; domains in `old` may have texts too.
+
+    Raises:
+        MoergeError: a domain is unknown, or given twice, or has no text.
+    """
+    folders, files, prompts = _one_each(option, experts), texts.files, texts.prompts
+    spdx = _one_each("--license", licenses)
+    for other, names in (
+        ("--text", files.keys() - (old or {}).keys()),
+        ("--prompt", prompts.keys()),
+        ("--license", spdx.keys()),
+    ):
+        if unknown := sorted(names - folders.keys()):
+            found = f"no expert of {', '.join(unknown)}"
+            raise MoergeError(found, where=other, todo=f"give it with {option} NAME=DIR")
+    if both := sorted(files.keys() & prompts.keys()):
+        todo = "give one of them; texts are better"
+        raise MoergeError(f"{', '.join(both)} has texts and prompts", where="--prompt", todo=todo)
+    if missing := sorted(folders.keys() - files.keys() - prompts.keys()):
+        todo = "give it with --text NAME=FILES, or prompts with --prompt NAME=PROMPT"
+        raise MoergeError(f"no text of {', '.join(missing)}", where="--text", todo=todo)
+    made = []
+    for name, place in folders.items():
+        folder = checkpoint_folder(place)
+        own = DenseExpert(name, folder, license=spdx.get(name, "unknown"), hub_id=hub_id(place))
+        made.append(Source(own, prompts[name] if name in prompts else texts.corpus(name, files[name], folder)))
+    return made
+
+
+def _one_each(option: str, values: Sequence[str]) -> dict[str, str]:
+    pairs = named_values(option, values)
+    for name, found in pairs.items():
+        if len(found) > 1:
+            raise MoergeError(f"{name!r} is given {len(found)} times", where=option, todo="give each domain one")
+        try:
+            TypeAdapter(Name).validate_python(name)
+        except ValidationError as error:
+            todo = "use at most 63 of a-z, 0-9, - and _"
+            raise MoergeError(f"{name!r} is not a valid domain name", where=option, todo=todo) from error
+    return {name: found for name, [found] in pairs.items()}

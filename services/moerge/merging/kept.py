@@ -1,0 +1,172 @@
+"""The statistics that a merge has kept beside its output, so that experts can be added."""
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from pydantic import ValidationError
+
+from moerge.documents.shards import shard_name
+from moerge.errors import MoergeError
+from moerge.files import atomic_file, file_sha256, linked, work_folder
+from moerge.merging.local import TRUNK_RECORD, LocalTrunk, kept_trunk, version_of
+from moerge.models.expert_folder import small_files
+from moerge.scoring.perplexity import Score, Window
+from moerge.trunk.merge import MergedTrunk
+from moerge.versions.card import ExpertRecord
+from moerge.versions.files import LINEAGE_FILE, expert_name
+from moerge.versions.plan import Slot, plan_version
+from moerge_proto.digests import Digest, Name
+from moerge_proto.messages import Message
+from moerge_proto.options import VersionRecipe
+from moerge_proto.statistics_file import StatisticsSettings
+from moerge_proto.tuned import tuned
+from moerge_proto.versions import Lineage
+
+RECORD, EXPERTS, TRUNK = "kept.json", "experts", "trunk"
+_REMEDY = "merge the experts again into a new folder, with --keep-statistics"
+
+
+class KeptScore(Message):
+    """A dense expert's score on held-out windows of this digest."""
+
+    windows: Digest
+    nll: float
+    tokens: int
+
+
+class KeptExpert(Message):
+    """An expert of a version; fields are those of `ExpertRecord`. `generated`: its statistics are of such text."""
+
+    digest: Digest
+    domain: Name
+    owner: str
+    license: str
+    fitted_from: Digest | None = None
+    hub_id: str | None = None
+    generated: bool = False
+    score: KeptScore | None = None
+
+    @property
+    def record(self) -> ExpertRecord:
+        return ExpertRecord(**self.model_dump(include=set(ExpertRecord._fields)))
+
+    @property
+    def original(self) -> str:
+        """The trained expert."""
+        return self.fitted_from or self.digest
+
+
+class Record(Message):
+    """The choices of a merge, its experts in slot order, and those in its trunk."""
+
+    format: Literal[1] = 1
+    recipe: VersionRecipe
+    statistics: StatisticsSettings
+    held_out_share: float
+    rare_below: int
+    experts: list[KeptExpert]
+    merged: list[KeptExpert]
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A version whose statistics are kept.
+
+    Attributes:
+        folder: the version's.
+        record: of its merge.
+        lineage: the version's.
+        trunk: its trunk.
+        contributions: digest -> file, of its lineage.
+    """
+
+    folder: Path
+    record: Record
+    lineage: Lineage
+    trunk: LocalTrunk
+    contributions: dict[str, Path]
+
+    @property
+    def slots(self) -> list[Slot]:
+        """The version's slots; their MLPs are in its files."""
+        work = work_folder(self.folder)
+        return [
+            Slot(each.record, self.folder / expert_name(number), work / EXPERTS / each.domain)
+            for number, each in enumerate(self.record.experts)
+        ]
+
+    @property
+    def earlier(self) -> dict[str, Path]:
+        """Key -> the version's file, of the trunk and the experts."""
+        lineage, inputs = version_of(
+            self.slots, self.trunk, list(self.contributions.values()), self.lineage.options, tied=self.lineage.tied
+        )
+        planned = plan_version(lineage, inputs).shared
+        return {file.key: path for file in planned if (path := self.folder / file.name).is_file()}
+
+
+def kept(folder: Path) -> Kept:
+    """The statistics beside a version's folder.
+
+    Raises:
+        MoergeError: the folder is no version, or its statistics are missing, unreadable or another version's.
+    """
+    path, work, where = folder / LINEAGE_FILE, work_folder(folder), f"--from {folder}"
+    if not path.is_file() or tuned(data := path.read_bytes()) is not None:
+        todo = "name the output of moerge merge --keep-statistics"
+        raise MoergeError("expected a folder of moerge merge", where=where, todo=todo)
+    try:
+        lineage = Lineage.model_validate_json(data)
+        record = Record.model_validate_json((work / RECORD).read_bytes())
+        merged = MergedTrunk.model_validate_json((work / TRUNK / TRUNK_RECORD).read_bytes())
+        files = {file_sha256(path): path for path in sorted(work.glob("router-*.safetensors"))}
+    except FileNotFoundError as error:
+        found = f"its statistics were not kept: there is no {error.filename}"
+        raise MoergeError(found, where=where, todo=_REMEDY) from error
+    except ValidationError as error:
+        raise MoergeError("the statistics beside it can't be read", where=where, todo=_REMEDY) from error
+    names = [each.digest for each in record.experts], merged.digest
+    if names != (lineage.experts, lineage.trunk) or not files.keys() >= set(lineage.contributions):
+        raise MoergeError("the statistics beside it are of another merge", where=where, todo=_REMEDY)
+    first = work / EXPERTS / record.experts[0].domain
+    trunk = kept_trunk(merged, work / TRUNK, first, [each.record for each in record.merged])
+    return Kept(folder, record, lineage, trunk, {digest: files[digest] for digest in lineage.contributions})
+
+
+def keep(work: Path, record: Record, slots: Sequence[Slot]) -> None:
+    """Completes a work folder with trunk and contributions, so that experts can be added to its version."""
+    for slot in slots:
+        for name, data in small_files(slot.trained).items():
+            with atomic_file(work / EXPERTS / slot.record.domain / name) as out:
+                out.write(data)
+    with atomic_file(work / RECORD) as out:
+        out.write(record.model_dump_json(indent=1).encode())
+
+
+def share(version: Kept, work: Path) -> None:
+    """Links a version's trunk and contributions into another work folder; copies them if it is on another disk."""
+    own = work_folder(version.folder)
+    (work / TRUNK).mkdir(exist_ok=True)
+    for file in (*(own / TRUNK).iterdir(), *version.contributions.values()):
+        path = work / file.relative_to(own)
+        path.unlink(missing_ok=True)
+        if not linked(file, path):
+            shutil.copyfile(file, path)
+
+
+def windows_digest(windows: Sequence[Window]) -> str:
+    """A name for windows of one context and stride."""
+    return shard_name(b"", [window.tokens for window in windows])
+
+
+def kept_expert(
+    record: ExpertRecord, windows: Sequence[Window] = (), score: Score | None = None, *, generated: bool = False
+) -> KeptExpert:
+    """An expert, and its score on held-out windows, if any."""
+    scored = None
+    if score is not None:
+        scored = KeptScore(windows=windows_digest(windows), nll=score.nll, tokens=score.tokens)
+    return KeptExpert(**record._asdict(), generated=generated, score=scored)

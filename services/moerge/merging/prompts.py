@@ -1,0 +1,168 @@
+"""Prompts in place of a domain's texts: its expert writes the texts, by sampling."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.filesize import decimal
+from transformers import AutoTokenizer, GenerationConfig, PreTrainedModel
+
+from moerge.documents.corpus import Corpus
+from moerge.errors import MoergeError
+from moerge.files import atomic_file
+from moerge.models.adapters import tokenizer_folder
+from moerge.models.expert_folder import DenseExpert
+from moerge.progress import Progress
+from moerge.scoring.perplexity import load
+from moerge.statistics.memory import free_bytes
+from moerge.threads import one_thread
+from moerge_proto.digests import digest_of
+
+LONGEST = 256
+"""Most tokens behind a prompt."""
+BATCH = 8
+"""Texts at a time. Part of the result, because other batches give other roundings."""
+TEMPERATURE = 1.0
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """A domain's prompts, and the tokens of the texts that its expert writes by them, including the prompts."""
+
+    texts: Sequence[str]
+    tokens: int
+
+
+@dataclass(frozen=True)
+class Writer:
+    """An expert's tokenizer and prompts.
+
+    Attributes:
+        tokenizer: a transformers one; pads on the left.
+        prompts: texts of the prompts.
+        chat: whether a prompt is a user's turn in the tokenizer's chat template.
+    """
+
+    tokenizer: Any
+    prompts: Sequence[str]
+
+    @property
+    def chat(self) -> bool:
+        return bool(self.tokenizer.chat_template)
+
+    def ids(self, prompt: str) -> list[int]:
+        """A prompt's tokens."""
+        if not self.chat:
+            return list(self.tokenizer(prompt)["input_ids"])
+        turns = [{"role": "user", "content": prompt}]
+        text = self.tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
+        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    def document(self, prompt: str, begun: Sequence[int], new: Sequence[int]) -> dict[str, Any]:
+        """A line of the file of texts; `tokens` includes the prompt."""
+        fields: dict[str, Any] = {"tokens": len(begun) + len(new)}
+        if not self.chat:
+            return {"text": self.tokenizer.decode([*begun, *new], skip_special_tokens=True), **fields}
+        answer = self.tokenizer.decode(new, skip_special_tokens=True)
+        turns = [{"role": "user", "content": prompt}, {"role": "assistant", "content": answer}]
+        return {"messages": turns, **fields}
+
+
+def written(expert: DenseExpert, prompts: Prompts, context: int, work: Path, device: str, progress: Progress) -> Corpus:
+    """The texts that an expert writes by its prompts in turn, as JSON Lines in `work`; an interrupted run continues.
+
+    Equal arguments give equal texts on one machine.
+
+    Args:
+        expert: with its tokenizer, whose chat template is used if there is one.
+        prompts: and the number of tokens.
+        context: most tokens of a text.
+        work: existing folder.
+        device: torch device of the expert.
+        progress: gets the number of tokens.
+
+    Raises:
+        MoergeError: a prompt is too long or empty, or has the chat template's tokens; or memory is short.
+    """
+    tokenizer = AutoTokenizer.from_pretrained(
+        tokenizer_folder(expert.folder), local_files_only=True, trust_remote_code=False, padding_side="left"
+    )
+    writer, where = Writer(tokenizer, prompts.texts), f"--prompt {expert.domain}"
+    begun = [writer.ids(prompt) for prompt in prompts.texts]
+    _check(writer, begun, context, where)
+    name = digest_of([expert.digest, list(prompts.texts), prompts.tokens, context, device])
+    path = work / f"generated-{expert.domain}-{name[:16]}.jsonl"
+    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+    done = sum(json.loads(line)["tokens"] for line in lines)
+    with progress.track(f"texts of {expert.domain} by its expert", prompts.tokens, "tokens") as tracker:
+        tracker.advance(min(done, prompts.tokens))
+        if done < prompts.tokens:
+            model = _loaded(expert, device, where)
+        while done < prompts.tokens:
+            number = len(lines) // BATCH
+            chosen = [place % len(begun) for place in range(number * BATCH, (number + 1) * BATCH)]
+            answers = _sampled(model, tokenizer, [begun[each] for each in chosen], context, number)
+            made = [
+                writer.document(prompts.texts[each], begun[each], new)
+                for each, new in zip(chosen, answers, strict=True)
+            ]
+            lines += [json.dumps(each, ensure_ascii=False) for each in made]
+            with atomic_file(path) as out:
+                out.write("".join(f"{line}\n" for line in lines).encode())
+            new_tokens = sum(each["tokens"] for each in made)
+            tracker.advance(min(new_tokens, prompts.tokens - done))
+            done += new_tokens
+    return Corpus([str(path)], expert.folder, chat="messages" if writer.chat else None, option=where)
+
+
+def _check(writer: Writer, begun: Sequence[Sequence[int]], context: int, where: str) -> None:
+    special = [token for token in writer.tokenizer.all_special_tokens if writer.chat]
+    for prompt, ids in zip(writer.prompts, begun, strict=True):
+        if not prompt.strip() or not ids:
+            raise MoergeError("a prompt is empty", where=where, todo="remove it")
+        if len(ids) >= context:
+            found = f"a prompt has {len(ids)} tokens; a text has at most {context}"
+            raise MoergeError(found, where=where, todo="shorten it, or raise --context")
+        if found := next((token for token in special if token in prompt), ""):
+            todo = "give the user's words alone; the expert's chat template is added to them"
+            raise MoergeError(f"a prompt contains {found!r}", where=where, todo=todo)
+
+
+def _loaded(expert: DenseExpert, device: str, where: str) -> PreTrainedModel:
+    asked = 4 * sum(torch.Size(spec.shape).numel() for spec in expert.checkpoint.specs.values())
+    free = free_bytes(device)
+    if free is not None and asked > free:
+        found = f"writing texts needs {decimal(asked)} of memory; {decimal(free)} are free"
+        raise MoergeError(found, where=where, todo="give --text instead, or use a larger machine")
+    return load(expert.folder, device=device)
+
+
+@torch.inference_mode()
+def _sampled(
+    model: PreTrainedModel, tokenizer: Any, begun: Sequence[Sequence[int]], context: int, seed: int
+) -> list[list[int]]:
+    """New tokens behind each beginning, up to the end of the text; sampled with a seed, on one thread."""
+    width = max(map(len, begun))
+    ids = torch.tensor([[0] * (width - len(row)) + list(row) for row in begun], device=model.device)  # [B, T]
+    real = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in begun], device=model.device)
+    ends = model.generation_config.eos_token_id if model.generation_config else None
+    ends = tokenizer.eos_token_id if ends is None else ends
+    stops = set(ends if isinstance(ends, list) else [ends])
+    model.generation_config = GenerationConfig(eos_token_id=ends)  # without the owner's way of sampling
+    chosen = GenerationConfig(
+        do_sample=True,
+        temperature=TEMPERATURE,
+        top_k=0,
+        top_p=1.0,
+        max_new_tokens=min(LONGEST, context - width),
+        eos_token_id=ends,
+        pad_token_id=0,
+    )
+    with one_thread(), torch.random.fork_rng():
+        torch.manual_seed(seed)
+        found = model.generate(ids, attention_mask=real, generation_config=chosen)  # type: ignore[operator]
+    rows = (row[width:].tolist() for row in found)
+    return [row[: next((place for place, id_ in enumerate(row) if id_ in stops), len(row))] for row in rows]
