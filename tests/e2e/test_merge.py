@@ -1,8 +1,8 @@
-"""`moerge merge` makes the service's version, without fitted MLPs and with them."""
+"""`moerge merge` makes the service's versions, without fitted MLPs and with them, also when an expert joins."""
 
 import json
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,8 @@ import torch
 
 from moerge.documents.corpus import Corpus
 from moerge.files import file_sha256
+from moerge.merging.adding import add
+from moerge.merging.kept import kept
 from moerge.merging.local import local_trunk, local_version
 from moerge.merging.merge import MergeSettings, Source, merge
 from moerge.models.expert_folder import DenseExpert
@@ -25,7 +27,7 @@ from moerge_proto.versions import Lineage
 from support.federation import federation_of
 from support.models import expert
 from support.processes import Coordinator
-from support.worker import worker_of
+from support.worker import Worker, worker_of
 
 KEY, OTHER_KEY = bytes(range(32)), bytes(range(1, 33))
 SMALL: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2}
@@ -63,24 +65,37 @@ class Service:
     def blob(self, digest: str) -> Path:
         return self.server.home / "blobs" / digest[:2] / digest
 
-    def merged(self, out: Path, key: bytes) -> Path:
-        """The same version, computed again on this machine."""
-        settings = MergeSettings(
+    @property
+    def settings(self) -> MergeSettings:
+        return MergeSettings(
             recipe=self.recipe,
             statistics=STATISTICS,
             held_out_share=0,
             rare_below=RARE_BELOW,
             scored_tokens=0,
-            computing=Computing(slots=2, key=key),
+            computing=Computing(slots=2, key=KEY),
         )
-        sources = [Source(each, Corpus([str(_texts(each))], each.folder)) for each in self.owned]
-        threads = torch.get_num_threads()
-        torch.set_num_threads(2)  # more than one must change nothing
-        try:
-            merge(sources, out, settings)
-        finally:
-            torch.set_num_threads(threads)
+
+    @property
+    def sources(self) -> list[Source]:
+        return [Source(each, Corpus([str(_texts(each))], each.folder)) for each in self.owned]
+
+    def merged(self, out: Path, settings: MergeSettings) -> Path:
+        """The same version, computed again on this machine."""
+        with threads(2):  # more than one must change nothing
+            merge(self.sources, out, settings)
         return out
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """Runs torch on so many threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _texts(own: DenseExpert) -> Path:
@@ -98,12 +113,16 @@ def _write_texts(path: Path, seed: int) -> None:
 
 @pytest.fixture(scope="module")
 def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Service]]:
-    """One coordinator: version 1 of experts as they are, version 2 with fitted MLPs behind another trunk."""
+    """One coordinator: versions of experts as they are, and with fitted MLPs behind another trunk.
+
+    Each kind has a version of the trunk's two experts, and one that a third expert has joined.
+    """
     folder = tmp_path_factory.mktemp("service")
     with federation_of(folder) as federation, ExitStack() as stack:
-        owned, workers = [], []
-        for seed, domain in enumerate(("law", "art"), 1):
-            home = folder / domain
+        owned, workers, made = list[DenseExpert](), list[Worker](), dict[str, Service]()
+
+        def join(domain: str) -> None:
+            home, seed = folder / domain, len(owned) + 1
             own = DenseExpert(domain, expert(home / "expert", seed, **SMALL), f"{domain}-owner", f"licence-{seed}")
             _write_texts(_texts(own), seed)
             (home / "worker").mkdir()
@@ -112,27 +131,40 @@ def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Ser
             workers.append(stack.enter_context(worker_of(federation.server, member, home)))
             owned.append(own)
 
-        def contribute(*, routers: bool = True, **settings: object) -> None:
+        def contribute(which: slice, *, routers: bool = True, **settings: object) -> None:
             """One owner after the other, so that the order is known."""
-            for worker, own in zip(workers, owned, strict=True):
+            for worker, own in zip(workers[which], owned[which], strict=True):
                 told = {"domain": own.domain, "license": own.license, "statistics": STATISTICS.model_dump()}
                 # random heads are alike, so regmean mixes them
-                policy = {"max_stray": 100, "router_contributions": routers}
+                policy = {"max_stray": 100, "max_perplexity_ratio": 100, "router_contributions": routers}
                 ran = worker.run(**told, trunk_contribution=True, rare_below=RARE_BELOW, policy=policy, **settings)
                 assert ran == "ran"
 
-        contribute(routers=False)
+        def solved(name: str, recipe: VersionRecipe, trunk: Trunk) -> None:
+            experts = list(owned)
+            if recipe.fit:
+                homes = [worker.home / "trunks" / trunk.digest for worker in workers]
+                folders = [next(home.glob("fitted-*")) if home.is_dir() else None for home in homes]
+                experts = [replace(own, folder=at, trained=own) for own, at in zip(owned, folders, strict=True) if at]
+            own = owned[: len(experts)]
+            made[name] = Service(federation.server, federation.solve().number, recipe, own, experts, trunk)
+
+        first, third = slice(2), slice(2, 3)
+        for domain in ("law", "art"):
+            join(domain)
+        contribute(first, routers=False)
         trunk = federation.merge()
-        contribute()
-        plain = Service(federation.server, federation.solve().number, RECOMMENDED, owned, owned, trunk)
-        trunk = federation.merge(method=FITTED.method)
-        contribute(fit=True)
-        folders = [next((worker.home / "trunks" / trunk.digest).glob("fitted-*")) for worker in workers]
-        experts = [replace(own, folder=each, trained=own) for own, each in zip(owned, folders, strict=True)]
-        yield {
-            "plain": plain,
-            "fitted": Service(federation.server, federation.solve().number, FITTED, owned, experts, trunk),
-        }
+        contribute(first)
+        solved("plain", RECOMMENDED, trunk)
+        join("code")
+        contribute(third)
+        solved("plain, joined", RECOMMENDED, trunk)
+        trunk = federation.merge("law", "art", method=FITTED.method)
+        contribute(first, fit=True)
+        solved("fitted", FITTED, trunk)
+        contribute(third, fit=True)
+        solved("fitted, joined", FITTED, trunk)
+        yield made
 
 
 @pytest.fixture(params=["plain", "fitted"])
@@ -156,10 +188,25 @@ def test_from_the_same_statistics_experts_and_lineage_every_file_is_equal(servic
 
 
 def test_recomputed_with_the_same_key_every_file_is_equal(service: Service, tmp_path: Path) -> None:
-    assert files(service.merged(tmp_path / "out", KEY)) == files(service.version)
+    assert files(service.merged(tmp_path / "out", service.settings)) == files(service.version)
 
 
 def test_with_another_key_all_but_lineage_and_card_are_equal(service: Service, tmp_path: Path) -> None:
-    made, published = files(service.merged(tmp_path / "out", OTHER_KEY)), files(service.version)
+    settings = replace(service.settings, computing=Computing(slots=2, key=OTHER_KEY))
+    made, published = files(service.merged(tmp_path / "out", settings)), files(service.version)
     assert made.keys() == published.keys()
     assert {name for name in made if made[name] != published[name]} == {"moerge.json", "README.md"}
+
+
+@pytest.mark.parametrize("kind", ["plain", "fitted"])
+def test_an_added_expert_gives_the_version_that_it_has_joined(
+    services: dict[str, Service], tmp_path: Path, kind: str
+) -> None:
+    before, joined = services[kind], services[f"{kind}, joined"]
+    merged = before.merged(tmp_path / "merged", replace(before.settings, keep_statistics=True))
+    with threads(2):
+        add(joined.sources[2:], kept(merged), tmp_path / "out", joined.settings)
+    assert files(tmp_path / "out") == files(joined.version)
+    assert files(merged) == files(before.version)
+    shared = sorted(path.name for path in merged.iterdir() if path.samefile(tmp_path / "out" / path.name))
+    assert shared == ["model-expert-00000.safetensors", "model-expert-00001.safetensors", "model-trunk.safetensors"]

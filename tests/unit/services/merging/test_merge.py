@@ -21,7 +21,6 @@ from rich.console import Console
 from moerge.documents.corpus import Corpus
 from moerge.documents.splits import text_digest
 from moerge.errors import IncompatibleExpertError, MoergeError
-from moerge.files import file_sha256
 from moerge.merging.local import local_trunk
 from moerge.merging.merge import MergeSettings, Source, merge
 from moerge.merging.report import DomainCounts, DomainScore, Report
@@ -36,12 +35,11 @@ from moerge.statistics.memory import need
 from moerge.statistics.passes import RouterPass, TrunkPass
 from moerge_proto.options import PAPER, RECOMMENDED, SolveOptions, VersionRecipe
 from moerge_proto.statistics_file import StatisticsFile, StatisticsSettings
+from support.merging import HIDDEN, SMALL, corpus_of, files, source
 from support.models import expert, texts
 from support.processes import run_command
 
-HIDDEN = 16
 SHARD = 64 * HIDDEN
-SMALL: dict[str, Any] = {"hidden_size": HIDDEN, "intermediate_size": 16, "num_hidden_layers": 2}
 SETTINGS = MergeSettings(scored_tokens=500)
 KEPT = replace(SETTINGS, keep_statistics=True)
 KILLED = """
@@ -86,21 +84,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-def corpus_of(folder: Path, domain: str, text: Path | None = None) -> Corpus:
-    return Corpus([str(text or folder / f"{domain}.jsonl")], folder / domain)
-
-
-def source(folder: Path, domain: str, text: Path | None = None) -> Source:
-    return Source(DenseExpert(domain, folder / domain), corpus_of(folder, domain, text))
-
-
 def sources(folder: Path) -> list[Source]:
     return [source(folder, "law"), source(folder, "art")]
-
-
-def files(folder: Path) -> dict[str, str]:
-    """Path -> SHA-256."""
-    return {str(path.relative_to(folder)): file_sha256(path) for path in folder.rglob("*") if path.is_file()}
 
 
 @pytest.fixture
