@@ -14,12 +14,13 @@ LOAD = """python -c "from transformers import pipeline; print(pipeline('text-gen
 
 
 def experts(folder: Path) -> None:
-    """Two experts with their texts, and their seed model."""
-    for seed, domain in enumerate(("code", "law"), 1):
+    """Three experts with their texts, their seed model, and prompts of law."""
+    for seed, domain in enumerate(("code", "law", "art"), 1):
         expert(folder / domain, seed)
         texts(folder / domain / "a.jsonl", seed, documents=200)
         texts(folder / f"{domain}.jsonl", seed + 10, documents=40)
     expert(folder / "seed", 0, apart=0)
+    (folder / "law.txt").write_text("the first prompt\nthe second\n")
 
 
 def test_the_readme_s_merge_and_tables_on_one_machine(tmp_path: Path) -> None:
@@ -29,6 +30,9 @@ def test_the_readme_s_merge_and_tables_on_one_machine(tmp_path: Path) -> None:
             said = person.types(part.next("moerge merge", {"org/name@rev": "./law"}))
             for word in ("code", "law"):
                 assert word in said
+            assert "not in the trunk: art" in person.types(part.next("moerge merge --add"))
+            said = person.types(part.next("moerge merge", {"org/name@rev": "./law"}))
+            assert "not scored, because their experts wrote their text: code, law" in said
         with Part("README.md", "Tune a version") as part:
             assert "trained 192 parameters on 10,240 tokens" in person.types(part.next("moerge tune", {"1M": "10k"}))
         for made in ("merged", "tuned"):

@@ -53,6 +53,8 @@ def add(
         held_out_share=record.held_out_share,
         rare_below=record.rare_below,
     )
+    if out.resolve() == version.folder.resolve():
+        raise MoergeError("is the folder of --from", where=f"--out {out}", todo="name a new folder")
     job = Job(out, own, say)
     with alone(job.work):
         return _added(job, version, sources, texts or {})

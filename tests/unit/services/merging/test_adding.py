@@ -1,0 +1,252 @@
+"""Experts added to a merged version: its parts are reused, and it needs neither other experts nor their texts."""
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moerge.errors import IncompatibleExpertError, MoergeError
+from moerge.files import work_folder
+from moerge.merging.adding import add
+from moerge.merging.arguments import Choices, Texts, again, sources, version
+from moerge.merging.kept import kept
+from moerge.merging.merge import MergeSettings, merge
+from moerge.merging.report import Report
+from moerge.models.expert_folder import DenseExpert
+from moerge.statistics.contribution import Computing
+from moerge_proto.options import PAPER
+from support.merging import SMALL, corpus_of, files, source
+from support.models import expert, texts
+from support.processes import run_command
+
+SETTINGS = MergeSettings(scored_tokens=500)
+KEPT = replace(SETTINGS, keep_statistics=True)
+NOTHING = Choices(None, None, None, None, None, False, None, None)
+
+
+class _CutError(Exception):
+    """Ends a run anywhere."""
+
+
+class Watched:
+    """Progress that ends the run at work whose title begins so."""
+
+    def __init__(self, end: str = "nothing") -> None:
+        self.end, self.titles = end, list[str]()
+
+    @contextmanager
+    def track(self, title: str, total: int, unit: str) -> Iterator["Watched"]:
+        self.titles.append(title)
+        if title.startswith(self.end):
+            raise _CutError
+        yield self
+
+    def advance(self, n: int) -> None: ...
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The version `merged` of law and art, whose experts are gone, and two others with their texts."""
+    made = tmp_path_factory.mktemp("adding")
+    for seed, domain in enumerate(("law", "art", "code", "bio"), 1):
+        expert(made / domain, seed, **SMALL)
+        texts(made / f"{domain}.jsonl", seed, documents=90)
+    merge([source(made, "law"), source(made, "art")], made / "merged", KEPT)
+    for domain in ("law", "art"):
+        shutil.move(made / domain, made / f"{domain}-elsewhere")
+    return made
+
+
+def added(folder: Path, out: Path, *domains: str, to: Path | None = None, **how: Any) -> Report:
+    return add([source(folder, each) for each in domains], kept(to or folder / "merged"), out, **how)
+
+
+def weights(folder: Path) -> dict[str, str]:
+    return {name: digest for name, digest in files(folder).items() if name != "README.md"}
+
+
+def test_a_version_that_has_grown_twice_is_that_of_both_at_once(folder: Path, tmp_path: Path) -> None:
+    added(folder, tmp_path / "three", "code", settings=KEPT)
+    added(folder, tmp_path / "four", "bio", to=tmp_path / "three", settings=SETTINGS)
+    added(folder, tmp_path / "both", "code", "bio", settings=SETTINGS)
+    assert weights(tmp_path / "four") == weights(tmp_path / "both")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["both", "four", "three", "three.work"]
+    for name in ("model-trunk.safetensors", "model-expert-00001.safetensors"):
+        assert (tmp_path / "four" / name).samefile(folder / "merged" / name)
+    mine = work_folder(tmp_path / "three") / "trunk" / "trunk.safetensors"
+    assert mine.samefile(work_folder(folder / "merged") / "trunk" / "trunk.safetensors")
+
+
+def test_without_links_the_bytes_are_the_same(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    added(folder, tmp_path / "linked", "code", settings=SETTINGS)
+
+    def refuse(*_: object) -> None:
+        raise OSError
+
+    monkeypatch.setattr(os, "link", refuse)
+    added(folder, tmp_path / "copied", "code", settings=KEPT)
+    assert files(tmp_path / "copied") == files(tmp_path / "linked")
+    assert kept(tmp_path / "copied").lineage.domains == ["law", "art", "code"]
+    assert not (tmp_path / "copied" / "model-trunk.safetensors").samefile(folder / "merged" / "model-trunk.safetensors")
+
+
+def test_only_the_new_domain_is_scored_and_the_cost_is_told(folder: Path, tmp_path: Path) -> None:
+    said: list[str] = []
+    report = added(folder, tmp_path / "out", "code", settings=SETTINGS, say=said.append)
+    assert [each is None for each in report.scores] == [True, True, False]
+    assert [counts.tokens > 0 for counts in report.counts] == [True, True, True]
+    assert any("law, art; give their --text" in line for line in said)
+    assert any(line.startswith("not in the trunk: code; ") for line in report.warnings)
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "No scores of: law, art." in card
+    assert "merged from 2 experts" in card
+
+
+def test_an_old_domain_is_scored_on_the_text_of_its_merge_alone(folder: Path, tmp_path: Path) -> None:
+    said: list[str] = []
+    given = {"law": corpus_of(folder, "law-elsewhere", folder / "law.jsonl")}
+    given["art"] = corpus_of(folder, "art-elsewhere", folder / "bio.jsonl")
+    report = added(folder, tmp_path / "out", "code", settings=SETTINGS, say=said.append, texts=given)
+    assert [each is None for each in report.scores] == [False, True, False]
+    assert [line.partition(":")[0] for line in said if "isn't that of its merge" in line] == ["art"]
+    [before], [now] = (
+        re.findall(r"\| law \| ([\d,]+) \| ([\d.]+) \|", (out / "README.md").read_text())
+        for out in (folder / "merged", tmp_path / "out")
+    )
+    assert now == before  # tokens and perplexity of law's expert
+
+
+def test_a_cut_run_goes_on(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(_CutError):
+        added(
+            folder,
+            tmp_path / "out",
+            "code",
+            settings=replace(SETTINGS, computing=Computing(progress=Watched("writing"))),
+        )
+    assert not (tmp_path / "out").exists()
+    progress = Watched()
+    added(folder, tmp_path / "out", "code", settings=replace(SETTINGS, computing=Computing(progress=progress)))
+    assert "router statistics of code" not in progress.titles
+    added(folder, tmp_path / "whole", "code", settings=SETTINGS)
+    assert files(tmp_path / "out") == files(tmp_path / "whole")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "whole"]
+
+
+# --- refusals, before anything is computed
+def test_a_domain_or_an_expert_of_the_version_is_refused(folder: Path, tmp_path: Path) -> None:
+    law = source(folder, "law-elsewhere", folder / "law.jsonl")
+    with pytest.raises(MoergeError, match="'law' already"):
+        add([replace(law, expert=replace(law.expert, domain="law"))], kept(folder / "merged"), tmp_path / "out")
+    with pytest.raises(MoergeError, match="'new' is the expert of 'law'"):
+        add([replace(law, expert=replace(law.expert, domain="new"))], kept(folder / "merged"), tmp_path / "out")
+    with pytest.raises(MoergeError, match="is the folder of --from"):
+        added(folder, folder / "merged", "code")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_expert_that_doesn_t_fit_is_refused_by_the_field_that_differs(folder: Path, tmp_path: Path) -> None:
+    expert(tmp_path / "odd", 2, **{**SMALL, "rms_norm_eps": 1e-3})
+    odd = replace(source(folder, "code"), expert=DenseExpert("odd", tmp_path / "odd"))
+    with pytest.raises(IncompatibleExpertError, match=r"'odd' differs .* rms_norm_eps is 0\.001"):
+        add([odd], kept(folder / "merged"), tmp_path / "out")
+    assert [path.name for path in tmp_path.iterdir()] == ["odd"]
+
+
+@pytest.mark.parametrize(
+    ("gone", "found"),
+    [
+        ("merged.work", "statistics were not kept"),
+        ("merged.work/kept.json", "statistics were not kept"),
+        ("merged.work/router-*", "of another merge"),
+        ("merged/moerge.json", "expected a folder of moerge merge"),
+    ],
+)
+def test_a_folder_without_its_statistics_is_refused(folder: Path, tmp_path: Path, gone: str, found: str) -> None:
+    for name in ("merged", "merged.work"):
+        shutil.copytree(folder / name, tmp_path / name)
+    for path in tmp_path.glob(gone):
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    with pytest.raises(MoergeError, match=found) as raised:
+        kept(tmp_path / "merged")
+    assert raised.value.where == f"--from {tmp_path / 'merged'}"
+
+
+def test_statistics_of_another_merge_are_refused(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder / "merged", tmp_path / "merged")
+    pair = [source(folder, "code"), source(folder, "bio")]
+    merge(pair, tmp_path / "other", replace(KEPT, recipe=PAPER, scored_tokens=0))
+    (tmp_path / "other.work").rename(tmp_path / "merged.work")
+    with pytest.raises(MoergeError, match="of another merge"):
+        kept(tmp_path / "merged")
+
+
+# --- options
+@pytest.mark.parametrize(
+    ("given", "option"),
+    [
+        ({"recipe": "dume"}, "--recipe"),
+        ({"method": "average"}, "--method"),
+        ({"base": "seed"}, "--base"),
+        ({"ridge_lambda": 0.5}, "--lambda"),
+        ({"top_k": 2}, "--k"),
+        ({"fit": True}, "--fit"),
+        ({"context": 256}, "--context"),
+        ({"precision": "bfloat16"}, "--precision"),
+    ],
+)
+def test_an_option_that_contradicts_the_version_is_refused(folder: Path, given: dict[str, Any], option: str) -> None:
+    with pytest.raises(MoergeError) as raised:
+        version(folder / "merged", ["code=code"], [], replace(NOTHING, **given))
+    assert raised.value.where == option
+
+
+def test_options_that_agree_with_the_version_are_taken(folder: Path) -> None:
+    same = Choices("moerge", "regmean", None, 0.001, 1, False, 512, "float32")
+    assert version(folder / "merged", ["code=code"], [], same) is not None
+    assert version(None, [], ["law=law"], same) is None
+
+
+@pytest.mark.parametrize(
+    ("start", "add", "experts", "where"),
+    [
+        ("merged", [], [], "--add"),
+        ("", ["code=code"], [], "--from"),
+        ("merged", ["code=code"], ["law=law"], "--expert"),
+    ],
+)
+def test_options_that_need_or_exclude_each_other(
+    folder: Path, start: str, add: Sequence[str], experts: Sequence[str], where: str
+) -> None:
+    with pytest.raises(MoergeError) as raised:
+        version(folder / start if start else None, add, experts, NOTHING)
+    assert raised.value.where == where
+
+
+def test_texts_may_be_of_new_and_old_domains_only(folder: Path) -> None:
+    place, made = folder / "code", kept(folder / "merged")
+    given = [f"code={folder}/code.jsonl", f"law={folder}/law.jsonl"]
+    told = Texts(given, [], 100, "text", None, print)
+    old = again(made, told)
+    assert [*old] == ["law"]
+    [new] = sources("--add", [f"code={place}"], told, [], old)
+    assert new.expert.domain == "code"
+    with pytest.raises(MoergeError, match="no expert of tax"):
+        sources("--add", [f"code={place}"], replace(told, text=[*given, "tax=tax.txt"]), [], old)
+
+
+def test_the_command_adds_an_expert(folder: Path, tmp_path: Path) -> None:
+    given = [f"--add=code={folder / 'code'}", f"--text=code={folder / 'code.jsonl'}", f"--from={folder / 'merged'}"]
+    done = run_command("merge", *given, f"--out={tmp_path / 'out'}", "--scored-tokens=500", "--json")
+    assert done.returncode == 0, done.stderr
+    assert [each["domain"] for each in json.loads(done.stdout)["domains"]] == ["law", "art", "code"]
+    assert "not scored, for want of held-out text: law, art" in done.stderr
+    added(folder, tmp_path / "same", "code", settings=SETTINGS)
+    assert weights(tmp_path / "out") == weights(tmp_path / "same")
