@@ -14,7 +14,7 @@ from moerge.merging.kept import Kept, kept
 from moerge.merging.prompts import Prompts
 from moerge.models.expert_folder import DenseExpert
 from moerge.models.sources import checkpoint_folder, hub_id
-from moerge.settings import named_values
+from moerge.settings import named_values, single_values
 from moerge_proto.digests import Name
 from moerge_proto.messages import plainly
 from moerge_proto.options import VERSION_RECIPES, RecipeName, SolveOptions, VersionRecipe
@@ -198,13 +198,11 @@ def sources(
 
 
 def _one_each(option: str, values: Sequence[str]) -> dict[str, str]:
-    pairs = named_values(option, values)
-    for name, found in pairs.items():
-        if len(found) > 1:
-            raise MoergeError(f"{name!r} is given {len(found)} times", where=option, todo="give each domain one")
+    pairs = single_values(option, values)
+    for name in pairs:
         try:
             TypeAdapter(Name).validate_python(name)
         except ValidationError as error:
             todo = "use at most 63 of a-z, 0-9, - and _"
             raise MoergeError(f"{name!r} is not a valid domain name", where=option, todo=todo) from error
-    return {name: found for name, [found] in pairs.items()}
+    return pairs
