@@ -57,7 +57,7 @@ def export_gguf(version: Path, out: Path, llama_cpp: Path | None, quantise: str 
         raise MoergeError(" ".join(refused), where=str(version), todo="use transformers or vLLM for this version")
     if out.exists():
         raise MoergeError("already exists", where=str(out), todo="name a new file, or remove this one")
-    command, outtype = converter(llama_cpp), quantise or _TYPES[config["dtype"]]
+    command, outtype = converter(llama_cpp), quantise or _TYPES.get(config.get("dtype", ""), "f32")
     parameters = sum(spec.bytes // spec.dtype.itemsize for spec in StoredTensors(version).specs.values())
     part = out.with_name(f".{out.name}.part")
     shutil.rmtree(part, ignore_errors=True)  # of a killed run

@@ -9,8 +9,15 @@ from typing import Any
 
 _SHORT_ROPE = ("dynamic", "longrope")
 """Kinds of rope with other frequencies for longer texts."""
-_DIVIDED = ("llama3", "longrope")
-"""Kinds of rope that divide each frequency by its own number, which llama.cpp's Qwen3-MoE doesn't."""
+_YARN = {
+    "attention_factor": None,
+    "mscale": None,
+    "mscale_all_dim": None,
+    "beta_fast": 32,
+    "beta_slow": 1,
+    "truncate": True,
+}
+"""Settings of YaRN that llama.cpp or its Python binding ignores, with their defaults."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +43,7 @@ class Form:
 
 def refusals(config: Mapping[str, Any]) -> list[str]:
     """The reasons why llama.cpp can't run a version with this config.json; empty if it can."""
-    kind, rope = config.get("model_type"), _rope(config).get("rope_type", "default")
+    kind, scaled = config.get("model_type"), _rope(config).get("rope_type")
     found = []
     if kind not in ("mixtral", "qwen2_moe", "qwen3_moe"):
         found.append(f"llama.cpp has no {_class(config)}.")
@@ -44,10 +51,12 @@ def refusals(config: Mapping[str, Any]) -> list[str]:
         found.append(f"llama.cpp computes MoE experts with silu only, and this version's have {config['hidden_act']}.")
     if kind == "qwen3_moe" and config.get("attention_bias"):
         found.append("llama.cpp's Qwen3-MoE has no bias in the attention's output.")
-    if kind == "qwen3_moe" and rope in _DIVIDED:
-        found.append(f"llama.cpp's Qwen3-MoE ignores the rope's scaling, {rope}.")
-    if _windows(config) and not _granite(config):
-        found.append("llama.cpp has sliding windows only for heads of hidden_size / num_attention_heads.")
+    if kind == "qwen3_moe" and (scaled == "llama3" or _tabled(config)):
+        found.append(f"llama.cpp's Qwen3-MoE ignores parts of the rope's scaling, {scaled}.")
+    wide = _head_dim(config) * config["num_attention_heads"] != config["hidden_size"]
+    if kind in ("mixtral", "qwen2_moe") and wide and _granite(config):
+        what = "a sliding window" if _windows(config) else f"the rope's scaling, {scaled},"
+        found.append(f"llama.cpp has {what} only for heads of hidden_size / num_attention_heads.")
     return found
 
 
@@ -66,7 +75,7 @@ def context_limits(config: Mapping[str, Any]) -> list[str]:
     """The limits of a GGUF by `moerge export`, in sentences; empty for none."""
     if _rope(config).get("rope_type") not in _SHORT_ROPE:
         return []
-    return [f"A GGUF is exact for texts of up to {_short_context(config):,} tokens, and has that context."]
+    return [f"A GGUF is exact for texts of up to {_context(config):,} tokens."]
 
 
 def converter_form(config: Mapping[str, Any]) -> Form:
@@ -74,59 +83,70 @@ def converter_form(config: Mapping[str, Any]) -> Form:
 
     - Its Qwen2-MoE computes the shared expert's gate as silu(x) / x, which is NaN for the published gate of zeros, and
       doesn't renormalise the weights of experts. Its llama architecture, of Mixtral, does, and reads biases.
-    - That architecture has no sliding windows; GraniteMoeSWA has the same layers with windows and sinks.
-    - It reads the divisors of the rope's frequencies from a tensor, and the attention's factor as YaRN's.
+    - That architecture has no sliding windows, and no factor of cosines and sines. GraniteMoeSWA has the same layers
+      with windows, sinks and a factor of the attention's scores; divisors of the rope's frequencies are a tensor.
     """
     own, kind = dict(config), config["model_type"]
     if kind == "qwen3_moe":
         return Form(own)
-    own["model_type"], own["architectures"] = "mixtral", ["MixtralForCausalLM"]
+    own |= {"model_type": "mixtral", "architectures": ["MixtralForCausalLM"], "sliding_window": None}
     own["num_local_experts"] = config.get("num_local_experts", config.get("num_experts"))
-    if windows := _windows(config):
-        own["model_type"], own["architectures"] = "granitemoe_swa", ["GraniteMoeSWAForCausalLM"]
-        types = ("full_attention", "sliding_attention")
-        own |= {"layer_types": [types[each] for each in windows], "logits_scaling": 1.0}
-        own["attention_multiplier"] = config["head_dim"] ** -0.5
-    else:
-        own["sliding_window"] = None
-        own.pop("layer_types", None)
+    for name in ("layer_types", "num_experts", "moe_intermediate_size", "shared_expert_intermediate_size"):
+        own.pop(name, None)
     if kind == "qwen2_moe":
-        own["intermediate_size"] = config.get("moe_intermediate_size", config["intermediate_size"])
-        for name in ("moe_intermediate_size", "num_experts", "shared_expert_intermediate_size"):
-            own.pop(name, None)
+        own["intermediate_size"] = config["moe_intermediate_size"]
     frequencies: tuple[float, ...] = ()
-    if _rope(config).get("rope_type") == "longrope":
-        frequencies = tuple(_rope(config)["short_factor"])
-        own |= _short_rope(config)
-    return Form(own, kind == "qwen2_moe", bool(windows), frequencies)
+    if granite := _granite(config):
+        frequencies, factor = _table(config) if _tabled(config) else ((), 1.0)
+        windows = _windows(config) or [True] * config["num_hidden_layers"]
+        own |= {
+            "model_type": "granitemoe_swa",
+            "architectures": ["GraniteMoeSWAForCausalLM"],
+            "attention_multiplier": factor**2 * _head_dim(config) ** -0.5,
+            "logits_scaling": 1.0,
+            "layer_types": ["sliding_attention" if each else "full_attention" for each in windows],
+            "sliding_window": config["sliding_window"] if _windows(config) else _context(config),
+            "max_position_embeddings": _context(config),
+        }
+        if frequencies:
+            own["rope_parameters"] = {"rope_type": "default", "rope_theta": _rope(config)["rope_theta"]}
+            own["rope_scaling"] = None
+    return Form(own, kind == "qwen2_moe", granite, frequencies)
 
 
-def _short_rope(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The config's fields for a rope without scaling but with an attention factor."""
-    context = _short_context(config)
-    rope = {"rope_type": "yarn", "factor": 1.0, "extrapolation_factor": 0.0, "rope_theta": _rope(config)["rope_theta"]}
-    rope |= {"original_max_position_embeddings": context, "attention_factor": _attention_factor(config)}
-    return {"rope_parameters": rope, "rope_scaling": None, "max_position_embeddings": context}
+def _tabled(config: Mapping[str, Any]) -> bool:
+    """Whether llama.cpp needs the rope's frequencies as a tensor."""
+    rope = _rope(config)
+    own = {name for name, default in _YARN.items() if rope.get(name) not in (None, default)}
+    return rope.get("rope_type") == "longrope" or (rope.get("rope_type") == "yarn" and bool(own))
 
 
-def _attention_factor(config: Mapping[str, Any]) -> float:
-    """The factor of cosines and sines by transformers."""
+def _table(config: Mapping[str, Any]) -> tuple[tuple[float, ...], float]:
+    """The divisors of the rope's frequencies, [head_dim / 2], and the factor of cosines and sines, by transformers."""
+    import torch
     from transformers import AutoConfig
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-    own = {name: value for name, value in config.items() if name != "rope_scaling"}
-    _, factor = ROPE_INIT_FUNCTIONS["longrope"](AutoConfig.for_model(**own), None)
-    return float(factor)
+    own, rope = {name: value for name, value in config.items() if name != "rope_scaling"}, _rope(config)
+    frequencies, factor = ROPE_INIT_FUNCTIONS[rope["rope_type"]](AutoConfig.for_model(**own), None)
+    powers = torch.arange(0, _head_dim(config), 2, dtype=torch.float64) / _head_dim(config)
+    return tuple((rope["rope_theta"] ** -powers / frequencies.double()).tolist()), float(factor)
 
 
-def _short_context(config: Mapping[str, Any]) -> int:
+def _context(config: Mapping[str, Any]) -> int:
     """The longest text with the rope's frequencies for short ones, in tokens."""
-    original = _rope(config).get("original_max_position_embeddings")
-    return int(original or config.get("original_max_position_embeddings") or config["max_position_embeddings"])
+    rope, most = _rope(config), int(config["max_position_embeddings"])
+    if rope.get("rope_type") not in _SHORT_ROPE:
+        return most
+    return int(rope.get("original_max_position_embeddings") or most)
 
 
 def _rope(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return config.get("rope_parameters") or {}
+
+
+def _head_dim(config: Mapping[str, Any]) -> int:
+    return int(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
 
 
 def _class(config: Mapping[str, Any]) -> str:
@@ -135,17 +155,17 @@ def _class(config: Mapping[str, Any]) -> str:
 
 def _windows(config: Mapping[str, Any]) -> list[bool]:
     """For each layer, whether it has a sliding window shorter than the context; empty if none has."""
-    layers, window = config.get("num_hidden_layers", 0), config.get("sliding_window")
-    if window is None or window >= config["max_position_embeddings"]:
+    layers, window = config["num_hidden_layers"], config.get("sliding_window")
+    if window is None or window >= _context(config):
         return []
-    if config.get("model_type") == "mixtral":
+    if config["model_type"] == "mixtral":
         return [True] * layers
     if not config.get("use_sliding_window"):
         return []
-    own = [each == "sliding_attention" for each in config.get("layer_types") or ()]
+    own = [each == "sliding_attention" for each in config["layer_types"]]
     return own if any(own) else []
 
 
 def _granite(config: Mapping[str, Any]) -> bool:
-    """Whether the heads have the width that GraniteMoeSWA has in llama.cpp."""
-    return bool(config.get("head_dim", 0) * config["num_attention_heads"] == config["hidden_size"])
+    """Whether only GraniteMoeSWA has this version's layers in llama.cpp."""
+    return bool(_windows(config)) or _tabled(config)

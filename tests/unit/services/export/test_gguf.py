@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
+from moerge.cli.app import app
 from moerge.errors import MoergeError
 from moerge.export.folder import converter_folder
 from moerge.export.gguf import export_gguf, version_config
@@ -94,6 +96,19 @@ def test_a_missing_converter_says_how_to_get_it(version: Path, tmp_path: Path, m
         with pytest.raises(MoergeError, match=found) as caught:
             export_gguf(version, tmp_path / "a.gguf", llama, None, NoProgress())
         assert "git clone" in caught.value.todo
+
+
+def test_the_command_names_its_file_after_the_version_and_prints_limits(
+    version: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rope = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+    short = published([expert(tmp_path / str(seed), seed, rope_parameters=rope) for seed in (1, 2)], tmp_path)
+    monkeypatch.setenv("LLAMA_CPP", str(script(tmp_path / "llama", WRITES)))
+    monkeypatch.chdir(tmp_path)
+    ended = CliRunner().invoke(app, ["export", str(short), "--gguf", "--quantise", "q8_0"])
+    assert (ended.exit_code, ended.stdout) == (0, "version-q8_0.gguf: 20 bytes\n")
+    assert "256 tokens" in ended.stderr
+    assert isinstance(CliRunner().invoke(app, ["export", str(version)]).exception, MoergeError)
 
 
 def test_nothing_else_is_exported(version: Path, tmp_path: Path) -> None:

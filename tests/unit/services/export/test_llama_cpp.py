@@ -51,7 +51,12 @@ def test_versions_that_llama_cpp_reads_right_keep_their_form(family: str, settin
         ("llama", {"hidden_act": "gelu"}, "silu"),
         ("qwen3", {"attention_bias": True}, "bias"),
         ("qwen3", {"rope_parameters": LLAMA3}, "llama3"),
-        ("mistral", {"sliding_window": 8, "head_dim": 16}, "windows"),
+        ("mistral", {"sliding_window": 8, "head_dim": 16}, "window"),
+        (
+            "llama",
+            {"rope_parameters": LONGROPE | {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8}, "head_dim": 16},
+            "longrope",
+        ),
     ],
 )
 def test_versions_without_an_equivalent_form_are_refused(family: str, settings: dict[str, Any], reason: str) -> None:
@@ -83,14 +88,22 @@ def test_windows_become_those_of_granite_with_sinks(family: str, settings: dict[
     assert [each == "sliding_attention" for each in form.config["layer_types"]] == windows
 
 
-def test_a_long_rope_becomes_divisors_for_short_texts_and_an_attention_factor() -> None:
+def test_a_long_rope_becomes_divisors_for_short_texts_and_a_factor_of_scores() -> None:
     config = published("phi3", rope_parameters=LONGROPE, original_max_position_embeddings=64)
     form = converter_form(config)
-    rope = form.config["rope_parameters"]
-    assert (form.frequencies, form.config["max_position_embeddings"]) == ((1.0, 1.5, 2.0, 2.5), 64)
-    assert (rope["rope_type"], rope["factor"], rope["extrapolation_factor"]) == ("yarn", 1.0, 0.0)
-    assert rope["attention_factor"] == pytest.approx((1 + 1 / 3) ** 0.5)  # 256 is 4 x 64: sqrt(1 + ln 4 / ln 64)
+    assert form.frequencies == pytest.approx((1.0, 1.5, 2.0, 2.5))
+    assert form.config["rope_parameters"] == {"rope_type": "default", "rope_theta": 1e4}
+    assert form.config["attention_multiplier"] == pytest.approx((1 + 1 / 3) / 8**0.5)  # 256 = 64 x 4: 1 + ln 4 / ln 64
+    assert (form.config["max_position_embeddings"], form.config["sliding_window"]) == (64, 64)
     assert ["64 tokens" in each for each in context_limits(config)] == [True]
+
+
+def test_yarn_s_own_settings_become_divisors_and_a_factor_of_scores() -> None:
+    yarn = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64}
+    assert not converter_form(published("llama", rope_parameters=yarn)).changed
+    form = converter_form(published("llama", rope_parameters={**yarn, "attention_factor": 2.0}))
+    assert form.config["attention_multiplier"] == pytest.approx(4 / 8**0.5)
+    assert (form.frequencies[0], form.frequencies[-1]) == pytest.approx((1, 4))
 
 
 def test_a_dynamic_rope_is_exact_up_to_the_context() -> None:
