@@ -10,7 +10,7 @@ PAGES = ("README.md", "SECURITY.md", *sorted(f"docs/{path.name}" for path in (RO
 NOT_TYPED = {
     "pip install *": "no index has a release yet, and torch is gigabytes",
     "make *": "installs, and runs the tests themselves, the benchmark or the demo, which tests/e2e/test_demo.py runs",
-    "moerge export *": "needs llama.cpp: tests/engines runs it, and unit tests with a script in its place",
+    "moerge export *": "needs llama.cpp; tests/engines runs it",
     "git clone *": "the network",
     "python -m llama_cpp.server *": "needs llama.cpp; tests/engines runs it",
     "curl --fail *": "asks llama.cpp",
