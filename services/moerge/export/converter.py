@@ -18,7 +18,7 @@ _GET = (
 )
 _REMEDIES = {
     "ModuleNotFoundError": "pip install gguf sentencepiece, in the environment of moerge",
-    "pre-tokenizer was not recognized": "llama.cpp knows tokenizers by name; its docs explain how to add this one",
+    "pre-tokenizer was not recognized": "add the tokenizer to llama.cpp, which doesn't know it",
     "is not supported": "update llama.cpp",
 }
 """Text of the converter's last lines -> what to do."""
@@ -55,7 +55,8 @@ def convert(command: Sequence[str], out: Path, total: int, progress: Progress) -
             while process.poll() is None:
                 time.sleep(_SECONDS)
                 size = min(out.stat().st_size if out.exists() else 0, total)
-                tracker.advance(size - before)
+                if size > before:
+                    tracker.advance(size - before)
                 before = size
         finally:
             process.kill()
@@ -66,4 +67,4 @@ def convert(command: Sequence[str], out: Path, total: int, progress: Progress) -
         lines = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
         last = "\n  ".join(lines[-_LAST:])
         todo = next((each for text, each in _REMEDIES.items() if text in last), "")
-        raise MoergeError(f"llama.cpp's converter failed:\n  {last}", where=command[0], todo=todo)
+        raise MoergeError(f"llama.cpp's converter failed:\n  {last}", where=SCRIPT, todo=todo)

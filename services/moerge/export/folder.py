@@ -21,13 +21,14 @@ def converter_folder(version: Path, form: Form, folder: Path) -> Path:
     """Writes `version` in another form into a new folder, and returns it. Its unchanged files are linked.
 
     Raises:
-        CheckpointError: a weight file is missing, damaged or not of a version.
+        CheckpointError: a weight file is missing or damaged, or the shared expert is not zero.
     """
     folder.mkdir(parents=True)
     stored, names = StoredTensors(version), _mixtral_names(form) if form.renamed else {}
     kept = {old: new for old in stored.specs if (new := names.get(old, old)) is not None}
-    if form.renamed and len(kept) == len(stored.specs):
-        raise CheckpointError("has no shared expert, as every published Qwen2-MoE", where=str(version))
+    for dropped in stored.specs.keys() - kept.keys():
+        if stored.tensor(dropped).any():
+            raise CheckpointError("expected zeros, as moerge publishes it", where=f"{version}: {dropped}")
     where: dict[str, str] = {}
     for file in sorted({stored.specs[old].file for old in kept}):
         own = {old: new for old, new in kept.items() if stored.specs[old].file == file}

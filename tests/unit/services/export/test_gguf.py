@@ -1,10 +1,12 @@
 """Exports: the folder for the converter, and its run, with a script in the converter's place."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 from moerge.cli.app import app
@@ -62,6 +64,17 @@ def test_the_converter_s_folder_has_the_same_tensors_under_mixtral_s_names(versi
     index = json.loads((tmp_path / "made" / INDEX).read_text())["weight_map"]
     assert index == {name: spec.file.name for name, spec in made.specs.items()}
     assert (tmp_path / "made" / "tokenizer.json").read_bytes() == (version / "tokenizer.json").read_bytes()
+
+
+def test_a_shared_expert_that_is_not_zero_is_not_dropped(version: Path, tmp_path: Path) -> None:
+    other = shutil.copytree(version, tmp_path / "other")
+    name, file = "model.layers.1.mlp.shared_expert.down_proj.weight", other / "model-trunk-added.safetensors"
+    tensors = load_file(file)
+    tensors[name][0, 0] = 1
+    save_file(tensors, file)
+    with pytest.raises(MoergeError, match="expected zeros") as caught:
+        converter_folder(other, converter_form(version_config(other)), tmp_path / "made")
+    assert name in caught.value.where
 
 
 def test_files_without_a_changed_name_are_linked(tmp_path: Path) -> None:
