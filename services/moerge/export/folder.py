@@ -11,13 +11,14 @@ from moerge.export.llama_cpp import Form
 from moerge.models.families import FAMILIES
 from moerge.models.stored import INDEX, StoredTensors
 from moerge.models.writer import TensorPlan, write_safetensors
+from moerge.progress import Progress
 
 _ADDED = "model-llama-cpp.safetensors"
 _SINK = -1e30
 """The logarithm of a sink's weight: none."""
 
 
-def converter_folder(version: Path, form: Form, folder: Path) -> Path:
+def converter_folder(version: Path, form: Form, folder: Path, progress: Progress) -> Path:
     """Writes `version` in another form into a new folder, and returns it. Its unchanged files are linked.
 
     Raises:
@@ -29,20 +30,22 @@ def converter_folder(version: Path, form: Form, folder: Path) -> Path:
     for dropped in stored.specs.keys() - kept.keys():
         if stored.tensor(dropped).any():
             raise CheckpointError("expected zeros, as moerge publishes it", where=f"{version}: {dropped}")
-    where: dict[str, str] = {}
-    for file in sorted({stored.specs[old].file for old in kept}):
-        own = {old: new for old, new in kept.items() if stored.specs[old].file == file}
-        where |= dict.fromkeys(own.values(), file.name)
-        if all(old == new for old, new in own.items()) and len(own) == _count(stored, file):
+    plans = {_ADDED: _added(form)}
+    for old, new in kept.items():
+        spec = stored.specs[old]
+        plan = TensorPlan(new, spec.dtype, spec.shape, partial(stored.tensor, old))
+        plans.setdefault(spec.file.name, []).append(plan)
+    for file in {spec.file for spec in stored.specs.values()}:
+        content = {name for name, spec in stored.specs.items() if spec.file == file}
+        if content == {plan.name for plan in plans.get(file.name, ())}:
             (folder / file.name).symlink_to(file.resolve())
-        else:
-            plans = [_copy(stored, old, new) for old, new in own.items()]
-            with (folder / file.name).open("wb") as out:
-                write_safetensors(out, plans)
-    with (folder / _ADDED).open("wb") as out:
-        added = _added(form)
-        write_safetensors(out, added)
-    where |= {plan.name: _ADDED for plan in added}
+    changed = {name: own for name, own in plans.items() if own and not (folder / name).exists()}
+    total = sum(plan.bytes for own in changed.values() for plan in own)
+    with progress.track("writing another form", total, "B") as tracker:
+        for name, own in changed.items():
+            with (folder / name).open("wb") as out:
+                write_safetensors(out, own, tracker.advance)
+    where = {plan.name: name for name, own in plans.items() for plan in own}
     (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": where}), encoding="utf-8")
     (folder / "config.json").write_text(json.dumps(form.config, indent=2), encoding="utf-8")
     for path in version.iterdir():
@@ -75,12 +78,3 @@ def _added(form: Form) -> list[TensorPlan]:
         divisors = torch.tensor(form.frequencies)  # [head_dim / 2] float32
         plans.append(TensorPlan("rope.freqs.weight", torch.float32, tuple(divisors.shape), lambda: divisors))
     return plans
-
-
-def _copy(stored: StoredTensors, old: str, new: str) -> TensorPlan:
-    spec = stored.specs[old]
-    return TensorPlan(new, spec.dtype, spec.shape, partial(stored.tensor, old))
-
-
-def _count(stored: StoredTensors, file: Path) -> int:
-    return sum(spec.file == file for spec in stored.specs.values())

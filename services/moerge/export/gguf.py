@@ -64,7 +64,7 @@ def export_gguf(version: Path, out: Path, llama_cpp: Path | None, quantise: str 
     try:
         part.mkdir(parents=True)
         form = converter_form(config)
-        source = converter_folder(version, form, part / "version") if form.changed else version
+        source = converter_folder(version, form, part / "version", progress) if form.changed else version
         made = part / "model.gguf"
         name = version.resolve().name
         options = ["--outfile", str(made), "--outtype", outtype, "--model-name", name]

@@ -48,7 +48,7 @@ def script(folder: Path, text: str) -> Path:
 
 def test_the_converter_s_folder_has_the_same_tensors_under_mixtral_s_names(version: Path, tmp_path: Path) -> None:
     form = converter_form(version_config(version))
-    made = StoredTensors(converter_folder(version, form, tmp_path / "made"))
+    made = StoredTensors(converter_folder(version, form, tmp_path / "made", NoProgress()))
     own = StoredTensors(version)
     for layer in range(3):
         block = f"model.layers.{layer}"
@@ -73,14 +73,14 @@ def test_a_shared_expert_that_is_not_zero_is_not_dropped(version: Path, tmp_path
     tensors[name][0, 0] = 1
     save_file(tensors, file)
     with pytest.raises(MoergeError, match="expected zeros") as caught:
-        converter_folder(other, converter_form(version_config(other)), tmp_path / "made")
+        converter_folder(other, converter_form(version_config(other)), tmp_path / "made", NoProgress())
     assert name in caught.value.where
 
 
 def test_files_without_a_changed_name_are_linked(tmp_path: Path) -> None:
     experts = [expert(tmp_path / str(seed), seed, "mistral", sliding_window=8) for seed in (1, 2)]
     version = published(experts, tmp_path)
-    made = converter_folder(version, converter_form(version_config(version)), tmp_path / "made")
+    made = converter_folder(version, converter_form(version_config(version)), tmp_path / "made", NoProgress())
     assert all((made / path.name).samefile(path) for path in version.glob("*.safetensors"))
 
 
