@@ -457,4 +457,20 @@ MUTATIONS = (
         "held = tuning",
         ("tests/unit/services/table/test_table.py",),
     ),
+    Mutation(
+        "export-refused",
+        "a version that llama.cpp computes wrongly is not exported",
+        LIBRARY,
+        "if refused := refusals(config):\n        raise",
+        "if refused := []:\n        raise",
+        ("tests/unit/services/export/test_gguf.py",),
+    ),
+    Mutation(
+        "export-not-zero",
+        "an export drops only zeros",
+        LIBRARY,
+        "if stored.tensor(dropped).any():",
+        "if False:",
+        ("tests/unit/services/export/test_gguf.py",),
+    ),
 )
