@@ -83,7 +83,9 @@ def merge(
     scored_tokens: Annotated[
         int, typer.Option(min=0, help="Scored tokens per domain for the final table; 0: no table.")
     ] = SCORED_TOKENS,
-    keep_statistics: Annotated[bool, typer.Option("--keep-statistics", help="Keep the work folder, OUT.work.")] = False,
+    keep_statistics: Annotated[
+        bool, typer.Option("--keep-statistics", help="Keep OUT.work, so that experts can be added.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Merges experts on this machine into one MoE model, without training and without a server.
