@@ -78,6 +78,17 @@ class Lineage(Message):
     solver: str
 
 
+class EngineLimit(Message):
+    """An engine that doesn't run a version as transformers does.
+
+    `happens` completes a sentence whose subject is the engine. `remedy` is an instruction.
+    """
+
+    engine: str
+    happens: str
+    remedy: str
+
+
 class SolvedLayer(Message):
     """Diagnostics of one layer's solve.
 

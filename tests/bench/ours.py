@@ -30,6 +30,7 @@ from moerge.versions.files import (
     report_file,
     router_file,
     trunk_files,
+    version_config,
 )
 from moerge_proto.digests import digest_of, sha256_hex
 from moerge_proto.messages import FileEntry
@@ -149,6 +150,7 @@ def publish(
         weights.append(expert_file(Checkpoint(each), family, layers, slot, digest_of(str(each))))
     shape, dtype = (len(domains), config.hidden_size), checkpoint.specs["model.embed_tokens.weight"].dtype
     weights.append(router_file(lambda: solution()[0], layers, shape, family, dtype, lineage))
-    texts = config_files(experts[0], config, family, len(experts), options.top_k, checkpoint, tied=False)
+    published = version_config(config, family, len(experts), options.top_k, checkpoint, tied=False)
+    texts = config_files(experts[0], published)
     texts.append(report_file(lambda: solution()[1], lineage))
     store.show(version, [store.file(plan) for plan in [*weights, index_file(weights), *texts]])

@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,11 +18,13 @@ from moerge_proto.versions import NewVersion, Version, VersionChange
 from support.federation import Federation, eventually, federation_of
 from support.processes import ended, run_command, start_worker
 
+BIASES: dict[str, Any] = {"family": "qwen3", "attention_bias": True}
+
 
 @pytest.fixture(scope="module")
 def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
-    """Versions 1 to 3 differ by lambda."""
-    with federation_of(tmp_path_factory.mktemp("aliases"), "law", "art") as made:
+    """Versions 1 to 3 differ by lambda. Their biases are a limit of an engine."""
+    with federation_of(tmp_path_factory.mktemp("aliases"), "law", "art", **BIASES) as made:
         made.contribute(made.merge())
         for ridge_lambda in (1.0, 2.0, 3.0):
             solve(made, ridge_lambda)
@@ -30,6 +33,15 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
 
 def solve(federation: Federation, ridge_lambda: float) -> Version:
     return federation.solve(options=SolveOptions(ridge_lambda=ridge_lambda))
+
+
+def test_engines_that_do_not_run_a_version_are_named_by_command_card_and_route(federation: Federation) -> None:
+    [limit] = federation.operator.engine_limits(1)
+    assert limit.engine == "vLLM"
+    told = f"vLLM {limit.happens}. To avoid it: {limit.remedy}."
+    assert told in federation.moerge("version", "show", 1)
+    assert json.loads(federation.moerge("version", "show", 1, "--json"))["engines"] == [limit.model_dump()]
+    assert f"**vLLM** {limit.happens}" in federation.operator.version_card(1)
 
 
 def test_the_command_line_promotes_rolls_back_and_compares(federation: Federation) -> None:
@@ -73,7 +85,7 @@ def test_a_version_is_retired_only_when_no_alias_points_to_it_and_its_number_is_
 
 def test_a_late_owner_blocks_nobody_and_the_card_says_who_was_left_out(federation: Federation) -> None:
     operator = federation.operator
-    federation.add("late", seed=5)
+    federation.add("late", seed=5, **BIASES)
     deadline = datetime.now(UTC) + timedelta(hours=1)
     asked = NewRound(name="spring", domains=["law", "late"], minimum=1, deadline=deadline)
     waiting = operator.open_round(asked)

@@ -85,6 +85,7 @@ ROLES: dict[tuple[str, str], set[Role]] = {
     ("get", "/v1/versions/{number}/card"): set(Role),
     ("get", "/v1/versions/{number}/report"): {Role.OPERATOR, Role.READER},
     ("get", "/v1/versions/{number}/influence"): {Role.OPERATOR},
+    ("get", "/v1/versions/{number}/engines"): set(Role),
     ("get", "/v1/versions/{number}/signatures"): set(Role),
     ("get", "/v1/versions/{number}/compare/{other}"): set(Role),
     ("post", "/v1/versions/{number}/route"): {Role.OPERATOR, Role.READER},

@@ -11,7 +11,7 @@ from moerge.versions.compare import ScoreChange
 from moerge_proto.contributions import ContributionSignature
 from moerge_proto.influence import VersionInfluence
 from moerge_proto.signatures import fingerprint, in_groups
-from moerge_proto.versions import Comparison, SolveReport, Version
+from moerge_proto.versions import Comparison, EngineLimit, SolveReport, Version
 
 FLOAT32_LIMIT = 2.0**24
 
@@ -64,6 +64,12 @@ def _notices(row: Version) -> list[str]:
     if row.retired or row.withheld:
         lines.append(f"{'Retired' if row.retired else 'Withheld'} {row.retired or row.withheld:%Y-%m-%d %H:%M} UTC")
     return lines
+
+
+def show_engines(limits: Sequence[EngineLimit]) -> None:
+    """Prints the engines that don't run a version as transformers does."""
+    for each in limits:
+        typer.echo(f"{each.engine} {each.happens}. To avoid it: {each.remedy}.")
 
 
 def show_influence(found: VersionInfluence) -> None:

@@ -17,6 +17,7 @@ from moerge.cli.common import Coordinator, Secret, Yes, confirm, numbers, show, 
 from moerge.cli.rounds import wait_for_contributions
 from moerge.cli.version_page import (
     show_comparison,
+    show_engines,
     show_files,
     show_influence,
     show_routers,
@@ -169,6 +170,8 @@ def _line(row: Version) -> list[str]:
 def show_version(version: Which, coordinator: Coordinator, secret: Secret, as_json: AsJson = False) -> None:
     """Shows a version's lineage, files, signatures, owners' influence and router diagnostics.
 
+    Also names the engines that don't run it as transformers does.
+
     Example: moerge version show champion
     """
     with Client(coordinator, secret) as client:
@@ -177,10 +180,13 @@ def show_version(version: Which, coordinator: Coordinator, secret: Secret, as_js
         reported = role is not Role.OWNER and any(file.name == REPORT_FILE for file in row.files)
         report = client.version_report(number) if reported else None
         influence = found(lambda: client.version_influence(number)) if role is Role.OPERATOR else None
+        engines = found(lambda: client.engine_limits(number)) or []
     if as_json:
-        show_json({"version": row, "signatures": signatures, "report": report, "influence": influence})
+        content = {"version": row, "signatures": signatures, "report": report, "influence": influence}
+        show_json({**content, "engines": engines})
         return
     show_files(row)
+    show_engines(engines)
     show_signatures(signatures)
     if report is not None:
         show_routers(report)

@@ -47,6 +47,7 @@ from moerge_proto.versions import (
     Alias,
     AliasMove,
     Comparison,
+    EngineLimit,
     Move,
     NewVersion,
     Rollback,
@@ -264,6 +265,11 @@ class Client:
     def version_influence(self, number: int) -> VersionInfluence:
         """The influence of each owner on its routers (operators only)."""
         return self.http.get(VersionInfluence, f"/v1/versions/{number}/influence")
+
+    def engine_limits(self, number: int) -> list[EngineLimit]:
+        """The engines that don't run the version as transformers does."""
+        content = self.http.send("GET", f"/v1/versions/{number}/engines").content
+        return TypeAdapter(list[EngineLimit]).validate_json(content)
 
     def versions(self, after: int = 0) -> Iterator[Version]:
         """The versions after that number, oldest first."""

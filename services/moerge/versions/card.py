@@ -10,7 +10,7 @@ from moerge.versions.card_scores import CARD_FILE, markdown_rows
 from moerge.versions.files import FilePlan, text_file
 from moerge_proto.digests import sha256_hex
 from moerge_proto.options import SolveOptions
-from moerge_proto.versions import Lineage
+from moerge_proto.versions import EngineLimit, Lineage
 
 _ROUTERS = {"ridge": "ridge regression", "discriminant": "linear discriminants"}
 _HUB_LICENSES = """
@@ -75,6 +75,7 @@ def card_file(
     contributed: Sequence[Contributed],
     chat: ChatTemplates,
     model: Model,
+    limits: Sequence[EngineLimit] = (),
 ) -> FilePlan:
     """README.md: a pure function of the lineage and of what its digests name.
 
@@ -85,6 +86,7 @@ def card_file(
         contributed: the router contributions, in the lineage's order.
         chat: the experts' chat templates.
         model: the published checkpoint.
+        limits: of engines, from `engine_limits`.
     """
     options, domains = lineage.options, ", ".join(lineage.domains)
     text = f"""---
@@ -117,7 +119,7 @@ tokenizer = AutoTokenizer.from_pretrained(folder)
 ```
 
 {_chat(chat)}
-## Scores
+{_engines(limits)}## Scores
 
 {_UNSCORED}
 ## Experts
@@ -190,6 +192,14 @@ def _chat(chat: ChatTemplates) -> str:
     if own and differ:
         text += f" Others have another one, or none: {', '.join(differ)}."
     return f"{text}\n"
+
+
+def _engines(limits: Sequence[EngineLimit]) -> str:
+    """The section on engines that don't answer as transformers does; empty without one."""
+    if not limits:
+        return ""
+    lines = "".join(f"- **{each.engine}** {each.happens}. To avoid it: {each.remedy}.\n" for each in limits)
+    return f"## Engines\n\n{lines}\n"
 
 
 def _mlps(experts: Sequence[ExpertRecord]) -> str:

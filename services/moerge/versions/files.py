@@ -3,10 +3,10 @@
 import hashlib
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor
@@ -25,7 +25,7 @@ from moerge_proto.versions import SolveReport
 
 TRUNK_FILE, ADDED_FILE = "model-trunk.safetensors", "model-trunk-added.safetensors"
 ROUTER_FILE, INDEX_FILE = "model-router.safetensors", "model.safetensors.index.json"
-REPORT_FILE, LINEAGE_FILE = "moerge-report.json", "moerge.json"
+CONFIG_FILE, REPORT_FILE, LINEAGE_FILE = "config.json", "moerge-report.json", "moerge.json"
 _PIECE = 2**22
 _LAYOUT = 1  # raise when the bytes of a planned file change for the same inputs
 
@@ -180,24 +180,21 @@ def index_file(weights: Sequence[FilePlan]) -> FilePlan:
     return text_file(INDEX_FILE, json.dumps(index, indent=1) + "\n")
 
 
-def config_files(
-    tokenizer: Path,
-    config: PretrainedConfig,
-    family: Family,
-    experts: int,
-    top_k: int,
-    trunk: Checkpoint,
-    *,
-    tied: bool,
-) -> list[FilePlan]:
-    """config.json, generation_config.json and the tokenizer, the last two from the folder `tokenizer`.
+def version_config(
+    config: PretrainedConfig, family: Family, experts: int, top_k: int, trunk: Checkpoint, *, tied: bool
+) -> dict[str, Any]:
+    """The content of config.json, with the trunk's dtype and vocabulary."""
+    embedding = trunk.specs[EMBEDDING]
+    dtype = str(embedding.dtype).removeprefix("torch.")
+    return published_config(family, config, experts, top_k, dtype, embedding.shape[0], tied)
+
+
+def config_files(tokenizer: Path, published: Mapping[str, Any]) -> list[FilePlan]:
+    """config.json from `version_config`, and generation_config.json and tokenizer from the folder `tokenizer`.
 
     Fields for code, and unusual decoding defaults, are omitted.
     """
-    embedding = trunk.specs[EMBEDDING]
-    dtype = str(embedding.dtype).removeprefix("torch.")
-    published = published_config(family, config, experts, top_k, dtype, embedding.shape[0], tied)
-    plans = [text_file("config.json", json.dumps(published, indent=2, sort_keys=True) + "\n")]
+    plans = [text_file(CONFIG_FILE, json.dumps(published, indent=2, sort_keys=True) + "\n")]
     ids = ("bos_token_id", "eos_token_id", "pad_token_id")
     default = json.dumps({name: published.get(name) for name in ids}, indent=2) + "\n"
     plans.append(text_file(GENERATION, published_generation(tokenizer) or default))

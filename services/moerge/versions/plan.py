@@ -16,6 +16,7 @@ from moerge.models.side_files import chat_template
 from moerge.routers import influence
 from moerge.routers.solve import solve_layers
 from moerge.versions.card import ChatTemplates, Contributed, ExpertRecord, Model, card_file
+from moerge.versions.engines import engine_limits
 from moerge.versions.files import (
     LINEAGE_FILE,
     FilePlan,
@@ -26,6 +27,7 @@ from moerge.versions.files import (
     router_file,
     text_file,
     trunk_files,
+    version_config,
 )
 from moerge_proto.digests import canonical_json, digest_of
 from moerge_proto.influence import VersionInfluence
@@ -189,10 +191,12 @@ def plan_version(lineage: Lineage, inputs: VersionInputs, solve: Solve = solve_l
     total = sum(file.parameters for file in (*shared, routers))
     idle = (count - lineage.options.top_k) * mlps[0].parameters
     model = Model(family.published_class, str(dtype).removeprefix("torch."), total, total - idle)
+    published = version_config(config, family, count, lineage.options.top_k, trunk, tied=lineage.tied)
+    limits = engine_limits(published)
     texts = [
         index_file([*shared, routers]),
-        *config_files(taken.trained, config, family, count, lineage.options.top_k, trunk, tied=lineage.tied),
+        *config_files(taken.trained, published),
         text_file(LINEAGE_FILE, canonical_json(content).decode() + "\n"),
-        card_file(lineage, records, inputs.method, inputs.merged, inputs.contributed, chat, model),
+        card_file(lineage, records, inputs.method, inputs.merged, inputs.contributed, chat, model, limits),
     ]
     return VersionPlan(shared, [routers, report_file(lambda: solution()[1], name)], texts)

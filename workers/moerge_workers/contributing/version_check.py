@@ -10,7 +10,7 @@ from moerge.models.config import trunk_config
 from moerge.models.expert_folder import DenseExpert
 from moerge.models.reader import Checkpoint
 from moerge.models.stored import INDEX
-from moerge.versions.files import ROUTER_FILE, FilePlan, config_files, expert_file, trunk_files
+from moerge.versions.files import ROUTER_FILE, FilePlan, config_files, expert_file, trunk_files, version_config
 from moerge_proto.versions import Version
 from moerge_workers.computing.held_out import NotNowError
 from moerge_workers.contributing.context import Context
@@ -71,7 +71,8 @@ def _require(context: Context, version: Version, weights: Path, folder: Path) ->
             raise AlteredVersionError(f"{name} is missing, or its tensors differ from a published version's")
     index = {"metadata": {}, "weight_map": {tensor: name for name, tensors in names.items() for tensor in tensors}}
     (folder / INDEX).write_text(json.dumps(index))
-    plan = config_files(context.expert.folder, config, family, count, lineage.options.top_k, trunk, tied=tied)[0]
+    published = version_config(config, family, count, lineage.options.top_k, trunk, tied=tied)
+    plan = config_files(context.expert.folder, published)[0]
     with (folder / plan.name).open("wb") as out:
         plan.write(out)
 

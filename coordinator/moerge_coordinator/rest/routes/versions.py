@@ -1,12 +1,15 @@
 """Versions and the workflows that make them."""
 
+import json
+
 from fastapi import APIRouter
 from fastapi.responses import FileResponse, PlainTextResponse, Response
 from sqlalchemy import select
 
 from moerge.versions.card_scores import CARD_FILE
 from moerge.versions.compare import compare
-from moerge.versions.files import REPORT_FILE
+from moerge.versions.engines import engine_limits
+from moerge.versions.files import CONFIG_FILE, REPORT_FILE
 from moerge_coordinator.domain import cards, owner_keys, trunks, versions
 from moerge_coordinator.domain.owners import own_name
 from moerge_coordinator.rest.auth import Anyone, Operator, OperatorOrReader, Route
@@ -20,7 +23,7 @@ from moerge_proto.contributions import ContributionSignature
 from moerge_proto.influence import VersionInfluence
 from moerge_proto.messages import Page
 from moerge_proto.owners import Role
-from moerge_proto.versions import Comparison, NewVersion, SolveReport, Version, VersionChange
+from moerge_proto.versions import Comparison, EngineLimit, NewVersion, SolveReport, Version, VersionChange
 from moerge_proto.workflows import Workflow
 
 router = APIRouter(prefix="/versions", tags=["versions"], route_class=Route)
@@ -104,6 +107,14 @@ def show_card(state: Coordinator, caller: Anyone, number: Number) -> Markdown:
         row = versions.find_served(session, number)
         published = state.blobs.local(versions.file_digest(row, CARD_FILE)).read_text(encoding="utf-8")
         return Markdown(cards.version_card(session, row, published, caller.owner))
+
+
+@router.get("/{number}/engines")
+def list_engine_limits(state: Coordinator, caller: Anyone, number: Number) -> list[EngineLimit]:
+    """The engines that don't run the version as transformers does. Role: any."""
+    with state.database.reading() as session:
+        sha256 = versions.file_digest(versions.find(session, number), CONFIG_FILE)
+    return engine_limits(json.loads(state.blobs.local(sha256).read_bytes()))
 
 
 @router.get("/{number}/compare/{other}")

@@ -1,6 +1,7 @@
 """The model card: what the hub reads, and what it tells people."""
 
 import io
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from moerge.versions.card import (
 )
 from moerge.versions.card_scores import ScoreRow, published_card, scored_card, scores_text
 from moerge_proto.options import PAPER, RECOMMENDED, SolveOptions
-from moerge_proto.versions import Lineage
+from moerge_proto.versions import EngineLimit, Lineage
 from support.models import expert
 from support.versions import published
 
@@ -36,7 +37,10 @@ def fields(text: str) -> dict[str, Any]:
 
 
 def card(
-    experts: tuple[ExpertRecord, ...] = (LAW, ART), options: SolveOptions = RECOMMENDED.solve, **lineage: Any
+    experts: tuple[ExpertRecord, ...] = (LAW, ART),
+    options: SolveOptions = RECOMMENDED.solve,
+    limits: Sequence[EngineLimit] = (),
+    **lineage: Any,
 ) -> str:
     made = Lineage(
         trunk="3" * 64,
@@ -49,7 +53,7 @@ def card(
     sent = [Contributed(digest, "law", "firm", 1000, 10) for digest in made.contributions]
     chat, model = ChatTemplates("law", {"law": "", "art": ""}), Model("MixtralForCausalLM", "bfloat16", 5000, 3000)
     out = io.BytesIO()
-    card_file(made, experts, "regmean", experts, sent, chat, model).write(out)
+    card_file(made, experts, "regmean", experts, sent, chat, model, limits).write(out)
     return out.getvalue().decode()
 
 
@@ -97,6 +101,13 @@ def test_the_routers_and_mlps_are_told_as_they_are() -> None:
     fitted = LAW._replace(fitted_from="5" * 64)
     assert "| MLPs | fitted to the trunk: law; all others unchanged |" in card((fitted, ART))
     assert f"its MLPs fitted to the trunk from `{'5' * 64}`" in card((fitted, ART))
+
+
+def test_only_limits_of_engines_have_a_section() -> None:
+    limit = EngineLimit(engine="vLLM", happens="ignores all biases", remedy="use another engine")
+    told = "\n## Engines\n\n- **vLLM** ignores all biases. To avoid it: use another engine.\n\n## Scores\n"
+    assert told in (made := card(limits=[limit]))
+    assert made.replace(told, "\n## Scores\n") == card()
 
 
 def test_parameters_are_those_of_the_loaded_model(tmp_path: Path) -> None:

@@ -1,0 +1,31 @@
+"""What engines can't run: the limits of a version, by its config.json, as measured by `make test-engines`."""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from moerge_proto.versions import EngineLimit
+
+_BACKEND = "start it with --model-impl transformers"
+
+
+def engine_limits(config: Mapping[str, Any]) -> list[EngineLimit]:
+    """The limits of engines that run a version with this config.json; none for most versions."""
+    return [limit for limits in _ENGINES for limit in limits(config)]
+
+
+def _vllm(config: Mapping[str, Any]) -> Iterator[EngineLimit]:
+    """vLLM 0.32: fields that its own classes of Qwen2-MoE and Qwen3-MoE don't read."""
+    model_type, ignored = config.get("model_type"), []
+    if model_type == "qwen2_moe":
+        if config["num_attention_heads"] * config["head_dim"] != config["hidden_size"]:
+            ignored.append("`head_dim`, so it doesn't load this model or answers wrongly")
+        if len(set(config.get("layer_types") or ())) > 1:
+            ignored.append("the sliding windows, so it answers wrongly on texts that are longer than the window")
+    if model_type == "qwen3_moe" and config.get("attention_bias"):
+        ignored.append("the bias of the attention's output, so it answers wrongly")
+    for field in ignored:
+        yield EngineLimit(engine="vLLM", happens=f"ignores {field}", remedy=_BACKEND)
+
+
+_ENGINES: tuple[Callable[[Mapping[str, Any]], Iterator[EngineLimit]], ...] = (_vllm,)
+"""One function for each engine."""
