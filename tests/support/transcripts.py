@@ -16,6 +16,8 @@ NOT_TYPED = {
     "curl --fail *": "asks llama.cpp",
     "moerge demo *": "tests/e2e/test_demo.py runs it",
     "moerge table --preset *": "trains experts, for minutes to hours; docs/quality.md has the figures",
+    "vllm serve *": "`make test-engines` runs it, where vLLM is installed",
+    "curl --fail --silent http://127.0.0.1:8000/*": "asks vLLM, likewise",
     "PYTHONPATH=tests python -m trials*": "trains and measures for minutes to an hour, likewise",
     "PYTHONPATH=tests python -m simulation *": "tests/simulation runs fewer of the same",
     "PYTHONPATH=tests python -m kills *": "tests/kills runs fewer of the same",

