@@ -13,6 +13,7 @@ from moerge.errors import CheckpointError, IncompatibleExpertError
 from moerge.files import require_small
 from moerge.models.adapters import Adapter, file_of, is_adapter
 from moerge.models.families import EMBEDDING, HEAD, REFUSED, Family, family_of, head_dim, require_family
+from moerge.models.quantised import require_unquantised
 from moerge_proto.experts import Vocabulary
 
 _MAX_CONFIG_BYTES = 2**20
@@ -58,7 +59,8 @@ def read_config(folder: Path) -> PretrainedConfig:
 
     Raises:
         CheckpointError: config.json is missing or invalid.
-        IncompatibleExpertError: transformers doesn't know its model_type, and moerge refuses that.
+        IncompatibleExpertError: transformers doesn't know its model_type, and moerge refuses that; or the weights are
+            quantised.
     """
     path = file_of(folder, "config.json")
     if not path.is_file():
@@ -71,6 +73,7 @@ def read_config(folder: Path) -> PretrainedConfig:
         if (model_type := _model_type(path)) in REFUSED:
             require_family(model_type)
         raise CheckpointError(f"can't be read as a model config: {error}", where=str(path)) from error
+    require_unquantised(getattr(config, "quantization_config", None), str(path))
     if is_adapter(folder):
         for name, value in Adapter(folder).config.items():
             setattr(config, name, value)
@@ -105,7 +108,7 @@ def require_plain_config(folder: Path) -> None:
         raise CheckpointError(f"can't be read as a model config: {error}", where=str(path)) from error
     if not isinstance(content, Mapping):
         raise CheckpointError("can't be read as a model config: not a JSON object", where=str(path))
-    require_family(str(content.get("model_type")))
+    require_family(str(content.get("model_type")), content)
     for field, most in _MOST.items():
         value = content.get(field)
         if isinstance(value, int | float) and abs(value) > most:

@@ -13,9 +13,9 @@ from moerge.models.reader import Checkpoint
 
 
 def trunk_names(checkpoint: Checkpoint, family: Family, layers: int) -> list[str]:
-    """The non-MLP tensors of a dense checkpoint, sorted, without older files' buffers."""
+    """The non-MLP tensors of a dense checkpoint, sorted."""
     mlp = set(family.dense_mlp_names(layers))
-    return sorted(name for name in checkpoint.specs if name not in mlp and not name.endswith("rotary_emb.inv_freq"))
+    return sorted(name for name in checkpoint.specs if name not in mlp)
 
 
 def domain_model(expert: Path, trunk: Path, dtype: torch.dtype = torch.float32) -> tuple[PreTrainedModel, Tensor]:

@@ -1,6 +1,6 @@
 """The table of families: each dense family's equivalent stock MoE class, with names and settings."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from transformers import PretrainedConfig
@@ -266,10 +266,12 @@ REFUSED = {
     "starcoder2": "its MLPs have no gate, and biases",
 }
 """Dense families and mixtures without an equivalent stock MoE class, and the reason."""
+_EXPERTS = {"num_experts_per_tok", "num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"}
+"""Config fields of MoE classes."""
 
 
-def require_family(model_type: str) -> Family:
-    """The family of that model_type.
+def require_family(model_type: str, fields: Collection[str] = ()) -> Family:
+    """The family of that model_type; `fields` are the names of the config's fields.
 
     Raises:
         IncompatibleExpertError: there is none.
@@ -277,6 +279,10 @@ def require_family(model_type: str) -> Family:
     family = FAMILIES.get(model_type)
     if family is None:
         why = REFUSED.get(model_type)
+        if why is None and ("moe" in model_type or not _EXPERTS.isdisjoint(fields)):
+            todo = "name the dense model of this domain; instead of a version, name the experts that it was merged from"
+            found = f"model_type {model_type!r} is a mixture of experts, and an expert must be dense"
+            raise IncompatibleExpertError(found, where="config.json: model_type", todo=todo)
         found = f"model_type {model_type!r} has no stock MoE class" + (f": {why}" if why else " in moerge")
         known = f"use one of the supported families: {', '.join(sorted(FAMILIES))}"
         raise IncompatibleExpertError(found, where="config.json: model_type", todo=known)
@@ -289,7 +295,7 @@ def family_of(config: PretrainedConfig) -> Family:
     Raises:
         IncompatibleExpertError: no stock MoE class is exactly equivalent to this model.
     """
-    family = require_family(config.model_type)
+    family = require_family(config.model_type, config.to_dict())
     for demand in family.demands:
         if (value := demand.found(config)) is not None:
             expected = " or ".join(map(repr, demand.allowed))

@@ -8,6 +8,7 @@ from transformers import AutoModelForCausalLM, PretrainedConfig
 
 from moerge.errors import CheckpointError
 from moerge.models.adapters import Adapter, is_adapter
+from moerge.models.families import HEAD
 from moerge.models.stored import StoredTensors
 
 
@@ -57,7 +58,8 @@ def model_shapes(config: PretrainedConfig) -> dict[str, tuple[int, ...]]:
 
 
 def require_tensors(checkpoint: Checkpoint, config: PretrainedConfig) -> None:
-    """Requires exactly the tensors of the config's model; a tied head has no tensor.
+    """Requires exactly the tensors of the config's model. A tied head may have one, which then counts, as in stock
+    transformers: equal to the embedding it is tied, otherwise not.
 
     Raises:
         CheckpointError: names the first tensor that is missing, superfluous or of another shape.
@@ -66,16 +68,23 @@ def require_tensors(checkpoint: Checkpoint, config: PretrainedConfig) -> None:
         found = f"num_hidden_layers is {config.num_hidden_layers}, but there are {len(checkpoint.specs)} tensors"
         raise CheckpointError(found, where="config.json: num_hidden_layers")
     expected = model_shapes(config)
-    if config.tie_word_embeddings:
-        expected.pop("lm_head.weight", None)
+    if config.tie_word_embeddings and HEAD not in checkpoint.specs:
+        expected.pop(HEAD, None)
     for name, shape in expected.items():
         spec = checkpoint.specs.get(name)
         if spec is None:
-            raise CheckpointError("tensor not found", where=f"{checkpoint.path.name}: {name}")
+            todo = "save the model again with save_pretrained"
+            if name == HEAD:
+                todo = (
+                    "set tie_word_embeddings to true in config.json if the head is the embedding; otherwise save again"
+                )
+            raise CheckpointError("tensor not found", where=f"{checkpoint.path.name}: {name}", todo=todo)
         if spec.shape != shape:
             raise CheckpointError(
                 f"expected shape {list(shape)}, found {list(spec.shape)}", where=f"{checkpoint.path.name}: {name}"
             )
     for name in checkpoint.specs.keys() - expected.keys():
-        if not name.endswith("rotary_emb.inv_freq"):
-            raise CheckpointError("the config's model has no such tensor", where=f"{checkpoint.path.name}: {name}")
+        todo = "name a config.json of this model, or save the model again with save_pretrained"
+        raise CheckpointError(
+            "the config's model has no such tensor", where=f"{checkpoint.path.name}: {name}", todo=todo
+        )

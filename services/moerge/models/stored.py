@@ -10,8 +10,15 @@ from torch import Tensor
 
 from moerge.errors import CheckpointError
 from moerge.files import require_small
+from moerge.models.quantised import unsupported
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+
+BUFFERS = (
+    *("rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached"),
+    *("attn.bias", "attn.masked_bias", "position_ids"),
+)
+"""Ends of names of buffers in older files, which are computed from the config: never read."""
 
 _MAX_HEADER_BYTES = 2**24  # of all files; a tensor needs about 120
 _MAX_INDEX_BYTES = 2**24
@@ -32,7 +39,7 @@ class TensorSpec:
 
 
 class StoredTensors:
-    """The safetensors weights of a folder, single or sharded, or of one file of any name.
+    """The safetensors weights of a folder, single or sharded, or of one file of any name, without BUFFERS.
 
     Reads only headers, until a tensor is requested.
 
@@ -53,14 +60,12 @@ class StoredTensors:
             if self._header_bytes > _MAX_HEADER_BYTES:
                 raise CheckpointError(f"its headers have more than {_MAX_HEADER_BYTES} bytes", where=str(file))
             with safe_open(file, framework="pt") as opened:
-                for name in opened.keys():  # noqa: SIM118  # safe_open is not iterable
+                names = [name for name in opened.keys() if not name.endswith(BUFFERS)]  # noqa: SIM118  # not iterable
+                for name in names:
                     piece = opened.get_slice(name)
                     dtype = _DTYPES.get(piece.get_dtype())
                     if dtype is None:
-                        found = piece.get_dtype()
-                        raise CheckpointError(
-                            f"dtype {found}; expected one of {', '.join(_DTYPES)}", where=f"{file}: {name}"
-                        )
+                        raise unsupported(piece.get_dtype(), _DTYPES, f"{file}: {name}", names)
                     if name in self.specs:
                         found = f"also in {self.specs[name].file.name}"
                         raise CheckpointError(found, where=f"{file}: {name}", todo="keep each tensor in one file")
@@ -105,6 +110,10 @@ def _require_plain_header(file: Path) -> int:
     return length
 
 
+_OTHER = ("pytorch_model*.bin", "*.bin", "*.gguf", "*.pth", "*.pt")
+"""Weights in other formats."""
+
+
 def _weight_files(folder: Path) -> list[Path]:
     if (folder / SINGLE).is_file():  # like transformers, ignore a stale index beside it
         return [folder / SINGLE]
@@ -120,13 +129,16 @@ def _weight_files(folder: Path) -> list[Path]:
             if not (folder / name).is_file():
                 raise CheckpointError(f"names {name}, which is missing", where=str(folder / INDEX))
         return [folder / name for name in sorted(names)]
-    pickled = next(iter(folder.glob("*.bin")), None)
+    other = next((each.name for kind in _OTHER for each in sorted(folder.glob(kind))), None)
+    found = "no safetensors weights" + (f", only {other}" if other else "")
     todo = f"name a folder with {SINGLE} or {INDEX}"
-    if pickled is not None:
+    if other and other.endswith(".bin"):
         todo = (
             "convert the PyTorch .bin files where you trust them; they are pickles, and moerge never opens them: "
             'python -c "from transformers import AutoModelForCausalLM, AutoTokenizer; '
             f"[kind.from_pretrained('{folder}').save_pretrained('NEW_FOLDER') "
             'for kind in (AutoModelForCausalLM, AutoTokenizer)]"'
         )
-    raise CheckpointError("no safetensors weights", where=str(folder), todo=todo)
+    elif other:
+        todo += ", as the model's authors publish for transformers; moerge reads no other format"
+    raise CheckpointError(found, where=str(folder), todo=todo)
