@@ -70,7 +70,7 @@ def local_trunk(
     """Merges a trunk into `folder`, unless it exists.
 
     Args:
-        experts: in order.
+        experts: in order; a method that uses only the base merges none.
         method: one of `moerge.trunk.methods`.
         contributions: the experts' trunk contributions, for a solved method.
         options: without `base`.
@@ -85,6 +85,8 @@ def local_trunk(
     if base is not None:
         chosen = chosen.model_copy(update={"base": base.digest})
     require_options(METHODS[method], chosen)
+    if base is not None and METHODS[method].base_only:
+        experts = [base]
     sent = {file_sha256(path): path for path in contributions}
     every = [*([base] if base is not None else []), *experts]
     lineage = TrunkLineage(

@@ -1,0 +1,20 @@
+"""Trunks of local experts."""
+
+from pathlib import Path
+
+from moerge.merging.local import local_trunk
+from moerge.models.expert_folder import DenseExpert
+from moerge.models.reader import Checkpoint
+from support.models import expert
+
+
+def test_the_method_base_has_the_base_s_tensors_whatever_the_experts(tmp_path: Path) -> None:
+    base, law, art = (
+        DenseExpert(name, expert(tmp_path / name, seed)) for seed, name in enumerate(("base", "law", "art"))
+    )
+    trunk = local_trunk([law, art], tmp_path / "trunk", "base", base=base)
+    merged = Checkpoint(trunk.path)
+    assert merged.specs
+    assert all(merged.tensor(name).equal(base.checkpoint.tensor(name)) for name in merged.specs)
+    assert trunk.contains == [base]
+    assert trunk.digest == local_trunk([art], tmp_path / "other", "base", base=base).digest
