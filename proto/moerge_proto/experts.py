@@ -2,9 +2,9 @@
 
 from datetime import datetime
 from enum import StrEnum
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, JsonValue, model_validator
+from pydantic import BeforeValidator, Field, JsonValue, model_validator
 
 from moerge_proto.digests import Digest, Name
 from moerge_proto.messages import FileEntry, Message
@@ -13,6 +13,17 @@ from moerge_proto.workflows import Workflow
 
 Vocabulary = Literal["same", "pad"]
 """Whether experts must have the same vocabulary, or one may append tokens to the other's."""
+
+
+def _rank(value: object) -> object:
+    number = int(value) if isinstance(value, str) and value.isdecimal() else value
+    if number != "auto" and (not isinstance(number, int) or isinstance(number, bool) or number < 1):
+        raise ValueError(f"expected a number of at least 1, or auto; found {value!r}")
+    return number
+
+
+Rank = Annotated[int | Literal["auto"], BeforeValidator(_rank)]
+"""The rank of the MLPs' difference from a base; `auto`: of each matrix, by the energy that it keeps."""
 
 
 class ExpertState(StrEnum):

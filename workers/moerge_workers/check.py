@@ -111,6 +111,8 @@ class _Machine:
 
     def expert(self) -> str:
         family, config = check_expert(self.own.folder, None, str(self.own.folder))
+        if self.settings.base is not None:
+            check_expert(self.settings.base, self.own.folder, f"base {self.settings.base}", "pad")
         size = sum(spec.bytes for spec in self.own.checkpoint.specs.values())
         return f"{family.model_type}, H {config.hidden_size}, {config.num_hidden_layers} layers, {decimal(size)}"
 
@@ -130,7 +132,8 @@ class _Machine:
         names = trunk_names(self.own.checkpoint, self.own.family, self.own.config.num_hidden_layers)
         trunk = sum(specs[name].bytes for name in names)
         asked = trunk + _FILES * need(self._work, self.settings.statistics).sums // 2
-        copies = self.settings.fit + is_adapter(self.own.folder)  # fitted, and merged for the upload
+        reduced = self.settings.expert_rank is not None
+        copies = self.settings.fit + (reduced or is_adapter(self.own.folder))  # fitted; of low rank, or merged
         asked += copies * sum(spec.bytes for spec in specs.values())
         free = shutil.disk_usage(home).free
         if free < asked:
@@ -207,8 +210,8 @@ class _Fleet:
 
     def expert(self) -> str:
         """The expert's state at the coordinator: registered, or allowed to be sent; not withdrawn."""
-        found = registered(self.client, self.own.folder, self.own.domain, self.own.digest)
-        if found is not None:
+        own, reduced = self.own, self.settings.expert_rank is not None  # which `run` makes, and it takes a while
+        if not reduced and registered(self.client, own.folder, own.domain, own.digest) is not None:
             return "already registered"
         require_allowed(self.settings)
         return self._architecture()

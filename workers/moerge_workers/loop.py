@@ -4,6 +4,7 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import stamina
@@ -13,8 +14,10 @@ from moerge.client.client import Client
 from moerge.client.register import registered
 from moerge.errors import CoordinatorError, IncompatibleExpertError, MoergeError
 from moerge.experts.fitting import require_fittable
+from moerge.experts.low_rank import low_rank_expert
 from moerge.files import is_of_full_disk, private_folder
 from moerge.models.expert_folder import DenseExpert, check_expert, dense_folder
+from moerge.models.low_rank import low_rank_of
 from moerge_proto.problems import ProblemType
 from moerge_proto.progress import Obstacle, Stage
 from moerge_proto.trunks import Trunk
@@ -97,10 +100,9 @@ def _context(settings: Settings, client: Client, history: History, events: Event
         events.say("contributions are unsigned, because you have no key; to make one: moerge worker init")
     require_gpus(settings)
     check_expert(settings.expert, None, str(settings.expert))
-    folder = dense_folder(settings.expert, settings.home / "expert")
-    if folder != settings.expert:
-        events.say(f"the expert is an adapter; merged with its base for the upload: {folder}")
-    own = DenseExpert(settings.domain, folder, identity.owner or "", settings.license)
+    own = _expert(
+        DenseExpert(settings.domain, settings.expert, identity.owner or "", settings.license), settings, events
+    )
     if settings.fit:
         require_fittable(own.config, own.folder)
     return Context(
@@ -112,6 +114,20 @@ def _context(settings: Settings, client: Client, history: History, events: Event
         expert=own,
         compute=compute,
     )
+
+
+def _expert(own: DenseExpert, settings: Settings, events: Events) -> DenseExpert:
+    """The expert as it is sent: dense, and with a rank its MLPs of low rank."""
+    if settings.expert_rank is not None and settings.base is not None:
+        home = settings.home / "expert"
+        home.mkdir(exist_ok=True)
+        made = low_rank_expert(own, DenseExpert("base", settings.base), settings.expert_rank, home, events)
+        events.say(f"the expert's MLPs: {low_rank_of(made.folder, made.files) or 'unchanged'}; sent from {made.folder}")
+        return made
+    folder = dense_folder(own.folder, settings.home / "expert")
+    if folder != own.folder:
+        events.say(f"the expert is an adapter; merged with its base for the upload: {folder}")
+    return replace(own, folder=folder)
 
 
 def run_stages(context: Context) -> None:

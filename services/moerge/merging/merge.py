@@ -12,6 +12,7 @@ from moerge.merging.local import LocalTrunk, local_trunk, local_version
 from moerge.merging.report import DomainCounts, Report
 from moerge.merging.scores import HeldOut, scores
 from moerge.merging.texts import Survey
+from moerge.models.expert_folder import DenseExpert
 from moerge.statistics.contribution import trunk_contribution
 from moerge.trunk.methods.registry import METHODS, require_options
 from moerge.versions.files import REPORT_FILE
@@ -50,12 +51,13 @@ def _merged(job: Job, sources: Sequence[Source]) -> Report:
     job.check_experts(experts if settings.base is None else [settings.base, *experts])
     job.check_disk(sources)
     surveys = [job.surveyed(source) for source in sources]
-    trunk = _trunk(job, sources, surveys)
+    experts = [job.reduced(own) for own in experts]
+    trunk = _trunk(job, experts, surveys)
     members = [job.expert(own, each, trunk) for own, each in zip(experts, surveys, strict=True)]
     parts = [job.contribution(own, each, trunk) for own, each in zip(members, surveys, strict=True)]
     lineage, inputs = local_version(members, trunk, parts, settings.recipe.solve)
     job.publish(lineage, inputs, {})
-    held_out = [HeldOut(each.scored, own.folder) for own, each in zip(experts, surveys, strict=True)]
+    held_out = [HeldOut(each.scored, (own.whole or own).folder) for own, each in zip(experts, surveys, strict=True)]
     found = scores(held_out, job.out, settings.computing.device, job.progress, job.say)
     report = Report.of(
         str(job.out),
@@ -88,31 +90,41 @@ def _check_options(settings: MergeSettings, sources: Sequence[Source]) -> None:
         todo = "give a number with --lambda, in the scale absolute or relative"
         raise MoergeError("a merge on one machine has no tuning split", where="--lambda-scale auto", todo=todo)
     require_options(METHODS[recipe.method], _trunk_options(settings))
+    if settings.expert_rank is not None:
+        if settings.base is None:
+            raise MoergeError("needs the base model", where="--expert-rank", todo="name it with --base")
+        if recipe.fit:
+            found, todo = "--fit solves whole MLPs anew, not of low rank", "leave one of the two out"
+            raise MoergeError(found, where="--expert-rank", todo=todo)
     if recipe.fit:
         for source in sources:
             require_fittable(source.expert.config, source.expert.folder)
 
 
 def _trunk_options(settings: MergeSettings) -> TrunkOptions:
-    base = settings.base
+    base = _trunk_base(settings)
     return settings.trunk if base is None else settings.trunk.model_copy(update={"base": base.digest})
 
 
-def _trunk(job: Job, sources: Sequence[Source], surveys: Sequence[Survey]) -> LocalTrunk:
+def _trunk_base(settings: MergeSettings) -> DenseExpert | None:
+    """The base, unless it is only for experts of low rank."""
+    only_for_experts = settings.expert_rank is not None and "base" not in METHODS[settings.recipe.method].takes
+    return None if only_for_experts else settings.base
+
+
+def _trunk(job: Job, experts: Sequence[DenseExpert], surveys: Sequence[Survey]) -> LocalTrunk:
     settings, parts = job.settings, list[Path]()
     if METHODS[settings.recipe.method].solved:
-        for source, each in zip(sources, surveys, strict=True):
-            path = job.work / f"trunk-{source.expert.domain}.safetensors"
+        for own, each in zip(experts, surveys, strict=True):
+            path = job.work / f"trunk-{own.domain}.safetensors"
             statistics, computing = settings.statistics, settings.computing
-            parts.append(
-                trunk_contribution(source.expert, each.texts, path, statistics, computing, settings.rare_below)
-            )
+            parts.append(trunk_contribution(own, each.texts, path, statistics, computing, settings.rare_below))
     return local_trunk(
-        [source.expert for source in sources],
+        experts,
         job.work / TRUNK,
         settings.recipe.method,
         parts,
         settings.trunk,
-        base=settings.base,
+        base=_trunk_base(settings),
         progress=job.progress,
     )

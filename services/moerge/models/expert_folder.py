@@ -143,7 +143,7 @@ def small_files(folder: Path) -> dict[str, bytes]:
 
 
 def _dense_config(folder: Path) -> bytes:
-    """The expert's config.json; an adapter's is its base's, with another vocabulary if the adapter has one."""
+    """An expert's config.json; an adapter's is its base's, with another vocabulary if the adapter has one."""
     data, changed = file_of(folder, "config.json").read_bytes(), Adapter(folder).config if is_adapter(folder) else {}
     return (json.dumps({**json.loads(data), **changed}, indent=2) + "\n").encode() if changed else data
 
@@ -158,6 +158,7 @@ class DenseExpert:
         owner: its owner.
         license: SPDX identifier.
         trained: the original expert, if its MLPs are fitted.
+        whole: the original expert, if its MLPs are of low rank.
         hub_id: its name on the hub, if it came from there.
     """
 
@@ -166,6 +167,7 @@ class DenseExpert:
     owner: str = "local"
     license: str = "unknown"
     trained: Self | None = None
+    whole: Self | None = None
     hub_id: str | None = None
 
     @cached_property

@@ -49,7 +49,8 @@ def register_expert(context: Context, expert: DenseExpert, fitted: Fitted | None
         WithdrawnError: it was withdrawn.
         MoergeError: the policy forbids it, or the coordinator refuses it.
     """
-    own = fitted is None
+    own, settings = fitted is None, context.settings
+    is_merged = own and settings.expert_rank is None and is_adapter(settings.expert)
     new = NewExpert(
         domain=expert.domain,
         files=expert.files,
@@ -62,7 +63,7 @@ def register_expert(context: Context, expert: DenseExpert, fitted: Fitted | None
         expert.folder,
         new,
         context.events,
-        adapter=context.settings.expert if own and is_adapter(context.settings.expert) else None,
+        adapter=settings.expert if is_merged else None,
         change=own and not context.settings.dry_run,
         leaving=partial(_leaving, context, expert, trunk="" if fitted is None else fitted.trunk),
     )

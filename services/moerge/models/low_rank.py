@@ -1,0 +1,53 @@
+"""The record of an expert of low rank, in its config.json."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from moerge.models.stored import SINGLE
+from moerge_proto.digests import Digest
+from moerge_proto.experts import Rank
+from moerge_proto.messages import Message
+
+FIELD = "moerge_low_rank"
+"""The field of config.json; models ignore it."""
+
+
+class LowRank(Message):
+    """How an expert's MLPs were made. `base` and `expert` are digests of whole experts, `weights` is that of its file.
+
+    `least` and `most` are ranks of its matrices; 0: equal to the base's. `unchanged` counts the matrices that factors
+    would not make smaller. `numbers` are those of the factors and unchanged matrices, of `whole` in all.
+    """
+
+    rank: Rank
+    base: Digest
+    expert: Digest
+    weights: Digest
+    least: int
+    most: int
+    unchanged: int
+    numbers: int
+    whole: int
+
+    def __str__(self) -> str:
+        ranks = f"{self.least} to {self.most}" if self.least < self.most else f"{self.most}"
+        kept = f", {self.unchanged} matrices unchanged" if self.unchanged else ""
+        return f"base + rank-{ranks} delta{kept}"
+
+
+def low_rank_of(folder: Path, files: Mapping[str, str]) -> LowRank | None:
+    """The record of a dense folder with these files, name -> SHA-256.
+
+    None without one of exactly these weights, or if it changed no matrix.
+    """
+    path = folder / "config.json"
+    if FIELD.encode() not in (content := path.read_bytes() if path.is_file() else b""):
+        return None
+    try:
+        found = LowRank.model_validate(json.loads(content)[FIELD])
+    except (ValueError, KeyError, TypeError, RecursionError, ValidationError):
+        return None
+    return found if files.get(SINGLE) == found.weights and found.numbers < found.whole else None
