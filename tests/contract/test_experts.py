@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from moerge.client.register import register
 from moerge.errors import CoordinatorError
 from moerge.mixtures.bts import Bts
+from moerge.mixtures.heterogeneous import Heterogeneous
 from moerge.models.expert_folder import file_digests
 from moerge_proto.experts import ExpertState, NewExpert
 from support.federation import SILENT, Member, eventually, files_below, join, joined
@@ -59,10 +60,13 @@ def test_an_expert_that_does_not_fit_is_refused_before_its_weights_are_sent(
 ) -> None:
     before, good = files_below(server), member.folder
     member.folder = tmp_path / "mixture"
-    Bts.of({"seed": good, "a": good}, 1).save_pretrained(member.folder)
-    tokenizer().save_pretrained(member.folder)
-    with pytest.raises(CoordinatorError, match=r"a mixture of moerge tune.*stock transformers \(law 6\)"):
-        member.register()
+    members = {"seed": good, "a": good}
+    for mixture in (Heterogeneous.of(members, 0), Bts.of(members, 1)):
+        mixture.save_pretrained(member.folder)
+        tokenizer().save_pretrained(member.folder)
+        with pytest.raises(CoordinatorError, match=r"a mixture of moerge tune.*stock transformers \(law 6\)") as caught:
+            member.register()
+        assert f"'{mixture.config.model_type}'" in str(caught.value)
     add = ("expert", "add", member.folder, "--domain", member.domain)
     done = run_command(*add, MOERGE_COORDINATOR=server.url, MOERGE_TOKEN=member.token)
     assert "stock transformers (law 6)" in done.stderr, "its class is unknown to this process"

@@ -41,12 +41,12 @@ def stitched(fleet: Fleet, options: Options) -> Iterator[tuple[str, Model]]:
         found.trained = told
         return name, found
 
-    whole = Bts.of(members(fleet))
+    whole = Bts.of(members(fleet, {}))
     yield row("bts", whole, fleet, options)
     masked = whole.masking([last.name])
     yield row(f"bts, {last.name} masked", masked, without, None)
     yield row(f"bts, {last.name} masked, trained shortly", masked, without, short)
-    fewer = Bts.of(members(without))
+    fewer = Bts.of(members(without, {}))
     yield row(f"bts without {last.name}", fewer, without, options)
     joined = fewer.joined(last.name, last.expert)
     yield row(f"bts, {last.name} joined", joined, fleet, None)

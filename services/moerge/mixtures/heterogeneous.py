@@ -92,7 +92,8 @@ class Heterogeneous(PreTrainedModel, GenerationMixin):
         weights = self.weights(self.router(running_means(embedded, attention_mask)))  # [B, T, n]
         mixed = torch.zeros_like(embedded)
         for number, member in enumerate(self.members):
-            if not (own := weights[..., number, None]).any():
+            own = weights[..., number, None]
+            if not (self.training or own.any()):  # optimizers, and processes together, want every gradient
                 continue
             x = self.inputs[number](embedded)
             y = member(inputs_embeds=x, attention_mask=attention_mask, use_cache=False).last_hidden_state

@@ -4,7 +4,7 @@ from difflib import get_close_matches
 from math import isfinite
 
 from moerge.errors import MoergeError
-from moerge.recipes import btm, dense, expert_routing, heterogeneous, mergeme, mixtures, newer, peer, soups, trained
+from moerge.recipes import btm, dense, expert_routing, mergeme, mixtures, newer, peer, soups, trained
 from moerge.recipes import own as moerge
 from moerge.recipes import published as moerged
 from moerge.recipes.base import Options, Recipe, Value
@@ -20,7 +20,6 @@ _MODULES = (
     newer,
     trained,
     mixtures,
-    heterogeneous,
     soups,
 )
 

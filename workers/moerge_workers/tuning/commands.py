@@ -24,7 +24,7 @@ def tune(
         str,
         typer.Option(
             help="For a version: dume-plus, dume-plus-gate, btx-router, btx-gate or btx. For a mixture: bam, "
-            "bam-adapters or bts. With NAME:OPTION=VALUE,…."
+            "bam-adapters, bts or mergeme-heterogeneous. With NAME:OPTION=VALUE,…."
         ),
     ],
     tokens: Annotated[str, typer.Option(help="Tokens of the training, such as 250k or 1M.")],
@@ -33,10 +33,16 @@ def tune(
         Path | None,
         typer.Argument(metavar="DIR", help="Folder of a pulled or merged version, or of a bts mixture to continue."),
     ] = None,
-    base: Annotated[str | None, typer.Option(help="Folder or hub id of a new mixture's seed model.")] = None,
+    base: Annotated[
+        str | None,
+        typer.Option(help="Folder or hub id of a new mixture's seed model; mergeme-heterogeneous needs none."),
+    ] = None,
     expert: Annotated[
         list[str] | None,
-        typer.Option(help="NAME=DIR: an expert of a new mixture, or a further one of a bts mixture; repeat."),
+        typer.Option(
+            help="NAME=DIR: an expert of a new mixture, or a further one of a bts mixture; repeat. In "
+            "mergeme-heterogeneous experts may differ in architecture, and the first one gives the tokenizer."
+        ),
     ] = None,
     mask: Annotated[
         list[str] | None, typer.Option(help="Name of an expert that a bts mixture leaves out; repeat.")

@@ -19,8 +19,8 @@ from moerge.models.expert_folder import TOKENIZER_FILES, check_expert, expert_fi
 from moerge.models.reader import Checkpoint
 from moerge.models.side_files import GENERATION, published_generation, published_tokenizer
 from moerge.progress import Progress
-from moerge.recipes.base import SEED, Options
-from moerge.recipes.mixtures import RECIPES, build_mixture
+from moerge.recipes.base import SEED, Options, Recipe
+from moerge.recipes.mixtures import RECIPES, build_mixture, trained_parameters
 from moerge.recipes.registry import parse
 from moerge.training.parameters import Which
 from moerge.versions.files import LINEAGE_FILE
@@ -29,10 +29,15 @@ from moerge_workers.tuning.request import Request, Texts, Wanted, digests_of, mo
 
 RECIPE_NAMES = [recipe.name for recipe in RECIPES]
 """Recipes that train a mixture."""
+HOW_NEW = (
+    f"give --base and --expert NAME=DIR for {', '.join(each.name for each in RECIPES if each.needs_base)}, "
+    f"or --expert NAME=DIR for {', '.join(each.name for each in RECIPES if not each.needs_base)}"
+)
+"""The arguments for a new mixture."""
 STITCHED = "bts"
 """The recipe whose mixtures can be continued."""
-_ELSEWHERE = ("train", "upweight")
-"""Options of a recipe that are options of the command."""
+_ELSEWHERE = {"train": "--tokens", "upweight": "--weight", SEED: "--base"}
+"""Options of a recipe -> the command's option in their place."""
 _UNTRAINED = "untrained"
 
 
@@ -82,30 +87,35 @@ def _write(path: Path, content: bytes) -> None:
 
 
 def read_mixture(
-    base: Path, experts: Mapping[str, Path], texts: Texts, wanted: Wanted, progress: Progress
+    base: Path | None, experts: Mapping[str, Path], texts: Texts, wanted: Wanted, progress: Progress
 ) -> MixtureRequest:
     """Reads and checks everything that the training of a new mixture needs.
 
     Args:
-        base: folder of the seed model.
+        base: folder of the seed model; None: without one, if the recipe allows that.
         experts: name -> folder.
 
     Raises:
         MoergeError: a model, recipe, text or setting is unsuitable; names it and the remedy.
     """
-    which, options = _recipe(wanted.recipe, ())
+    recipe, which, options = _recipe(wanted.recipe, ())
+    if not experts or (base is None and recipe.needs_base):
+        needs = "a seed model and experts" if recipe.needs_base else "experts"
+        missing = "--base" if base is None and recipe.needs_base else "--expert"
+        raise MoergeError(f"a new mixture needs {needs}", where=missing, todo=HOW_NEW)
     _require_new_names(experts, [SEED])
-    _, config = check_expert(base, None, SEED)
-    for name, folder in experts.items():
-        check_expert(folder, base, name)
-    members = {SEED: base, **experts}
+    own = {} if base is None else {SEED: base}
+    members = {**own, **experts} if recipe.needs_base else {**experts, **own}
+    first = next(iter(members.values()))
+    reference = None if recipe.any_architecture else first
+    configs = [check_expert(folder, reference, name)[1] for name, folder in members.items()]
     needed = {name: name != SEED for name in members}
-    longest = int(config.max_position_embeddings)
-    inputs = read_inputs(wanted, options, texts, needed, "mixture", base, longest, progress)
+    longest = min(int(config.max_position_embeddings) for config in configs)
+    inputs = read_inputs(wanted, options, texts, needed, "mixture", first, longest, progress)
     found = [_member(name, folder, progress) for name, folder in members.items()]
     record = TunedMixture(members=found, **inputs.fields)
     build = partial(build_mixture, record.recipe, members, options, wanted.seed)
-    return MixtureRequest(record, inputs.rows, which, inputs.steps, build, base, _dtype([*members.values()]))
+    return MixtureRequest(record, inputs.rows, which, inputs.steps, build, first, _dtype([*members.values()]))
 
 
 def read_stitched(
@@ -125,7 +135,7 @@ def read_stitched(
     if parent is None:
         todo = "omit --expert and --mask, or name a folder of moerge tune --recipe bts"
         raise MoergeError("not a BTS mixture, so no expert can be masked or added", where=str(folder), todo=todo)
-    which, options = _recipe(wanted.recipe, ("stitches", "alternating", "hub"))
+    _, which, options = _recipe(wanted.recipe, ("stitches", "alternating", "hub"))
     config = read_config(folder)
     assert isinstance(config, BtsConfig)  # noqa: S101  # the record says so
     _require_new_names(experts, config.members)
@@ -158,8 +168,8 @@ def _stitched(folder: Path, experts: Mapping[str, Path], masked: Sequence[str]) 
     return model.masking(masked)
 
 
-def _recipe(spec: str, chosen: Sequence[str]) -> tuple[Which, Options]:
-    """The parameters that a mixture's recipe trains, and its options without those that are chosen already.
+def _recipe(spec: str, chosen: Sequence[str]) -> tuple[Recipe, Which, Options]:
+    """A mixture's recipe, the parameters that it trains, and its options without those that are chosen already.
 
     Raises:
         MoergeError: another kind of recipe, or an unsuitable option.
@@ -173,8 +183,9 @@ def _recipe(spec: str, chosen: Sequence[str]) -> tuple[Which, Options]:
             todo += f"; or name a version's folder, which {recipe.name} trains"
         raise MoergeError(f"{recipe.name} doesn't {what}", where=where, todo=todo)
     allowed = [name for name in every if name not in (*_ELSEWHERE, *chosen)]
-    why = "the mixture has it already" if chosen else "use --tokens and --weight"
-    return recipe.trains, options_of(spec, allowed, why)
+    instead = " and ".join(flag for name, flag in _ELSEWHERE.items() if name in every)
+    options = options_of(spec, allowed, "the mixture has it already" if chosen else f"use {instead}")
+    return recipe, trained_parameters(recipe.trains, options), options
 
 
 def _require_new_names(experts: Mapping[str, Path], known: Sequence[str]) -> None:

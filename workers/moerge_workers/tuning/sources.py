@@ -6,7 +6,7 @@ from pathlib import Path
 from moerge.errors import MoergeError
 from moerge.models.sources import checkpoint_folder
 from moerge.progress import Progress
-from moerge_workers.tuning.mixture import RECIPE_NAMES, read_mixture, read_stitched, stitched
+from moerge_workers.tuning.mixture import HOW_NEW, read_mixture, read_stitched, stitched
 from moerge_workers.tuning.request import Request, Texts, Wanted
 from moerge_workers.tuning.version import read_version
 
@@ -25,23 +25,20 @@ def read_request(
     Args:
         folder: of a version or a mixture.
         experts: name -> folder or hub id.
-        base: the seed model of a new mixture.
+        base: the seed model of a new mixture; None: without one, if the recipe allows that.
         masked: experts of a BTS mixture to leave out.
 
     Raises:
         MoergeError: the arguments don't fit together, or one is unsuitable.
     """
-    new = f"give --base and --expert NAME=DIR for {', '.join(RECIPE_NAMES)}"
     if folder is None and not experts and base is None:
-        raise MoergeError("no model to train", todo=f"name a version's folder, or {new}")
+        raise MoergeError("no model to train", todo=f"name a version's folder, or {HOW_NEW}")
     found = {name: checkpoint_folder(place) for name, place in experts.items()}
     if folder is None:
         if masked:
             raise MoergeError("a new mixture has no expert to mask", where="--mask", todo="omit its --expert instead")
-        if base is None or not found:
-            missing = "--base" if base is None else "--expert"
-            raise MoergeError("a new mixture needs a seed model and experts", where=missing, todo=new)
-        return read_mixture(checkpoint_folder(base), found, texts, wanted, progress)
+        seed = None if base is None else checkpoint_folder(base)
+        return read_mixture(seed, found, texts, wanted, progress)
     if base is not None:
         raise MoergeError(f"the folder {folder} needs no seed model", where="--base", todo="omit one of the two")
     if found or masked:

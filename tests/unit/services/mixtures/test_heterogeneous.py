@@ -79,6 +79,14 @@ def test_one_expert_has_all_of_the_weight() -> None:
     torch.testing.assert_close(logits(by_hand(1), torch.tensor([[0, 1]])), expected)
 
 
+def test_while_training_an_expert_without_weight_has_gradients_of_zero() -> None:
+    """Optimizers keep no state for parameters without gradients, so checkpoints would lack it."""
+    model, ids = by_hand(1), torch.tensor([[0, 1]])
+    model.train()
+    model(ids, labels=ids).loss.backward()
+    assert [each.grad is not None and not each.grad.any() for each in model.inputs[1].parameters()] == [True, True]
+
+
 def test_a_projector_is_a_two_layer_mlp() -> None:
     projector = Projector(2, 1, skip=False)
     projector.up_proj.weight.data = torch.tensor([[1.0, 1.0], [2.0, 0.0]])

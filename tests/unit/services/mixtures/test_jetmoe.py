@@ -104,7 +104,7 @@ def test_the_recipe_trains_all_parameters_of_the_stock_class(tmp_path: Path) -> 
     assert type(model.model) is JetMoeForCausalLM
     assert model.active_parameters == active_parameters(model.model)
     assert model.trained == (sum(each.numel() for each in model.model.parameters()), 96)
-    untrained = jetmoe(members(on), on.seed).state_dict()
+    untrained = jetmoe(members(on, {}), on.seed).state_dict()
     assert not [name for name, each in model.model.state_dict().items() if torch.equal(each, untrained[name])]
     with pytest.raises(MoergeError, match="as many attention experts as MLPs"):
         only("bam:shared-kv=1,routing=top2", on)

@@ -84,7 +84,7 @@ def test_a_training_that_is_cut_goes_on_to_the_same_bytes(
     sources = [domain.training for domain in on.domains]
 
     def trained(folder: Path, stop: int | None = None) -> dict[str, Tensor]:
-        model = Bts.of(members(on)) if kind is Bts else Heterogeneous.of(members(on), 0, 2)
+        model = Bts.of(members(on, {})) if kind is Bts else Heterogeneous.of(members(on, {}), 0, 2)
         folder.mkdir(exist_ok=True)
 
         def done(step: Step) -> None:
@@ -114,7 +114,7 @@ def test_before_training_open_gates_share_equally(on: Fleet) -> None:
     hub = load(on.seed_model)
     norm, head = hub.get_submodule("model.norm"), hub.get_submodule("lm_head")
     states: list[Tensor] = []
-    for folder in members(on).values():
+    for folder in members(on, {}).values():
         model = load(folder)
         model.get_submodule("model.norm").register_forward_pre_hook(lambda module, inputs: states.append(inputs[0]))
         with torch.inference_mode():

@@ -1,6 +1,6 @@
 """`moerge tune` for mixtures: a new one, an interrupted one, masked and further experts, and refusals."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from moerge.cli.app import app
 from moerge.files import file_sha256
 from moerge.mixtures.bts import Bts, BtsConfig
+from moerge.mixtures.heterogeneous import Heterogeneous
 from moerge.models.reader import Checkpoint
 from moerge.progress import NoProgress
 from moerge_proto.tuned import TunedMixture, tuned
@@ -31,12 +32,14 @@ NAMES = ("d0", "d1", "d2")
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A seed model, three experts in bfloat16 with texts, and a version of two."""
+    """A seed model and three experts in bfloat16, a float32 expert of another architecture, a version; and texts."""
     made = tmp_path_factory.mktemp("mixtures")
     for slot, name in enumerate(("seed", *NAMES)):
         own = expert(made / name, slot, apart=0.02 if slot else 0)
         AutoModelForCausalLM.from_pretrained(own, dtype=torch.bfloat16).save_pretrained(own)
         texts(made / f"{name}.jsonl", slot, 60)
+    expert(made / "other", 9, "qwen2", tokens=["<tool>"], hidden_size=16, num_hidden_layers=4)
+    texts(made / "other.jsonl", 9, 60)
     published([made / "d0", made / "d1"], made)
     return made
 
@@ -50,6 +53,17 @@ def request(
     places = {name: str(folder / name) for name in (experts if start else ("d0", "d1"))}
     base = None if start else str(folder / "seed")
     made = read_request(start, places, base, masked, Texts(named), wanted, NoProgress())
+    assert isinstance(made, MixtureRequest)
+    return made
+
+
+def different(folder: Path, recipe: str, base: str | None = None) -> MixtureRequest:
+    """The request for a new mixture of experts that differ in architecture and tokenizer."""
+    names = ("d0", "other")
+    wanted = Wanted(recipe, STEPS * 2 * CONTEXT, {}, CONTEXT)
+    named = Texts({name: [str(folder / f"{name}.jsonl")] for name in names})
+    places = {name: [str(folder / name)] for name in names}
+    made = read_request(None, places, base, [], named, wanted, NoProgress())
     assert isinstance(made, MixtureRequest)
     return made
 
@@ -106,15 +120,45 @@ def test_frozen_members_keep_their_bits_and_the_folder_loads_without_remote_code
     assert len((out / "training.csv").read_text().splitlines()) == 1 + STEPS
 
 
-def test_all_of_bam_is_trained(folder: Path, tmp_path: Path) -> None:
-    asked = request(folder, "bam:batch=2,rate=0.01")
+def test_experts_of_different_architectures_share_the_first_one_s_tokenizer(folder: Path, tmp_path: Path) -> None:
+    asked = different(folder, "mergeme-heterogeneous:batch=2,frozen=1", str(folder / "seed"))
+    out = tuned_by(asked, tmp_path)
+    model = AutoModelForCausalLM.from_pretrained(out)
+    assert isinstance(model, Heterogeneous)
+    assert model.config.members == ["d0", "other", "seed"]
+    assert (out / "tokenizer.json").read_bytes() == (folder / "d0" / "tokenizer.json").read_bytes()
+    assert differing(asked.start(tmp_path), out) == model.added().keys()
+    kept = tensors(out)
+    assert {each.dtype for each in kept.values()} == {torch.float32}, "which holds bfloat16, too"
+    for slot, name in enumerate(model.config.members):
+        own = tensors(folder / name)["model.layers.0.mlp.up_proj.weight"]
+        assert torch.equal(kept[f"members.{slot}.layers.0.mlp.up_proj.weight"], own.float())
+    assert tuned((out / "moerge.json").read_bytes()) == asked.record
+    assert [each.name for each in asked.record.members] == model.config.members
+    card = (out / "README.md").read_text()
+    assert all(said in card for said in ("library_name: moerge", "import moerge.mixtures", "law 6", "frozen 1"))
+    assert len(generated(out)) == 6
+
+
+@pytest.mark.parametrize("recipe", ["bam:batch=2,rate=0.01", "mergeme-heterogeneous:batch=2,rate=0.01"])
+def test_all_parameters_are_trained(folder: Path, tmp_path: Path, recipe: str) -> None:
+    asked = request(folder, recipe)
     out = tuned_by(asked, tmp_path)
     assert differing(asked.start(tmp_path), out) == tensors(out).keys()
 
 
-def test_an_interrupted_training_continues_to_the_same_bytes(folder: Path, tmp_path: Path) -> None:
-    """Gates have dropout while training."""
-    asked = request(folder, "bts:batch=2,stitches=2")
+@pytest.mark.parametrize(
+    "asking",
+    [
+        lambda folder: request(folder, "bts:batch=2,stitches=2"),  # its gates have dropout while training
+        lambda folder: different(folder, "mergeme-heterogeneous:batch=2"),
+    ],
+    ids=["bts", "heterogeneous"],
+)
+def test_an_interrupted_training_continues_to_the_same_bytes(
+    folder: Path, tmp_path: Path, asking: Callable[[Path], MixtureRequest]
+) -> None:
+    asked = asking(folder)
     whole, cut = prepared(asked, tmp_path / "whole"), prepared(asked, tmp_path / "cut")
     train(whole, Process())
     losses = list[float]()
@@ -183,7 +227,12 @@ def command(folder: Path, out: Path, recipe: str, *more: str) -> list[str]:
         ("bts:train=10", ["--base=seed", "--expert=d0=d0"], "train can't be chosen here"),
         ("bam:upweight=0", ["--base=seed", "--expert=d0=d0"], "use --tokens and --weight"),
         ("btx", ["--base=seed", "--expert=d0=d0"], "name a version's folder, which btx trains"),
-        ("averaging", ["--base=seed", "--expert=d0=d0"], "use one of: bam, bam-adapters, bts"),
+        ("averaging", ["--base=seed", "--expert=d0=d0"], "use one of: bam, bam-adapters, bts, mergeme-heterogeneous"),
+        ("bts", ["--base=seed", "--expert=d0=d0", "--expert=d1=other"], "model_type is 'qwen2', not 'llama'"),
+        ("mergeme-heterogeneous", ["--base=seed"], "a new mixture needs experts"),
+        ("mergeme-heterogeneous:seed=1", ["--expert=d0=d0", "--expert=d1=d1"], "use --tokens and --base"),
+        ("mergeme-heterogeneous:k=3", ["--expert=d0=d0", "--expert=d1=d1"], "give an integer between 2 and 2"),
+        ("mergeme-heterogeneous:frozen=2", ["--expert=d0=d0", "--expert=d1=d1"], "give an integer between 0 and 1"),
     ],
 )
 def test_an_unsuitable_argument_is_refused_with_the_remedy(
