@@ -3,7 +3,7 @@
 So masks, positions, cache and loss are transformers' own, in every dense family.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import field
 from pathlib import Path
@@ -156,16 +156,20 @@ def numbered(module: nn.Module, layer: int) -> nn.Module:
 
 
 @contextmanager
-def observed(model: Mixture) -> Iterator[list[tuple[str, Tensor]]]:
-    """While open, every `Weights` module's name and output is added to the list."""
+def observed(
+    model: nn.Module, kind: type[nn.Module] = Weights, weights: Callable[[Any], Tensor] = lambda output: output
+) -> Iterator[list[tuple[str, Tensor]]]:
+    """While open, the name and the weights of every module of a kind are added to the list.
+
+    Args:
+        weights: those in the module's output.
+    """
     seen: list[tuple[str, Tensor]] = []
 
     def hook(name: str) -> Any:
-        return lambda module, inputs, output: seen.append((name, output.detach()))
+        return lambda module, inputs, output: seen.append((name, weights(output).detach()))
 
-    handles = [
-        each.register_forward_hook(hook(name)) for name, each in model.named_modules() if isinstance(each, Weights)
-    ]
+    handles = [each.register_forward_hook(hook(name)) for name, each in model.named_modules() if isinstance(each, kind)]
     try:
         yield seen
     finally:

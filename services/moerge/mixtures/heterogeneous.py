@@ -46,6 +46,11 @@ class HeterogeneousConfig(PretrainedConfig):
     eos_token_id: Any = None
     pad_token_id: Any = None
 
+    @property
+    def dense_configs(self) -> list[PretrainedConfig]:
+        """The members' configs."""
+        return [AutoConfig.for_model(**each) for each in self.dense]
+
 
 class Projector(nn.Module):
     """A two-layer MLP, W2 silu(W1 x), between two widths."""
@@ -73,7 +78,7 @@ class Heterogeneous(PreTrainedModel, GenerationMixin):
 
     def __init__(self, config: HeterogeneousConfig) -> None:
         super().__init__(config)
-        width, dense = config.hidden_size, [AutoConfig.for_model(**each) for each in config.dense]
+        width, dense = config.hidden_size, config.dense_configs
         widths = [int(each.hidden_size) for each in dense]
         self.embed_tokens = nn.Embedding(config.vocab_size, width)
         self.router = nn.Linear(width, len(dense), bias=False)

@@ -24,8 +24,9 @@ def route(
 ) -> None:
     """Draws the weights of a model's experts along a text.
 
-    The weights are the softmax of a version's routers, the routers of bam's attention and MLPs, or the gates of a bts
-    stitch layer, averaged over the hidden dimensions. Nothing leaves this machine.
+    The weights are the softmax of a version's routers, the routers of bam's attention and MLPs, the gates of a bts
+    stitch layer, averaged over the hidden dimensions, or the only router of mergeme-heterogeneous. Nothing leaves this
+    machine.
 
     Exit status: 0 drawn; 1 folder, text or layer is unsuitable; 2 wrong usage; 130 interrupted.
 

@@ -1,6 +1,8 @@
-"""`moerge route`: the weights of a version's, BAM's and BTS's experts along a text, as SVG and HTML."""
+"""`moerge route`: the weights of a version's and of mixtures' experts along a text, as SVG and HTML."""
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -14,7 +16,10 @@ from moerge.errors import MoergeError
 from moerge.mixtures.bam import Bam
 from moerge.mixtures.base import observed
 from moerge.mixtures.bts import Bts
+from moerge.mixtures.heterogeneous import Heterogeneous, running_means
+from moerge.mixtures.jetmoe import jetmoe
 from moerge.routing.weights import along
+from moerge_proto.tuned import Build, MixtureMember, TunedMixture
 from support.models import expert, tokenizer
 from support.versions import published
 
@@ -23,26 +28,45 @@ IDS = tokenizer()(TEXT)["input_ids"]
 SVG = "{http://www.w3.org/2000/svg}"
 
 
-def folders(folder: Path) -> dict[str, Path]:
+def folders(folder: Path, **settings: Any) -> dict[str, Path]:
     names = {"seed": 0.0, "code": 0.02, "law": 0.02}
-    return {name: expert(folder / name, slot, apart=apart) for slot, (name, apart) in enumerate(names.items())}
+    return {
+        name: expert(folder / name, slot, apart=apart, **settings) for slot, (name, apart) in enumerate(names.items())
+    }
 
 
 def saved(model: PreTrainedModel, folder: Path) -> Path:
     """The model with random new parameters, in a folder with a tokenizer."""
-    assert isinstance(model, Bam | Bts)
     generator = torch.Generator().manual_seed(1)
-    for parameter in model.added().values():
+    for parameter in model.added().values() if isinstance(model, Bam | Bts | Heterogeneous) else ():
         parameter.data.add_(torch.randn(parameter.shape, generator=generator))
     model.save_pretrained(folder)
     tokenizer().save_pretrained(folder)
     return folder
 
 
-def seen(model: Bam | Bts, ids: list[int]) -> dict[str, Tensor]:
+def seen(model: PreTrainedModel, ids: list[int]) -> dict[str, Tensor]:
     with observed(model) as found, torch.inference_mode():
         model(torch.tensor([ids]), use_cache=False)
     return {name: weights[0] for name, weights in found}
+
+
+def recorded(members: Sequence[str]) -> TunedMixture:
+    """The record of a mixture."""
+    return TunedMixture(
+        recipe="bam",
+        options={},
+        tokens=1,
+        texts={},
+        weights={},
+        context=2,
+        precision="float32",
+        accumulate=1,
+        workers=1,
+        seed=0,
+        build=Build(moerge="0", torch="0", transformers="0", device="cpu"),
+        members=[MixtureMember(name=name, files={}) for name in members],
+    )
 
 
 def ran(*line: object) -> str:
@@ -86,6 +110,41 @@ def test_bam_has_the_routers_of_attention_and_of_mlps(tmp_path: Path) -> None:
     for part, module in (("attention", "self_attn"), ("MLPs", "mlp")):
         wanted = torch.stack([weights[f"stock.model.layers.{layer}.{module}.weights"] for layer in range(3)]).mean(0)
         torch.testing.assert_close(found.parts[f"routers of {part}, mean over the layers"], wanted)
+
+
+def test_jetmoe_has_them_too_and_its_members_are_those_of_the_record(tmp_path: Path) -> None:
+    members = folders(tmp_path, num_key_value_heads=4)
+    model = jetmoe(members, seed=0)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.mul_(100 if "router" in name else 1)
+    folder = saved(model, tmp_path / "jetmoe")
+    logits = model(torch.tensor([IDS]), output_router_logits=True).router_logits  # of attention twice, of MLPs, …
+    with pytest.raises(MoergeError, match="not found"):
+        along(folder, TEXT)
+    (folder / "moerge.json").write_text(recorded([*members]).model_dump_json())
+    found = along(folder, TEXT)
+    assert found.members == ["seed", "code", "law"]
+    assert len(logits) == 9
+    for first, part in ((1, "attention"), (2, "MLPs")):
+        wanted = torch.stack([each.softmax(-1) for each in logits[first::3]])
+        assert wanted.std() > 0.05
+        torch.testing.assert_close(found.parts[f"routers of {part}, mean over the layers"], wanted.mean(0))
+        torch.testing.assert_close(along(folder, TEXT, 2).parts[f"routers of {part}, layer 2"], wanted[2])
+
+
+def test_experts_of_different_architectures_have_one_router(tmp_path: Path) -> None:
+    members = folders(tmp_path) | {"art": expert(tmp_path / "art", 5, "qwen2", max_position_embeddings=8)}
+    model = Heterogeneous.of(members, 0, 2)
+    folder = saved(model, tmp_path / "heterogeneous")
+    found = along(folder, TEXT)
+    assert (found.members, "".join(found.pieces)) == ([*members], TEXT)
+    means = running_means(model.embed_tokens(torch.tensor([IDS[:8], IDS[4:]])))  # windows of the shortest context
+    logits = model.router(torch.cat([means[0], means[1, 4:]]))
+    wanted = torch.zeros_like(logits).scatter(1, logits.topk(2).indices, logits.topk(2).values.softmax(-1))
+    torch.testing.assert_close(found.mean, wanted)
+    with pytest.raises(MoergeError, match="one router for all layers"):
+        along(folder, TEXT, 0)
 
 
 def test_the_pictures_show_every_token_and_need_no_other_file(tmp_path: Path) -> None:
