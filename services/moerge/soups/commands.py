@@ -34,6 +34,12 @@ def train(
     expert: Annotated[
         list[str] | None, typer.Option(help="NAME=DIR or NAME=HUB/ID: an expert, whose task vector is an E_i; repeat.")
     ] = None,
+    encoder: Annotated[
+        str | None,
+        typer.Option(
+            help="DIR or HUB/ID of a sentence encoder that embeds documents for the clusters. Default: the seed model."
+        ),
+    ] = None,
     start: Annotated[
         Literal["experts", "seed", "scratch"],
         typer.Option(help="seed: random E_i, one per --text, around the seed model. scratch: S is random, too."),
@@ -70,7 +76,8 @@ def train(
     wanted = Wanted(token_count(tokens), start, rank, clusters, support, rate, batch, context, seed, device)
     folders = {name: checkpoint_folder(place) for name, place in experts.items()}
     texts = named_values("--text", text)
-    request = read_request(checkpoint_folder(base), folders, texts, text_field, wanted, progress())
+    encoding = None if encoder is None else checkpoint_folder(encoder)
+    request = read_request(checkpoint_folder(base), folders, encoding, texts, text_field, wanted, progress())
     first, last = train_bank(request, out, progress())
     output().print(
         f"{out}: trained on {request.record.tokens:,} tokens; loss {first:.4f} in the first tenth, {last:.4f} in the"

@@ -27,7 +27,8 @@ from moerge_proto.digests import canonical_json
 from moerge_proto.messages import Message
 from moerge_proto.soups import SoupBank, Specialist
 
-BANK_FILE, SEED_FOLDER, LOG = "soup.safetensors", "seed", "training.csv"
+BANK_FILE, LOG = "soup.safetensors", "training.csv"
+SEED_FOLDER, ENCODER_FOLDER = "seed", "encoder"
 _CENTROIDS = "centroids"
 
 
@@ -38,7 +39,7 @@ class Opened:
     Attributes:
         folder: of the bank.
         record: all inputs.
-        model: the seed model, which embeds documents.
+        model: the seed model.
     """
 
     folder: Path
@@ -52,17 +53,24 @@ class Opened:
         """The folder of the seed model."""
         return self.folder / SEED_FOLDER
 
+    @property
+    def encoder(self) -> Path | None:
+        """The folder of the sentence encoder; None: the seed model embeds documents."""
+        return None if self.record.encoder is None else self.folder / ENCODER_FOLDER
 
-def write_bank(record: SoupBank, base: Path, bank: Bank, clusters: Clusters, log: Path, out: Path) -> None:
+
+def write_bank(
+    record: SoupBank, models: Mapping[str, Mapping[str, Path]], bank: Bank, clusters: Clusters, log: Path, out: Path
+) -> None:
     """Writes a bank's folder, which appears whole (law 10).
 
     Args:
-        base: folder of the seed model, whose files are copied.
+        models: name of a folder in it -> files of the seed model or the encoder, by name, which are copied.
         log: of the training.
     """
     tensors = {**bank.parameters, _CENTROIDS: clusters.centroids}
     files = [_tensors(BANK_FILE, {name: each.detach().cpu() for name, each in tensors.items()})]
-    copies = [_copied(f"{SEED_FOLDER}/{name}", path) for name, path in expert_files(base).items()]
+    copies = [_copied(f"{inside}/{name}", path) for inside, own in models.items() for name, path in own.items()]
     texts = [_record(record), text_file(CARD_FILE, _bank_card(record, bank, clusters)), _copied(LOG, log)]
     write_version(VersionPlan([*files, *copies], [], texts), out)
 
@@ -137,6 +145,7 @@ def _record(record: Message) -> FilePlan:
 
 def _bank_card(record: SoupBank, bank: Bank, clusters: Clusters) -> str:
     names = ", ".join(record.experts) or "none"
+    embeds = "" if record.encoder is None else f", and `{ENCODER_FOLDER}/` the sentence encoder"
     return f"""\
 # Bank of a Soup-of-Experts
 
@@ -156,8 +165,8 @@ moerge soup instantiate {"BANK"} --text target.jsonl --out specialist
 | training | {record.tokens:,} tokens in rows of {record.context}, rate {record.rate:g}, seed {record.seed} |
 | build | {_build(record)} |
 
-`{SEED_FOLDER}/` is the seed model, which embeds documents. The loss of every step is in `{LOG}`; all inputs are in
-`{LINEAGE_FILE}`.
+`{SEED_FOLDER}/` is the seed model{embeds}, which embeds documents. The loss of every step is in `{LOG}`; all inputs
+are in `{LINEAGE_FILE}`.
 """
 
 

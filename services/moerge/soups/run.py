@@ -8,19 +8,22 @@ from pathlib import Path
 from typing import Literal
 
 from torch import Tensor
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, PreTrainedModel
 
 from moerge.errors import IncompatibleExpertError, MoergeError
 from moerge.files import alone, file_sha256, work_folder
 from moerge.models.config import read_config
-from moerge.models.expert_folder import DenseExpert, check_expert
+from moerge.models.expert_folder import DenseExpert, check_expert, expert_files
 from moerge.progress import Progress
 from moerge.scoring.perplexity import load
 from moerge.soups.bank import Start, new_bank
 from moerge.soups.domains import embedded, pooled, pretraining_domains
+from moerge.soups.encoder import encoded, encoder_files
 from moerge.soups.folder import (
     BANK_FILE,
+    ENCODER_FOLDER,
     LOG,
+    SEED_FOLDER,
     Opened,
     read_bank,
     read_record,
@@ -73,10 +76,12 @@ class Request:
     """A checked request for a bank.
 
     Attributes:
+        encoder: folder of the sentence encoder; None: the seed model embeds documents.
         documents: of each text.
     """
 
     base: DenseExpert
+    encoder: Path | None
     experts: Sequence[DenseExpert]
     record: SoupBank
     documents: Sequence[Sequence[Sequence[int]]]
@@ -94,6 +99,7 @@ class Request:
 def read_request(
     base: Path,
     experts: Mapping[str, Path],
+    encoder: Path | None,
     texts: Mapping[str, Sequence[str]],
     field: str,
     wanted: Wanted,
@@ -104,6 +110,7 @@ def read_request(
     Args:
         base: folder of the seed model.
         experts: name -> folder; empty for a start without them.
+        encoder: folder of a sentence encoder; None: the seed model embeds documents.
         texts: name -> its files.
         field: field or column with a document's text.
 
@@ -113,6 +120,7 @@ def read_request(
     _require(wanted, experts)
     experts, texts = dict(sorted(experts.items())), dict(sorted(texts.items()))
     check_expert(base, None, "the seed model")
+    encoding = None if encoder is None else encoder_files(encoder)
     config = read_config(base)
     for name, folder in experts.items():
         check_expert(folder, base, name)
@@ -129,6 +137,7 @@ def read_request(
     steps = max(1, round(wanted.tokens / (wanted.batch * context)))
     record = SoupBank(
         base=seed.digest,
+        encoder=None if encoding is None else digest_of({name: file_sha256(path) for name, path in encoding.items()}),
         experts={each.domain: each.digest for each in members},
         start=wanted.start,
         parts=len(members or texts),
@@ -143,7 +152,7 @@ def read_request(
         seed=wanted.seed,
         build=_build(wanted.device),
     )
-    return Request(seed, members, record, [each.documents for each in found_texts.values()])
+    return Request(seed, encoder, members, record, [each.documents for each in found_texts.values()])
 
 
 def _require(wanted: Wanted, experts: Mapping[str, Path]) -> None:
@@ -186,7 +195,7 @@ def _train(request: Request, work: Path, out: Path, progress: Progress) -> None:
     work.mkdir(parents=True, exist_ok=True)
     model = load(request.base.folder, device=made.build.device)
     documents = pooled(request.documents, made.tokens, made.seed)
-    vectors = embedded(model, documents, made.context, "embedding documents", progress)
+    vectors = _vectors(model, request.base.folder, request.encoder, documents, made.context, progress)
     end = _end(request.base.folder)
     domains = pretraining_domains(documents, vectors, made.clusters, made.context, end, made.seed)
     bank = new_bank(
@@ -211,7 +220,23 @@ def _train(request: Request, work: Path, out: Path, progress: Progress) -> None:
 
         saved = Saved(work / "checkpoint.safetensors")
         train(model, bank, domains.rows, made.support, made.batch, run, done, saved, resumed)
-    write_bank(made, request.base.folder, bank, domains.clusters, work / LOG, out)
+    models = {SEED_FOLDER: expert_files(request.base.folder)}
+    if request.encoder is not None:
+        models[ENCODER_FOLDER] = encoder_files(request.encoder)
+    write_bank(made, models, bank, domains.clusters, work / LOG, out)
+
+
+def _vectors(
+    model: PreTrainedModel,
+    seed: Path,
+    encoder: Path | None,
+    documents: Sequence[Sequence[int]],
+    context: int,
+    progress: Progress,
+) -> Tensor:
+    if encoder is None:
+        return embedded(model, documents, context, "embedding documents", progress)
+    return encoded(encoder, seed, documents, context, str(model.device), progress)
 
 
 @dataclass(frozen=True)
@@ -247,7 +272,7 @@ def instantiate(
     opened = read_bank(folder, target.device)
     made, model = opened.record, opened.model
     text = read_texts("--text", files, opened.seed, field, progress, held_out=False)
-    vectors = embedded(model, text.documents, made.context, "embedding documents", progress)
+    vectors = _vectors(model, opened.seed, opened.encoder, text.documents, made.context, progress)
     weights = opened.clusters.weights(vectors)
     alpha = opened.bank.alpha(weights)
     rows = target_rows(text.documents, _end(opened.seed), made.context)

@@ -1,6 +1,7 @@
 """`moerge soup`: banks and specialists as folders, an interrupted training, and refusals."""
 
 import json
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,12 +16,14 @@ from moerge.cli.app import app
 from moerge.errors import MoergeError
 from moerge.files import file_sha256, work_folder
 from moerge.progress import NoProgress
+from moerge.soups.encoder import encoded
 from moerge.soups.folder import BANK_FILE, LOG, read_bank
 from moerge.soups.run import Wanted, read_request, train_bank
+from moerge.soups.texts import read_texts
 from moerge.soups.training import put
 from moerge.training import checkpoint
 from moerge_proto.soups import SoupBank, Specialist
-from support.models import expert, texts
+from support.models import expert, sentence_encoder, texts
 
 
 @pytest.fixture(scope="module")
@@ -104,6 +107,25 @@ def test_a_random_start_and_a_low_rank_give_specialists_too(folder: Path, tmp_pa
     AutoModelForCausalLM.from_pretrained(tmp_path / "sp")
 
 
+def test_a_sentence_encoder_embeds_documents_in_place_of_the_seed_model(folder: Path, tmp_path: Path) -> None:
+    encoder = sentence_encoder(tmp_path / "encoder")
+    done = CliRunner().invoke(app, command(folder, tmp_path / "bank", "--encoder", str(encoder)))
+    assert done.exit_code == 0, done.exception
+    opened = read_bank(tmp_path / "bank")
+    assert opened.encoder is not None
+    shutil.rmtree(encoder)  # the bank has its own
+    (tmp_path / "seed.jsonl").write_bytes((folder / "seed.jsonl").read_bytes())
+    made = instantiated(tmp_path, tmp_path / "sp")
+    read = read_texts("--text", [str(tmp_path / "seed.jsonl")], folder / "seed", "text", NoProgress(), held_out=False)
+    assert opened.clusters.centroids.shape[1] == 16, "the encoder's width"
+    vectors = encoded(opened.encoder, opened.seed, read.documents, 32, "cpu", NoProgress())
+    assert opened.clusters.weights(vectors).tolist() == pytest.approx(made.weights)
+    assert "`encoder/` the sentence encoder, which embeds" in (tmp_path / "bank" / "README.md").read_text()
+    (tmp_path / "other").mkdir()
+    ended = CliRunner().invoke(app, command(folder, tmp_path / "out", "--encoder", str(tmp_path / "other")))
+    assert "other/config.json: not found" in str(ended.exception)
+
+
 class Stopped(NoProgress):
     """Ends a training by Ctrl-C in this step; 0: never. `seen` are the tokens that the last work told."""
 
@@ -129,7 +151,7 @@ def test_an_interrupted_training_continues_to_the_same_bytes(
     wanted = Wanted(1280, "experts", 0, 3, 2, 1e-3, 4, 32, 0, "cpu")
     files = {name: [str(folder / f"{name}.jsonl")] for name in ("law", "art")}
     experts = {name: folder / name for name in ("law", "art")}
-    request = read_request(folder / "seed", experts, files, "text", wanted, NoProgress())
+    request = read_request(folder / "seed", experts, None, files, "text", wanted, NoProgress())
     with pytest.raises(KeyboardInterrupt):
         train_bank(request, tmp_path / "bank", Stopped(6))
     assert not (tmp_path / "bank").exists()
