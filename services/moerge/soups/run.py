@@ -3,13 +3,12 @@
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import version as installed
 from pathlib import Path
-from typing import Literal
 
 from torch import Tensor
-from transformers import AutoTokenizer, PreTrainedModel
+from transformers import PreTrainedModel
 
+from moerge.documents.corpus import Corpus
 from moerge.errors import IncompatibleExpertError, MoergeError
 from moerge.files import alone, file_sha256, work_folder
 from moerge.models.config import read_config
@@ -31,19 +30,14 @@ from moerge.soups.folder import (
     write_bank,
     write_specialist,
 )
-from moerge.soups.texts import read_texts
 from moerge.soups.training import fitted, put, target_rows, train, train_dense
 from moerge.training.checkpoint import Checkpoint as Saved
+from moerge.training.inputs import Device, build, context_of, end_of_text, read_texts
 from moerge.training.log import Log, losses
 from moerge.training.loop import Run, Step
 from moerge.versions.files import LINEAGE_FILE
 from moerge_proto.digests import digest_of
 from moerge_proto.soups import SoupBank, Specialist
-from moerge_proto.tuned import Build
-
-Device = Literal["cpu", "cuda"]
-CONTEXT = 512
-"""Default context, if the models allow it."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +50,7 @@ class Wanted:
         clusters: pretraining domains.
         support: those with a weight, in a step.
         batch: rows of a step.
-        context: of the rows, in tokens; None: `CONTEXT`, or the models' if that is shorter.
+        context: of the rows, in tokens; None: the default, or the models' if that is shorter.
     """
 
     tokens: int
@@ -128,11 +122,13 @@ def read_request(
             what = "its head is tied to the embedding, or the seed model's is; not both"
             raise IncompatibleExpertError(what, where=f"--expert {name}", todo="train it from the seed model")
     longest = int(config.max_position_embeddings)
-    context = wanted.context or min(CONTEXT, longest)
-    if context > longest:
-        found = f"expected at most {longest}, the models' context, found {context}"
-        raise MoergeError(found, where="--context", todo="give a smaller one")
-    found_texts = {name: read_texts(f"--text {name}", files, base, field, progress) for name, files in texts.items()}
+    context = context_of(wanted.context, longest, "the models'")
+    found_texts = {
+        name: read_texts(
+            Corpus(files, base, text_field=field, option=f"--text {name}"), f"reading --text {name}", progress
+        )
+        for name, files in texts.items()
+    }
     seed, members = DenseExpert("seed", base), [DenseExpert(name, folder) for name, folder in experts.items()]
     steps = max(1, round(wanted.tokens / (wanted.batch * context)))
     record = SoupBank(
@@ -150,7 +146,7 @@ def read_request(
         tokens=steps * wanted.batch * context,
         context=context,
         seed=wanted.seed,
-        build=_build(wanted.device),
+        build=build(wanted.device),
     )
     return Request(seed, encoder, members, record, [each.documents for each in found_texts.values()])
 
@@ -196,7 +192,7 @@ def _train(request: Request, work: Path, out: Path, progress: Progress) -> None:
     model = load(request.base.folder, device=made.build.device)
     documents = pooled(request.documents, made.tokens, made.seed)
     vectors = _vectors(model, request.base.folder, request.encoder, documents, made.context, progress)
-    end = _end(request.base.folder)
+    end = end_of_text(request.base.folder)
     domains = pretraining_domains(documents, vectors, made.clusters, made.context, end, made.seed)
     bank = new_bank(
         model,
@@ -271,11 +267,12 @@ def instantiate(
     """
     opened = read_bank(folder, target.device)
     made, model = opened.record, opened.model
-    text = read_texts("--text", files, opened.seed, field, progress, held_out=False)
+    corpus = Corpus(files, opened.seed, text_field=field, option="--text")
+    text = read_texts(corpus, "reading --text", progress, held_out=False)
     vectors = _vectors(model, opened.seed, opened.encoder, text.documents, made.context, progress)
     weights = opened.clusters.weights(vectors)
     alpha = opened.bank.alpha(weights)
-    rows = target_rows(text.documents, _end(opened.seed), made.context)
+    rows = target_rows(text.documents, end_of_text(opened.seed), made.context)
     if (target.fit or target.finetune) and rows.shape[1] < 2:
         raise MoergeError("expected two tokens or more, found one", where="--text", todo="give more text")
     if target.fit:
@@ -293,7 +290,7 @@ def instantiate(
         finetune=tokens,
         rate=target.rate,
         seed=target.seed,
-        build=_build(target.device),
+        build=build(target.device),
     )
     parameters = {name: parameter.detach() for name, parameter in model.named_parameters()}
     with progress.track(f"writing {out.name}", tensor_bytes(opened), "B") as tracker:
@@ -309,13 +306,3 @@ def _finetune(opened: Opened, rows: Tensor, target: Target, progress: Progress) 
         run = Run(steps, target.rate, seed=target.seed)
         train_dense(opened.model, [rows], None, size, run, lambda step: tracker.advance(step.tokens))
     return steps * size * rows.shape[1]
-
-
-def _end(folder: Path) -> int | None:
-    end: int | None = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False).eos_token_id
-    return end
-
-
-def _build(device: Device) -> Build:
-    moerge, torch, transformers = map(installed, ("moerge", "torch", "transformers"))
-    return Build(moerge=moerge, torch=torch, transformers=transformers, device=device)

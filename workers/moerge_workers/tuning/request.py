@@ -4,17 +4,12 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from hashlib import sha256
-from importlib.metadata import version as installed
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from torch import Tensor
-from transformers import AutoTokenizer
 
-from moerge import __version__
 from moerge.documents.corpus import Corpus
-from moerge.documents.splits import HELD_OUT_SHARE, split_digest, split_of, text_digest
 from moerge.errors import MoergeError
 from moerge.files import file_sha256
 from moerge.models.expert_folder import TOKENIZER_FILES
@@ -24,13 +19,11 @@ from moerge.progress import Progress
 from moerge.recipes.base import Options, number, whole
 from moerge.recipes.registry import parse
 from moerge.training.batches import joined
+from moerge.training.inputs import Device, build, context_of, end_of_text, read_texts
 from moerge.training.parameters import Which
 from moerge.training.routing import Routing
 from moerge_proto.digests import digest_of
-from moerge_proto.tuned import Build, TunedMixture, TunedModel
-
-CONTEXT = 512
-"""Default context, if the model allows it."""
+from moerge_proto.tuned import TunedMixture, TunedModel
 
 
 @dataclass(frozen=True)
@@ -41,7 +34,7 @@ class Wanted:
         recipe: its name, with options.
         tokens: of the training.
         weights: domain -> weight in the mixture of texts; 1 for the others.
-        context: of the rows, in tokens; None: `CONTEXT`, or the model's if that is shorter.
+        context: of the rows, in tokens; None: the default, or the model's if that is shorter.
         workers: number of training processes.
         accumulate: parts of a process's batch, computed one after another.
     """
@@ -51,7 +44,7 @@ class Wanted:
     weights: Mapping[str, float]
     context: int | None = None
     precision: Literal["float32", "bfloat16"] = "float32"
-    device: Literal["cpu", "cuda"] = "cpu"
+    device: Device = "cpu"
     accumulate: int = 1
     workers: int = 1
     seed: int = 0
@@ -181,10 +174,7 @@ def read_inputs(
     for domain, weight in wanted.weights.items():
         if not (math.isfinite(weight) and weight > 0):
             raise MoergeError(f"expected a number above 0, found {weight:g}", where=f"--weight {domain}")
-    context = wanted.context or min(CONTEXT, longest)
-    if context > longest:
-        found = f"expected at most {longest}, the {model}'s context, found {context}"
-        raise MoergeError(found, where="--context", todo="give a smaller one")
+    context = context_of(wanted.context, longest, f"the {model}'s")
     digests, rows = {}, []
     for domain in domains:
         files = Corpus(list(texts.files[domain]), folder, text_field=texts.field, option=f"--text {domain}")
@@ -202,7 +192,7 @@ def read_inputs(
         "accumulate": wanted.accumulate,
         "workers": wanted.workers,
         "seed": wanted.seed,
-        "build": _build(wanted.device),
+        "build": build(wanted.device),
     }
     return Inputs(fields, rows, steps)
 
@@ -236,19 +226,9 @@ def _require_parts(batch: int, wanted: Wanted) -> None:
 
 def _read(domain: str, corpus: Corpus, folder: Path, context: int, progress: Progress) -> tuple[str, Tensor]:
     """The digest of a domain's documents without the held-out tenth, and their rows."""
-    digest, documents = sha256(), []
-    with progress.track(f"reading texts of {domain}", corpus.size(), "B") as tracker:
-        for document in corpus.documents(tracker):
-            if split_of(split_digest(document.text), 0, HELD_OUT_SHARE) != "held-out":
-                digest.update(text_digest(document.text))
-                documents.append(list(corpus.encode(document).ids))
-    end = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False).eos_token_id
-    rows = joined(documents, end, context)
+    texts = read_texts(corpus, f"reading texts of {domain}", progress)
+    rows = joined(texts.documents, end_of_text(folder), context)
     if not len(rows):
         found = f"fewer than {context} tokens in documents that aren't held out"
         raise MoergeError(found, where=f"--text {domain}", todo="give more text, or a smaller --context")
-    return digest.hexdigest(), rows
-
-
-def _build(device: Literal["cpu", "cuda"]) -> Build:
-    return Build(moerge=__version__, torch=installed("torch"), transformers=installed("transformers"), device=device)
+    return texts.digest, rows

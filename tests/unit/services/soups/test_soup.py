@@ -13,15 +13,16 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
 from moerge.cli.app import app
+from moerge.documents.corpus import Corpus
 from moerge.errors import MoergeError
 from moerge.files import file_sha256, work_folder
 from moerge.progress import NoProgress
 from moerge.soups.encoder import encoded
 from moerge.soups.folder import BANK_FILE, LOG, read_bank
 from moerge.soups.run import Wanted, read_request, train_bank
-from moerge.soups.texts import read_texts
 from moerge.soups.training import put
 from moerge.training import checkpoint
+from moerge.training.inputs import read_texts
 from moerge_proto.soups import SoupBank, Specialist
 from support.models import expert, sentence_encoder, texts
 
@@ -116,7 +117,8 @@ def test_a_sentence_encoder_embeds_documents_in_place_of_the_seed_model(folder: 
     shutil.rmtree(encoder)  # the bank has its own
     (tmp_path / "seed.jsonl").write_bytes((folder / "seed.jsonl").read_bytes())
     made = instantiated(tmp_path, tmp_path / "sp")
-    read = read_texts("--text", [str(tmp_path / "seed.jsonl")], folder / "seed", "text", NoProgress(), held_out=False)
+    corpus = Corpus([str(tmp_path / "seed.jsonl")], folder / "seed", text_field="text", option="--text")
+    read = read_texts(corpus, "", NoProgress(), held_out=False)
     assert opened.clusters.centroids.shape[1] == 16, "the encoder's width"
     vectors = encoded(opened.encoder, opened.seed, read.documents, 32, "cpu", NoProgress())
     assert opened.clusters.weights(vectors).tolist() == pytest.approx(made.weights)

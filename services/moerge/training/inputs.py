@@ -1,0 +1,75 @@
+"""Inputs of a training on pooled text: documents, the context of rows, and the build."""
+
+from collections.abc import Sequence
+from hashlib import sha256
+from importlib.metadata import version as installed
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from transformers import AutoTokenizer
+
+from moerge.documents.corpus import Corpus
+from moerge.documents.splits import HELD_OUT_SHARE, split_digest, split_of, text_digest
+from moerge.errors import MoergeError
+from moerge.progress import Progress
+from moerge_proto.tuned import Build
+
+Device = Literal["cpu", "cuda"]
+CONTEXT = 512
+"""Default context, if the model allows it."""
+
+
+class Texts(NamedTuple):
+    """Documents of token ids, and the digest of their digests."""
+
+    digest: str
+    documents: Sequence[Sequence[int]]
+
+
+def read_texts(corpus: Corpus, title: str, progress: Progress, *, held_out: bool = True) -> Texts:
+    """The documents of a corpus.
+
+    Args:
+        title: of the progress.
+        held_out: leave out the tenth that `moerge table` scores.
+
+    Raises:
+        MoergeError: a file can't be read.
+    """
+    digest, documents = sha256(), list[Sequence[int]]()
+    with progress.track(title, corpus.size(), "B") as tracker:
+        for document in corpus.documents(tracker):
+            if held_out and split_of(split_digest(document.text), 0, HELD_OUT_SHARE) == "held-out":
+                continue
+            digest.update(text_digest(document.text))
+            documents.append(corpus.encode(document).ids)
+    return Texts(digest.hexdigest(), documents)
+
+
+def context_of(given: int | None, longest: int, whose: str) -> int:
+    """The context of rows, in tokens: the given one, or `CONTEXT`, or the longest if that is shorter.
+
+    Args:
+        longest: the context of the model or models.
+        whose: such as "the version's", for errors.
+
+    Raises:
+        MoergeError: the given one is too long.
+    """
+    context = given or min(CONTEXT, longest)
+    if context > longest:
+        found = f"expected at most {longest}, {whose} context, found {context}"
+        raise MoergeError(found, where="--context", todo="give a smaller one")
+    return context
+
+
+def end_of_text(folder: Path) -> int | None:
+    """The token after each document, of the tokenizer in a folder."""
+    end: int | None = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False).eos_token_id
+    return end
+
+
+def build(device: Device) -> Build:
+    """The installed software, and the device."""
+    moerge, torch, transformers = map(installed, ("moerge", "torch", "transformers"))
+    return Build(moerge=moerge, torch=torch, transformers=transformers, device=device)
