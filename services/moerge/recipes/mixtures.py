@@ -12,12 +12,9 @@ from moerge.mixtures.bam import Bam
 from moerge.mixtures.bts import STITCHES, Bts
 from moerge.mixtures.heterogeneous import Heterogeneous
 from moerge.mixtures.jetmoe import jetmoe
-from moerge.models.dense import place
 from moerge.recipes.base import SEED, Fleet, Model, Options, Recipe, Value, whole, word
 from moerge.recipes.likelihoods import with_seed
-from moerge.recipes.models import Loaded
-from moerge.recipes.precision import convert
-from moerge.recipes.trained import TRAINING, train
+from moerge.recipes.trained import TRAINING, trained_model
 from moerge.training.parameters import Which
 
 Members = Mapping[str, Path]
@@ -104,11 +101,7 @@ def trained_parameters(which: Which, options: Options) -> Which:
 
 def _trained(name: str, which: Which, fleet: Fleet, options: Options) -> Iterator[tuple[str, Model]]:
     mixture = build_mixture(name, members(fleet, options), options, fleet.seed)
-    place(mixture, fleet.device)
-    told = train(mixture, trained_parameters(which, options), fleet, options)
-    model = Loaded(convert(mixture, fleet.dtype))
-    model.trained = told
-    yield name, model
+    yield name, trained_model(mixture, trained_parameters(which, options), fleet, options)
 
 
 def _recipe(name: str, source: str, which: Which, options: Options, rate: float) -> Recipe:

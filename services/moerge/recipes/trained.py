@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 
 from moerge.errors import MoergeError
 from moerge.mixtures.base import INITIAL_DEVIATION
+from moerge.models.dense import place
 from moerge.recipes.base import SEED, Fleet, Model, Options, Recipe, Trained, number, whole, word
 from moerge.recipes.dense import TASK_VECTORS
 from moerge.recipes.likelihoods import with_seed
@@ -66,6 +67,21 @@ def train(model: PreTrainedModel, which: Which, fleet: Fleet, options: Options) 
     return Trained(elements, steps * row)
 
 
+def trained_model(
+    model: PreTrainedModel, which: Which, fleet: Fleet, options: Options, kind: type[Loaded] = Loaded
+) -> Loaded:
+    """The model, trained in place on the fleet's device, then in the fleet's number format.
+
+    Args:
+        kind: of the result.
+    """
+    place(model, fleet.device)
+    told = train(model, which, fleet, options)
+    made = kind(convert(model, fleet.dtype))
+    made.trained = told
+    return made
+
+
 def routing_of(options: Options) -> Routing:
     """The routing that a recipe's options name."""
     return next(each for each in ROUTINGS if each == word(options, "routing"))
@@ -101,11 +117,7 @@ def untrained(fleet: Fleet, options: Options) -> Path:
 
 
 def _published(name: str, which: Which, fleet: Fleet, options: Options) -> Iterator[tuple[str, Model]]:
-    loaded = load(untrained(fleet, options), fleet.device)
-    told = train(loaded, which, fleet, options)
-    model = Routed(convert(loaded, fleet.dtype))
-    model.trained = told
-    yield name, model
+    yield name, trained_model(load(untrained(fleet, options)), which, fleet, options, Routed)
 
 
 def _upcycling(fleet: Fleet, options: Options) -> Iterator[tuple[str, Model]]:
@@ -115,11 +127,7 @@ def _upcycling(fleet: Fleet, options: Options) -> Iterator[tuple[str, Model]]:
 
 
 def _seed_continued(fleet: Fleet, options: Options) -> Iterator[tuple[str, Model]]:
-    loaded = load(fleet.seed_model, fleet.device)
-    told = train(loaded, "all", fleet, options)
-    model = Loaded(convert(loaded, fleet.dtype))
-    model.trained = told
-    yield "seed-continued", model
+    yield "seed-continued", trained_model(load(fleet.seed_model), "all", fleet, options)
 
 
 def _recipe(name: str, source: str, which: Which, routing: Routing, start: str, rate: float) -> Recipe:
