@@ -110,15 +110,10 @@ class Bam(Mixture):
             name: parameter for name, parameter in self.named_parameters() if ".router." in name or ".adapters." in name
         }
 
-    def active_parameters(self) -> float:
+    def share(self, name: str) -> float:
         config = cast(BamConfig, self.config)
-        share = (config.num_experts_per_tok or len(config.members)) / len(config.members)
-        embedding, head = self.get_input_embeddings().weight, self.get_output_embeddings().weight
-        total = 0.0
-        for name, parameter in self.named_parameters():
-            if parameter is not embedding or parameter is head:
-                total += parameter.numel() * (share if f".{_MLP}.experts." in name else 1)
-        return total
+        chosen = (config.num_experts_per_tok or len(config.members)) / len(config.members)
+        return chosen if f".{_MLP}.experts." in name else 1
 
     @classmethod
     def of(cls, members: Mapping[str, Path], seed: int, k: int = 0, *, adapters: bool = False) -> Self:

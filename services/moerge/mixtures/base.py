@@ -21,7 +21,7 @@ from transformers import (
 )
 
 from moerge.models.config import read_config, require_same_config
-from moerge.models.dense import expert_model
+from moerge.models.dense import active_parameters, expert_model
 from moerge.models.families import family_of
 
 INITIAL_DEVIATION = 0.02
@@ -83,9 +83,13 @@ class Mixture(PreTrainedModel, GenerationMixin):
         """The parameters that no member brings."""
         raise NotImplementedError
 
+    def share(self, name: str) -> float:
+        """The share of a parameter's elements that a token is multiplied by."""
+        raise NotImplementedError
+
     def active_parameters(self) -> float:
         """The number of parameters that a token is multiplied by, with the head and without embeddings."""
-        raise NotImplementedError
+        return active_parameters(self, self.share)
 
     def forward(
         self,

@@ -183,16 +183,12 @@ class Bts(Mixture):
             if ".stitch." in name and not any(part in name for part in unused)
         }
 
-    def active_parameters(self) -> float:
-        config, total = cast(BtsConfig, self.config), 0.0
-        head = self.get_output_embeddings().weight
-        for name, parameter in self.named_parameters():
-            member = name.partition(".members.")[2].partition(".")[0]
-            if member.isdecimal() and int(member) in config.hidden:
-                continue
-            if ".embed_tokens." not in name or parameter is head:
-                total += parameter.numel()
-        return total
+    def share(self, name: str) -> float:
+        """0 for masked members, and for embeddings but the hub's, which may be the head."""
+        member = name.partition(".members.")[2].partition(".")[0]
+        if not member.isdecimal() or member == "0":
+            return 1
+        return 0 if ".embed_tokens." in name or int(member) in cast(BtsConfig, self.config).hidden else 1
 
     @classmethod
     def of(cls, members: Mapping[str, Path], stitches: int = STITCHES, *, alternating: bool = True) -> Self:

@@ -14,10 +14,12 @@ from transformers.modeling_outputs import CausalLMOutput
 from moerge.mixtures.bam import Shares
 from moerge.mixtures.base import INITIAL_DEVIATION, dense_state
 from moerge.models.config import read_config
+from moerge.models.dense import active_parameters
 from moerge.models.families import EMBEDDING, HEAD, require_family
 
 _MODEL = "model."
 """Prefix of a dense model's tensors, except the head."""
+_OF_MEMBERS = ("inputs.", "members.", "outputs.")
 
 
 class HeterogeneousConfig(PretrainedConfig):
@@ -121,10 +123,8 @@ class Heterogeneous(PreTrainedModel, GenerationMixin):
 
     def active_parameters(self) -> float:
         """The number of parameters that a token is multiplied by, with the head: K average experts."""
-        experts = (self.inputs, self.members, self.outputs)
-        share = (self.config.num_experts_per_tok or len(self.members)) / len(self.members)
-        chosen = sum(each.numel() for modules in experts for each in modules.parameters())
-        return float(self.router.weight.numel() + self.lm_head.weight.numel() + share * chosen)
+        chosen = (self.config.num_experts_per_tok or len(self.members)) / len(self.members)
+        return active_parameters(self, lambda name: chosen if name.startswith(_OF_MEMBERS) else 1)
 
     def get_input_embeddings(self) -> nn.Embedding:
         return self.embed_tokens

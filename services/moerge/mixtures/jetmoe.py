@@ -57,12 +57,6 @@ def jetmoe(members: Mapping[str, Path], seed: int) -> JetMoeForCausalLM:
     return model
 
 
-def active_parameters(model: JetMoeForCausalLM) -> float:
-    """The number of parameters that a token is multiplied by, with the head: all, but not the embedding."""
-    embedding, head = model.get_input_embeddings().weight, model.lm_head.weight
-    return float(sum(each.numel() for each in model.parameters() if each is not embedding or each is head))
-
-
 def _mean(states: list[dict[str, Tensor]], name: str) -> Tensor:
     return torch.stack([state[name].double() for state in states]).mean(0).float()
 

@@ -1,5 +1,6 @@
 """The models of the statistics passes: a dense expert, or the trunk with its MLPs (DUME figure 1, step 2)."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -57,3 +58,15 @@ def dense_model(config: PretrainedConfig, state: dict[str, Tensor], dtype: torch
 def place(model: PreTrainedModel, device: str) -> None:
     """Moves the model to a torch device."""
     model.to(torch.device(device))  # type: ignore[arg-type]  # its stub expects another self
+
+
+def active_parameters(model: PreTrainedModel, share: Callable[[str], float] = lambda name: 1) -> float:
+    """The number of parameters that a token is multiplied by, with the head and without the embedding.
+
+    Args:
+        share: parameter's name -> the share of its elements that count for a token.
+    """
+    ends = (model.get_input_embeddings(), model.get_output_embeddings())
+    embedding, head = (each.get_parameter("weight") for each in ends)
+    counted = ((name, each) for name, each in model.named_parameters() if each is not embedding or each is head)
+    return float(sum(share(name) * parameter.numel() for name, parameter in counted))

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from transformers import JetMoeForCausalLM, PreTrainedModel
 
-from moerge.mixtures import jetmoe
 from moerge.mixtures.base import Mixture
 from moerge.mixtures.heterogeneous import Heterogeneous
+from moerge.models import dense
 from moerge.models.families import published_family
 from moerge.recipes.base import Fleet, Model
 from moerge.recipes.precision import Dtype, convert
@@ -30,14 +30,8 @@ def active_parameters(model: PreTrainedModel) -> float:
     if isinstance(model, Mixture | Heterogeneous):
         return model.active_parameters()
     if isinstance(model, JetMoeForCausalLM):
-        return jetmoe.active_parameters(model)
-    embedding = model.get_input_embeddings().weight
-    head = model.get_submodule("lm_head").get_parameter("weight")
-    total = float(embedding.numel()) if head is embedding else 0.0
-    for name, parameter in model.named_parameters():
-        if parameter is not embedding:
-            total += parameter.numel() * (_chosen_share(model) if ".experts." in name else 1)
-    return total
+        return dense.active_parameters(model)  # all experts run
+    return dense.active_parameters(model, lambda name: _chosen_share(model) if ".experts." in name else 1)
 
 
 def _chosen_share(model: PreTrainedModel) -> float:
