@@ -20,11 +20,9 @@ from moerge.scoring.perplexity import load
 from moerge.soups.bank import Bank, model_shapes, shapes
 from moerge.soups.domains import Clusters
 from moerge.versions.card_scores import CARD_FILE, markdown_rows
-from moerge.versions.files import LINEAGE_FILE, FilePlan, copied_bytes, text_file
+from moerge.versions.files import LINEAGE_FILE, FilePlan, copied_file, record_file, text_file
 from moerge.versions.folder import write_version
 from moerge.versions.plan import VersionPlan
-from moerge_proto.digests import canonical_json
-from moerge_proto.messages import Message
 from moerge_proto.soups import SoupBank, Specialist
 
 BANK_FILE, LOG = "soup.safetensors", "training.csv"
@@ -70,8 +68,8 @@ def write_bank(
     """
     tensors = {**bank.parameters, _CENTROIDS: clusters.centroids}
     files = [_tensors(BANK_FILE, {name: each.detach().cpu() for name, each in tensors.items()})]
-    copies = [_copied(f"{inside}/{name}", path) for inside, own in models.items() for name, path in own.items()]
-    texts = [_record(record), text_file(CARD_FILE, _bank_card(record, bank, clusters)), _copied(LOG, log)]
+    copies = [copied_file(path, f"{inside}/{name}") for inside, own in models.items() for name, path in own.items()]
+    texts = [record_file(record), text_file(CARD_FILE, _bank_card(record, bank, clusters)), copied_file(log, LOG)]
     write_version(VersionPlan([*files, *copies], [], texts), out)
 
 
@@ -121,8 +119,8 @@ def write_specialist(
     dtypes = {name: spec.dtype for name, spec in Checkpoint(opened.seed).specs.items()}
     weights = _tensors(SINGLE, {name: each.detach().cpu().to(dtypes[name]) for name, each in parameters.items()})
     small = {name: path for name, path in expert_files(opened.seed).items() if not is_weights(name) and name != INDEX}
-    texts = [_copied(name, path) for name, path in small.items()]
-    texts += [_record(record), text_file(CARD_FILE, _card(record))]
+    texts = [copied_file(path, name) for name, path in small.items()]
+    texts += [record_file(record), text_file(CARD_FILE, _card(record))]
     write_version(VersionPlan([weights], [], texts), out, lambda file: written(sum(file.tensors.values())))
 
 
@@ -133,14 +131,6 @@ def _tensors(name: str, tensors: Mapping[str, Tensor]) -> FilePlan:
 
 def _same(tensor: Tensor) -> Tensor:
     return tensor
-
-
-def _copied(name: str, path: Path) -> FilePlan:
-    return FilePlan(name, "", partial(copied_bytes, path), {})
-
-
-def _record(record: Message) -> FilePlan:
-    return text_file(LINEAGE_FILE, canonical_json(record.model_dump(mode="json")).decode() + "\n")
 
 
 def _bank_card(record: SoupBank, bank: Bank, clusters: Clusters) -> str:

@@ -5,6 +5,7 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -20,7 +21,8 @@ from moerge.models.families import EMBEDDING, HEAD, Family
 from moerge.models.reader import Checkpoint
 from moerge.models.side_files import GENERATION, published_generation, published_tokenizer
 from moerge.models.writer import TensorPlan, write_safetensors
-from moerge_proto.digests import digest_of, sha256_hex
+from moerge_proto.digests import canonical_json, digest_of, sha256_hex
+from moerge_proto.messages import Message
 from moerge_proto.versions import SolveReport
 
 TRUNK_FILE, ADDED_FILE = "model-trunk.safetensors", "model-trunk-added.safetensors"
@@ -170,6 +172,16 @@ def text_file(name: str, text: str) -> FilePlan:
         return sha256_hex(data)
 
     return FilePlan(name, digest_of({"text": text}), write, {})
+
+
+def copied_file(path: Path, name: str | None = None) -> FilePlan:
+    """A copy of a file that isn't shared between versions; by default under the same name."""
+    return FilePlan(name or path.name, "", partial(copied_bytes, path), {})
+
+
+def record_file(record: Message) -> FilePlan:
+    """`moerge.json` of a folder that isn't a version."""
+    return text_file(LINEAGE_FILE, canonical_json(record.model_dump(mode="json")).decode() + "\n")
 
 
 def index_file(weights: Sequence[FilePlan]) -> FilePlan:

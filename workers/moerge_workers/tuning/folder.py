@@ -12,10 +12,9 @@ from moerge.models.side_files import GENERATION
 from moerge.models.stored import INDEX
 from moerge.models.writer import TensorPlan, write_safetensors
 from moerge.versions.card_scores import CARD_FILE
-from moerge.versions.files import LINEAGE_FILE, FilePlan, copied_bytes, text_file
+from moerge.versions.files import FilePlan, copied_bytes, copied_file, record_file, text_file
 from moerge.versions.folder import write_version
 from moerge.versions.plan import VersionPlan
-from moerge_proto.digests import canonical_json
 from moerge_workers.tuning.card import card
 from moerge_workers.tuning.request import Request
 from moerge_workers.tuning.training import LOG, TRAINED, Done
@@ -32,10 +31,10 @@ def write_tuned(request: Request, work: Path, done: Done, out: Path, written: Ca
     before, new = Checkpoint(start), request.tensors(Checkpoint(work / TRAINED), start)
     weights = [_weights(before, file, new) for file in sorted({spec.file for spec in before.specs.values()})]
     small = [name for name in (GENERATION, *TOKENIZER_FILES, INDEX) if (start / name).is_file()]
-    texts = [_copy(start / name) for name in small]
+    texts = [copied_file(start / name) for name in small]
     texts.append(text_file("config.json", request.config(start)))
-    texts.append(text_file(LINEAGE_FILE, canonical_json(request.record.model_dump(mode="json")).decode() + "\n"))
-    texts += [text_file(CARD_FILE, card(request.record, work / LOG, done, start)), _copy(work / LOG)]
+    texts.append(record_file(request.record))
+    texts += [text_file(CARD_FILE, card(request.record, work / LOG, done, start)), copied_file(work / LOG)]
     write_version(VersionPlan(weights, [], texts), out, lambda file: written(sum(file.tensors.values())))
 
 
@@ -56,7 +55,3 @@ def _weights(start: Checkpoint, file: Path, new: Mapping[str, Callable[[], Tenso
 
     plans = [TensorPlan(name, spec.dtype, spec.shape, partial(compute, name)) for name, spec in specs.items()]
     return FilePlan(file.name, "", lambda out: write_safetensors(out, plans), sizes)
-
-
-def _copy(path: Path) -> FilePlan:
-    return FilePlan(path.name, "", partial(copied_bytes, path), {})
