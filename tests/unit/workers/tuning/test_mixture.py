@@ -62,7 +62,7 @@ def different(folder: Path, recipe: str, base: str | None = None) -> MixtureRequ
     names = ("d0", "other")
     wanted = Wanted(recipe, STEPS * 2 * CONTEXT, {}, CONTEXT)
     named = Texts({name: [str(folder / f"{name}.jsonl")] for name in names})
-    places = {name: [str(folder / name)] for name in names}
+    places = {name: str(folder / name) for name in names}
     made = read_request(None, places, base, [], named, wanted, NoProgress())
     assert isinstance(made, MixtureRequest)
     return made
