@@ -54,7 +54,7 @@ def export_gguf(version: Path, out: Path, llama_cpp: Path | None, quantise: str 
     """
     config = version_config(version)
     if refused := refusals(config):
-        raise MoergeError(" ".join(refused), where=str(version), todo="use transformers or vLLM for this version")
+        raise MoergeError(f"llama.cpp {'; it '.join(refused)}", where=str(version), todo="use transformers or vLLM")
     if out.exists():
         raise MoergeError("already exists", where=str(out), todo="name a new file, or remove this one")
     command, outtype = converter(llama_cpp), quantise or _TYPES.get(config.get("dtype", ""), "f32")

@@ -42,28 +42,28 @@ class Form:
 
 
 def refusals(config: Mapping[str, Any]) -> list[str]:
-    """The reasons why llama.cpp can't run a version with this config.json; empty if it can."""
+    """What keeps llama.cpp from running a version with this config.json: predicates of sentences; empty for nothing."""
     kind, scaled = config.get("model_type"), _rope(config).get("rope_type")
     found = []
     if kind not in ("mixtral", "qwen2_moe", "qwen3_moe"):
-        found.append(f"llama.cpp has no {_class(config)}.")
+        found.append(f"has no {_class(config)}")
     if config.get("hidden_act", "silu") != "silu":
-        found.append(f"llama.cpp computes MoE experts with silu only, and this version's have {config['hidden_act']}.")
+        found.append(f"computes experts with silu only, not with {config['hidden_act']}")
     if kind == "qwen3_moe" and config.get("attention_bias"):
-        found.append("llama.cpp's Qwen3-MoE has no bias in the attention's output.")
+        found.append("has no bias of the attention's output in Qwen3-MoE")
     if kind == "qwen3_moe" and (scaled == "llama3" or _tabled(config)):
-        found.append(f"llama.cpp's Qwen3-MoE ignores parts of the rope's scaling, {scaled}.")
+        found.append(f"ignores parts of the rope's scaling, {scaled}, in Qwen3-MoE")
     wide = _head_dim(config) * config["num_attention_heads"] != config["hidden_size"]
     if kind in ("mixtral", "qwen2_moe") and wide and _granite(config):
-        what = "a sliding window" if _windows(config) else f"the rope's scaling, {scaled},"
-        found.append(f"llama.cpp has {what} only for heads of hidden_size / num_attention_heads.")
+        what = "sliding windows" if _windows(config) else f"the rope's scaling, {scaled},"
+        found.append(f"has {what} only for heads of hidden_size / num_attention_heads")
     return found
 
 
 def limits(config: Mapping[str, Any]) -> list[str]:
     """What a consumer of a version with this config.json must know about llama.cpp, in sentences; empty for nothing."""
     if refused := refusals(config):
-        return [*refused, "So there is no GGUF of it: moerge export refuses."]
+        return [f"llama.cpp {each}, so moerge export writes no GGUF." for each in refused]
     found = []
     if converter_form(config).changed:
         wrong = "NaN" if config["model_type"] == "qwen2_moe" else "wrong log-probabilities"
