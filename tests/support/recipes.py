@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from moerge.recipes.base import Domain, Fleet, Model
-from moerge.recipes.models import FromLogits
+from moerge.recipes.models import FromLogits, Loaded
 from moerge.recipes.registry import parse
 from moerge.scoring.perplexity import Rows
 from support.models import expert
@@ -48,3 +48,9 @@ def logits(model: Model, rows: Rows) -> Tensor:
     """The logits of a model that has them."""
     assert isinstance(model, FromLogits)
     return model.logits(rows)
+
+
+def state(model: Model) -> dict[str, Tensor]:
+    """The tensors of a model of transformers."""
+    assert isinstance(model, Loaded)
+    return model.model.state_dict()

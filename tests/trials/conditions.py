@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from rich.console import Console
 from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
 from moerge.demo import corpora
@@ -23,6 +22,7 @@ from moerge.table.measure import Settings, measure
 from moerge.table.presets import PRESETS
 from moerge.table.table import Run
 from moerge.table.texts import Cut, Sources, read_texts
+from trials.output import show, write
 
 RECIPES = (
     "experts",
@@ -97,13 +97,9 @@ def main() -> None:
             domains[domain] = read_texts(domain, sources, cut)
         settings = Settings(trained.seed, 1, preset.statistics_tokens, chosen.device)
         table = replace(measure(runs, domains, settings, progress()), against="dume")
-        console = Console()
-        for each in table.render(console):
-            console.print(each, highlight=False, markup=False)
+        show(table)
         written[name] = table.to_json()
-    if chosen.json:
-        with atomic_file(chosen.json) as out:
-            out.write(json.dumps(written, indent=2).encode())
+    write(written, chosen.json)
 
 
 if __name__ == "__main__":

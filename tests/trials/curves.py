@@ -5,14 +5,12 @@ first 0.8 n tokens, while the rate falls to 0 over the last 0.2 n.
 """
 
 import argparse
-import json
 from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 
 import torch
-from rich.console import Console
 from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
 from moerge.demo import corpora
@@ -32,6 +30,7 @@ from moerge.training.loop import Run as Training
 from moerge.training.loop import Trainer
 from moerge.training.parameters import trainable
 from moerge.training.routing import RoutedLoss
+from trials.output import show, write
 
 TRAINED = ("btx", "btx:start=moerge", "btx:start=fitted")
 UNTRAINED = ("dume", "moerge", "moerge:fit=1", "moerge-oracle")
@@ -121,7 +120,7 @@ def main() -> None:
     chosen = parser.parse_args()
     set_verbosity_error()
     disable_progress_bar()
-    preset, folder, console = PRESETS[chosen.preset], cache_folder(), Console()
+    preset, folder = PRESETS[chosen.preset], cache_folder()
     sources, base = preset.sources(folder, 1, progress(), chosen.device)
     texts = {name: read_texts(name, each, preset.cut, training=True) for name, each in sources.items()}
     abroad = read_elsewhere(base, [str(corpora.write_elsewhere(folder / "texts"))], preset.cut)
@@ -129,15 +128,11 @@ def main() -> None:
     runs = [Run(*parse(spec)) for spec in ("experts", *UNTRAINED)]
     runs += [curve(spec, chosen.train) for spec in chosen.recipes or TRAINED]
     table = replace(measure(runs, texts, settings, progress(), abroad), against="moerge")
-    for each in table.render(console):
-        console.print(each, highlight=False, markup=False)
-    for path, text in (
-        (chosen.json, json.dumps(table.to_json(), indent=2)),
-        (chosen.svg, picture(by_tokens(table), TOKENS)),
-    ):
-        if path:
-            with atomic_file(path) as out:
-                out.write(text.encode())
+    show(table)
+    write(table.to_json(), chosen.json)
+    if chosen.svg:
+        with atomic_file(chosen.svg) as out:
+            out.write(picture(by_tokens(table), TOKENS).encode())
 
 
 if __name__ == "__main__":

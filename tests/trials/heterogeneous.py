@@ -5,19 +5,17 @@ tokenizer. It is trained first, if missing. Recipes are compared with the expert
 """
 
 import argparse
-import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import torch
-from rich.console import Console
 from torch import Tensor
 from transformers import AutoConfig, AutoTokenizer, LlamaForCausalLM
 from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
 from moerge.demo.train import DEMO
-from moerge.files import atomic_file, cache_folder
+from moerge.files import cache_folder
 from moerge.progress import progress
 from moerge.table import arguments
 from moerge.table.measure import Settings, measure
@@ -25,6 +23,7 @@ from moerge.table.presets import PRESETS
 from moerge.table.runs import asked
 from moerge.training.batches import batches
 from moerge.training.loop import Run, fit
+from trials.output import show, write
 
 OTHER = "geography"
 SHAPE = {"hidden_size": 128, "intermediate_size": 512, "num_hidden_layers": 4}
@@ -74,12 +73,8 @@ def main() -> None:
     texts[OTHER], sources[OTHER] = replace(texts[OTHER], expert=other), replace(sources[OTHER], expert=other)
     runs = asked(chosen.recipes, sources, base)
     table = measure(runs, texts, Settings(base, chosen.seeds, preset.statistics_tokens), progress())
-    console = Console()
-    for each in table.render(console):
-        console.print(each, highlight=False, markup=False)
-    if chosen.json:
-        with atomic_file(chosen.json) as out:
-            out.write(json.dumps(table.to_json(), indent=2).encode())
+    show(table)
+    write(table.to_json(), chosen.json)
 
 
 if __name__ == "__main__":

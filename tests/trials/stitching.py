@@ -5,15 +5,13 @@ others alone; and with the last one joined to those, at once and after a short t
 """
 
 import argparse
-import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from rich.console import Console
 from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
-from moerge.files import atomic_file, cache_folder
+from moerge.files import cache_folder
 from moerge.mixtures.bts import Bts
 from moerge.progress import progress
 from moerge.recipes.base import Fleet, Model, Options, number
@@ -25,6 +23,7 @@ from moerge.table.measure import Settings, measure
 from moerge.table.presets import PRESETS
 from moerge.table.table import Run
 from moerge.table.texts import read_texts
+from trials.output import show, write
 
 SHORT = 0.2
 """Share of the whole training's tokens in a short one."""
@@ -69,12 +68,8 @@ def main() -> None:
     recipe, options, label = parse(f"bts:train={chosen.train}")
     runs = [Run(*parse("experts")), Run(replace(recipe, build=stitched), options, label)]
     table = replace(measure(runs, texts, settings, progress()), against=None)
-    console = Console()
-    for each in table.render(console):
-        console.print(each, highlight=False, markup=False)
-    if chosen.json:
-        with atomic_file(chosen.json) as out:
-            out.write(json.dumps(table.to_json(), indent=2).encode())
+    show(table)
+    write(table.to_json(), chosen.json)
 
 
 if __name__ == "__main__":

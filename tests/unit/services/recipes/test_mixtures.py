@@ -10,7 +10,7 @@ from moerge.errors import MoergeError
 from moerge.mixtures.base import Mixture
 from moerge.mixtures.bts import Bts
 from moerge.mixtures.heterogeneous import Heterogeneous
-from moerge.recipes.base import Fleet, Model
+from moerge.recipes.base import Fleet
 from moerge.recipes.mixtures import members
 from moerge.recipes.models import Loaded, load
 from moerge.scoring.perplexity import Rows
@@ -18,7 +18,7 @@ from moerge.training.batches import batches
 from moerge.training.checkpoint import Checkpoint
 from moerge.training.loop import Run, Step, fit
 from moerge.training.parameters import trainable
-from support.recipes import fleet, logits, only
+from support.recipes import fleet, logits, only, state
 
 HELD = Rows(torch.tensor([[3 * column % 250 for column in range(30)]]), [30], "")
 
@@ -26,11 +26,6 @@ HELD = Rows(torch.tensor([[3 * column % 250 for column in range(30)]]), [30], ""
 @pytest.fixture(scope="module")
 def on(tmp_path_factory: pytest.TempPathFactory) -> Fleet:
     return fleet(tmp_path_factory.mktemp("fleet"))
-
-
-def state(model: Model) -> dict[str, Tensor]:
-    assert isinstance(model, Loaded)
-    return model.model.state_dict()
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from moerge.recipes.base import Fleet, Model
 from moerge.recipes.models import Loaded
 from moerge.scoring.perplexity import Rows
 from moerge.scoring.routers import routers
-from support.recipes import fleet, logits, only
+from support.recipes import fleet, logits, only, state
 
 HELD = Rows(torch.tensor([[3 * column % 250 for column in range(30)]]), [30], "")
 STILL = "train=96,batch=2,rate=0"
@@ -22,11 +22,6 @@ STILL = "train=96,batch=2,rate=0"
 @pytest.fixture(scope="module")
 def on(tmp_path_factory: pytest.TempPathFactory) -> Fleet:
     return fleet(tmp_path_factory.mktemp("fleet"))
-
-
-def state(model: Model) -> dict[str, Tensor]:
-    assert isinstance(model, Loaded)
-    return model.model.state_dict()
 
 
 @torch.inference_mode()
