@@ -94,7 +94,9 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=8)
     parser.add_argument("--prompt-tokens", type=int, default=16)
     parser.add_argument("--written", type=int, default=10_000, help="tokens of the texts that each expert writes")
+    parser.add_argument("--longest", type=int, default=writing.LONGEST, help="tokens behind a prompt")
     parser.add_argument("--temperatures", default="1")
+    parser.add_argument("--domains", help="some of the preset's, with commas; default: all")
     parser.add_argument("--rows", type=int, nargs="*", help="numbers of rows to measure; default: all")
     parser.add_argument("--against", help="row to compare others with; default: as much text")
     parser.add_argument("--device", default="cpu")
@@ -105,12 +107,14 @@ def main() -> None:
     preset = PRESETS[chosen.preset]
     sources, base = preset.sources(cache_folder(), 1, progress(), chosen.device)
     cut = replace(preset.cut, tokens=chosen.tokens)
-    domains = {name: read_texts(name, each, cut) for name, each in sources.items()}
+    names = chosen.domains.split(",") if chosen.domains else list(sources)
+    domains = {name: read_texts(name, sources[name], cut) for name in names}
     runs = list(
         rows(chosen.prompts, chosen.prompt_tokens, chosen.written, [*map(float, chosen.temperatures.split(","))])
     )
     if chosen.rows:
         runs = [runs[number] for number in (0, *chosen.rows)]
+    writing.LONGEST = chosen.longest
     settings = Settings(base, 1, preset.statistics_tokens, chosen.device)
     table = replace(
         measure(runs, domains, settings, progress()), against=chosen.against or f"text, {chosen.written:,} tokens"
