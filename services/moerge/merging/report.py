@@ -17,7 +17,7 @@ LOST = 10.0
 """Least loss of a domain against its own expert, in points, with a warning."""
 FLOAT32_LIMIT = 2.0**24
 """Condition above which float32 products don't determine a router's weakest directions."""
-OWN_WORDS = "real text makes better statistics"
+OWN_WORDS = "give --text to measure their loss"
 """The cost of generated text."""
 NEWCOMERS = "that costs a domain up to 21 points on the demo's experts; to include it, merge all experts anew"
 """The cost of a trunk without the expert, measured in docs/quality.md."""
