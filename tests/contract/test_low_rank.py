@@ -8,7 +8,7 @@ from moerge.models.expert_folder import DenseExpert
 from moerge.models.low_rank import low_rank_of
 from moerge.models.reader import Checkpoint
 from support.federation import federation_of
-from support.models import expert
+from support.models import adapter, expert
 from support.worker import worker_of
 
 SMALL: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "vocab_size": 300}
@@ -16,7 +16,8 @@ SMALL: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 24, "num_hidden
 
 def test_a_worker_s_expert_of_low_rank_is_published_with_its_record(tmp_path: Path) -> None:
     with federation_of(tmp_path, "art", **SMALL) as made:
-        base, own = expert(tmp_path / "base", 0, **SMALL), expert(tmp_path / "law", 5, **SMALL)
+        base = expert(tmp_path / "base", 0, **SMALL)
+        own = adapter(tmp_path / "law", made.members["art"].folder, 5)  # its base is registered
         member = made.join("law", own)
         reduced = {"expert_rank": "3", "base": str(base), "policy": {"router_contributions": False}}
         with worker_of(made.server, member, tmp_path) as worker:
