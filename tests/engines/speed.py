@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
 
 from engines.engine import HOME, Engine
@@ -21,8 +22,8 @@ class Cost:
     ratio: float
 
 
-def costs(engine: Engine, top_k: int) -> list[Cost]:
-    """Costs of a version with `top_k` experts per token."""
+def costs(engine: Engine, script: str, first: Path, top_k: int) -> list[Cost]:
+    """Costs of a version with `top_k` experts per token, by a script that first loads the version `first`."""
     work = HOME / "speed" / str(top_k)
     version = work / "version"
     dense = [work / str(seed) for seed in range(EXPERTS)]
@@ -31,9 +32,9 @@ def costs(engine: Engine, top_k: int) -> list[Cost]:
             expert(folder, seed, **SIZES)  # type: ignore[arg-type]  # no family
         published(dense, work, top_k)
     job, found = work / "job.json", work / f"{engine.environment}.json"
-    models = {"dense": str(dense[0]), "version": str(version)}
-    job.write_text(json.dumps({"models": models, "answers": str(found)}), encoding="utf-8")
-    if code := engine.run(f"{engine.environment}_speed.py", job, work / "log.txt"):
+    content = {"first": first, "version": version, "dense": dense[0], "answers": found}
+    job.write_text(json.dumps({name: str(path) for name, path in content.items()}), encoding="utf-8")
+    if code := engine.run(script, job, work / "log.txt"):
         raise MoergeError(f"ended with {code}", where=engine.name, todo=f"read {work / 'log.txt'}")
     pairs = json.loads(found.read_text(encoding="utf-8"))
     return [Cost(what, median(ours / theirs for theirs, ours in rows)) for what, rows in pairs.items()]

@@ -37,7 +37,7 @@ def _row(family: str, setting: str, group: Sequence[Result]) -> str:
     trunks = ", ".join(dict.fromkeys(f"`{case.trunk}`" for case in cases))
     sizes = ", ".join(dict.fromkeys(f"{case.experts} x {case.top_k}" for case in cases))
     found = [each.exact.most for each in group if each.exact is not None]
-    worst = f"{max(found):.0e}" if found else ""
+    worst = _figure(max(found)) if found else ""
     return f"| {family}, {setting} | {trunks} | {sizes} | {worst} | {_verdict(group)} |"
 
 
@@ -47,7 +47,12 @@ def _verdict(group: Sequence[Result]) -> str:
     wrong = next(each for each in group if not each.right)
     said = "does not load" if wrong.exact is None else "**wrong**"
     remedied = [each.remedied.most for each in group if each.remedied is not None]
-    return said + (f"; with the workaround {max(remedied):.0e}" if remedied else "")
+    return said + (f"; {_figure(max(remedied))} with the workaround" if remedied else "")
+
+
+def _figure(most: float) -> str:
+    """A difference in nats, with one digit."""
+    return f"{most:.1g}"
 
 
 def costs_table(engine: str, number: str, measured: Mapping[int, Sequence[Cost]], when: date) -> str:
@@ -66,7 +71,7 @@ def variants_table(number: str, measured: Mapping[str, Sequence[Outcome]], when:
     rows = []
     for way in ways:
         found = [each for outcomes in measured.values() for each in outcomes if each.way == way]
-        rows.append(f"| {way} | {max(each.most for each in found):.0e} | {_fine(found)} |")
+        rows.append(f"| {way} | {_figure(max(each.most for each in found))} | {_fine(found)} |")
     head = f"transformers {number} on {when.isoformat()}, a version of each family: {', '.join(measured)}."
     return "\n".join([head, "", "| | largest difference | |", "|---|---|---|", *rows])
 
