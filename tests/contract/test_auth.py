@@ -226,7 +226,7 @@ def test_on_another_owner_s_thing_every_route_of_owners_answers_as_if_it_were_no
         "/v1/uploads/{upload}": {"upload": upload},
     }
     shared = {"/v1/trunks/{digest}", "/v1/trunks/{digest}/history", "/v1/trunks/{digest}/files/{name}"}
-    shared |= {"/v1/versions/{number}"}
+    shared |= {"/v1/versions/{number}", "/v1/versions/{number}/engines"}
     shared |= {"/v1/versions/{number}/card", "/v1/versions/{number}/compare/{other}", "/v1/aliases/{name}"}
     shared |= {f"/v1/versions/{{number}}/{what}" for what in ("signatures", "files/{name}", "evaluations", "table")}
     named = {path for (_, path), roles in ROLES.items() if Role.OWNER in roles and "{" in path}

@@ -25,7 +25,7 @@ SETTINGS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         "llama3 rope": {"rope_parameters": _LLAMA3},
         "linear rope": {"rope_parameters": _LINEAR},
         "yarn rope": {"rope_parameters": _YARN},
-        "dynamic rope": {"rope_parameters": _DYNAMIC},
+        "dynamic rope": {"rope_parameters": _DYNAMIC, "max_position_embeddings": 32},
     },
     "mistral": {"plain": {"sliding_window": None}, "window": {"sliding_window": WINDOW}},
     "phi3": {

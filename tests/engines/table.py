@@ -52,7 +52,7 @@ def _verdict(group: Sequence[Result]) -> str:
 
 def _figure(most: float) -> str:
     """A difference in nats, with one digit."""
-    return f"{most:.1g}"
+    return "NaN" if most == float("inf") else f"{most:.1g}"
 
 
 def costs_table(engine: str, number: str, measured: Mapping[int, Sequence[Cost]], when: date) -> str:

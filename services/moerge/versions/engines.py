@@ -15,8 +15,8 @@ def engine_limits(config: Mapping[str, Any]) -> list[EngineLimit]:
 
 
 def _vllm(config: Mapping[str, Any]) -> Iterator[EngineLimit]:
-    """vLLM 0.32: fields that its own classes of Qwen2-MoE and Qwen3-MoE don't read."""
-    model_type, ignored = config.get("model_type"), []
+    """vLLM 0.32: fields that its own classes of Qwen2-MoE and Qwen3-MoE don't read, and a rope that it never adapts."""
+    model_type, rope, ignored = config.get("model_type"), config.get("rope_parameters") or {}, []
     if model_type == "qwen2_moe":
         if config["num_attention_heads"] * config["head_dim"] != config["hidden_size"]:
             ignored.append("`head_dim`, so it doesn't load this model or answers wrongly")
@@ -26,6 +26,10 @@ def _vllm(config: Mapping[str, Any]) -> Iterator[EngineLimit]:
         ignored.append("the bias of the attention's output, so it answers wrongly")
     for field in ignored:
         yield EngineLimit(engine="vLLM", happens=f"ignores {field}", remedy=_BACKEND)
+    if rope.get("rope_type") == "dynamic":
+        longest = config["max_position_embeddings"]
+        happens = f"answers wrongly on texts longer than {longest} tokens, with this model's dynamic rope"
+        yield EngineLimit(engine="vLLM", happens=happens, remedy=f"start it with --max-model-len {longest}")
 
 
 def _llama_cpp(config: Mapping[str, Any]) -> Iterator[EngineLimit]:

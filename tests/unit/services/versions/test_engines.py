@@ -10,6 +10,7 @@ from moerge.models.families import family_of
 from moerge.versions.engines import engine_limits
 from support.models import SMALL
 
+DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
 WINDOWS = {"use_sliding_window": True, "sliding_window": 8}
 
 
@@ -56,6 +57,7 @@ def test_versions_that_engines_run_have_no_limits(family: str, settings: dict[st
         ("qwen2", {}, "llama.cpp", "converter alone"),
         ("mistral", {"sliding_window": 8}, "llama.cpp", "converter alone"),
         ("olmo2", {}, "llama.cpp", "FlexOlmo"),
+        ("llama", {"rope_parameters": DYNAMIC}, "vLLM", "longer than 256 tokens"),
     ],
 )
 def test_a_setting_that_an_engine_ignores_is_a_limit(
