@@ -12,7 +12,7 @@ from rich.console import Console
 
 from engines.cases import Case, cases
 from engines.compare import Outcome
-from engines.engine import HOME, ROOT, MissingEngineError
+from engines.engine import HOME, ROOT, MissingEngineError, Model
 from engines.publish import experts, version
 from engines.registry import ENGINES
 from engines.results import Expected, results
@@ -58,7 +58,8 @@ def main() -> int:
             first = version(every[0], HOME)
             costs = {top_k: cost_ratios(ENGINES[name], script, first, top_k) for top_k in (1, 2)}
             _show(f"{name}, costs", costs_table(name, number, costs, today), write=given.write)
-        say(asked(ENGINES[name], version(every[0], HOME), HOME / "served.txt"))
+        path = ENGINES[name].prepared(Model(version(every[0], HOME), "float32"))
+        say(asked(ENGINES[name], path, HOME / "served.txt"))
     if TRANSFORMERS in wanted:
         found = _variants(every)
         faults += [

@@ -11,6 +11,7 @@ from typing import Any
 
 from engines.compare import Answers
 from engines.reference import NEW_TOKENS, prompts
+from moerge.errors import MoergeError
 
 ROOT = Path(__file__).parents[2]
 HOME = ROOT / "build" / "engines"
@@ -42,6 +43,7 @@ class Engine:
         script: of `SCRIPTS`, run with the file of a job, which names a file for each model's answers.
         variables: of its process.
         prepared: the path that the script gets for a model, by default the folder; makes it where that is another one.
+        served: that path in the commands of docs/engines.md.
         speed: the script that measures costs, if there is one.
         remedies: text of an `EngineLimit.remedy` -> the options by which the script follows it.
     """
@@ -53,6 +55,7 @@ class Engine:
     variables: Mapping[str, str] = field(default_factory=dict)
     remedies: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     prepared: Callable[[Model], Path] = lambda model: model.folder
+    served: str = "merged/"
     speed: str | None = None
 
     @property
@@ -83,11 +86,9 @@ class Engine:
         work.mkdir(parents=True, exist_ok=True)
         while left := [each for each in models if not (work / self._file(each)).exists()]:
             said(f"{self.name}: {len(left)} of {len(models)} models left")
-            wanted = [
-                {"folder": str(self.prepared(each)), "dtype": each.dtype, "options": dict(each.options),
-                 "answers": str(work / self._file(each))}
-                for each in left
-            ]  # fmt: skip
+            wanted = [row for each in left if (row := self._asked(each, work)) is not None]
+            if not wanted:
+                break
             content = {"prompts": prompts(), "new_tokens": NEW_TOKENS, "models": wanted}
             (work / "job.json").write_text(json.dumps(content), encoding="utf-8")
             code = self.run(self.script, work / "job.json", work / "log.txt")
@@ -96,6 +97,17 @@ class Engine:
                 error = f"the process ended with {code}; its output is in {work / 'log.txt'}"
                 (work / self._file(ended)).write_text(json.dumps({"error": error}), encoding="utf-8")
         return [Answers.of(json.loads((work / self._file(each)).read_text(encoding="utf-8"))) for each in models]
+
+    def _asked(self, model: Model, work: Path) -> dict[str, Any] | None:
+        """A model's part of the job; None if it can't be prepared, which is its answer."""
+        path = work / self._file(model)
+        try:
+            folder = self.prepared(model)
+        except MoergeError as error:
+            path.write_text(json.dumps({"error": str(error)}), encoding="utf-8")
+            return None
+        options = dict(model.options)
+        return {"folder": str(folder), "dtype": model.dtype, "options": options, "answers": str(path)}
 
     def _file(self, model: Model) -> str:
         return sha256(repr((model, prompts(), NEW_TOKENS)).encode()).hexdigest()[:16] + ".json"

@@ -11,13 +11,13 @@ from moerge.errors import MoergeError
 from support.servers import held_ports
 from support.transcripts import commands
 
-PAGE, PORT, FOLDER = "docs/engines.md", "8000", "merged/"
+PAGE, PORT = "docs/engines.md", "8000"
 SHELL = "/bin/bash"
 _SECONDS = 600
 
 
-def asked(engine: Engine, version: Path, log: Path) -> str:
-    """Serves a version by the first command of the engine's section, and returns the answer to the second.
+def asked(engine: Engine, path: Path, log: Path) -> str:
+    """Serves a version's path by the first command of the engine's section, and returns the answer to the second.
 
     Raises:
         MoergeError: the server ends, or doesn't answer in ten minutes.
@@ -25,7 +25,7 @@ def asked(engine: Engine, version: Path, log: Path) -> str:
     serve, ask = (each.line for each in commands(PAGE) if each.section == engine.name)
     with held_ports(1) as [free]:
         port = str(free)
-    serve = serve.replace(FOLDER, str(version)).replace(PORT, port)
+    serve = serve.replace(engine.served, str(path)).replace(PORT, port)
     end = time.monotonic() + _SECONDS
     with log.open("w", encoding="utf-8") as out:
         server = subprocess.Popen(  # noqa: S603  # our own command

@@ -24,10 +24,9 @@ def engine_table(engine: str, number: str, measured: Sequence[Result], when: dat
         for each in measured
         if each.rounded is not None and each.rounded_dense and each.right
     )
-    head = (
-        f"{engine} {number} on {when.isoformat()}, {len(measured)} versions. "
-        f"In bfloat16 the mean difference is {ratios[0]:.1f} to {ratios[-1]:.1f} times the dense expert's."
-    )
+    head = f"{engine} {number} on {when.isoformat()}, {len(measured)} versions."
+    if ratios:
+        head += f" In bfloat16 the mean difference is {ratios[0]:.1f} to {ratios[-1]:.1f} times the dense expert's."
     lines = ["| dense experts | trunks | experts x k | largest difference | |", "|---|---|---|---|---|", *rows]
     return "\n".join([head, "", *lines])
 

@@ -46,7 +46,7 @@ def export(
     Example: moerge export merged --gguf --quantise q8_0
     """
     from moerge.export.gguf import export_gguf, version_config
-    from moerge.export.llama_cpp import context_limits
+    from moerge.export.llama_cpp import longest_text
     from moerge.progress import progress
 
     if not gguf:
@@ -54,7 +54,7 @@ def export(
     ending = f"-{quantise}.gguf" if quantise else ".gguf"
     target = out or Path(version.resolve().name + ending)
     export_gguf(version, target, llama_cpp, quantise, progress())
-    told = Console(stderr=True, soft_wrap=True)
-    for limit in context_limits(version_config(version)):
-        told.print(f"[yellow]note:[/] {limit}", highlight=False)
+    if (longest := longest_text(version_config(version))) is not None:
+        note = f"note: the GGUF is exact for texts of up to {longest:,} tokens"
+        Console(stderr=True, soft_wrap=True).print(note, highlight=False, markup=False)
     output().print(f"{target}: {decimal(target.stat().st_size)}", highlight=False, markup=False)

@@ -60,22 +60,9 @@ def refusals(config: Mapping[str, Any]) -> list[str]:
     return found
 
 
-def limits(config: Mapping[str, Any]) -> list[str]:
-    """What a consumer of a version with this config.json must know about llama.cpp, in sentences; empty for nothing."""
-    if refused := refusals(config):
-        return [f"llama.cpp {each}, so moerge export writes no GGUF." for each in refused]
-    found = []
-    if converter_form(config).changed:
-        wrong = "NaN" if config["model_type"] == "qwen2_moe" else "wrong log-probabilities"
-        found.append(f"Convert it with moerge export: llama.cpp's converter alone makes a GGUF with {wrong}.")
-    return found + context_limits(config)
-
-
-def context_limits(config: Mapping[str, Any]) -> list[str]:
-    """The limits of a GGUF by `moerge export`, in sentences; empty for none."""
-    if _rope(config).get("rope_type") not in _SHORT_ROPE:
-        return []
-    return [f"A GGUF is exact for texts of up to {_context(config):,} tokens."]
+def longest_text(config: Mapping[str, Any]) -> int | None:
+    """The most tokens of a text for which a GGUF is exact; None without a limit."""
+    return _context(config) if _rope(config).get("rope_type") in _SHORT_ROPE else None
 
 
 def converter_form(config: Mapping[str, Any]) -> Form:

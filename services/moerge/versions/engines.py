@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from moerge.export.llama_cpp import context_limits, converter_form, refusals
+from moerge.export.llama_cpp import converter_form, longest_text, refusals
 from moerge_proto.versions import EngineLimit
 
 _BACKEND = "start it with --model-impl transformers"
@@ -34,14 +34,17 @@ def _vllm(config: Mapping[str, Any]) -> Iterator[EngineLimit]:
 
 def _llama_cpp(config: Mapping[str, Any]) -> Iterator[EngineLimit]:
     """llama.cpp of October 2026: what it computes wrongly, and what `moerge export` can't express."""
-    refused = refusals(config)
-    for happens in refused:
-        yield EngineLimit(engine="llama.cpp", happens=happens, remedy="use transformers or vLLM")
-    if not refused and converter_form(config).changed:
+    name = "llama.cpp"
+    if refused := refusals(config):
+        for happens in refused:
+            yield EngineLimit(engine=name, happens=happens, remedy="use transformers or vLLM")
+        return
+    if converter_form(config).changed:
         happens = "answers wrongly if its converter alone writes the GGUF"
-        yield EngineLimit(engine="llama.cpp", happens=happens, remedy="write the GGUF with moerge export")
-        for limit in context_limits(config):
-            yield EngineLimit(engine="llama.cpp", happens=limit, remedy="use transformers or vLLM for longer texts")
+        yield EngineLimit(engine=name, happens=happens, remedy="write the GGUF with moerge export")
+    if (longest := longest_text(config)) is not None:
+        happens = f"answers wrongly on texts longer than {longest:,} tokens"
+        yield EngineLimit(engine=name, happens=happens, remedy="use transformers or vLLM for longer texts")
 
 
 _ENGINES: tuple[Callable[[Mapping[str, Any]], Iterator[EngineLimit]], ...] = (_vllm, _llama_cpp)

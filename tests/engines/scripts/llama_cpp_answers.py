@@ -21,7 +21,7 @@ def main(job: dict[str, Any]) -> None:
 def of_model(model: dict[str, Any], prompts: list[list[int]], new_tokens: int) -> dict[str, Any]:
     cache = {"type_k": GGML_TYPE_F32, "type_v": GGML_TYPE_F32}  # float16 by default
     longest = max(map(len, prompts)) + new_tokens
-    given = {"n_ctx": longest, "n_threads": 1, "n_threads_batch": 1, **cache, **model["options"]}
+    given = {"n_ctx": longest, "n_threads": 1, "n_threads_batch": 1, **cache}
     engine = Llama(model["folder"], logits_all=True, verbose=False, **given)
     scores, tokens = [], []
     for prompt in prompts:

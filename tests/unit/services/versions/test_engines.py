@@ -58,6 +58,7 @@ def test_versions_that_engines_run_have_no_limits(family: str, settings: dict[st
         ("mistral", {"sliding_window": 8}, "llama.cpp", "converter alone"),
         ("olmo2", {}, "llama.cpp", "FlexOlmo"),
         ("llama", {"rope_parameters": DYNAMIC}, "vLLM", "longer than 256 tokens"),
+        ("llama", {"rope_parameters": DYNAMIC}, "llama.cpp", "longer than 256 tokens"),
     ],
 )
 def test_a_setting_that_an_engine_ignores_is_a_limit(
