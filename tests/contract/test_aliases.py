@@ -36,12 +36,15 @@ def solve(federation: Federation, ridge_lambda: float) -> Version:
 
 
 def test_engines_that_do_not_run_a_version_are_named_by_command_card_and_route(federation: Federation) -> None:
-    [limit] = federation.operator.engine_limits(1)
-    assert limit.engine == "vLLM"
-    told = f"vLLM {limit.happens}. To avoid it: {limit.remedy}."
-    assert told in federation.moerge("version", "show", 1)
-    assert json.loads(federation.moerge("version", "show", 1, "--json"))["engines"] == [limit.model_dump()]
-    assert f"**vLLM** {limit.happens}" in federation.operator.version_card(1)
+    limits = federation.operator.engine_limits(1)
+    assert [limit.engine for limit in limits] == ["vLLM", "llama.cpp"]
+    shown, card = federation.moerge("version", "show", 1), federation.operator.version_card(1)
+    for limit in limits:
+        assert f"{limit.engine} {limit.happens}. To avoid it: {limit.remedy}." in shown
+        assert f"**{limit.engine}** {limit.happens}" in card
+    assert json.loads(federation.moerge("version", "show", 1, "--json"))["engines"] == [
+        limit.model_dump() for limit in limits
+    ]
 
 
 def test_the_command_line_promotes_rolls_back_and_compares(federation: Federation) -> None:

@@ -79,7 +79,7 @@ class Case:
     @property
     def name(self) -> str:
         words = (self.family, self.setting, self.trunk, f"{self.experts}x{self.top_k}", self.head, self.dtype)
-        return "-".join(words).replace(" ", "_")
+        return "-".join(words).replace(" ", "_").replace("phi3", "phi_3")  # by that name llama.cpp wants its tokenizer
 
     @property
     def settings(self) -> dict[str, Any]:

@@ -104,7 +104,7 @@ class MemoryClient(Client):
     def register_expert(self, new: NewExpert) -> Expert:
         digest = expert_digest(new.files)
         self.known[digest] = Expert(
-            **new.model_dump(include={"domain", "license", "redistribute", "source"}),
+            **new.model_dump(include={"domain", "license", "redistribute", "source", "adapter"}),
             fitted=new.fitted,
             number=1,
             digest=digest,

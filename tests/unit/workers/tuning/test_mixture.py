@@ -222,7 +222,7 @@ def command(folder: Path, out: Path, recipe: str, *more: str) -> list[str]:
         ("bts", ["--base=seed", "--expert=d0=d0", "--expert=d0=d1"], "'d0' is given 2 times"),
         ("bts", ["--base=seed", "--expert=d0=d0"], "the mixture has no domain d1"),
         ("bts", ["--base=seed", "--expert=d0=d0", "--expert=d1=d1", "--expert=d2=d2"], "no text of d2"),
-        ("bts", ["--base=seed", "--expert=d0=d0", "--expert=d1=version"], "no stock MoE class"),
+        ("bts", ["--base=seed", "--expert=d0=d0", "--expert=d1=version"], "an expert must be dense"),
         ("bts:hub=3", ["--base=seed", "--expert=d0=d0", "--expert=d1=d1"], "give an integer between 0 and 2"),
         ("bts:train=10", ["--base=seed", "--expert=d0=d0"], "train can't be chosen here"),
         ("bam:upweight=0", ["--base=seed", "--expert=d0=d0"], "use --tokens and --weight"),
