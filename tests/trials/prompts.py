@@ -6,18 +6,16 @@ prompts, at several temperatures; and the prompts themselves.
 """
 
 import argparse
-import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from unittest.mock import patch
 
-from rich.console import Console
 from transformers import AutoTokenizer
 from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
-from moerge.files import atomic_file, cache_folder
+from moerge.files import cache_folder
 from moerge.merging import prompts as writing
 from moerge.merging.prompts import Prompts, written
 from moerge.models.expert_folder import DenseExpert
@@ -28,6 +26,7 @@ from moerge.table.measure import Settings, measure
 from moerge.table.presets import PRESETS
 from moerge.table.table import Run
 from moerge.table.texts import read_texts
+from trials.output import show, write
 
 Text = Callable[[Fleet, Domain], Sequence[list[int]]]
 """The text of a domain for statistics."""
@@ -119,12 +118,8 @@ def main() -> None:
     table = replace(
         measure(runs, domains, settings, progress()), against=chosen.against or f"text, {chosen.written:,} tokens"
     )
-    console = Console()
-    for each in table.render(console):
-        console.print(each, highlight=False, markup=False)
-    if chosen.json:
-        with atomic_file(chosen.json) as out:
-            out.write(json.dumps(table.to_json(), indent=2).encode())
+    show(table)
+    write(table.to_json(), chosen.json)
 
 
 if __name__ == "__main__":

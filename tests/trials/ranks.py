@@ -6,7 +6,6 @@ others have versions by the recipes. Bytes are those of an expert with factors i
 """
 
 import argparse
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from hashlib import sha256
@@ -20,7 +19,7 @@ from torch import Tensor
 from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
 from moerge.experts.low_rank import Difference, low_rank_expert
-from moerge.files import atomic_file, cache_folder
+from moerge.files import cache_folder
 from moerge.models.expert_folder import DenseExpert
 from moerge.models.low_rank import low_rank_of
 from moerge.progress import NoProgress, progress
@@ -32,6 +31,7 @@ from moerge.table.measure import Settings, Texts, fleet_of
 from moerge.table.presets import PRESETS
 from moerge.table.texts import Cut, read_texts
 from moerge_proto.experts import Rank
+from trials.output import write
 
 RANKS = ("full", "auto", "64", "16", "4", "1")
 RECIPES = ("moerge", "dume")
@@ -130,9 +130,7 @@ def main() -> None:
         rows.append({"rank": rank, "model": model, "normalised": cells, "average": average, "bytes": size})
         figures = " | ".join(f"{each:.2f}" for each in (*cells.values(), average))
         print(f"| {rank} | {model} | {figures} | {size / 1e6:.0f} |", flush=True)
-        if chosen.json:
-            with atomic_file(chosen.json) as out:
-                out.write(json.dumps(rows, indent=2).encode())
+        write(rows, chosen.json)
 
     for rank in chosen.ranks.split(","):
         with TemporaryDirectory() as home, patch.object(Difference, "of", decomposed):
