@@ -42,4 +42,5 @@ ENGINE = Engine(
     remedies={"moerge export": {"export": True}},
     prepared=gguf,
     served="merged.gguf",
+    speed="llama_cpp_speed.py",
 )

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from engines.engine import HOME, Engine
+from engines.engine import HOME, Engine, Model
 from moerge.errors import MoergeError
 from support.models import expert
 from support.versions import published
@@ -32,8 +32,9 @@ def costs(engine: Engine, script: str, first: Path, top_k: int) -> list[Cost]:
             expert(folder, seed, **SIZES)  # type: ignore[arg-type]  # no family
         published(dense, work, top_k)
     job, found = work / "job.json", work / f"{engine.environment}.json"
-    content = {"first": first, "version": version, "dense": dense[0], "answers": found}
-    job.write_text(json.dumps({name: str(path) for name, path in content.items()}), encoding="utf-8")
+    models = {"first": first, "version": version, "dense": dense[0]}
+    content = {name: str(engine.prepared(Model(folder, "float32"))) for name, folder in models.items()}
+    job.write_text(json.dumps({**content, "answers": str(found)}), encoding="utf-8")
     if code := engine.run(script, job, work / "log.txt"):
         raise MoergeError(f"ended with {code}", where=engine.name, todo=f"read {work / 'log.txt'}")
     pairs = json.loads(found.read_text(encoding="utf-8"))
