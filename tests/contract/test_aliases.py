@@ -81,6 +81,9 @@ def test_a_version_is_retired_only_when_no_alias_points_to_it_and_its_number_is_
     assert not (federation.server.home / "blobs" / routers[:2] / routers).exists()
     with pytest.raises(CoordinatorError, match="is retired"):
         federation.operator.promote("candidate", version.number)
+    with pytest.raises(CoordinatorError, match="is retired"):
+        federation.operator.engine_limits(version.number)
+    assert "Retired" in federation.moerge("version", "show", version.number)
     again = solve(federation, 40.0)
     assert again.number > version.number
     assert {f.name: f.sha256 for f in again.files} == {f.name: f.sha256 for f in version.files}

@@ -177,10 +177,11 @@ def show_version(version: Which, coordinator: Coordinator, secret: Secret, as_js
     with Client(coordinator, secret) as client:
         number = resolve(client, version)
         row, signatures, role = client.version(number), client.version_signatures(number), client.identity().role
-        reported = role is not Role.OWNER and any(file.name == REPORT_FILE for file in row.files)
+        served = row.retired is None and row.withheld is None
+        reported = served and role is not Role.OWNER and any(file.name == REPORT_FILE for file in row.files)
         report = client.version_report(number) if reported else None
         influence = found(lambda: client.version_influence(number)) if role is Role.OPERATOR else None
-        engines = found(lambda: client.engine_limits(number)) or []
+        engines = client.engine_limits(number) if served else []
     if as_json:
         content = {"version": row, "signatures": signatures, "report": report, "influence": influence}
         show_json({**content, "engines": engines})

@@ -113,7 +113,7 @@ def show_card(state: Coordinator, caller: Anyone, number: Number) -> Markdown:
 def list_engine_limits(state: Coordinator, caller: Anyone, number: Number) -> list[EngineLimit]:
     """The engines that don't run the version as transformers does. Role: any."""
     with state.database.reading() as session:
-        sha256 = versions.file_digest(versions.find(session, number), CONFIG_FILE)
+        sha256 = versions.file_digest(versions.find_served(session, number), CONFIG_FILE)
     return engine_limits(json.loads(state.blobs.local(sha256).read_bytes()))
 
 
