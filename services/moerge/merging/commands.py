@@ -13,7 +13,7 @@ from moerge_proto.options import RECOMMENDED, RecipeName
 from moerge_proto.statistics_file import StatisticsSettings
 from moerge_proto.trunks import TrunkMethod
 
-app = typer.Typer()
+app = typer.Typer(subcommand_metavar="")
 _DEFAULTS = StatisticsSettings()
 PROMPT_TOKENS = 10_000
 

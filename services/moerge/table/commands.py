@@ -13,7 +13,7 @@ from moerge.models.sources import checkpoint_folder
 from moerge.progress import progress
 from moerge.terminal import output
 
-app = typer.Typer()
+app = typer.Typer(subcommand_metavar="")
 WITH_VERSION = ("averaging",)
 """Default recipes beside a version."""
 STATISTICS_TOKENS = 20_000
