@@ -125,7 +125,7 @@ def server(demo: Demo, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Coo
     with running.client() as operator:
         assert all(owner.keys for owner in operator.owners())
         operator.promote("champion", 1, "the first one")
-        operator.promote("champion", 2, "better everywhere")
+        operator.promote("champion", 2, "one domain more", override="a version with one domain more, compared on pages")
     yield running
     running.stop()
 
