@@ -2,7 +2,7 @@
 
 An expert's MLPs are the seed's plus the difference's part of each rank; all else is the expert's own. Scores are
 normalised by the experts as trained. The first line of a rank has the experts alone, each on its own domain; the
-others have versions by the recipes. Bytes are those of an expert with factors in place of matrices, in its dtypes.
+others have versions by the recipes. Bytes are those of the weights that a worker sends.
 """
 
 import argparse
@@ -18,8 +18,10 @@ import torch
 from torch import Tensor
 from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
-from moerge.experts.low_rank import Difference, low_rank_expert
+from moerge.experts.factors import Difference
+from moerge.experts.low_rank import low_rank_expert
 from moerge.files import cache_folder
+from moerge.models.adapters import WEIGHTS
 from moerge.models.expert_folder import DenseExpert
 from moerge.models.low_rank import low_rank_of
 from moerge.progress import NoProgress, progress
@@ -39,17 +41,14 @@ SILENT = NoProgress()
 
 
 def reduced(domains: Mapping[str, Texts], base: Path, rank: Rank, home: Path) -> tuple[dict[str, Texts], int, str]:
-    """The domains with experts of a rank, the bytes of one of their experts, and its record."""
+    """The domains with experts of a rank, the most bytes that one of them sends, and its record."""
     found, size, record = dict(domains), 0, ""
     for name, each in domains.items():
         own = DenseExpert(name, each.expert)
         made = low_rank_expert(own, DenseExpert("base", base), rank, home, progress())
         known = low_rank_of(made.folder, made.files)
         assert known is not None
-        specs = own.checkpoint.specs
-        width = specs[own.family.dense_mlp_names(1)[0]].dtype.itemsize
-        whole = sum(spec.bytes for spec in specs.values())
-        size, record = max(size, whole - width * (known.whole - known.numbers)), str(known)
+        size, record = max(size, (made.folder / WEIGHTS).stat().st_size), str(known)
         found[name] = replace(each, expert=made.folder)
     return found, size, record
 

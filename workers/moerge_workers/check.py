@@ -133,7 +133,7 @@ class _Machine:
         trunk = sum(specs[name].bytes for name in names)
         asked = trunk + _FILES * need(self._work, self.settings.statistics).sums // 2
         reduced = self.settings.expert_rank is not None
-        copies = self.settings.fit + (reduced or is_adapter(self.own.folder))  # fitted; of low rank, or merged
+        copies = self.settings.fit + (2 if reduced else is_adapter(self.own.folder))  # fitted; of low rank and merged
         asked += copies * sum(spec.bytes for spec in specs.values())
         free = shutil.disk_usage(home).free
         if free < asked:

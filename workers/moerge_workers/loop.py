@@ -1,5 +1,6 @@
 """A worker's run: all stages, repeated under every later trunk."""
 
+import shutil
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import stamina
 from filelock import FileLock, Timeout
+from rich.filesize import decimal
 
 from moerge.client.client import Client
 from moerge.client.register import registered
@@ -16,8 +18,10 @@ from moerge.errors import CoordinatorError, IncompatibleExpertError, MoergeError
 from moerge.experts.fitting import require_fittable
 from moerge.experts.low_rank import low_rank_expert
 from moerge.files import is_of_full_disk, private_folder
+from moerge.models.adapters import WEIGHTS
 from moerge.models.expert_folder import DenseExpert, check_expert, dense_folder
 from moerge.models.low_rank import low_rank_of
+from moerge.models.stored import SINGLE
 from moerge_proto.problems import ProblemType
 from moerge_proto.progress import Obstacle, Stage
 from moerge_proto.trunks import Trunk
@@ -118,16 +122,22 @@ def _context(settings: Settings, client: Client, history: History, events: Event
 
 def _expert(own: DenseExpert, settings: Settings, events: Events) -> DenseExpert:
     """The expert as it is sent: dense, and with a rank its MLPs of low rank."""
-    if settings.expert_rank is not None and settings.base is not None:
-        home = settings.home / "expert"
-        home.mkdir(exist_ok=True)
-        made = low_rank_expert(own, DenseExpert("base", settings.base), settings.expert_rank, home, events)
-        events.say(f"the expert's MLPs: {low_rank_of(made.folder, made.files) or 'unchanged'}; sent from {made.folder}")
-        return made
+    reduced, rank, base = settings.home / "low-rank", settings.expert_rank, settings.base
+    if rank is None or base is None:
+        shutil.rmtree(reduced, ignore_errors=True)  # of an earlier rank
+    else:
+        own = low_rank_expert(own, DenseExpert("base", base), rank, reduced, events)
     folder = dense_folder(own.folder, settings.home / "expert")
-    if folder != own.folder:
-        events.say(f"the expert is an adapter; merged with its base for the upload: {folder}")
-    return replace(own, folder=folder)
+    dense = replace(own, folder=folder, adapter=None if folder == own.folder else own.folder)
+    if rank is not None:
+        events.say(f"the expert's MLPs: {low_rank_of(folder, dense.files) or f'unchanged by rank {rank}'}")
+    if dense.adapter is not None:
+        alone, whole = ((place / name).stat().st_size for place, name in ((dense.adapter, WEIGHTS), (folder, SINGLE)))
+        events.say(
+            f"the expert is the adapter {dense.adapter}, {decimal(alone)}; merged with its base: {folder}, "
+            f"{decimal(whole)}; only the adapter leaves if the coordinator has its base"
+        )
+    return dense
 
 
 def run_stages(context: Context) -> None:

@@ -23,7 +23,7 @@ class WithdrawnError(MoergeError):
 
 Leaving = Callable[[str, dict[str, Path]], AbstractContextManager[None]]
 """(digest, name -> path) -> a context for the upload of these files, which may refuse it. The digest names them
-together, so an expert's digest is that of all its files."""
+together: an expert's is that of all its files, an adapter's that of its weights."""
 
 
 def _freely(digest: str, paths: dict[str, Path]) -> AbstractContextManager[None]:
@@ -65,9 +65,11 @@ def register(
             own = None if adapter is None else _described(adapter)
             new = _require_welcome(client, new.model_copy(update={"adapter": own}), paths, progress, leaving)
             left = {name: path for name, path in paths.items() if is_weights(name)}
+        name = digest
         if adapter is not None and new.adapter is not None:
-            left = {WEIGHTS: adapter / WEIGHTS}
-        with leaving(digest, paths):
+            name, paths = new.adapter.weights, {WEIGHTS: adapter / WEIGHTS}
+            left = paths
+        with leaving(name, paths):
             _upload(client, left, progress)
             expert = client.register_expert(new)
     elif change and expert.redistribute != new.redistribute:

@@ -118,8 +118,8 @@ class Job:
                 require_finite(each.checkpoint, tracker)
 
     def check_disk(self, sources: Sequence[Source]) -> None:
-        """The output has the trunk and all MLPs; the work folder a trunk and the sums, and dense experts that
-        are fitted or of low rank."""
+        """The output has the trunk and all MLPs; the work folder a trunk and the sums, and experts that are fitted or
+        of low rank."""
         hidden, total = 0, 0
         for source in sources:
             config, own = source.expert.config, source.expert.checkpoint

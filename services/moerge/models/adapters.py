@@ -9,21 +9,26 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import torch
+from safetensors import safe_open
 from torch import Tensor
 
 from moerge.errors import CheckpointError
 from moerge.files import require_small
 from moerge.models.families import EMBEDDING, HEAD
+from moerge.models.low_rank import has_record
 from moerge.models.sources import ADAPTER_CONFIG as CONFIG
 from moerge.models.sources import BASE, checkpoint_folder
-from moerge.models.stored import INDEX, SINGLE, StoredTensors, TensorSpec
+from moerge.models.stored import DTYPES, INDEX, SINGLE, StoredTensors, TensorSpec
 from moerge.threads import one_thread
 
 WEIGHTS = "adapter_model.safetensors"
 _MAX_SETTINGS_BYTES = 2**20
 PATTERNS = ("rank_pattern", "alpha_pattern")
 """Settings whose keys are regular expressions of modules."""
-_PREFIX = "base_model.model."
+DTYPE = "moerge_dtype"
+"""Metadata of an adapter's weights, a number format, for an expert whose formats differ from its base's."""
+PREFIX = "base_model.model."
 _WRAPPED = re.compile(r"\.(base_layer|modules_to_save)(?=\.)")
 _LORA = re.compile(r"(?P<module>.*)\.(?P<part>lora_(A|B|embedding_A|embedding_B|magnitude_vector))(\.weight)?")
 _READ = (
@@ -89,9 +94,10 @@ def is_adapter(path: Path) -> bool:
 def file_of(folder: Path, name: str) -> Path:
     """The path of a small file of a dense checkpoint; it may be missing.
 
-    An adapter has its base's files. The tokenizer's files come from the adapter's folder if it has a tokenizer.
+    An adapter has its base's files. The tokenizer's files come from the adapter's folder if it has a tokenizer. All of
+    an expert of low rank are its own.
     """
-    if not is_adapter(folder):
+    if not is_adapter(folder) or has_record(folder):
         return folder / name
     if name == "config.json" or (name == "generation_config.json" and not (folder / name).is_file()):
         return base_of(folder) / name
@@ -141,6 +147,8 @@ class Adapter:
     A tensor is computed in float64 on one thread and rounded once, to the base's dtype: W + s B A, with DoRA its rows
     scaled to the norms m. s is alpha / r, of rsLoRA alpha / sqrt(r) (arXiv 2106.09685, 2312.03732, 2402.09353).
 
+    If the weights' metadata has DTYPE, a tensor has the dtype of the adapter's own, and unchanged ones have DTYPE.
+
     Attributes:
         specs: name -> file, shape and dtype of the merged tensors.
 
@@ -156,7 +164,8 @@ class Adapter:
             todo = f"save the adapter again, with safetensors: model.save_pretrained(FOLDER) writes {WEIGHTS}"
             raise CheckpointError("not found", where=str(folder / WEIGHTS), todo=todo)
         self._base, self._own = StoredTensors(base_of(folder)), StoredTensors(folder / WEIGHTS)
-        self.specs = dict(self._base.specs)
+        self._dtype = self._own_dtype()
+        self.specs = {name: replace(spec, dtype=self._dtype or spec.dtype) for name, spec in self._base.specs.items()}
         if EMBEDDING not in self.specs:
             raise self._error(f"the base {self._base.path} has no tensor {EMBEDDING}", "")
         self._tied = HEAD not in self.specs
@@ -183,7 +192,8 @@ class Adapter:
         """
         change = self._changes.get(name)
         if change is None:
-            return self._base.tensor(self._source(name) if name in self.specs else name)
+            tensor = self._base.tensor(self._source(name) if name in self.specs else name)
+            return tensor.to(self.specs[name].dtype)
         dtype = self.specs[name].dtype
         tensor = self._own.tensor(change.whole) if change.whole else self._base.tensor(self._source(name))
         if change.down is None or change.up is None:
@@ -200,6 +210,13 @@ class Adapter:
     def _source(self, name: str) -> str:
         """The base's tensor under a name: a tied head is the embedding."""
         return EMBEDDING if name == HEAD and self._tied else name
+
+    def _own_dtype(self) -> torch.dtype | None:
+        with safe_open(self._folder / WEIGHTS, framework="pt") as opened:
+            name = (opened.metadata() or {}).get(DTYPE)
+        if name is not None and name not in DTYPES:
+            raise self._error(f"expected one of {', '.join(DTYPES)}; found {name!r}", DTYPE)
+        return None if name is None else DTYPES[name]
 
     def _read_changes(self) -> dict[str, Change]:
         changes = dict[str, Change]()
@@ -222,9 +239,9 @@ class Adapter:
 
     def _target(self, key: str) -> tuple[str, str | None]:
         """The base's tensor that a tensor of the adapter changes, and the part of LoRA; None for a whole tensor."""
-        if not key.startswith(_PREFIX):
-            raise self._error(f"expected a name that starts with {_PREFIX}", key)
-        name = key.removeprefix(_PREFIX)
+        if not key.startswith(PREFIX):
+            raise self._error(f"expected a name that starts with {PREFIX}", key)
+        name = key.removeprefix(PREFIX)
         found = _LORA.fullmatch(name)
         target = _WRAPPED.sub("", name) if found is None else f"{found['module']}.weight"
         if target not in self._base.specs and target != HEAD:
@@ -260,21 +277,31 @@ class Adapter:
                 raise self._error(f"modules_to_save has {module!r}, but the file has no tensor of it", "")
 
     def _untie(self) -> None:
-        """Gives a tied head a tensor of its own if it or the embedding changes: PEFT trains them apart."""
+        """Gives a tied head a tensor of its own if it or the embedding changes: PEFT trains them apart.
+
+        It stays tied to a whole embedding that is none of the saved modules: PEFT loads that one into both.
+        """
         changed = [name for name in (EMBEDDING, HEAD) if name in self._changes]
-        if not self._tied or not changed:
+        if not self._tied or not changed or (changed == [EMBEDDING] and self._replaces(EMBEDDING)):
             return
         if len(changed) == 1 and self._settings.get("ensure_weight_tying"):
             todo = "save the adapter again with a newer PEFT, which writes both tensors"
             raise self._error(f"ensure_weight_tying is true, but the file has only {changed[0]}", "", todo)
         self.specs[HEAD] = self._base.specs[EMBEDDING]
 
+    def _replaces(self, name: str) -> bool:
+        """Tell whether a whole tensor replaces the base's, and isn't of a module that PEFT copies to train it."""
+        change, module = self._changes[name], name.rpartition(".")[0]
+        copied = any(module.endswith(each) for each in self._settings.get("modules_to_save") or ())
+        return change.whole is not None and change.down is None and not copied
+
     def _changed(self, name: str, change: Change) -> TensorSpec:
         """The merged tensor's description, after checks of all shapes."""
         base = self._base.specs[self._source(name)]
-        spec = base
+        stored = change.whole or change.down or change.up
+        spec = replace(base, dtype=self._own.specs[stored].dtype if self._dtype and stored else base.dtype)
         if change.whole:
-            spec = replace(self._own.specs[change.whole], dtype=base.dtype)
+            spec = replace(self._own.specs[change.whole], dtype=spec.dtype)
             rows = spec.shape[1:] == base.shape[1:] and name in (EMBEDDING, HEAD)
             if spec.shape != base.shape and not rows:
                 raise self._error(f"expected shape {list(base.shape)}, found {list(spec.shape)}", change.whole)

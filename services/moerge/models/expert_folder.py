@@ -159,6 +159,7 @@ class DenseExpert:
         license: SPDX identifier.
         trained: the original expert, if its MLPs are fitted.
         whole: the original expert, if its MLPs are of low rank.
+        adapter: the adapter that `folder` was merged from.
         hub_id: its name on the hub, if it came from there.
     """
 
@@ -168,6 +169,7 @@ class DenseExpert:
     license: str = "unknown"
     trained: Self | None = None
     whole: Self | None = None
+    adapter: Path | None = None
     hub_id: str | None = None
 
     @cached_property

@@ -38,16 +38,21 @@ class LowRank(Message):
         return f"base + rank-{ranks} delta{kept}"
 
 
+def has_record(folder: Path) -> bool:
+    """Tell whether a folder's config.json has such a record."""
+    path = folder / "config.json"
+    return path.is_file() and FIELD.encode() in path.read_bytes()
+
+
 def low_rank_of(folder: Path, files: Mapping[str, str]) -> LowRank | None:
-    """The record of a dense folder with these files, name -> SHA-256.
+    """The record of a dense checkpoint with these files, name -> SHA-256; an adapter's are the merged ones.
 
     None without one of exactly these weights, or if it changed no matrix.
     """
-    path = folder / "config.json"
-    if FIELD.encode() not in (content := path.read_bytes() if path.is_file() else b""):
+    if not has_record(folder):
         return None
     try:
-        found = LowRank.model_validate(json.loads(content)[FIELD])
+        found = LowRank.model_validate(json.loads((folder / "config.json").read_bytes())[FIELD])
     except (ValueError, KeyError, TypeError, RecursionError, ValidationError):
         return None
     return found if files.get(SINGLE) == found.weights and found.numbers < found.whole else None

@@ -22,7 +22,8 @@ BUFFERS = (
 
 _MAX_HEADER_BYTES = 2**24  # of all files; a tensor needs about 120
 _MAX_INDEX_BYTES = 2**24
-_DTYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+DTYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+"""Number formats by their names in safetensors files."""
 
 
 @dataclass(frozen=True)
@@ -63,9 +64,9 @@ class StoredTensors:
                 names = [name for name in opened.keys() if not name.endswith(BUFFERS)]  # noqa: SIM118  # not iterable
                 for name in names:
                     piece = opened.get_slice(name)
-                    dtype = _DTYPES.get(piece.get_dtype())
+                    dtype = DTYPES.get(piece.get_dtype())
                     if dtype is None:
-                        raise unsupported(piece.get_dtype(), _DTYPES, f"{file}: {name}", names)
+                        raise unsupported(piece.get_dtype(), DTYPES, f"{file}: {name}", names)
                     if name in self.specs:
                         found = f"also in {self.specs[name].file.name}"
                         raise CheckpointError(found, where=f"{file}: {name}", todo="keep each tensor in one file")

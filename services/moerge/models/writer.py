@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Any, BinaryIO
@@ -10,7 +10,7 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
-_NAMES = {torch.float64: "F64", torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
+NAMES = {torch.float64: "F64", torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
 
 
 @dataclass(frozen=True)
@@ -27,21 +27,26 @@ class TensorPlan:
         return self.dtype.itemsize * torch.Size(self.shape).numel()
 
 
-def write_safetensors(out: BinaryIO, plans: Sequence[TensorPlan], written: Callable[[int], None] | None = None) -> str:
+def write_safetensors(
+    out: BinaryIO,
+    plans: Sequence[TensorPlan],
+    written: Callable[[int], None] | None = None,
+    metadata: Mapping[str, str] | None = None,
+) -> str:
     """Writes `plans` in order as one safetensors file and returns its SHA-256.
 
     While a tensor is hashed and written, the next one is computed: two are in memory at a time. `written` is called
-    with each tensor's bytes. Equal tensors give equal files.
+    with each tensor's bytes. `metadata` is added to the header's. Equal tensors give equal files.
 
     Raises:
         ValueError: a computed tensor doesn't match its plan.
     """
-    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    header: dict[str, object] = {"__metadata__": {"format": "pt", **(metadata or {})}}
     ordered = sorted(plans, key=lambda plan: -plan.dtype.itemsize)  # widest first keeps every tensor aligned
     offset = 0
     for plan in ordered:
         end = offset + plan.bytes
-        header[plan.name] = {"dtype": _NAMES[plan.dtype], "shape": plan.shape, "data_offsets": [offset, end]}
+        header[plan.name] = {"dtype": NAMES[plan.dtype], "shape": plan.shape, "data_offsets": [offset, end]}
         offset = end
     body = json.dumps(header, separators=(",", ":")).encode()
     body += b" " * (-len(body) % 8)

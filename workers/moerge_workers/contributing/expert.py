@@ -5,9 +5,12 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
+from rich.filesize import decimal
+
 from moerge.client.register import register
 from moerge.errors import MoergeError
-from moerge.models.adapters import is_adapter
+from moerge.files import file_sha256
+from moerge.models.adapters import WEIGHTS
 from moerge.models.expert_folder import DenseExpert, expert_files
 from moerge_proto.experts import Fitted, NewExpert
 from moerge_workers.contributing.context import Context
@@ -49,8 +52,8 @@ def register_expert(context: Context, expert: DenseExpert, fitted: Fitted | None
         WithdrawnError: it was withdrawn.
         MoergeError: the policy forbids it, or the coordinator refuses it.
     """
-    own, settings = fitted is None, context.settings
-    is_merged = own and settings.expert_rank is None and is_adapter(settings.expert)
+    own = fitted is None
+    adapter = expert.adapter if own else None
     new = NewExpert(
         domain=expert.domain,
         files=expert.files,
@@ -63,28 +66,45 @@ def register_expert(context: Context, expert: DenseExpert, fitted: Fitted | None
         expert.folder,
         new,
         context.events,
-        adapter=settings.expert if is_merged else None,
+        adapter=adapter,
         change=own and not context.settings.dry_run,
-        leaving=partial(_leaving, context, expert, trunk="" if fitted is None else fitted.trunk),
+        leaving=partial(_leaving, context, expert, adapter, "" if fitted is None else fitted.trunk),
     )
     context.outbox.settle([registered])
 
 
 @contextmanager
 def _leaving(
-    context: Context, expert: DenseExpert, digest: str, paths: Mapping[str, Path], *, trunk: str
+    context: Context, expert: DenseExpert, adapter: Path | None, trunk: str, digest: str, paths: Mapping[str, Path]
 ) -> Iterator[None]:
     """Context for sending an allowed expert's files; `trunk` is the digest of the trunk that it is fitted to.
 
-    Asks the owner about all files at once, and records each sending separately.
+    Asks the owner about all files at once, and records each sending separately: config and tokenizer, and then the
+    whole expert, or the weights of its `adapter` alone.
     """
     whole = context.outbox.expert(expert.digest, expert_files(expert.folder), trunk)
     require_allowed(context.settings)
     if not context.outbox.may_leave(whole, lambda: bool(trunk) and context.is_replaced(trunk)):
         raise KeptError(whole)
-    item = whole if digest == whole.digest else context.outbox.expert(digest, paths, trunk, "config and tokenizer")
+    item = whole
+    if digest != whole.digest:
+        part = "adapter" if WEIGHTS in paths else "config and tokenizer"
+        item = context.outbox.expert(digest, paths, trunk, part)
+    elif adapter is not None:
+        _explain(context, whole, {WEIGHTS: adapter / WEIGHTS})
     with context.outbox.sending(item):
         yield
+
+
+def _explain(context: Context, whole: Item, adapter: Mapping[str, Path]) -> None:
+    """Tell why a whole expert leaves, although it is an adapter."""
+    alone = context.outbox.expert(file_sha256(adapter[WEIGHTS]), adapter, part="adapter")
+    if context.outbox.history.movement(alone) is None:
+        found = "the coordinator has no base of this adapter that you may use"
+        todo = f"; as an expert there, yours or with redistribute = true, it saves {decimal(whole.bytes - alone.bytes)}"
+    else:
+        found, todo = "the coordinator can't merge the adapter to the same bytes", ""
+    context.events.say(f"{found}, so the whole expert leaves, {decimal(whole.bytes)}{todo}")
 
 
 def require_allowed(settings: Settings) -> None:

@@ -163,14 +163,20 @@ class Outbox:
     def settle(self, rows: Iterable[Contribution | Evaluation | Expert]) -> None:
         """Record changed states of items at the coordinator."""
         for row in rows:
-            item = self.history.item(row.digest, self.settings.coordinator)
-            last = self.history.movement(item) if item is not None else None
-            alive = row.withdrawn is None if isinstance(row, Expert) else row.active
-            if item is not None and last == "leaves" and alive:
-                self.history.note(item, "arrived")
-            if item is not None and last == "arrived" and not alive:
-                withdrawn = not isinstance(row, Evaluation) and row.withdrawn is not None
-                self.history.note(item, "withdrawn" if withdrawn else "superseded")
+            self._settle(row.digest, row)
+            if isinstance(row, Expert) and row.adapter is not None:
+                self._settle(row.adapter.weights, row)
+
+    def _settle(self, digest: str, row: Contribution | Evaluation | Expert) -> None:
+        """Record the state of a row's item, if the item was sent."""
+        item = self.history.item(digest, self.settings.coordinator)
+        last = self.history.movement(item) if item is not None else None
+        alive = row.withdrawn is None if isinstance(row, Expert) else row.active
+        if item is not None and last == "leaves" and alive:
+            self.history.note(item, "arrived")
+        if item is not None and last == "arrived" and not alive:
+            withdrawn = not isinstance(row, Evaluation) and row.withdrawn is not None
+            self.history.note(item, "withdrawn" if withdrawn else "superseded")
 
     def withdrawn(self, digest: str) -> None:
         """Record that a contribution was withdrawn."""
@@ -193,7 +199,8 @@ class Outbox:
         """An expert's files, or a `part` of them, as an item; `trunk`: of a fitted expert."""
         size = sum(path.stat().st_size for path in paths.values())
         fitted = f" fitted to trunk {trunk[:12]}" if trunk else ""
-        about = f"{self.settings.domain}: {part}{fitted}, {len(paths)} files"
+        files = f"{len(paths)} file{'s' if len(paths) > 1 else ''}"
+        about = f"{self.settings.domain}: {part}{fitted}, {files}"
         folder = next(iter(paths.values())).parent
         return Item(digest, self.settings.coordinator, "expert", about, size, trunk, str(folder))
 

@@ -1,4 +1,4 @@
-"""Experts of low rank: the base's MLPs plus the nearest low-rank matrices of the differences, rounded once."""
+"""Experts of low rank: an adapter of the base with the expert's other tensors; merged, it is a dense expert."""
 
 import json
 from pathlib import Path
@@ -7,96 +7,22 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from moerge.errors import CheckpointError, IncompatibleExpertError
-from moerge.experts.low_rank import KEPT, Difference, low_rank_expert, reduced
+from moerge.experts.factors import factors
+from moerge.experts.low_rank import low_rank_expert
 from moerge.files import file_sha256
-from moerge.models.expert_folder import DenseExpert, check_expert
+from moerge.models.adapters import WEIGHTS
+from moerge.models.expert_folder import DenseExpert, check_expert, dense_folder, file_digests
 from moerge.models.low_rank import FIELD, low_rank_of
 from moerge.models.stored import SINGLE
 from moerge.progress import NoProgress
+from moerge.scoring.perplexity import load
 from moerge_proto.experts import Rank
 from support.models import adapter, expert
 
-SHAPES = [(24, 40), (40, 24), (32, 32)]
 
-
-def drawn(shape: tuple[int, int], seed: int) -> Tensor:
-    """A matrix with singular values that fall off."""
-    generator = torch.Generator().manual_seed(seed)
-    matrix = torch.randn(shape, generator=generator, dtype=torch.float64)
-    left, values, right = torch.linalg.svd(matrix, full_matrices=False)
-    made: Tensor = left * (values * 0.8 ** torch.arange(len(values))) @ right
-    return made
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("rank", [1, 5, 17])
-def test_the_error_is_that_of_the_discarded_singular_values(shape: tuple[int, int], rank: int) -> None:
-    """Eckart and Young: no matrix of this rank is nearer, in the Frobenius and in the spectral norm."""
-    base, own = drawn(shape, 1), drawn(shape, 2)
-    values = torch.linalg.svdvals(own - base)
-    found = Difference.of(base, own)
-    part = found.part(rank) if shape[0] <= shape[1] else found.part(rank).T
-    error = own - base - part
-    assert torch.linalg.matrix_rank(part) == rank
-    assert float(error.pow(2).sum()) == pytest.approx(float(values[rank:].pow(2).sum()), rel=1e-10)
-    assert float(torch.linalg.matrix_norm(error, 2)) == pytest.approx(float(values[rank]), rel=1e-10)
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-def test_auto_is_the_smallest_rank_that_keeps_the_share(shape: tuple[int, int]) -> None:
-    base, own = drawn(shape, 3), drawn(shape, 4)
-    energy = torch.linalg.svdvals(own - base).pow(2)
-    rank = Difference.of(base, own).rank("auto")
-    assert energy[:rank].sum() >= KEPT * energy.sum() > energy[: rank - 1].sum()
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("shape", SHAPES)
-def test_the_sum_is_rounded_once(shape: tuple[int, int], dtype: torch.dtype) -> None:
-    base, own = drawn(shape, 5).to(dtype), drawn(shape, 6).to(dtype)
-    left, values, right = torch.linalg.svd(own.double() - base.double(), full_matrices=False)
-    exact = base.double() + left[:, :3] * values[:3] @ right[:3]
-    made = reduced(base, own, 3).matrix
-    assert made.dtype == dtype
-    half = torch.finfo(dtype).eps / 2 * (1 + 1e-4)
-    assert ((made.double() - exact).abs() <= half * exact.abs() + torch.finfo(dtype).tiny + 1e-12).all()
-
-
-def test_a_rank_whose_factors_are_no_smaller_leaves_the_matrix_bit_for_bit() -> None:
-    base, own = drawn((24, 40), 7).float(), drawn((24, 40), 8).float()
-    assert reduced(base, own, 15).matrix.equal(own)  # 15 (24 + 40) = 24 40
-    assert reduced(base, own, 15).rank is None
-    assert reduced(base, own, 14).rank == 14
-    assert not reduced(base, own, 14).matrix.equal(own)
-
-
-@pytest.mark.parametrize("rank", ["auto", 4])
-def test_an_unchanged_matrix_is_the_base_s_bit_for_bit(rank: Rank) -> None:
-    base = drawn((24, 40), 9).float()
-    assert reduced(base, base.clone(), rank).matrix.equal(base)
-
-
-def test_it_runs_on_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen, eigh = [], torch.linalg.eigh
-
-    def counting(matrix: Tensor) -> Any:
-        seen.append(torch.get_num_threads())
-        return eigh(matrix)
-
-    monkeypatch.setattr(torch.linalg, "eigh", counting)
-    torch.set_num_threads(2)
-    try:
-        reduced(drawn((24, 40), 1), drawn((24, 40), 2), 3)
-    finally:
-        torch.set_num_threads(1)
-    assert seen == [1]
-
-
-# --- experts
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> DenseExpert:
     return DenseExpert("base", expert(tmp_path_factory.mktemp("base") / "base", seed=0, family="qwen2"))
@@ -120,12 +46,17 @@ def test_only_the_mlps_change_and_the_expert_loads_with_stock_transformers(
     for name in own.checkpoint.specs:
         tensor, before = found.checkpoint.tensor(name), own.checkpoint.tensor(name)
         if ".mlp." in name:
-            assert tensor.equal(reduced(base.checkpoint.tensor(name), before, 3).matrix)
+            start = base.checkpoint.tensor(name)
+            part = factors(start, before, 3)
+            assert part is not None
+            assert tensor.equal((part.up.double() @ part.down.double() + start).float())
             assert not tensor.equal(before)
         else:
             assert tensor.equal(before)
     check_expert(found.folder, own.folder, "of low rank")
-    stock = AutoModelForCausalLM.from_pretrained(found.folder)
+    dense = dense_folder(found.folder, tmp_path / "dense")
+    assert file_digests(dense) == found.files
+    stock = AutoModelForCausalLM.from_pretrained(dense)
     assert stock.config.tie_word_embeddings
     name = "model.layers.1.mlp.down_proj.weight"
     assert stock.get_parameter(name).equal(found.checkpoint.tensor(name))
@@ -166,11 +97,87 @@ def test_an_adapter_of_the_rank_loses_nothing_but_rounding(tmp_path: Path, base:
 
 def test_a_record_of_other_weights_does_not_count(tmp_path: Path, own: DenseExpert, base: DenseExpert) -> None:
     """Of an expert that was trained on, and saved with the fields of its config.json."""
-    folder = made(own, base, 3, tmp_path).folder
+    folder = dense_folder(made(own, base, 3, tmp_path).folder, tmp_path / "dense")
     tensors = load_file(folder / SINGLE)
     save_file({**tensors, "model.norm.weight": tensors["model.norm.weight"] * 2}, folder / SINGLE)
     assert FIELD in json.loads((folder / "config.json").read_text())
     assert low_rank_of(folder, {SINGLE: file_sha256(folder / SINGLE)}) is None
+
+
+def stored(folder: Path, *, dtype: torch.dtype = torch.float32, start: Path | None = None, own: str = "") -> Path:
+    """The folder in another number format; with `start`, only tensors with `own` in their names differ from its."""
+    path, given = folder / SINGLE, {} if start is None else load_file(start / SINGLE)
+    tensors = {name: tensor if own in name else given[name] for name, tensor in load_file(path).items()}
+    save_file({name: tensor.to(dtype) for name, tensor in tensors.items()}, path, {"format": "pt"})
+    return folder
+
+
+FULL, HALF, TIED = torch.float32, torch.bfloat16, {"tie_word_embeddings": True}
+PAIRS: dict[str, tuple[str, dict[str, Any], dict[str, Any], torch.dtype, torch.dtype]] = {
+    "biases": ("qwen2", {}, {}, FULL, FULL),
+    "fused gates": ("phi3", {}, {}, FULL, FULL),
+    "tied heads": ("llama", TIED, TIED, FULL, FULL),
+    "a head of its own": ("llama", TIED, {}, FULL, FULL),
+    "a base in bfloat16": ("qwen2", {}, {}, HALF, FULL),
+    "an expert in bfloat16": ("qwen2", {}, TIED, FULL, HALF),
+    "more tokens": ("llama", {}, {"tokens": ("<new>",), "vocab_size": 304}, FULL, FULL),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing.*:FutureWarning")
+@pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`")
+@pytest.mark.parametrize("pair", PAIRS)
+def test_it_has_the_expert_s_other_tensors_and_formats_and_peft_reads_it(tmp_path: Path, pair: str) -> None:
+    peft = pytest.importorskip("peft")
+    family, start, further, dtype, other = PAIRS[pair]
+    base = DenseExpert("base", stored(expert(tmp_path / "base", 1, family, **start), dtype=dtype))
+    own = DenseExpert("law", stored(expert(tmp_path / "own", 2, family, **further), dtype=other))
+    found = made(own, base, 3, tmp_path / "made")
+    check_expert(found.folder, own.folder, "of low rank")
+    for name, spec in own.checkpoint.specs.items():
+        assert found.checkpoint.specs[name].dtype == spec.dtype
+        assert ".mlp." in name or found.checkpoint.tensor(name).equal(own.checkpoint.tensor(name))
+    model = AutoModelForCausalLM.from_pretrained(base.folder, dtype=torch.float32)
+    if pair == "more tokens":
+        model.resize_token_embeddings(304, mean_resizing=False)
+    dense = load(dense_folder(found.folder, tmp_path / "dense"))
+    ids = torch.arange(40)[None]
+    with torch.no_grad():
+        adapted = peft.PeftModel.from_pretrained(model, found.folder).eval()
+        torch.testing.assert_close(adapted(ids).logits, dense(ids).logits, rtol=0, atol=2e-3 if other == HALF else 1e-6)
+
+
+def test_tensors_of_the_base_are_not_stored(tmp_path: Path) -> None:
+    base = DenseExpert("base", expert(tmp_path / "base", 1, "qwen2"))
+
+    def of(own: str) -> tuple[DenseExpert, set[str]]:
+        folder = stored(expert(tmp_path / own, 2, "qwen2"), start=base.folder, own=own)
+        found = made(DenseExpert("law", folder), base, "auto", tmp_path / "made")
+        return found, {name.removeprefix("base_model.model.") for name in load_file(found.folder / WEIGHTS)}
+
+    down = "model.layers.1.mlp.down_proj"
+    found, names = of(f"{down}.weight")
+    assert names == {f"{down}.lora_A.weight", f"{down}.lora_B.weight"}
+    assert str(low_rank_of(found.folder, found.files)) == "base + rank-0 to 19 delta"
+    found, names = of("layers.0.self_attn.k_proj")
+    assert names == {f"model.layers.0.self_attn.k_proj.{part}" for part in ("weight", "bias")}
+    assert str(low_rank_of(found.folder, found.files)) == "base + rank-0 delta"
+
+
+def test_without_a_smaller_matrix_or_a_difference_it_is_the_expert(tmp_path: Path, base: DenseExpert) -> None:
+    own = DenseExpert("law", expert(tmp_path / "own", 1, "qwen2"))
+    assert made(own, base, 30, tmp_path / "made") is own
+    same = DenseExpert("law", base.folder)
+    assert made(same, base, 3, tmp_path / "made") is same
+    assert list((tmp_path / "made").iterdir()) == []
+
+
+def test_a_base_may_be_an_adapter(tmp_path: Path, own: DenseExpert, base: DenseExpert) -> None:
+    lora = DenseExpert("base", adapter(tmp_path / "lora", base.folder, seed=3))
+    found = made(own, lora, 3, tmp_path)
+    record = low_rank_of(found.folder, found.files)
+    assert record is not None
+    assert record.base == lora.digest
 
 
 def test_a_base_of_another_shape_or_with_quantised_weights_is_refused(

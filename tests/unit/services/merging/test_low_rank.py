@@ -73,16 +73,16 @@ def test_the_version_is_that_of_the_reduced_checkpoints_byte_for_byte(
 
 
 def test_the_command_s_version_is_the_library_s(folder: Path, base: DenseExpert, tmp_path: Path) -> None:
-    found = merged(sources(folder), tmp_path / "library", replace(SETTINGS, base=base, expert_rank="auto"))
+    found = merged(sources(folder), tmp_path / "library", replace(SETTINGS, base=base, expert_rank=3))
     pairs = [
         f"--{option}={name}={folder / name}{end}"
         for name in NAMES
         for option, end in (("expert", ""), ("text", ".jsonl"))
     ]
-    more = ["--recipe=dume", "--expert-rank=auto", f"--base={base.folder}", "--scored-tokens=0"]
+    more = ["--recipe=dume", "--expert-rank=3", f"--base={base.folder}", "--scored-tokens=0"]
     done = run_command("merge", *pairs, *more, f"--out={tmp_path / 'out'}")
     assert done.returncode == 0, done.stderr
-    assert "reducing MLPs of law to rank auto: 100 %" in done.stderr
+    assert "reducing MLPs of law to rank 3: 100 %" in done.stderr
     assert files(tmp_path / "out") == found
 
 
