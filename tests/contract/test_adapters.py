@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from moerge.client.register import register
 from moerge.errors import CoordinatorError
-from moerge.models.adapters import own_settings
+from moerge.models.adapter_settings import AdapterSettings
 from moerge.models.expert_folder import dense_folder, file_digests
 from moerge.progress import Tracker
 from moerge_proto.experts import ExpertState, NewAdapter, NewExpert
@@ -123,7 +123,7 @@ def test_a_hostile_adapter_is_refused(made: Federation, tmp_path: Path, settings
     sent = NewAdapter(
         base=made.expert("base").digest,
         weights=weights,
-        settings={**own_settings(own), **settings},
+        settings={**AdapterSettings.of(own).own, **settings},
     )
     row = member.client.register_expert(NewExpert(domain=domain, files=files, adapter=sent))
     eventually(lambda: member.client.expert(row.digest).state is not ExpertState.RECEIVED)
@@ -135,7 +135,7 @@ def test_a_hostile_adapter_is_refused(made: Federation, tmp_path: Path, settings
 
 def test_an_adapter_of_what_was_not_uploaded_is_refused(made: Federation, tmp_path: Path) -> None:
     member, own, dense = joined(made, "absent", tmp_path)
-    sent = NewAdapter(base=made.expert("base").digest, weights="0" * 64, settings=own_settings(own))
+    sent = NewAdapter(base=made.expert("base").digest, weights="0" * 64, settings=AdapterSettings.of(own).own)
     files = file_digests(dense)
     with pytest.raises(CoordinatorError) as caught:
         member.client.register_expert(NewExpert(domain="absent", files=files, adapter=sent))

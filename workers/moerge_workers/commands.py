@@ -122,7 +122,7 @@ def _options(
     ] = None,
     expert_rank: Annotated[
         str | None,
-        typer.Option(help="Keep this rank of each MLP matrix's difference from --base; auto: by its energy."),
+        typer.Option(help="Keep and send only this rank of each MLP matrix's difference from --base; auto: by energy."),
     ] = None,
     base: Annotated[
         str | None,

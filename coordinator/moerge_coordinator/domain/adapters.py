@@ -10,7 +10,8 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from moerge.files import atomic_file
-from moerge.models.adapters import PATTERNS, WEIGHTS
+from moerge.models.adapter_settings import PATTERNS
+from moerge.models.adapters import WEIGHTS
 from moerge.models.expert_folder import is_weights, merged_weights
 from moerge.models.reader import Checkpoint
 from moerge.models.sources import ADAPTER_CONFIG, on_base

@@ -9,7 +9,8 @@ from moerge.client.client import Client
 from moerge.client.http import found
 from moerge.errors import CoordinatorError, MoergeError
 from moerge.files import file_sha256
-from moerge.models.adapters import WEIGHTS, base_of, own_settings
+from moerge.models.adapter_settings import AdapterSettings
+from moerge.models.adapters import WEIGHTS, base_of
 from moerge.models.expert_folder import expert_digest, expert_files, file_digests, is_weights
 from moerge.progress import Progress
 from moerge_proto.experts import Expert, ExpertState, NewAdapter, NewExpert
@@ -124,7 +125,7 @@ def _described(folder: Path) -> NewAdapter:
     return NewAdapter(
         base=expert_digest(file_digests(base_of(folder))),
         weights=file_sha256(folder / WEIGHTS),
-        settings=own_settings(folder),
+        settings=AdapterSettings.of(folder).own,
     )
 
 

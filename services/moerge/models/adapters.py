@@ -1,20 +1,18 @@
 """A PEFT adapter folder: low-rank changes of a base model's tensors, and tensors saved whole (LoRA, rsLoRA, DoRA)."""
 
-import json
 import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import safe_open
 from torch import Tensor
 
 from moerge.errors import CheckpointError
-from moerge.files import require_small
+from moerge.models.adapter_settings import AdapterSettings
 from moerge.models.families import EMBEDDING, HEAD
 from moerge.models.low_rank import has_record
 from moerge.models.sources import ADAPTER_CONFIG as CONFIG
@@ -23,29 +21,11 @@ from moerge.models.stored import DTYPES, INDEX, SINGLE, StoredTensors, TensorSpe
 from moerge.threads import one_thread
 
 WEIGHTS = "adapter_model.safetensors"
-_MAX_SETTINGS_BYTES = 2**20
-PATTERNS = ("rank_pattern", "alpha_pattern")
-"""Settings whose keys are regular expressions of modules."""
 DTYPE = "moerge_dtype"
 """Metadata of an adapter's weights, a number format, for an expert whose formats differ from its base's."""
 PREFIX = "base_model.model."
 _WRAPPED = re.compile(r"\.(base_layer|modules_to_save)(?=\.)")
 _LORA = re.compile(r"(?P<module>.*)\.(?P<part>lora_(A|B|embedding_A|embedding_B|magnitude_vector))(\.weight)?")
-_READ = (
-    *("alpha_pattern", "ensure_weight_tying", "init_lora_weights", "lora_alpha", "modules_to_save", "peft_type", "r"),
-    *("rank_pattern", "task_type", "use_dora", "use_rslora"),
-)
-_HARMLESS = {
-    *("auto_mapping", "base_model_name_or_path", "bias", "exclude_modules", "inference_mode", "layers_pattern"),
-    *("layers_to_transform", "lora_dropout", "megatron_core", "peft_version"),
-    *("qalora_group_size", "revision", "runtime_config", "target_modules"),
-    *_READ,
-    # of an initialisation, which `init_lora_weights` names
-    *("corda_config", "eva_config", "loftq_config", "lora_ga_config"),
-}
-"""Settings that change no tensor, or that moerge follows. Any other must be unset."""
-_INITIAL = (None, True, False, "gaussian", "eva", "orthogonal")
-"""Initialisations that leave the base as it is."""
 
 
 @dataclass(frozen=True)
@@ -65,15 +45,6 @@ class Change:
     up: str | None = None
     scale: float = 1.0
     magnitude: str | None = None
-
-
-def own_settings(folder: Path) -> dict[str, Any]:
-    """The settings that decide an adapter's changes; without its base, which may be a path of this machine.
-
-    Raises:
-        CheckpointError: they can't be read.
-    """
-    return {name: value for name, value in _settings(folder).items() if name in _READ}
 
 
 def is_adapter(path: Path) -> bool:
@@ -116,7 +87,7 @@ def base_of(folder: Path) -> Path:
     Raises:
         CheckpointError: the adapter names none, it can't be found, or it is an adapter itself.
     """
-    settings, where = _settings(folder), f"{folder / CONFIG}: {BASE}"
+    settings, where = AdapterSettings.of(folder), f"{folder / CONFIG}: {BASE}"
     name = settings.get(BASE)
     if not name or not isinstance(name, str):
         todo = "name the base as BASE+ADAPTER, both folders or hub ids, or correct this field"
@@ -158,8 +129,8 @@ class Adapter:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._folder, self._settings = folder, _settings(folder)
-        _require_supported(folder / CONFIG, self._settings)
+        self._folder, self._settings = folder, AdapterSettings.of(folder)
+        self._settings.require_supported()
         if not (folder / WEIGHTS).is_file():
             todo = f"save the adapter again, with safetensors: model.save_pretrained(FOLDER) writes {WEIGHTS}"
             raise CheckpointError("not found", where=str(folder / WEIGHTS), todo=todo)
@@ -228,7 +199,7 @@ class Adapter:
             elif part.endswith("magnitude_vector"):
                 change = replace(change, magnitude=key)
             elif part.endswith("A"):
-                change = replace(change, down=key, scale=self._scale(name.removesuffix(".weight")))
+                change = replace(change, down=key, scale=self._settings.scale(name.removesuffix(".weight")))
             else:
                 change = replace(change, up=key)
             changes[name] = change
@@ -248,30 +219,9 @@ class Adapter:
             raise self._error(f"the base {self._base.path} has no tensor {target}", key)
         return target, found["part"] if found else None
 
-    def _rank(self, module: str) -> int:
-        return int(self._number(module, "r", "rank_pattern"))
-
-    def _scale(self, module: str) -> float:
-        alpha, rank = self._number(module, "lora_alpha", "alpha_pattern"), self._rank(module)
-        return alpha / (math.sqrt(rank) if self._settings.get("use_rslora") else rank)
-
-    def _number(self, module: str, name: str, patterns: str) -> float:
-        """A setting of one module: the value of the first matching pattern, as PEFT matches, or the common one."""
-        given = self._settings.get(patterns) or {}
-        value = next(
-            (given[each] for each in given if re.match(rf"(.*\.)?({each})$", module)), self._settings.get(name)
-        )
-        if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
-            what, where = (
-                f"expected a positive number for {module}, found {value!r}",
-                f"{self._folder / CONFIG}: {name}",
-            )
-            raise CheckpointError(what, where=where, todo="save the adapter again with PEFT")
-        return value
-
     def _require_saved_modules(self, changes: Mapping[str, Change]) -> None:
         """Requires the tensors of all modules that the adapter's settings call saved whole."""
-        for module in self._settings.get("modules_to_save") or ():
+        for module in self._settings.saved:
             names = (name.rpartition(".")[0] for name, change in changes.items() if change.whole)
             if not any(name == module or name.endswith(f".{module}") for name in names):
                 raise self._error(f"modules_to_save has {module!r}, but the file has no tensor of it", "")
@@ -292,7 +242,7 @@ class Adapter:
     def _replaces(self, name: str) -> bool:
         """Tell whether a whole tensor replaces the base's, and isn't of a module that PEFT copies to train it."""
         change, module = self._changes[name], name.rpartition(".")[0]
-        copied = any(module.endswith(each) for each in self._settings.get("modules_to_save") or ())
+        copied = any(module.endswith(each) for each in self._settings.saved)
         return change.whole is not None and change.down is None and not copied
 
     def _changed(self, name: str, change: Change) -> TensorSpec:
@@ -310,7 +260,7 @@ class Adapter:
         if change.down is None or change.up is None:
             missing = "lora_A" if change.down is None else "lora_B"
             raise self._error(f"{missing} is missing", change.up or change.down or name)
-        rank, embedding = self._rank(name.removesuffix(".weight")), "lora_embedding" in change.down
+        rank, embedding = self._settings.rank(name.removesuffix(".weight")), "lora_embedding" in change.down
         if len(spec.shape) != 2 or embedding != (name == EMBEDDING):
             raise self._error(f"{name} is not a linear module", change.down)
         read, written = spec.shape if embedding else reversed(spec.shape)
@@ -334,27 +284,3 @@ class Adapter:
     def _error(self, what: str, key: str, todo: str = "") -> CheckpointError:
         todo = todo or "name the base that the adapter was trained on (BASE+ADAPTER), or save the adapter again"
         return CheckpointError(what, where=f"{self._folder / WEIGHTS}{f': {key}' if key else ''}", todo=todo)
-
-
-def _settings(folder: Path) -> dict[str, Any]:
-    path = folder / CONFIG
-    require_small(path, _MAX_SETTINGS_BYTES)
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"can't be read as JSON: {error}", where=str(path)) from error
-    if not isinstance(content, dict):
-        raise CheckpointError("not a JSON object", where=str(path))
-    return content
-
-
-def _require_supported(path: Path, settings: Mapping[str, Any]) -> None:
-    """Requires LoRA, rsLoRA or DoRA of a causal language model, without further settings."""
-    todo = "merge the adapter with PEFT (merge_and_unload), and name the merged model"
-    unset = dict.fromkeys(settings.keys() - _HARMLESS, (None, False))
-    allowed = {"peft_type": ("LORA",), "task_type": (None, "CAUSAL_LM"), "init_lora_weights": _INITIAL, **unset}
-    for name, values in sorted(allowed.items()):
-        value = settings.get(name)
-        if value not in values and value not in ({}, []):
-            known = " or ".join(map(str, values))
-            raise CheckpointError(f"{value!r} is not supported, only {known}", where=f"{path}: {name}", todo=todo)
