@@ -1,15 +1,19 @@
 """The expert is registered if its owner lets it leave, and so is the one fitted to a trunk."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from moerge.errors import MoergeError
-from moerge.models.expert_folder import DenseExpert
+from moerge.models.adapters import WEIGHTS
+from moerge.models.expert_folder import DenseExpert, dense_folder
 from moerge.trunk.merge import DENSE_TRUNK_FILE
-from moerge_proto.experts import ExpertState
+from moerge_proto.experts import Expert, ExpertState, NewExpert
+from moerge_proto.problems import Problem, ProblemType
 from moerge_workers.contributing import expert, fitted
 from moerge_workers.contributing.context import Context
+from support.models import adapter
 from support.stages import NOW, MemoryClient, context_of, trunk
 
 
@@ -32,6 +36,33 @@ def test_law_1_without_an_answer_or_in_a_dry_run_it_stays(folder: Path, home: Pa
     ):
         expert.run(context)
     assert (client.uploaded, client.known) == ([], {})
+
+
+class _OtherBits(MemoryClient):
+    """A coordinator that merges adapters to other bytes."""
+
+    def register_expert(self, new: NewExpert) -> Expert:
+        row = super().register_expert(new)
+        if new.adapter is not None:
+            problem = Problem.of(ProblemType.WRONG_DIGEST, "other bytes")
+            row = row.model_copy(update={"state": ExpertState.REFUSED, "problem": problem})
+            self.known[row.digest] = row
+        return row
+
+
+def test_the_history_has_the_bytes_of_an_adapter_and_then_of_the_whole_expert(
+    folder: Path, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    client = _OtherBits(folder / DENSE_TRUNK_FILE)
+    lora = adapter(home / "lora", folder / "expert", seed=3)
+    with context_of(folder, home, client) as given:
+        own = replace(given.expert, folder=dense_folder(lora, home / "expert"), adapter=lora)
+        assert expert.run(replace(given, expert=own))
+        sent = {each.item.about: (each.item.bytes, each.became) for each in given.outbox.history.sendings()}
+    whole = sum(path.stat().st_size for path in own.folder.iterdir())
+    assert sent["law: adapter, 1 file"] == ((lora / WEIGHTS).stat().st_size, "arrived")
+    assert sent[f"law: expert, {len(own.files)} files"] == (whole, "arrived")
+    assert "can't merge the adapter to the same bytes, so the whole expert leaves" in capsys.readouterr().err
 
 
 def fit(context: Context, client: MemoryClient) -> DenseExpert | None:
