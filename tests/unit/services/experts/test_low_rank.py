@@ -15,6 +15,7 @@ from moerge.experts.low_rank import low_rank_expert
 from moerge.files import file_sha256
 from moerge.models.adapters import WEIGHTS
 from moerge.models.expert_folder import DenseExpert, check_expert, dense_folder, file_digests
+from moerge.models.families import EMBEDDING, HEAD
 from moerge.models.low_rank import FIELD, low_rank_of
 from moerge.models.stored import SINGLE
 from moerge.progress import NoProgress
@@ -137,6 +138,8 @@ def test_it_has_the_expert_s_other_tensors_and_formats_and_peft_reads_it(tmp_pat
     for name, spec in own.checkpoint.specs.items():
         assert found.checkpoint.specs[name].dtype == spec.dtype
         assert ".mlp." in name or found.checkpoint.tensor(name).equal(own.checkpoint.tensor(name))
+    if HEAD in found.checkpoint.specs and HEAD not in own.checkpoint.specs:
+        assert found.checkpoint.tensor(HEAD).equal(own.checkpoint.tensor(EMBEDDING))
     model = AutoModelForCausalLM.from_pretrained(base.folder, dtype=torch.float32)
     if pair == "more tokens":
         model.resize_token_embeddings(304, mean_resizing=False)
