@@ -9,23 +9,25 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import reduce
+from operator import add
 from pathlib import Path
 
 from transformers import AutoTokenizer
 
 from moerge.documents.reader import texts_of
 from moerge.documents.shards import plan
-from moerge.models.batches import batches
-from moerge.models.dense import domain_model
 from moerge.models.tokens import Tokens
-from moerge.statistics.accumulate import ShardSums, shard_sums
-from moerge.statistics.journal import Journal
+from moerge.statistics.accumulate import ShardSums
+from moerge.statistics.passes import RouterPass
 from moerge_proto.statistics_file import StatisticsFile
 from moerge_proto.trunks import Trunk
 from moerge_workers.data.shard_key import read_key
 from support.federation import Member, federation_of, trunk_path
 from support.models import texts
+from support.passes import sums_of
 from support.processes import Coordinator, marked
+from support.statistics import written
 
 WORKER = """
 import json, sys
@@ -82,26 +84,27 @@ class Owner:
         assert path is not None
         with StatisticsFile(path) as file:
             manifest = file.manifest
-        model, gains = domain_model(self.member.folder, trunk_path(self.server, self.trunk))
+        work = RouterPass(self.member.folder, trunk_path(self.server, self.trunk), manifest.exponents)
         tokenizer = AutoTokenizer.from_pretrained(self.member.folder)
 
         def encode(text: str) -> Tokens:
             return Tokens(tokenizer(text)["input_ids"])
 
         expected = home / "undisturbed"
-        journal = Journal(expected, manifest, 1e9)
+        named: dict[str, ShardSums] = {}
         shards = plan(texts_of([self.data]), encode, manifest.settings, manifest.hidden_size, read_key(home))
         for number, shard in enumerate(shards):
             if number == len(self._sums):
-                rows = batches(shard.rows, manifest.settings.batch_tokens)
-                self._sums.append(shard_sums(model, gains, manifest.exponents, rows, shard.documents))
-            journal.add(shard.name, self._sums[number])
-        journal.save()
+                self._sums.append(sums_of(work, shard.rows, manifest.settings.batch_tokens, shard.documents))
+            named[shard.name] = self._sums[number]
+        every = reduce(add, named.values())
+        counts = {"tokens": every.tokens, "documents": every.documents, "shards": sorted(named)}
+        written(expected, manifest.model_copy(update=counts), every)
         assert path.read_bytes() == expected.read_bytes()
-        digests = [each.digest for each in self.member.client.contributions() if each.shards == len(journal.shards)]
+        digests = [each.digest for each in self.member.client.contributions() if each.shards == len(named)]
         kept = [self.server.home / "blobs" / digest[:2] / digest for digest in digests]
         assert any(blob.read_bytes() == expected.read_bytes() for blob in kept)
-        return len(journal.shards)
+        return len(named)
 
 
 @contextmanager

@@ -14,13 +14,12 @@ from moerge.client.client import Client
 from moerge.documents.shards import enough
 from moerge.experts.fitting import fit as fit_expert
 from moerge.models.batches import batches
-from moerge.models.dense import domain_model
 from moerge.models.expert_folder import DenseExpert, expert_files
 from moerge.models.tokens import all_counted
 from moerge.progress import LogProgress
-from moerge.statistics.accumulate import ShardSums, shard_sums
+from moerge.statistics.accumulate import ShardSums
 from moerge.statistics.contribution import router_manifest, trunk_manifest
-from moerge.statistics.passes import TrunkPass
+from moerge.statistics.passes import RouterPass, TrunkPass
 from moerge_proto.contributions import Contribution, NewContribution
 from moerge_proto.digests import sha256_hex
 from moerge_proto.experts import Expert, ExpertState, Fitted, NewExpert
@@ -29,6 +28,7 @@ from moerge_proto.statistics_file import RouterManifest, StatisticsSettings, Tru
 from moerge_proto.trunks import NewTrunk, Trunk
 from moerge_proto.versions import NewVersion, Version
 from support.models import expert
+from support.passes import sums_of
 from support.processes import Coordinator, coordinator, moerge
 from support.statistics import written
 from support.versions import ROWS
@@ -129,9 +129,8 @@ def honest(
 
     Several shards repeat the rows. With `fitted` they are for that expert, in the member's folder.
     """
-    model, gains = domain_model(member.folder, trunk_path(server, trunk))
     rows = ROWS if shards == 1 else _enough(ROWS, shards * enough(trunk.hidden_size))
-    sums = shard_sums(model, gains, trunk.exponents, batches(all_counted(rows), 512), len(rows))
+    sums = sums_of(RouterPass(member.folder, trunk_path(server, trunk), trunk.exponents), rows)
     name = (fitted or registered(member)).digest
     manifest = router_manifest(member.name, name, member.domain, trunk, StatisticsSettings(), split)
     names = sorted(sha256_hex(f"{member.domain} {first + n}".encode()) for n in range(shards))
@@ -148,7 +147,7 @@ def honest_trunk(member: Member, rows: list[list[int]] = ROWS) -> tuple[TrunkMan
     own = DenseExpert(member.domain, member.folder)
     rows = _enough(rows, enough(own.config.hidden_size))
     manifest = trunk_manifest(member.name, own, registered(member).digest, StatisticsSettings())
-    sums = TrunkPass(member.folder, manifest.exponents).load()(batches(all_counted(rows), 512), len(rows))
+    sums = sums_of(TrunkPass(member.folder, manifest.exponents), rows)
     names = [sha256_hex(member.domain.encode())]
     return manifest.model_copy(update={"tokens": sums.tokens, "documents": sums.documents, "shards": names}), sums
 

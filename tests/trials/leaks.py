@@ -29,14 +29,15 @@ from moerge.models.expert_folder import DenseExpert
 from moerge.models.families import EMBEDDING
 from moerge.models.tokens import Tokens
 from moerge.progress import progress
-from moerge.statistics.accumulate import shard_sums
 from moerge.statistics.contribution import trunk_contribution
 from moerge.statistics.features import visit_features
 from moerge.statistics.integers import to_floats, unpack
+from moerge.statistics.passes import RouterPass
 from moerge.table.presets import PRESETS
 from moerge.trunk.stray import require_near
 from moerge_proto.statistics_file import exponent
 from moerge_workers.policy import Policy
+from support.passes import sums_of
 
 DOCUMENTS, MARKS = 130, (1, 8, 16, 32, 48, 64, 96, 128)
 GAIN, OUTPUT, VALUE = (
@@ -114,7 +115,7 @@ class Attacked:
             said = f"refused: {error}".splitlines()[0]
         model, gains = domain_model(self.expert, path)
         bits, seen = exponent(gains.shape[1]), list[Tensor]()
-        sums = shard_sums(model, gains, [bits] * len(gains), self.batches, len(self.rows), range(1))
+        sums = sums_of(RouterPass(self.expert, path, [bits] * len(gains)), self.rows, 4096)
         for batch in self.batches:
             visit_features(model, batch, lambda _, x: seen.append(x / gains[0]), range(1))
         gram = torch.from_numpy(unpack(to_floats(sums.arrays["layers.0.gram"], bits), gains.shape[1]))

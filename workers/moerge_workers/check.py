@@ -17,10 +17,11 @@ from moerge.experts.fitting import fitting_bytes, require_fittable
 from moerge.models.adapters import is_adapter
 from moerge.models.dense import trunk_names
 from moerge.models.expert_folder import DenseExpert, check_expert
-from moerge.statistics.memory import need
-from moerge.statistics.passes import RouterPass, TrunkPass, described
+from moerge.statistics.estimate import estimate
+from moerge.statistics.memory import Room, file_bytes
+from moerge.statistics.passes import RouterPass, TrunkPass
 from moerge_workers.computing.actors import Slots
-from moerge_workers.computing.memory import free_memory, require_gpus, that_fit
+from moerge_workers.computing.memory import free_memory, require_gpus, room_of
 from moerge_workers.contributing.expert import require_allowed
 from moerge_workers.data.first_documents import read_first
 from moerge_workers.data.splits import Data
@@ -60,7 +61,9 @@ def checks(settings: Settings) -> Iterator[Line]:
         yield _line("disk", machine.disk)
         yield (memory := _line("memory", machine.memory))
         if memory.problem is None:
-            yield _line("Ray", machine.ray)
+            yield (ray := _line("Ray", machine.ray))
+            if ray.problem is None and machine.tokens:
+                yield _line("pass", machine.estimate)
     if not settings.coordinator:
         return
     try:
@@ -101,6 +104,9 @@ class _Machine:
     settings: Settings
     own: DenseExpert
     said: list[str] = field(default_factory=list)
+    tokens: int = 0
+    _room: Room = field(init=False)
+    _rate: float = field(init=False)
 
     @property
     def _work(self) -> RouterPass:
@@ -119,7 +125,9 @@ class _Machine:
     def data(self) -> str:
         """Read the first documents, and estimate the rest from the files' bytes."""
         key = None if self.settings.home.is_dir() else secrets.token_bytes(32)  # only a run makes the home
-        return read_first(self.settings, Data(self.settings, self.said.append, key), self.own.config.hidden_size)
+        first = read_first(self.settings, Data(self.settings, self.said.append, key), self.own.config.hidden_size)
+        self.tokens = first.tokens
+        return first.said
 
     def disk(self) -> str:
         """The home has room for a trunk and a few statistics files."""
@@ -131,7 +139,7 @@ class _Machine:
         specs = self.own.checkpoint.specs
         names = trunk_names(self.own.checkpoint, self.own.family, self.own.config.num_hidden_layers)
         trunk = sum(specs[name].bytes for name in names)
-        asked = trunk + _FILES * need(self._work, self.settings.statistics).sums // 2
+        asked = trunk + _FILES * file_bytes(self._work)
         reduced = self.settings.expert_rank is not None
         copies = self.settings.fit + (2 if reduced else is_adapter(self.own.folder))  # fitted; of low rank and merged
         asked += copies * sum(spec.bytes for spec in specs.values())
@@ -142,27 +150,36 @@ class _Machine:
         return f"{self.settings.home}: {decimal(free)} free, {decimal(asked)} needed"
 
     def memory(self) -> str:
+        """Each slot's memory, and that of the journal, whatever the number of layers."""
         require_gpus(self.settings)
         settings, free = self.settings, free_memory(self.settings)
-        self._passes = that_fit(self._work, settings, free)
-        own = need(self._passes[-1], settings.statistics)
-        said = f"{described(self._passes)}; each of {settings.slots} slots needs at least {own}"
-        said += f", the journal {decimal(own.journal)}"
+        self._room = room_of(self._work, settings, free)
         if settings.trunk_contribution:
             trunk = TrunkPass(self.own.folder, [], settings.statistics.precision, settings.device)
-            said += f"; trunk contribution: {described(that_fit(trunk, settings, free))}"
+            self._room = room_of(trunk, settings, free)
+        own, on_gpu = self._room.need, settings.device == "cuda"
+        said = f"each of {settings.slots} slots needs {decimal(own.device())}{' of its GPU' if on_gpu else ''}"
+        said += f" (two layers {decimal(own.weights)}, sums {decimal(own.sums)}, a micro-batch {decimal(own.batch)})"
+        said += f" and has {decimal(self._room.states)} of host memory for hidden states"
+        said += f"; the journal needs {decimal(own.journal)}"
         if settings.fit:
             require_fittable(self.own.config, self.own.folder)
             tokens = fitting_tokens(self.own.config.hidden_size)
             said += f"; fitting needs at least {decimal(fitting_bytes(self.own, tokens))}"
-        if settings.device == "cuda" and free.slot is not None:
-            said += f"; a GPU has {decimal(free.slot)}"
+        if free.device is not None:
+            said += f"; a GPU has {decimal(free.device)}"
         return said if free.host is None else f"{said}; this machine has {decimal(free.host)}"
 
     def ray(self) -> str:
         settings, said = self.settings, self.said.append
-        Slots(settings.ray_address, settings.slots, settings.statistics, said).probe(self._passes[-1])
-        return f"{settings.slots} actors on {settings.device} computed a micro-batch of the largest shape each"
+        slots = Slots(settings.ray_address, settings.slots, settings.statistics, said)
+        self._rate = slots.probe(self._work)
+        done = f"{settings.slots} actors on {settings.device} computed a layer of a micro-batch each"
+        return f"{done}, at about {self._rate:,.0f} tokens/s through all layers"
+
+    def estimate(self) -> str:
+        """The cost of a contribution."""
+        return str(estimate(self._work, self._room, self.tokens, self._rate, self.settings.slots))
 
 
 @dataclass

@@ -154,9 +154,9 @@ def _options(
         Literal["cpu", "cuda"] | None, typer.Option(help="Device of the model.", show_default="cpu")
     ] = None,
     ray_address: Annotated[str | None, typer.Option(help="Your own Ray cluster; default a local one.")] = None,
-    layer_groups: Annotated[
-        int | None,
-        typer.Option(help="Groups of layers, one pass each, to save memory; default the fewest that fit."),
+    host_memory: Annotated[
+        str | None,
+        typer.Option(help="Memory for hidden states, such as 16GB; default half of the free memory."),
     ] = None,
     log_format: Annotated[
         Literal["text", "json"] | None,

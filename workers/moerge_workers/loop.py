@@ -22,12 +22,12 @@ from moerge.models.adapters import WEIGHTS
 from moerge.models.expert_folder import DenseExpert, check_expert, dense_folder
 from moerge.models.low_rank import low_rank_of
 from moerge.models.stored import SINGLE
+from moerge.statistics.windows import ComputeWindows
 from moerge_proto.problems import ProblemType
 from moerge_proto.progress import Obstacle, Stage
 from moerge_proto.trunks import Trunk
 from moerge_workers.computing.actors import on_ray
 from moerge_workers.computing.memory import require_gpus
-from moerge_workers.computing.pending import ComputeShards
 from moerge_workers.contributing import expert, router, trunk
 from moerge_workers.contributing.context import Context
 from moerge_workers.contributing.evaluation import Evaluations
@@ -59,7 +59,7 @@ def full_disk_told(home: Path) -> Iterator[None]:
         raise MoergeError("the disk is full, or the user's quota", where=str(where), todo=todo) from error
 
 
-def run(settings: Settings, computing: Callable[[Settings, Events], ComputeShards] = on_ray) -> None:
+def run(settings: Settings, computing: Callable[[Settings, Events], ComputeWindows] = on_ray) -> None:
     """Contribute under the current trunk, and under every later one unless `once` is set.
 
     With `dry_run`, compute and show the outgoing data under the current trunk, and send nothing. `computing` makes the
@@ -97,7 +97,7 @@ def run(settings: Settings, computing: Callable[[Settings, Events], ComputeShard
             raise
 
 
-def _context(settings: Settings, client: Client, history: History, events: Events, compute: ComputeShards) -> Context:
+def _context(settings: Settings, client: Client, history: History, events: Events, compute: ComputeWindows) -> Context:
     """The context of all stages, after checks of owner, key and expert."""
     identity = own_identity(client, settings.domain)
     if not settings.dry_run and not require_approved(client, settings.home):
@@ -144,7 +144,7 @@ def run_stages(context: Context) -> None:
     """Run the stages: expert, trunk contribution, router contributions under each trunk, evaluations."""
     settings, say = context.settings, context.events.say
     context.events.enter(Stage.READING)
-    say(f"data: {read_first(settings, context.data, context.expert.config.hidden_size)}")
+    say(f"data: {read_first(settings, context.data, context.expert.config.hidden_size).said}")
     if not expert.run(context):
         return
     own_grams = None

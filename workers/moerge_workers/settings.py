@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic import BaseModel, ByteSize, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from moerge.errors import MoergeError
 from moerge.models.sources import checkpoint_folder
@@ -45,12 +45,12 @@ class Settings(BaseModel):
         slots: Ray actors, one thread each, and on `device` "cuda" one GPU each.
         device: torch device of the model.
         ray_address: an existing cluster of the owner's; None starts a local one.
-        layer_groups: number of layer groups, one pass each; None: the fewest that fit into memory.
+        host_memory: bytes of hidden states in all slots, such as "16GB"; None: half of the free memory.
         once: stop after one contribution instead of waiting for the next trunk.
         dry_run: compute and show the outgoing data, and send nothing.
         log_format: format on standard error: text, or a JSON object per line.
         metrics_port: port of 127.0.0.1 for Prometheus metrics; None: none.
-        journal_seconds: shortest time between two writes of the journal.
+        journal_seconds: shortest time between two savings of a window's hidden states.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
@@ -78,12 +78,12 @@ class Settings(BaseModel):
     slots: int = Field(default=1, ge=1)
     device: Literal["cpu", "cuda"] = "cpu"
     ray_address: str | None = None
-    layer_groups: int | None = Field(default=None, ge=1)
+    host_memory: ByteSize | None = Field(default=None, ge=1)
     once: bool = False
     dry_run: bool = False
     log_format: Literal["text", "json"] = "text"
     metrics_port: int | None = Field(default=None, ge=1, le=65535)
-    journal_seconds: float = Field(default=5.0, ge=0)
+    journal_seconds: float = Field(default=60.0, ge=0)
     statistics: StatisticsSettings = Field(default=StatisticsSettings(), validate_default=True)
 
     @field_validator("statistics")

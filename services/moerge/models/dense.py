@@ -1,15 +1,17 @@
-"""The models of the statistics passes: a dense expert, or the trunk with its MLPs (DUME figure 1, step 2)."""
+"""Dense models, in files and in memory: an expert, or the trunk with its MLPs (DUME figure 1, step 2)."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
+from moerge.errors import CheckpointError
 from moerge.models.bounds import feature_gains
 from moerge.models.config import read_config, trunk_config
-from moerge.models.families import EMBEDDING, HEAD, Family, family_of
+from moerge.models.families import Family, family_of
 from moerge.models.reader import Checkpoint
 
 
@@ -19,39 +21,109 @@ def trunk_names(checkpoint: Checkpoint, family: Family, layers: int) -> list[str
     return sorted(name for name in checkpoint.specs if name not in mlp)
 
 
-def domain_model(expert: Path, trunk: Path, dtype: torch.dtype = torch.float32) -> tuple[PreTrainedModel, Tensor]:
-    """Builds the trunk with the expert's MLPs, in evaluation mode.
+@dataclass(frozen=True)
+class DenseWeights:
+    """The tensors of a dense model, in files.
 
-    Args:
-        expert: the domain's own dense checkpoint folder.
-        trunk: the trunk's safetensors file, in the dense family's names.
-        dtype: of the computation.
+    Attributes:
+        config: of the model.
+        places: name of each tensor -> the checkpoint that has it; without the head's, it is tied.
+    """
+
+    config: PretrainedConfig
+    places: Mapping[str, Checkpoint]
+
+    def tensor(self, name: str) -> Tensor:
+        """One tensor, as stored."""
+        return self.places[name].tensor(name)
+
+    def layer(self, number: int) -> list[str]:
+        """The names of a layer's tensors."""
+        return [name for name in self.places if name.startswith(f"model.layers.{number}.")]
+
+    def bytes_of(self, names: Iterable[str], dtype: torch.dtype) -> int:
+        """The bytes of tensors in a dtype."""
+        return dtype.itemsize * sum(torch.Size(self.places[name].specs[name].shape).numel() for name in names)
+
+    def model(self, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+        """The whole model in memory, in evaluation mode."""
+        return _filled(self.config, self.places, self.tensor, dtype)
+
+
+def domain_weights(expert: Path, trunk: Path) -> DenseWeights:
+    """The trunk, a safetensors file in the dense family's names, with the MLPs of the dense checkpoint `expert`."""
+    config = read_config(expert)
+    own, merged = Checkpoint(expert), Checkpoint(trunk)
+    mlp = family_of(config).dense_mlp_names(config.num_hidden_layers)
+    places = dict.fromkeys(merged.specs, merged) | dict.fromkeys(mlp, own)
+    return _weights(config, places)
+
+
+def expert_weights(expert: Path) -> DenseWeights:
+    """The dense checkpoint."""
+    config, own = read_config(expert), Checkpoint(expert)
+    names = trunk_names(own, family_of(config), config.num_hidden_layers)
+    names += family_of(config).dense_mlp_names(config.num_hidden_layers)
+    return _weights(config, dict.fromkeys(names, own))
+
+
+def _weights(config: PretrainedConfig, places: Mapping[str, Checkpoint]) -> DenseWeights:
+    shapes = {name: place.specs[name].shape for name, place in places.items()}
+    return DenseWeights(trunk_config(config, shapes), places)
+
+
+def domain_model(expert: Path, trunk: Path, dtype: torch.dtype = torch.float32) -> tuple[PreTrainedModel, Tensor]:
+    """Builds the trunk with the expert's MLPs, in evaluation mode; arguments are those of `domain_weights`.
 
     Returns:
         The model, and the gains [L, H] float32 of the norms before the MLPs.
     """
     config = read_config(expert)
-    family = family_of(config)
-    own, merged = Checkpoint(expert), Checkpoint(trunk)
-    state = {name: merged.tensor(name).to(dtype) for name in merged.specs}
-    state |= {name: own.tensor(name).to(dtype) for name in family.dense_mlp_names(config.num_hidden_layers)}
-    return dense_model(config, state, dtype), feature_gains(merged, family, config)
+    return domain_weights(expert, trunk).model(dtype), feature_gains(Checkpoint(trunk), family_of(config), config)
 
 
 def expert_model(expert: Path, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
     """The dense expert, in evaluation mode."""
-    config, own = read_config(expert), Checkpoint(expert)
-    names = trunk_names(own, family_of(config), config.num_hidden_layers)
-    names += family_of(config).dense_mlp_names(config.num_hidden_layers)
-    return dense_model(config, {name: own.tensor(name).to(dtype) for name in names}, dtype)
+    return expert_weights(expert).model(dtype)
 
 
-def dense_model(config: PretrainedConfig, state: dict[str, Tensor], dtype: torch.dtype) -> PreTrainedModel:
-    """The dense model with these tensors, in evaluation mode; without a head tensor, its head is tied."""
+def dense_model(config: PretrainedConfig, state: Mapping[str, Tensor], dtype: torch.dtype) -> PreTrainedModel:
+    """The dense model with copies of these tensors, in evaluation mode; without a head tensor, its head is tied."""
     own = trunk_config(config, {name: tensor.shape for name, tensor in state.items()})
-    model: PreTrainedModel = AutoModelForCausalLM.from_config(own, dtype=dtype)
-    model.load_state_dict(state | {HEAD: state.get(HEAD, state[EMBEDDING])})
+    return _filled(own, state, state.__getitem__, dtype)
+
+
+def empty_model(config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
+    """The dense model in evaluation mode, with buffers, but without memory for its parameters."""
+    with torch.device("meta"):
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    model.model.rotary_emb = type(model.model.rotary_emb)(config=config)  # its buffers follow from the config
     model.eval()
+    return model
+
+
+def assign(model: nn.Module, name: str, tensor: Tensor) -> None:
+    """Makes a tensor the parameter of that name."""
+    module, _, own = name.rpartition(".")
+    setattr(model.get_submodule(module), own, nn.Parameter(tensor))
+
+
+def aligned(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """A copy in a dtype, in memory of its own: products of unaligned memory, as of a mapped file, may differ."""
+    return tensor.to(dtype, copy=True)
+
+
+def _filled(
+    config: PretrainedConfig, names: Iterable[str], tensor: Callable[[str], Tensor], dtype: torch.dtype
+) -> PreTrainedModel:
+    """The model with copies of tensors, which are read one at a time."""
+    model = empty_model(config, dtype)
+    for name in names:
+        assign(model, name, aligned(tensor(name), dtype))
+    if model.lm_head.weight.is_meta:
+        model.lm_head.weight = model.model.embed_tokens.weight
+    if missing := [name for name, parameter in model.named_parameters() if parameter.is_meta]:
+        raise CheckpointError("tensor not found", where=missing[0], todo="save the model again with save_pretrained")
     return model
 
 

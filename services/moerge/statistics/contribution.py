@@ -1,9 +1,8 @@
 """Contributions of one domain: sums over its documents, one statistics file per kind."""
 
 import os
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -13,16 +12,14 @@ import numpy as np
 from moerge.documents.shards import Shard, plan
 from moerge.errors import MoergeError
 from moerge.files import atomic_file
-from moerge.models.batches import batches
 from moerge.models.bounds import attention_size, input_exponents
 from moerge.models.expert_folder import DenseExpert
 from moerge.models.tokens import Tokens
 from moerge.progress import NoProgress, Progress
-from moerge.statistics.accumulate import ShardSums
-from moerge.statistics.journal import Journal, join
-from moerge.statistics.memory import Free, free_bytes, layer_groups, need
-from moerge.statistics.passes import Compute, RouterPass, TrunkPass, named
-from moerge.threads import one_thread
+from moerge.statistics.journal import Journal, clear
+from moerge.statistics.memory import Free, Room, Slots, free_bytes, room_for
+from moerge.statistics.passes import Pass, RouterPass, TrunkPass
+from moerge.statistics.windows import Layered, WindowSize, computed, windows
 from moerge_proto.statistics_file import (
     Int64,
     Manifest,
@@ -35,7 +32,7 @@ from moerge_proto.statistics_file import (
 )
 
 _NO_COUNTS: Mapping[str, Any] = {"tokens": 1, "documents": 1, "shards": ["0" * 64]}
-_JOURNAL_SECONDS = 5.0
+_SECONDS = 60.0  # between two savings of hidden states
 
 
 class TrunkFacts(Protocol):
@@ -65,12 +62,14 @@ class Computing:
     Attributes:
         device: torch device of the model.
         slots: most shards at a time, one thread each; fewer if memory is short.
+        host_memory: bytes of hidden states; None: half of the free memory.
         key: of shard names.
         progress: gets the number of tokens.
     """
 
     device: str = "cpu"
     slots: int = 1
+    host_memory: int | None = None
     key: bytes = b""
     progress: Progress = field(default_factory=NoProgress)
 
@@ -180,7 +179,7 @@ def withhold_rare(whole: Path, path: Path, rare_below: int) -> None:
 
 def _summed(
     blank: Manifest,
-    work: RouterPass | TrunkPass,
+    work: Pass,
     documents: Iterable[Tokens],
     path: Path,
     computing: Computing,
@@ -199,39 +198,10 @@ def _summed(
         raise MoergeError("no document has a token that counts", where=blank.domain, todo="give more text")
     if _holds(path, blank.model_copy(update=told), sizes):
         return None
-    journal = path.with_name(f"{path.stem}.journal")
-    if not _holds(journal, blank, sizes):
-        begun = max((int(part.stem.rpartition("-")[2]) for part in _parts(journal)), default=1)
-        free, shared = _free(computing.device), computing.device == "cpu"
-        passes = layer_groups(work, blank.settings, free, 1, shared=shared, begun=begun)
-        parts = [journal]
-        if len(passes) > 1:
-            parts = [path.with_name(f"{path.stem}.{number}-of-{len(passes)}.journal") for number in range(len(passes))]
-        for each, part in zip(passes, parts, strict=True):
-            _fill(part, blank, each, shards, sizes, computing)
-        if len(passes) > 1:
-            join(journal, [(part, each.layers) for part, each in zip(parts, passes, strict=True)])
-    for part in _parts(journal):
-        part.unlink()
-    return journal
-
-
-def _parts(journal: Path) -> list[Path]:
-    """The journals of layer groups of a contribution."""
-    return list(journal.parent.glob(f"{journal.stem}.*-of-*.journal"))
-
-
-def _free(device: str) -> Free:
-    host = free_bytes("cpu")
-    return Free(host, host if device == "cpu" else free_bytes(device))
-
-
-def _slots(work: RouterPass | TrunkPass, settings: StatisticsSettings, most: int) -> int:
-    """The number of shards at a time that fit into memory; they share the model's weights."""
-    own, free = need(work, settings), free_bytes("cpu")
-    if work.device != "cpu" or free is None:
-        return 1 if work.device != "cpu" else most
-    return max(1, min(most, (free - own.weights - own.journal) // (own.sums + own.batch)))
+    whole = path.with_name(f"{path.stem}.journal")
+    if not _holds(whole, blank, sizes):
+        _fill(whole, blank, work, shards, sizes, computing)
+    return whole
 
 
 def _holds(path: Path, expected: Manifest, sizes: Mapping[str, int]) -> bool:
@@ -247,58 +217,50 @@ def _holds(path: Path, expected: Manifest, sizes: Mapping[str, int]) -> bool:
 def _fill(
     path: Path,
     blank: Manifest,
-    work: RouterPass | TrunkPass,
+    work: Pass,
     shards: Callable[[], Iterator[Shard]],
     sizes: Mapping[str, int],
     computing: Computing,
 ) -> None:
-    """Sums every shard that the journal at `path` lacks."""
-    title = f"{blank.kind} statistics of {blank.domain}"
-    title += f", layers {named(work.layers)}" if work.layers is not None else ""
-    slots = _slots(work, blank.settings, computing.slots)
-    if path.is_file() and not _begins(path, blank, work.layers, sizes):
-        path.unlink()
-    journal = Journal(path, blank, _JOURNAL_SECONDS, layers=work.layers)
-    left = (shard for shard in shards() if shard.name not in journal.shards)
-    with computing.progress.track(title, sum(sizes.values()), "tokens") as tracker:
-        tracker.advance(sum(sizes[name] for name in journal.shards))
-        if len(journal.shards) < len(sizes):
-            for shard, sums in _computed(work, left, blank.settings, slots):
-                if shard.name not in journal.shards:
-                    journal.add(shard.name, sums)
-                    tracker.advance(shard.tokens)
-        journal.save()
+    """Writes the sums of all shards to `path`; goes on with its journal."""
+    settings, journal = blank.settings, _journal(path, blank, sizes)
+    complete, every = journal.complete, sum(sizes.values())
+    threads, room = _room(work, settings, computing, every)
+    size = WindowSize(room.states, room.need.token, every)
+    with computing.progress.track(f"{blank.kind} statistics of {blank.domain}", every, "tokens") as tracker:
+        done = Layered(tracker, blank.layers)
+        done.advance(sum(sizes[name] for names in journal.shards for name in names))
+        left = (shard for shard in shards() if shard.name not in complete)
+        given = windows(left, journal, size, settings.batch_tokens, _SECONDS)
+        for layer in computed(work, given, settings.batch_tokens, threads) if complete < sizes.keys() else ():
+            layer.keep(journal)
+            done.advance(layer.tokens)
+    journal.join()
 
 
-def _begins(path: Path, blank: Manifest, layers: range | None, sizes: Mapping[str, int]) -> bool:
-    """Tell whether a journal belongs to this work and these shards."""
-    try:
-        with StatisticsFile(path, layers) as file:
-            made = file.manifest
-    except StatisticsFileError:
-        return False
-    return made.model_copy(update=_NO_COUNTS) == blank and set(made.shards) <= sizes.keys()
+def _journal(path: Path, blank: Manifest, sizes: Mapping[str, int]) -> Journal:
+    """The journal of this work and these shards; one of others is removed."""
+    with suppress(MoergeError):
+        journal = Journal(path, blank)
+        if journal.begun <= sizes.keys():
+            return journal
+    path.unlink(missing_ok=True)
+    clear(path)
+    return Journal(path, blank)
 
 
-def _computed(
-    work: RouterPass | TrunkPass, shards: Iterator[Shard], settings: StatisticsSettings, slots: int
-) -> Iterator[tuple[Shard, ShardSums]]:
-    """(shard, its sums), from threads that share one model's weights; one thread per shard, for equal integers."""
-    with one_thread(), ThreadPoolExecutor(slots) as threads:
-        free = deque(work.loaded(slots))
-        running: deque[tuple[Shard, Compute, Future[ShardSums]]] = deque()
+def _room(work: Pass, settings: StatisticsSettings, computing: Computing, tokens: int) -> tuple[int, Room]:
+    """The number of threads that fit into memory, and the room for hidden states.
 
-        def ended() -> tuple[Shard, ShardSums]:
-            shard, compute, future = running.popleft()
-            sums = future.result()
-            free.append(compute)
-            return shard, sums
-
-        for shard in shards:
-            if not free:
-                yield ended()
-            compute = free.popleft()
-            cut = batches(shard.rows, settings.batch_tokens)
-            running.append((shard, compute, threads.submit(compute, cut, shard.documents)))
-        while running:
-            yield ended()
+    Raises:
+        MoergeError: not even one fits.
+    """
+    free = Free(free_bytes("cpu"), None if computing.device == "cpu" else free_bytes(computing.device))
+    most = computing.slots if computing.device == "cpu" else 1
+    for threads in range(most, 0, -1):
+        try:
+            return threads, room_for(work, settings, free, Slots(threads=threads), computing.host_memory, tokens)
+        except MoergeError:
+            if threads == 1:
+                raise
+    raise ValueError("computing.slots must be at least 1")

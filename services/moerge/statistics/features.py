@@ -1,7 +1,6 @@
 """Features (the inputs of every layer's MLP) and the inputs of the trunk's linear modules, for tokens that count."""
 
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from typing import Any
 
 import torch
@@ -10,13 +9,16 @@ from transformers import PreTrainedModel
 
 from moerge.models.batches import Batch
 from moerge.models.families import Family
-from moerge.statistics.packed_attention import PACKED, packed_inputs
+from moerge.statistics.packed_attention import PACKED, packed_positions
 
 Visit = Callable[[int, Tensor], None]
 
 
-class _Complete(Exception):  # noqa: N818  # not an error: it ends the pass
-    """Stops the decoder after the last needed input."""
+class _CompleteError(Exception):
+    """Ends a pass with the last needed input; it is no error."""
+
+    def __init__(self, states: Tensor) -> None:
+        self.states = states
 
 
 def visit_features(model: PreTrainedModel, batch: Batch, visit: Visit, layers: range | None = None) -> None:
@@ -27,7 +29,9 @@ def visit_features(model: PreTrainedModel, batch: Batch, visit: Visit, layers: r
     not computed.
     """
     layers = range(model.config.num_hidden_layers) if layers is None else layers
-    _run_to_last(model, batch, {layer: model.model.layers[layer].mlp for layer in layers}, visit)
+    modules = {layer: model.model.layers[layer].mlp for layer in layers}
+    inputs = _arguments(model, batch)
+    run(model, batch, inputs, modules, visit, modules[layers[-1]])
 
 
 def visit_trunk_inputs(
@@ -45,49 +49,76 @@ def visit_trunk_inputs(
         for layer in layers
         for place, pattern in enumerate(patterns)
     }
+    inputs = _arguments(model, batch)
     if layers.stop == every:
-        visit(2 * every, _run(model, batch, modules, visit))
+        visit(2 * every, counted_rows(model, run(model, batch, inputs, modules, visit), batch))
     else:
-        _run_to_last(model, batch, modules, visit)
+        run(model, batch, inputs, modules, visit, modules[max(modules)])
 
 
-def _run_to_last(model: PreTrainedModel, batch: Batch, modules: Mapping[int, nn.Module], visit: Visit) -> None:
-    """Runs the decoder up to the last module's input."""
-    last = max(modules)
+def _arguments(model: PreTrainedModel, batch: Batch) -> dict[str, Any]:
+    return {"input_ids": placed(ids(model, batch), model.device), **positions(model, batch, model.device)}
 
-    def seen(index: int, x: Tensor) -> None:
-        visit(index, x)
-        if index == last:
-            raise _Complete
 
-    with suppress(_Complete):
-        _run(model, batch, modules, seen)
+def ids(model: PreTrainedModel, batch: Batch) -> Tensor:
+    """[B, T] int64, or [1, real tokens] if they are packed."""
+    return batch.input_ids[batch.real][None] if is_packed(model) else batch.input_ids
+
+
+def positions(model: PreTrainedModel, batch: Batch, device: torch.device) -> dict[str, Any]:
+    """The decoder's further arguments: the starts of packed documents."""
+    if not is_packed(model):
+        return {}
+    return {name: placed(value, device) for name, value in packed_positions(batch).items()}
+
+
+def is_packed(model: PreTrainedModel) -> bool:
+    """Tell whether the model reads documents end to end, without padding."""
+    return bool(model.config._attn_implementation == PACKED)
 
 
 @torch.inference_mode()
-def _run(model: PreTrainedModel, batch: Batch, modules: Mapping[int, nn.Module], visit: Visit) -> Tensor:
-    """The decoder's last hidden states [n, H] of tokens that count; visit(i, x) gets the input of module i."""
-    packed = model.config._attn_implementation == PACKED
-    inputs = packed_inputs(batch) if packed else {"input_ids": batch.input_ids}
+def run(
+    model: PreTrainedModel,
+    batch: Batch,
+    inputs: Mapping[str, Any],
+    modules: Mapping[int, nn.Module],
+    visit: Visit,
+    until: nn.Module | None = None,
+) -> Tensor:
+    """Runs the decoder; visit(i, x) gets the input of module i, [n, size], of tokens that count.
 
-    def rows(states: Tensor) -> Tensor:
-        return _packed_rows(states[0], batch) if packed else _rows(states, batch)
+    Returns:
+        The input of the module `until`, which and whose successors are not computed, or the decoder's last hidden
+        states: [B, T, H], or [1, real tokens, H] if they are packed.
+    """
 
     def hook(index: int) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
-        return lambda module, inputs: visit(index, rows(inputs[0]))
+        return lambda module, given: visit(index, counted_rows(model, given[0], batch))
+
+    def stop(module: nn.Module, given: tuple[Tensor, ...]) -> None:
+        raise _CompleteError(given[0])
 
     handles = [module.register_forward_pre_hook(hook(index)) for index, module in modules.items()]
+    if until is not None:
+        handles.append(until.register_forward_pre_hook(stop))
     try:
-        placed = {name: _placed(value, model.device) for name, value in inputs.items()}
-        states: Tensor = model.model(**placed, use_cache=False).last_hidden_state
-        return rows(states)
+        states: Tensor = model.model(**inputs, use_cache=False).last_hidden_state
+        return states
+    except _CompleteError as complete:
+        return complete.states
     finally:
         for handle in handles:
             handle.remove()
 
 
-def _placed(value: Any, device: torch.device) -> Any:
-    """A tensor on the device, copied during the computation of the last batch; other values unchanged."""
+def counted_rows(model: PreTrainedModel, states: Tensor, batch: Batch) -> Tensor:
+    """[B, T, H], or packed ones, -> [n, H] of the tokens that count."""
+    return _packed_rows(states[0], batch) if is_packed(model) else _rows(states, batch)
+
+
+def placed(value: Any, device: torch.device) -> Any:
+    """A tensor on the device, copied during earlier computations; other values unchanged."""
     if not isinstance(value, Tensor) or device.type != "cuda":
         return value
     return value.pin_memory().to(device, non_blocking=True)

@@ -1,116 +1,145 @@
-"""The journal: a statistics file with the names of its shards, replaced whole; or one per layer group."""
+"""The journal: the sums of each layer in a statistics file that names its shards, replaced whole."""
 
-import time
-from collections.abc import Sequence
+import glob
+from collections.abc import Collection
 from contextlib import ExitStack
+from functools import reduce
 from pathlib import Path
 
 from moerge.errors import MoergeError
 from moerge.files import atomic_file
 from moerge.statistics.accumulate import ShardSums
 from moerge.statistics.integers import add
-from moerge_proto.statistics_file import Int64, Manifest, StatisticsFile, StatisticsFileError, write
+from moerge.statistics.streamed import Saved, saved
+from moerge_proto.digests import digest_of
+from moerge_proto.statistics_file import Manifest, StatisticsFile, StatisticsFileError, write
+
+_TODO = "remove the file; its shards are then computed again"
 
 
 class Journal:
-    """Sums of finished shards. A restarted worker doesn't compute journaled shards again.
+    """Sums of a contribution, and hidden states of begun windows, in files beside it.
 
-    The file is read when the first shard is added.
+    A restarted worker computes no layer of a shard again, and goes on with saved hidden states. One layer's sums are in
+    memory at a time.
 
     Args:
-        path: of the statistics file. With every shard and all layers it is the contribution.
-        blank: the common manifest; its counts and shards are replaced.
-        seconds: least time between writes by `add`; `save` writes if anything was added.
-        before: an earlier contribution to start from, if the journal is new.
-        layers: the layers of its sums; None: all.
-    """
+        path: of the contribution.
+        blank: its manifest; counts and shards are replaced.
+        before: an earlier contribution to start from.
 
-    def __init__(
-        self, path: Path, blank: Manifest, seconds: float, before: Path | None = None, layers: range | None = None
-    ) -> None:
-        self.path, self._blank, self._seconds, self._layers = path, blank, seconds, layers
-        self._manifest: Manifest | None = None  # of the file, if it is up to date
-        # a file with unread sums
-        self._begun = (path, layers) if path.is_file() else (before, None) if before is not None else None
-        self._sums: dict[str, Int64] = {}
-        self._tokens = self._documents = 0
-        self.shards: set[str] = set()
-        if self._begun is not None:
-            with _opened(*self._begun) as file:
-                _require_same(file.manifest, blank, self._begun[0])
-                self.shards = set(file.manifest.shards)
-                if self._begun[0] == path:
-                    self._manifest = file.manifest
-        self._saved = time.monotonic()
-
-    def _read(self) -> None:
-        if self._begun is None:
-            return
-        with _opened(*self._begun) as file:
-            self._sums = {name: file.array(name) for name, _ in file.manifest.part(self._layers)}
-            self._tokens, self._documents = file.manifest.tokens, file.manifest.documents
-        self._begun = None
-
-    def add(self, shard: str, sums: ShardSums) -> None:
-        """Adds a new shard."""
-        if shard in self.shards:
-            raise ValueError(f"shard {shard} counts already")
-        self._read()
-        for name, array in sums.arrays.items():  # one at a time, so that only two sums are in memory
-            self._sums[name] = add(self._sums[name], array) if name in self._sums else array
-        self._tokens += sums.tokens
-        self._documents += sums.documents
-        self.shards.add(shard)
-        self._manifest = None
-        if time.monotonic() - self._saved >= self._seconds:
-            self.save()
-
-    def save(self) -> Manifest:
-        """Replaces the file with the sums in memory, if they are newer, and returns its manifest."""
-        if self._manifest is not None:
-            return self._manifest
-        if not self.shards:
-            raise MoergeError(
-                "no document has any token", where="--data", todo="check --text-field and the shares of the splits"
-            )
-        self._read()
-        counts = {"tokens": self._tokens, "documents": self._documents, "shards": sorted(self.shards)}
-        manifest = type(self._blank).model_validate(self._blank.model_dump() | counts)
-        with atomic_file(self.path) as out:
-            write(out, manifest, self._sums.values(), self._layers)
-        self._saved, self._manifest = time.monotonic(), manifest
-        return manifest
-
-
-def join(path: Path, parts: Sequence[tuple[Path, range | None]]) -> Manifest:
-    """Writes the contribution from complete journals of layer groups, in order, one tensor in memory at a time.
+    Attributes:
+        shards: of each layer, the names of the shards in its sums.
+        work: the digest of the work, by which saved hidden states are recognised.
 
     Raises:
-        MoergeError: a journal is damaged, or their shards differ.
+        MoergeError: a file is damaged or belongs to other work.
     """
-    with ExitStack() as stack:
-        files = [stack.enter_context(_opened(part, layers)) for part, layers in parts]
-        manifest = files[0].manifest
-        for file, (part, _) in zip(files, parts, strict=True):
-            if file.manifest != manifest:
-                todo = "remove the file; its shards are then computed again"
-                raise MoergeError("the journal's shards differ from those of layer 0", where=str(part), todo=todo)
-        with atomic_file(path) as out:
-            write(out, manifest, (array for file in files for array in file.arrays()))
-    return manifest
+
+    def __init__(self, path: Path, blank: Manifest, before: Path | None = None) -> None:
+        self.path, self._blank = path, blank
+        self.work = digest_of(blank.model_dump(mode="json"))
+        whole = path if path.is_file() else before
+        self._files: list[tuple[Path, range | None] | None] = []
+        self.shards: list[set[str]] = []
+        for layer in range(blank.layers):
+            part = self._part(layer)
+            file = (part, range(layer, layer + 1)) if part.is_file() else None if whole is None else (whole, None)
+            self._files.append(file)
+            self.shards.append(set() if file is None else self._names(*file))
+
+    def _part(self, layer: int) -> Path:
+        return self.path.with_name(f"{self.path.stem}.{layer}.part")
+
+    def _names(self, path: Path, layers: range | None) -> set[str]:
+        with _opened(path, layers) as file:
+            manifest, blank = file.manifest, self._blank
+        same = {"tokens": 1, "documents": 1, "shards": blank.shards}
+        if manifest.model_copy(update=same) != blank.model_copy(update=same):
+            todo = "remove the file, or use another --home"
+            raise MoergeError("the journal belongs to other work", where=str(path), todo=todo)
+        return set(manifest.shards)
+
+    @property
+    def complete(self) -> set[str]:
+        """The shards in every layer's sums."""
+        return reduce(set.intersection, self.shards).copy()
+
+    @property
+    def begun(self) -> set[str]:
+        """The shards in any layer's sums."""
+        return reduce(set.union, self.shards).copy()
+
+    def add(self, layer: int, shards: Collection[str], sums: ShardSums) -> None:
+        """Adds sums of new shards to a layer's, and replaces its file.
+
+        Raises:
+            ContributionError: a sum overflows int64.
+        """
+        if counted := self.shards[layer].intersection(shards):
+            raise ValueError(f"shard {min(counted)} counts already")
+        arrays, tokens, documents = sums.arrays, sums.tokens, sums.documents
+        if (begun := self._files[layer]) is not None:
+            with _opened(*begun) as file:
+                arrays = {name: add(array, file.array(name)) for name, array in arrays.items()}
+                tokens, documents = tokens + file.manifest.tokens, documents + file.manifest.documents
+        names = self.shards[layer].union(shards)
+        counts = {"tokens": tokens, "documents": documents, "shards": sorted(names)}
+        manifest = type(self._blank).model_validate(self._blank.model_dump() | counts)
+        own = range(layer, layer + 1)
+        with atomic_file(self._part(layer)) as out:
+            write(out, manifest, arrays.values(), own)
+        self._files[layer], self.shards[layer] = (self._part(layer), own), names
+
+    def join(self) -> Manifest:
+        """Writes the contribution, one tensor in memory at a time, and removes the journal.
+
+        Raises:
+            MoergeError: a file is damaged, or layers have different shards.
+        """
+        parts = [self._part(layer) for layer in range(len(self.shards))]
+        with ExitStack() as stack:
+            if not any(part.is_file() for part in parts):
+                return stack.enter_context(_opened(self.path, None)).manifest
+            opened = [stack.enter_context(_opened(part, range(n, n + 1))) for n, part in enumerate(parts)]
+            manifest = opened[0].manifest
+            for file, part in zip(opened, parts, strict=True):
+                if file.manifest != manifest:
+                    raise MoergeError("the journal's shards differ from those of layer 0", where=str(part), todo=_TODO)
+            with atomic_file(self.path) as out:
+                write(out, manifest, (array for file in opened for array in file.arrays()))
+        clear(self.path)
+        return manifest
+
+    def states(self, shards: Collection[str]) -> Path:
+        """The file of a window's hidden states."""
+        return self.path.with_name(f"{self.path.stem}.{digest_of(' '.join(sorted(shards)))[:16]}.states")
+
+    def saved(self) -> list[Saved]:
+        """The windows whose hidden states are saved; removes files that nothing can go on with."""
+        found = []
+        for path in _beside(self.path, "states"):
+            one = saved(path, self.work)
+            if one is not None and all(one.shards <= self.shards[layer] for layer in range(one.layer)):
+                found.append(one)
+            else:
+                path.unlink()
+        return found
+
+
+def clear(path: Path) -> None:
+    """Removes the journal of a contribution."""
+    for kind in ("part", "states"):
+        for file in _beside(path, kind):
+            file.unlink()
+
+
+def _beside(path: Path, kind: str) -> list[Path]:
+    return sorted(path.parent.glob(f"{glob.escape(path.stem)}.*.{kind}"))
 
 
 def _opened(path: Path, layers: range | None) -> StatisticsFile:
     try:
         return StatisticsFile(path, layers)
     except StatisticsFileError as error:
-        todo = "remove the file; its shards are then computed again"
-        raise MoergeError(f"the journal is damaged: {error}", where=str(path), todo=todo) from error
-
-
-def _require_same(manifest: Manifest, blank: Manifest, path: Path) -> None:
-    same = {"tokens": 1, "documents": 1, "shards": blank.shards}
-    if manifest.model_copy(update=same) != blank.model_copy(update=same):
-        raise MoergeError(
-            "the journal belongs to other work", where=str(path), todo="remove the file, or use another --home"
-        )
+        raise MoergeError(f"the journal is damaged: {error}", where=str(path), todo=_TODO) from error

@@ -1,75 +1,89 @@
 """The memory that a pass needs and a machine has, compared before the pass starts."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from rich.filesize import decimal
 from transformers import PretrainedConfig
 
+from moerge.documents.shards import enough
 from moerge.errors import MoergeError
 from moerge.models.bounds import attention_size
 from moerge.models.config import read_config
-from moerge.models.reader import model_shapes
-from moerge.statistics.passes import RouterPass, TrunkPass, in_groups
-from moerge_proto.statistics_file import StatisticsSettings
+from moerge.models.dense import DenseWeights
+from moerge.statistics.passes import Pass, TrunkPass
+from moerge_proto.statistics_file import StatisticsSettings, gram_length
 
 _CGROUPS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+_STATES_SHARE = 0.5  # of the memory that nothing else needs
+_UNKNOWN = 2**32  # bytes of hidden states on a machine that doesn't tell its memory
 
 
 @dataclass(frozen=True)
 class Need:
-    """The least memory of one slot, and of the process with the journal, in bytes.
+    """The memory of a streamed pass in bytes, whatever the number of layers.
 
     Attributes:
-        weights: of the model, in its precision.
-        sums: a float64 gram and sum of each of the pass's layers.
-        batch: a layer's MLP activations for one micro-batch.
+        weights: two layers, in the model's precision; the second is read ahead.
+        sums: the float64 grams of one shard in one layer.
+        batch: activations of one micro-batch in one layer.
+        rounding: the largest gram while it becomes integers, in host memory.
+        journal: a layer's integers of a window and of the journal, in the host memory of the process with the journal.
+        token: hidden states of one token, in host memory.
+        least: hidden states of the smallest full shard, of 64 H tokens.
     """
 
     weights: int
     sums: int
     batch: int
+    rounding: int
+    journal: int
+    token: int
+    least: int
 
-    @property
-    def total(self) -> int:
-        return self.weights + self.sums + self.batch
+    def device(self, threads: int = 1) -> int:
+        """Of a process that computes `threads` shards at a time, where its model is."""
+        return self.weights + threads * (self.sums + self.batch)
 
-    @property
-    def journal(self) -> int:
-        """Bytes of the journal: int64 triangles of its sums and of one added shard."""
-        return self.sums
-
-    def __str__(self) -> str:
-        parts = f"weights {decimal(self.weights)}, sums {decimal(self.sums)}, a micro-batch {decimal(self.batch)}"
-        return f"{decimal(self.total)} ({parts})"
-
-
-def need(work: RouterPass | TrunkPass, settings: StatisticsSettings) -> Need:
-    """The memory that a pass needs, by the expert's config."""
-    return _need(work, read_config(work.expert), settings)
+    def host(self, threads: int = 1, *, on_gpu: bool = False) -> int:
+        """Of such a process, in host memory, without hidden states."""
+        return threads * self.rounding + (0 if on_gpu else self.device(threads))
 
 
-def _need(work: RouterPass | TrunkPass, config: PretrainedConfig, settings: StatisticsSettings) -> Need:
-    size = getattr(torch, settings.precision).itemsize
-    shapes = model_shapes(config)
-    if config.tie_word_embeddings:
-        shapes.pop("lm_head.weight", None)
-    tokens = max(settings.batch_tokens, settings.context)
+def need(work: Pass, settings: StatisticsSettings) -> Need:
+    """The memory that a pass needs, by the shapes of its model."""
+    return _need(work, work.weights(), settings)
+
+
+def _need(work: Pass, weights: DenseWeights, settings: StatisticsSettings) -> Need:
+    config, dtype = weights.config, getattr(torch, settings.precision)
+    hidden, tokens = int(config.hidden_size), max(settings.batch_tokens, settings.context)
+    grams = _grams(work, config)
+    triangles = [8 * gram_length(size) for size in grams]
     return Need(
-        weights=size * sum(torch.Size(shape).numel() for shape in shapes.values()),
-        sums=_sums(work, config),
-        batch=size * tokens * (2 * config.intermediate_size + 2 * config.hidden_size),
+        weights=2 * max(weights.bytes_of(weights.layer(layer), dtype) for layer in range(config.num_hidden_layers)),
+        sums=8 * sum(size**2 for size in grams),
+        batch=tokens * (dtype.itemsize * (2 * config.intermediate_size + 4 * hidden) + 4 * max(grams)),
+        rounding=3 * max(triangles),
+        journal=sum(triangles) + 4 * max(triangles),
+        token=dtype.itemsize * hidden,
+        least=dtype.itemsize * hidden * enough(hidden),
     )
 
 
-def _sums(work: RouterPass | TrunkPass, config: PretrainedConfig) -> int:
-    hidden, every = int(config.hidden_size), int(config.num_hidden_layers)
-    layers = range(every) if work.layers is None else work.layers
-    grams = [hidden] * len(layers)
-    if isinstance(work, TrunkPass):
-        grams = [*grams, *[attention_size(config)] * len(layers), *[hidden] * (layers.stop == every)]
-    return 8 * sum(gram * gram + gram for gram in grams)
+def _grams(work: Pass, config: PretrainedConfig) -> list[int]:
+    """The sizes of the grams of the layer with most."""
+    hidden = int(config.hidden_size)
+    return [hidden, attention_size(config), hidden] if isinstance(work, TrunkPass) else [hidden]
+
+
+def file_bytes(work: Pass) -> int:
+    """About the bytes of the pass's statistics file."""
+    config = read_config(work.expert)
+    hidden, layers = int(config.hidden_size), int(config.num_hidden_layers)
+    own = [hidden, attention_size(config)] * layers + [hidden] if isinstance(work, TrunkPass) else [hidden] * layers
+    return 8 * sum(gram_length(size) + size for size in own)
 
 
 def free_bytes(device: str) -> int | None:
@@ -95,75 +109,108 @@ class Free:
     """Free memory in bytes; None: unknown.
 
     Attributes:
-        host: of this machine, for the journal.
-        slot: of each slot; equal to `host` if all slots and the journal share the host's memory.
+        host: of this machine.
+        device: of each GPU; None also if the model is in host memory.
     """
 
     host: int | None
-    slot: int | None
+    device: int | None
 
 
-def layer_groups(
-    work: RouterPass | TrunkPass,
+@dataclass(frozen=True)
+class Slots:
+    """The processes that compute windows side by side, each with a model of its own.
+
+    Attributes:
+        processes: their number.
+        threads: shards at a time in each.
+        here: whether they are on this machine, with the journal.
+    """
+
+    processes: int = 1
+    threads: int = 1
+    here: bool = True
+
+
+@dataclass(frozen=True)
+class Room:
+    """A pass that fits.
+
+    Attributes:
+        need: its memory.
+        states: bytes of hidden states in each process.
+    """
+
+    need: Need
+    states: int
+
+
+def room_for(
+    work: Pass,
     settings: StatisticsSettings,
     free: Free,
-    slots: int,
-    *,
-    shared: bool,
-    groups: int | None = None,
-    begun: int = 1,
-) -> list[RouterPass | TrunkPass]:
-    """The passes over a pass's layer groups: `groups`, or the fewest that fit, but at least `begun`.
+    slots: Slots,
+    host_memory: int | None = None,
+    tokens: int | None = None,
+) -> Room:
+    """The memory for a pass's hidden states.
 
     Args:
-        free: free memory.
-        slots: shards computed at a time, each with its own model.
-        shared: whether all slots and the journal share the host's memory; otherwise each slot has its own.
+        host_memory: bytes of hidden states in all processes; default: half of the memory that nothing else needs.
+        tokens: of the text, if they may be fewer than those of a full shard.
 
     Raises:
-        MoergeError: they don't fit, or there are fewer layers than groups; names the options to change.
+        MoergeError: it doesn't fit; names the options to change.
     """
-    config = read_config(work.expert)
-    own = _need(work, config, settings)
-    layers: int = config.num_hidden_layers
-    for number in range(min(begun, layers), layers + 1) if groups is None else [groups]:
-        passes = in_groups(work, layers, number)
-        if _fits(replace(own, sums=_sums(passes[-1], config)), free, slots, shared=shared):
-            return passes
-    raise too_large("not enough memory", passes[-1], settings, slots, free)
-
-
-def _fits(own: Need, free: Free, slots: int, *, shared: bool) -> bool:
-    host = own.journal + (own.total * slots if shared else 0)
-    return (free.host is None or host <= free.host) and (shared or free.slot is None or own.total <= free.slot)
+    own, on_gpu = need(work, settings), work.device == "cuda"
+    least = own.least if tokens is None else min(own.least, own.token * tokens)
+    taken = own.journal + (slots.processes * own.host(slots.threads, on_gpu=on_gpu) if slots.here else 0)
+    left = None if free.host is None else free.host - taken
+    total = host_memory
+    if total is None:
+        total = _UNKNOWN if left is None else int(_STATES_SHARE * left)
+    fits = free.device is None or own.device(slots.threads) <= free.device
+    if not fits or total < slots.processes * least or (left is not None and slots.here and total > left):
+        raise too_large("not enough memory", work, settings, slots, free, host_memory, least)
+    return Room(own, total // slots.processes)
 
 
 def too_large(
-    found: str, work: RouterPass | TrunkPass, settings: StatisticsSettings, slots: int, free: Free | None = None
+    found: str,
+    work: Pass,
+    settings: StatisticsSettings,
+    slots: Slots,
+    free: Free | None = None,
+    host_memory: int | None = None,
+    least: int | None = None,
 ) -> MoergeError:
     """The error of a pass that doesn't fit: the memory needed, the memory found, and the settings to change."""
-    config, gpu = read_config(work.expert), work.device == "cuda"
-    own = _need(work, config, settings)
+    on_gpu, own = work.device == "cuda", need(work, settings)
     if free is None:
         free = Free(free_bytes("cpu"), None)
+    least = own.least if least is None else least
+    place = "GPU" if on_gpu else "host"
+    device, host = own.device(slots.threads), own.host(slots.threads, on_gpu=on_gpu) + least
+    each = f"two layers {decimal(own.weights)}, sums {decimal(own.sums)}, a micro-batch {decimal(own.batch)}"
+    asked = f"each of {slots.processes} slots needs {decimal(device)} of {place} memory ({each})"
+    asked += f" and {decimal(least)} of host memory for the hidden states of a shard"
+    asked += f"; all need {decimal(slots.processes * host + own.journal)} of host memory"
     here = "" if free.host is None else f"this machine has {decimal(free.host)}"
-    there = "" if free.slot is None or not gpu else f"the GPU {decimal(free.slot)}"
-    asked = f"each of {slots} slots needs at least {own}, the journal {decimal(own.journal)}"
+    there = "" if free.device is None else f"the GPU {decimal(free.device)}"
+    chosen = "" if host_memory is None else f"--host-memory is {decimal(host_memory)}"
     ways = []
-    every = config.num_hidden_layers
-    layers = every if work.layers is None else len(work.layers)
-    if layers > 1:
-        ways.append(f"--layer-groups {-(-every // (layers // 2))}")
-    if slots > 1 and not gpu:
-        ways.append(f"--slots {slots // 2}")
+    if host_memory is not None:
+        ways.append(f"--host-memory {decimal(slots.processes * least).replace(' ', '')} or more")
+    if slots.processes > 1:
+        ways.append(f"--slots {slots.processes // 2}")
     if settings.precision == "float32":
         ways.append("--precision bfloat16")
     if settings.batch_tokens > settings.context:
         ways.append(f"--batch-tokens {max(settings.context, settings.batch_tokens // 4)}")
     if settings.context > 1:
         ways.append("a smaller --context")
-    ways.append("--device cpu, or a larger GPU" if gpu else "--device cuda on a GPU with more memory")
-    what = "; ".join(filter(None, (found, asked, here, there)))
+    ways.append("--device cpu, or a larger GPU" if on_gpu else "a machine with more memory, or --device cuda")
+    what = "; ".join(filter(None, (found, asked, here, there, chosen)))
     return MoergeError(what, where="memory", todo=f"change one of these: {', '.join(ways)}")
 
 

@@ -15,12 +15,11 @@ PACKED = "moerge_packed"
 """This attention's name in transformers."""
 
 
-def packed_inputs(batch: Batch) -> dict[str, Any]:
-    """A batch as one row, with the decoder's arguments for the documents' starts: [1, n], [1, n], [B + 1]."""
+def packed_positions(batch: Batch) -> dict[str, Any]:
+    """The decoder's arguments for a batch as one row of n tokens: positions [1, n], and documents' starts [B + 1]."""
     ends = batch.lengths.cumsum(dim=0)
     positions = torch.arange(int(ends[-1])) - torch.repeat_interleave(ends - batch.lengths, batch.lengths)
     return {
-        "input_ids": batch.input_ids[batch.real][None],
         "position_ids": positions[None],
         "cu_seq_lens_q": torch.cat([torch.zeros(1, dtype=torch.int32), ends.to(torch.int32)]),
         "max_length_q": int(batch.lengths.max()),

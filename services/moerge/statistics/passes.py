@@ -1,34 +1,43 @@
 """The two passes over an owner's documents, as data that is sent to their processes."""
 
-from collections.abc import Callable, Iterable, Sequence
-from copy import deepcopy
-from dataclasses import dataclass, replace
-from itertools import pairwise
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-from transformers import PreTrainedModel
+from torch import Tensor
 
-from moerge.errors import MoergeError
-from moerge.models.batches import Batch
-from moerge.models.bounds import input_gain_names
+from moerge.models.bounds import feature_gains, input_gain_names
 from moerge.models.config import read_config
-from moerge.models.dense import domain_model, expert_model, place
+from moerge.models.dense import DenseWeights, domain_weights, expert_weights
 from moerge.models.families import family_of
 from moerge.models.reader import Checkpoint
-from moerge.statistics.accumulate import ShardSums, shard_sums, trunk_shard_sums
-from moerge.statistics.packed_attention import PACKED
+from moerge_proto.statistics_file import trunk_gram_names
 
-Compute = Callable[[Iterable[Batch], int], ShardSums]
-"""(micro-batches of a shard, documents in it) -> its sums."""
+
+@dataclass(frozen=True)
+class Input:
+    """A module's input, of which a gram is summed.
+
+    Attributes:
+        module: the dense module; None: the head, which reads the final norm's output.
+        gram: name of the gram in the statistics file.
+        exponent: fractional bits of the sums.
+        gains: [size] of the norm before the module, by which the input is divided; None: it isn't.
+        cross: name of the sum of the inputs in the file; None: it isn't needed.
+    """
+
+    module: str | None
+    gram: str
+    exponent: int
+    gains: Tensor | None
+    cross: str | None = None
 
 
 @dataclass(frozen=True)
 class RouterPass:
     """Features' grams and sums under a trunk, with the domain's own MLPs.
 
-    `precision` is the model's dtype; `device` is a torch device; `layers` are the consecutive layers to sum, by
-    default all.
+    `precision` is the model's dtype; `device` is a torch device.
     """
 
     expert: Path
@@ -36,20 +45,16 @@ class RouterPass:
     exponents: Sequence[int]
     precision: str = "float32"
     device: str = "cpu"
-    layers: range | None = None
 
-    def load(self) -> Compute:
-        return self.loaded(1)[0]
+    def weights(self) -> DenseWeights:
+        return domain_weights(self.expert, self.trunk)
 
-    def loaded(self, copies: int) -> list[Compute]:
-        """The pass for each of several threads; they share one model's weights."""
-        model, gains = domain_model(self.expert, self.trunk, getattr(torch, self.precision))
-        _place(model, self.device)
-
-        def compute(model: PreTrainedModel) -> Compute:
-            return lambda batches, documents: shard_sums(model, gains, self.exponents, batches, documents, self.layers)
-
-        return [compute(each) for each in _shared(model, copies)]
+    def inputs(self) -> list[list[Input]]:
+        """Of each layer, in the order of their computation and of the file."""
+        config = read_config(self.expert)
+        gains = feature_gains(Checkpoint(self.trunk), family_of(config), config)
+        parts = ((f"layers.{layer}", bits, gains[layer]) for layer, bits in enumerate(self.exponents))
+        return [[Input(f"model.{at}.mlp", f"{at}.gram", bits, own, f"{at}.cross")] for at, bits, own in parts]
 
 
 @dataclass(frozen=True)
@@ -60,63 +65,19 @@ class TrunkPass:
     exponents: Sequence[int]
     precision: str = "float32"
     device: str = "cpu"
-    layers: range | None = None
 
-    def load(self) -> Compute:
-        return self.loaded(1)[0]
+    def weights(self) -> DenseWeights:
+        return expert_weights(self.expert)
 
-    def loaded(self, copies: int) -> list[Compute]:
-        """As in `RouterPass`."""
+    def inputs(self) -> list[list[Input]]:
+        """As in `RouterPass`; the head's belongs to the last layer."""
         config, own = read_config(self.expert), Checkpoint(self.expert)
-        family = family_of(config)
+        family, layers = family_of(config), config.num_hidden_layers
+        patterns = family.attention.inputs[0], family.attention.output
+        modules = [pattern.format(layer=layer) for layer in range(layers) for pattern in patterns]
         gains = [None if name is None else own.tensor(name) for name in input_gain_names(family, config)]
-        model = expert_model(self.expert, getattr(torch, self.precision))
-        _place(model, self.device)
-
-        def compute(model: PreTrainedModel) -> Compute:
-            return lambda batches, documents: trunk_shard_sums(
-                model, family, gains, self.exponents, batches, documents, self.layers
-            )
-
-        return [compute(each) for each in _shared(model, copies)]
+        every = list(map(Input, [*modules, None], trunk_gram_names(layers), self.exponents, gains))
+        return [every[2 * layer : None if layer == layers - 1 else 2 * layer + 2] for layer in range(layers)]
 
 
-def _shared(model: PreTrainedModel, copies: int) -> list[PreTrainedModel]:
-    """The model and copies that share its tensors, because hooks belong to a module."""
-    tensors = [*model.parameters(), *model.buffers()]
-    return [model, *(deepcopy(model, {id(tensor): tensor for tensor in tensors}) for _ in range(copies - 1))]
-
-
-def _place(model: PreTrainedModel, device: str) -> None:
-    """Moves the model to its device; on a GPU, in bfloat16, it reads documents without padding."""
-    place(model, device)
-    if device == "cuda" and model.dtype is torch.bfloat16:
-        model.set_attn_implementation(PACKED)
-
-
-def in_groups(work: RouterPass | TrunkPass, layers: int, groups: int) -> list[RouterPass | TrunkPass]:
-    """The pass split into groups of consecutive layers, in order; the last needs the most memory.
-
-    Raises:
-        MoergeError: there are fewer layers.
-    """
-    if groups > layers:
-        found = f"{groups} groups for {layers} layers"
-        raise MoergeError(found, where="--layer-groups", todo=f"choose at most {layers}")
-    if groups == 1:
-        return [work]
-    ends = [layers * number // groups for number in range(groups + 1)]
-    return [replace(work, layers=range(start, stop)) for start, stop in pairwise(ends)]
-
-
-def described(passes: Sequence[RouterPass | TrunkPass]) -> str:
-    """The layer groups of passes, such as "2 layer groups: 0-15, 16-31"."""
-    groups = [each.layers for each in passes if each.layers is not None]
-    if not groups:
-        return "1 layer group"
-    return f"{len(groups)} layer groups: {', '.join(map(named, groups))}"
-
-
-def named(layers: range) -> str:
-    """The first and the last layer, such as "16-31"."""
-    return f"{layers[0]}-{layers[-1]}" if len(layers) > 1 else str(layers[0])
+Pass = RouterPass | TrunkPass

@@ -3,49 +3,65 @@
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any, Literal, Protocol
 
 import ray
 from ray.exceptions import RayError, RayTaskError
 
 from moerge.documents.shards import Shard
 from moerge.errors import MoergeError
-from moerge.models.batches import batches
 from moerge.models.tokens import Tokens
+from moerge.statistics import memory
 from moerge.statistics.accumulate import ShardSums
 from moerge.statistics.memory import is_out_of_memory, too_large
-from moerge.statistics.passes import RouterPass, TrunkPass
+from moerge.statistics.passes import Pass
+from moerge.statistics.streamed import Streamed
+from moerge.statistics.windows import ComputeWindows, Done, Window
 from moerge_proto.statistics_file import StatisticsSettings
 from moerge_workers.computing.cluster import cluster
-from moerge_workers.computing.pending import ComputeShards
 from moerge_workers.settings import Settings
 from moerge_workers.watching.events import Events
 
-_WAITING_PER_SLOT = 2
-_DEATHS = 4  # in a row, of an actor and its replacements, before one finishes a shard
+_DEATHS = 4  # in a row, of an actor and its replacements, before one finishes a layer
 _LOOK_SECONDS = 2.0
 _TELL_SECONDS = 60.0
 
 
 class Slot:
-    """Computes shards, one at a time. It has no state: each shard's sums are returned."""
+    """Computes windows, one at a time, layer by layer. Each layer's sums are returned.
 
-    def __init__(self, work: RouterPass | TrunkPass, batch_tokens: int) -> None:
-        import torch
+    If it dies, another one begins the window again, from its saved hidden states if there are any.
+    """
 
-        torch.set_num_threads(1)  # another number gives other integers
-        self._compute, self._batch_tokens = work.load(), batch_tokens
-        self._device = work.device
+    def __init__(self, work: Pass, batch_tokens: int) -> None:
+        self._streamed, self._device = Streamed(work, batch_tokens), work.device
 
     def place(self) -> tuple[str, str]:
         """(device, host) of the actor."""
         gpus = ray.get_gpu_ids() if self._device == "cuda" else []
         return ":".join([self._device, *map(str, gpus)]), socket.gethostname()
 
-    def sums(self, shard: Shard) -> ShardSums:
-        return self._compute(batches(shard.rows, self._batch_tokens), shard.documents)
+    def pace(self, shard: Shard) -> float:
+        """The seconds of a token, measured with one layer of a shard."""
+        return self._streamed.pace(shard)
+
+    def begin(self, shards: Sequence[Shard], states: Path) -> int:
+        """Starts a window; `states` is the file of its hidden states, if it exists. Returns the next layer."""
+        return self._streamed.begin(shards, states if states.is_file() else None)
+
+    def sums(self, wanted: frozenset[str]) -> ShardSums | None:
+        """Computes the next layer; returns its sums over the wanted shards."""
+        return self._streamed.sums(wanted)
+
+    def save(self, states: Path, work: str) -> float:
+        """Saves the hidden states, if the file's folder is on this node; returns the seconds that it took."""
+        begun = time.monotonic()
+        if states.parent.is_dir():
+            self._streamed.save(states, work)
+        return time.monotonic() - begun
 
 
 class ActorEvents(Protocol):
@@ -66,7 +82,7 @@ class _Ignored:
 
 @dataclass(frozen=True)
 class Slots:
-    """The actors that compute shards, here or on the owner's own cluster.
+    """The actors that compute windows, here or on the owner's own cluster.
 
     Attributes:
         address: the cluster's; None starts a local one, with a CPU per slot.
@@ -82,32 +98,37 @@ class Slots:
     say: Callable[[str], None]
     events: ActorEvents = field(default_factory=_Ignored)
 
-    def compute(self, work: RouterPass | TrunkPass, shards: Iterable[Shard]) -> Iterator[tuple[Shard, ShardSums]]:
-        """Every shard with its sums by a pass, in any order; a few per slot are in memory at a time.
+    def compute(self, work: Pass, windows: Iterable[Window]) -> Iterator[Done]:
+        """Every layer of each window, in any order of windows; one window per slot is in memory at a time.
 
-        Each actor first computes one micro-batch of the largest shape. Other actors compute the shards of a dead actor
-        or node again. A lost Ray is started again.
+        Each actor first computes one micro-batch of the largest shape. Other actors compute the windows of a dead actor
+        or node again, without the layers that were yielded. A lost Ray is started again.
 
         Raises:
             MoergeError: the model doesn't fit, actors die repeatedly, or the cluster doesn't exist.
         """
-        source, more, again = iter(shards), True, deque[Shard]()
+        source, more, again = iter(windows), True, deque[Window]()
         with cluster(self.address, self.slots) as connect:
             pool = _Pool(self, work, again, connect)
             while True:
                 while pool.free and (more or again):
-                    shard = again.popleft() if again else next(source, None)
-                    if shard is None:
+                    window = again.popleft() if again else next(source, None)
+                    if window is None:
                         more = False
                     else:
-                        pool.give(shard)
+                        pool.give(window)
                 if not (more or again or pool.running):
                     return
-                if (done := pool.next()) is not None:
-                    yield done
+                if (done := pool.next()) is None:
+                    continue
+                yield done
+                pool.kept(done)
 
-    def probe(self, work: RouterPass | TrunkPass) -> None:
-        """Start Ray and all actors; each computes one micro-batch of the largest shape, sums included.
+    def probe(self, work: Pass) -> float:
+        """Start Ray and all actors; each computes one layer of a micro-batch of the largest shape, sums included.
+
+        Returns:
+            Tokens per second of all together, through all layers.
 
         Raises:
             MoergeError: as in `compute`.
@@ -116,10 +137,11 @@ class Slots:
             pool = _Pool(self, work, deque(), connect)
             while pool.starting:
                 pool.next()
+            return sum(1 / seconds for seconds in pool.paces.values())
 
 
-def on_ray(settings: Settings, events: Events) -> ComputeShards:
-    """The function that computes a worker's shards on Ray actors, by its settings."""
+def on_ray(settings: Settings, events: Events) -> ComputeWindows:
+    """The function that computes a worker's windows on Ray actors, by its settings."""
     return Slots(settings.ray_address, settings.slots, settings.statistics, events.say, events).compute
 
 
@@ -129,35 +151,47 @@ def _alive() -> bool:
 
 
 class _Actor:
-    """An actor in a slot; `deaths`: of its predecessors, since the slot last finished a shard."""
+    """An actor in a slot; `deaths`: of its predecessors, since the slot last finished a layer."""
 
     def __init__(self, handle: Any, slot: int, deaths: int) -> None:
-        self.handle, self.slot, self.deaths = handle, slot, deaths
+        self.handle, self.slot, self.deaths, self.layer = handle, slot, deaths, 0
+
+
+Call = Literal["pace", "begin", "sums", "save"]
+"""A method of `Slot`."""
 
 
 class _Pool:
     """The actors of one cluster.
 
     Attributes:
-        free: actors that can take a shard, once per shard.
-        starting: actors still in their probe.
-        running: shards in computation.
+        free: actors that can take a window.
+        starting: number of actors still in their probe.
+        running: windows in computation.
+        paces: seconds of a token, by slot.
     """
 
-    def __init__(
-        self, how: Slots, work: RouterPass | TrunkPass, again: deque[Shard], connect: Callable[[], None]
-    ) -> None:
+    def __init__(self, how: Slots, work: Pass, again: deque[Window], connect: Callable[[], None]) -> None:
         self._how, self._work, self._again, self._connect = how, work, again, connect
-        self.running: dict[Any, tuple[_Actor, Shard]] = {}
         self._restarts, self._told = 0, time.monotonic()
+        self.paces: dict[int, float] = {}
+        self._saving: _Actor | None = None  # once the sums of its last layer are kept
         self._begin()
 
     def _begin(self) -> None:
         self.free: deque[_Actor] = deque()
-        self.starting: dict[Any, _Actor] = {}
+        self._calls: dict[Any, tuple[_Actor, Call, Window | None]] = {}
         self._living: set[_Actor] = set()
         for slot in range(self._how.slots):
             self._start(slot, 0)
+
+    @property
+    def starting(self) -> int:
+        return sum(window is None for _, _, window in self._calls.values())
+
+    @property
+    def running(self) -> list[Window]:
+        return [window for _, _, window in self._calls.values() if window is not None]
 
     def _start(self, slot: int, deaths: int) -> None:
         how = self._how
@@ -165,40 +199,72 @@ class _Pool:
         kind: Any = ray.remote(num_cpus=1, num_gpus=gpus, max_restarts=0, max_task_retries=0)(Slot)
         actor = _Actor(kind.remote(self._work, how.statistics.batch_tokens), slot, deaths)
         self._living.add(actor)
-        self.starting[actor.handle.sums.remote(_largest(how.statistics))] = actor
+        self._call(actor, "pace", None, largest(how.statistics))
 
-    def give(self, shard: Shard) -> None:
-        actor = self.free.popleft()
-        self.running[actor.handle.sums.remote(shard)] = actor, shard
+    def _call(self, actor: _Actor, call: Call, window: Window | None, *given: object) -> None:
+        self._calls[getattr(actor.handle, call).remote(*given)] = actor, call, window
 
-    def next(self) -> tuple[Shard, ShardSums] | None:
-        """A finished shard; None after another event or a timeout."""
-        done, _ = ray.wait([*self.starting, *self.running], num_returns=1, timeout=_LOOK_SECONDS)
+    def _next_layer(self, actor: _Actor, window: Window) -> None:
+        self._call(actor, "sums", window, window.wanted[actor.layer])
+
+    def give(self, window: Window) -> None:
+        """Gives a window to a free actor."""
+        self._call(self.free.popleft(), "begin", window, window.shards, window.states)
+
+    def next(self) -> Done | None:
+        """A finished layer of a window, whose next one may already be in computation; None after another event."""
+        done, _ = ray.wait(list(self._calls), num_returns=1, timeout=_LOOK_SECONDS)
         if not done:
             self._look()
             return None
-        started = self.starting.pop(done[0], None)
-        actor, shard = (started, None) if started is not None else self.running.pop(done[0])
+        actor, call, window = self._calls.pop(done[0])
         try:
-            sums: ShardSums = ray.get(done[0])
-            if shard is None:
+            result = ray.get(done[0])
+            if window is None:
                 self._ready(actor)
         except RayTaskError as error:
             raise self._failure(error) from error
         except RayError as error:
-            if shard is not None:
-                self._again.append(shard)
+            if window is not None:
+                self._again.append(window)
             self._replace(actor, error)
             return None
         self._told = time.monotonic()
-        if actor in self._living:
-            self.free += [actor] * (1 if shard is not None else _WAITING_PER_SLOT)
-        if shard is None:
+        if window is None:
+            self.paces[actor.slot] = result
+            self.free.append(actor)
             return None
-        actor.deaths = self._restarts = 0
-        if actor in self._living:
-            self._how.events.finished(actor.slot, shard.tokens)
-        return shard, sums
+        if call == "sums":
+            return self._summed(actor, window, result)
+        if call == "begin":
+            actor.layer = result
+        else:
+            window.note_saved(result)
+        self._next_layer(actor, window)
+        return None
+
+    def _summed(self, actor: _Actor, window: Window, sums: ShardSums | None) -> Done:
+        done = Done(window, actor.layer, sums)
+        actor.deaths, actor.layer, self._restarts = 0, actor.layer + 1, 0
+        share = [done.tokens * layer // window.layers for layer in (done.layer, actor.layer)]
+        self._how.events.finished(actor.slot, share[1] - share[0])
+        if actor.layer == window.layers:
+            self.free.append(actor)
+        elif window.should_save:
+            self._saving = actor
+        else:
+            self._next_layer(actor, window)
+        return done
+
+    def kept(self, done: Done) -> None:
+        """The caller has kept the sums of a layer."""
+        window = done.window
+        window.wanted[done.layer] = frozenset()
+        if done.layer + 1 == window.layers:
+            window.states.unlink(missing_ok=True)
+        elif self._saving is not None:
+            self._call(self._saving, "save", window, window.states, window.work)
+            self._saving = None
 
     def _ready(self, actor: _Actor) -> None:
         device, host = ray.get(actor.handle.place.remote())
@@ -211,7 +277,7 @@ class _Pool:
         return self._too_large(str(cause)) if is_out_of_memory(cause) else error
 
     def _too_large(self, found: str) -> MoergeError:
-        return too_large(found, self._work, self._how.statistics, self._how.slots)
+        return too_large(found, self._work, self._how.statistics, memory.Slots(self._how.slots))
 
     def _replace(self, actor: _Actor, error: RayError) -> None:
         """Replace a lost actor, or restart if all of Ray is lost."""
@@ -227,8 +293,8 @@ class _Pool:
             self._restart()
             return
         if actor.deaths + 1 >= _DEATHS:
-            raise self._too_large(f"{_DEATHS} Ray actors in a row were killed before one finished a shard") from error
-        self._how.say("a Ray actor was lost; a new one computes its shards again")
+            raise self._too_large(f"{_DEATHS} Ray actors in a row were killed before one finished a layer") from error
+        self._how.say("a Ray actor was lost; a new one goes on with its window")
         self._start(actor.slot, actor.deaths + 1)
 
     def _look(self) -> None:
@@ -237,22 +303,22 @@ class _Pool:
         elif time.monotonic() - self._told >= _TELL_SECONDS and self.starting:
             self._told = time.monotonic()
             slots, cpus = self._how.slots, ray.available_resources().get("CPU", 0)  # type: ignore[no-untyped-call]
-            self._how.say(f"{len(self.starting)} of {slots} Ray actors are still starting; Ray has {cpus:g} free CPUs")
+            self._how.say(f"{self.starting} of {slots} Ray actors are still starting; Ray has {cpus:g} free CPUs")
 
     def _restart(self) -> None:
         self._restarts += 1
         if self._restarts >= _DEATHS:
-            raise self._too_large(f"Ray died {_DEATHS} times in a row before it finished a shard")
-        self._how.say("Ray was lost; starting it again, and computing the unfinished shards again")
+            raise self._too_large(f"Ray died {_DEATHS} times in a row before it finished a layer")
+        self._how.say("Ray was lost; starting it again, and going on with the unfinished windows")
         for actor in self._living:
             self._how.events.lost(actor.slot)
-        self._again.extend(shard for _, shard in self.running.values())
-        self.running.clear()
+        self._again.extend(self.running)
         ray.shutdown()
         self._connect()
         self._begin()
 
 
-def _largest(settings: StatisticsSettings) -> Shard:
+def largest(settings: StatisticsSettings) -> Shard:
+    """A shard of one micro-batch of the largest shape."""
     rows = max(1, settings.batch_tokens // settings.context)
     return Shard("largest", [Tokens([0] * settings.context)] * rows, rows)

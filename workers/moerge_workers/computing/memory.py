@@ -3,17 +3,15 @@
 import torch
 
 from moerge.errors import MoergeError
-from moerge.statistics.memory import Free, free_bytes, layer_groups
-from moerge.statistics.passes import RouterPass, TrunkPass
+from moerge.statistics.memory import Free, Room, Slots, free_bytes, room_for
+from moerge.statistics.passes import Pass
 from moerge_workers.settings import Settings
 
 
 def free_memory(settings: Settings) -> Free:
     """The free memory of this machine, not of an existing cluster's nodes."""
-    host = free_bytes("cpu")
-    if settings.ray_address is not None:
-        return Free(host, None)
-    return Free(host, host if settings.device == "cpu" else free_bytes(settings.device))
+    here = settings.ray_address is None and settings.device == "cuda"
+    return Free(free_bytes("cpu"), free_bytes("cuda") if here else None)
 
 
 def require_gpus(settings: Settings) -> None:
@@ -32,20 +30,11 @@ def require_gpus(settings: Settings) -> None:
     raise MoergeError(found, where="--device", todo=todo)
 
 
-def that_fit(
-    work: RouterPass | TrunkPass, settings: Settings, free: Free, begun: int = 1
-) -> list[RouterPass | TrunkPass]:
-    """The passes over the layer groups: the settings' number, or the fewest that fit, but at least `begun`.
+def room_of(work: Pass, settings: Settings, free: Free) -> Room:
+    """The memory for a pass's hidden states in each slot.
 
     Raises:
-        MoergeError: they don't fit, or there are fewer layers; names the setting to change.
+        MoergeError: it doesn't fit; names the setting to change.
     """
-    return layer_groups(
-        work,
-        settings.statistics,
-        free,
-        settings.slots,
-        shared=settings.ray_address is None and settings.device == "cpu",
-        groups=settings.layer_groups,
-        begun=begun,
-    )
+    slots = Slots(settings.slots, here=settings.ray_address is None)
+    return room_for(work, settings.statistics, free, slots, settings.host_memory)

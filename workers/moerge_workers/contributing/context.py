@@ -10,10 +10,11 @@ import transformers
 from moerge import __version__
 from moerge.client.client import Client
 from moerge.models.expert_folder import DenseExpert
-from moerge.statistics.passes import RouterPass, TrunkPass
+from moerge.statistics.passes import Pass
+from moerge.statistics.windows import ComputeWindows
 from moerge_proto.digests import digest_of
 from moerge_proto.statistics_file import Manifest
-from moerge_workers.computing.pending import ComputeShards, PendingStatistics
+from moerge_workers.computing.pending import PendingStatistics
 from moerge_workers.data.splits import Data
 from moerge_workers.leaving.ledger import Ledger
 from moerge_workers.leaving.outbox import Outbox
@@ -49,7 +50,7 @@ class Context:
     data: Data
     events: Events
     expert: DenseExpert
-    compute: ComputeShards
+    compute: ComputeWindows
 
     def is_replaced(self, trunk: str) -> bool:
         """Tell whether a trunk is no longer the current one."""
@@ -61,6 +62,6 @@ class Context:
         fields = blank.model_dump(include={"kind", "owner", "expert", "domain", "trunk", "split"})
         return self.settings.home / "contributions" / f"{digest_of(fields)}.sqlite"
 
-    def pending(self, blank: Manifest, work: RouterPass | TrunkPass, ledger: Ledger) -> PendingStatistics:
+    def pending(self, blank: Manifest, work: Pass, ledger: Ledger) -> PendingStatistics:
         """The statistics of documents that are not in the ledger."""
         return PendingStatistics(self.settings, self.data, self.events, self.compute, blank, work, ledger)

@@ -22,7 +22,15 @@ class _Bytes:
         self.read += n
 
 
-def read_first(settings: Settings, data: Data, hidden_size: int) -> str:
+@dataclass(frozen=True)
+class First:
+    """A summary of the data, and about the number of its tokens for statistics."""
+
+    said: str
+    tokens: int
+
+
+def read_first(settings: Settings, data: Data, hidden_size: int) -> First:
     """A summary of the data: counts of the first documents, and an estimate of the whole from the files' sizes.
 
     Raises:
@@ -51,7 +59,7 @@ def read_first(settings: Settings, data: Data, hidden_size: int) -> str:
         read += f"; in all about {splits.total() / share:,.0f} documents, {tokens.total() / share:,.0f} tokens"
     if tokens.total() / share < least:
         read += f"; this is less than a shard of {least:,} tokens, so the sums reveal more of single documents"
-    return read
+    return First(read, round(tokens["statistics"] / share))
 
 
 def too_little(why: str) -> MoergeError:

@@ -6,19 +6,20 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from moerge.documents.reader import texts_of
 from moerge.documents.shards import plan
-from moerge.models.batches import batches
-from moerge.models.dense import domain_model
-from moerge.models.tokens import Tokens, all_counted
-from moerge.statistics.accumulate import ShardSums, shard_sums
+from moerge.models.dense import domain_model, empty_model
+from moerge.models.tokens import Tokens
+from moerge.statistics import streamed
+from moerge.statistics.accumulate import ShardSums
 from moerge.statistics.integers import to_floats, unpack
 from moerge.statistics.packed_attention import PACKED
 from moerge.statistics.passes import TrunkPass
 from moerge_proto.statistics_file import StatisticsSettings
 from support.models import expert, texts, tokenizer
+from support.passes import own_pass, sums_of
 
 
 def rows_of(folder: Path, settings: StatisticsSettings, hidden_size: int) -> tuple[list[Tokens], int]:
@@ -68,7 +69,7 @@ def test_statistics_equal_the_textbook(
     assert gains.std() > 0.1  # gains of 1 would test nothing
     plan_settings = StatisticsSettings(tokens_per_document=tokens_per_document, context=64, batch_tokens=512)
     rows, documents_seen = rows_of(tmp_path, plan_settings, gains.shape[1])
-    sums = shard_sums(model, gains, [16] * len(gains), batches(rows, 512), documents_seen)
+    sums = sums_of(own_pass(folder, len(gains)), rows, 512, documents_seen)
     assert documents_seen == 40
     assert sums.tokens == sum(map(len, rows))
     if tokens_per_document is not None:
@@ -76,8 +77,10 @@ def test_statistics_equal_the_textbook(
     require_equal(sums, *textbook(model, gains, rows))
 
 
-@pytest.mark.parametrize("attention", ["sdpa", PACKED])
-def test_what_is_read_but_does_not_count_is_in_no_sum(tmp_path: Path, attention: str) -> None:
+@pytest.mark.parametrize("packed", [False, True])
+def test_what_is_read_but_does_not_count_is_in_no_sum(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, packed: bool
+) -> None:
     """In a conversation of which the assistant's turns count; padded, and end to end as on a GPU."""
     folder = expert(tmp_path / "expert", seed=1)
     model, gains = domain_model(folder, folder / "model.safetensors")
@@ -90,12 +93,20 @@ def test_what_is_read_but_does_not_count_is_in_no_sum(tmp_path: Path, attention:
         for length in (3, 40, 17, 25)
     ]
     expected = textbook(model, gains, rows)
-    model.set_attn_implementation(attention)
-    sums = shard_sums(model, gains, [16] * len(gains), batches(rows, 90), len(rows))
+    if packed:
+        monkeypatch.setattr(streamed, "empty_model", end_to_end)
+    sums = sums_of(own_pass(folder, len(gains)), rows, 90)
     assert sums.tokens == sum(sum(row.mask) for row in rows)
     require_equal(sums, *expected)
-    counts = TrunkPass(folder, [16] * 7).load()(batches(rows, 90), len(rows)).arrays["token_counts"]
+    counts = sums_of(TrunkPass(folder, [16] * 7), rows, 90).arrays["token_counts"]
     assert counts.tolist() == [sum(row.signed.count(id_) for row in rows) for id_ in range(len(counts))]
+
+
+def end_to_end(config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
+    """A model that reads documents without padding, as on a GPU in bfloat16."""
+    model = empty_model(config, dtype)
+    model.set_attn_implementation(PACKED)
+    return model
 
 
 def require_equal(sums: ShardSums, grams: list[Tensor], crosses: list[Tensor]) -> None:
@@ -113,8 +124,8 @@ def test_a_zero_gain_gives_a_zero_feature(tmp_path: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     with torch.no_grad():
         model.model.layers[1].post_attention_layernorm.weight[7] = 0
-    gains = torch.stack([layer.post_attention_layernorm.weight.detach() for layer in model.model.layers])
-    sums = shard_sums(model, gains, [16] * 3, batches([Tokens([1, 2, 3, 4])], 64), 1)
+    model.save_pretrained(folder)
+    sums = sums_of(own_pass(folder, 3), [[1, 2, 3, 4]])
     square = unpack(to_floats(sums.arrays["layers.1.gram"], 16), 32)
     assert not square[7].any()
     assert sums.arrays["layers.1.cross"][7] == 0
@@ -123,22 +134,10 @@ def test_a_zero_gain_gives_a_zero_feature(tmp_path: Path) -> None:
 
 def test_padding_is_never_counted(tmp_path: Path) -> None:
     folder = expert(tmp_path / "expert", seed=1)
-    model, gains = domain_model(folder, folder / "model.safetensors")
-    rows = all_counted([[5] * 3, [6] * 17, [7]])
-    together = shard_sums(model, gains, [16] * 3, batches(rows, 10_000), 3)
-    one_by_one = [shard_sums(model, gains, [16] * 3, batches([row], 10_000), 1) for row in rows]
+    rows = [[5] * 3, [6] * 17, [7]]
+    together = sums_of(own_pass(folder, 3), rows)
+    one_by_one = [sums_of(own_pass(folder, 3), [row]) for row in rows]
     apart = one_by_one[0] + one_by_one[1] + one_by_one[2]
     assert together.tokens == apart.tokens == 21
     for name, array in together.arrays.items():
         np.testing.assert_allclose(array, apart.arrays[name], atol=64)  # of 2**16 a unit
-
-
-def test_the_pass_leaves_no_hook_and_skips_head_and_last_mlp(tmp_path: Path) -> None:
-    folder = expert(tmp_path / "expert", seed=1)
-    model, gains = domain_model(folder, folder / "model.safetensors")
-    called: list[str] = []
-    model.model.layers[2].mlp.register_forward_hook(lambda *seen: called.append("last MLP"))
-    model.lm_head.register_forward_hook(lambda *seen: called.append("head"))
-    shard_sums(model, gains, [16] * 3, batches([Tokens([1, 2])], 64), 1)
-    assert called == []
-    assert not any(layer.mlp._forward_pre_hooks for layer in model.model.layers)

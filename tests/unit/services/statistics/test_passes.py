@@ -1,5 +1,6 @@
 """Other devices, precisions and layouts of a pass give the sums of the plain one, within their rounding."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from moerge.documents.shards import Shard
 from moerge.models.batches import batches
 from moerge.models.bounds import feature_bounds, feature_exponents, input_exponents
 from moerge.models.config import read_config
@@ -18,10 +20,12 @@ from moerge.statistics.accumulate import ShardSums
 from moerge.statistics.features import visit_features, visit_trunk_inputs
 from moerge.statistics.integers import to_floats
 from moerge.statistics.packed_attention import PACKED
-from moerge.statistics.passes import RouterPass, TrunkPass
+from moerge.statistics.passes import Pass, RouterPass, TrunkPass
+from moerge.statistics.streamed import Streamed, saved
 from moerge.statistics.validate import validate
-from moerge_proto.statistics_file import StatisticsFile
+from moerge_proto.statistics_file import Int64, StatisticsFile
 from support.models import expert
+from support.passes import sums_of, whole_sums
 from support.statistics import LAYERS, manifest_of, written
 
 ROWS = [Tokens([(11 * row + 3 * column) % 256 for column in range(4 + 9 * row)]) for row in range(6)]
@@ -61,20 +65,11 @@ def require_alike(found: ShardSums, expected: ShardSums, exponents: list[int], t
         assert np.linalg.norm(left - right) < tolerance * np.linalg.norm(right), name
 
 
-def both_passes(
-    folder: Path, precision: str, device: str, layers: range | None = None
-) -> list[tuple[ShardSums, list[int]]]:
+def both_passes(folder: Path, precision: str = "float32", device: str = "cpu") -> list[Pass]:
     config, checkpoint = read_config(folder), Checkpoint(folder)
     family, weights = family_of(config), folder / "model.safetensors"
     router, trunk = feature_exponents(checkpoint, family, config), input_exponents(checkpoint, family, config)
-    computes = (
-        RouterPass(folder, weights, router, precision, device, layers).load(),
-        TrunkPass(folder, trunk, precision, device, layers).load(),
-    )
-    return [
-        (compute(batches(ROWS, 150), len(ROWS)), exponents)
-        for compute, exponents in zip(computes, (router, trunk), strict=True)
-    ]
+    return [RouterPass(folder, weights, router, precision, device), TrunkPass(folder, trunk, precision, device)]
 
 
 @pytest.mark.parametrize("family", sorted(FAMILIES))
@@ -90,31 +85,70 @@ def test_sums_agree_with_float32_on_the_processor(
     tmp_path: Path, family: str, precision: str, device: str, tolerance: float
 ) -> None:
     folder = expert(tmp_path / "expert", 1, family, num_hidden_layers=LAYERS, head_dim=16)
-    pairs = zip(both_passes(folder, precision, device), both_passes(folder, "float32", "cpu"), strict=True)
-    for (found, exponents), (expected, _) in pairs:
-        require_alike(found, expected, exponents, tolerance)
+    for work, plain in zip(both_passes(folder, precision, device), both_passes(folder), strict=True):
+        require_alike(sums_of(work, ROWS, 150), sums_of(plain, ROWS, 150), list(work.exponents), tolerance)
 
 
-@pytest.mark.parametrize("family", sorted(FAMILIES))
+@pytest.mark.parametrize(("family", "settings"), KINDS)
 @pytest.mark.parametrize(
     ("precision", "device"),
     [
         ("float32", "cpu"),
+        ("bfloat16", "cpu"),
         pytest.param("float32", "cuda", marks=needs_gpu),
         pytest.param("bfloat16", "cuda", marks=needs_gpu),
     ],
 )
-def test_layers_that_are_summed_alone_have_the_integers_that_they_have_among_all(
-    tmp_path: Path, family: str, precision: str, device: str
+def test_streamed_layers_have_the_integers_of_a_pass_with_the_whole_model(
+    tmp_path: Path, family: str, settings: dict[str, object], precision: str, device: str
 ) -> None:
-    folder = expert(tmp_path / "expert", 1, family, num_hidden_layers=LAYERS, head_dim=16)
-    alone = [both_passes(folder, precision, device, range(layer, layer + 1)) for layer in range(LAYERS)]
-    for place, (sums, _) in enumerate(both_passes(folder, precision, device)):
-        found = {name: array for each in alone for name, array in each[place][0].arrays.items()}
-        assert list(found) == list(sums.arrays)
-        for name, array in sums.arrays.items():
-            np.testing.assert_array_equal(found[name], array, err_msg=name)
-        assert {(each[place][0].tokens, each[place][0].documents) for each in alone} == {(sums.tokens, sums.documents)}
+    folder = expert(tmp_path / "expert", 1, family, **settings)
+    for work in both_passes(folder, precision, device):
+        require_same(sums_of(work, ROWS, 150), whole_sums(work, ROWS, 150))
+
+
+def require_same(found: ShardSums, expected: ShardSums) -> None:
+    assert (list(found.arrays), found.tokens, found.documents) == (
+        list(expected.arrays),
+        expected.tokens,
+        expected.documents,
+    )
+    for name, array in expected.arrays.items():
+        np.testing.assert_array_equal(found.arrays[name], array, err_msg=name)
+
+
+@pytest.mark.parametrize("place", [0, 1], ids=["router", "trunk"])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_windows_threads_and_saved_hidden_states_change_no_integer(tmp_path: Path, place: int, threads: int) -> None:
+    work = both_passes(expert(tmp_path / "expert", 1, "qwen2"))[place]
+    shards = [Shard(str(number), ROWS[number::2], 3) for number in (0, 1)]
+    alone = [sums_of(work, shard.rows, 150) for shard in shards]
+    streamed, arrays = Streamed(work, 150, threads), dict[str, Int64]()
+    for layer in range(streamed.begin(shards), streamed.layers):
+        found = streamed.sums({"0", "1"})
+        assert found is not None
+        arrays |= found.arrays
+        if layer == 0:
+            streamed.save(tmp_path / "window.states", "work")
+            streamed = Streamed(work, 150, threads)
+            assert saved(tmp_path / "window.states", "other work") is None
+            one = saved(tmp_path / "window.states", "work")
+            assert one is not None
+            assert (one.shards, one.layer) == ({"0", "1"}, 1)
+            assert streamed.begin(shards, one.path) == 1
+    require_same(ShardSums(arrays, found.tokens, found.documents), alone[0] + alone[1])
+
+
+def test_layers_that_nobody_wants_are_passed_and_the_last_one_is_not_computed(tmp_path: Path) -> None:
+    router, _ = both_passes(expert(tmp_path / "expert", 1))
+    expected = sums_of(router, ROWS, 150)
+    streamed = Streamed(router, 150)
+    assert streamed.begin([Shard("one", ROWS, len(ROWS))]) == 0
+    assert streamed.sums(frozenset()) is None
+    found = streamed.sums({"one"})
+    assert found is not None
+    require_same(found, replace(expected, arrays={name: expected.arrays[name] for name in found.arrays}))
+    assert streamed.sums(frozenset()) is None
 
 
 def test_nothing_behind_the_last_layer_that_is_summed_is_computed(tmp_path: Path) -> None:
@@ -134,6 +168,7 @@ def test_nothing_behind_the_last_layer_that_is_summed_is_computed(tmp_path: Path
 def test_bfloat16_sums_pass_the_coordinator_s_checks(tmp_path: Path) -> None:
     folder = expert(tmp_path / "expert", 1, num_hidden_layers=LAYERS)
     config, checkpoint = read_config(folder), Checkpoint(folder)
-    [(sums, exponents), _] = both_passes(folder, "bfloat16", "cpu")
+    work, _ = both_passes(folder, "bfloat16")
+    sums = sums_of(work, ROWS, 150)
     with StatisticsFile(written(tmp_path / "file", manifest_of(sums, 1), sums)) as file:
-        assert validate(file, exponents, feature_bounds(checkpoint, family_of(config), config)) == []
+        assert validate(file, list(work.exponents), feature_bounds(checkpoint, family_of(config), config)) == []

@@ -9,14 +9,12 @@ import pytest
 import torch
 
 from moerge.errors import ContributionError
-from moerge.models.batches import batches
-from moerge.models.dense import domain_model
-from moerge.models.tokens import all_counted
-from moerge.statistics.accumulate import ShardSums, shard_sums
+from moerge.statistics.accumulate import ShardSums
 from moerge.statistics.integers import LIMIT
 from moerge.statistics.validate import validate
 from moerge_proto.statistics_file import StatisticsFile
 from support.models import expert
+from support.passes import own_pass, sums_of
 from support.statistics import LAYERS, honest_sums, manifest_of, shard_of, written
 
 
@@ -44,10 +42,8 @@ def test_few_kinds_of_tokens_very_often_pass_in_any_width(tmp_path: Path, hidden
 @pytest.mark.parametrize("family", ["llama", "mistral"])
 def test_real_models_pass_with_one_token_and_with_one_document_repeated(tmp_path: Path, family: str) -> None:
     folder = expert(tmp_path / "expert", seed=1, family=family, num_hidden_layers=LAYERS)
-    model, gains = domain_model(folder, folder / "model.safetensors")
-    bits = [16] * LAYERS
     for rows in ([[5]], [[5] * 60] * 40, [[1, 2, 3]] * 500):
-        sums = shard_sums(model, gains, bits, batches(all_counted(rows), 4096), len(rows))
+        sums = sums_of(own_pass(folder, LAYERS), rows, 4096)
         check(tmp_path / "file", sums)  # layer 0 may be under half of the trace: eps
         check(tmp_path / "file", reduce(add, [sums] * 7), shards=7)
 

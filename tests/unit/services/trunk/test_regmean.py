@@ -36,6 +36,7 @@ from moerge.trunk import regmean
 from moerge.trunk.regmean import EVENNESS, SHRINKAGE_TO_AVERAGE, ModuleGrams, head_alignment, row_shares, solved_plan
 from moerge_proto.statistics_file import StatisticsFile, trunk_gram_names
 from support.models import expert
+from support.passes import sums_of
 from support.versions import contributed_rows
 
 QUERY, VALUE, OUTPUT = (f"model.layers.1.self_attn.{name}_proj.weight" for name in "qvo")
@@ -45,7 +46,7 @@ NORM = "model.layers.1.input_layernorm.weight"
 def sums(folder: Path, rows: list[list[int]]) -> ShardSums:
     config = read_config(folder)
     exponents = input_exponents(Checkpoint(folder), family_of(config), config)
-    return TrunkPass(folder, exponents).load()(batches(all_counted(rows), 512), len(rows))
+    return sums_of(TrunkPass(folder, exponents), rows)
 
 
 def sent(folder: Path, rows: list[list[int]], path: Path) -> Path:

@@ -1,0 +1,52 @@
+"""What a pass over a text takes, told before it runs."""
+
+from dataclasses import dataclass
+
+from rich.filesize import decimal
+
+from moerge.models.dense import DenseWeights
+from moerge.statistics.memory import Room
+from moerge.statistics.passes import Pass
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """The cost of a pass.
+
+    Attributes:
+        tokens: about the number in the text.
+        windows: number of windows; the weights are read once in each.
+        read: bytes of weights read in all windows.
+        seconds: of computation.
+    """
+
+    tokens: int
+    windows: int
+    read: int
+    seconds: float
+
+    def __str__(self) -> str:
+        times = f"{self.windows} window" + ("" if self.windows == 1 else "s")
+        read = f"{decimal(self.read)} of weights to read"
+        return f"{self.tokens:,} tokens in {times}, {read}, about {duration(self.seconds)}"
+
+
+def estimate(work: Pass, room: Room, tokens: int, tokens_per_second: float, processes: int = 1) -> Estimate:
+    """The cost of a pass over a text; `room` is of each process, the rate of all together."""
+    share = -(-tokens // processes)
+    windows = processes * max(1, -(-share * room.need.token // room.states))
+    return Estimate(tokens, windows, windows * stored(work.weights()), tokens / tokens_per_second)
+
+
+def stored(weights: DenseWeights) -> int:
+    """The bytes of the layers in their files."""
+    layers = range(weights.config.num_hidden_layers)
+    return sum(weights.places[name].specs[name].bytes for layer in layers for name in weights.layer(layer))
+
+
+def duration(seconds: float) -> str:
+    """Seconds, minutes or hours."""
+    for size, unit in ((3600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds:.0f} s"

@@ -1,0 +1,173 @@
+"""Windows: shards whose hidden states are in memory together, so that each layer's weights are read once for all."""
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from moerge.documents.shards import Shard
+from moerge.models.batches import bucket
+from moerge.progress import Tracker
+from moerge.statistics.accumulate import ShardSums
+from moerge.statistics.journal import Journal
+from moerge.statistics.passes import Pass
+from moerge.statistics.streamed import Streamed
+
+_SAVING_SHARE = 0.05  # of the time
+
+
+@dataclass(eq=False)
+class Window:
+    """Shards that pass the layers together.
+
+    Attributes:
+        shards: at least one.
+        wanted: of each layer, the shards whose sums are missing.
+        states: the file of its hidden states.
+        work: the name of the work in that file.
+        seconds: least time between two savings.
+        layers: their number, up to the last with a missing sum.
+    """
+
+    shards: list[Shard]
+    wanted: list[frozenset[str]]
+    states: Path
+    work: str
+    seconds: float
+    layers: int = field(init=False)
+    _saved: float = field(init=False, default_factory=time.monotonic)
+    _took: float = field(init=False, default=0.0)
+
+    def __post_init__(self) -> None:
+        self.layers = max(layer for layer, names in enumerate(self.wanted) if names) + 1
+
+    @property
+    def begun(self) -> Path | None:
+        """The file of hidden states, if there is one."""
+        return self.states if self.states.is_file() else None
+
+    @property
+    def should_save(self) -> bool:
+        """Tell whether hidden states should be saved, which may take a twentieth of the time."""
+        return time.monotonic() - self._saved >= max(self.seconds, self._took / _SAVING_SHARE)
+
+    def note_saved(self, seconds: float) -> None:
+        """Notes the time that saving took."""
+        self._saved, self._took = time.monotonic(), seconds
+
+
+@dataclass(frozen=True)
+class Done:
+    """A computed layer of a window; `sums` of its wanted shards, None if there are none."""
+
+    window: Window
+    layer: int
+    sums: ShardSums | None
+
+    @property
+    def tokens(self) -> int:
+        """Of the wanted shards."""
+        return 0 if self.sums is None else self.sums.tokens
+
+    def keep(self, journal: Journal) -> None:
+        """Adds the sums to the journal."""
+        if self.sums is not None:
+            journal.add(self.layer, self.window.wanted[self.layer], self.sums)
+
+
+class Layered:
+    """Shows tokens through one layer as tokens through all."""
+
+    def __init__(self, tracker: Tracker, layers: int) -> None:
+        self._tracker, self._layers, self._done = tracker, layers, 0
+
+    @property
+    def tokens(self) -> int:
+        """As many tokens through all layers."""
+        return self._done // self._layers
+
+    def advance(self, tokens: int) -> None:
+        """Adds tokens through one layer."""
+        before = self.tokens
+        self._done += tokens
+        self._tracker.advance(self.tokens - before)
+
+
+@dataclass(frozen=True)
+class WindowSize:
+    """The size of a window; one shard is always enough.
+
+    Attributes:
+        states: the most bytes of hidden states.
+        token: bytes of one token's.
+        tokens: the least tokens, if they fit.
+    """
+
+    states: int
+    token: int
+    tokens: int
+
+
+ComputeWindows = Callable[[Pass, Iterable[Window]], Iterator[Done]]
+"""(pass, windows) -> every layer of each, in order. The caller keeps its sums before it asks for the next."""
+
+
+def windows(
+    shards: Iterable[Shard],
+    journal: Journal,
+    size: WindowSize,
+    batch_tokens: int,
+    seconds: float,
+) -> Iterator[Window]:
+    """The windows of shards that the journal lacks. Those whose hidden states are saved are made of the same shards.
+
+    Args:
+        shards: read while windows are computed.
+        batch_tokens: of their micro-batches.
+        seconds: least time between two savings of a window's hidden states.
+    """
+    begun = [dict.fromkeys(each.shards) for each in journal.saved()]
+    place = {name: number for number, names in enumerate(begun) for name in names}
+    gathered: list[list[Shard]] = [[] for _ in begun]
+
+    def window(own: list[Shard]) -> Window:
+        names = frozenset(shard.name for shard in own)
+        wanted = [names - summed for summed in journal.shards]
+        return Window(own, wanted, journal.states(names), journal.work, seconds)
+
+    current: list[Shard] = []
+    held = tokens = 0
+    for shard in shards:
+        if (number := place.get(shard.name)) is not None:
+            gathered[number].append(shard)
+            if len(gathered[number]) == len(begun[number]):
+                yield window(gathered[number])
+            continue
+        more = size.token * _positions(shard, batch_tokens)
+        if current and (tokens >= size.tokens or held + more > size.states):
+            yield window(current)
+            current, held, tokens = [], 0, 0
+        current.append(shard)
+        held, tokens = held + more, tokens + shard.tokens
+    incomplete = (own for own, names in zip(gathered, begun, strict=True) if len(own) < len(names))
+    for own in [current, *incomplete]:
+        if own:
+            yield window(own)
+
+
+def _positions(shard: Shard, batch_tokens: int) -> int:
+    """The tokens of a shard, with the padding of its micro-batches."""
+    return sum(len(each) * len(each[0]) for each in bucket(shard.rows, len, batch_tokens))
+
+
+def computed(work: Pass, given: Iterable[Window], batch_tokens: int, threads: int) -> Iterator[Done]:
+    """Every layer of each window, computed on this machine; several threads compute a window's shards side by side."""
+    streamed = Streamed(work, batch_tokens, threads)
+    for window in given:
+        for layer in range(streamed.begin(window.shards, window.begun), window.layers):
+            yield Done(window, layer, streamed.sums(window.wanted[layer]))
+            if window.should_save and layer + 1 < window.layers:
+                begun = time.monotonic()
+                streamed.save(window.states, window.work)
+                window.note_saved(time.monotonic() - begun)
+        window.states.unlink(missing_ok=True)

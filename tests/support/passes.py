@@ -1,0 +1,67 @@
+"""The sums of a pass over some rows: streamed, and with the whole model in memory."""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from moerge.documents.shards import Shard
+from moerge.models.batches import batches
+from moerge.models.families import family_of
+from moerge.models.tokens import Tokens
+from moerge.statistics.accumulate import ShardSums, Sum
+from moerge.statistics.features import visit_features, visit_trunk_inputs
+from moerge.statistics.packed_attention import PACKED
+from moerge.statistics.passes import Pass, RouterPass, TrunkPass
+from moerge.statistics.streamed import Streamed
+from moerge_proto.statistics_file import Int64
+
+
+def sums_of(
+    work: Pass, rows: Iterable[Tokens | Sequence[int]], batch_tokens: int = 512, documents: int | None = None
+) -> ShardSums:
+    """The sums of rows as one shard, of all layers; by default each is a document."""
+    given = [each if isinstance(each, Tokens) else Tokens(each) for each in rows]
+    shard = Shard("one", given, len(given) if documents is None else documents)
+    streamed, arrays = Streamed(work, batch_tokens), dict[str, Int64]()
+    for _ in range(streamed.begin([shard]), streamed.layers):
+        found = streamed.sums([shard.name])
+        assert found is not None
+        arrays |= found.arrays
+    return ShardSums(arrays, shard.tokens, shard.documents)
+
+
+def own_pass(folder: Path, layers: int) -> RouterPass:
+    """A router pass of the expert in a folder under its own trunk."""
+    return RouterPass(folder, folder / "model.safetensors", [16] * layers)
+
+
+def whole_sums(work: Pass, rows: Sequence[Tokens], batch_tokens: int = 512) -> ShardSums:
+    """The same sums by one call of transformers per micro-batch, with the whole model in memory."""
+    model = work.weights().model(getattr(torch, work.precision))
+    model.to(torch.device(work.device))  # type: ignore[arg-type]
+    if work.device == "cuda" and work.precision == "bfloat16":
+        model.set_attn_implementation(PACKED)
+    inputs = [each for layer in work.inputs() for each in layer]
+    sums = [Sum() for _ in inputs]
+    tokens = torch.zeros(0, dtype=torch.int64)
+
+    def visit(place: int, x: Tensor) -> None:
+        sums[place].add(x)
+
+    for batch in batches(rows, batch_tokens):
+        if isinstance(work, TrunkPass):
+            visit_trunk_inputs(model, family_of(model.config), batch, visit)
+            tokens = torch.cat([tokens, batch.input_ids[batch.counted]])
+        else:
+            visit_features(model, batch, visit)
+    arrays: dict[str, Int64] = {}
+    for each, one in zip(inputs, sums, strict=True):
+        cross = None if each.cross is None else one.cross(each.exponent, each.gains)
+        arrays[each.gram] = one.gram(each.exponent, each.gains)
+        if each.cross is not None and cross is not None:
+            arrays[each.cross] = cross
+    if isinstance(work, TrunkPass):
+        arrays["token_counts"] = torch.bincount(tokens, minlength=model.config.vocab_size).numpy()
+    return ShardSums(arrays, sum(row.count for row in rows), len(rows))
