@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import reduce
 from operator import add
@@ -16,7 +16,7 @@ from pathlib import Path
 from transformers import AutoTokenizer
 
 from moerge.documents.reader import texts_of
-from moerge.documents.shards import plan
+from moerge.documents.shards import enough, plan
 from moerge.models.tokens import Tokens
 from moerge.statistics.accumulate import ShardSums
 from moerge.statistics.passes import RouterPass
@@ -40,11 +40,17 @@ except MoergeError as error:
     sys.exit(str(error))
 """
 DOCUMENTS = 6000
+LAYERS, HIDDEN = 6, 96
+SHARD_BYTES = 5 * HIDDEN * enough(HIDDEN)
+"""Of a shard's hidden states, with some padding."""
 
 
 @dataclass
 class Owner:
-    """One coordinator with a trunk, one owner, and its data."""
+    """One coordinator with a trunk, one owner, and its data.
+
+    A worker has a shard in each window, unless a test wishes otherwise.
+    """
 
     server: Coordinator
     member: Member
@@ -53,7 +59,7 @@ class Owner:
     _sums: list[ShardSums] = field(default_factory=list)
 
     def start(self, home: Path, **settings: object) -> subprocess.Popen[bytes]:
-        """A worker that journals after every shard, in its own process group."""
+        """A worker in its own process group."""
         given = {
             "coordinator": self.server.url,
             "token": self.member.token,
@@ -63,6 +69,7 @@ class Owner:
             "home": home,
             "once": True,
             "journal_seconds": 0,
+            "host_memory": SHARD_BYTES,
             **settings,
         }
         with log_of(home).open("ab") as log:
@@ -111,7 +118,7 @@ class Owner:
 def owner_of(folder: Path, documents: int = DOCUMENTS) -> Iterator[Owner]:
     with federation_of(folder) as made:
         # a shard's sums are too large to be in a Ray message; they go through the node's shared memory
-        member = made.add("law", num_hidden_layers=6, hidden_size=96)
+        member = made.add("law", num_hidden_layers=LAYERS, hidden_size=HIDDEN)
         yield Owner(made.server, member, made.merge(), texts(folder / "texts.jsonl", seed=4, documents=documents))
 
 
@@ -124,19 +131,20 @@ def journal_of(home: Path) -> Path | None:
 
 
 def shards_done(home: Path) -> int:
-    path = journal_of(home)
-    if path is None:
-        return 0
-    with StatisticsFile(path) as file:
-        return len(file.manifest.shards)
+    """The number of shards in every layer's sums."""
+    if (path := journal_of(home)) is not None:
+        with StatisticsFile(path) as file:
+            return len(file.manifest.shards)
+    done = layers_done(home)
+    return min(done) if len(done) == LAYERS else 0
 
 
-def groups_done(home: Path) -> list[int]:
-    """The number of shards in the journals of two layer groups, if present."""
+def layers_done(home: Path) -> list[int]:
+    """The number of shards in the journal of each begun layer."""
     done: list[int] = []
-    half = 3
     for path in sorted((home / "contributions").glob("*.part")):
-        with StatisticsFile(path, range(half * len(done), half * (len(done) + 1))) as file:
+        layer = int(path.suffixes[-2][1:])
+        with suppress(FileNotFoundError), StatisticsFile(path, range(layer, layer + 1)) as file:
             done.append(len(file.manifest.shards))
     return done
 

@@ -5,7 +5,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from kills.owner import Owner, end, kill, log_of, processes, shards_done
+from kills.owner import SHARD_BYTES, Owner, end, kill, log_of, processes, shards_done
 
 VICTIMS = {"worker": "", "actor": "ray::Slot", "raylet": "raylet/raylet"}
 _LONGEST_SECONDS = {"worker": 20.0, "actor": 8.0, "raylet": 8.0}  # to a kill, once there is something to kill
@@ -33,7 +33,9 @@ def play(place: Owner, home: Path, seed: int) -> Played:
     drawn = random.Random(seed)  # noqa: S311  # not for secrets
     victims = drawn.choices(list(VICTIMS), k=drawn.randint(1, 3))
     struck: list[str] = []
-    worker = place.start(home, slots=drawn.randint(1, 2), layer_groups=1 + seed % 3)
+    slots = drawn.randint(1, 2)
+    settings = {"slots": slots, "host_memory": slots * (1, 2, 100)[seed % 3] * SHARD_BYTES}
+    worker = place.start(home, **settings)
     try:
         for victim in victims:
             delay = drawn.uniform(0, _LONGEST_SECONDS[victim])
@@ -49,13 +51,13 @@ def play(place: Owner, home: Path, seed: int) -> Played:
             if victim == "worker":
                 end(worker, home)
                 struck.append(victim)
-                worker = place.start(home)
+                worker = place.start(home, **settings)
             elif kill(home, VICTIMS[victim]):
                 struck.append(victim)
         status = worker.wait(300)
         if status and _ended_by_ray(home) and "raylet" in struck:
             struck[struck.index("raylet")] = "raylet, and with it the worker"
-            worker = place.start(home)
+            worker = place.start(home, **settings)
             status = worker.wait(300)
         assert status == 0, f"seed {seed}, {victims}: status {status}\n{log_of(home).read_text()[-8000:]}"
     finally:

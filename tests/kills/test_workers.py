@@ -1,6 +1,7 @@
 """Killed worker, actor, node, lost coordinator, full disk: the worker goes on, and sends the undisturbed bytes."""
 
 import os
+import re
 import resource
 import signal
 from collections.abc import Iterator
@@ -9,7 +10,18 @@ from pathlib import Path
 import pytest
 from ray.cluster_utils import Cluster
 
-from kills.owner import Owner, groups_done, journal_of, kill, log_of, owner_of, processes, shards_done, wait_for
+from kills.owner import (
+    LAYERS,
+    SHARD_BYTES,
+    Owner,
+    kill,
+    layers_done,
+    log_of,
+    owner_of,
+    processes,
+    shards_done,
+    wait_for,
+)
 from kills.schedules import play
 
 ACTOR, RAYLET = "ray::Slot", "raylet/raylet"
@@ -39,18 +51,20 @@ def test_a_worker_killed_among_its_shards_sends_the_bytes_of_one_never_killed(pl
     assert kills[-1] <= before < place.require_undisturbed(home), "the kill came too late to test anything"
 
 
-def test_a_worker_killed_within_and_between_layer_groups_sends_the_same_bytes(place: Owner, home: Path) -> None:
-    for groups, shards in ((1, 3), (2, 1), (2, 5)):
-        worker = place.start(home, layer_groups=2)
-        wait_for(lambda least=(groups, shards): (len(done := groups_done(home)), *done[-1:]) >= least, worker)  # type: ignore[misc]
+def test_a_worker_killed_in_the_layers_of_a_window_sends_the_same_bytes(place: Owner, home: Path) -> None:
+    """All shards are in one window, whose hidden states are saved."""
+    for layers in (1, 2, 4):
+        worker = place.start(home, host_memory=None)
+        wait_for(lambda least=layers: len(layers_done(home)) >= least, worker)  # type: ignore[misc]
         os.killpg(worker.pid, signal.SIGKILL)
         worker.wait()
-    first, second = groups_done(home)
-    assert 5 <= second < first
-    assert place.start(home).wait(300) == 0  # without a wish, the groups that were begun go on
-    assert place.require_undisturbed(home) == first
-    assert groups_done(home) == []
-    assert "its layer groups differ" not in log_of(home).read_text()
+    assert 4 <= len(layers_done(home)) < LAYERS, "the kill came too late to test anything"
+    assert len(set(layers_done(home))) == 1
+    assert list((home / "contributions").glob("*.states"))
+    assert place.start(home, host_memory=None).wait(300) == 0
+    place.require_undisturbed(home)
+    assert layers_done(home) == []
+    assert list((home / "contributions").glob("*.states")) == []
 
 
 @pytest.mark.parametrize("victim", [ACTOR, RAYLET])
@@ -87,11 +101,10 @@ def test_a_full_disk_is_told_and_the_next_start_sends_the_same_bytes(place: Owne
     wait_for(lambda: shards_done(home) >= 3, worker)
     resource.prlimit(worker.pid, resource.RLIMIT_FSIZE, (20_000, 20_000))
     assert worker.wait(60) == 1
-    path = journal_of(home)
-    assert path is not None
+    path = next((home / "contributions").glob("*.part"))
     assert path.stat().st_size > 20_000
     said = log_of(home).read_text()
-    assert f"{path}: the disk is full" in said
+    assert re.search(r"\.\d\.part: the disk is full", said)
     assert "what to do: free space, or move --home to a larger disk" in said
     assert [each.name for each in path.parent.glob(".*")] == []
     before = shards_done(home)
@@ -115,7 +128,7 @@ def test_two_nodes_compute_the_same_bytes_also_if_one_is_killed(
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
     try:
         killed = cluster.add_node(num_cpus=1)
-        worker = place.start(home, ray_address=cluster.address, slots=2)
+        worker = place.start(home, ray_address=cluster.address, slots=2, host_memory=2 * SHARD_BYTES)
         wait_for(lambda: shards_done(home) >= 3 and len(nodes(home)) == 2, worker)
         before = shards_done(home)
         killed.kill_raylet()

@@ -10,14 +10,13 @@ from typing import Any
 from safetensors.torch import save_file
 
 from moerge.client.client import Client
-from moerge.documents.shards import Shard
 from moerge.errors import CoordinatorError
 from moerge.files import file_sha256
 from moerge.models.dense import trunk_names
 from moerge.models.expert_folder import DenseExpert, expert_digest
 from moerge.progress import Progress
-from moerge.statistics.accumulate import ShardSums
-from moerge.statistics.passes import RouterPass, TrunkPass
+from moerge.statistics.passes import Pass
+from moerge.statistics.windows import ComputeWindows, Done, Window, computed
 from moerge.trunk.merge import DENSE_TRUNK_FILE
 from moerge_proto.contributions import Contribution, NewContribution
 from moerge_proto.experts import Expert, ExpertState, NewExpert
@@ -27,8 +26,6 @@ from moerge_proto.rounds import Round
 from moerge_proto.statistics_file import Kind, RouterManifest, StatisticsFile
 from moerge_proto.trunks import Trunk, TrunkOptions
 from moerge_proto.uploads import Stored
-from moerge_workers.computing.actors import Slot
-from moerge_workers.computing.pending import ComputeShards
 from moerge_workers.contributing.context import Context
 from moerge_workers.data.splits import Data
 from moerge_workers.leaving.history import History
@@ -43,16 +40,15 @@ from support.outbox import COORDINATOR
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 
-def in_process(settings: Settings, events: Events) -> ComputeShards:
-    """Sums by the function of Ray's actors, without Ray, which is tested elsewhere."""
+def in_process(settings: Settings, events: Events) -> ComputeWindows:
+    """Sums in this process, without Ray, which is tested elsewhere."""
 
-    def compute(work: RouterPass | TrunkPass, shards: Iterable[Shard]) -> Iterator[tuple[Shard, ShardSums]]:
-        slot = Slot(work, settings.statistics.batch_tokens)
+    def compute(work: Pass, given: Iterable[Window]) -> Iterator[Done]:
         events.ready(0, "cpu")
-        for shard in shards:
-            sums = slot.sums(shard)
-            events.finished(0, shard.tokens)
-            yield shard, sums
+        for done in computed(work, given, settings.statistics.batch_tokens, 1):
+            if done.layer + 1 == done.window.layers:
+                events.finished(0, done.tokens)
+            yield done
 
     return compute
 

@@ -41,10 +41,6 @@ class DenseWeights:
         """The names of a layer's tensors."""
         return [name for name in self.places if name.startswith(f"model.layers.{number}.")]
 
-    def bytes_of(self, names: Iterable[str], dtype: torch.dtype) -> int:
-        """The bytes of tensors in a dtype."""
-        return dtype.itemsize * sum(torch.Size(self.places[name].specs[name].shape).numel() for name in names)
-
     def model(self, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
         """The whole model in memory, in evaluation mode."""
         return _filled(self.config, self.places, self.tensor, dtype)

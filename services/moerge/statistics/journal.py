@@ -97,17 +97,17 @@ class Journal:
         Raises:
             MoergeError: a file is damaged, or layers have different shards.
         """
-        parts = [self._part(layer) for layer in range(len(self.shards))]
         with ExitStack() as stack:
-            if not any(part.is_file() for part in parts):
-                return stack.enter_context(_opened(self.path, None)).manifest
-            opened = [stack.enter_context(_opened(part, range(n, n + 1))) for n, part in enumerate(parts)]
+            opened = [stack.enter_context(_opened(*each)) for each in self._files if each is not None]
             manifest = opened[0].manifest
-            for file, part in zip(opened, parts, strict=True):
+            for file in opened:
                 if file.manifest != manifest:
-                    raise MoergeError("the journal's shards differ from those of layer 0", where=str(part), todo=_TODO)
+                    found = "the journal's shards differ from those of layer 0"
+                    raise MoergeError(found, where=str(file.path), todo=_TODO)
+            layers = enumerate(opened)
+            names = ((file, name) for n, file in layers for name, _ in manifest.part(range(n, n + 1)))
             with atomic_file(self.path) as out:
-                write(out, manifest, (array for file in opened for array in file.arrays()))
+                write(out, manifest, (file.array(name) for file, name in names))
         clear(self.path)
         return manifest
 

@@ -11,7 +11,7 @@ from moerge.documents.shards import enough
 from moerge.errors import MoergeError
 from moerge.models.bounds import attention_size
 from moerge.models.config import read_config
-from moerge.models.dense import DenseWeights
+from moerge.models.reader import model_shapes
 from moerge.statistics.passes import Pass, TrunkPass
 from moerge_proto.statistics_file import StatisticsSettings, gram_length
 
@@ -52,17 +52,14 @@ class Need:
 
 
 def need(work: Pass, settings: StatisticsSettings) -> Need:
-    """The memory that a pass needs, by the shapes of its model."""
-    return _need(work, work.weights(), settings)
-
-
-def _need(work: Pass, weights: DenseWeights, settings: StatisticsSettings) -> Need:
-    config, dtype = weights.config, getattr(torch, settings.precision)
+    """The memory that a pass needs, by the expert's config."""
+    config, dtype = read_config(work.expert), getattr(torch, settings.precision)
     hidden, tokens = int(config.hidden_size), max(settings.batch_tokens, settings.context)
+    layer = [shape for name, shape in model_shapes(config).items() if name.startswith("model.layers.0.")]
     grams = _grams(work, config)
     triangles = [8 * gram_length(size) for size in grams]
     return Need(
-        weights=2 * max(weights.bytes_of(weights.layer(layer), dtype) for layer in range(config.num_hidden_layers)),
+        weights=2 * dtype.itemsize * sum(torch.Size(shape).numel() for shape in layer),
         sums=8 * sum(size**2 for size in grams),
         batch=tokens * (dtype.itemsize * (2 * config.intermediate_size + 4 * hidden) + 4 * max(grams)),
         rounding=3 * max(triangles),

@@ -13,7 +13,8 @@ from moerge.statistics.journal import Journal
 from moerge.statistics.passes import Pass
 from moerge.statistics.streamed import Streamed
 
-_SAVING_SHARE = 0.05  # of the time
+SAVING_SHARE = 0.05
+"""The largest share of the time that goes into saving hidden states."""
 
 
 @dataclass(eq=False)
@@ -49,7 +50,7 @@ class Window:
     @property
     def should_save(self) -> bool:
         """Tell whether hidden states should be saved, which may take a twentieth of the time."""
-        return time.monotonic() - self._saved >= max(self.seconds, self._took / _SAVING_SHARE)
+        return time.monotonic() - self._saved >= max(self.seconds, self._took / SAVING_SHARE)
 
     def note_saved(self, seconds: float) -> None:
         """Notes the time that saving took."""

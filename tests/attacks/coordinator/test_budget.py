@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 
-from moerge.documents.shards import Shard
 from moerge.errors import IncompatibleExpertError
-from moerge.statistics.accumulate import ShardSums
-from moerge.statistics.passes import RouterPass, TrunkPass
+from moerge.statistics.passes import Pass
+from moerge.statistics.windows import Done, Window
 from moerge.trunk.merge import DENSE_TRUNK_FILE
 from moerge_proto.contributions import Contribution
 from moerge_proto.progress import Obstacle
@@ -49,7 +48,7 @@ def crafted(folder: Path, path: Path, gain: float) -> Path:
     return path
 
 
-def never(work: RouterPass | TrunkPass, shards: Iterable[Shard]) -> Iterator[tuple[Shard, ShardSums]]:
+def never(work: Pass, given: Iterable[Window]) -> Iterator[Done]:
     raise AssertionError("it computed")
 
 

@@ -11,8 +11,9 @@ import pytest
 import ray
 
 from moerge.statistics.passes import RouterPass
+from moerge.statistics.windows import Window
 from moerge_proto.statistics_file import StatisticsSettings
-from moerge_workers.computing.actors import Slots, _largest
+from moerge_workers.computing.actors import Slots, largest
 from support.models import expert
 from support.processes import marked
 
@@ -54,7 +55,9 @@ def test_it_listens_on_loopback_only_asks_for_a_token_and_keeps_its_folder_close
     monkeypatch.setenv("MOERGE_TEST_MARK", str(tmp_path))
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     own, settings = expert(tmp_path / "expert", 1), StatisticsSettings()
-    sums: Any = Slots(None, 1, settings, print).compute(RouterPass(own, own, [0] * 3), [_largest(settings)])
+    shard = largest(settings)
+    window = Window([shard], [frozenset([shard.name])] * 3, tmp_path / "window.states", "", 1e9)
+    sums: Any = Slots(None, 1, settings, print).compute(RouterPass(own, own, [0] * 3), [window])
     try:
         next(sums)
         processes = {**marked(str(tmp_path)), os.getpid(): "this one"}

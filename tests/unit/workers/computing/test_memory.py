@@ -9,14 +9,15 @@ from typing import Any
 
 import pytest
 import torch
+from pydantic import ByteSize
 from transformers import LlamaConfig
 
 from moerge.errors import MoergeError
-from moerge.statistics.memory import Free, free_bytes, need, too_large
-from moerge.statistics.passes import Compute, RouterPass, TrunkPass, described
+from moerge.statistics.memory import Free, free_bytes, need
+from moerge.statistics.passes import Input, Pass, RouterPass, TrunkPass
 from moerge_proto.statistics_file import StatisticsSettings
 from moerge_workers.computing.actors import Slots
-from moerge_workers.computing.memory import free_memory, require_gpus, that_fit
+from moerge_workers.computing.memory import free_memory, require_gpus, room_of
 from moerge_workers.settings import Settings
 from support.models import expert
 
@@ -28,79 +29,82 @@ def large(folder: Path) -> RouterPass:
     return RouterPass(folder, folder, [0] * 32)
 
 
-def test_an_8b_model_needs_its_weights_and_layers_times_hidden_squared_float64(tmp_path: Path) -> None:
+LAYER = 2 * 4096 * 4096 + 2 * 1024 * 4096 + 3 * 4096 * 14336 + 2 * 4096  # parameters
+GRAM = 4096 * 4096
+SHARD = 64 * 4096 * 4096  # numbers in its hidden states
+
+
+def test_an_8b_model_needs_two_layers_a_gram_and_a_shard_s_hidden_states(tmp_path: Path) -> None:
     work, settings = large(tmp_path), StatisticsSettings()
-    assert need(work, settings).weights == pytest.approx(4 * 8.03e9, rel=0.01)
-    assert need(work, settings).sums == 8 * 32 * (4096 * 4096 + 4096)
-    assert need(work, settings.model_copy(update={"precision": "bfloat16"})).weights == pytest.approx(
-        2 * 8.03e9, rel=0.01
-    )
-    assert need(TrunkPass(tmp_path, [0] * 65), settings).sums == 8 * 65 * (4096 * 4096 + 4096)
+    own = need(work, settings)
+    assert own.weights == 2 * 4 * LAYER
+    assert own.sums == 8 * GRAM
+    assert own.least == 4 * SHARD
+    half = need(replace(work, precision="bfloat16"), settings.model_copy(update={"precision": "bfloat16"}))
+    assert (half.weights, half.least) == (2 * 2 * LAYER, 2 * SHARD)
+    assert need(TrunkPass(tmp_path, []), settings).sums == 3 * 8 * GRAM  # the last layer's, and the head's
 
 
-def settings_of(work: RouterPass | TrunkPass, **given: Any) -> Settings:
+def settings_of(work: Pass, **given: Any) -> Settings:
     return Settings(coordinator="", token="", domain="law", expert=work.expert, data=["a"], home=work.expert, **given)
+
+
+@pytest.mark.parametrize("kind", [RouterPass, TrunkPass])
+def test_half_of_what_nothing_else_needs_is_for_hidden_states_or_as_much_as_is_wished(
+    tmp_path: Path, kind: type
+) -> None:
+    router = large(tmp_path)
+    work = router if kind is RouterPass else TrunkPass(tmp_path, [])
+    own = need(work, StatisticsSettings())
+    taken = 3 * own.host() + own.journal
+    settings = settings_of(work, slots=3)
+    assert room_of(work, settings, Free(taken + 24 * own.least, None)).states == 4 * own.least
+    assert room_of(work, settings, Free(taken + 6 * own.least, None)).states == own.least
+    with pytest.raises(MoergeError, match=r"each of 3 slots needs .* this machine has"):
+        room_of(work, settings, Free(taken + 6 * own.least - 1, None))
+    wished = settings_of(work, slots=3, host_memory=ByteSize(3 * own.least))
+    assert room_of(work, wished, Free(taken + 3 * own.least, None)).states == own.least
+    with pytest.raises(MoergeError, match="--host-memory is"):
+        room_of(work, wished, Free(taken + 3 * own.least - 1, None))
+    assert room_of(work, wished, Free(None, None)).states == own.least
+
+
+def test_on_gpus_weights_and_sums_are_in_their_memory(tmp_path: Path) -> None:
+    work = replace(large(tmp_path), device="cuda")
+    own, settings = need(work, StatisticsSettings()), settings_of(work, slots=2, device="cuda")
+    host = 2 * own.rounding + own.journal + 4 * own.least
+    assert room_of(work, settings, Free(host, own.device())).states == own.least
+    for free in (Free(host, own.device() - 1), Free(host - 1, own.device())):
+        with pytest.raises(MoergeError, match="of GPU memory"):
+            room_of(work, settings, free)
 
 
 def test_what_can_t_fit_is_refused_with_the_settings_to_change(tmp_path: Path) -> None:
     work = large(tmp_path)
-    settings = settings_of(work, slots=2, layer_groups=1)
-    own = need(work, settings.statistics)
-    asked = 2 * own.total + own.journal
-    assert that_fit(work, settings, Free(asked, asked)) == [work]
-    assert that_fit(work, settings, Free(None, None)) == [work]
-    with pytest.raises(MoergeError, match=r"each of 2 slots needs at least .* this machine has") as caught:
-        that_fit(work, settings, Free(asked - 1, asked - 1))
-    ways = "--layer-groups 2", "--slots 1", "--precision bfloat16", "--batch-tokens 512", "--context", "--device cuda"
+    with pytest.raises(MoergeError) as caught:
+        room_of(work, settings_of(work, slots=2, host_memory=ByteSize(10**9)), Free(1, None))
+    ways = (
+        "--host-memory 8.6GB",
+        "--slots 1",
+        "--precision bfloat16",
+        "--batch-tokens 512",
+        "--context",
+        "--device cuda",
+    )
     for way in ways:
         assert way in caught.value.todo
     coarse = StatisticsSettings(precision="bfloat16")
     with pytest.raises(MoergeError) as caught:
-        that_fit(work, settings_of(work, statistics=coarse), Free(1, 1))
-    for way in ("--precision", "--slots", "--layer-groups"):  # nothing is left to win with them
+        room_of(work, settings_of(work, statistics=coarse), Free(1, None))
+    for way in ("--precision", "--slots", "--host-memory"):  # nothing is left to win with them
         assert way not in caught.value.todo
-    with pytest.raises(MoergeError, match="33 groups for 32 layers") as caught:
-        that_fit(work, settings_of(work, layer_groups=33), Free(None, None))
-    assert caught.value.where == "--layer-groups"
-    assert "--layer-groups 16" in too_large("", replace(work, layers=range(28, 32)), coarse, 1).todo
 
 
-@pytest.mark.parametrize(("slots", "device"), [(3, "cpu"), (4, "cuda")])
-@pytest.mark.parametrize("kind", [RouterPass, TrunkPass])
-def test_the_fewest_layer_groups_that_fit_are_chosen_and_the_journal_counts(
-    tmp_path: Path, kind: type, slots: int, device: str
-) -> None:
-    router = replace(large(tmp_path), device=device)
-    work = router if kind is RouterPass else TrunkPass(tmp_path, [0] * 65, device=device)
-    settings, gram = settings_of(work, slots=slots, device=device), 8 * (4096 * 4096 + 4096)
-    own = need(work, settings.statistics)
-    rest = own.total - own.sums
-    for groups, most in ((1, 32), (3, 11), (32, 1)):
-        sums = (most if kind is RouterPass else 2 * most + 1) * gram
-        host = (slots * (rest + sums) if device == "cpu" else 0) + sums
-        passes = that_fit(work, settings, Free(host, rest + sums))
-        assert len(passes) == groups
-        assert [layer for each in passes for layer in each.layers or range(32)] == list(range(32))
-        assert max(need(each, settings.statistics).sums for each in passes[-2:]) == sums
-        if groups < 32:
-            assert len(that_fit(work, settings, Free(host - 1, rest + sums))) > groups
-            if device == "cuda":
-                assert len(that_fit(work, settings, Free(host, rest + sums - 1))) > groups
-
-
-def test_groups_are_named_by_their_layers(tmp_path: Path) -> None:
+def test_of_a_cluster_the_nodes_memory_is_not_known_here(tmp_path: Path) -> None:
     work = large(tmp_path)
-    for groups, said in ((1, "1 layer group"), (2, "2 layer groups: 0-15, 16-31")):
-        assert described(that_fit(work, settings_of(work, layer_groups=groups), Free(None, None))) == said
-
-
-def test_of_a_cluster_only_the_worker_s_own_memory_is_known(tmp_path: Path) -> None:
-    work = large(tmp_path)
-    settings = settings_of(work, ray_address="10.0.0.1:6379")
-    journal = need(work, settings.statistics).journal
-    assert free_memory(settings).slot is None
-    assert that_fit(work, settings, Free(journal, None)) == [work]
-    assert len(that_fit(work, settings, Free(journal - 1, None))) == 2
+    settings = settings_of(work, ray_address="10.0.0.1:6379", host_memory=ByteSize(30 * 10**9))
+    assert free_memory(settings).device is None
+    assert room_of(work, settings, Free(1, None)).states == 30 * 10**9
 
 
 def test_without_enough_gpus_torch_s_count_is_told(tmp_path: Path) -> None:
@@ -117,23 +121,22 @@ def test_this_machine_tells_its_memory() -> None:
 
 
 @pytest.mark.parametrize("end", ["refused", pytest.param("killed", marks=pytest.mark.slow)])
-def test_the_probe_finds_an_actor_that_has_not_enough_before_any_shard_is_given(tmp_path: Path, end: str) -> None:
-    """A real actor that may have 64 MB more than the model takes, or that the system kills when it takes more."""
+def test_the_probe_finds_an_actor_that_has_not_enough_before_any_window_is_given(tmp_path: Path, end: str) -> None:
+    """A real actor that may have 64 MB more than it has at its start, or that the system kills when it takes more."""
     folder, said = expert(tmp_path / "expert", 1, intermediate_size=8192), list[str]()
 
     class Cramped(RouterPass):
-        def load(self) -> Compute:
-            compute = super().load()
+        def inputs(self) -> list[list[Input]]:
             if end == "killed":
-                return lambda batches, documents: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[return-value]
+                os.kill(os.getpid(), signal.SIGKILL)
             lines = Path("/proc/self/status").read_text().splitlines()
             [has] = [1024 * int(line.split()[1]) for line in lines if line.startswith("VmData:")]
             resource.setrlimit(resource.RLIMIT_DATA, (has + 2**26, has + 2**26))
-            return compute
+            return super().inputs()
 
     settings = StatisticsSettings(batch_tokens=8192)  # 8192 tokens by 8192 float32 are 256 MB
     slots = Slots(None, 1, settings, said.append)
-    with pytest.raises(MoergeError, match="each of 1 slots needs at least") as caught:
+    with pytest.raises(MoergeError, match="each of 1 slots needs") as caught:
         slots.probe(Cramped(folder, folder, [0] * 3))
     assert "--batch-tokens 2048" in caught.value.todo
     assert caught.value.where == "memory"

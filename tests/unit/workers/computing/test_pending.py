@@ -1,4 +1,4 @@
-"""A contribution's bytes don't tell in how many layer groups it was summed, nor how often the worker was killed."""
+"""A contribution's bytes don't tell in which windows it was summed, nor how often the worker was killed."""
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
@@ -9,13 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
+from pydantic import ByteSize
 
-from moerge.documents.shards import Shard
+from moerge.documents.shards import enough
 from moerge.errors import MoergeError
-from moerge.statistics.accumulate import ShardSums
-from moerge.statistics.passes import RouterPass, TrunkPass
+from moerge.statistics import windows
+from moerge.statistics.passes import Pass, RouterPass, TrunkPass
+from moerge.statistics.windows import Done, Window, computed
 from moerge_proto.statistics_file import MAX_SHARDS, RouterManifest, StatisticsFile, StatisticsSettings, TrunkManifest
-from moerge_workers.computing.actors import Slot
 from moerge_workers.computing.pending import PendingStatistics
 from moerge_workers.computing.plan import Plan, Planner, Size
 from moerge_workers.data.splits import Data
@@ -42,6 +43,10 @@ ROUTER = RouterManifest(**BLANK, trunk="7" * 64, exponents=[16] * LAYERS)
 TRUNK = TrunkManifest(**BLANK, exponents=[16] * (2 * LAYERS + 1), attention_size=HIDDEN, vocab_size=VOCAB, rare_below=0)
 
 
+NEVER = [1e9]
+SHARD_BYTES = 4 * HIDDEN * enough(HIDDEN)  # of hidden states, without padding
+
+
 class _Killed(BaseException):
     """Stands for SIGKILL: nothing but files is left."""
 
@@ -65,29 +70,36 @@ class Seen(Events):
 class Owner:
     """An expert and data, and Ray's actor in this process.
 
-    `computed` is every (layers, shard) of the last contribution, `shown` what it told of its shards, `said` all else.
+    Attributes:
+        steps: every (layer, shards) that the last contribution computed.
+        shown: what it told of its shards.
+        said: all else that it told.
+        then: what happens before the steps, and after a number of them.
     """
 
     def __init__(self, folder: Path) -> None:
         self.expert, self.data = expert(folder / "expert", 1), texts(folder / "texts.jsonl", 1, 180)
-        self.whole: dict[str, bytes] = {}  # by kind, in one group, undisturbed
-        self.then: dict[int, Callable[[], object]] = {}  # what happens once so many shards are computed
-        self._loaded: dict[str, Slot] = {}
+        self.whole: dict[str, bytes] = {}  # by kind, in one window, undisturbed
+        self.then: dict[int, Callable[[], object]] = {}
 
-    def compute(self, work: RouterPass | TrunkPass, shards: Iterable[Shard]) -> Iterator[tuple[Shard, ShardSums]]:
-        slot = self._loaded.get(repr(work)) or Slot(work, StatisticsSettings().batch_tokens)
-        self._loaded[repr(work)] = slot
-        for shard in shards:
+    def compute(self, work: Pass, given: Iterable[Window]) -> Iterator[Done]:
+        self.then.pop(0, int)()
+        for done in computed(work, given, StatisticsSettings().batch_tokens, 1):
+            self.steps.append((done.layer, frozenset(shard.name for shard in done.window.shards)))
+            self.then.pop(len(self.steps), int)()
             if self._left == 0:
-                raise _Killed
+                raise _Killed  # before its sums are kept
+            yield done
+            if self._left == 0.5:
+                raise _Killed  # before its hidden states are saved
             self._left -= 1
-            self.then.pop(len(self.computed), int)()
-            self.computed.append((work.layers, shard.name))
-            yield shard, slot.sums(shard)
 
-    def contribute(self, home: Path, kind: str, groups: int | None, kills: Iterable[int]) -> bytes:
-        """What a worker of this home sends, which is killed after so many shards each time; b"" if it never ends."""
-        self.computed: list[tuple[range | None, str]] = []
+    def contribute(self, home: Path, kind: str, shards: int | None = None, kills: Iterable[float] = NEVER) -> bytes:
+        """What a worker of this home sends, with so many shards in a window; b"" if it never ends.
+
+        It is killed after so many steps each time; after half a step, its sums are kept, and its hidden states aren't.
+        """
+        self.steps: list[tuple[int, frozenset[str]]] = []
         self.said: list[str] = []
         self.shown: list[tuple[int, int]] = []
         settings = Settings(
@@ -98,7 +110,7 @@ class Owner:
             data=[str(self.data)],
             home=self.data.parent,  # where the key is: of all homes the same
             journal_seconds=0,
-            layer_groups=groups,
+            host_memory=None if shards is None else ByteSize(int(1.5 * shards * SHARD_BYTES)),
         )
         trunk, router = TrunkPass(self.expert, TRUNK.exponents), RouterPass(self.expert, self.expert, ROUTER.exponents)
         blank, work = (TRUNK, trunk) if kind == "trunk" else (ROUTER, router)
@@ -111,6 +123,7 @@ class Owner:
                     whole = pending.complete()
                     assert whole is not None
                     whole.note()
+                    assert journals(home) == []
                     return (home / whole.file.name).read_bytes()
             except _Killed:
                 continue
@@ -118,114 +131,108 @@ class Owner:
 
 
 @pytest.fixture(scope="module")
-def owner(tmp_path_factory: pytest.TempPathFactory) -> Owner:
+def owner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Owner]:
     owner = Owner(tmp_path_factory.mktemp("owner"))
     for kind in KINDS:
-        owner.whole[kind] = owner.contribute(owner.data.parent / kind, kind, 1, NEVER)
-    return owner
+        owner.whole[kind] = owner.contribute(owner.data.parent / kind, kind)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(windows, "SAVING_SHARE", 1e9)  # hidden states are saved after each layer
+        yield owner
 
 
-NEVER = [10**9]
-
-
-def parts(home: Path) -> list[str]:
-    return sorted(path.suffixes[0][1:] for path in home.glob("*.part"))
+def journals(home: Path) -> list[str]:
+    """The kinds of the journal's files, a layer's number before its sums."""
+    return sorted(".".join(path.name.split(".")[1:]) for kind in ("part", "states") for path in home.glob(f"*.{kind}"))
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("groups", [2, LAYERS, None])
-def test_the_bytes_are_the_same_whatever_the_groups(owner: Owner, tmp_path: Path, kind: str, groups: int) -> None:
-    assert owner.contribute(tmp_path, kind, groups, NEVER) == owner.whole[kind]
-    assert len(owner.computed) == len(set(owner.computed)) == len(owner.shown) - (groups or 1)
-    assert owner.shown[-1] == (len(owner.computed), len(owner.computed))
-    assert {layers for layers, _ in owner.computed} == {
-        2: {range(1), range(1, 3)},
-        LAYERS: {range(1), range(1, 2), range(2, 3)},
-        None: {None},
-    }[groups]
-    assert parts(tmp_path) == []
+@pytest.mark.parametrize("shards", [1, 2, None])
+def test_the_bytes_are_the_same_whatever_the_windows(owner: Owner, tmp_path: Path, kind: str, shards: int) -> None:
+    assert owner.contribute(tmp_path, kind, shards) == owner.whole[kind]
+    found = {names for _, names in owner.steps}
+    assert len(owner.steps) == LAYERS * len(found)
+    every = frozenset[str]().union(*found)
+    assert sum(map(len, found)) == len(every) >= 4
+    assert max(map(len, found)) == (len(every) if shards is None else shards)
+    assert owner.shown[0] == (0, len(every))
+    assert owner.shown[-1] == (len(every), len(every))
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @examples(max_examples=12, deadline=None)
-@given(groups=st.integers(1, LAYERS), kills=st.lists(st.integers(0, 5), max_size=4))
-def test_law_4_killed_within_and_between_groups_nothing_is_computed_twice(
-    owner: Owner, tmp_path_factory: pytest.TempPathFactory, kind: str, groups: int, kills: list[int]
+@given(
+    shards=st.sampled_from([1, 3, None]),
+    kills=st.lists(st.integers(0, 8).map(lambda halves: halves / 2), max_size=4),
+)
+def test_law_4_killed_anywhere_it_goes_on_with_the_layer_and_the_window(
+    owner: Owner, tmp_path_factory: pytest.TempPathFactory, kind: str, shards: int | None, kills: list[float]
 ) -> None:
     home = tmp_path_factory.mktemp("home")
-    assert owner.contribute(home, kind, groups, [*kills, *NEVER]) == owner.whole[kind]
-    assert len(owner.computed) == len(set(owner.computed))
+    assert owner.contribute(home, kind, shards, [*kills, *NEVER]) == owner.whole[kind]
+    if shards is not None:  # otherwise a window is all that is left, and the last one's layers may differ
+        found = {names for _, names in owner.steps}
+        assert len(owner.steps) <= LAYERS * len(found) + len(kills)
 
 
-def test_a_journal_of_a_group_names_its_shards_and_is_no_contribution(owner: Owner, tmp_path: Path) -> None:
-    owner.contribute(tmp_path, "trunk", 2, [6])
-    first, second = sorted(tmp_path.glob("*.part"))
-    with StatisticsFile(first, range(1)) as one, StatisticsFile(second, range(1, 3)) as two:
-        assert set(two.manifest.shards) == {shard for layers, shard in owner.computed if layers == range(1, 3)}
-        assert set(two.manifest.shards) < set(one.manifest.shards)
-        assert "token_counts" not in dict(one.manifest.part(range(1)))
-    with pytest.raises(ValueError, match="not in canonical form"):
-        StatisticsFile(first)
-
-
-def test_other_groups_discard_the_journals_and_say_so_and_without_a_wish_those_begun_go_on(
-    owner: Owner, tmp_path: Path
-) -> None:
-    owner.contribute(tmp_path, "router", 1, [2])
-    owner.contribute(tmp_path, "router", LAYERS, [6])
-    assert [text for text in owner.said if "its layer groups differ" in text]
-    assert list(tmp_path.glob("*.safetensors")) == []
-    assert parts(tmp_path) == ["1-of-3", "2-of-3"]
-    begun = set(owner.computed)
+def test_killed_while_a_window_is_in_a_layer_only_that_layer_is_computed_again(owner: Owner, tmp_path: Path) -> None:
     owner.contribute(tmp_path, "router", None, [1])
-    assert begun.isdisjoint(owner.computed)
-    owner.contribute(tmp_path, "router", 2, [1])
-    assert len([text for text in owner.said if "its layer groups differ" in text]) == 2
-    assert parts(tmp_path) == ["1-of-2"]
-    assert owner.contribute(tmp_path, "router", 1, NEVER) == owner.whole["router"]
-    assert len(owner.computed) == len({shard for _, shard in owner.computed})
+    assert journals(tmp_path)[0] == "0.part"
+    assert journals(tmp_path)[1].endswith(".states")
+    assert [layer for layer, _ in owner.steps] == [0, 1]
+    assert owner.contribute(tmp_path, "router") == owner.whole["router"]
+    assert [layer for layer, _ in owner.steps] == [1, 2]
+
+
+def test_without_saved_hidden_states_no_sum_is_computed_again(owner: Owner, tmp_path: Path) -> None:
+    owner.contribute(tmp_path, "router", None, [0.5])
+    assert journals(tmp_path) == ["0.part"]
+    assert owner.contribute(tmp_path, "router", 2) == owner.whole["router"]
+    assert {layer for layer, _ in owner.steps} == {0, 1, 2}
+    with StatisticsFile(next(tmp_path.glob("*.safetensors"))) as file:
+        assert set(file.manifest.shards) == frozenset[str]().union(*(names for _, names in owner.steps))
 
 
 def test_what_is_joined_is_not_joined_or_computed_again(owner: Owner, tmp_path: Path) -> None:
-    """Killed after the whole file was written, and before it was noted and the journals removed."""
-    owner.contribute(tmp_path / "a", "router", 2, NEVER)
+    """Killed after the whole file was written, and before it was noted and the journal removed."""
+    owner.contribute(tmp_path / "a", "router")
     [whole] = (tmp_path / "a").glob("*.safetensors")
-    (tmp_path / "b").mkdir()
+    owner.contribute(tmp_path / "b", "router", None, [2])
     (tmp_path / "b" / whole.name).write_bytes(whole.read_bytes())
-    (tmp_path / "b" / f"{whole.stem}.1-of-2.part").write_bytes(b"a journal")
-    assert owner.contribute(tmp_path / "b", "router", 3, NEVER) == owner.whole["router"]
-    assert owner.computed == []
-    assert parts(tmp_path / "b") == []
+    assert owner.contribute(tmp_path / "b", "router") == owner.whole["router"]
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c" / whole.name).write_bytes(whole.read_bytes())
+    assert owner.contribute(tmp_path / "c", "router") == owner.whole["router"]
+    assert owner.steps == []
 
 
-def test_a_trunk_contribution_that_grows_while_the_data_changes_between_groups_has_the_same_bytes(
+def test_a_trunk_contribution_that_grows_while_the_data_changes_between_layers_has_the_same_bytes(
     owner: Owner, tmp_path: Path
 ) -> None:
     before = owner.data.read_text()
     further = texts(tmp_path / "further.jsonl", 5, 240).read_text().splitlines(keepends=True)
     try:
         for home in ("straight", "other"):
-            assert owner.contribute(tmp_path / home, "trunk", None, NEVER) == owner.whole["trunk"]
+            assert owner.contribute(tmp_path / home, "trunk") == owner.whole["trunk"]
         owner.data.write_text(before + "".join(further))
-        owner.contribute(tmp_path / "other", "trunk", 2, [8])
-        assert parts(tmp_path / "other") == ["1-of-2", "2-of-2"]
+        owner.contribute(tmp_path / "other", "trunk", 1, [10])
+        assert {"0.part", "1.part", "2.part"} < set(journals(tmp_path / "other"))
         owner.data.write_text(before + "".join(further[:200]))
-        expected = owner.contribute(tmp_path / "straight", "trunk", 1, NEVER)
-        assert owner.contribute(tmp_path / "other", "trunk", 2, NEVER) == expected != owner.whole["trunk"]
+        expected = owner.contribute(tmp_path / "straight", "trunk")
+        assert owner.contribute(tmp_path / "other", "trunk", 2) == expected != owner.whole["trunk"]
         assert any("the data has changed" in text for text in owner.said)
     finally:
         owner.data.write_text(before)
 
 
-def test_documents_that_go_while_a_group_is_computed_are_in_none(owner: Owner, tmp_path: Path) -> None:
+def test_documents_that_go_while_a_window_is_computed_are_in_none(owner: Owner, tmp_path: Path) -> None:
     before, fewer = owner.data.read_text(), tmp_path / "fewer.jsonl"
     lines = before.splitlines(keepends=True)
     fewer.write_text("".join(lines[:50] + lines[70:]))
     try:
-        owner.then[2] = lambda: fewer.rename(owner.data)  # whoever reads the old file reads it to its end
-        found = owner.contribute(tmp_path / "a", "router", 2, NEVER)
+        owner.then[0] = lambda: fewer.rename(owner.data)  # whoever reads the old file reads it to its end
+        found = owner.contribute(tmp_path / "a", "router", 1)
         assert any("documents were removed during the work" in text for text in owner.said)
-        assert found == owner.contribute(tmp_path / "b", "router", 1, NEVER) != owner.whole["router"]
+        assert found == owner.contribute(tmp_path / "b", "router") != owner.whole["router"]
     finally:
         owner.data.write_text(before)
 

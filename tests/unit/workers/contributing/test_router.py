@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from moerge.documents.shards import Shard
 from moerge.errors import IncompatibleExpertError, MoergeError
-from moerge.statistics.accumulate import ShardSums
-from moerge.statistics.passes import RouterPass, TrunkPass
+from moerge.statistics.passes import Pass
+from moerge.statistics.windows import Done, Window
 from moerge_proto.contributions import Contribution
 from moerge_workers.contributing import router
 from support.models import expert, texts
@@ -106,7 +105,7 @@ def test_what_its_owner_refuses_is_neither_sent_nor_noted_as_sent(
     assert sent.digest == item.digest
 
 
-def _never(work: RouterPass | TrunkPass, shards: Iterable[Shard]) -> Iterator[tuple[Shard, ShardSums]]:
+def _never(work: Pass, given: Iterable[Window]) -> Iterator[Done]:
     raise AssertionError("it computed")
 
 
