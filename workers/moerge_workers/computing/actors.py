@@ -57,9 +57,9 @@ class Slot:
         return self._streamed.sums(wanted)
 
     def save(self, states: Path, work: str) -> float:
-        """Saves the hidden states, if the file's folder is on this node; returns the seconds that it took."""
+        """Saves the hidden states, if the journal is on this node or shared; returns the seconds that it took."""
         begun = time.monotonic()
-        if states.parent.is_dir():
+        if any(states.parent.glob("*.part")):
             self._streamed.save(states, work)
         return time.monotonic() - begun
 
