@@ -224,15 +224,22 @@ def _fill(
 ) -> None:
     """Writes the sums of all shards to `path`; goes on with its journal."""
     settings, journal = blank.settings, _journal(path, blank, sizes)
-    complete, every = journal.complete, sum(sizes.values())
+    missing, every = sizes.keys() - journal.complete, sum(sizes.values())
     threads, room = _room(work, settings, computing, every)
     size = WindowSize(room.states, room.need.token, every)
+
+    def left() -> Iterator[Shard]:
+        """The missing shards; equal ones are one."""
+        for shard in shards():
+            if shard.name in missing:
+                missing.remove(shard.name)
+                yield shard
+
     with computing.progress.track(f"{blank.kind} statistics of {blank.domain}", every, "tokens") as tracker:
         done = Layered(tracker, blank.layers)
         done.advance(sum(sizes[name] for names in journal.shards for name in names))
-        left = (shard for shard in shards() if shard.name not in complete)
-        given = windows(left, journal, size, settings.batch_tokens, _SECONDS)
-        for layer in computed(work, given, settings.batch_tokens, threads) if complete < sizes.keys() else ():
+        given = windows(left(), journal, size, settings.batch_tokens, _SECONDS)
+        for layer in computed(work, given, settings.batch_tokens, threads) if missing else ():
             layer.keep(journal)
             done.advance(layer.tokens)
     journal.join()

@@ -3,7 +3,7 @@
 import json
 import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -13,33 +13,36 @@ from typing import Any
 
 import pytest
 from filelock import FileLock
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 from rich.console import Console
 
 from moerge.documents.corpus import Corpus
+from moerge.documents.shards import Shard
 from moerge.documents.splits import text_digest
 from moerge.errors import IncompatibleExpertError, MoergeError
 from moerge.merging.local import local_trunk
 from moerge.merging.merge import MergeSettings, Source, merge
 from moerge.merging.report import DomainCounts, DomainScore, Report
 from moerge.merging.texts import Texts, survey
-from moerge.models.batches import Batch, batches
 from moerge.models.expert_folder import DenseExpert
-from moerge.models.tokens import Tokens, all_counted
+from moerge.models.tokens import all_counted
 from moerge.progress import NoProgress
 from moerge.statistics import contribution
+from moerge.statistics.accumulate import ShardSums
 from moerge.statistics.contribution import Computing, router_contribution, trunk_contribution
 from moerge.statistics.memory import need
 from moerge.statistics.passes import RouterPass, TrunkPass
+from moerge.statistics.streamed import Streamed
 from moerge_proto.options import PAPER, RECOMMENDED, SolveOptions, VersionRecipe
 from moerge_proto.statistics_file import StatisticsFile, StatisticsSettings
 from support.merging import HIDDEN, SMALL, corpus_of, files, source
 from support.models import expert, texts
 from support.processes import run_command
 
-SHARD = 64 * HIDDEN
+SHARD, LAYERS = 64 * HIDDEN, int(SMALL["num_hidden_layers"])
+ONE_SHARD = 4 * HIDDEN * SHARD  # bytes of its hidden states
 SETTINGS = MergeSettings(scored_tokens=500)
 KEPT = replace(SETTINGS, keep_statistics=True)
 KILLED = """
@@ -89,15 +92,15 @@ def sources(folder: Path) -> list[Source]:
 
 
 @pytest.fixture
-def computed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Tokens of each shard whose sums are computed."""
-    seen: list[int] = []
+def computed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, str]]:
+    """Layer and shard of all computed sums."""
+    seen, sums = list[tuple[int, str]](), Streamed.sums
 
-    def counting(rows: Sequence[Tokens], most: int) -> Iterable[Batch]:
-        seen.append(sum(row.count for row in rows))
-        return batches(rows, most)
+    def counting(streamed: Streamed, wanted: Collection[str]) -> ShardSums | None:
+        seen.extend((streamed.layer, name) for name in wanted)
+        return sums(streamed, wanted)
 
-    monkeypatch.setattr(contribution, "batches", counting)
+    monkeypatch.setattr(Streamed, "sums", counting)
     return seen
 
 
@@ -122,62 +125,60 @@ def stop(*_: object) -> None:
     raise _CutError
 
 
-def short_of_memory(monkeypatch: pytest.MonkeyPatch, work: RouterPass | TrunkPass) -> None:
-    """A byte less than a pass over all layers takes."""
-    own = need(work, StatisticsSettings())
-    monkeypatch.setattr(contribution, "free_bytes", lambda device: own.journal + own.total - 1)
-
-
 # --- runs that are cut
-@pytest.mark.parametrize("title", ["trunk statistics of art", "router statistics of law", "writing"])
-def test_a_cut_run_goes_on_and_computes_no_shard_twice(
-    folder: Path, whole: Path, computed: list[int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, title: str
+@pytest.mark.parametrize(
+    ("title", "after"), [("trunk statistics of art", 3), ("router statistics of law", 3), ("writing", 2)]
+)
+def test_a_cut_run_goes_on_with_other_windows_and_computes_no_layer_of_a_shard_twice(
+    folder: Path, whole: Path, computed: list[tuple[int, str]], tmp_path: Path, title: str, after: int
 ) -> None:
-    monkeypatch.setattr(contribution, "_JOURNAL_SECONDS", 0)
-    cut = replace(SETTINGS, computing=Computing(progress=Watched(title, after=2)))
+    cut = Computing(progress=Watched(title, after), host_memory=ONE_SHARD)
     with pytest.raises(_CutError):
-        merge(sources(folder), tmp_path / "out", cut)
+        merge(sources(folder), tmp_path / "out", replace(SETTINGS, computing=cut))
     assert computed
     assert not (tmp_path / "out").exists()
     merge(sources(folder), tmp_path / "out", SETTINGS)
-    assert len(computed) == shards_below(whole.with_name("whole.work")) > 8
+    assert len(computed) == LAYERS * shards_below(whole.with_name("whole.work")) > 16
     assert files(tmp_path / "out") == files(whole)
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
-def test_layer_groups_that_were_begun_go_on_when_there_is_more_memory(
-    folder: Path, whole: Path, computed: list[int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def test_sums_that_were_joined_are_not_computed_again(
+    folder: Path, whole: Path, computed: list[tuple[int, str]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(contribution, "_JOURNAL_SECONDS", 0)
-    cut = Computing(progress=Watched("trunk statistics of law, layers 1", after=2))
-    with monkeypatch.context() as patch:
-        short_of_memory(patch, TrunkPass(folder / "law", []))
-        with pytest.raises(_CutError):
-            merge(sources(folder), tmp_path / "out", replace(SETTINGS, computing=cut))
-    merge(sources(folder), tmp_path / "out", SETTINGS)
-    work = whole.with_name("whole.work")
-    assert len(computed) == shards_below(work) + shards_of(work / "trunk-law.safetensors")  # in two groups
-    assert files(tmp_path / "out") == files(whole)
-
-
-def test_layer_groups_that_were_joined_are_not_computed_again(
-    folder: Path, whole: Path, computed: list[int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    short_of_memory(monkeypatch, TrunkPass(folder / "law", []))
     with monkeypatch.context() as patch:
         patch.setattr(contribution, "withhold_rare", stop)
         with pytest.raises(_CutError):
             merge(sources(folder), tmp_path / "out", SETTINGS)
-    begun = len(computed)
+    work = whole.with_name("whole.work")
+    assert len(computed) == LAYERS * shards_of(work / "trunk-law.safetensors")
     merge(sources(folder), tmp_path / "out", SETTINGS)
-    trunks = [whole.with_name("whole.work") / f"trunk-{domain}.safetensors" for domain in ("law", "art")]
-    assert begun == 2 * shards_of(trunks[0])
-    assert len(computed) == shards_below(trunks[0].parent) + sum(map(shards_of, trunks))
+    assert len(computed) == LAYERS * shards_below(work)
     assert files(tmp_path / "out") == files(whole)
 
 
+def test_a_cut_window_goes_on_with_its_saved_hidden_states(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = DenseExpert("law", expert(tmp_path / "law", 1, **{**SMALL, "num_hidden_layers": 3}))
+    documents = all_counted([[(7 * token + number) % 256 for token in range(SHARD)] for number in (0, 1)])
+    trunk_contribution(own, documents, tmp_path / "whole")
+    passed, sums = list[tuple[int, int]](), Streamed.sums
+
+    def counting(streamed: Streamed, wanted: Collection[str]) -> ShardSums | None:
+        passed.append((streamed.layer, len(wanted)))
+        return sums(streamed, wanted)
+
+    monkeypatch.setattr(Streamed, "sums", counting)
+    monkeypatch.setattr(contribution, "_SECONDS", 0)
+    with pytest.raises(_CutError):
+        trunk_contribution(own, documents, tmp_path / "cut", computing=Computing(progress=Watched("trunk", 2)))
+    trunk_contribution(own, documents, tmp_path / "cut")
+    assert passed == [(0, 2), (1, 2), (1, 0), (2, 2)]  # the states behind layer 0 were saved, then layer 1's sums kept
+    assert (tmp_path / "cut").read_bytes() == (tmp_path / "whole").read_bytes()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["cut", "law", "whole"]
+
+
 def test_a_killed_run_leaves_no_output_and_goes_on(
-    folder: Path, whole: Path, computed: list[int], tmp_path: Path
+    folder: Path, whole: Path, computed: list[tuple[int, str]], tmp_path: Path
 ) -> None:
     done = run_command(*command(folder, tmp_path / "out"), script=KILLED.format(signal="SIGKILL"))
     assert done.returncode == -9, done.stderr
@@ -190,9 +191,8 @@ def test_a_killed_run_leaves_no_output_and_goes_on(
 
 @pytest.mark.parametrize("title", ["trunk statistics of art", "writing"])
 def test_a_changed_text_begins_its_statistics_anew(
-    folder: Path, computed: list[int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, title: str
+    folder: Path, computed: list[tuple[int, str]], tmp_path: Path, title: str
 ) -> None:
-    monkeypatch.setattr(contribution, "_JOURNAL_SECONDS", 0)
     text = Path(shutil.copy(folder / "art.jsonl", tmp_path / "art.jsonl"))
     given = [source(folder, "law"), source(folder, "art", text)]
     with pytest.raises(_CutError):
@@ -204,10 +204,10 @@ def test_a_changed_text_begins_its_statistics_anew(
     computed.clear()
     merge(given, tmp_path / "fresh", KEPT)
     assert files(tmp_path / "out") == files(tmp_path / "fresh")
-    assert again == len(computed) - shards_of(tmp_path / "fresh.work" / "trunk-law.safetensors")
+    assert again == len(computed) - LAYERS * shards_of(tmp_path / "fresh.work" / "trunk-law.safetensors")
 
 
-def test_kept_statistics_are_used_again(folder: Path, whole: Path, computed: list[int]) -> None:
+def test_kept_statistics_are_used_again(folder: Path, whole: Path, computed: list[tuple[int, str]]) -> None:
     before = files(whole)
     report = merge(sources(folder), whole, KEPT)
     assert computed == []
@@ -220,7 +220,7 @@ def test_kept_statistics_are_used_again(folder: Path, whole: Path, computed: lis
 
 # --- the output
 def test_another_version_in_the_output_is_refused_and_left_as_it_is(
-    folder: Path, whole: Path, computed: list[int]
+    folder: Path, whole: Path, computed: list[tuple[int, str]]
 ) -> None:
     before, recipe = files(whole), RECOMMENDED.model_copy(update={"solve": SolveOptions()})
     with pytest.raises(MoergeError, match="contains another version"):
@@ -248,7 +248,7 @@ def test_a_second_merge_into_the_same_folder_is_refused(folder: Path, tmp_path: 
 
 
 def test_a_disk_that_is_too_small_is_told_first_and_a_cut_run_s_files_count(
-    folder: Path, whole: Path, computed: list[int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    folder: Path, whole: Path, computed: list[tuple[int, str]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     own = DenseExpert("law", folder / "law").checkpoint.specs.values()
     asked = 2 * (sum(spec.bytes for spec in own) + 2 * 8 * HIDDEN * (HIDDEN + 1))
@@ -283,7 +283,7 @@ def test_many_documents_stay_whole_and_none_is_in_two_splits(folder: Path) -> No
 
 
 def test_too_little_text_is_refused_with_the_number_that_is_needed(
-    folder: Path, computed: list[int], tmp_path: Path
+    folder: Path, computed: list[tuple[int, str]], tmp_path: Path
 ) -> None:
     short = tmp_path / "short.txt"
     short.write_text("x" * (HIDDEN - 1))
@@ -424,15 +424,16 @@ def test_domains_that_lose_and_routers_that_are_badly_determined_are_warned_abou
     assert "warning: domain-1 loses 20.0 points" in printed(reported(scores))
 
 
-# --- slots and layer groups change no byte
+# --- threads and windows change no byte
 @given(
     lengths=st.lists(st.integers(1, 3 * SHARD), min_size=1, max_size=6),
-    slots=st.integers(2, 3),
+    slots=st.integers(1, 3),
     short=st.booleans(),
     kind=st.sampled_from(["trunk", "router"]),
 )
+@example(lengths=[SHARD] * 3, slots=1, short=True, kind="trunk")  # equal shards count once
 @examples(max_examples=12, deadline=None)
-def test_contributions_are_equal_whatever_the_slots_and_the_memory(
+def test_contributions_are_equal_whatever_the_threads_and_the_windows(
     folder: Path, tmp_path_factory: pytest.TempPathFactory, lengths: list[int], slots: int, short: bool, kind: str
 ) -> None:
     place, own = tmp_path_factory.mktemp("sums"), DenseExpert("law", folder / "law")
@@ -443,15 +444,18 @@ def test_contributions_are_equal_whatever_the_slots_and_the_memory(
         partial(trunk_contribution, own) if kind == "trunk" else partial(router_contribution, own, trunk)
     )
     one = made(documents, place / "one", computing=Computing(slots=1))
-    progress = Watched()
+    begun, begin = list[int](), Streamed.begin
+
+    def counting(streamed: Streamed, shards: Sequence[Shard], states: Path | None = None) -> int:
+        begun.append(len(shards))
+        return begin(streamed, shards, states)
+
+    shard = min(need(work, StatisticsSettings()).least, 4 * HIDDEN * sum(lengths))
     with pytest.MonkeyPatch.context() as patch:
-        if short:
-            short_of_memory(patch, work)
-        other = made(documents, place / "other", computing=Computing(slots=slots, progress=progress))
-    assert one.read_bytes() == other.read_bytes()
-    assert [title.rpartition(", ")[2] for title in progress.titles] == (
-        ["layers 0", "layers 1"] if short else [f"{kind} statistics of law"]
-    )
+        patch.setattr(Streamed, "begin", counting)
+        made(documents, place / "other", computing=Computing(slots=slots, host_memory=shard if short else None))
+    assert one.read_bytes() == (place / "other").read_bytes()
+    assert begun == ([1] * shards_of(one) if short else [shards_of(one)])
     assert sorted(path.name for path in place.iterdir()) == ["one", "other"]
 
 
