@@ -43,9 +43,20 @@ def add(
     Raises:
         MoergeError: an expert, a text, an option or the machine is unsuitable; names it and the remedy.
     """
+    job = job_of(version, out, settings or MergeSettings(), say)
+    with alone(job.work):
+        return _added(job, version, sources, texts or {})
+
+
+def job_of(version: Kept, out: Path, settings: MergeSettings, say: Callable[[str], None]) -> Job:
+    """The work of `add`, with the version's settings.
+
+    Raises:
+        MoergeError: the output is the version's folder.
+    """
     record = version.record
     own = replace(
-        settings or MergeSettings(),
+        settings,
         recipe=record.recipe,
         trunk=TrunkOptions(),
         base=None,
@@ -55,20 +66,12 @@ def add(
     )
     if out.resolve() == version.folder.resolve():
         raise MoergeError("is the folder of --from", where=f"--out {out}", todo="name a new folder")
-    job = Job(out, own, say)
-    with alone(job.work):
-        return _added(job, version, sources, texts or {})
+    return Job(out, own, say)
 
 
 def _added(job: Job, version: Kept, sources: Sequence[Source], texts: Mapping[str, Corpus]) -> Report:
     settings, trunk, old = job.settings, version.trunk, version.record.experts
-    job.check_out()
-    _check_new(sources, old)
-    if settings.recipe.fit:
-        for source in sources:
-            require_fittable(source.expert.config, source.expert.folder)
-    job.check_experts([source.expert for source in sources], trunk.config)
-    job.check_disk(sources)
+    check(job, version, sources)
     surveys = [job.surveyed(source) for source in sources]
     members = [job.expert(source.expert, each, trunk) for source, each in zip(sources, surveys, strict=True)]
     parts = [job.contribution(own, each, trunk) for own, each in zip(members, surveys, strict=True)]
@@ -105,6 +108,21 @@ def _added(job: Job, version: Kept, sources: Sequence[Source], texts: Mapping[st
     else:
         job.clear()
     return report
+
+
+def check(job: Job, version: Kept, sources: Sequence[Source]) -> int:
+    """Checks output, experts and disk; returns the missing bytes on it.
+
+    Raises:
+        MoergeError: as in `add`.
+    """
+    job.check_out()
+    _check_new(sources, version.record.experts)
+    if job.settings.recipe.fit:
+        for source in sources:
+            require_fittable(source.expert.config, source.expert.folder)
+    job.check_experts([source.expert for source in sources], version.trunk.config)
+    return job.check_disk(sources)
 
 
 def _check_new(sources: Sequence[Source], old: Sequence[KeptExpert]) -> None:

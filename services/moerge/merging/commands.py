@@ -82,6 +82,9 @@ def merge(
     slots: Annotated[
         int | None, typer.Option(min=1, help="Shards at a time on a CPU. Default: one per core, or fewer by memory.")
     ] = None,
+    host_memory: Annotated[
+        str | None, typer.Option(help="Memory for hidden states, such as 16GB. Default: half of the free memory.")
+    ] = None,
     license: Annotated[
         list[str] | None, typer.Option(help="NAME=SPDX: an expert's licence, for the model card; repeat.")
     ] = None,
@@ -90,6 +93,9 @@ def merge(
     ] = SCORED_TOKENS,
     keep_statistics: Annotated[
         bool, typer.Option("--keep-statistics", help="Keep OUT.work, so that experts can be added.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check everything, print the costs in memory and time, write nothing.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -100,7 +106,10 @@ def merge(
 
     --add needs neither the other experts nor their texts. The trunk stays, and doesn't contain the new expert.
 
-    Exit status: 0 merged; 1 an input, an option or the machine is unsuitable; 2 wrong usage; 130 interrupted.
+    --dry-run reads experts and texts, and measures a layer of each pass. Experts don't write texts by prompts.
+
+    Exit status: 0 merged or checked; 1 an input, an option or the machine is unsuitable; 2 wrong usage; 130
+    interrupted.
 
     Example: moerge merge --expert code=./code --text code='code/*.jsonl' --expert law=org/name --text law=law.txt
     --out merged
@@ -108,9 +117,12 @@ def merge(
     from transformers.utils import logging
 
     from moerge.merging import arguments
+    from moerge.merging import dry_run as dry
     from moerge.merging.adding import add as run_add
+    from moerge.merging.costs import Costs
     from moerge.merging.merge import MergeSettings
     from moerge.merging.merge import merge as run_merge
+    from moerge.merging.report import Report
     from moerge.models.expert_folder import DenseExpert
     from moerge.models.sources import checkpoint_folder, hub_id
     from moerge.progress import progress
@@ -132,16 +144,25 @@ def merge(
         expert_rank=chosen.rank,
         statistics=chosen.statistics,
         scored_tokens=scored_tokens,
-        computing=Computing(device=device, slots=slots or os.cpu_count() or 1, progress=progress()),
+        computing=Computing(
+            device=device,
+            slots=slots or os.cpu_count() or 1,
+            host_memory=arguments.host_memory(host_memory),
+            progress=progress(),
+        ),
         keep_statistics=keep_statistics,
     )
+    report: Report | Costs
     if version is None:
-        report = run_merge(arguments.sources("--expert", expert or (), texts, license or ()), out, settings, say)
+        sources = arguments.sources("--expert", expert or (), texts, license or ())
+        report = (dry.merge if dry_run else run_merge)(sources, out, settings, say)
     else:
         again = arguments.again(version, texts)
-        report = run_add(
-            arguments.sources("--add", add or (), texts, license or (), again), version, out, settings, say, again
-        )
+        sources = arguments.sources("--add", add or (), texts, license or (), again)
+        if dry_run:
+            report = dry.add(sources, version, out, settings, say)
+        else:
+            report = run_add(sources, version, out, settings, say, again)
     if as_json:
         show_json(report.to_json())
         return

@@ -102,7 +102,7 @@ class Job:
 
     def check_out(self) -> None:
         """Requires a new folder, or the version of an interrupted run, which has a work folder."""
-        found, begun = _names(self.out), _names(self.work) != {LOCK}
+        found, begun = _names(self.out), _names(self.work) - {LOCK}
         if self.out.is_file() or (found and not (begun and LINEAGE_FILE in found)):
             todo = "name a new folder, or remove this one"
             raise MoergeError("the folder is not empty", where=str(self.out), todo=todo)
@@ -117,9 +117,12 @@ class Job:
             for each in experts:
                 require_finite(each.checkpoint, tracker)
 
-    def check_disk(self, sources: Sequence[Source]) -> None:
-        """The output has the trunk and all MLPs; the work folder a trunk and the sums, and experts that are fitted or
-        of low rank."""
+    def check_disk(self, sources: Sequence[Source]) -> int:
+        """Requires, and returns, the missing bytes of output and work.
+
+        The output has the trunk and all MLPs; the work folder a trunk and the sums, and experts that are fitted
+        or of low rank.
+        """
         hidden, total = 0, 0
         for source in sources:
             config, own = source.expert.config, source.expert.checkpoint
@@ -128,10 +131,11 @@ class Job:
             total += size + 8 * hidden * (hidden + 1) * int(config.num_hidden_layers)
             total += size if self.settings.recipe.fit or self.settings.expert_rank is not None else 0
         total -= sum(path.stat().st_size for path in self.work.rglob("*") if path.is_file())  # of an interrupted run
-        free = shutil.disk_usage(self.work).free
+        free = shutil.disk_usage(next(each for each in self.work.absolute().parents if each.is_dir())).free
         if free < total and not _names(self.out):
             found = f"output and work need up to {decimal(total)} more; {decimal(free)} are free"
             raise MoergeError(found, where=str(self.work), todo="make room, or name --out on a larger disk")
+        return max(0, total)
 
     def surveyed(self, source: Source) -> Survey:
         """A domain's texts, which the expert writes first if there are only prompts.
@@ -168,6 +172,19 @@ class Job:
         rank, base = self.settings.expert_rank, self.settings.base
         return own if rank is None or base is None else low_rank_expert(own, base, rank, self.work, self.progress)
 
+    def fitting_memory(self, own: DenseExpert) -> int:
+        """The bytes to fit an expert's MLPs.
+
+        Raises:
+            MoergeError: they aren't free.
+        """
+        asked = fitting_bytes(own, fitting_tokens(int(own.config.hidden_size)))
+        free = free_bytes(self.settings.computing.device)
+        if free is not None and asked > free:
+            needs = f"fitting needs {decimal(asked)} of memory; {decimal(free)} are free"
+            raise MoergeError(needs, where="--fit", todo="merge without --fit, or on a larger machine")
+        return asked
+
     def expert(self, own: DenseExpert, found: Survey, trunk: LocalTrunk) -> DenseExpert:
         """The expert, or with a fit the fitted expert."""
         if not self.settings.recipe.fit:
@@ -179,10 +196,7 @@ class Job:
         name = digest_of({"expert": own.digest, "trunk": trunk.digest, "rows": shard_name(b"", rows)})
         folder = self.work / f"fitted-{own.domain}-{name[:16]}"
         if not folder.is_dir():
-            asked, free = fitting_bytes(own, fitting_tokens(hidden)), free_bytes(self.settings.computing.device)
-            if free is not None and asked > free:
-                needs = f"fitting needs {decimal(asked)} of memory; {decimal(free)} are free"
-                raise MoergeError(needs, where="--fit", todo="merge without --fit, or on a larger machine")
+            self.fitting_memory(own)
             part = self.work / f".{folder.name}.part"
             shutil.rmtree(part, ignore_errors=True)  # of a killed run
             total = sum(row.count for row in rows) * int(own.config.num_hidden_layers)

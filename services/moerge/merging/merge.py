@@ -46,10 +46,7 @@ def merge(
 
 def _merged(job: Job, sources: Sequence[Source]) -> Report:
     settings, experts = job.settings, [source.expert for source in sources]
-    job.check_out()
-    _check_options(settings, sources)
-    job.check_experts(experts if settings.base is None else [settings.base, *experts])
-    job.check_disk(sources)
+    check(job, sources)
     surveys = [job.surveyed(source) for source in sources]
     experts = [job.reduced(own) for own in experts]
     trunk = _trunk(job, experts, surveys)
@@ -77,6 +74,19 @@ def _merged(job: Job, sources: Sequence[Source]) -> Report:
     else:
         job.clear()
     return report
+
+
+def check(job: Job, sources: Sequence[Source]) -> int:
+    """Checks output, options, experts and disk; returns the missing bytes on it.
+
+    Raises:
+        MoergeError: as in `merge`.
+    """
+    settings, experts = job.settings, [source.expert for source in sources]
+    job.check_out()
+    _check_options(settings, sources)
+    job.check_experts(experts if settings.base is None else [settings.base, *experts])
+    return job.check_disk(sources)
 
 
 def _check_options(settings: MergeSettings, sources: Sequence[Source]) -> None:

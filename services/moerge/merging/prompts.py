@@ -71,6 +71,17 @@ class Writer:
         return {"messages": turns, **fields}
 
 
+def checked(expert: DenseExpert, prompts: Prompts, context: int) -> tuple[Writer, list[list[int]]]:
+    """The expert's writer, and the tokens of each prompt; arguments and errors are those of `written`."""
+    tokenizer = AutoTokenizer.from_pretrained(
+        tokenizer_folder(expert.folder), local_files_only=True, trust_remote_code=False, padding_side="left"
+    )
+    writer = Writer(tokenizer, prompts.texts)
+    begun = [writer.ids(prompt) for prompt in prompts.texts]
+    _check(writer, begun, context, f"--prompt {expert.domain}")
+    return writer, begun
+
+
 def written(expert: DenseExpert, prompts: Prompts, context: int, work: Path, device: str, progress: Progress) -> Corpus:
     """The texts that an expert writes by its prompts in turn, as JSON Lines in `work`; an interrupted run continues.
 
@@ -87,12 +98,9 @@ def written(expert: DenseExpert, prompts: Prompts, context: int, work: Path, dev
     Raises:
         MoergeError: a prompt is too long or empty, or has the chat template's tokens; or memory is short.
     """
-    tokenizer = AutoTokenizer.from_pretrained(
-        tokenizer_folder(expert.folder), local_files_only=True, trust_remote_code=False, padding_side="left"
-    )
-    writer, where = Writer(tokenizer, prompts.texts), f"--prompt {expert.domain}"
-    begun = [writer.ids(prompt) for prompt in prompts.texts]
-    _check(writer, begun, context, where)
+    where = f"--prompt {expert.domain}"
+    writer, begun = checked(expert, prompts, context)
+    tokenizer = writer.tokenizer
     name = digest_of([expert.digest, list(prompts.texts), prompts.tokens, context, device])
     path = work / f"generated-{expert.domain}-{name[:16]}.jsonl"
     lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
@@ -100,7 +108,8 @@ def written(expert: DenseExpert, prompts: Prompts, context: int, work: Path, dev
     with progress.track(f"texts of {expert.domain} by its expert", prompts.tokens, "tokens") as tracker:
         tracker.advance(min(done, prompts.tokens))
         if done < prompts.tokens:
-            model = _loaded(expert, device, where)
+            writing_memory(expert, device)
+            model = load(expert.folder, device=device)
         while done < prompts.tokens:
             number = len(lines) // BATCH
             chosen = [place % len(begun) for place in range(number * BATCH, (number + 1) * BATCH)]
@@ -131,13 +140,19 @@ def _check(writer: Writer, begun: Sequence[Sequence[int]], context: int, where: 
             raise MoergeError(f"a prompt contains {found!r}", where=where, todo=todo)
 
 
-def _loaded(expert: DenseExpert, device: str, where: str) -> PreTrainedModel:
+def writing_memory(expert: DenseExpert, device: str) -> int:
+    """The bytes of an expert that writes texts.
+
+    Raises:
+        MoergeError: they aren't free.
+    """
     asked = 4 * sum(torch.Size(spec.shape).numel() for spec in expert.checkpoint.specs.values())
     free = free_bytes(device)
     if free is not None and asked > free:
         found = f"writing texts needs {decimal(asked)} of memory; {decimal(free)} are free"
-        raise MoergeError(found, where=where, todo="give --text instead, or use a larger machine")
-    return load(expert.folder, device=device)
+        todo = "give --text instead, or use a larger machine"
+        raise MoergeError(found, where=f"--prompt {expert.domain}", todo=todo)
+    return asked
 
 
 @torch.inference_mode()

@@ -225,7 +225,7 @@ def _fill(
     """Writes the sums of all shards to `path`; goes on with its journal."""
     settings, journal = blank.settings, _journal(path, blank, sizes)
     missing, every = sizes.keys() - journal.complete, sum(sizes.values())
-    threads, room = _room(work, settings, computing, every)
+    threads, room = room_of(work, settings, computing, every)
     size = WindowSize(room.states, room.need.token, every)
 
     def left() -> Iterator[Shard]:
@@ -256,8 +256,8 @@ def _journal(path: Path, blank: Manifest, sizes: Mapping[str, int]) -> Journal:
     return Journal(path, blank)
 
 
-def _room(work: Pass, settings: StatisticsSettings, computing: Computing, tokens: int) -> tuple[int, Room]:
-    """The number of threads that fit into memory, and the room for hidden states.
+def room_of(work: Pass, settings: StatisticsSettings, computing: Computing, tokens: int) -> tuple[int, Room]:
+    """The number of threads that fit into memory, and the room for hidden states of so many tokens.
 
     Raises:
         MoergeError: not even one fits.

@@ -4,9 +4,12 @@ from dataclasses import dataclass
 
 from rich.filesize import decimal
 
+from moerge.documents.shards import Shard
 from moerge.models.dense import DenseWeights
+from moerge.models.tokens import Tokens
 from moerge.statistics.memory import Room
 from moerge.statistics.passes import Pass
+from moerge_proto.statistics_file import StatisticsSettings
 
 
 @dataclass(frozen=True)
@@ -32,10 +35,17 @@ class Estimate:
 
 
 def estimate(work: Pass, room: Room, tokens: int, tokens_per_second: float, processes: int = 1) -> Estimate:
-    """The cost of a pass over a text; `room` is of each process, the rate of all together."""
-    share = -(-tokens // processes)
-    windows = processes * max(1, -(-share * room.need.token // room.states))
+    """The cost of a pass over a text, in shards of equal size; `room` is of each process, the rate of all together."""
+    states = -(-tokens // processes) * room.need.token
+    shards = max(1, states // room.need.least)
+    windows = processes * -(-shards // max(1, room.states * shards // states))
     return Estimate(tokens, windows, windows * stored(work.weights()), tokens / tokens_per_second)
+
+
+def largest(settings: StatisticsSettings) -> Shard:
+    """A shard of one micro-batch of the largest shape."""
+    rows = max(1, settings.batch_tokens // settings.context)
+    return Shard("largest", [Tokens([0] * settings.context)] * rows, rows)
 
 
 def stored(weights: DenseWeights) -> int:

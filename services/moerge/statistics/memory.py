@@ -197,7 +197,7 @@ def too_large(
     chosen = "" if host_memory is None else f"--host-memory is {decimal(host_memory)}"
     ways = []
     if host_memory is not None:
-        ways.append(f"--host-memory {decimal(slots.processes * least).replace(' ', '')} or more")
+        ways.append(f"--host-memory {-(-slots.processes * least // 10**6)}MB or more")
     if slots.processes > 1:
         ways.append(f"--slots {slots.processes // 2}")
     if settings.precision == "float32":

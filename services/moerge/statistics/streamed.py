@@ -153,21 +153,34 @@ class Streamed:
         return self.layer
 
     def pace(self, shard: Shard) -> float:
-        """The seconds of a token through all layers, measured on the first one; its sums are rounded, too."""
+        """The seconds of a token through all layers, measured on the first one with the shard on each thread.
+
+        Sums of one thread are rounded, too.
+        """
         self.begin([shard])
-        decoder, own, states = self._decoders[0], self._batches[shard.name], self._states[shard.name]
-        with one_thread(), torch.inference_mode():
-            decoder.hold(0, self._files.layer(0))
+        own, states = self._batches[shard.name], self._states[shard.name]
+
+        @torch.inference_mode()
+        def summed(decoder: Decoder) -> list[Sum]:
+            sums = [Sum() for _ in self._inputs[0]]
+            for batch, before in zip(own, states, strict=True):
+                decoder.through(0, batch, before, self._inputs[0], sums)
+            self._synchronise()
+            return sums
+
+        with one_thread():
+            tensors = self._files.layer(0)
+            for decoder in self._decoders:
+                decoder.hold(0, tensors)
             for _ in range(2):  # the first time includes preparations
-                begun, sums = time.perf_counter(), [Sum() for _ in self._inputs[0]]
-                for batch, before in zip(own, states, strict=True):
-                    decoder.through(0, batch, before, self._inputs[0], sums)
-                self._synchronise()
+                begun = time.perf_counter()
+                [sums, *_] = list(self._threads.map(summed, self._decoders))
                 seconds = time.perf_counter() - begun
             for each, one in zip(self._inputs[0], sums, strict=True):
                 one.gram(each.exponent, each.gains)
-            decoder.release(0)
-        return seconds * self.layers / shard.tokens
+            for decoder in self._decoders:
+                decoder.release(0)
+        return seconds * self.layers / (shard.tokens * len(self._decoders))
 
     def sums(self, wanted: Collection[str]) -> ShardSums | None:
         """Computes the next layer; returns its sums over the wanted shards of the window, None without any."""

@@ -13,9 +13,9 @@ from ray.exceptions import RayError, RayTaskError
 
 from moerge.documents.shards import Shard
 from moerge.errors import MoergeError
-from moerge.models.tokens import Tokens
 from moerge.statistics import memory
 from moerge.statistics.accumulate import ShardSums
+from moerge.statistics.estimate import largest
 from moerge.statistics.memory import is_out_of_memory, too_large
 from moerge.statistics.passes import Pass
 from moerge.statistics.streamed import Streamed
@@ -316,9 +316,3 @@ class _Pool:
         ray.shutdown()
         self._connect()
         self._begin()
-
-
-def largest(settings: StatisticsSettings) -> Shard:
-    """A shard of one micro-batch of the largest shape."""
-    rows = max(1, settings.batch_tokens // settings.context)
-    return Shard("largest", [Tokens([0] * settings.context)] * rows, rows)

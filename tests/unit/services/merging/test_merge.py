@@ -371,6 +371,7 @@ def test_ctrl_c_ends_with_130_and_without_an_output(folder: Path, tmp_path: Path
         (["--lambda=0"], 1, "--lambda"),
         (["--expert-rank=some"], 1, "--expert-rank: expected a number of at least 1, or auto; found 'some'"),
         (["--slots=0"], 2, "--slots"),
+        (["--host-memory=much"], 1, "--host-memory: expected a size, found 'much'"),
     ],
 )
 def test_wrong_options_are_told_with_their_exit_status(

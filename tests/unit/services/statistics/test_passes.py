@@ -140,6 +140,17 @@ def test_windows_threads_and_saved_hidden_states_change_no_integer(tmp_path: Pat
     require_same(replace(expected, arrays=arrays), expected)
 
 
+@pytest.mark.parametrize("threads", [1, 2])
+def test_measuring_the_pace_changes_no_integer(tmp_path: Path, threads: int) -> None:
+    for work in both_passes(expert(tmp_path / "expert", 1)):
+        streamed, shard = Streamed(work, 150, threads), Shard("one", ROWS, len(ROWS))
+        assert streamed.pace(shard) > 0
+        assert streamed.begin([shard]) == 0
+        found, expected = streamed.sums({"one"}), sums_of(work, ROWS, 150)
+        assert found is not None
+        require_same(found, replace(expected, arrays={name: expected.arrays[name] for name in found.arrays}))
+
+
 def test_layers_that_nobody_wants_are_passed_and_the_last_one_is_not_computed(tmp_path: Path) -> None:
     router, _ = both_passes(expert(tmp_path / "expert", 1))
     expected = sums_of(router, ROWS, 150)

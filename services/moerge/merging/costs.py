@@ -1,0 +1,98 @@
+"""The costs of a merge, told by a dry run."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from rich.console import RenderableType
+from rich.filesize import decimal
+from rich.table import Table
+
+from moerge.statistics.estimate import Estimate, duration
+
+
+@dataclass(frozen=True)
+class PassCost:
+    """A pass over one domain's text.
+
+    Attributes:
+        domain: its label.
+        kind: of the statistics.
+        device: bytes where the model is.
+        host: bytes of host memory, which include `device` if the model is there.
+        estimate: tokens, windows, bytes of weights read, seconds.
+    """
+
+    domain: str
+    kind: Literal["trunk", "router"]
+    device: int
+    host: int
+    estimate: Estimate
+
+    def to_json(self) -> dict[str, object]:
+        """The cost as data for JSON."""
+        return {"domain": self.domain, "pass": self.kind, **_figures([self])}
+
+
+@dataclass(frozen=True)
+class Costs:
+    """The costs of a merge, which has not begun.
+
+    Attributes:
+        folder: of the output.
+        passes: in their order.
+        memory: other step -> its bytes of memory.
+        disk: bytes that output and work still need.
+        unknown: sentences about costs that can't be told.
+    """
+
+    folder: str
+    passes: Sequence[PassCost]
+    memory: Mapping[str, int]
+    disk: int
+    unknown: Sequence[str]
+
+    def to_json(self) -> dict[str, object]:
+        """The costs as data for JSON; sizes in bytes."""
+        return {
+            "folder": self.folder,
+            "passes": [each.to_json() for each in self.passes],
+            "total": _figures(self.passes),
+            "memory": dict(self.memory),
+            "disk": self.disk,
+            "unknown": list(self.unknown),
+        }
+
+    def render(self) -> Iterator[RenderableType]:
+        """A table and sentences for a terminal."""
+        table = Table("domain", "pass", "tokens", "device", "host", "windows", "read", "time", title="Passes")
+        for column in table.columns[2:]:
+            column.justify = "right"
+        for each in self.passes:
+            table.add_row(each.domain, each.kind, *_cells([each]))
+        table.add_section()
+        table.add_row("total", "", *_cells(self.passes))
+        yield table
+        yield "Columns: memory where the model is; host memory, with the model on a CPU; weights read; time to compute."
+        yield f"Memory of other steps: {', '.join(f'{step} {decimal(size)}' for step, size in self.memory.items())}."
+        yield f"Disk: output and work need up to {decimal(self.disk)} more."
+        yield from self.unknown
+        yield "Nothing was written."
+
+
+def _figures(passes: Sequence[PassCost]) -> dict[str, float]:
+    """Passes run one after the other: the most memory, and the sums of the other figures."""
+    return {
+        "tokens": sum(each.estimate.tokens for each in passes),
+        "device_memory": max(each.device for each in passes),
+        "host_memory": max(each.host for each in passes),
+        "windows": sum(each.estimate.windows for each in passes),
+        "read": sum(each.estimate.read for each in passes),
+        "seconds": sum(each.estimate.seconds for each in passes),
+    }
+
+
+def _cells(passes: Sequence[PassCost]) -> list[str]:
+    found = _figures(passes)
+    sizes = [decimal(int(found[name])) for name in ("device_memory", "host_memory", "read")]
+    return [f"{found['tokens']:,}", *sizes[:2], f"{found['windows']:,}", sizes[2], duration(found["seconds"])]

@@ -1,0 +1,178 @@
+"""A dry run checks and tells what the merge takes, and writes nothing."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from moerge.documents.shards import Shard
+from moerge.errors import MoergeError
+from moerge.merging import dry_run
+from moerge.merging.adding import add
+from moerge.merging.costs import Costs
+from moerge.merging.kept import kept
+from moerge.merging.merge import MergeSettings, Source, merge
+from moerge.merging.prompts import Prompts
+from moerge.statistics.contribution import Computing
+from moerge.statistics.streamed import Streamed
+from moerge_proto.options import PAPER, RECOMMENDED
+from support.merging import HIDDEN, SMALL, files, source
+from support.models import expert, texts
+from support.processes import run_command
+
+ONE_SHARD = 64 * HIDDEN * 4 * HIDDEN  # bytes of its hidden states
+SETTINGS = MergeSettings(scored_tokens=500)
+BOTH = [("law", "trunk"), ("art", "trunk"), ("law", "router"), ("art", "router")]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("dry")
+    for seed, domain in enumerate(("law", "art", "code"), 1):
+        expert(made / domain, seed, **SMALL)
+        documents = [f"{seed}{number:03}" * 32 for number in range(90)]  # of one length, without padding
+        (made / f"{domain}.jsonl").write_text("".join(json.dumps({"text": each}) + "\n" for each in documents))
+    return made
+
+
+@pytest.fixture
+def windows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The number of shards in each computed window."""
+    seen, begin = list[int](), Streamed.begin
+
+    def counting(streamed: Streamed, shards: Sequence[Shard], states: Path | None = None) -> int:
+        seen.append(len(shards))
+        return begin(streamed, shards, states)
+
+    monkeypatch.setattr(Streamed, "begin", counting)
+    return seen
+
+
+def sources(folder: Path, *domains: str) -> list[Source]:
+    return [source(folder, each) for each in domains or ("law", "art")]
+
+
+def of(costs: Costs) -> list[tuple[str, str]]:
+    return [(each.domain, each.kind) for each in costs.passes]
+
+
+@pytest.mark.parametrize("host_memory", [None, 7 * ONE_SHARD // 2])
+def test_the_costs_are_those_of_the_merge_that_follows(
+    folder: Path, tmp_path: Path, windows: list[int], host_memory: int | None
+) -> None:
+    settings = replace(SETTINGS, computing=Computing(host_memory=host_memory))
+    costs = dry_run.merge(sources(folder), tmp_path / "new" / "out", settings)
+    assert list(tmp_path.iterdir()) == []
+    assert of(costs) == BOTH
+    windows.clear()
+    report = merge(sources(folder), tmp_path / "out", settings)
+    assert [each.estimate.tokens for each in costs.passes] == [counts.tokens for counts in report.counts] * 2
+    told = sum(each.estimate.windows for each in costs.passes)
+    assert told == 4 if host_memory is None else told > 8
+    assert told <= len(windows) <= told + (0 if host_memory is None else 4)  # a last shard may be larger
+    [one] = {each.estimate.read / each.estimate.windows for each in costs.passes}
+    assert one == sum(
+        spec.bytes for name, spec in sources(folder)[0].expert.checkpoint.specs.items() if ".layers." in name
+    )
+
+
+def test_less_host_memory_costs_more_windows_and_reading(folder: Path, tmp_path: Path) -> None:
+    some, most = (
+        dry_run.merge(sources(folder), tmp_path / "out", replace(SETTINGS, computing=Computing(host_memory=size)))
+        for size in (ONE_SHARD, None)
+    )
+    for less, more in zip(some.passes, most.passes, strict=True):
+        assert less.device == more.device < less.host < more.host
+        assert less.estimate.windows > more.estimate.windows == 1
+        assert less.estimate.read == less.estimate.windows * more.estimate.read
+    with pytest.raises(MoergeError, match="--host-memory is 1 byte") as raised:
+        dry_run.merge(sources(folder), tmp_path / "out", replace(SETTINGS, computing=Computing(host_memory=1)))
+    assert "--host-memory 1MB or more" in raised.value.todo
+
+
+def test_other_steps_are_those_of_the_recipe(folder: Path, tmp_path: Path) -> None:
+    fitted = RECOMMENDED.model_copy(update={"method": "moerge", "fit": True})
+    paper, fit = (
+        dry_run.merge(sources(folder), tmp_path / "out", replace(SETTINGS, recipe=recipe)) for recipe in (PAPER, fitted)
+    )
+    assert (of(paper), list(paper.memory)) == (BOTH[2:], ["merging the trunk", "solving the routers"])
+    assert (of(fit), list(fit.memory)) == (BOTH, ["merging the trunk", "fitting MLPs", "solving the routers"])
+    assert min([*paper.memory.values(), *fit.memory.values()]) > 0
+
+
+def test_an_unsuitable_input_is_refused_as_in_the_merge(folder: Path, tmp_path: Path) -> None:
+    short = tmp_path / "short.txt"
+    short.write_text("x")
+    expert(tmp_path / "odd", 2, **{**SMALL, "rms_norm_eps": 1e-3})
+    texts(tmp_path / "odd.jsonl", 2, documents=90)
+    for other, found in ((source(folder, "art", short), "tokens"), (source(tmp_path, "odd"), "differs")):
+        with pytest.raises(MoergeError, match=found) as raised:
+            dry_run.merge([source(folder, "law"), other], tmp_path / "out", SETTINGS)
+        with pytest.raises(MoergeError) as expected:
+            merge([source(folder, "law"), other], tmp_path / "out", SETTINGS)
+        assert str(raised.value) == str(expected.value)
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "moerge.json").write_text("mine")
+    with pytest.raises(MoergeError, match="not empty"):
+        dry_run.merge(sources(folder), tmp_path / "out", SETTINGS)
+    assert not (tmp_path / "out.work").exists()
+
+
+def test_an_addition_has_one_pass_under_the_version_s_trunk(folder: Path, tmp_path: Path, windows: list[int]) -> None:
+    merge(sources(folder), tmp_path / "merged", replace(SETTINGS, keep_statistics=True))
+    before, version = files(tmp_path), kept(tmp_path / "merged")
+    costs = dry_run.add(sources(folder, "code"), version, tmp_path / "out", SETTINGS)
+    assert (of(costs), list(costs.memory)) == ([("code", "router")], ["solving the routers"])
+    assert files(tmp_path) == before
+    windows.clear()
+    add(sources(folder, "code"), version, tmp_path / "out", SETTINGS)
+    assert len(windows) == costs.passes[0].estimate.windows
+    with pytest.raises(MoergeError, match="is the expert of 'law'"):
+        dry_run.add(
+            [replace(each, expert=replace(each.expert, domain="new")) for each in sources(folder, "law")],
+            version,
+            tmp_path / "other",
+            SETTINGS,
+        )
+
+
+def test_texts_are_not_written_by_prompts_and_interrupted_work_stays(folder: Path, tmp_path: Path) -> None:
+    work = tmp_path / "out.work"
+    work.mkdir()
+    (work / "generated-art.jsonl").write_text("some")
+    written = replace(source(folder, "art"), corpus=Prompts(["abc"], 2_000))
+    costs = dry_run.merge([source(folder, "law"), written], tmp_path / "out", SETTINGS)
+    assert [each.estimate.tokens for each in costs.passes if each.domain == "art"] == [2_000, 2_000]
+    assert costs.memory["writing texts of art"] > 0
+    assert any(line.startswith("Unknown: the time to write the text of art") for line in costs.unknown)
+    assert any(str(work) in line for line in costs.unknown)
+    assert files(tmp_path) == {"out.work/generated-art.jsonl": files(work)["generated-art.jsonl"]}
+    with pytest.raises(MoergeError, match="a prompt is empty"):
+        dry_run.merge([source(folder, "law"), replace(written, corpus=Prompts([" "], 9))], tmp_path / "out", SETTINGS)
+
+
+def test_the_command_prints_the_costs_as_json_or_in_80_columns(folder: Path, tmp_path: Path) -> None:
+    given = [
+        f"--{option}={name}={folder / name}{end}"
+        for name in ("law", "art")
+        for option, end in (("expert", ""), ("text", ".jsonl"))
+    ]
+    done = run_command("merge", *given, f"--out={tmp_path / 'out'}", "--dry-run", "--host-memory=1MB", "--json")
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert [(each["domain"], each["pass"]) for each in told["passes"]] == BOTH
+    for name, total in told["total"].items():
+        every = [each[name] for each in told["passes"]]
+        assert total == pytest.approx(max(every) if "memory" in name else sum(every))
+    assert list(tmp_path.iterdir()) == []
+    costs = dry_run.merge(sources(folder), tmp_path / "out", SETTINGS)
+    console = Console(width=80, force_terminal=False)
+    with console.capture() as shown:
+        for part in costs.render():
+            console.print(part)
+    lines = shown.get().splitlines()
+    assert max(map(len, lines)) <= 80
+    assert sum(line.startswith(("│ law ", "│ art ", "│ total ")) for line in lines) == 5
