@@ -3,6 +3,7 @@
 import secrets
 import shutil
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -62,7 +63,7 @@ def checks(settings: Settings) -> Iterator[Line]:
         yield (memory := _line("memory", machine.memory))
         if memory.problem is None:
             yield (ray := _line("Ray", machine.ray))
-            if ray.problem is None and machine.tokens:
+            if ray.problem is None and machine.tokens and machine.rate:
                 yield _line("pass", machine.estimate)
     if not settings.coordinator:
         return
@@ -97,6 +98,19 @@ def _line(name: str, look: Callable[[], str]) -> Line:
         return Line(name, "", problem)
 
 
+class _Places:
+    """Counts the actors of each device, with its node in a cluster."""
+
+    def __init__(self) -> None:
+        self.devices = Counter[str]()
+
+    def ready(self, slot: int, device: str) -> None:
+        self.devices[device] += 1
+
+    def finished(self, slot: int, tokens: int) -> None: ...
+    def lost(self, slot: int) -> None: ...
+
+
 @dataclass
 class _Machine:
     """The checks of this machine; `said`: remarks about the data."""
@@ -106,7 +120,7 @@ class _Machine:
     said: list[str] = field(default_factory=list)
     tokens: int = 0
     _room: Room = field(init=False)
-    _rate: float = field(init=False)
+    rate: float = 0.0
 
     @property
     def _work(self) -> RouterPass:
@@ -171,15 +185,18 @@ class _Machine:
         return said if free.host is None else f"{said}; this machine has {decimal(free.host)}"
 
     def ray(self) -> str:
-        settings, said = self.settings, self.said.append
-        slots = Slots(settings.ray_address, settings.slots, settings.statistics, said)
-        self._rate = slots.probe(self._work)
-        done = f"{settings.slots} actors on {settings.device} computed a layer of a micro-batch each"
-        return f"{done}, at about {self._rate:,.0f} tokens/s through all layers"
+        settings, said, places = self.settings, self.said.append, _Places()
+        if settings.ray_address is not None and is_adapter(self.own.folder):
+            return "not started: `run` merges the adapter first, and copies the result to nodes that don't see it"
+        slots = Slots(settings.ray_address, settings.slots, settings.statistics, said, places)
+        self.rate = slots.probe(self._work)
+        counted = ", ".join(f"{number} on {device}" for device, number in sorted(places.devices.items()))
+        done = f"{settings.slots} actors computed a layer of a micro-batch each: {counted}"
+        return f"{done}, at about {self.rate:,.0f} tokens/s through all layers"
 
     def estimate(self) -> str:
         """The cost of a contribution."""
-        return str(estimate(self._work, self._room, self.tokens, self._rate, self.settings.slots))
+        return str(estimate(self._work, self._room, self.tokens, self.rate, self.settings.slots))
 
 
 @dataclass

@@ -2,6 +2,7 @@
 
 import inspect
 import os
+from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
 from datetime import timedelta
@@ -20,7 +21,7 @@ from moerge_proto.signatures import fingerprint, in_groups
 from moerge_workers.leaving import budget, owner_key
 from moerge_workers.leaving.history import History
 from moerge_workers.settings import Settings, home_of, read_settings
-from moerge_workers.watching.status import is_running, read_state
+from moerge_workers.watching.status import State, is_running, read_state
 
 app = typer.Typer(no_args_is_help=True, help="Run a domain owner's worker.")
 
@@ -342,6 +343,7 @@ def status(domain: Domain = None, home: Home = None, as_json: AsJson = False) ->
             "trunk": state.trunk or "none yet",
             "stage": state.stage.value if running else "ended",
             "shards": f"{state.shards_done} of {state.shards_total}",
+            "slots": _devices(state) if running else "none now",
             "rate": f"{rate:,.0f} tokens/s" if rate else "none now",
             "time left": "unknown" if left is None else str(timedelta(seconds=left)),
             "said last": f"{state.said} ({state.at:%Y-%m-%d %H:%M:%S} UTC)",
@@ -353,3 +355,9 @@ def status(domain: Domain = None, home: Home = None, as_json: AsJson = False) ->
     lines["waits for your answer"] = "; ".join(f"{item.digest[:12]} {item.about}" for item in waiting) or "nothing"
     for name, text in lines.items():
         typer.echo(f"{name}: {text}")
+
+
+def _devices(state: State) -> str:
+    """The devices of the current slots, with their nodes in a cluster."""
+    counted = Counter(slot.device for slot in state.slots.values())
+    return ", ".join(f"{number} on {device}" for device, number in sorted(counted.items())) or "none now"

@@ -65,7 +65,7 @@ class _Keys:
 
     def __init__(self, place: S3, folder: str, retried: timedelta = _RETRIED) -> None:
         self._place = place
-        _require_credentials(os.environ)
+        require_credentials(os.environ, "s3")
         with self._told():
             self._store = S3Store(
                 place.bucket,
@@ -88,14 +88,9 @@ class _Keys:
             raise self._failed(error) from error
 
     def _failed(self, error: Exception) -> MoergeError:
-        """The failure in one line: obstore's messages go on with URLs, times and a dump of many lines."""
-        if (answer := _ANSWER.search(str(error))) is not None:
-            reason = f"{answer[1]}: {answer[2]}"
-        else:
-            reason = str(error).partition("\n")[0].rpartition(" - ")[2].replace("HTTP error:", "no answer,")
         place = f"bucket {self._place.bucket!r} at {self._place.endpoint or 'AWS'}"
         todo = "check that the store runs, the settings in [s3] and the AWS_* variables"
-        return MoergeError(f"{place} can't be used: {reason}", where="s3", todo=todo)
+        return MoergeError(f"{place} can't be used: {reason_of(error)}", where="s3", todo=todo)
 
     def require_usable(self) -> None:
         """Lists the bucket, because some stores make one at a write, then writes an object.
@@ -152,11 +147,23 @@ class _Keys:
             return obstore.sign(self._store, "GET", self.key(name), _URL_LASTS)
 
 
-def _require_credentials(environment: Mapping[str, str]) -> None:
+def reason_of(error: Exception) -> str:
+    """An error of obstore in one line; its message goes on with URLs, times and a dump of many lines."""
+    if (answer := _ANSWER.search(str(error))) is not None:
+        return f"{answer[1]}: {answer[2]}"
+    return str(error).partition("\n")[0].rpartition(" - ")[2].replace("HTTP error:", "no answer,")
+
+
+def require_credentials(environment: Mapping[str, str], where: str) -> None:
+    """Requires variables with credentials.
+
+    Raises:
+        MoergeError: at `where`; there are none.
+    """
     if not any(all(environment.get(name) for name in names) for names in _CREDENTIALS):
         todo = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY; "
         todo += "on a cloud machine with a role of its own, set AWS_METADATA_ENDPOINT=http://169.254.169.254"
-        raise MoergeError("no credentials for the store in the environment", where="s3", todo=todo)
+        raise MoergeError("no credentials for the store in the environment", where=where, todo=todo)
 
 
 def require_store(place: S3) -> None:

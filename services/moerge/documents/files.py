@@ -4,6 +4,7 @@ import bz2
 import gzip
 import json
 import lzma
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ FORMS: dict[str, Form] = {
     ".parquet": "parquet",
     ".arrow": "arrow",
 }
+_S3 = "s3://"
 _DATASET, _DATASETS = "state.json", "dataset_dict.json"  # `save_to_disk` writes them beside a dataset's files
 
 
@@ -57,7 +59,8 @@ class DataFile:
     @contextmanager
     def open(self) -> Iterator[tuple[Any, Any]]:
         """(its decompressed content, the file as stored), both binary."""
-        with fsspec.open(self.url, "rb").open() as stored:
+        place, path = _place_of(self.url, self.url)
+        with place.open(path, "rb") as stored:
             unpack = _UNPACK.get(PurePosixPath(self.url).suffix.lower(), lambda same: same)
             yield unpack(stored), stored
 
@@ -87,6 +90,7 @@ _UNPACK: dict[str, Callable[[Any], Any]] = {
     ".xz": lzma.open,
     ".zst": _unzstd,
 }
+_ACCESS = "check the address, your rights and credentials; for S3, AWS_ENDPOINT_URL and the other AWS_* variables"
 _READABLE = f"{', '.join(FORMS)}; JSON Lines and text also with {', '.join(_UNPACK)}"
 
 
@@ -105,7 +109,7 @@ def data_files(*sources: str, option: str = "--data", say: Callable[[str], None]
 def _files(source: str, option: str, say: Callable[[str], None]) -> list[DataFile]:
     where = f"{option} {source}"
     try:
-        place, path = fsspec.url_to_fs(source)
+        place, path = _place_of(source, where)
         local = "file" in (place.protocol if isinstance(place.protocol, tuple) else (place.protocol,))
 
         def named(entries: dict[str, Any]) -> list[DataFile]:
@@ -125,7 +129,7 @@ def _files(source: str, option: str, say: Callable[[str], None]) -> list[DataFil
     except ImportError as error:
         raise MoergeError(str(error), where=where, todo="install the missing package beside moerge") from error
     except (OSError, ValueError) as error:
-        raise MoergeError(f"can't be read: {error}", where=where, todo="check the address and its access") from error
+        raise MoergeError(f"can't be read: {error}", where=where, todo=_ACCESS) from error
     if not files:
         todo = f"quote the pattern, and check the path; moerge reads {_READABLE}"
         raise MoergeError("no file matches", where=where, todo=todo)
@@ -133,6 +137,17 @@ def _files(source: str, option: str, say: Callable[[str], None]) -> list[DataFil
         if file.form is None:
             raise MoergeError("unknown file format", where=file.url, todo=f"use one of: {_READABLE}")
     return files
+
+
+def _place_of(source: str, where: str) -> tuple[Any, str]:
+    """(file system, path in it) of a path or URL."""
+    if not source.startswith(_S3):
+        return fsspec.url_to_fs(source)  # type: ignore[no-any-return]
+    from moerge.blobs.s3 import require_credentials
+    from moerge.documents.buckets import Buckets
+
+    require_credentials(os.environ, where)
+    return Buckets(), source.removeprefix(_S3).rstrip("/")
 
 
 def _of_folder(place: Any, path: str, named: Any, say: Callable[[str], None]) -> list[DataFile]:

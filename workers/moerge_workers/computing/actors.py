@@ -5,6 +5,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -22,6 +23,7 @@ from moerge.statistics.streamed import Streamed
 from moerge.statistics.windows import ComputeWindows, Done, Window
 from moerge_proto.statistics_file import StatisticsSettings
 from moerge_workers.computing.cluster import cluster
+from moerge_workers.computing.nodes import NodePass, Nodes, not_started
 from moerge_workers.settings import Settings
 from moerge_workers.watching.events import Events
 
@@ -36,8 +38,14 @@ class Slot:
     If it dies, another one begins the window again, from its saved hidden states if there are any.
     """
 
-    def __init__(self, work: Pass, batch_tokens: int) -> None:
-        self._streamed, self._device = Streamed(work, batch_tokens), work.device
+    def __init__(self, work: Pass | NodePass, batch_tokens: int) -> None:
+        self._work, self._batch_tokens, self._device = work, batch_tokens, work.device
+
+    @cached_property
+    def _streamed(self) -> Streamed:
+        """Made by the first call: Ray turns a constructor's error into a text."""
+        work = self._work.here() if isinstance(self._work, NodePass) else self._work
+        return Streamed(work, self._batch_tokens)
 
     def place(self) -> tuple[str, str]:
         """(device, host) of the actor."""
@@ -182,6 +190,8 @@ class _Pool:
         self.free: deque[_Actor] = deque()
         self._calls: dict[Any, tuple[_Actor, Call, Window | None]] = {}
         self._living: set[_Actor] = set()
+        how = self._how
+        self._nodes = Nodes(self._work, how.statistics, how.say) if how.address is not None else None
         for slot in range(self._how.slots):
             self._start(slot, 0)
 
@@ -196,8 +206,11 @@ class _Pool:
     def _start(self, slot: int, deaths: int) -> None:
         how = self._how
         gpus = 1 if self._work.device == "cuda" else 0
-        kind: Any = ray.remote(num_cpus=1, num_gpus=gpus, max_restarts=0, max_task_retries=0)(Slot)
-        actor = _Actor(kind.remote(self._work, how.statistics.batch_tokens), slot, deaths)
+        kind: Any = ray.remote(
+            num_cpus=1, num_gpus=gpus, max_restarts=0, max_task_retries=0, scheduling_strategy="SPREAD"
+        )(Slot)
+        work = self._work if self._nodes is None else self._nodes.work
+        actor = _Actor(kind.remote(work, how.statistics.batch_tokens), slot, deaths)
         self._living.add(actor)
         self._call(actor, "pace", None, largest(how.statistics))
 
@@ -267,6 +280,8 @@ class _Pool:
             self._saving = None
 
     def _ready(self, actor: _Actor) -> None:
+        if self._nodes is not None:
+            self._nodes.tell()
         device, host = ray.get(actor.handle.place.remote())
         self._how.events.ready(actor.slot, device if self._how.address is None else f"{device} of {host}")
 
@@ -283,6 +298,8 @@ class _Pool:
         """Replace a lost actor, or restart if all of Ray is lost."""
         if actor not in self._living:
             return
+        if (failure := not_started(error)) is not None:
+            raise failure from error
         if (cause := error.__cause__ or getattr(error, "cause", None)) is not None and is_out_of_memory(cause):
             raise self._too_large(str(cause)) from error
         self._living.remove(actor)
@@ -298,6 +315,8 @@ class _Pool:
         self._start(actor.slot, actor.deaths + 1)
 
     def _look(self) -> None:
+        if self._nodes is not None and self.starting:
+            self._nodes.tell()
         if not _alive():
             self._restart()
         elif time.monotonic() - self._told >= _TELL_SECONDS and self.starting:

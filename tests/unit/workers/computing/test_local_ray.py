@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 import ray
 
+from moerge.statistics.estimate import largest
 from moerge.statistics.passes import RouterPass
 from moerge.statistics.windows import Window
 from moerge_proto.statistics_file import StatisticsSettings
-from moerge_workers.computing.actors import Slots, largest
+from moerge_workers.computing.actors import Slots
 from support.models import expert
 from support.processes import marked
 

@@ -84,7 +84,7 @@ def test_what_can_t_fit_is_refused_with_the_settings_to_change(tmp_path: Path) -
     with pytest.raises(MoergeError) as caught:
         room_of(work, settings_of(work, slots=2, host_memory=ByteSize(10**9)), Free(1, None))
     ways = (
-        "--host-memory 8.6GB",
+        "--host-memory 8590MB",
         "--slots 1",
         "--precision bfloat16",
         "--batch-tokens 512",

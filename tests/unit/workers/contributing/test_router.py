@@ -1,12 +1,17 @@
 """Router contributions: each document is sent once, and what is sent follows the data."""
 
+import shutil
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import obstore
 import pytest
+from obstore.store import S3Store
 
+from moerge.blobs.s3 import S3
+from moerge.documents.buckets import Buckets
 from moerge.errors import IncompatibleExpertError, MoergeError
 from moerge.statistics.passes import Pass
 from moerge.statistics.windows import Done, Window
@@ -41,6 +46,24 @@ def test_each_split_is_a_contribution_of_its_own(folder: Path, home: Path, clien
     rows = contributed(folder, home, client, tuning_share=0.4)
     assert [row.split for row in rows] == ["statistics", "tuning"]
     assert sum(row.documents for row in rows) == 40
+
+
+def test_a_file_and_the_same_file_by_url_give_the_same_bytes(
+    folder: Path, home: Path, client: MemoryClient, s3: S3, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert s3.endpoint is not None
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3.endpoint)
+    Buckets.clear_instance_cache()
+    store = S3Store(s3.bucket, endpoint=s3.endpoint, client_options={"allow_http": True})
+    obstore.put(store, f"{s3.prefix}/texts.jsonl", home / "texts.jsonl")
+    contributed(folder, home, client, tuning_share=0.4)
+    for url in (f"s3://{s3.bucket}/{s3.prefix}/*.jsonl", f"file://{home}/texts.jsonl"):
+        other, sent = home / url.partition(":")[0], MemoryClient(client.weights)
+        other.mkdir()
+        shutil.copy(home / "key", other)
+        contributed(folder, other, sent, tuning_share=0.4, data=[url])
+        assert [path.read_bytes() for path in sent.uploaded] == [path.read_bytes() for path in client.uploaded]
+        assert len(contributed(folder, home, client, tuning_share=0.4, data=[url])) == len(client.uploaded) == 2
 
 
 def test_law_4_what_did_not_arrive_is_sent_again_as_the_same_file(
