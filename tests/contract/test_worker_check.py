@@ -55,6 +55,7 @@ def test_a_worker_that_can_start_gets_ok_on_every_line(federation: Federation) -
         "disk",
         "memory",
         "Ray",
+        "pass",
         "coordinator",
         "clock",
         "token",
@@ -66,6 +67,8 @@ def test_a_worker_that_can_start_gets_ok_on_every_line(federation: Federation) -
     assert "llama, H 32, 3 layers" in said["expert"]
     for part in ("2,000 documents read", "held-out", "in all about"):
         assert part in said["data"]
+    assert "tokens/s through all layers" in said["Ray"]
+    assert "tokens in 1 window, " in said["pass"]
     assert "plain HTTP on this machine" in said["coordinator"]
     assert __version__ in said["coordinator"]
     assert "law-owner's" in said["token"]

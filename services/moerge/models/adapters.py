@@ -178,6 +178,13 @@ class Adapter:
                 weight *= (self._own.tensor(change.magnitude).double().flatten() / norm)[:, None]
             return weight.to(dtype)
 
+    def copy(self, name: str, out: Tensor) -> None:
+        """Copies one merged tensor into `out`, of its shape."""
+        if name in self.specs and name not in self._changes:
+            self._base.copy(self._source(name), out)
+        else:
+            out.copy_(self.tensor(name))
+
     def _source(self, name: str) -> str:
         """The base's tensor under a name: a tied head is the embedding."""
         return EMBEDDING if name == HEAD and self._tied else name

@@ -37,6 +37,10 @@ class DenseWeights:
         """One tensor, as stored."""
         return self.places[name].tensor(name)
 
+    def copy(self, name: str, out: Tensor) -> None:
+        """Reads one tensor into `out`, contiguous and of its shape, in the dtype of `out`."""
+        self.places[name].copy(name, out)
+
     def layer(self, number: int) -> list[str]:
         """The names of a layer's tensors."""
         return [name for name in self.places if name.startswith(f"model.layers.{number}.")]

@@ -42,6 +42,14 @@ class Checkpoint:
         """
         return self._source.tensor(name)
 
+    def copy(self, name: str, out: Tensor) -> None:
+        """Reads one tensor into `out`, contiguous and of its shape, in the dtype of `out`.
+
+        Raises:
+            CheckpointError: there is no tensor of that name.
+        """
+        self._source.copy(name, out)
+
 
 def model_shapes(config: PretrainedConfig) -> dict[str, tuple[int, ...]]:
     """Name and shape of every tensor of the dense model of `config`, without allocating any.

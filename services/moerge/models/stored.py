@@ -1,6 +1,7 @@
 """Safetensors weights as stored, read tensor by tensor."""
 
 import json
+import mmap
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +23,7 @@ BUFFERS = (
 
 _MAX_HEADER_BYTES = 2**24  # of all files; a tensor needs about 120
 _MAX_INDEX_BYTES = 2**24
+_PIECE = 2**20  # elements
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 """Number formats by their names in safetensors files."""
 
@@ -42,7 +44,8 @@ class TensorSpec:
 class StoredTensors:
     """The safetensors weights of a folder, single or sharded, or of one file of any name, without BUFFERS.
 
-    Reads only headers, until a tensor is requested.
+    Reads only headers, until a tensor is requested. Only this tensor is then mapped, because systems count a private
+    mapping as memory: they refuse one that is larger than theirs.
 
     Raises:
         CheckpointError: a file or tensor is missing, damaged or of an unsupported dtype; names it.
@@ -51,16 +54,18 @@ class StoredTensors:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.specs: dict[str, TensorSpec] = {}
+        self._starts: dict[str, int] = {}  # of the tensors in their files
         self._header_bytes = 0
         for file in [path] if path.is_file() else _weight_files(path):
             self._read_header(file)
 
     def _read_header(self, file: Path) -> None:
         try:
-            self._header_bytes += _require_plain_header(file)
+            header = _plain_header(file)
+            self._header_bytes += len(header)
             if self._header_bytes > _MAX_HEADER_BYTES:
                 raise CheckpointError(f"its headers have more than {_MAX_HEADER_BYTES} bytes", where=str(file))
-            with safe_open(file, framework="pt") as opened:
+            with safe_open(file, framework="np") as opened:  # "pt" would map the whole file
                 names = [name for name in opened.keys() if not name.endswith(BUFFERS)]  # noqa: SIM118  # not iterable
                 for name in names:
                     piece = opened.get_slice(name)
@@ -71,6 +76,8 @@ class StoredTensors:
                         found = f"also in {self.specs[name].file.name}"
                         raise CheckpointError(found, where=f"{file}: {name}", todo="keep each tensor in one file")
                     self.specs[name] = TensorSpec(file, tuple(piece.get_shape()), dtype)
+            places = json.loads(header)
+            self._starts |= {name: 8 + len(header) + places[name]["data_offsets"][0] for name in names}
         except SafetensorError as error:
             raise CheckpointError(f"not a valid safetensors file: {error}", where=str(file)) from error
 
@@ -78,18 +85,48 @@ class StoredTensors:
         """One tensor, as stored.
 
         Raises:
-            CheckpointError: there is no tensor of that name.
+            CheckpointError: there is no tensor of that name, or the file has become shorter.
         """
+        spec = self._spec(name)
+        if not spec.bytes:
+            return torch.empty(spec.shape, dtype=spec.dtype)
+        start = self._starts[name]
+        inside = start % mmap.ALLOCATIONGRANULARITY
+        with spec.file.open("rb") as file:
+            try:
+                mapped = mmap.mmap(file.fileno(), inside + spec.bytes, access=mmap.ACCESS_COPY, offset=start - inside)
+            except ValueError as error:
+                raise _truncated(spec, name) from error
+        return torch.frombuffer(mapped, dtype=spec.dtype, offset=inside).reshape(spec.shape)
+
+    def copy(self, name: str, out: Tensor) -> None:
+        """Reads one tensor into `out`, contiguous and of its shape, in pieces instead of a mapping.
+
+        Raises:
+            CheckpointError: as in `tensor`.
+        """
+        spec = self._spec(name)
+        with spec.file.open("rb", buffering=0) as file:
+            file.seek(self._starts[name])
+            for part in out.view(-1).split(_PIECE):
+                piece = torch.empty(len(part), dtype=spec.dtype)
+                if file.readinto(piece.view(torch.uint8).numpy().data) < piece.nbytes:
+                    raise _truncated(spec, name)
+                part.copy_(piece)
+
+    def _spec(self, name: str) -> TensorSpec:
         spec = self.specs.get(name)
         if spec is None:
             raise CheckpointError("tensor not found", where=f"{self.path}: {name}")
-        with safe_open(spec.file, framework="pt") as opened:
-            tensor: Tensor = opened.get_tensor(name)
-            return tensor
+        return spec
 
 
-def _require_plain_header(file: Path) -> int:
-    """The header's length. Refuses duplicate keys, because readers differ in which one they use."""
+def _truncated(spec: TensorSpec, name: str) -> CheckpointError:
+    return CheckpointError("the file was truncated", where=f"{spec.file}: {name}")
+
+
+def _plain_header(file: Path) -> bytes:
+    """The header, without its length. Refuses duplicate keys, because readers differ in which one they use."""
 
     def distinct(pairs: list[tuple[str, object]]) -> dict[str, object]:
         found = dict(pairs)
@@ -104,11 +141,12 @@ def _require_plain_header(file: Path) -> int:
             raise CheckpointError(
                 f"expected a header of at most {_MAX_HEADER_BYTES} bytes, found {length}", where=str(file)
             )
-        try:
-            json.loads(opened.read(length), object_pairs_hook=distinct)
-        except (ValueError, RecursionError) as error:
-            raise CheckpointError(f"its header is not JSON: {error}", where=str(file)) from error
-    return length
+        header = opened.read(length)
+    try:
+        json.loads(header, object_pairs_hook=distinct)
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"its header is not JSON: {error}", where=str(file)) from error
+    return header
 
 
 _OTHER = ("pytorch_model*.bin", "*.bin", "*.gguf", "*.pth", "*.pt")

@@ -56,6 +56,47 @@ def test_sharded_and_single_checkpoints_hold_the_same(tmp_path: Path) -> None:
     assert all(torch.equal(checkpoint.tensor(name), tensor) for name, tensor in tensors.items())
 
 
+def test_a_copy_has_the_values_of_the_tensor_in_the_dtype_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("moerge.models.stored._PIECE", 4)
+    tensors = {"brain": torch.randn(5, 3).bfloat16(), "single": torch.randn(8), "none": torch.empty(0, 3)}
+    write(tmp_path / "a", [plan(*item) for item in tensors.items()])
+    checkpoint = Checkpoint(tmp_path / "a")
+    for name, tensor in tensors.items():
+        for dtype in (torch.float32, torch.bfloat16):
+            out = torch.full(tensor.shape, torch.nan, dtype=dtype)
+            checkpoint.copy(name, out)
+            assert torch.equal(out, tensor.to(dtype))
+
+
+def test_a_file_larger_than_memory_is_read(tmp_path: Path) -> None:
+    """A sparse one of a tebibyte. Linux refuses to map it whole for writing."""
+    path, small = tmp_path / "large", torch.arange(4, dtype=torch.float32)
+    places = {"small": (0, 16, [4]), "large": (16, 2**40, [(2**40 - 16) // 4])}
+    header = {
+        name: {"dtype": "F32", "shape": shape, "data_offsets": [start, end]}
+        for name, (start, end, shape) in places.items()
+    }
+    body = json.dumps(header).encode()
+    with path.open("wb") as out:
+        out.write(len(body).to_bytes(8, "little") + body + small.numpy().tobytes())
+        out.truncate(8 + len(body) + 2**40)
+    assert torch.equal(Checkpoint(path).tensor("small"), small)
+
+
+def test_a_file_that_was_truncated_after_its_header_was_read_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    write(path, [plan("first", torch.ones(2)), plan("last", torch.ones(3000))])
+    checkpoint = Checkpoint(path)
+    with path.open("r+b") as file:
+        file.truncate(path.stat().st_size - 8)
+    assert torch.equal(checkpoint.tensor("first"), torch.ones(2))
+    for read in (checkpoint.tensor, lambda name: checkpoint.copy(name, torch.empty(3000))):
+        with pytest.raises(CheckpointError, match="truncated"):
+            read("last")
+
+
 def refusal(folder: Path) -> MoergeError:
     with pytest.raises(CheckpointError) as caught:
         require_tensors(Checkpoint(folder), read_config(folder))
