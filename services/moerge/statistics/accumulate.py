@@ -2,11 +2,12 @@
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from moerge.statistics.integers import add, pack, to_integers
-from moerge_proto.statistics_file import Int64
+from moerge_proto.statistics_file import Int64, gram_length
 
 _BLOCK = 128  # rows of a gram per product; only columns from their first on are computed
 
@@ -45,27 +46,38 @@ class Sum:
     """
 
     def __init__(self) -> None:
-        self._gram = self._cross = torch.empty(0)
+        self._gram: list[Tensor] = []  # blocks of rows, each from its first row's column on: the upper triangle
+        self._cross = torch.empty(0)
 
     def add(self, x: Tensor) -> None:
         """Adds vectors x [n, size], float32 or bfloat16, all of one size."""
-        if not len(self._gram):
-            size = x.shape[1]
-            self._gram = torch.zeros(size, size, dtype=torch.float64, device=x.device)  # upper triangle, by blocks
+        size = x.shape[1]
+        if not self._gram:
+            starts = range(0, size, _BLOCK)
+            shapes = [(min(_BLOCK, size - start), size - start) for start in starts]
+            self._gram = [torch.zeros(shape, dtype=torch.float64, device=x.device) for shape in shapes]
             self._cross = torch.zeros(size, dtype=torch.float64, device=x.device)
-        for start in range(0, x.shape[1], _BLOCK):
-            rows = x[:, start : start + _BLOCK].T
-            self._gram[start : start + _BLOCK, start:] += _product(rows, x[:, start:])
+        for block, start in zip(self._gram, range(0, size, _BLOCK), strict=True):
+            block += _product(x[:, start : start + _BLOCK].T, x[:, start:])
         self._cross += x.sum(dim=0, dtype=torch.float64)
 
     @torch.inference_mode()
     def gram(self, exponent: int, gains: Tensor | None) -> Int64:
-        """The upper triangle of the gram of x / gains, 0 where a gain is 0, times 2**exponent, rounded once."""
-        square = self._gram.cpu()
-        if gains is not None:
-            inverse = _inverse(gains)
-            square.mul_(inverse[:, None]).mul_(inverse)
-        return to_integers(pack(square.numpy()), exponent)
+        """The upper triangle of the gram of x / gains, 0 where a gain is 0, times 2**exponent, rounded once.
+
+        The sums are freed meanwhile.
+        """
+        size, done = len(self._cross), 0
+        inverse = None if gains is None else _inverse(gains)
+        packed = np.empty(gram_length(size), dtype=np.int64)
+        for start in range(0, size, _BLOCK):
+            block = self._gram.pop(0).cpu()
+            if inverse is not None:
+                block.mul_(inverse[start : start + len(block), None]).mul_(inverse[start:])
+            rows = pack(block.numpy())
+            packed[done : done + len(rows)] = to_integers(rows, exponent)
+            done += len(rows)
+        return packed
 
     def cross(self, exponent: int, gains: Tensor | None) -> Int64:
         """The sum of x / gains, rounded in the same way."""

@@ -9,6 +9,7 @@ import time
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -33,16 +34,20 @@ from moerge_proto.statistics_file import Int64
 
 
 class LayerFiles:
-    """The tensors of one layer after another, on a device; the next layer's are read meanwhile."""
+    """The tensors of one layer after another, on a device; the next layer's are read meanwhile.
+
+    There is memory for two layers, used in turns: freed and taken anew, it would leave gaps that nothing else fits.
+    """
 
     def __init__(self, weights: DenseWeights, dtype: torch.dtype, device: torch.device) -> None:
         self._weights, self._dtype, self._device = weights, dtype, device
+        self._memory: tuple[dict[str, Tensor], dict[str, Tensor]] = {}, {}
         self._ahead = ThreadPoolExecutor(1)
         self._next: tuple[int, Future[dict[str, Tensor]]] | None = None
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     def layer(self, number: int) -> dict[str, Tensor]:
-        """The tensors of a layer by name, in memory of their own."""
+        """The tensors of a layer by name; those of the layer before are overwritten."""
         if self._next is None or self._next[0] != number:
             self._next = number, self._ahead.submit(self._read, number)
         found = self._next[1].result()
@@ -53,11 +58,20 @@ class LayerFiles:
         return found
 
     def _read(self, number: int) -> dict[str, Tensor]:
-        names = self._weights.layer(number)
-        if self._stream is None:
-            return {name: aligned(self._weights.tensor(name), self._dtype) for name in names}
-        with torch.cuda.stream(self._stream):
-            return {name: placed(self._weights.tensor(name).to(self._dtype), self._device) for name in names}
+        memory = self._memory[number % 2]
+        names = {name: name.removeprefix(f"model.layers.{number}.") for name in self._weights.layer(number)}
+        with nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
+            for name, own in names.items():
+                shape = self._weights.places[name].specs[name].shape
+                if own not in memory or memory[own].shape != shape:
+                    memory[own] = torch.empty(shape, dtype=self._dtype, device=self._device)
+                if self._stream is None:
+                    self._weights.copy(name, memory[own])
+                else:
+                    pinned = torch.empty(shape, dtype=self._dtype, pin_memory=True)
+                    self._weights.copy(name, pinned)
+                    memory[own].copy_(pinned, non_blocking=True)
+        return {name: memory[own] for name, own in names.items()}
 
 
 class _Passed(nn.Module):
@@ -112,9 +126,7 @@ class Decoder:
         found = run(self._model, batch, given, modules, lambda place, x: sums[place].add(x), until)
         if is_last and reads_head:
             sums[-1].add(counted_rows(self._model, found, batch))
-        if is_last or self._device.type != "cuda":
-            return found
-        return states.copy_(found, non_blocking=True)
+        return found if is_last else states.copy_(found, non_blocking=True)  # in place, so that memory has no gaps
 
 
 class Streamed:
