@@ -35,10 +35,19 @@ class Shape:
         return f"h{self.hidden}-l{self.layers}-m{self.intermediate}-v{self.vocabulary}"
 
     @property
+    def layer(self) -> int:
+        """Parameters of a layer, without gains."""
+        return 4 * self.hidden**2 + 3 * self.hidden * self.intermediate
+
+    @property
+    def parameters(self) -> int:
+        """Of the model, without gains."""
+        return self.layers * self.layer + 2 * self.vocabulary * self.hidden
+
+    @property
     def bytes(self) -> int:
         """Bytes of the model in float32, without gains."""
-        layer = 4 * self.hidden**2 + 3 * self.hidden * self.intermediate
-        return 4 * (self.layers * layer + 2 * self.vocabulary * self.hidden)
+        return 4 * self.parameters
 
     @property
     def largest_bytes(self) -> int:
@@ -57,10 +66,9 @@ def cached(folder: Path, make: Callable[[Path], None]) -> Path:
     return folder
 
 
-def llama(shape: Shape, seed: int, attention: str = "sdpa") -> LlamaForCausalLM:
-    """A random model in float32, in evaluation mode; its norms' gains are between 0.5 and 1.5."""
+def llama_config(shape: Shape) -> LlamaConfig:
     heads = shape.hidden // 64
-    config = LlamaConfig(
+    return LlamaConfig(
         vocab_size=shape.vocabulary,
         hidden_size=shape.hidden,
         intermediate_size=shape.intermediate,
@@ -69,8 +77,12 @@ def llama(shape: Shape, seed: int, attention: str = "sdpa") -> LlamaForCausalLM:
         num_key_value_heads=heads,
         max_position_embeddings=4096,
     )
+
+
+def llama(shape: Shape, seed: int, attention: str = "sdpa") -> LlamaForCausalLM:
+    """A random model in float32, in evaluation mode; its norms' gains are between 0.5 and 1.5."""
     torch.manual_seed(seed)
-    model = LlamaForCausalLM(config)
+    model = LlamaForCausalLM(llama_config(shape))
     model.set_attn_implementation(attention)
     with torch.no_grad():
         for name, parameter in model.named_parameters():

@@ -9,7 +9,6 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 
 from moerge.blobs.local import LocalBlobs
@@ -40,19 +39,27 @@ from moerge_proto.trunks import TrunkLineage, TrunkOptions
 from moerge_proto.versions import SolveReport
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from moerge.documents.shards import Shard
+    from moerge.statistics.passes import RouterPass
+    from moerge.statistics.streamed import Streamed
 
-__all__ = ["Store", "compressed_chunks", "merge", "publish", "statistics_pass", "write_statistics"]
+__all__ = ["Store", "compressed_chunks", "merge", "publish", "router_pass", "statistics_pass", "write_statistics"]
 
 
-def statistics_pass(model: "PreTrainedModel", gains: Tensor, rows: Sequence[Tensor]) -> None:
-    """The integer sums of one shard: every batch of `rows` [B, T] holds whole documents of T tokens."""
-    from moerge.models.batches import Batch
-    from moerge.statistics.accumulate import shard_sums
+def router_pass(expert: Path, precision: str = "float32", device: str = "cpu") -> "RouterPass":
+    """The pass of an expert under its own trunk."""
+    from moerge.statistics.passes import RouterPass
 
-    batches = [Batch(ids, torch.full((len(ids),), ids.shape[1]), ids >= 0) for ids in rows]
-    bits = [exponent(gains.shape[1])] * len(gains)
-    shard_sums(model, gains, bits, batches, sum(map(len, rows)))
+    config = read_config(expert)
+    bits = [exponent(config.hidden_size)] * config.num_hidden_layers
+    return RouterPass(expert, expert, bits, precision, device)
+
+
+def statistics_pass(streamed: "Streamed", shards: Sequence["Shard"]) -> None:
+    """The integer sums of a window of shards, layer by layer."""
+    names = {shard.name for shard in shards}
+    for _ in range(streamed.begin(shards), streamed.layers):
+        streamed.sums(names)
 
 
 def write_statistics(path: Path, gram: Tensor, cross: Tensor, *, domain: str, tokens: int, shard: int = 0) -> None:

@@ -7,9 +7,12 @@ from torch import Tensor, nn
 from transformers import LlamaForCausalLM
 
 from bench import ours
-from bench.inputs import Shape, documents, gains, llama
+from bench.inputs import Shape, documents, experts, llama
 from bench.measure import in_turns, seconds
 from bench.registry import Pair, benchmark
+from moerge.documents.shards import Shard
+from moerge.models.tokens import all_counted
+from moerge.statistics.streamed import Streamed
 
 SHAPE, BATCH, CONTEXT = Shape(), 4, 512
 LONG, LONG_BATCH, LONG_CONTEXT = Shape(hidden=512, layers=8, intermediate=2048), 2, 1024
@@ -54,12 +57,14 @@ def against(
     batch: int,
     context: int,
 ) -> list[Pair]:
-    """Our pass against `theirs`, with the same weights and one batch of documents of `context` tokens."""
-    model, other = llama(shape, 0), llama(shape, 0, attention)
-    rows, gain = [documents(shape, batch, context)], gains(model)
+    """Our pass against `theirs`, with the same weights and one batch of documents of `context` tokens; one thread."""
+    torch.set_num_threads(1)
+    other, rows = llama(shape, 0, attention), documents(shape, batch, context)
+    streamed = Streamed(ours.router_pass(experts(shape, 1)[0]), batch * context)
+    shards = [Shard("one", all_counted(rows.tolist()), batch)]
     return in_turns(
-        lambda: seconds(lambda: ours.statistics_pass(model, gain, rows)),
-        lambda: seconds(lambda: theirs(other, rows)),
+        lambda: seconds(lambda: ours.statistics_pass(streamed, shards)),
+        lambda: seconds(lambda: theirs(other, [rows])),
     )
 
 
@@ -69,7 +74,7 @@ def against(
     "model(input_ids), sdpa",
     ">=",
     1.1,
-    f"{SHAPE}, T {CONTEXT}, batch {BATCH}, float32",
+    f"{SHAPE}, T {CONTEXT}, batch {BATCH}, float32, one thread",
 )
 def statistics() -> list[Pair]:
     return against(plain, "sdpa", SHAPE, BATCH, CONTEXT)
@@ -81,7 +86,7 @@ def statistics() -> list[Pair]:
     "textbook pass: whole forward, eager, X^T X",
     ">=",
     1.4,
-    f"{SHAPE}, T {CONTEXT}, batch {BATCH}, float32",
+    f"{SHAPE}, T {CONTEXT}, batch {BATCH}, float32, one thread",
 )
 def statistics_textbook() -> list[Pair]:
     return against(textbook, "eager", SHAPE, BATCH, CONTEXT)
@@ -93,7 +98,7 @@ def statistics_textbook() -> list[Pair]:
     "textbook pass: whole forward, eager, X^T X",
     ">=",
     2.3,
-    f"{LONG}, T {LONG_CONTEXT}, batch {LONG_BATCH}, float32",
+    f"{LONG}, T {LONG_CONTEXT}, batch {LONG_BATCH}, float32, one thread",
 )
 def statistics_textbook_long() -> list[Pair]:
     return against(textbook, "eager", LONG, LONG_BATCH, LONG_CONTEXT)

@@ -3,11 +3,22 @@
 from collections.abc import Sequence
 from typing import Any
 
-from bench import contribution, load, merge, one_machine, precision, solve, statistics_pass, versions, worker
+from bench import (
+    contribution,
+    load,
+    merge,
+    one_machine,
+    precision,
+    solve,
+    statistics_pass,
+    streamed,
+    versions,
+    worker,
+)
 from bench.measure import say
 from bench.registry import BENCHMARKS
 
-MODULES = (statistics_pass, merge, one_machine, versions, solve, contribution, precision, load, worker)
+MODULES = (statistics_pass, streamed, merge, one_machine, versions, solve, contribution, precision, load, worker)
 """Their import fills the registry."""
 
 Result = dict[str, Any]

@@ -2,26 +2,31 @@
 
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import closing
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from functools import partial
+from math import inf
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
+from bench import ours
 from bench.inputs import Shape, experts
 from bench.measure import in_turns, say, seconds
 from bench.registry import Pair, benchmark
 from moerge.documents import shards as plans
 from moerge.documents.shards import Shard, enough
-from moerge.models.batches import batches
 from moerge.models.tokens import Tokens, all_counted
 from moerge.statistics.accumulate import ShardSums
 from moerge.statistics.journal import Journal
-from moerge.statistics.passes import RouterPass
+from moerge.statistics.passes import Pass, RouterPass
+from moerge.statistics.streamed import Streamed
+from moerge.statistics.windows import Done, Window, computed
 from moerge_proto.statistics_file import Manifest, RouterManifest, StatisticsSettings
 from moerge_workers.computing import pending
-from moerge_workers.computing.actors import Slots, on_ray
+from moerge_workers.computing.actors import Slots
 from moerge_workers.data.splits import Data
 from moerge_workers.leaving.ledger import Ledger
 from moerge_workers.settings import Settings
@@ -38,8 +43,7 @@ SMALL_TOKENS, DOCUMENTS = 1, 6000  # a shard's tokens, in units of H; documents 
 
 
 def work() -> RouterPass:
-    [folder] = experts(SHAPE, 1)
-    return RouterPass(folder, folder, [16] * SHAPE.layers)
+    return ours.router_pass(experts(SHAPE, 1)[0])
 
 
 def shard(number: int, rows: int = ROWS) -> Shard:
@@ -48,29 +52,47 @@ def shard(number: int, rows: int = ROWS) -> Shard:
     return Shard(str(number), all_counted(ids), rows)
 
 
-def with_ray(slots: int) -> float:
-    """Seconds for the shards, after every actor has loaded its model and computed a little."""
-    given, begin, end = [shard(number) for number in range(SHARDS)], 0.0, 0.0
+class Ready:
+    """The slots whose actors are ready."""
 
-    def source() -> Iterator[Shard]:
+    def __init__(self) -> None:
+        self.slots: set[int] = set()
+
+    def ready(self, slot: int, device: str) -> None:
+        self.slots.add(slot)
+
+    def finished(self, slot: int, tokens: int) -> None: ...
+    def lost(self, slot: int) -> None: ...
+
+
+def with_ray(slots: int, shards: Sequence[Shard], folder: Path) -> float:
+    """Seconds for the shards, each in a window of its own, once all actors are ready."""
+    ready, begin, end = Ready(), 0.0, 0.0
+
+    def window(own: Shard) -> Window:
+        return Window([own], [frozenset({own.name})] * SHAPE.layers, folder / own.name, "work", inf)
+
+    def source() -> Iterator[Window]:
         nonlocal begin
-        yield from (Shard(f"warm {number}", [Tokens([0] * 16)], 1) for number in range(4 * slots))
+        while len(ready.slots) < slots:
+            yield window(Shard("warm", [Tokens([0] * 16)], 1))
         begin = time.perf_counter()
-        yield from given
+        yield from map(window, shards)
 
-    for _ in Slots(None, slots, SETTINGS, say).compute(work(), source()):
+    for _ in Slots(None, slots, SETTINGS, say, ready).compute(work(), source()):
         end = time.perf_counter()
     return end - begin
 
 
 def against_no_ray(slots: int) -> list[Pair]:
     torch.set_num_threads(1)
-    compute, given = work().load(), [shard(number) for number in range(SHARDS)]
+    streamed, given = Streamed(work(), SETTINGS.batch_tokens), [shard(number) for number in range(SHARDS)]
 
     def without() -> float:
-        return seconds(lambda: [compute(batches(each.rows, SETTINGS.batch_tokens), each.documents) for each in given])
+        return sum(seconds(partial(ours.statistics_pass, streamed, [each])) for each in given)
 
-    return in_turns(lambda: with_ray(slots), without, RUNS)
+    with tempfile.TemporaryDirectory() as place:
+        return in_turns(lambda: with_ray(slots, given, Path(place)), without, RUNS)
 
 
 @benchmark("ray-one", "pass of one Ray actor, tokens/s", "the same pass without Ray", ">=", 0.95, SHAPES)
@@ -84,61 +106,64 @@ def ray_two() -> list[Pair]:
 
 
 class Stopwatch:
-    """Seconds outside the computation; `begin` is the time when reading the data began, or began again."""
+    """Seconds of planning, journal and sums."""
 
     spent = 0.0
-    begin = 0.0
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        self.spent += time.perf_counter() - start
 
 
 class TimedData(Data):
     watch: Stopwatch
 
     def shards(self, *given: Any, **options: Any) -> Iterator[Shard]:
-        found = super().shards(*given, **options)
-        if options.get("again"):
-            self.watch.begin = time.perf_counter() - self.watch.spent  # without Ray's start
-        while True:
-            start = time.perf_counter()
-            each = next(found, None)
-            self.watch.spent += time.perf_counter() - start
-            if each is None:
-                return
-            yield each
+        found, more = super().shards(*given, **options), True
+        while more:
+            with self.watch.running():
+                each = next(found, None)
+            more = each is not None
+            if each is not None:
+                yield each
 
 
 class TimedJournal(Journal):
     watch: Stopwatch
 
-    def __init__(self, *given: Any, **options: Any) -> None:
-        super().__init__(*given, **options)
-        self._adding = False
+    def add(self, layer: int, shards: Collection[str], sums: ShardSums) -> None:
+        with self.watch.running():
+            super().add(layer, shards, sums)
 
-    def add(self, shard: str, sums: ShardSums) -> None:
-        start, self._adding = time.perf_counter(), True
-        super().add(shard, sums)
-        self._adding = False
-        self.watch.spent += time.perf_counter() - start
-
-    def save(self) -> Manifest:
-        start = time.perf_counter()
-        manifest = super().save()
-        self.watch.spent += 0 if self._adding else time.perf_counter() - start
-        return manifest
+    def join(self) -> Manifest:
+        with self.watch.running():
+            return super().join()
 
 
 @benchmark(
     "small-shards",
     "planning, journal and sums of 1 000 small shards, s",
-    "total time without Ray's start",
+    "total time",
     "<=",
     0.05,
-    f"{SHAPE}, shards of {SMALL_TOKENS * SHAPE.hidden} tokens, one actor, float32",
+    f"{SHAPE}, shards of {SMALL_TOKENS * SHAPE.hidden} tokens, one thread, float32",
 )
 def small_shards() -> list[Pair]:
     plans.TOKENS_PER_HIDDEN = SMALL_TOKENS
     vars(pending)["Journal"] = TimedJournal
-    watch = TimedData.watch = TimedJournal.watch = Stopwatch()
-    with tempfile.TemporaryDirectory() as place:
+    watch, plus = Stopwatch(), ShardSums.__add__
+    TimedData.watch = TimedJournal.watch = watch
+
+    def add(one: ShardSums, other: ShardSums) -> ShardSums:
+        with watch.running():
+            return plus(one, other)
+
+    def compute(own: Pass, given: Iterable[Window]) -> Iterator[Done]:
+        return computed(own, given, SETTINGS.batch_tokens, 1)
+
+    with tempfile.TemporaryDirectory() as place, patch.object(ShardSums, "__add__", add):
         folder, passed = Path(place), work()
         settings = Settings(
             coordinator="",
@@ -163,6 +188,6 @@ def small_shards() -> list[Pair]:
         )
         data, seen = TimedData(settings, say), Events(Status(folder, "law", ""), Lines())
         with closing(Ledger(folder / "ledger")) as ledger:
-            compute = on_ray(settings, seen)
-            pending.PendingStatistics(settings, data, seen, compute, blank, passed, ledger).complete()
-        return [(watch.spent, time.perf_counter() - watch.begin)]
+            whole = pending.PendingStatistics(settings, data, seen, compute, blank, passed, ledger)
+            total = seconds(whole.complete)
+        return [(watch.spent, total)]

@@ -5,9 +5,11 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from moerge.documents.shards import Shard
 from moerge.models.batches import batches
+from moerge.models.dense import place
 from moerge.models.families import family_of
 from moerge.models.tokens import Tokens
 from moerge.statistics.accumulate import ShardSums, Sum
@@ -37,18 +39,28 @@ def own_pass(folder: Path, layers: int) -> RouterPass:
     return RouterPass(folder, folder / "model.safetensors", [16] * layers)
 
 
-def whole_sums(work: Pass, rows: Sequence[Tokens], batch_tokens: int = 512) -> ShardSums:
-    """The same sums by one call of transformers per micro-batch, with the whole model in memory."""
+def whole_model(work: Pass) -> PreTrainedModel:
+    """The pass's model, on its device."""
     model = work.weights().model(getattr(torch, work.precision))
-    model.to(torch.device(work.device))  # type: ignore[arg-type]
+    place(model, work.device)
     if work.device == "cuda" and work.precision == "bfloat16":
         model.set_attn_implementation(PACKED)
+    return model
+
+
+def whole_sums(work: Pass, rows: Sequence[Tokens], batch_tokens: int = 512) -> ShardSums:
+    """The same sums by one call of transformers per micro-batch, with the whole model in memory."""
+    return sums_by(whole_model(work), work, rows, batch_tokens)
+
+
+def sums_by(model: PreTrainedModel, work: Pass, rows: Sequence[Tokens], batch_tokens: int) -> ShardSums:
+    """Those of a pass's model in memory."""
     inputs = [each for layer in work.inputs() for each in layer]
     sums = [Sum() for _ in inputs]
     tokens = torch.zeros(0, dtype=torch.int64)
 
-    def visit(place: int, x: Tensor) -> None:
-        sums[place].add(x)
+    def visit(number: int, x: Tensor) -> None:
+        sums[number].add(x)
 
     for batch in batches(rows, batch_tokens):
         if isinstance(work, TrunkPass):

@@ -21,6 +21,7 @@ NOT_TYPED = {
     "vllm serve *": "`make test-engines` runs it, where vLLM is installed",
     "curl --fail --silent http://127.0.0.1:8000/*": "asks that server",
     "PYTHONPATH=tests python -m trials*": "trains and measures for minutes to an hour, likewise",
+    "PYTHONPATH=tests python -m bench.sizes *": "needs a GPU; tests/bench runs it on a tiny shape",
     "PYTHONPATH=tests python -m simulation *": "tests/simulation runs fewer of the same",
     "PYTHONPATH=tests python -m kills *": "tests/kills runs fewer of the same",
     "PYTHONPATH=tests .venv/bin/python -m mutations": "breaks everything, for minutes",
