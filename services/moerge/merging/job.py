@@ -120,7 +120,7 @@ class Job:
     def check_disk(self, sources: Sequence[Source]) -> int:
         """Requires, and returns, the missing bytes of output and work.
 
-        The output has the trunk and all MLPs; the work folder a trunk and the sums, and experts that are fitted
+        The output has the trunk and all MLPs; the work folder a trunk and the sums, and dense experts that are fitted
         or of low rank.
         """
         hidden, total = 0, 0

@@ -39,6 +39,11 @@ class ShardSums:
         )
 
 
+def sum_bytes(size: int) -> int:
+    """The bytes of a `Sum` of vectors of that size, about half of a square of float64."""
+    return 8 * sum(min(_BLOCK, size - start) * (size - start) for start in range(0, size, _BLOCK))
+
+
 class Sum:
     """The gram and the sum of the vectors of one shard: products in float32, sums over micro-batches in float64.
 

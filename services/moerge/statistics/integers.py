@@ -9,6 +9,7 @@ from moerge_proto.statistics_file import Int64
 
 Float64 = NDArray[np.float64]
 LIMIT = 2**62
+_PIECE = 2**20  # entries
 
 
 def to_integers(values: Float64, exponent: int) -> Int64:
@@ -39,8 +40,10 @@ def add(left: Int64, right: Int64) -> Int64:
         ContributionError: a sum overflows int64; it never wraps.
     """
     total = left + right
-    if (((left ^ total) & (right ^ total)) < 0).any():
-        raise ContributionError("the sum of the contributions overflows int64", todo="leave out a contribution")
+    for start in range(0, len(total), _PIECE):  # so that only the sum is in memory as a whole
+        piece = slice(start, start + _PIECE)
+        if (((left[piece] ^ total[piece]) & (right[piece] ^ total[piece])) < 0).any():
+            raise ContributionError("the sum of the contributions overflows int64", todo="leave out a contribution")
     return total
 
 

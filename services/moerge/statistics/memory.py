@@ -12,6 +12,7 @@ from moerge.errors import MoergeError
 from moerge.models.bounds import attention_size
 from moerge.models.config import read_config
 from moerge.models.reader import model_shapes
+from moerge.statistics.accumulate import sum_bytes
 from moerge.statistics.passes import Pass, TrunkPass
 from moerge_proto.statistics_file import StatisticsSettings, gram_length
 
@@ -28,8 +29,7 @@ class Need:
         weights: two layers, in the model's precision; the second is read ahead.
         sums: the float64 grams of one shard in one layer.
         batch: activations of one micro-batch in one layer.
-        rounding: the largest gram while it becomes integers, in host memory.
-        journal: a layer's integers of a window and of the journal, in the host memory of the process with the journal.
+        integers: the sums of one layer as integers, in host memory.
         token: hidden states of one token, in host memory.
         least: hidden states of the smallest full shard, of 64 H tokens.
     """
@@ -37,8 +37,7 @@ class Need:
     weights: int
     sums: int
     batch: int
-    rounding: int
-    journal: int
+    integers: int
     token: int
     least: int
 
@@ -47,8 +46,13 @@ class Need:
         return self.weights + threads * (self.sums + self.batch)
 
     def host(self, threads: int = 1, *, on_gpu: bool = False) -> int:
-        """Of such a process, in host memory, without hidden states."""
-        return threads * self.rounding + (0 if on_gpu else self.device(threads))
+        """Of such a process, in host memory, without hidden states; two shards' sums are added up."""
+        return (threads + 2) * self.integers + (0 if on_gpu else self.device(threads))
+
+    @property
+    def journal(self) -> int:
+        """Of the process with the journal: a layer's sums of a window, of the journal, and of both."""
+        return 3 * self.integers
 
 
 def need(work: Pass, settings: StatisticsSettings) -> Need:
@@ -57,13 +61,11 @@ def need(work: Pass, settings: StatisticsSettings) -> Need:
     hidden, tokens = int(config.hidden_size), max(settings.batch_tokens, settings.context)
     layer = [shape for name, shape in model_shapes(config).items() if name.startswith("model.layers.0.")]
     grams = _grams(work, config)
-    triangles = [8 * gram_length(size) for size in grams]
     return Need(
         weights=2 * dtype.itemsize * sum(torch.Size(shape).numel() for shape in layer),
-        sums=8 * sum(size**2 for size in grams),
+        sums=sum(map(sum_bytes, grams)),
         batch=tokens * (dtype.itemsize * (2 * config.intermediate_size + 4 * hidden) + 4 * max(grams)),
-        rounding=3 * max(triangles),
-        journal=sum(triangles) + 4 * max(triangles),
+        integers=sum(8 * gram_length(size) for size in grams),
         token=dtype.itemsize * hidden,
         least=dtype.itemsize * hidden * enough(hidden),
     )
