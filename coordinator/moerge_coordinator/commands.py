@@ -2,7 +2,7 @@
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.table import Table
@@ -18,6 +18,7 @@ _SHOWN = 4
 app = typer.Typer(no_args_is_help=True, help="Run a coordinator.")
 Host = Annotated[str | None, typer.Option(help="Listening address; overrides the settings.")]
 Port = Annotated[int | None, typer.Option(help="TCP port; overrides the settings. 0 chooses a free port.")]
+Precision = Literal["bfloat16", "float32"]
 Home = Annotated[Path, typer.Argument(help="Folder of the database, the blobs and the versions.")]
 
 
@@ -150,3 +151,48 @@ def _show(findings: "list[Finding]") -> None:
             users.append(f"and {more} more")
         table.add_row(each.what, each.file, each.digest[:12], "\n".join(users), each.todo)
     output().print(table)
+
+
+@app.command()
+def size(
+    hidden: Annotated[int, typer.Option(min=1, help="Hidden size H of the experts.")],
+    layers: Annotated[int, typer.Option(min=1, help="Layers of an expert.")],
+    experts: Annotated[int, typer.Option(min=1, help="Number of experts, each with its own worker.")],
+    documents: Annotated[int, typer.Option(min=1, help="Documents of each worker.")],
+    tokens: Annotated[int, typer.Option(min=1, help="Tokens of a document.")] = 512,
+    intermediate: Annotated[int | None, typer.Option(min=1, help="Width of an MLP; default: 3.5 H.")] = None,
+    vocabulary: Annotated[int, typer.Option(min=1, help="Number of token ids.")] = 128256,
+    key_value: Annotated[int, typer.Option(min=1, help="Width of the keys of all heads.")] = 1024,
+    tied: Annotated[bool, typer.Option("--tied", help="The experts' head is their embedding.")] = False,
+    precision: Annotated[Precision, typer.Option(help="Number format of weights and hidden states.")] = "bfloat16",
+    batch_tokens: Annotated[int, typer.Option(min=1, help="Tokens of a worker's micro-batch.")] = 2048,
+    host_memory: Annotated[float, typer.Option(min=1, help="Bytes for a worker's hidden states.")] = 64e9,
+    flops: Annotated[
+        float, typer.Option(min=1, help="Operations per second of a worker's device; measure them.")
+    ] = 1e14,
+    cores: Annotated[int, typer.Option(min=1, help="Cores of the coordinator.")] = 4,
+    core_flops: Annotated[float, typer.Option(min=1, help="float64 operations per second of one core.")] = 3e10,
+    disk: Annotated[float, typer.Option(min=1, help="Bytes per second of a disk or of S3.")] = 1e9,
+    network: Annotated[float, typer.Option(min=1, help="Bytes per second between coordinator and workers.")] = 1.25e8,
+    as_json: AsJson = False,
+) -> None:
+    """Estimates memory, disk, network and hours of a trunk by regmean and one version, from formulas.
+
+    Defaults are for Llama 3 experts in bfloat16, a network of 1 Gbit/s and a disk of 1 GB/s. Starts nothing.
+
+    Example: moerge coordinator size --hidden 8192 --layers 80 --experts 16 --documents 100000
+    """
+    from moerge.sizes.estimate import Machines, Work, estimate
+    from moerge.sizes.shape import ModelShape
+    from moerge_coordinator.operation.sizes import tables
+
+    wide = 7 * hidden // 2 if intermediate is None else intermediate
+    shape = ModelShape(hidden, layers, wide, vocabulary, key_value, tied, 2 if precision == "bfloat16" else 4)
+    work = Work(shape, experts, documents * tokens, batch_tokens)
+    found = estimate(work, Machines(flops, core_flops, cores, int(host_memory), disk, network))
+    if as_json:
+        show_json(found.as_dict())
+        return
+    title = f"{experts} experts of {found.parameters / 1e9:.3g} billion parameters, {work.tokens:,} tokens each"
+    for table in tables(found, title):
+        output().print(table)

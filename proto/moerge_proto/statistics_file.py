@@ -22,9 +22,7 @@ A worker's journal of some layers is the same file with only their tensors. To o
 import hashlib
 import json
 import math
-import os
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from types import TracebackType
 from typing import Annotated, BinaryIO, Literal, Self
 
@@ -34,6 +32,7 @@ from pydantic import Field, TypeAdapter, ValidationError, field_validator, model
 
 from moerge_proto.digests import Digest, Name, canonical_json
 from moerge_proto.messages import Message, plainly
+from moerge_proto.ranges import Source, opened, read_bytes
 
 MAX_SHARDS = 100_000
 """In one contribution."""
@@ -235,58 +234,61 @@ def _places(manifest: Manifest, layers: range | None, offset: int) -> dict[str, 
     return places
 
 
+def _manifest(header: bytes) -> Manifest:
+    try:
+        manifest = json.loads(header)["__metadata__"]["manifest"]
+        return _MANIFEST.validate_json(manifest)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = first["loc"][1:]  # without the kind
+        field = ".".join(["manifest", *map(str, place)])
+        raise StatisticsFileError(field, plainly(first)) from error
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise StatisticsFileError("header", "no manifest in its metadata") from error
+
+
 class StatisticsFile:
     """A statistics file opened for reading, one tensor in memory at a time; with `layers`, a journal of these layers.
+
+    Attributes:
+        name: of the file, without its folder.
 
     Raises:
         StatisticsFileError: on opening, if header or size don't match the manifest exactly.
     """
 
-    def __init__(self, path: Path, layers: range | None = None) -> None:
-        self.path = path
-        self._file = path.open("rb")
+    def __init__(self, source: Source, layers: range | None = None) -> None:
+        self._file = opened(source)
+        self.name = self._file.name
         try:
-            self.manifest = self._read_manifest()
+            raw = self._read_header()
+            self.manifest = _manifest(raw)
             header = _header(self.manifest, layers)
-            self._file.seek(0)
-            if self._file.read(len(header)) != header:
+            if raw != header[8:]:
                 raise StatisticsFileError("header", "not in canonical form for its manifest")
             self._places = _places(self.manifest, layers, len(header))
-            size, expected = os.fstat(self._file.fileno()).st_size, file_size(self.manifest, layers)
+            size, expected = self._file.size, file_size(self.manifest, layers)
             if size != expected:
                 raise StatisticsFileError("body", f"expected {expected} bytes, found {size}")
         except BaseException:
             self._file.close()
             raise
 
-    def _read_manifest(self) -> Manifest:
-        length = int.from_bytes(self._file.read(8), "little")
+    def _read_header(self) -> bytes:
+        length = int.from_bytes(read_bytes(self._file, 0, 8), "little")
         if not 2 <= length <= MAX_HEADER_BYTES:
             raise StatisticsFileError("header", f"length {length} is not between 2 and {MAX_HEADER_BYTES}")
-        raw = self._file.read(length)
+        raw = read_bytes(self._file, 8, length)
         if len(raw) != length:
             raise StatisticsFileError("header", f"expected {length} bytes, found {len(raw)}")
-        try:
-            manifest = json.loads(raw)["__metadata__"]["manifest"]
-            return _MANIFEST.validate_json(manifest)
-        except ValidationError as error:
-            first = error.errors()[0]
-            place = first["loc"][1:]  # without the kind
-            field = ".".join(["manifest", *map(str, place)])
-            raise StatisticsFileError(field, plainly(first)) from error
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise StatisticsFileError("header", "no manifest in its metadata") from error
+        return raw
 
     def array(self, name: str) -> Int64:
         """One tensor, int64. Several threads may read at once."""
         offset, length = self._places[name]
         array: Int64 = np.empty(length, dtype="<i8")
-        left = array.data.cast("B")
-        while left:
-            read = os.preadv(self._file.fileno(), [left], offset)
-            if not read:
-                raise StatisticsFileError(name, "the file was truncated")
-            left, offset = left[read:], offset + read
+        if self._file.read(offset, array.data.cast("B")) < array.nbytes:
+            raise StatisticsFileError(name, "the file was truncated")
         return array.astype(np.int64, copy=False)
 
     def gram(self, layer: int) -> Int64:

@@ -124,7 +124,7 @@ def merge(store: Store, experts: Sequence[Path]) -> FileEntry:
     """The experts' average trunk."""
     named = [digest_of(slot) for slot in range(len(experts))]
     lineage = TrunkLineage(method="average", options=TrunkOptions(), experts=named, contributions=[])
-    inputs = TrunkInputs(dict(zip(named, experts, strict=True)), {digest: digest for digest in named})
+    inputs = TrunkInputs(dict(zip(named, map(Checkpoint, experts), strict=True)), {digest: digest for digest in named})
     return merge_trunk(lineage, inputs, store.blobs, NoProgress()).files[0]
 
 

@@ -183,6 +183,9 @@ def test_the_operator_s_page_in_its_order(tmp_path: Path, stack: ExitStack) -> N
     for seed, domain in enumerate(("medicine", "nursing"), 5):
         expert(tmp_path / "hospital" / domain, seed)
 
+    with Part("docs/scale.md", "Scale") as part:
+        assert "141.1 GB" in operator.types(part.next("moerge coordinator size"))
+
     with Part("docs/operating.md", "Owners") as part:
         ask = "moerge worker init --owner hospital --domain medicine --domain nursing"
         request = found(JOIN, hospital.types(ask))

@@ -188,7 +188,7 @@ MUTATIONS = (
         "sum-wraps",
         "bounds: an overflow of int64 is an error",
         LIBRARY,
-        "if (((left ^ total) & (right ^ total)) < 0).any():",
+        "if (((left[part] ^ total[part]) & (right[part] ^ total[part])) < 0).any():",
         "if False:",
         ("tests/unit/services/statistics/test_integers.py",),
     ),

@@ -105,7 +105,7 @@ class Fleet:
         gains = feature_gains(Checkpoint(self.trunk.path), self.experts[0].family, config)
         with ExitStack() as stack:
             found = measure([stack.enter_context(StatisticsFile(file)) for file in files], domains, gains, options)
-        routers = list(solve_routers(self.trunk.path, self.experts[0].folder, files, domains, options)[0])
+        routers = list(solve_routers(Checkpoint(self.trunk.path), self.experts[0].folder, files, domains, options)[0])
         scores, counted = self.scored(routers)
         rows, slots = found.domains, range(count)
         pairs = [(rows[one], slot) for one in slots for slot in slots if one != slot]

@@ -13,7 +13,6 @@ from moerge.files import atomic_file
 from moerge.models.adapter_settings import PATTERNS
 from moerge.models.adapters import WEIGHTS
 from moerge.models.expert_folder import is_weights, merged_weights
-from moerge.models.reader import Checkpoint
 from moerge.models.sources import ADAPTER_CONFIG, on_base
 from moerge.models.stored import SINGLE
 from moerge_coordinator.domain.ports import Ports
@@ -70,14 +69,15 @@ def merge_adapter(ports: Ports, row: ExpertRow, adapter: NewAdapter) -> list[Fil
     work = ports.settings.home / "fetching" / row.digest
     shutil.rmtree(work, ignore_errors=True)  # of a killed process
     folder = on_base(ports.folders.expert(adapter.base), _adapter(ports, adapter, work / "own"), work / "adapter")
-    entries, total = list[FileEntry](), sum(spec.bytes for spec in Checkpoint(folder).specs.values())
+    merged = ports.folders.opened(folder, ports.folders.files(adapter.base))
+    entries, total = list[FileEntry](), sum(spec.bytes for spec in merged.specs.values())
     for file in row.files:
         size = ports.uploads.held_size(row.owner, file.sha256)
         if size is None:
             part = work / file.name
             title = f"expert {row.digest[:12]}: merging the adapter"
             with progress().track(title, total, "B") as tracker, atomic_file(part) as out:
-                merged_weights(folder, out, tracker.advance)
+                merged_weights(merged, out, tracker.advance)
             size = part.stat().st_size
             kept = FileEntry(name=file.name, sha256=file.sha256, size=size)
             ports.uploads.keep(row.owner, kept, part, "the adapter merged by the coordinator")

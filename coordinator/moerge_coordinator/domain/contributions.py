@@ -11,7 +11,6 @@ from moerge.errors import ContributionError
 from moerge.models.bounds import attention_size, input_bounds, input_exponents
 from moerge.models.config import read_config
 from moerge.models.families import FAMILIES, family_of
-from moerge.models.reader import Checkpoint
 from moerge.statistics.describe import median_rank
 from moerge.statistics.validate import validate, validate_trunk
 from moerge_coordinator.domain.owner_keys import require_signed
@@ -107,7 +106,7 @@ def _require_plausible(manifest: Manifest) -> None:
 
 def _opened(ports: Ports, sha256: str) -> StatisticsFile:
     try:
-        return StatisticsFile(ports.blobs.local(sha256))
+        return StatisticsFile(ports.blobs.source(sha256))
     except StatisticsFileError as error:
         raise ContributionError(error.detail, where=error.field, todo="write it with this version of moerge") from error
     except FileNotFoundError as error:
@@ -123,7 +122,7 @@ def _check_trunk_sums(ports: Ports, file: StatisticsFile, manifest: TrunkManifes
         found, todo = "the expert is fitted to a trunk, so it can't be merged", f"send it for {expert.trained}"
         raise ContributionError(found, where="manifest.expert", todo=todo)
     folder = ports.folders.expert(expert.digest)
-    config, checkpoint = read_config(folder), Checkpoint(folder)
+    config, checkpoint = read_config(folder), ports.folders.weights(expert.digest)
     family = family_of(config)
     sizes = {"hidden_size": config.hidden_size, "layers": config.num_hidden_layers, "vocab_size": config.vocab_size}
     _require_sizes(manifest, {**sizes, "attention_size": attention_size(config)})

@@ -3,15 +3,18 @@
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
+from transformers import PretrainedConfig
 
 from moerge.errors import MoergeError
-from moerge.models.expert_folder import check_expert, check_small_files, counts, expert_digest, is_weights
+from moerge.models.expert_folder import check_small_files, counts, expert_digest, is_weights
 from moerge.models.families import Family
+from moerge.models.reader import require_tensors
 from moerge_coordinator.domain import trunks, versions
 from moerge_coordinator.domain.adapters import require_base, require_complete
 from moerge_coordinator.domain.owners import own_name, require_own_domain
@@ -21,15 +24,13 @@ from moerge_coordinator.domain.withdrawal import containing, fitted_from, purge_
 from moerge_coordinator.problems import RefusedError
 from moerge_coordinator.storage.messages import message
 from moerge_coordinator.storage.tables import DomainRow, ExpertRow, HoldingRow, TrunkRow, tell
-from moerge_proto.experts import Expert, ExpertState, NewExpert, Vocabulary
+from moerge_proto.experts import Expert, ExpertState, NewExpert
 from moerge_proto.messages import FileEntry
 from moerge_proto.owners import Identity, Role
 from moerge_proto.problems import Problem, ProblemType
 
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 _COMPARED = 3
-Check = Callable[[Path, Path | None, str, Vocabulary], tuple[Family, object]]
-"""`check_expert`, or its part without weights."""
 
 
 def register(ports: Ports, caller: Identity, new: NewExpert) -> Expert:
@@ -70,7 +71,8 @@ def require_welcome(ports: Ports, caller: Identity, new: NewExpert) -> None:
             _require_free(session, new, expert_digest(new.files))
             others = _others(session)
         entries = _held(ports, owner, {name: new.files[name] for name in small})
-        _family(ports, entries, ports.folders.reference(others), new.domain, check_small_files)
+        with _checked(ports, entries, ports.folders.reference(others), new.domain):
+            pass  # the weights are still with the owner
     except MoergeError:
         ports.uploads.discard(owner, [new.files[name] for name in small])
         raise
@@ -147,13 +149,14 @@ def add_checked(
         with ports.database.reading() as session:
             before = _others(session)
         reference = ports.folders.reference(before)
-        family = _family(ports, entries, reference, domain, check_expert)
+        with _checked(ports, entries, reference, domain) as (folder, family, config):
+            require_tensors(ports.folders.opened(folder, entries), config)
         with ports.database.transaction("add expert") as session:
             if (expert := known(session)) is not None:
                 return expert
             if _others(session) == before:
                 _require_held(session, owner, entries)
-                return add(session, family)
+                return add(session, family.model_type)
 
 
 def _others(session: Session) -> list[str]:
@@ -163,16 +166,17 @@ def _others(session: Session) -> list[str]:
     return list(session.scalars(query.order_by(ExpertRow.number)))
 
 
-def _family(ports: Ports, entries: Sequence[FileEntry], reference: Path | None, domain: str, check: Check) -> str:
-    """The family of an expert of these files, checked in a temporary folder."""
+@contextmanager
+def _checked(
+    ports: Ports, entries: Sequence[FileEntry], reference: Path | None, domain: str
+) -> Iterator[tuple[Path, Family, PretrainedConfig]]:
+    """A temporary folder of an expert's files, its family and config, after checks of the small files."""
     place = ports.folders.experts
     place.mkdir(exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix=".", dir=place))
     try:
-        for entry in entries:
-            ports.blobs.link(entry.sha256, folder / entry.name)
-        family, _ = check(folder, reference, f"expert of {domain!r}", ports.settings.vocabulary)
-        return family.model_type
+        ports.folders.show_expert(entries, folder)
+        yield folder, *check_small_files(folder, reference, f"expert of {domain!r}", ports.settings.vocabulary)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -9,6 +9,8 @@ from sqlalchemy import select
 
 from moerge.blobs.store import Blobs, show
 from moerge.models.config import read_config
+from moerge.models.expert_folder import is_weights
+from moerge.models.reader import Checkpoint
 from moerge_coordinator.storage.database import Database
 from moerge_coordinator.storage.tables import ExpertRow, VersionRow
 from moerge_proto.messages import FileEntry
@@ -37,16 +39,36 @@ class Folders:
         return self.home / "experts"
 
     def expert(self, digest: str) -> Path:
-        """The folder of an expert's files under their original names, made on demand.
+        """The folder of an expert's files under their original names, made on demand; see `show_expert`.
 
         Raises:
             FileNotFoundError: a file is missing.
         """
-        with self.database.reading() as session:
-            files = session.scalars(select(ExpertRow.files).where(ExpertRow.digest == digest)).one()
         folder = self.experts / digest
-        show(self.blobs, files, folder)
+        self.show_expert(self.files(digest), folder)
         return folder
+
+    def weights(self, digest: str) -> Checkpoint:
+        """The weights of an expert.
+
+        Raises:
+            FileNotFoundError: a file is missing.
+        """
+        return self.opened(self.expert(digest), self.files(digest))
+
+    def show_expert(self, files: Sequence[FileEntry], folder: Path) -> None:
+        """Makes `folder` a folder of links to an expert's files; without its weights, if they are in another store."""
+        show(self.blobs, [file for file in files if self.blobs.lasting or not is_weights(file.name)], folder)
+
+    def opened(self, folder: Path, files: Sequence[FileEntry]) -> Checkpoint:
+        """The weights of an expert whose files `folder` shows, or of an adapter on that expert."""
+        sources = {file.name: self.blobs.source(file.sha256) for file in files if is_weights(file.name)}
+        return Checkpoint(folder, {name: each for name, each in sources.items() if not isinstance(each, Path)})
+
+    def files(self, digest: str) -> list[FileEntry]:
+        """The files of an expert."""
+        with self.database.reading() as session:
+            return session.scalars(select(ExpertRow.files).where(ExpertRow.digest == digest)).one()
 
     def reference(self, experts: Sequence[str]) -> Path | None:
         """The folder of the expert that all others must match: the oldest with the longest vocabulary."""

@@ -35,9 +35,9 @@ class MergeTrunk(Work):
             domains = {row.digest: row.domain for row in session.scalars(select(ExpertRow))}
         experts = [*made.experts, *([] if made.options.base is None else [made.options.base])]
         inputs = TrunkInputs(
-            folders={digest: ports.folders.expert(digest) for digest in experts},
+            experts={digest: ports.folders.weights(digest) for digest in experts},
             domains=domains,
-            statistics={digest: ports.blobs.local(digest) for digest in made.contributions},
+            statistics={digest: ports.blobs.source(digest) for digest in made.contributions},
         )
         return merge_trunk(made, inputs, ports.blobs, progress()).model_dump(mode="json")
 

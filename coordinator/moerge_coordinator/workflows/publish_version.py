@@ -10,6 +10,7 @@ from sqlalchemy import select
 from moerge.errors import ContributionError, SolveError
 from moerge.models.config import read_config
 from moerge.models.low_rank import low_rank_of
+from moerge.models.reader import Checkpoint
 from moerge.models.sources import hub_id
 from moerge.routers.influence import MOST_LAYERS
 from moerge.trunk.merge import DENSE_TRUNK_FILE
@@ -147,16 +148,16 @@ class PublishVersion(Work):
         slots = [experts[digest] for digest in lineage.experts]
         return VersionInputs(
             slots=[
-                Slot(_in_slot(row, experts, folders), folders.expert(row.digest), folders.expert(row.trained))
+                Slot(_in_slot(row, experts, folders), folders.weights(row.digest), folders.expert(row.trained))
                 for row in slots
             ],
-            trunk=blobs.local(sha256),
+            trunk=Checkpoint.of_file(blobs.source(sha256)),
             trunk_sha256=sha256,
             method=trunk.method,
             merged=[_record(experts[digest], experts) for digest in contains(trunk)],
             config=folders.expert(trunk.experts[0]),
             contributed=[_contributed(parts[digest]) for digest in lineage.contributions],
-            statistics=lambda: [blobs.local(digest) for digest in lineage.contributions],
+            statistics=lambda: [blobs.source(digest) for digest in lineage.contributions],
         )
 
 

@@ -8,7 +8,6 @@ from sqlalchemy.orm import Session
 
 from moerge.models.distance import require_near_others
 from moerge.models.expert_folder import require_finite
-from moerge.models.reader import Checkpoint
 from moerge_coordinator.domain import experts, trunks
 from moerge_coordinator.domain.adapters import merge_adapter
 from moerge_coordinator.domain.ports import Ports
@@ -82,14 +81,14 @@ class TakeInExpert(Work):
     @DBOS.step()
     @telling_problems
     def _check_weights(self, digest: str) -> str:
-        checkpoint = Checkpoint(self.ports.folders.expert(digest))
+        checkpoint = self.ports.folders.weights(digest)
         total = sum(spec.bytes for spec in checkpoint.specs.values())
         with progress().track(f"expert {digest[:12]}: checking weights", total, "B") as tracker:
             require_finite(checkpoint, tracker)
         while True:
             with self.ports.database.reading() as session:
                 new, compared = experts.find(session, digest), experts.references(session, digest)
-            others = {_named(row): Checkpoint(self.ports.folders.expert(row.digest)) for row in compared}
+            others = {_named(row): self.ports.folders.weights(row.digest) for row in compared}
             title = f"expert {digest[:12]}: comparing weights"
             with progress().track(title, total * len(others), "B") as tracker:
                 limit = self.ports.settings.expert_max_distance

@@ -5,13 +5,14 @@ import secrets
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import BinaryIO
 
 from moerge.blobs.direct_io import direct_file
 from moerge.files import sync_folder
 from moerge_proto.messages import FileEntry
+from moerge_proto.ranges import Source
 
 _PIECE = 2**22
 
@@ -36,27 +37,39 @@ class LocalBlobs:
         return self.path(digest).stat().st_size if self.has(digest) else None
 
     def put(self, name: str, write: Callable[[BinaryIO], str]) -> FileEntry:
+        with self.written(name, write) as (entry, file):
+            self.adopt(entry.sha256, file)
+            return entry
+
+    @contextmanager
+    def written(self, name: str, write: Callable[[BinaryIO], str]) -> Iterator[tuple[FileEntry, Path]]:
+        """The file that `write` fills, which is not a blob yet; it is removed at the end."""
         self._incoming.mkdir(parents=True, exist_ok=True)
         temporary = self._incoming / secrets.token_hex(16)
         try:
             with direct_file(temporary) as out:
                 digest = write(out)
-            size = temporary.stat().st_size
-            if not self.has(digest):
-                temporary.chmod(0o444)
-                target = self.path(digest)
-                target.parent.mkdir(exist_ok=True)
-                temporary.replace(target)
-                sync_folder(target.parent)
-            return FileEntry(name=name, sha256=digest, size=size)
+            yield FileEntry(name=name, sha256=digest, size=temporary.stat().st_size), temporary
         finally:
             temporary.unlink(missing_ok=True)
+
+    def adopt(self, digest: str, file: Path) -> None:
+        """Moves a file of that content from the same file system into the store."""
+        if not self.has(digest):
+            file.chmod(0o444)
+            target = self.path(digest)
+            target.parent.mkdir(exist_ok=True)
+            file.replace(target)
+            sync_folder(target.parent)
 
     def local(self, digest: str) -> Path:
         path = self.path(digest)
         if not path.is_file():
             raise FileNotFoundError(path)
         return path
+
+    def source(self, digest: str) -> Source:
+        return self.local(digest)
 
     def content(self, digest: str) -> Iterator[bytes]:
         with self.path(digest).open("rb") as file:

@@ -1,190 +1,66 @@
-"""Blobs and chunks in an S3-compatible store, with a bounded local cache. Credentials come from AWS_* variables."""
+"""Blobs and chunks in an S3-compatible store, with a bounded local cache."""
 
 import hashlib
 import os
-import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from datetime import timedelta
+from dataclasses import dataclass
 from io import BytesIO
 from math import inf
 from pathlib import Path
 from typing import BinaryIO
 
-import obstore
-from obstore.exceptions import AlreadyExistsError, BaseError
-from obstore.store import S3Store
-from pydantic import BaseModel, ConfigDict, Field
-
 from moerge.blobs.local import LocalBlobs
+from moerge.blobs.objects import PART, S3, SMALL, Keys, require_store
 from moerge.errors import MoergeError
 from moerge_proto.messages import FileEntry
+from moerge_proto.ranges import Source
 
-_PART = 2**23
-_PARTS_AT_ONCE = 2
-_TRANSFERS_AT_ONCE = 4
-_CONDITIONAL = 2**24  # obstore holds conditionally created objects in memory
+__all__ = ["S3", "S3Blobs", "S3Chunks", "require_store"]
+
+_PARTS_READ_AT_ONCE = 4
 _KEPT_SECONDS = 3600.0
 _CLOCKS_DIFFER_SECONDS = 1.0  # a file system's clock lags behind the process's
-_URL_LASTS = timedelta(hours=1)
-_RETRIED, _TRIED = timedelta(seconds=180), timedelta(seconds=20)
-_ANSWER = re.compile(r"<Code>(.*?)</Code>.*?<Message>(.*?)</Message>", re.DOTALL)
-_CREDENTIALS = (
-    ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"),
-    ("AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_ROLE_ARN"),
-    ("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",),
-    ("AWS_CONTAINER_CREDENTIALS_FULL_URI", "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE"),
-    ("AWS_METADATA_ENDPOINT",),
-    ("AWS_SKIP_SIGNATURE",),
-)
-"""Sets of environment variables that give credentials. Without any, obstore asks a cloud's metadata address."""
 
 
-class S3(BaseModel):
-    """The location of a store.
+@dataclass(frozen=True)
+class _Object:
+    """A blob's object as `Ranges`: a read requests parts of 8 MiB, a few at once."""
 
-    Attributes:
-        bucket: the name of an existing bucket.
-        endpoint: URL of the store; None means AWS. Clients that download must reach it too.
-        region: the bucket's region.
-        prefix: the beginning of every key.
-    """
+    keys: Keys
+    name: str
+    size: int
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    def read(self, start: int, out: memoryview) -> int:
+        count = max(0, min(len(out), self.size - start))
 
-    bucket: str = Field(min_length=3)
-    endpoint: str | None = Field(default=None, pattern=r"^https?://[^/]")
-    region: str = "us-east-1"
-    prefix: str = Field(default="", pattern=r"^([A-Za-z0-9._-]+(/[A-Za-z0-9._-]+)*)?$")
+        def fetch(at: int) -> None:
+            length = min(PART, count - at)
+            out[at : at + length] = self.keys.part(self.name, start + at, length)
 
+        with ThreadPoolExecutor(_PARTS_READ_AT_ONCE) as threads:
+            deque(threads.map(fetch, range(0, count, PART)), maxlen=0)
+        return count
 
-class _Keys:
-    """The objects below one prefix."""
-
-    def __init__(self, place: S3, folder: str, retried: timedelta = _RETRIED) -> None:
-        self._place = place
-        require_credentials(os.environ, "s3")
-        with self._told():
-            self._store = S3Store(
-                place.bucket,
-                endpoint=place.endpoint,
-                region=place.region,
-                client_options={"allow_http": (place.endpoint or "").startswith("http://")},
-                retry_config={"retry_timeout": retried},
-            )
-        self._prefix = f"{place.prefix}/{folder}" if place.prefix else folder
-        self._transfers = threading.BoundedSemaphore(_TRANSFERS_AT_ONCE)
-
-    def key(self, name: str) -> str:
-        return f"{self._prefix}/{name}"
-
-    @contextmanager
-    def _told(self) -> Iterator[None]:
-        try:
-            yield
-        except BaseError as error:
-            raise self._failed(error) from error
-
-    def _failed(self, error: Exception) -> MoergeError:
-        place = f"bucket {self._place.bucket!r} at {self._place.endpoint or 'AWS'}"
-        todo = "check that the store runs, the settings in [s3] and the AWS_* variables"
-        return MoergeError(f"{place} can't be used: {reason_of(error)}", where="s3", todo=todo)
-
-    def require_usable(self) -> None:
-        """Lists the bucket, because some stores make one at a write, then writes an object.
-
-        Raises:
-            MoergeError: one of them fails.
-        """
-        try:
-            with self._told():
-                next(iter(obstore.list(self._store, self.key(""))), None)
-            self.overwrite("written", b"")
-        except FileNotFoundError as error:
-            raise self._failed(error) from error
-
-    def size(self, name: str) -> int | None:
-        with self._told(), suppress(FileNotFoundError):
-            return obstore.head(self._store, self.key(name))["size"]
-        return None
-
-    def create(self, name: str, file: Path) -> None:
-        """Uploads the file, unless an object of that name exists. Holds at most a few parts in memory."""
-        if self.size(name) is not None:
-            return
-        with self._told(), self._transfers:
-            if file.stat().st_size > _CONDITIONAL:  # concurrent writers write the same content
-                obstore.put(self._store, self.key(name), file, chunk_size=_PART, max_concurrency=_PARTS_AT_ONCE)
-                return
-            with suppress(AlreadyExistsError):
-                obstore.put(self._store, self.key(name), file, mode="create")
-
-    def read(self, name: str) -> Iterator[bytes]:
-        with self._told():
-            for piece in obstore.get(self._store, self.key(name)).stream(_PART):
-                yield bytes(piece)
-
-    def overwrite(self, name: str, data: bytes) -> None:
-        with self._told():
-            obstore.put(self._store, self.key(name), data)
-
-    def delete(self, *names: str) -> None:
-        with self._told(), suppress(FileNotFoundError):
-            obstore.delete(self._store, [self.key(name) for name in names])
-
-    def names(self, below: str = "") -> Iterator[tuple[str, int]]:
-        """Name, from `below` on, and size of every object."""
-        prefix = self.key(below).rstrip("/") + "/"
-        with self._told(), suppress(FileNotFoundError):
-            for batch in obstore.list(self._store, prefix):
-                for each in batch:
-                    yield each["path"].removeprefix(prefix), each["size"]
-
-    def url(self, name: str) -> str:
-        with self._told():
-            return obstore.sign(self._store, "GET", self.key(name), _URL_LASTS)
-
-
-def reason_of(error: Exception) -> str:
-    """An error of obstore in one line; its message goes on with URLs, times and a dump of many lines."""
-    if (answer := _ANSWER.search(str(error))) is not None:
-        return f"{answer[1]}: {answer[2]}"
-    return str(error).partition("\n")[0].rpartition(" - ")[2].replace("HTTP error:", "no answer,")
-
-
-def require_credentials(environment: Mapping[str, str], where: str) -> None:
-    """Requires variables with credentials.
-
-    Raises:
-        MoergeError: at `where`; there are none.
-    """
-    if not any(all(environment.get(name) for name in names) for names in _CREDENTIALS):
-        todo = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY; "
-        todo += "on a cloud machine with a role of its own, set AWS_METADATA_ENDPOINT=http://169.254.169.254"
-        raise MoergeError("no credentials for the store in the environment", where=where, todo=todo)
-
-
-def require_store(place: S3) -> None:
-    """Requires that the store answers, has the bucket, and lets it be listed and written.
-
-    Raises:
-        MoergeError: it doesn't; says why.
-    """
-    _Keys(place, "probe", _TRIED).require_usable()
+    def close(self) -> None:
+        """Does nothing: no connection is open."""
 
 
 class S3Blobs:
     """A bucket's blobs under `blobs/<digest>`. `local` fetches them into a cache of at most `cache_bytes`.
 
-    Files used in the last hour, or during an open `holding`, are never evicted.
+    A blob that is put stays in the cache only if it is small; larger ones are read in ranges. Files used in the last
+    hour, or during an open `holding`, are never evicted.
     """
 
     lasting = False
 
     def __init__(self, place: S3, cache: Path, cache_bytes: int, clock: Callable[[], float] = time.time) -> None:
-        self._keys, self._probe = _Keys(place, "blobs"), _Keys(place, "probe")
+        self._keys, self._probe = Keys(place, "blobs"), Keys(place, "probe")
         self._folder, self._cache, self._cache_bytes = cache, LocalBlobs(cache), cache_bytes
         self._clock = clock
         self._holdings: list[float] = []
@@ -203,11 +79,11 @@ class S3Blobs:
         return self._keys.size(digest)
 
     def put(self, name: str, write: Callable[[BinaryIO], str]) -> FileEntry:
-        with self.holding():
-            entry = self._cache.put(name, write)
-            while not self._touch(entry.sha256):  # an old copy has just been pruned
-                entry = self._cache.put(name, write)
-            self._keys.create(entry.sha256, self._cache.path(entry.sha256))
+        with self._cache.written(name, write) as (entry, file):
+            self._keys.create(entry.sha256, file)
+            if entry.size <= SMALL:
+                self._cache.adopt(entry.sha256, file)
+                self._touch(entry.sha256)
         self._make_room()
         return entry
 
@@ -217,6 +93,11 @@ class S3Blobs:
             self._touch(digest)
             self._make_room()
         return self._cache.path(digest)
+
+    def source(self, digest: str) -> Source:
+        if (size := self.size(digest)) is None:
+            raise FileNotFoundError(self._keys.key(digest))
+        return _Object(self._keys, digest, size)
 
     def link(self, digest: str, target: Path) -> None:
         path = self.local(digest)
@@ -302,7 +183,7 @@ class S3Chunks:
     """A bucket's chunks under `uploads/<upload>/<digest>`."""
 
     def __init__(self, place: S3, incoming: Path) -> None:
-        self._keys = _Keys(place, "uploads")
+        self._keys = Keys(place, "uploads")
         self.incoming = incoming
 
     def held(self, upload: int) -> set[str]:

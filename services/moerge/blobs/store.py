@@ -9,6 +9,7 @@ from typing import BinaryIO, Protocol
 
 from moerge.files import sync_folder
 from moerge_proto.messages import FileEntry
+from moerge_proto.ranges import Source
 
 
 class Blobs(Protocol):
@@ -37,7 +38,17 @@ class Blobs(Protocol):
         ...
 
     def local(self, digest: str) -> Path:
-        """A complete local file with the blob's content.
+        """A complete local file with the blob's content, for small files and for readers of paths.
+
+        Raises:
+            FileNotFoundError: the blob is absent.
+        """
+        ...
+
+    def source(self, digest: str) -> Source:
+        """The blob for reading in parts: its local file, or ranges of a blob elsewhere.
+
+        Ranges aren't compared with the digest; only whole files are.
 
         Raises:
             FileNotFoundError: the blob is absent.

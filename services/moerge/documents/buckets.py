@@ -8,7 +8,7 @@ from typing import Any
 from obstore.exceptions import BaseError
 from obstore.fsspec import BufferedFile, FsspecStore
 
-from moerge.blobs.s3 import reason_of
+from moerge.blobs.objects import reason_of
 
 
 class StoreError(ValueError):

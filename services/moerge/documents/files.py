@@ -143,7 +143,7 @@ def _place_of(source: str, where: str) -> tuple[Any, str]:
     """(file system, path in it) of a path or URL."""
     if not source.startswith(_S3):
         return fsspec.url_to_fs(source)  # type: ignore[no-any-return]
-    from moerge.blobs.s3 import require_credentials
+    from moerge.blobs.objects import require_credentials
     from moerge.documents.buckets import Buckets
 
     require_credentials(os.environ, where)

@@ -92,12 +92,13 @@ def _write(own: DenseExpert, base: DenseExpert, rank: Rank, folder: Path, progre
         write_safetensors(out, found.plans, metadata={DTYPE: NAMES[_dtype(own)]})
     shutil.rmtree(folder / _PARTS, ignore_errors=True)
     _write_json(folder / ADAPTER_CONFIG, _settings(base.folder, found))
-    total = sum(spec.bytes for spec in Checkpoint(folder).specs.values())
+    merged = Checkpoint(folder)
+    total = sum(spec.bytes for spec in merged.specs.values())
     with (
         progress.track(f"merging {own.domain} with its base", total, "B") as tracker,
         Path(os.devnull).open("wb") as nowhere,
     ):
-        weights = merged_weights(folder, nowhere, tracker.advance)
+        weights = merged_weights(merged, nowhere, tracker.advance)
     content = small_files(own.folder)
     for name, data in content.items():
         with atomic_file(folder / name) as out:

@@ -14,6 +14,7 @@ from moerge.files import atomic_file, file_sha256, linked, work_folder
 from moerge.merging.local import TRUNK_RECORD, LocalTrunk, kept_trunk, version_of
 from moerge.models.expert_folder import small_files
 from moerge.models.low_rank import LowRank
+from moerge.models.reader import Checkpoint
 from moerge.scoring.perplexity import Score, Window
 from moerge.trunk.merge import MergedTrunk
 from moerge.versions.card import ExpertRecord
@@ -96,7 +97,7 @@ class Kept:
         """The version's slots; their MLPs are in its files."""
         work = work_folder(self.folder)
         return [
-            Slot(each.record, self.folder / expert_name(number), work / EXPERTS / each.domain)
+            Slot(each.record, Checkpoint(self.folder / expert_name(number)), work / EXPERTS / each.domain)
             for number, each in enumerate(self.record.experts)
         ]
 

@@ -11,6 +11,7 @@ from moerge.files import atomic_file, file_sha256
 from moerge.models.config import read_config
 from moerge.models.expert_folder import DenseExpert
 from moerge.models.low_rank import low_rank_of
+from moerge.models.reader import Checkpoint
 from moerge.progress import NoProgress, Progress
 from moerge.routers.ridge import SOLVER
 from moerge.trunk.folder import FolderFiles
@@ -102,7 +103,7 @@ def local_trunk(
     if merged is None or merged.lineage != lineage:
         record.unlink(missing_ok=True)
         inputs = TrunkInputs(
-            {each.digest: each.folder for each in every}, {each.digest: each.domain for each in every}, sent
+            {each.digest: each.checkpoint for each in every}, {each.digest: each.domain for each in every}, sent
         )
         merged = merge_trunk(lineage, inputs, FolderFiles(folder), progress or NoProgress())
         with atomic_file(record) as out:
@@ -166,7 +167,7 @@ def version_of(
     )
     return lineage, VersionInputs(
         slots=slots,
-        trunk=trunk.path,
+        trunk=Checkpoint(trunk.path),
         trunk_sha256=trunk.sha256,
         method=trunk.method,
         merged=trunk.contains,
@@ -187,7 +188,7 @@ def given(routers: Sequence[Tensor]) -> Solve:
 
 def slot_of(expert: DenseExpert) -> Slot:
     """An expert's slot."""
-    return Slot(record_of(expert), expert.folder, (expert.trained or expert).folder)
+    return Slot(record_of(expert), expert.checkpoint, (expert.trained or expert).folder)
 
 
 def record_of(expert: DenseExpert) -> ExpertRecord:

@@ -17,8 +17,9 @@ from moerge.models.families import EMBEDDING, HEAD
 from moerge.models.low_rank import has_record
 from moerge.models.sources import ADAPTER_CONFIG as CONFIG
 from moerge.models.sources import BASE, checkpoint_folder
-from moerge.models.stored import DTYPES, INDEX, SINGLE, StoredTensors, TensorSpec
+from moerge.models.stored import DTYPES, INDEX, NOTHING_REMOTE, SINGLE, StoredTensors, TensorSpec
 from moerge.threads import one_thread
+from moerge_proto.ranges import Ranges
 
 WEIGHTS = "adapter_model.safetensors"
 DTYPE = "moerge_dtype"
@@ -123,18 +124,22 @@ class Adapter:
     Attributes:
         specs: name -> file, shape and dtype of the merged tensors.
 
+    Args:
+        folder: the adapter's.
+        remote: name -> file, of the base's weights that aren't in its folder.
+
     Raises:
         CheckpointError: a kind of adapter or a module is unknown, or a tensor has another shape than the base's; names
             it.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, remote: Mapping[str, Ranges] = NOTHING_REMOTE) -> None:
         self._folder, self._settings = folder, AdapterSettings.of(folder)
         self._settings.require_supported()
         if not (folder / WEIGHTS).is_file():
             todo = f"save the adapter again, with safetensors: model.save_pretrained(FOLDER) writes {WEIGHTS}"
             raise CheckpointError("not found", where=str(folder / WEIGHTS), todo=todo)
-        self._base, self._own = StoredTensors(base_of(folder)), StoredTensors(folder / WEIGHTS)
+        self._base, self._own = StoredTensors(base_of(folder), remote), StoredTensors(folder / WEIGHTS)
         self._dtype = self._own_dtype()
         self.specs = {name: replace(spec, dtype=self._dtype or spec.dtype) for name, spec in self._base.specs.items()}
         if EMBEDDING not in self.specs:

@@ -118,16 +118,15 @@ def _dense_files(folder: Path) -> dict[str, Callable[[BinaryIO], str]]:
     files: dict[str, Callable[[BinaryIO], str]] = {
         name: partial(text, data) for name, data in small_files(folder).items()
     }
-    files[SINGLE] = partial(merged_weights, folder)
+    files[SINGLE] = lambda out: merged_weights(Checkpoint(folder), out)
     return dict(sorted(files.items()))
 
 
-def merged_weights(folder: Path, out: BinaryIO, written: Callable[[int], None] | None = None) -> str:
+def merged_weights(tensors: Checkpoint, out: BinaryIO, written: Callable[[int], None] | None = None) -> str:
     """Writes an adapter's weights, merged with its base, as one safetensors file, and returns its SHA-256.
 
     `written` is called with each tensor's bytes.
     """
-    tensors = Checkpoint(folder)
     plans = [
         TensorPlan(name, spec.dtype, spec.shape, partial(tensors.tensor, name))
         for name, spec in sorted(tensors.specs.items())

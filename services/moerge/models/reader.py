@@ -1,6 +1,8 @@
 """A checkpoint folder read tensor by tensor."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -9,7 +11,8 @@ from transformers import AutoModelForCausalLM, PretrainedConfig
 from moerge.errors import CheckpointError
 from moerge.models.adapters import Adapter, is_adapter
 from moerge.models.families import HEAD
-from moerge.models.stored import StoredTensors
+from moerge.models.stored import NOTHING_REMOTE, StoredTensors
+from moerge_proto.ranges import Ranges, Source
 
 
 class Checkpoint:
@@ -18,16 +21,26 @@ class Checkpoint:
     Reads only headers, until a tensor is requested.
 
     Attributes:
+        path: of the folder or file.
         specs: name -> file, shape and dtype.
+
+    Args:
+        path: of the folder or file.
+        remote: name -> file, of weights that aren't in the folder; of an adapter, its base's.
 
     Raises:
         CheckpointError: a file or tensor is missing, damaged or of an unsupported kind; names it.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, remote: Mapping[str, Ranges] = NOTHING_REMOTE) -> None:
         self.path = path
-        self._source = Adapter(path) if is_adapter(path) else StoredTensors(path)
+        self._source = Adapter(path, remote) if is_adapter(path) else StoredTensors(path, remote)
         self.specs = self._source.specs
+
+    @classmethod
+    def of_file(cls, source: Source) -> Self:
+        """The weights of one safetensors file."""
+        return cls(source) if isinstance(source, Path) else cls(Path(source.name), {source.name: source})
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:

@@ -2,8 +2,12 @@
 
 import json
 import mmap
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import NamedTemporaryFile
+from types import MappingProxyType
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -12,6 +16,7 @@ from torch import Tensor
 from moerge.errors import CheckpointError
 from moerge.files import require_small
 from moerge.models.quantised import unsupported
+from moerge_proto.ranges import LocalFile, Ranges, read_bytes
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
@@ -24,13 +29,14 @@ BUFFERS = (
 _MAX_HEADER_BYTES = 2**24  # of all files; a tensor needs about 120
 _MAX_INDEX_BYTES = 2**24
 _PIECE = 2**20  # elements
+NOTHING_REMOTE: Mapping[str, Ranges] = MappingProxyType({})
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 """Number formats by their names in safetensors files."""
 
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """A tensor's file, dtype and shape."""
+    """A tensor's file, which may be remote, dtype and shape."""
 
     file: Path
     shape: tuple[int, ...]
@@ -44,28 +50,37 @@ class TensorSpec:
 class StoredTensors:
     """The safetensors weights of a folder, single or sharded, or of one file of any name, without BUFFERS.
 
-    Reads only headers, until a tensor is requested. Only this tensor is then mapped, because systems count a private
-    mapping as memory: they refuse one that is larger than theirs.
+    Reads only headers, until a tensor is requested. Of a local file only this tensor is then mapped, because systems
+    count a private mapping as memory: they refuse one that is larger than theirs. Of a remote one its bytes are read.
+
+    Args:
+        path: of the folder or file.
+        remote: name -> file, of those that aren't in the folder.
 
     Raises:
         CheckpointError: a file or tensor is missing, damaged or of an unsupported dtype; names it.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, remote: Mapping[str, Ranges] = NOTHING_REMOTE) -> None:
         self.path = path
         self.specs: dict[str, TensorSpec] = {}
+        self._remote = remote
         self._starts: dict[str, int] = {}  # of the tensors in their files
         self._header_bytes = 0
-        for file in [path] if path.is_file() else _weight_files(path):
+        for file in [path] if path.is_file() or path.name in remote else _weight_files(path, remote):
             self._read_header(file)
 
     def _read_header(self, file: Path) -> None:
+        source = self._remote.get(file.name)
         try:
-            header = _plain_header(file)
+            header = _plain_header(file, source)
             self._header_bytes += len(header)
             if self._header_bytes > _MAX_HEADER_BYTES:
                 raise CheckpointError(f"its headers have more than {_MAX_HEADER_BYTES} bytes", where=str(file))
-            with safe_open(file, framework="np") as opened:  # "pt" would map the whole file
+            with (
+                _skeleton(file, source, header) as readable,
+                safe_open(readable, framework="np") as opened,
+            ):  # "pt" would map the whole file
                 names = [name for name in opened.keys() if not name.endswith(BUFFERS)]  # noqa: SIM118  # not iterable
                 for name in names:
                     piece = opened.get_slice(name)
@@ -91,6 +106,10 @@ class StoredTensors:
         if not spec.bytes:
             return torch.empty(spec.shape, dtype=spec.dtype)
         start = self._starts[name]
+        if (source := self._remote.get(spec.file.name)) is not None:
+            data = torch.empty(spec.bytes, dtype=torch.uint8)
+            _fill(data, source, start, spec, name)
+            return data.view(spec.dtype).reshape(spec.shape)
         inside = start % mmap.ALLOCATIONGRANULARITY
         with spec.file.open("rb") as file:
             try:
@@ -105,14 +124,13 @@ class StoredTensors:
         Raises:
             CheckpointError: as in `tensor`.
         """
-        spec = self._spec(name)
-        with spec.file.open("rb", buffering=0) as file:
-            file.seek(self._starts[name])
+        spec, start = self._spec(name), self._starts[name]
+        with _opened(spec.file, self._remote.get(spec.file.name)) as source:
             for part in out.view(-1).split(_PIECE):
                 piece = torch.empty(len(part), dtype=spec.dtype)
-                if file.readinto(piece.view(torch.uint8).numpy().data) < piece.nbytes:
-                    raise _truncated(spec, name)
+                _fill(piece.view(torch.uint8), source, start, spec, name)
                 part.copy_(piece)
+                start += piece.nbytes
 
     def _spec(self, name: str) -> TensorSpec:
         spec = self.specs.get(name)
@@ -121,11 +139,22 @@ class StoredTensors:
         return spec
 
 
+def _fill(data: Tensor, source: Ranges, start: int, spec: TensorSpec, name: str) -> None:
+    """Reads bytes of a tensor into `data`, uint8."""
+    if source.read(start, data.numpy().data) < len(data):
+        raise _truncated(spec, name)
+
+
 def _truncated(spec: TensorSpec, name: str) -> CheckpointError:
     return CheckpointError("the file was truncated", where=f"{spec.file}: {name}")
 
 
-def _plain_header(file: Path) -> bytes:
+def _opened(file: Path, source: Ranges | None) -> AbstractContextManager[Ranges]:
+    """The remote file, or the local one, which is closed at the end."""
+    return closing(LocalFile(file)) if source is None else nullcontext(source)
+
+
+def _plain_header(file: Path, source: Ranges | None) -> bytes:
     """The header, without its length. Refuses duplicate keys, because readers differ in which one they use."""
 
     def distinct(pairs: list[tuple[str, object]]) -> dict[str, object]:
@@ -135,13 +164,13 @@ def _plain_header(file: Path) -> bytes:
             raise CheckpointError("duplicate key in the header", where=f"{file}: {twice}")
         return found
 
-    with file.open("rb") as opened:
-        length = int.from_bytes(opened.read(8), "little")
+    with _opened(file, source) as opened:
+        length = int.from_bytes(read_bytes(opened, 0, 8), "little")
         if length > _MAX_HEADER_BYTES:
             raise CheckpointError(
                 f"expected a header of at most {_MAX_HEADER_BYTES} bytes, found {length}", where=str(file)
             )
-        header = opened.read(length)
+        header = read_bytes(opened, 8, length)
     try:
         json.loads(header, object_pairs_hook=distinct)
     except (ValueError, RecursionError) as error:
@@ -149,12 +178,24 @@ def _plain_header(file: Path) -> bytes:
     return header
 
 
+@contextmanager
+def _skeleton(file: Path, source: Ranges | None, header: bytes) -> Iterator[Path]:
+    """The local file itself; of a remote one, a sparse file of its size with its header, which safetensors checks."""
+    if source is None:
+        yield file
+        return
+    with NamedTemporaryFile() as sparse:
+        sparse.write(len(header).to_bytes(8, "little") + header)
+        sparse.truncate(source.size)
+        yield Path(sparse.name)
+
+
 _OTHER = ("pytorch_model*.bin", "*.bin", "*.gguf", "*.pth", "*.pt")
 """Weights in other formats."""
 
 
-def _weight_files(folder: Path) -> list[Path]:
-    if (folder / SINGLE).is_file():  # like transformers, ignore a stale index beside it
+def _weight_files(folder: Path, remote: Mapping[str, Ranges]) -> list[Path]:
+    if SINGLE in remote or (folder / SINGLE).is_file():  # like transformers, ignore a stale index beside it
         return [folder / SINGLE]
     if (folder / INDEX).is_file():
         require_small(folder / INDEX, _MAX_INDEX_BYTES)
@@ -165,7 +206,7 @@ def _weight_files(folder: Path) -> list[Path]:
         for name in names:
             if Path(name).name != name:
                 raise CheckpointError(f"names a file outside the folder: {name!r}", where=str(folder / INDEX))
-            if not (folder / name).is_file():
+            if name not in remote and not (folder / name).is_file():
                 raise CheckpointError(f"names {name}, which is missing", where=str(folder / INDEX))
         return [folder / name for name in sorted(names)]
     other = next((each.name for kind in _OTHER for each in sorted(folder.glob(kind))), None)

@@ -11,6 +11,7 @@ from moerge.merging.local import LocalTrunk, given, local_trunk, local_version
 from moerge.models.config import read_config
 from moerge.models.dense import domain_model, place
 from moerge.models.expert_folder import DenseExpert
+from moerge.models.reader import Checkpoint
 from moerge.models.tokens import Tokens, all_counted
 from moerge.recipes.base import (
     Chosen,
@@ -116,7 +117,7 @@ def solve(members: Sequence[Member], trunk: LocalTrunk, fields: Mapping[str, obj
     chosen = checked(SolveOptions, fields)
     contributions = [each.contribution for each in members]
     domains = [each.expert.domain for each in members]
-    return list(solve_routers(trunk.path, members[0].expert.folder, contributions, domains, chosen)[0])
+    return list(solve_routers(Checkpoint(trunk.path), members[0].expert.folder, contributions, domains, chosen)[0])
 
 
 def dense(fleet: Fleet, slot: int) -> DenseExpert:

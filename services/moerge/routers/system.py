@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -80,7 +81,7 @@ def of_domain(files: Sequence[StatisticsFile], domain: str) -> list[StatisticsFi
 def named(files: Sequence[StatisticsFile]) -> str:
     """The domain, the owner and the contributions of files."""
     made = files[0].manifest
-    digests = ", ".join(file.path.stem[:_SHOWN] for file in files[:_MOST_NAMES])
+    digests = ", ".join(Path(file.name).stem[:_SHOWN] for file in files[:_MOST_NAMES])
     more = f" and {len(files) - _MOST_NAMES} more" if len(files) > _MOST_NAMES else ""
     return f"{made.domain} (owner {made.owner}, contribution {digests}{more})"
 

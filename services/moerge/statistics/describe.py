@@ -6,13 +6,12 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
-import torch
 from rich.console import RenderableType
 from rich.filesize import decimal
 from rich.table import Table
 
 from moerge.errors import ContributionError
-from moerge.statistics.integers import effective_rank, to_floats, unpack
+from moerge.statistics.integers import effective_rank, square_of
 from moerge_proto.statistics_file import (
     Manifest,
     RouterManifest,
@@ -87,8 +86,8 @@ def _tensors(file: StatisticsFile) -> Iterator[_Tensor]:
             yield _Tensor(name, length)
             continue
         size, exponent = grams[name]
-        square = unpack(to_floats(file.array(name), exponent), size)
-        yield _Tensor(name, length, min(size, file.manifest.tokens), effective_rank(torch.from_numpy(square)))
+        rank = effective_rank(square_of(file.array(name), exponent))
+        yield _Tensor(name, length, min(size, file.manifest.tokens), rank)
 
 
 def _describe(file: StatisticsFile) -> Iterator[RenderableType]:
@@ -112,10 +111,7 @@ def median_rank(file: StatisticsFile) -> float:
     """The median effective rank of a contribution's grams; if there are many, of some."""
     grams = list(_grams(file.manifest).items())
     some = grams[:: -(-len(grams) // _MOST_GRAMS)]
-    return median(
-        effective_rank(torch.from_numpy(unpack(to_floats(file.array(name), exponent), size)))
-        for name, (size, exponent) in some
-    )
+    return median(effective_rank(square_of(file.array(name), exponent)) for name, (_, exponent) in some)
 
 
 def _grams(manifest: Manifest) -> dict[str, tuple[int, int]]:

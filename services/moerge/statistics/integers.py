@@ -1,15 +1,18 @@
 """Sums as integers: rounded once, added exactly, converted back for the solve."""
 
+import math
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from moerge.errors import ContributionError
 from moerge_proto.statistics_file import Int64
 
 Float64 = NDArray[np.float64]
 LIMIT = 2**62
-_PIECE = 2**20  # entries
+_ROWS, _BLOCK = 512, 2**20
 
 
 def to_integers(values: Float64, exponent: int) -> Int64:
@@ -30,7 +33,15 @@ def to_integers(values: Float64, exponent: int) -> Int64:
 
 def to_floats(integers: Int64, exponent: int) -> Float64:
     """integers * 2**-exponent in float64; exact below 2**53."""
-    return integers.astype(np.float64) * 2.0**-exponent
+    floats: Float64 = integers.astype(np.float64)
+    floats *= 2.0**-exponent
+    return floats
+
+
+def square_of(integers: Int64, exponent: int) -> Tensor:
+    """[H(H+1)/2] int64 -> symmetric [H, H] float64: `to_floats` of an upper triangle, with no other copy in memory."""
+    size = (math.isqrt(8 * len(integers) + 1) - 1) // 2
+    return torch.from_numpy(unpack(integers, size)).mul_(2.0**-exponent)
 
 
 def add(left: Int64, right: Int64) -> Int64:
@@ -40,9 +51,9 @@ def add(left: Int64, right: Int64) -> Int64:
         ContributionError: a sum overflows int64; it never wraps.
     """
     total = left + right
-    for start in range(0, len(total), _PIECE):  # so that only the sum is in memory as a whole
-        piece = slice(start, start + _PIECE)
-        if (((left[piece] ^ total[piece]) & (right[piece] ^ total[piece])) < 0).any():
+    for start in range(0, len(total), _BLOCK):
+        part = slice(start, start + _BLOCK)
+        if (((left[part] ^ total[part]) & (right[part] ^ total[part])) < 0).any():
             raise ContributionError("the sum of the contributions overflows int64", todo="leave out a contribution")
     return total
 
@@ -52,20 +63,22 @@ def pack(square: Float64) -> Float64:
     return np.concatenate([square[row, row:] for row in range(len(square))])
 
 
-def unpack(packed: Float64, hidden_size: int) -> Float64:
-    """[H(H+1)/2] -> symmetric [H, H]."""
-    upper, start = np.zeros((hidden_size, hidden_size)), 0
+def unpack(packed: Float64 | Int64, hidden_size: int) -> Float64:
+    """[H(H+1)/2] -> symmetric [H, H] float64, with no other copy in memory."""
+    square, start = np.empty((hidden_size, hidden_size)), 0
     for row in range(hidden_size):
         end = start + hidden_size - row
-        upper[row, row:] = packed[start:end]
+        square[row, row:] = packed[start:end]
         start = end
-    half = torch.from_numpy(upper)
-    square = half + half.T
-    square.diagonal().mul_(0.5)
-    symmetric: Float64 = square.numpy()
-    return symmetric
+    for start in range(0, hidden_size, _ROWS):
+        rows = square[start : start + _ROWS, start:]
+        below = square[start:, start : start + _ROWS]
+        below[_ROWS:] = rows[:, _ROWS:].T
+        lower = np.tril_indices(len(rows), -1)
+        below[lower] = rows.T[lower]
+    return square
 
 
-def effective_rank(square: torch.Tensor) -> float:
+def effective_rank(square: Tensor) -> float:
     """trace^2 / the sum of squared entries of a symmetric [H, H]: the number of about equally strong directions."""
-    return float(square.trace() ** 2 / square.square().sum().clamp_min(1e-300))
+    return float(square.trace() ** 2 / torch.linalg.vector_norm(square).square().clamp_min(1e-300))

@@ -103,7 +103,7 @@ class Journal:
             for file in opened:
                 if file.manifest != manifest:
                     found = "the journal's shards differ from those of layer 0"
-                    raise MoergeError(found, where=str(file.path), todo=_TODO)
+                    raise MoergeError(found, where=str(self.path.with_name(file.name)), todo=_TODO)
             layers = enumerate(opened)
             names = ((file, name) for n, file in layers for name, _ in manifest.part(range(n, n + 1)))
             with atomic_file(self.path) as out:

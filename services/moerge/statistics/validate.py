@@ -3,12 +3,11 @@
 import math
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from moerge.errors import ContributionError
-from moerge.statistics.integers import LIMIT, to_floats, unpack
+from moerge.statistics.integers import LIMIT, square_of, to_floats
 from moerge_proto.statistics_file import Int64, StatisticsFile, trunk_gram_names
 
 TRACE_SLACK = 1 + 2.0**-7
@@ -20,6 +19,8 @@ def validate(
     file: StatisticsFile, exponents: Sequence[int], bounds: Sequence[float], *, normalised: bool = True
 ) -> list[str]:
     """Checks every layer of an opened router contribution and returns warnings.
+
+    Layers are read one by one. The peak memory is 12 H^2 bytes, that of an int64 triangle and a float64 square.
 
     Args:
         exponents: the trunk's fractional bits per layer.
@@ -33,9 +34,9 @@ def validate(
     warnings = []
     for layer, bound in enumerate(bounds):
         name = f"layers.{layer}.gram"
-        gram, cross = file.gram(layer), file.cross(layer)
-        trace, total, factor = _validate_gram(name, gram, exponents[layer], bound, file)
-        _validate_cross(f"layers.{layer}.cross", cross, exponents[layer], factor, file)
+        trace, total, factor = _validate_gram(name, exponents[layer], bound, file)
+        _validate_cross(f"layers.{layer}.cross", file.cross(layer), exponents[layer], factor, file)
+        del factor  # before the next gram is read
         if normalised and trace < total / 2:
             warnings.append(f"{name}: trace {trace:.6g} is under half of the expected {total:.6g}")
     return warnings
@@ -43,6 +44,8 @@ def validate(
 
 def validate_trunk(file: StatisticsFile, exponents: Sequence[int], bounds: Sequence[float]) -> None:
     """Checks every gram of an opened trunk contribution, and its counts.
+
+    Grams are read one by one. The peak memory is 12 N^2 bytes, for the largest of N x N.
 
     Args:
         exponents: the expert's fractional bits per gram, in the file's order.
@@ -53,7 +56,7 @@ def validate_trunk(file: StatisticsFile, exponents: Sequence[int], bounds: Seque
     """
     _require_exponents(file, exponents)
     for name, exponent, bound in zip(trunk_gram_names(file.manifest.layers), exponents, bounds, strict=True):
-        _validate_gram(name, file.array(name), exponent, bound, file)
+        _validate_gram(name, exponent, bound, file)
     counts, tokens = file.array("token_counts"), file.manifest.tokens
     if (counts < 0).any() or int(counts.sum(dtype=object)) > tokens:
         raise ContributionError(
@@ -67,20 +70,17 @@ def _require_exponents(file: StatisticsFile, exponents: Sequence[int]) -> None:
 
 
 def _require_room(name: str, values: Int64) -> None:
-    if (values >= LIMIT).any() or (values <= -LIMIT).any():
+    if values.max() >= LIMIT or values.min() <= -LIMIT:
         raise ContributionError("a value reaches 2**62", where=name, todo="send fewer tokens")
 
 
-def _validate_gram(
-    name: str, gram: Int64, exponent: int, bound: float, file: StatisticsFile
-) -> tuple[float, float, Tensor]:
-    """Returns the trace, its bound, and the Cholesky factor of the gram with its slack."""
+def _validate_gram(name: str, exponent: int, bound: float, file: StatisticsFile) -> tuple[float, float, Tensor]:
+    """Returns the trace, its bound, and the lower Cholesky factor of the gram with its slack, in the gram's memory."""
     manifest = file.manifest
     tokens = manifest.tokens
-    _require_room(name, gram)
-    size = (math.isqrt(8 * len(gram) + 1) - 1) // 2
-    square = unpack(to_floats(gram, exponent), size)
-    trace, largest = float(np.trace(square)), tokens * bound
+    square = _square(name, exponent, file)
+    size = len(square)
+    trace, largest = float(square.trace()), tokens * bound
     if trace > TRACE_SLACK * largest:
         raise ContributionError(
             f"trace {trace:.6g} exceeds {largest:.6g}, the bound of {tokens} tokens with these weights",
@@ -90,19 +90,28 @@ def _validate_gram(
     rounding = len(manifest.shards) * size * 2.0 ** -(exponent + 1)
     steps = max(manifest.settings.batch_tokens, manifest.settings.context)  # most products of a micro-batch
     slack = rounding + steps * FLOAT32_EPSILON * trace
-    energy = float(np.linalg.norm(square))
+    energy = float(torch.linalg.vector_norm(square))
     if trace - size * slack > math.sqrt(tokens) * (energy + math.sqrt(size) * slack):
         raise ContributionError(
             f"has {(trace / energy) ** 2:.4g} equally strong directions, more than its {tokens} tokens",
             where=name,
             todo=_AGAIN,
         )
-    factor, failed = torch.linalg.cholesky_ex(torch.from_numpy(square) + slack * torch.eye(size, dtype=torch.float64))
+    square.diagonal().add_(slack)
+    factor, failed = square.mT, torch.empty((), dtype=torch.int32)  # a column-major result replaces its argument
+    torch.linalg.cholesky_ex(factor, out=(factor, failed))
     if int(failed):
         raise ContributionError(
             f"not positive semidefinite (leading minor {int(failed)}), so not a gram", where=name, todo=_AGAIN
         )
     return trace, largest, factor
+
+
+def _square(name: str, exponent: int, file: StatisticsFile) -> Tensor:
+    """A gram, [N, N] float64. Its triangle is freed on return."""
+    triangle = file.array(name)
+    _require_room(name, triangle)
+    return square_of(triangle, exponent)
 
 
 def _validate_cross(name: str, cross: Int64, exponent: int, factor: Tensor, file: StatisticsFile) -> None:
@@ -111,7 +120,7 @@ def _validate_cross(name: str, cross: Int64, exponent: int, factor: Tensor, file
     if not cross.any():
         raise ContributionError("the sum of all features is zero", where=name, todo=_AGAIN)
     total = torch.from_numpy(to_floats(cross, exponent))[:, None]
-    energy = float((total * torch.cholesky_solve(total, factor)).sum())
+    energy = float(torch.linalg.solve_triangular(factor, total, upper=False).square().sum())
     if energy > TRACE_SLACK * tokens:
         raise ContributionError(
             f"b^T A^-1 b = {energy:.6g} exceeds the {tokens} tokens, so it can't be the sum of this gram's features",

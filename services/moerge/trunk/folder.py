@@ -22,6 +22,6 @@ class FolderFiles:
         self._paths[sha256] = path
         return FileEntry(name=name, sha256=sha256, size=path.stat().st_size)
 
-    def local(self, digest: str) -> Path:
+    def source(self, digest: str) -> Path:
         """The path of a stored file."""
         return self._paths[digest]

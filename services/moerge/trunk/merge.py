@@ -19,6 +19,7 @@ from moerge.trunk.methods.method import MethodInputs
 from moerge.trunk.methods.registry import METHODS
 from moerge_proto.digests import Digest, digest_of, sha256_hex
 from moerge_proto.messages import FileEntry
+from moerge_proto.ranges import Source
 from moerge_proto.statistics_file import StatisticsFile
 from moerge_proto.trunks import TrunkLineage
 
@@ -31,23 +32,23 @@ class Files(Protocol):
     def put(self, name: str, write: Callable[[BinaryIO], str]) -> FileEntry:
         """Runs `write`, which fills the file and returns its SHA-256. A `write` that raises leaves nothing."""
 
-    def local(self, digest: str) -> Path:
-        """The local path of a stored file."""
+    def source(self, digest: str) -> Source:
+        """A stored file."""
 
 
 @dataclass(frozen=True)
 class TrunkInputs:
-    """Local files behind the digests of a lineage.
+    """Files behind the digests of a lineage.
 
     Attributes:
-        folders: expert -> its dense checkpoint folder, including the base.
+        experts: expert -> its dense checkpoint folder, including the base.
         domains: expert -> its domain.
         statistics: trunk contribution -> its file.
     """
 
-    folders: Mapping[str, Path]
+    experts: Mapping[str, Checkpoint]
     domains: Mapping[str, str]
-    statistics: Mapping[str, Path] = field(default_factory=dict)
+    statistics: Mapping[str, Source] = field(default_factory=dict)
 
 
 class MergedTrunk(TrunkLineage):
@@ -86,26 +87,26 @@ def merge_trunk(lineage: TrunkLineage, inputs: TrunkInputs, files: Files, progre
     if lineage.revision != method.revision:
         found = f"expected revision {method.revision} of {method.name!r}, found {lineage.revision}"
         raise MoergeError(found, where="method", todo="merge the trunk again")
-    folders = [inputs.folders[digest] for digest in lineage.experts]
-    config, base = read_config(folders[0]), lineage.options.base
+    experts = [inputs.experts[digest] for digest in lineage.experts]
+    config, base = read_config(experts[0].path), lineage.options.base
     family = family_of(config)
     with ExitStack() as stack:
-        paths = [inputs.statistics[digest] for digest in lineage.contributions]
+        sources = [inputs.statistics[digest] for digest in lineage.contributions]
         opened = MethodInputs(
-            experts=[Checkpoint(folder) for folder in folders],
+            experts=experts,
             domains=[inputs.domains[digest] for digest in lineage.experts],
             family=family,
             config=config,
             options=lineage.options,
-            base=None if base is None else Checkpoint(inputs.folders[base]),
-            statistics=[stack.enter_context(StatisticsFile(path)) for path in paths],
+            base=None if base is None else inputs.experts[base],
+            statistics=[stack.enter_context(StatisticsFile(source)) for source in sources],
         )
         plans = method.plan(opened)
-        title = f"merging a trunk of {len(folders)} by {method.name}"
+        title = f"merging a trunk of {len(experts)} by {method.name}"
         tracker = stack.enter_context(progress.track(title, sum(plan.bytes for plan in plans), "B"))
         weights = files.put(DENSE_TRUNK_FILE, lambda out: write_safetensors(out, plans, tracker.advance))
-    trunk = Checkpoint(files.local(weights.sha256))
-    written = [weights, files.put(CONFIG_FILE, _config_writer(folders[0], trunk))]
+    trunk = Checkpoint.of_file(files.source(weights.sha256))
+    written = [weights, files.put(CONFIG_FILE, _config_writer(experts[0].path, trunk))]
     exponents = feature_exponents(trunk, family, config)
     digests = {file.name: file.sha256 for file in written}
     return MergedTrunk(

@@ -5,7 +5,6 @@ W = (sum_d W_d G_d) (sum_d G_d)^-1 (Jin et al., 2023). G_d [in, in] is the gram 
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Protocol
 
 import torch
@@ -18,7 +17,7 @@ from moerge.models.families import EMBEDDING, HEAD, Family
 from moerge.models.reader import Checkpoint
 from moerge.models.writer import TensorPlan
 from moerge.routers.ridge import Ridge
-from moerge.statistics.integers import to_floats, unpack
+from moerge.statistics.integers import square_of
 from moerge.threads import one_thread
 from moerge.trunk.average import average
 from moerge.trunk.pieces import Piece, Rule, merge_plan
@@ -73,24 +72,20 @@ class ModuleGrams:
     def gram(self, weight: str) -> Tensor:
         """[in, in] float64 of the inputs of the module with that weight, scaled to a mean diagonal of 1."""
         square = self._square(weight)
-        return square / square.diagonal().mean().clamp_min(1e-300)
+        return square.div_(square.diagonal().mean().clamp_min(1e-300))
 
     def second_moment(self, weight: str) -> Tensor:
         """[in, in] float64: the mean over tokens."""
-        return self._square(weight) / self.file.manifest.tokens
+        return self._square(weight).div_(self.file.manifest.tokens)
 
     def _square(self, weight: str) -> Tensor:
         name = self._sums[weight]
         place, gain = self._places[name]
-        packed = to_floats(self.file.array(name), self.file.manifest.exponents[place])
-        square = torch.from_numpy(unpack(packed, self._expert_columns(weight)))
+        square = square_of(self.file.array(name), self.file.manifest.exponents[place])
         if gain is not None:
             wide = self.expert.tensor(gain).double()
-            square = wide[:, None] * square * wide
+            square.mul_(wide[:, None]).mul_(wide)
         return square
-
-    def _expert_columns(self, weight: str) -> int:
-        return self.expert.specs[weight if weight in self.expert.specs else EMBEDDING].shape[1]
 
 
 def solved_plan(
@@ -177,7 +172,11 @@ def head_alignment(trunk: Tensor, own: Tensor, counts: Tensor) -> Tensor:
 
 
 def _least_squares(
-    piece: Piece, grams: Iterable[tuple[Tensor, Tensor]], tokens: int, shares: Sequence[float] | None = None
+    piece: Piece,
+    grams: Iterable[tuple[Tensor, Tensor]],
+    tokens: int,
+    shares: Sequence[float] | None = None,
+    rows: Tensor | None = None,
 ) -> Tensor:
     """[out, in]: argmin over W of sum_d s_d E_d |W y - W_d x|^2, shrunk towards the mean by `shares` s.
 
@@ -185,14 +184,15 @@ def _least_squares(
         grams: sums of x y^T and of y y^T of each domain, [in, in] float64 each, one domain's in memory at a time.
         tokens: number of tokens in all grams together.
         shares: one per expert of the piece, with a sum of 1; equal by default.
+        rows: [out] bool, of the piece's rows to solve; all by default.
     """
-    rows, columns = piece.tensors[0].shape
+    chosen = slice(None) if rows is None else rows
+    right = torch.zeros_like(piece.tensors[0][chosen], dtype=torch.float64)
+    mean, columns = torch.zeros_like(right), right.shape[1]
     count = len(piece.tensors)
     total = torch.zeros(columns, columns, dtype=torch.float64)
-    right = torch.zeros(rows, columns, dtype=torch.float64)
-    mean = torch.zeros_like(right)
     for (cross, square), tensor, share in zip(grams, piece.tensors, shares or [1 / count] * count, strict=True):
-        wide = tensor.double() * share
+        wide = tensor[chosen].double().mul_(share)
         total += square * share
         right += wide @ cross
         mean += wide
@@ -202,7 +202,9 @@ def _least_squares(
     except SolveError as error:
         todo = "ask the owners for trunk contributions of more text"
         raise SolveError(error.what, where=piece.name, todo=todo) from error
-    return torch.cholesky_solve((right + shrinkage * mean).T, factor).T.to(piece.dtype)
+    right += mean.mul_(shrinkage)
+    del wide, mean, total, square, cross
+    return torch.cholesky_solve(right.T, factor).T.to(piece.dtype)
 
 
 def _shares(piece: Piece, files: Sequence[StatisticsFile]) -> Tensor:
@@ -251,8 +253,7 @@ def _head(piece: Piece, owners: Sequence[Grams], tokens: int, alignments: Mappin
     merged = torch.empty(piece.tensors[0].shape, dtype=piece.dtype)
     for number, kind in enumerate(kinds.double()):
         rows = which == number
-        part = replace(piece, tensors=[tensor[rows] for tensor in piece.tensors])
-        merged[rows] = _least_squares(part, grams, tokens, (kind / kind.sum()).tolist())
+        merged[rows] = _least_squares(piece, grams, tokens, (kind / kind.sum()).tolist(), rows)
     return merged
 
 

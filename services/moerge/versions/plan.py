@@ -32,6 +32,7 @@ from moerge.versions.files import (
 from moerge_proto.digests import canonical_json, digest_of
 from moerge_proto.influence import VersionInfluence
 from moerge_proto.options import SolveOptions
+from moerge_proto.ranges import Source
 from moerge_proto.statistics_file import StatisticsFile
 from moerge_proto.versions import Lineage, SolveReport
 
@@ -45,13 +46,13 @@ class Slot:
 
     Attributes:
         record: its line in the card.
-        folder: its dense checkpoint.
-        trained: its owner's trained checkpoint, with tokenizer and generation config; differs from `folder` if the
+        weights: its dense checkpoint.
+        trained: folder of its owner's trained checkpoint, with tokenizer and generation config; another one if the
             MLPs are fitted.
     """
 
     record: ExpertRecord
-    folder: Path
+    weights: Checkpoint
     trained: Path
 
 
@@ -61,7 +62,7 @@ class VersionInputs:
 
     Attributes:
         slots: the version's experts, in order.
-        trunk: the trunk's safetensors file.
+        trunk: the trunk's tensors.
         trunk_sha256: the digest of that file.
         method: the trunk's merge method.
         merged: the experts in the trunk.
@@ -71,13 +72,13 @@ class VersionInputs:
     """
 
     slots: Sequence[Slot]
-    trunk: Path
+    trunk: Checkpoint
     trunk_sha256: str
     method: str
     merged: Sequence[ExpertRecord]
     config: Path
     contributed: Sequence[Contributed]
-    statistics: Callable[[], Sequence[Path]]
+    statistics: Callable[[], Sequence[Source]]
 
 
 Solve = Callable[[Lineage, VersionInputs], Solution]
@@ -103,9 +104,9 @@ class VersionPlan:
 
 
 def solve_routers(
-    trunk: Path,
+    trunk: Checkpoint,
     config: Path,
-    statistics: Sequence[Path],
+    statistics: Sequence[Source],
     domains: Sequence[str],
     options: SolveOptions,
     solved: Callable[[int], None] = lambda layer: None,
@@ -113,7 +114,7 @@ def solve_routers(
     """Solves every layer's router from router contributions (DUME eq. 6).
 
     Args:
-        trunk: its safetensors file.
+        trunk: its tensors.
         config: folder of a dense expert of the trunk's architecture.
         statistics: the contributions' files.
         domains: the routers' columns, in order.
@@ -124,9 +125,9 @@ def solve_routers(
         ContributionError, SolveError: a layer can't be solved.
     """
     dense = read_config(config)
-    gains = feature_gains(Checkpoint(trunk), family_of(dense), dense)
+    gains = feature_gains(trunk, family_of(dense), dense)
     with ExitStack() as stack:
-        files = [stack.enter_context(StatisticsFile(path)) for path in statistics]
+        files = [stack.enter_context(StatisticsFile(source)) for source in statistics]
         return solve_layers(files, domains, gains, options, solved)
 
 
@@ -147,10 +148,10 @@ def measure_influence(
         ContributionError, SolveError: a layer can't be solved, with all owners or without one.
     """
     dense = read_config(inputs.config)
-    gains = feature_gains(Checkpoint(inputs.trunk), family_of(dense), dense)
+    gains = feature_gains(inputs.trunk, family_of(dense), dense)
     start = int(digest_of(lineage.model_dump(mode="json"))[:8], 16)
     with ExitStack() as stack:
-        files = [stack.enter_context(StatisticsFile(path)) for path in inputs.statistics()]
+        files = [stack.enter_context(StatisticsFile(source)) for source in inputs.statistics()]
         return influence.measure(files, lineage.domains, gains, lineage.options, start, measured)
 
 
@@ -166,14 +167,14 @@ def plan_version(lineage: Lineage, inputs: VersionInputs, solve: Solve = solve_l
         IncompatibleExpertError: `tied`, but the trunk has a separate head.
         MoergeError: a checkpoint can't be read.
     """
-    trunk = Checkpoint(inputs.trunk)
+    trunk = inputs.trunk
     config = trunk_config(read_config(inputs.config), trunk.shapes)
     family, layers, count = family_of(config), config.num_hidden_layers, len(inputs.slots)
     content = lineage.model_dump(mode="json")
     name = digest_of(content)
     shared = trunk_files(trunk, family, config, lineage.trunk, inputs.trunk_sha256, tied=lineage.tied)
     mlps = [
-        expert_file(Checkpoint(slot.folder), family, layers, number, slot.record.digest)
+        expert_file(slot.weights, family, layers, number, slot.record.digest)
         for number, slot in enumerate(inputs.slots)
     ]
     shared += mlps

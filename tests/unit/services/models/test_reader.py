@@ -7,6 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from transformers import AutoModelForCausalLM
 
 from moerge.errors import CheckpointError, MoergeError
 from moerge.files import atomic_file
@@ -54,6 +55,74 @@ def test_sharded_and_single_checkpoints_hold_the_same(tmp_path: Path) -> None:
     checkpoint = Checkpoint(sharded)
     assert checkpoint.specs.keys() == tensors.keys()
     assert all(torch.equal(checkpoint.tensor(name), tensor) for name, tensor in tensors.items())
+
+
+def remote(folder: Path, into: Path) -> Checkpoint:
+    """The folder's checkpoint, with its weights moved elsewhere and read in ranges."""
+    moved = [path.replace(into / path.name) for path in sorted(folder.glob("*.safetensors"))]
+    return Checkpoint(folder, {path.name: Elsewhere(path) for path in moved})
+
+
+class Elsewhere:
+    """A file in memory. A read of more than `most` bytes fails."""
+
+    def __init__(self, path: Path, most: int = 2**62) -> None:
+        self.name, self.data, self._most = path.name, path.read_bytes(), most
+        self.size = len(self.data)
+
+    def read(self, start: int, out: memoryview) -> int:
+        assert len(out) <= self._most
+        part = self.data[start : start + len(out)]
+        out[: len(part)] = part
+        return len(part)
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_weights_elsewhere_are_read_tensor_by_tensor(tmp_path: Path, parts: int) -> None:
+    folder = tmp_path / "folder"
+    model = AutoModelForCausalLM.from_pretrained(expert(tmp_path / "expert", seed=1), dtype="auto")
+    model.save_pretrained(folder, max_shard_size="10GB" if parts == 1 else "20KB")
+    local = Checkpoint(folder)
+    assert (len({spec.file for spec in local.specs.values()}) > 1) == (parts > 1)
+    tensors = {name: local.tensor(name).clone() for name in local.specs}
+    checkpoint = remote(folder, tmp_path)
+    assert checkpoint.specs == local.specs
+    assert all(torch.equal(checkpoint.tensor(name), tensor) for name, tensor in tensors.items())
+    require_tensors(checkpoint, read_config(folder))
+
+
+def test_of_weights_elsewhere_nothing_larger_than_a_tensor_is_read(tmp_path: Path) -> None:
+    tensors = {"none": torch.empty(0, 3), "scalar": torch.tensor(2.0), "matrix": torch.randn(30, 50).to(torch.bfloat16)}
+    write(tmp_path / "file", [plan(*item) for item in tensors.items()])
+    checkpoint = Checkpoint.of_file(Elsewhere(tmp_path / "file", tensors["matrix"].nbytes))
+    for name, tensor in tensors.items():
+        assert torch.equal(checkpoint.tensor(name), tensor)
+        assert checkpoint.tensor(name).dtype == tensor.dtype
+
+
+@pytest.mark.parametrize("size", [6, 100, 3071, 3100])
+def test_damaged_weights_elsewhere_are_refused_like_local_ones(tmp_path: Path, size: int) -> None:
+    write(tmp_path / "file", [plan("a", torch.randn(30, 50))])
+    whole = (tmp_path / "file").read_bytes()
+    assert len(whole) not in (3071, 3100)
+    (tmp_path / "damaged").write_bytes(whole.ljust(size, b"x")[:size])
+    for source in (tmp_path / "damaged", Elsewhere(tmp_path / "damaged")):
+        with pytest.raises(CheckpointError) as caught:
+            Checkpoint.of_file(source)
+        assert "damaged" in caught.value.where
+
+
+def test_weights_that_shrink_while_they_are_read_are_named(tmp_path: Path) -> None:
+    write(tmp_path / "file", [plan("a", torch.randn(30, 50))])
+    file = Elsewhere(tmp_path / "file")
+    checkpoint = Checkpoint.of_file(file)
+    file.data = file.data[:1000]
+    with pytest.raises(CheckpointError, match="truncated") as caught:
+        checkpoint.tensor("a")
+    assert caught.value.where == "file: a"
 
 
 def test_a_copy_has_the_values_of_the_tensor_in_the_dtype_asked_for(

@@ -104,7 +104,7 @@ def test_auto_measures_with_the_lambda_that_it_chose(files: list[StatisticsFile]
         for file in files[1:]:
             sums = shard_of(drawn(DOMAINS.index(file.manifest.domain) + 10, 200))
             split = {"split": "tuning", "tokens": sums.tokens, "documents": sums.documents}
-            path = written(tmp_path / file.path.name, file.manifest.model_copy(update=split), sums)
+            path = written(tmp_path / file.name, file.manifest.model_copy(update=split), sums)
             tuning.append(stack.enter_context(StatisticsFile(path)))
         found = measure([*files, *tuning], DOMAINS, GAINS, options)
         _, report = solve_layers([*files, *tuning], DOMAINS, GAINS, options)

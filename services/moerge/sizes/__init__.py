@@ -1,0 +1,1 @@
+"""Formulas of memory, disk, network and time, from the shapes of models."""

@@ -1,0 +1,155 @@
+"""The estimate of one trunk and one version: memory, disk, network and hours of a coordinator and of each worker."""
+
+from dataclasses import asdict, dataclass
+
+from moerge.sizes import coordinator, files, worker
+from moerge.sizes.shape import ModelShape
+
+_HOUR = 3600
+
+
+@dataclass(frozen=True)
+class Work:
+    """The work of a federation.
+
+    Attributes:
+        shape: of the experts.
+        experts: their number, one per worker.
+        tokens: of each worker's text.
+        batch_tokens: of a micro-batch.
+    """
+
+    shape: ModelShape
+    experts: int
+    tokens: int
+    batch_tokens: int = 2048
+
+
+@dataclass(frozen=True)
+class Machines:
+    """Rates of the coordinator's machine and of each worker's.
+
+    Attributes:
+        flops: of a worker's device, in its format, per second.
+        core_flops: of one core of the coordinator, in float64, per second.
+        cores: of the coordinator.
+        host_memory: bytes for a worker's window of hidden states.
+        disk: bytes per second of a disk or a store of blobs.
+        network: bytes per second between a worker and the coordinator; all workers share the coordinator's.
+    """
+
+    flops: float
+    core_flops: float
+    cores: int
+    host_memory: int
+    disk: float
+    network: float
+
+
+@dataclass(frozen=True)
+class CoordinatorSize:
+    """A coordinator's memory by task, disk, traffic in bytes, and hours by task.
+
+    Hours of merging are the least, with one kind of rows in the head. `merging_most` are those with as many as tokens.
+    """
+
+    memory: dict[str, int]
+    disk: int
+    spare_disk: int
+    received: int
+    sent: int
+    read: int
+    hours: dict[str, float]
+    merging_most: float
+
+
+@dataclass(frozen=True)
+class WorkerSize:
+    """A worker's memory on its device and for hidden states, disk, traffic in bytes, windows, and hours by task."""
+
+    device_memory: int
+    host_memory: int
+    disk: int
+    received: int
+    sent: int
+    read: int
+    windows: int
+    hours: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Sizes of one trunk and one version, and of their files in bytes."""
+
+    parameters: int
+    files: dict[str, int]
+    coordinator: CoordinatorSize
+    worker: WorkerSize
+
+    def as_dict(self) -> dict[str, object]:
+        return asdict(self)
+
+
+def estimate(work: Work, machines: Machines) -> Estimate:
+    """The sizes of this work on these machines."""
+    shape, experts = work.shape, work.experts
+    sizes = {
+        "an expert": files.expert_bytes(shape),
+        "a trunk contribution": files.trunk_contribution_bytes(shape),
+        "the trunk": files.trunk_bytes(shape),
+        "a router contribution": files.router_contribution_bytes(shape),
+        "an expert's MLPs in a version": files.mlp_bytes(shape),
+        "a version": files.version_bytes(shape, experts),
+    }
+    return Estimate(shape.expert, sizes, _coordinator(shape, experts, machines), _worker(work, machines))
+
+
+def _coordinator(shape: ModelShape, experts: int, on: Machines) -> CoordinatorSize:
+    received, sent = coordinator.received_bytes(shape, experts), coordinator.sent_bytes(shape, experts)
+    core, solvers = on.core_flops * _HOUR, min(on.cores, coordinator.LAYERS_AT_ONCE)
+    hours = {
+        "network": (received + sent) / on.network / _HOUR,
+        "reading": coordinator.reads(shape, experts) / on.disk / _HOUR,
+        "checking": coordinator.check_flop(shape, experts) / (core * on.cores),
+        "merging": coordinator.merge_flop(shape, experts) / core,
+        "solving": coordinator.solve_flop(shape) / (core * solvers),
+    }
+    memory = {
+        "receiving an expert": coordinator.receive_memory(shape),
+        "checking": coordinator.check_memory(shape),
+        "merging": coordinator.merge_memory(shape, experts),
+        "solving": coordinator.solve_memory(shape, on.cores),
+        "the owners' influence": coordinator.influence_memory(shape, on.cores),
+        "publishing": coordinator.publish_memory(shape),
+    }
+    return CoordinatorSize(
+        memory=memory,
+        disk=coordinator.disk(shape, experts),
+        spare_disk=coordinator.spare_disk(shape),
+        received=received,
+        sent=sent,
+        read=coordinator.reads(shape, experts),
+        hours=hours,
+        merging_most=coordinator.merge_flop(shape, experts, shape.vocabulary) / core,
+    )
+
+
+def _worker(work: Work, on: Machines) -> WorkerSize:
+    shape, tokens = work.shape, work.tokens
+    received, sent = worker.received_bytes(shape), worker.sent_bytes(shape)
+    read = worker.read_bytes(shape, tokens, on.host_memory)
+    hours = {
+        "network": (received + sent) / on.network / _HOUR,
+        "reading": read / on.disk / _HOUR,
+        "computing": worker.flop(shape, tokens) / on.flops / _HOUR,
+    }
+    return WorkerSize(
+        device_memory=worker.device_memory(shape, work.batch_tokens),
+        host_memory=min(on.host_memory, worker.hidden_bytes(shape, tokens)),
+        disk=worker.disk(shape),
+        received=received,
+        sent=sent,
+        read=read,
+        windows=worker.windows(shape, tokens, on.host_memory),
+        hours=hours,
+    )

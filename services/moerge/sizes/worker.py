@@ -1,0 +1,55 @@
+"""Formulas of an owner's worker: one streamed pass for the trunk contribution, and one for the router contribution.
+
+A window of shards passes the layers one by one. Its hidden states are in the host's memory, and one layer is on the
+device.
+"""
+
+from moerge.sizes.files import expert_bytes, router_contribution_bytes, trunk_bytes, trunk_contribution_bytes
+from moerge.sizes.shape import ModelShape
+
+PASSES = 2
+
+
+def device_memory(shape: ModelShape, batch_tokens: int) -> int:
+    """Bytes on the device: two layers, because one is computed while the next is copied; the MLP's and the residual's
+    activations of a micro-batch, 2 (M + H) a token; two float64 squares, the sums of a layer of the trunk pass.
+    """
+    activations = batch_tokens * 2 * (shape.intermediate + shape.hidden)
+    return shape.weight_bytes * (2 * shape.layer + activations) + 2 * shape.square_bytes
+
+
+def hidden_bytes(shape: ModelShape, tokens: int) -> int:
+    """Bytes of hidden states of that many tokens, in the weights' format."""
+    return shape.weight_bytes * tokens * shape.hidden
+
+
+def windows(shape: ModelShape, tokens: int, host_memory: int) -> int:
+    """Number of windows whose hidden states fit into `host_memory` bytes."""
+    return -(-hidden_bytes(shape, tokens) // host_memory)
+
+
+def read_bytes(shape: ModelShape, tokens: int, host_memory: int) -> int:
+    """Bytes of weights that both passes read: all, once per window."""
+    return PASSES * windows(shape, tokens, host_memory) * expert_bytes(shape)
+
+
+def disk(shape: ModelShape) -> int:
+    """Bytes in the worker's home: the trunk, and each contribution twice, because a journal is replaced whole."""
+    return trunk_bytes(shape) + 2 * (trunk_contribution_bytes(shape) + router_contribution_bytes(shape))
+
+
+def sent_bytes(shape: ModelShape) -> int:
+    """Bytes of the expert and its two contributions, before compression."""
+    return expert_bytes(shape) + trunk_contribution_bytes(shape) + router_contribution_bytes(shape)
+
+
+def received_bytes(shape: ModelShape) -> int:
+    """Bytes of the trunk."""
+    return trunk_bytes(shape)
+
+
+def flop(shape: ModelShape, tokens: int) -> int:
+    """Floating-point operations of both passes: 2 per active parameter and token, and H^2 per token and gram, of which
+    only a triangle is computed: two grams per layer of the trunk pass and one of the router pass, one of the head.
+    """
+    return tokens * (PASSES * 2 * shape.active + (3 * shape.layers + 1) * shape.hidden**2)

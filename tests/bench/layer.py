@@ -1,0 +1,154 @@
+"""The coordinator's memory at the size of one 70B layer, with weights and sums read in ranges, as from S3."""
+
+import os
+import sys
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import LlamaConfig
+
+from bench.inputs import cached, features
+from bench.layer_child import DOMAINS
+from bench.measure import Run, process, say
+from bench.registry import HOME, Pair, benchmark
+from moerge.files import atomic_file
+from moerge.models.expert_folder import DenseExpert
+from moerge.models.writer import TensorPlan, write_safetensors
+from moerge.sizes.shape import ModelShape
+from moerge.statistics.contribution import trunk_manifest
+from moerge.statistics.integers import pack, to_integers
+from moerge_proto.digests import digest_of
+from moerge_proto.statistics_file import Int64, RouterManifest, StatisticsSettings, exponent, write
+from support.models import tokenizer
+
+SHAPE = ModelShape(hidden=8192, layers=1, intermediate=28672, vocabulary=4096, key_value=1024)
+TOKENS = 4096
+LAYER = SHAPE.weight_bytes * SHAPE.layer
+SHAPES = f"one layer of 70B (H 8192, MLP 28672, V 4096), {len(DOMAINS)} experts in bfloat16, {LAYER / 1e9:.2f} GB"
+
+
+def config(shape: ModelShape) -> LlamaConfig:
+    heads = shape.hidden // 128
+    return LlamaConfig(
+        vocab_size=shape.vocabulary,
+        hidden_size=shape.hidden,
+        intermediate_size=shape.intermediate,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=heads,
+        num_key_value_heads=shape.key_value // 128,
+        head_dim=128,
+        dtype="bfloat16",
+        tie_word_embeddings=shape.tied,
+    )
+
+
+def tensors(shape: ModelShape) -> dict[str, tuple[int, ...]]:
+    """Name -> shape of a Llama's tensors."""
+    hidden, wide, narrow = shape.hidden, shape.intermediate, shape.key_value
+    found = {"model.embed_tokens.weight": (shape.vocabulary, hidden), "model.norm.weight": (hidden,)}
+    for layer in range(shape.layers):
+        place = f"model.layers.{layer}"
+        found |= {f"{place}.{each}.weight": (hidden,) for each in ("input_layernorm", "post_attention_layernorm")}
+        rows = {"q_proj": hidden, "k_proj": narrow, "v_proj": narrow, "o_proj": hidden}
+        found |= {f"{place}.self_attn.{name}.weight": (count, hidden) for name, count in rows.items()}
+        found |= {f"{place}.mlp.{name}_proj.weight": (wide, hidden) for name in ("gate", "up")}
+        found[f"{place}.mlp.down_proj.weight"] = (hidden, wide)
+    return found if shape.tied else {**found, "lm_head.weight": (shape.vocabulary, hidden)}
+
+
+def write_expert(folder: Path, shape: ModelShape, slot: int) -> None:
+    """A random expert, made tensor by tensor. All experts have the same tensors but for small differences."""
+
+    def made(number: int, size: tuple[int, ...]) -> Tensor:
+        if len(size) == 1:
+            return torch.ones(size, dtype=torch.bfloat16)
+        common, own = torch.Generator().manual_seed(number), torch.Generator().manual_seed(10**6 * (slot + 1) + number)
+        row = torch.randn(size[1], generator=own, dtype=torch.bfloat16)
+        return torch.randn(size, generator=common, dtype=torch.bfloat16).mul_(0.02).add_(row, alpha=0.005)
+
+    plans = [
+        TensorPlan(name, torch.bfloat16, size, lambda number=number, size=size: made(number, size))  # type: ignore[misc]
+        for number, (name, size) in enumerate(tensors(shape).items())
+    ]
+    folder.mkdir()
+    config(shape).save_pretrained(folder)
+    tokenizer().save_pretrained(folder)
+    with (folder / "weights").open("wb") as out:
+        write_safetensors(out, plans)
+
+
+def write_sums(folder: Path, shape: ModelShape, slot: int) -> None:
+    """A contribution of each kind, with the same gram throughout."""
+    domain = DOMAINS[slot]
+    u = features(shape.hidden, TOKENS, 0, slot)
+    gram, cross = pack((u.T @ u).double().numpy()), u.sum(dim=0, dtype=torch.float64).numpy()
+    counts = {"tokens": TOKENS, "documents": 1, "shards": [digest_of(domain)]}
+    router = RouterManifest.model_validate(
+        {
+            "owner": "owner",
+            "expert": digest_of(domain),
+            "domain": domain,
+            "trunk": digest_of("trunk"),
+            "settings": StatisticsSettings(),
+            "hidden_size": shape.hidden,
+            "layers": shape.layers,
+            "exponents": [exponent(shape.hidden)] * shape.layers,
+            **counts,
+        }
+    )
+    bits = router.exponents[0]
+    with atomic_file(folder / f"router-{domain}") as out:
+        write(out, router, [to_integers(gram, bits), to_integers(cross, bits)] * shape.layers)
+    link = folder / domain / "model.safetensors"
+    os.link(folder / domain / "weights", link)
+    own = DenseExpert(domain, folder / domain)
+    trunk = trunk_manifest("owner", own, digest_of(domain), StatisticsSettings()).model_copy(update=counts)
+    link.unlink()
+
+    def arrays() -> "list[Int64]":
+        counted = torch.full((shape.vocabulary,), TOKENS // shape.vocabulary).numpy()
+        return [*(to_integers(gram, each) for each in trunk.exponents), counted]
+
+    with atomic_file(folder / f"trunk-{domain}") as out:
+        write(out, trunk, arrays())
+
+
+def made(folder: Path, shape: ModelShape = SHAPE) -> None:
+    """The experts and their contributions."""
+    for slot, domain in enumerate(DOMAINS):
+        say(f"  inputs of {domain}")
+        write_expert(folder / domain, shape, slot)
+        write_sums(folder, shape, slot)
+
+
+@cache
+def run(name: str) -> Run:
+    """One piece of work in a process of its own; those after the merge use its trunk."""
+    folder = cached(HOME / "layer", made)
+    if name in ("solve", "influence", "publish") and not (folder / "blobs").is_dir():
+        run("merge-average")
+    found = process([sys.executable, "-m", "bench.layer_child", name, str(folder)], HOME / "layer.log", {**os.environ})
+    say(f"  {name}: {found.seconds:.0f} s, {found.anonymous / 1e9:.2f} GB")
+    return found
+
+
+def memory(name: str) -> list[Pair]:
+    """The peak anonymous memory above that of a process that only imports the same modules, and one layer's bytes."""
+    return [(run(name).anonymous - run("nothing").anonymous, LAYER)]
+
+
+PARTS = {
+    "receive": ("an expert's check", 1.25),
+    "validate": ("a contribution's check", 0.75),
+    "merge-average": ("a merge by average", 0.5),
+    "merge-regmean": ("a merge by regmean", 2.5),
+    "solve": ("the routers of a layer", 1.5),
+    "influence": ("the owners' influence", 2.5),
+    "publish": ("writing a version", 0.75),
+}
+for part, (figure, reach) in PARTS.items():
+    benchmark(f"layer-{part}", f"{figure}, anonymous memory", "the layer's weights", "<=", reach, SHAPES, "layer")(
+        lambda part=part: memory(part)  # type: ignore[misc]
+    )

@@ -1,0 +1,140 @@
+"""One piece of a coordinator's work: `python -m bench.layer_child WORK FOLDER`. Inputs are made by `bench.layer`."""
+
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+from moerge.blobs.local import LocalBlobs
+from moerge.merging.local import given
+from moerge.models.bounds import feature_bounds, feature_exponents, input_bounds, input_exponents
+from moerge.models.config import read_config
+from moerge.models.distance import require_near_others
+from moerge.models.expert_folder import require_finite
+from moerge.models.families import family_of
+from moerge.models.reader import Checkpoint
+from moerge.progress import NoProgress
+from moerge.routers.ridge import SOLVER
+from moerge.statistics.describe import median_rank
+from moerge.statistics.validate import validate, validate_trunk
+from moerge.trunk.merge import MergedTrunk, TrunkInputs, merge_trunk
+from moerge.versions.card import Contributed, ExpertRecord
+from moerge.versions.plan import Slot, VersionInputs, measure_influence, plan_version, solve_lineage
+from moerge_proto.digests import digest_of
+from moerge_proto.options import RECOMMENDED
+from moerge_proto.ranges import LocalFile
+from moerge_proto.statistics_file import StatisticsFile
+from moerge_proto.trunks import TrunkLineage, TrunkMethod, TrunkOptions
+from moerge_proto.versions import Lineage
+
+DOMAINS = ("d0", "d1")
+
+
+class Coordinator:
+    """A folder of experts, contributions and blobs. Weights are read in ranges, as from another store."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.blobs = folder, LocalBlobs(folder / "blobs")
+        self.names = {domain: digest_of(domain) for domain in DOMAINS}
+        self.files = ExitStack()
+
+    def expert(self, domain: str) -> Checkpoint:
+        folder = self.folder / domain
+        return Checkpoint(folder, {"model.safetensors": LocalFile(folder / "weights")})
+
+    def sums(self, kind: str) -> list[Path]:
+        return [self.folder / f"{kind}-{domain}" for domain in DOMAINS]
+
+    def merge(self, method: TrunkMethod) -> MergedTrunk:
+        sums = {digest_of(path.name): path for path in self.sums("trunk")} if method == "regmean" else {}
+        revision = 2 if method == "regmean" else 1
+        lineage = TrunkLineage(
+            method=method,
+            options=TrunkOptions(),
+            experts=[*self.names.values()],
+            contributions=[*sums],
+            revision=revision,
+        )
+        experts = {digest: self.expert(domain) for domain, digest in self.names.items()}
+        inputs = TrunkInputs(experts, {digest: domain for domain, digest in self.names.items()}, sums)
+        return merge_trunk(lineage, inputs, self.blobs, NoProgress())
+
+    def version(self) -> tuple[Lineage, VersionInputs]:
+        """The version on the averaged trunk, which `merge-average` has left."""
+        trunk = next(path for path in self.blobs_by_size() if path.stat().st_size > 2**20)
+        lineage = Lineage(
+            trunk=digest_of("trunk"),
+            experts=[*self.names.values()],
+            domains=[*DOMAINS],
+            contributions=[digest_of(path.name) for path in self.sums("router")],
+            options=RECOMMENDED.solve,
+            solver=SOLVER,
+        )
+        records = [ExpertRecord(digest, domain, "owner", "unknown") for domain, digest in self.names.items()]
+        return lineage, VersionInputs(
+            slots=[Slot(each, self.expert(each.domain), self.folder / each.domain) for each in records],
+            trunk=Checkpoint.of_file(LocalFile(trunk)),
+            trunk_sha256=trunk.name,
+            method="average",
+            merged=records,
+            config=self.folder / DOMAINS[0],
+            contributed=[Contributed(digest_of(path.name), "d0", "owner", 1, 1) for path in self.sums("router")],
+            statistics=lambda: self.sums("router"),
+        )
+
+    def blobs_by_size(self) -> list[Path]:
+        return sorted((self.folder / "blobs").glob("??/*"), key=lambda path: path.stat().st_size)
+
+
+def receive(made: Coordinator) -> None:
+    """An expert's check."""
+    one, other = map(made.expert, DOMAINS)
+    with NoProgress().track("", 0, "B") as tracker:
+        require_finite(one, tracker)
+        require_near_others(one, {"other": other}, 1.2, "one", tracker)
+
+
+def check_sums(made: Coordinator) -> None:
+    """The check of a contribution of each kind."""
+    expert = made.expert(DOMAINS[0])
+    config = read_config(expert.path)
+    family = family_of(config)
+    with StatisticsFile(made.sums("trunk")[0]) as file:
+        validate_trunk(file, input_exponents(expert, family, config), input_bounds(expert, family, config))
+        median_rank(file)
+    with StatisticsFile(made.sums("router")[0]) as file:
+        validate(file, feature_exponents(expert, family, config), feature_bounds(expert, family, config))
+        median_rank(file)
+
+
+def publish(made: Coordinator) -> None:
+    """The first version's files, with given routers."""
+    import torch
+
+    lineage, inputs = made.version()
+    layers = read_config(inputs.config).num_hidden_layers
+    routers = [torch.zeros(len(DOMAINS), read_config(inputs.config).hidden_size)] * layers
+    for plan in plan_version(lineage, inputs, given(routers)).files:
+        if plan.sha256 is None:
+            made.blobs.put(plan.name, plan.write)
+
+
+WORK: dict[str, Callable[[Coordinator], object]] = {
+    "receive": receive,
+    "validate": check_sums,
+    "merge-average": lambda made: made.merge("average"),
+    "merge-regmean": lambda made: made.merge("regmean"),
+    "solve": lambda made: solve_lineage(*made.version()),
+    "influence": lambda made: measure_influence(*made.version()),
+    "publish": publish,
+    "nothing": lambda made: None,
+}
+
+
+def main() -> None:
+    name, folder = sys.argv[1:]
+    WORK[name](Coordinator(Path(folder)))
+
+
+if __name__ == "__main__":
+    main()

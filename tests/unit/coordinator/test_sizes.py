@@ -1,0 +1,84 @@
+"""`moerge coordinator size`, and the table of docs/scale.md that it makes."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from moerge_coordinator.commands import app
+
+PAGE = Path(__file__).parents[3] / "docs" / "scale.md"
+COMMON = ("--experts", "16", "--documents", "100000")
+
+
+def said(*options: str) -> str:
+    result = CliRunner().invoke(app, ["size", *options], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def rows(output: str) -> dict[str, list[str]]:
+    """Label -> cells of the tables' rows."""
+    cells = [[each.strip() for each in line.strip("│").split("│")] for line in output.splitlines() if "│" in line]
+    return {label: found for label, *found in cells}
+
+
+def page() -> list[list[str]]:
+    """The cells of the page's table of shapes."""
+    lines = PAGE.read_text(encoding="utf-8").splitlines()
+    start = next(number for number, line in enumerate(lines) if "--hidden 2048" in line)
+    table = []
+    for line in lines[start:]:
+        if not line.startswith("|"):
+            break
+        table.append([each.strip() for each in line.strip("|").split("|")])
+    return table
+
+
+def test_the_page_s_table_is_the_command_s_output() -> None:
+    options, *table = page()
+    assert len(table) > 20
+    for column, given in enumerate(options[2:], 2):
+        found = rows(said(*given.strip("`").split(), *COMMON))
+        for each in table:
+            place = {"coordinator": 0, "worker": 1, "file": 0}[each[0]]
+            assert found[each[1]][place] == each[column], each
+
+
+def test_json_has_bytes_and_hours() -> None:
+    found = json.loads(said("--hidden", "8192", "--layers", "80", *COMMON, "--json"))
+    assert found["parameters"] == 70_553_706_496
+    assert found["files"]["a router contribution"] == 80 * 8 * (8192 * 8193 // 2 + 8192)
+    assert found["coordinator"]["memory"]["checking"] == 2 * 12 * 8192**2
+    assert found["worker"]["hours"]["computing"] > 0
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "much"])
+def test_an_impossible_size_is_refused(value: str) -> None:
+    result = CliRunner().invoke(app, ["size", "--hidden", value, "--layers", "80", *COMMON])
+    assert result.exit_code == 2
+    assert "--hidden" in re.sub(r"\x1b\[[0-9;]*m", "", result.output)
+
+
+def test_more_memory_and_faster_machines_take_less_time() -> None:
+    def hours(*options: str) -> dict[str, float]:
+        given = ["--hidden", "4096", "--layers", "32", *COMMON, "--json", *options]
+        estimate = json.loads(said(*given))
+        return {
+            **estimate["coordinator"]["hours"],
+            **{f"worker, {n}": h for n, h in estimate["worker"]["hours"].items()},
+        }
+
+    usual = hours()
+    for option, task in {
+        "--flops": "worker, computing",
+        "--core-flops": "merging",
+        "--disk": "reading",
+        "--network": "network",
+    }.items():
+        faster = hours(option, "1e15")
+        assert faster[task] < usual[task]
+        assert {name for name in usual if faster[name] > usual[name]} == set()
+    assert hours("--host-memory", "1e12")["worker, reading"] < usual["worker, reading"]

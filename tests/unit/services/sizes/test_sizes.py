@@ -1,0 +1,208 @@
+"""The formulas of files and traffic give the bytes of real files, and of real reads."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from moerge.merging.local import LocalTrunk, local_trunk, local_version
+from moerge.models.bounds import feature_bounds, input_bounds
+from moerge.models.distance import require_near_others
+from moerge.models.expert_folder import DenseExpert, require_finite
+from moerge.models.reader import Checkpoint
+from moerge.models.tokens import all_counted
+from moerge.progress import NoProgress
+from moerge.sizes import coordinator, files, worker
+from moerge.sizes.shape import ModelShape
+from moerge.statistics.contribution import router_contribution, trunk_contribution
+from moerge.statistics.describe import median_rank
+from moerge.statistics.validate import validate, validate_trunk
+from moerge.trunk.folder import FolderFiles
+from moerge.trunk.merge import TrunkInputs, merge_trunk
+from moerge.trunk.methods.registry import METHODS
+from moerge.versions.files import ROUTER_FILE, expert_name
+from moerge.versions.folder import write_version
+from moerge.versions.plan import plan_version, solve_routers
+from moerge_proto.digests import sha256_hex
+from moerge_proto.options import SolveOptions
+from moerge_proto.ranges import LocalFile
+from moerge_proto.statistics_file import StatisticsFile
+from moerge_proto.trunks import TrunkLineage, TrunkOptions
+from support.models import expert
+from support.versions import ROWS, contributed_rows
+
+DOMAINS = 3
+
+
+class Counted(LocalFile):
+    """A file that counts the bytes read behind its header, and keeps the most that were read at a time."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.count = self.most = 0
+        self._header = header_bytes(path)
+
+    def read(self, start: int, out: memoryview) -> int:
+        if start >= self._header:
+            self.count += len(out)
+            self.most = max(self.most, len(out))
+        return super().read(start, out)
+
+
+def header_bytes(path: Path) -> int:
+    with path.open("rb") as file:
+        return 8 + int.from_bytes(file.read(8), "little")
+
+
+def body_bytes(path: Path) -> int:
+    """Bytes of a safetensors file's tensors."""
+    return path.stat().st_size - header_bytes(path)
+
+
+@dataclass(frozen=True)
+class Made:
+    """A federation's files, made by the library."""
+
+    shape: ModelShape
+    experts: list[DenseExpert]
+    trunk: LocalTrunk
+    trunk_sums: list[Path]
+    router_sums: list[Path]
+    version: Path
+
+    def counted(self) -> list[Counted]:
+        """The experts' weights."""
+        return [Counted(each.folder / "model.safetensors") for each in self.experts]
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["untied", "tied"])
+def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Made:
+    folder, tied = tmp_path_factory.mktemp("sizes"), bool(request.param)
+    own = [
+        DenseExpert(f"d{slot}", expert(folder / f"expert-{slot}", slot + 1, tie_word_embeddings=tied))
+        for slot in range(DOMAINS)
+    ]
+    config = own[0].config
+    shape = ModelShape(
+        hidden=config.hidden_size,
+        layers=config.num_hidden_layers,
+        intermediate=config.intermediate_size,
+        vocabulary=config.vocab_size,
+        key_value=config.num_key_value_heads * config.hidden_size // config.num_attention_heads,
+        tied=tied,
+        weight_bytes=4,
+    )
+    rows = [all_counted(8 * ROWS) for _ in own]
+    trunk_sums = [
+        trunk_contribution(each, text, folder / f"trunk-{each.domain}") for each, text in zip(own, rows, strict=True)
+    ]
+    trunk = local_trunk(own, folder / "trunk", "regmean", trunk_sums)
+    router_sums = [
+        router_contribution(each, trunk, all_counted(contributed_rows(slot)), folder / f"router-{each.domain}")
+        for slot, each in enumerate(own)
+    ]
+    version = write_version(plan_version(*local_version(own, trunk, router_sums)), folder / "version")
+    return Made(shape, own, trunk, trunk_sums, router_sums, version)
+
+
+def test_files_have_the_bytes_of_their_formulas(made: Made) -> None:
+    shape = made.shape
+    for each in made.experts:
+        assert body_bytes(each.folder / "model.safetensors") == files.expert_bytes(shape)
+    assert body_bytes(made.trunk.path) == files.trunk_bytes(shape)
+    assert {*map(body_bytes, made.trunk_sums)} == {files.trunk_contribution_bytes(shape)}
+    assert {*map(body_bytes, made.router_sums)} == {files.router_contribution_bytes(shape)}
+    assert body_bytes(made.version / ROUTER_FILE) == files.router_bytes(shape, DOMAINS)
+    assert {body_bytes(made.version / expert_name(slot)) for slot in range(DOMAINS)} == {files.mlp_bytes(shape)}
+    assert sum(map(body_bytes, made.version.glob("*.safetensors"))) == files.version_bytes(shape, DOMAINS)
+
+
+def test_traffic_and_disk_are_those_of_the_files(made: Made) -> None:
+    shape = made.shape
+    sums = [*made.trunk_sums, *made.router_sums]
+    sent = [each.folder / "model.safetensors" for each in made.experts] + sums
+    assert (
+        sum(map(body_bytes, sent)) == coordinator.received_bytes(shape, DOMAINS) == DOMAINS * worker.sent_bytes(shape)
+    )
+    assert DOMAINS * body_bytes(made.trunk.path) == coordinator.sent_bytes(shape, DOMAINS)
+    assert body_bytes(made.trunk.path) == worker.received_bytes(shape)
+    kept = [*sent, *made.version.glob("*.safetensors")]
+    assert sum(map(body_bytes, kept)) == coordinator.disk(shape, DOMAINS)
+    written = [made.trunk.path, made.version / expert_name(0), *sums]
+    assert max(map(body_bytes, written)) == coordinator.spare_disk(shape)
+
+
+def closed(counted: Sequence[Counted]) -> int:
+    """The bytes read from files, which it closes."""
+    for each in counted:
+        each.close()
+    return sum(each.count for each in counted)
+
+
+def test_a_merge_reads_the_bytes_of_its_formula(made: Made, tmp_path: Path) -> None:
+    weights, sums = made.counted(), [Counted(path) for path in made.trunk_sums]
+    digests = {each.digest: each for each in made.experts}
+    opened = zip(made.experts, weights, strict=True)
+    lineage = TrunkLineage(
+        method="regmean",
+        options=TrunkOptions(),
+        experts=[*digests],
+        contributions=[sha256_hex(path.read_bytes()) for path in made.trunk_sums],
+        revision=METHODS["regmean"].revision,
+    )
+    inputs = TrunkInputs(
+        {each.digest: Checkpoint(each.folder, {"model.safetensors": file}) for each, file in opened},
+        {digest: each.domain for digest, each in digests.items()},
+        dict(zip(lineage.contributions, sums, strict=True)),
+    )
+    merged = merge_trunk(lineage, inputs, FolderFiles(tmp_path), NoProgress())
+    assert merged.digest == made.trunk.digest
+    assert closed([*weights, *sums]) == coordinator.merge_reads(made.shape, DOMAINS)
+
+
+def test_a_solve_reads_the_bytes_of_its_formula_a_layer_s_gram_at_a_time(made: Made) -> None:
+    sums = [Counted(path) for path in made.router_sums]
+    domains = [each.domain for each in made.experts]
+    solve_routers(Checkpoint(made.trunk.path), made.trunk.config, sums, domains, SolveOptions())
+    assert closed(sums) == coordinator.solve_reads(made.shape, DOMAINS)
+    assert {each.most for each in sums} == {8 * made.shape.triangle}
+
+
+def test_writing_a_version_reads_the_bytes_of_its_formula(made: Made) -> None:
+    weights = made.counted()
+    lineage, inputs = local_version(made.experts, made.trunk, made.router_sums)
+    slots = [
+        replace(slot, weights=Checkpoint(slot.trained, {"model.safetensors": file}))
+        for slot, file in zip(inputs.slots, weights, strict=True)
+    ]
+    plan = plan_version(lineage, replace(inputs, slots=slots))
+    with Path("/dev/null").open("wb") as nowhere:
+        for file in plan.shared:
+            file.write(nowhere)
+    assert closed(weights) == coordinator.publish_reads(made.shape, DOMAINS)
+
+
+def test_checks_read_the_bytes_of_their_formulas(made: Made) -> None:
+    weights = made.counted()
+    checkpoints = [
+        Checkpoint(each.folder, {"model.safetensors": file}) for each, file in zip(made.experts, weights, strict=True)
+    ]
+    with NoProgress().track("", 0, "B") as tracker:
+        for slot, each in enumerate(checkpoints):
+            require_finite(each, tracker)
+            others = {str(other): checkpoints[other] for other in range(slot)}
+            if others:
+                require_near_others(each, others, 2.0, "it", tracker)
+    assert closed(weights) == coordinator.expert_check_reads(made.shape, DOMAINS)
+    sums = [Counted(path) for path in (*made.trunk_sums, *made.router_sums)]
+    merged = Checkpoint(made.trunk.path)
+    for own, file in zip([*made.experts, *made.experts], sums, strict=True):
+        with StatisticsFile(file) as opened:
+            exponents = opened.manifest.exponents
+            if opened.manifest.kind == "trunk":
+                validate_trunk(opened, exponents, input_bounds(own.checkpoint, own.family, own.config))
+            else:
+                validate(opened, exponents, feature_bounds(merged, own.family, own.config))
+            median_rank(opened)
+    assert closed(sums) == coordinator.contribution_check_reads(made.shape, DOMAINS)
