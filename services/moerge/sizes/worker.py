@@ -6,16 +6,16 @@ device.
 
 from moerge.sizes.files import expert_bytes, router_contribution_bytes, trunk_bytes, trunk_contribution_bytes
 from moerge.sizes.shape import ModelShape
+from moerge.statistics.memory import Need
 
 PASSES = 2
 
 
 def device_memory(shape: ModelShape, batch_tokens: int) -> int:
-    """Bytes on the device: two layers, because one is computed while the next is copied; the MLP's and the residual's
-    activations of a micro-batch, 2 (M + H) a token; two float64 squares, the sums of a layer of the trunk pass.
-    """
-    activations = batch_tokens * 2 * (shape.intermediate + shape.hidden)
-    return shape.weight_bytes * (2 * shape.layer + activations) + 2 * shape.square_bytes
+    """Bytes on the device: two layers, activations of a micro-batch, and the sums of the trunk pass's last layer."""
+    grams = [shape.hidden] * 3
+    need = Need.of(shape.layer, shape.hidden, shape.intermediate, grams, shape.weight_bytes, batch_tokens)
+    return need.device()
 
 
 def hidden_bytes(shape: ModelShape, tokens: int) -> int:

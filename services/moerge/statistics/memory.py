@@ -1,7 +1,9 @@
 """The memory that a pass needs and a machine has, compared before the pass starts."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 import torch
 from rich.filesize import decimal
@@ -41,6 +43,19 @@ class Need:
     token: int
     least: int
 
+    @classmethod
+    def of(cls, layer: int, hidden: int, intermediate: int, grams: Sequence[int], size: int, tokens: int) -> Self:
+        """By a layer's number of parameters, the sizes of hidden states, MLP and grams, bytes of a number, and a
+        micro-batch's tokens."""
+        return cls(
+            weights=2 * size * layer,
+            sums=sum(map(sum_bytes, grams)),
+            batch=tokens * (size * (2 * intermediate + 4 * hidden) + 4 * max(grams)),
+            integers=sum(8 * gram_length(gram) for gram in grams),
+            token=size * hidden,
+            least=size * hidden * enough(hidden),
+        )
+
     def device(self, threads: int = 1) -> int:
         """Of a process that computes `threads` shards at a time, where its model is."""
         return self.weights + threads * (self.sums + self.batch)
@@ -59,16 +74,8 @@ def need(work: Pass, settings: StatisticsSettings) -> Need:
     """The memory that a pass needs, by the expert's config."""
     config, dtype = read_config(work.expert), getattr(torch, settings.precision)
     hidden, tokens = int(config.hidden_size), max(settings.batch_tokens, settings.context)
-    layer = [shape for name, shape in model_shapes(config).items() if name.startswith("model.layers.0.")]
-    grams = _grams(work, config)
-    return Need(
-        weights=2 * dtype.itemsize * sum(torch.Size(shape).numel() for shape in layer),
-        sums=sum(map(sum_bytes, grams)),
-        batch=tokens * (dtype.itemsize * (2 * config.intermediate_size + 4 * hidden) + 4 * max(grams)),
-        integers=sum(8 * gram_length(size) for size in grams),
-        token=dtype.itemsize * hidden,
-        least=dtype.itemsize * hidden * enough(hidden),
-    )
+    layer = sum(torch.Size(shape).numel() for name, shape in model_shapes(config).items() if ".layers.0." in name)
+    return Need.of(layer, hidden, int(config.intermediate_size), _grams(work, config), dtype.itemsize, tokens)
 
 
 def _grams(work: Pass, config: PretrainedConfig) -> list[int]:
