@@ -48,7 +48,7 @@ def test_a_worker_that_can_start_gets_ok_on_every_line(federation: Federation) -
     words = [f"--{name.replace('_', '-')}={value}" for name, value in given(federation, held_out_share=0.2).items()]
     lines = moerge("worker", "check", *words, "--fit").splitlines()
     said = {line.split()[1]: line for line in lines}
-    assert "fitting needs at least" in said["memory"]
+    assert "fitting needs" in said["memory"]
     assert list(said) == [
         "expert",
         "data",

@@ -149,8 +149,8 @@ CONSTANTS = (
 FITTING = (
     run(FITTED),
     changed("head solved once", FITTED, moerge, "trunk_of", trunk_by("regmean")),
-    changed("first matrices as they were", FITTED, fit, "_fit_first", lambda *given: None),
-    changed("last layer to the residual", FITTED, fit, "_through_head", lambda own, *rest: own.states),
+    changed("first matrices as they were", FITTED, fit, "_solve_first", lambda *given: None),
+    changed("last layer to the residual", FITTED, fit._Fitting, "_through_head", lambda own: own._own.placed),
 )
 LIMITS = (
     limit("first layer by the domain", partial(first_by_domain, DEFAULT)),

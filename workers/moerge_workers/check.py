@@ -14,7 +14,8 @@ from moerge.client.client import Client
 from moerge.client.register import registered
 from moerge.documents.fitting_sample import fitting_tokens
 from moerge.errors import IncompatibleExpertError, MoergeError
-from moerge.experts.fitting import fitting_bytes, require_fittable
+from moerge.experts.fitting import require_fittable
+from moerge.experts.memory import fitting_disk, fitting_need
 from moerge.models.adapters import is_adapter
 from moerge.models.dense import trunk_names
 from moerge.models.expert_folder import DenseExpert, check_expert
@@ -155,8 +156,9 @@ class _Machine:
         trunk = sum(specs[name].bytes for name in names)
         asked = trunk + _FILES * file_bytes(self._work)
         reduced = self.settings.expert_rank is not None
-        copies = self.settings.fit + (2 if reduced else is_adapter(self.own.folder))  # fitted; of low rank and merged
+        copies = 2 if reduced else is_adapter(self.own.folder)  # of low rank and merged
         asked += copies * sum(spec.bytes for spec in specs.values())
+        asked += fitting_disk(self.own) if self.settings.fit else 0
         free = shutil.disk_usage(home).free
         if free < asked:
             found = f"{decimal(free)} free; a trunk and the sums need {decimal(asked)}"
@@ -179,7 +181,7 @@ class _Machine:
         if settings.fit:
             require_fittable(self.own.config, self.own.folder)
             tokens = fitting_tokens(self.own.config.hidden_size)
-            said += f"; fitting needs at least {decimal(fitting_bytes(self.own, tokens))}"
+            said += f"; {fitting_need(self.own, settings.statistics).told(tokens, on_gpu=on_gpu)}"
         if free.device is not None:
             said += f"; a GPU has {decimal(free.device)}"
         return said if free.host is None else f"{said}; this machine has {decimal(free.host)}"

@@ -60,9 +60,13 @@ class Policy(BaseModel):
         }
         return switches.get(kind, False)
 
+    def least_tokens(self, shard_tokens: int) -> int:
+        """The least tokens of sums that may leave. A shard has `shard_tokens`."""
+        return shard_tokens if self.min_tokens is None else self.min_tokens
+
     def too_small(self, documents: int, tokens: int, shard_tokens: int) -> str | None:
         """The reason to hold back sums over that many; None if they may leave. A shard has `shard_tokens`."""
-        least = shard_tokens if self.min_tokens is None else self.min_tokens
+        least = self.least_tokens(shard_tokens)
         if documents < self.min_documents:
             return f"{documents:,} documents; the policy's min_documents is {self.min_documents:,}"
         return f"{tokens:,} tokens; the policy's min_tokens is {least:,}" if tokens < least else None

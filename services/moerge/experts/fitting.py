@@ -5,109 +5,67 @@ matrices become the least-squares fit from their new inputs to their outputs in 
 the fit from its new inputs to the difference of the two residuals. In the last layer the target is the residual for
 which the trunk's head gives the logits of the expert's head. Fitting needs the owner's expert, the trunk and the
 owner's text, but no other owner's MLPs.
+
+One layer of each model is in memory, and the residuals of all tokens in both. A fitted layer is written at once.
 """
 
-import json
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+import hashlib
+from collections.abc import Callable, Sequence
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import PretrainedConfig
 
 from moerge.errors import IncompatibleExpertError
-from moerge.files import atomic_file
-from moerge.models.adapters import file_of
+from moerge.experts.fitted_files import FittedLayers, write_fitted
+from moerge.experts.residuals import Residuals
 from moerge.models.batches import Batch
-from moerge.models.config import read_config, trunk_settings
-from moerge.models.dense import domain_model, expert_model, place
-from moerge.models.expert_folder import TOKENIZER_FILES, DenseExpert
+from moerge.models.config import read_config
+from moerge.models.dense import domain_weights, expert_weights
 from moerge.models.families import family_of
-from moerge.models.reader import Checkpoint
-from moerge.models.stored import SINGLE
-from moerge.models.writer import TensorPlan, write_safetensors
-from moerge.routers.ridge import Ridge
+from moerge.routers.ridge import SOLVER, Ridge
 from moerge.threads import one_thread
 from moerge.trunk.regmean import head_alignment
+from moerge_proto.digests import digest_of
 
 SHRINKAGE_TO_EXPERT = 0.25
 """Ridge towards the expert's own matrix, times dimensions per token, in units of the gram's mean diagonal."""
-
-
-class _InputReached(Exception):  # noqa: N818  # not an error: it ends a pass
-    """Carries a module's input."""
-
-    def __init__(self, states: Tensor) -> None:
-        self.states = states
-
-
-class _Identity(nn.Module):
-    """Replaces a layer whose output is already in the states."""
-
-    def forward(self, hidden_states: Tensor, **kwargs: object) -> Tensor:
-        return hidden_states
-
-
-class _Residuals:
-    """Residuals of all batches in a dense model, computed half a layer at a time.
-
-    Attributes:
-        states: [B, T, H] of each batch.
-    """
-
-    def __init__(self, model: PreTrainedModel, batches: Sequence[Batch]) -> None:
-        self.model, self._decoder = model, model.model
-        self.layers: list[Any] = list(model.model.layers)
-        self.states = [self._decoder.embed_tokens(batch.input_ids.to(model.device)) for batch in batches]
-
-    def attend(self, layer: int) -> None:
-        """Adds a layer's attention; the layer must be the next one."""
-
-        def stop(module: nn.Module, given: tuple[Tensor, ...]) -> None:
-            raise _InputReached(given[0])
-
-        handle = self.layers[layer].post_attention_layernorm.register_forward_pre_hook(stop)
-        for number, states in enumerate(self.states):
-            try:
-                self._decoder(inputs_embeds=states, use_cache=False)
-            except _InputReached as reached:
-                self.states[number] = reached.states
-        handle.remove()
-        self._decoder.layers[layer] = _Identity()
-
-    def features(self, layer: int, number: int) -> Tensor:
-        """The input of a layer's MLP for a batch, [B, T, H]."""
-        normed: Tensor = self.layers[layer].post_attention_layernorm(self.states[number])
-        return normed
-
-    def add_mlp(self, layer: int, number: int) -> None:
-        self.states[number] = self.states[number] + self.layers[layer].mlp(self.features(layer, number))
 
 
 class _LeastSquares:
     """The gram of a module's new inputs, [in, in], and its cross product with the targets, [in, out]; float64."""
 
     def __init__(self, inputs: int, outputs: int, device: torch.device) -> None:
-        self.gram = torch.zeros(inputs, inputs, dtype=torch.float64, device=device)
-        self.cross = torch.zeros(inputs, outputs, dtype=torch.float64, device=device)
-        self.tokens = 0
+        self._gram = torch.zeros(inputs, inputs, dtype=torch.float64, device=device)
+        self._cross = torch.zeros(inputs, outputs, dtype=torch.float64, device=device)
+        self._tokens = 0
 
     def add(self, inputs: Tensor, targets: Tensor) -> None:
         """Adds inputs [n, in] and targets [n, out], float32."""
-        self.gram += inputs.T @ inputs
-        self.cross += inputs.T @ targets
-        self.tokens += len(inputs)
+        self._gram += inputs.T @ inputs
+        self._cross += inputs.T @ targets
+        self._tokens += len(inputs)
+
+    @cached_property
+    def _ridge(self) -> tuple[float, Tensor]:
+        """The ridge, and the factor of gram and ridge, for all solves; changes the gram."""
+        shrinkage = SHRINKAGE_TO_EXPERT * len(self._gram) / self._tokens * float(self._gram.diagonal().mean())
+        return shrinkage, Ridge.of(self._gram, shrinkage).factor
 
     def solve(self, own: Tensor, projection: Tensor | None = None) -> Tensor:
-        """[out, in] like `own`: the fit, shrunk towards `own`; with `projection` [targets, out], to their product."""
-        shrinkage = SHRINKAGE_TO_EXPERT * len(self.gram) / self.tokens * float(self.gram.diagonal().mean())
-        right = self.cross if projection is None else self.cross @ projection.double()
-        factor = Ridge.of(self.gram.clone(), shrinkage).factor
+        """[out, in] like `own`: the fit, shrunk towards `own`; with `projection` [targets, out], to their product.
+
+        Nothing can be added afterwards.
+        """
+        shrinkage, factor = self._ridge
+        right = self._cross if projection is None else self._cross @ projection.double()
         return torch.cholesky_solve(right + shrinkage * own.double().T, factor).T.to(own.dtype)
 
 
+@one_thread()
+@torch.inference_mode()
 def fit(
     expert: Path,
     trunk: Path,
@@ -116,25 +74,14 @@ def fit(
     device: str = "cpu",
     done: Callable[[int], None] = lambda tokens: None,
 ) -> Path:
-    """Writes the expert with MLPs fitted to the trunk into `folder`; returns it. See `fit_mlps` and `write_fitted`."""
-    return write_fitted(expert, trunk, fit_mlps(expert, trunk, batches, device, done), folder)
+    """Writes the expert with MLPs fitted to the trunk into `folder`; returns it. On one thread, for equal bytes.
 
-
-@one_thread()
-@torch.inference_mode()
-def fit_mlps(
-    expert: Path,
-    trunk: Path,
-    batches: Sequence[Batch],
-    device: str = "cpu",
-    done: Callable[[int], None] = lambda tokens: None,
-) -> dict[str, Tensor]:
-    """The expert's MLPs, fitted to the trunk, by their dense names; on one thread, for equal bytes.
+    An interrupted fit into the same folder goes on: it solves no finished layer again.
 
     Args:
         expert: the owner's dense checkpoint folder.
         trunk: the trunk's safetensors file.
-        batches: the owner's text; two residuals per token, of H float32, are in memory.
+        batches: the owner's text; two residuals per token, of H float32, are in host memory.
         device: torch device.
         done: called with numbers of tokens; every token counts once per layer.
 
@@ -143,40 +90,13 @@ def fit_mlps(
     """
     config = read_config(expert)
     require_fittable(config, expert)
-    family = family_of(config)
-    dense, behind = expert_model(expert), domain_model(expert, trunk)[0]
-    place(dense, device)
-    place(behind, device)
-    own, new = _Residuals(dense, batches), _Residuals(behind, batches)
-    counted = [batch.counted.to(device) for batch in batches]
-    for layer in range(config.num_hidden_layers):
-        own.attend(layer)
-        new.attend(layer)
-        _fit_first(own, new, counted, layer)
-        for number in range(len(batches)):
-            own.add_mlp(layer, number)
-        targets = own.states
-        if layer == config.num_hidden_layers - 1:
-            targets = _through_head(own, new.model, _counts(batches, config.vocab_size).to(device))
-        _fit_last(targets, new, counted, layer)
-        for number, tokens in enumerate(counted):
-            new.add_mlp(layer, number)
-            done(int(tokens.sum()))
-    new.model.model.layers = nn.ModuleList(new.layers)
-    fitted = new.model.state_dict()
-    return {name: fitted[name].cpu() for name in family.dense_mlp_names(config.num_hidden_layers)}
-
-
-def fitting_bytes(expert: DenseExpert, tokens: int) -> int:
-    """The least memory to fit to a number of tokens.
-
-    It is that of both models and three vectors of each token in float32, and of a last matrix's gram, an addend and the
-    factor in float64.
-    """
-    config = expert.config
-    elements = sum(torch.Size(spec.shape).numel() for spec in expert.checkpoint.specs.values())
-    vectors = 3 * tokens * config.hidden_size
-    return int(4 * (2 * elements + vectors) + 8 * 3 * config.intermediate_size**2)
+    fitted = FittedLayers(folder, _work(expert, trunk, batches, device))
+    missing = [layer for layer in range(config.num_hidden_layers) if layer not in fitted]
+    if missing:
+        fitting = _Fitting(expert, trunk, batches, torch.device(device), done)
+        for layer in range(missing[-1] + 1):
+            fitting.layer(layer, fitted)
+    return write_fitted(expert, trunk, fitted, folder)
 
 
 def require_fittable(config: PretrainedConfig, expert: Path) -> None:
@@ -190,68 +110,100 @@ def require_fittable(config: PretrainedConfig, expert: Path) -> None:
         raise IncompatibleExpertError(found, where=str(expert), todo="leave out --fit")
 
 
-def _counts(batches: Sequence[Batch], vocabulary: int) -> Tensor:
-    """[V] float64: each token's count."""
-    ids = torch.cat([batch.input_ids[batch.counted] for batch in batches])
-    return torch.bincount(ids, minlength=vocabulary).double()
+def _work(expert: Path, trunk: Path, batches: Sequence[Batch], device: str) -> str:
+    """The digest of a fit's inputs, the models by their files' sizes and times."""
+    text = hashlib.sha256()
+    for batch in batches:
+        for tensor in (torch.tensor(batch.input_ids.shape), batch.input_ids, batch.lengths, batch.counted):
+            text.update(tensor.numpy().tobytes())
+    seen = [(path, path.stat()) for path in (trunk, *sorted(expert.iterdir()))]
+    files = "\n".join(f"{path} {found.st_size} {found.st_mtime_ns}" for path, found in seen)
+    return digest_of({"files": files, "text": text.hexdigest(), "device": device, "solver": SOLVER})
 
 
-def _fit_first(own: _Residuals, new: _Residuals, counted: Sequence[Tensor], layer: int) -> None:
-    """Fits the MLP's first matrices from the new input to their outputs in the expert."""
-    hidden = new.states[0].shape[-1]
-    fit = _LeastSquares(hidden, hidden, new.model.device)
-    for number, tokens in enumerate(counted):
-        fit.add(new.features(layer, number)[tokens], own.features(layer, number)[tokens])
-    for name, module in new.layers[layer].mlp.named_children():
+def _solve_first(fit: _LeastSquares, mlp: nn.Module) -> None:
+    for name, module in mlp.named_children():
         if isinstance(module, nn.Linear) and name != "down_proj":
             module.weight.copy_(fit.solve(module.weight, module.weight.T))
 
 
-def _fit_last(targets: Sequence[Tensor], new: _Residuals, counted: Sequence[Tensor], layer: int) -> None:
-    """Fits the last matrix to the difference of target residuals, [B, T, H] of each batch, and present ones."""
-    mlp = new.layers[layer].mlp
-    module = mlp.down_proj
-    fit = _LeastSquares(module.in_features, module.out_features, new.model.device)
-    seen: list[Tensor] = []
-    handle = module.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
-    for number, tokens in enumerate(counted):
-        mlp(new.features(layer, number))
-        fit.add(seen.pop()[tokens], (targets[number] - new.states[number])[tokens])
-    handle.remove()
-    module.weight.copy_(fit.solve(module.weight))
+class _Fitting:
+    """The fit of one layer after another; residuals of earlier layers are in memory."""
 
+    def __init__(
+        self,
+        expert: Path,
+        trunk: Path,
+        batches: Sequence[Batch],
+        device: torch.device,
+        done: Callable[[int], None],
+    ) -> None:
+        self._own = Residuals(expert_weights(expert), batches, device)
+        self._new = Residuals(domain_weights(expert, trunk), batches, device)
+        self._config, self._device, self._done = read_config(expert), device, done
+        self._counted = [batch.counted.to(device) for batch in batches]
+        self._ids = torch.cat([batch.input_ids[batch.counted] for batch in batches])
 
-def _through_head(own: _Residuals, behind: PreTrainedModel, counts: Tensor) -> list[Tensor]:
-    """[B, T, H] of each batch: residuals for which the trunk's head gives nearly the expert's logits."""
-    alignment = head_alignment(behind.lm_head.weight[: len(counts)], own.model.lm_head.weight, counts)
-    gain = behind.model.norm.weight.double()
-    inverse = torch.where(gain == 0, 0.0, 1 / torch.where(gain == 0, 1.0, gain))
-    targets = []
-    for states in own.states:
-        size = (states.pow(2).mean(dim=-1, keepdim=True) + own.model.config.rms_norm_eps).sqrt()
-        last = own.model.model.norm(states).double() @ alignment.T * inverse
-        targets.append((last * size).to(states.dtype))
-    return targets
+    def layer(self, number: int, fitted: FittedLayers) -> None:
+        """Fits the next layer and writes it; a written one is only passed."""
+        names = [pattern.format(layer=number) for pattern in family_of(self._config).mlp]
+        with self._own.held(number), self._new.held(number):
+            parameters = {name: self._new.parameter(name) for name in names}
+            if number in fitted:
+                for name, parameter in parameters.items():
+                    parameter.copy_(fitted.tensor(number, name))
+                self._own.pass_layer()
+                self._new.pass_layer()
+                self._done(len(self._ids))
+                return
+            self._attend_and_fit_first()
+            is_last = number == self._config.num_hidden_layers - 1
+            self._fit_last(self._through_head() if is_last else self._own.placed)
+            fitted.write(number, parameters)
+            for place in range(0 if is_last else len(self._counted)):
+                states = self._new.placed(place)
+                self._new.keep(place, states + self._new.layer.mlp(self._new.features(states)))
 
+    def _attend_and_fit_first(self) -> None:
+        """Fits the MLP's first matrices from the new input to their outputs in the expert.
 
-def write_fitted(expert: Path, trunk: Path, mlps: Mapping[str, Tensor], folder: Path) -> Path:
-    """Writes a dense checkpoint: the trunk with fitted MLPs in the expert's dtypes; returns its folder.
+        Then the expert's residuals are those behind the layer, the others those before its MLP.
+        """
+        own, new, hidden = self._own, self._new, self._config.hidden_size
+        fit = _LeastSquares(hidden, hidden, self._device)
+        for place, tokens in enumerate(self._counted):
+            before, states = own.attended(place), new.attended(place)
+            features = own.features(before)
+            fit.add(new.features(states)[tokens], features[tokens])
+            own.keep(place, before + own.layer.mlp(features))
+            new.keep(place, states)
+        _solve_first(fit, new.layer.mlp)
 
-    It is a complete expert: a version uses its MLPs, and it runs alone.
-    """
-    config, own, merged = read_config(expert), Checkpoint(expert), Checkpoint(trunk)
-    plans = [TensorPlan(name, at.dtype, at.shape, partial(merged.tensor, name)) for name, at in merged.specs.items()]
-    for name, fitted in mlps.items():
-        dtype = own.specs[name].dtype
-        plans.append(TensorPlan(name, dtype, tuple(fitted.shape), partial(fitted.to, dtype)))
-    fields = json.loads(file_of(expert, "config.json").read_text(encoding="utf-8"))
-    fields |= trunk_settings(config, {plan.name: plan.shape for plan in plans})
-    for name in TOKENIZER_FILES:
-        if (path := file_of(expert, name)).is_file():
-            with atomic_file(folder / name) as out:
-                out.write(path.read_bytes())
-    with atomic_file(folder / "config.json") as out:
-        out.write((json.dumps(fields, indent=2) + "\n").encode())
-    with atomic_file(folder / SINGLE) as out:
-        write_safetensors(out, plans)
-    return folder
+    def _fit_last(self, target: Callable[[int], Tensor]) -> None:
+        """Fits the last matrix to the difference of a batch's target residual, [B, T, H], and the present one."""
+        new, seen = self._new, list[Tensor]()
+        module = new.layer.mlp.down_proj
+        fit = _LeastSquares(module.in_features, module.out_features, self._device)
+        handle = module.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+        for place, tokens in enumerate(self._counted):
+            states = new.placed(place)
+            new.layer.mlp(new.features(states))
+            fit.add(seen.pop()[tokens], (target(place) - states)[tokens])
+            self._done(int(tokens.sum()))
+        handle.remove()
+        module.weight.copy_(fit.solve(module.weight))
+
+    def _through_head(self) -> Callable[[int], Tensor]:
+        """The function that gives a batch's residual for which the trunk's head has nearly the expert's logits."""
+        counts = torch.bincount(self._ids, minlength=self._config.vocab_size).double().to(self._device)
+        alignment = head_alignment(self._new.head()[: len(counts)], self._own.head(), counts)
+        gain = self._new.gain.double()
+        inverse = torch.where(gain == 0, 0.0, 1 / torch.where(gain == 0, 1.0, gain))
+        return partial(self._aligned, alignment, inverse)
+
+    def _aligned(self, alignment: Tensor, inverse: Tensor, place: int) -> Tensor:
+        states = self._own.placed(place)
+        size = (states.pow(2).mean(dim=-1, keepdim=True) + self._config.rms_norm_eps).sqrt()
+        last = self._own.normed(states).double() @ alignment.T * inverse
+        found: Tensor = (last * size).to(states.dtype)
+        return found

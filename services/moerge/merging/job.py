@@ -9,24 +9,25 @@ from pathlib import Path
 from rich.filesize import decimal
 
 from moerge.documents.corpus import Corpus
-from moerge.documents.fitting_sample import fitting_sample, fitting_tokens
+from moerge.documents.fitting_sample import fitting_sample
 from moerge.documents.shards import enough, shard_name
 from moerge.documents.splits import HELD_OUT_SHARE
 from moerge.errors import MoergeError
-from moerge.experts.fitting import fit, fitting_bytes
+from moerge.experts.fitting import fit
 from moerge.experts.low_rank import low_rank_expert
+from moerge.experts.memory import fitting_disk, fitting_need, fitting_sample_that_fits, tokens_that_fit
 from moerge.files import LOCK, atomic_file, work_folder
 from moerge.merging.kept import KeptExpert, Record
 from moerge.merging.local import LocalTrunk
 from moerge.merging.prompts import Prompts, written
 from moerge.merging.report import SCORED_TOKENS, Report
 from moerge.merging.texts import Survey, Texts, survey
-from moerge.models.batches import batches
 from moerge.models.config import read_config
 from moerge.models.expert_folder import DenseExpert, check_expert, require_finite
+from moerge.models.tokens import Tokens
 from moerge.progress import Progress
 from moerge.statistics.contribution import Computing, router_contribution
-from moerge.statistics.memory import free_bytes
+from moerge.statistics.memory import free_for
 from moerge.versions.card_scores import CARD_FILE, scored_card
 from moerge.versions.files import LINEAGE_FILE
 from moerge.versions.folder import write_version
@@ -129,7 +130,8 @@ class Job:
             size = sum(spec.bytes for spec in own.specs.values())
             hidden = int(config.hidden_size)
             total += size + 8 * hidden * (hidden + 1) * int(config.num_hidden_layers)
-            total += size if self.settings.recipe.fit or self.settings.expert_rank is not None else 0
+            total += size if self.settings.expert_rank is not None else 0
+            total += fitting_disk(source.expert) if self.settings.recipe.fit else 0
         total -= sum(path.stat().st_size for path in self.work.rglob("*") if path.is_file())  # of an interrupted run
         free = shutil.disk_usage(next(each for each in self.work.absolute().parents if each.is_dir())).free
         if free < total and not _names(self.out):
@@ -178,31 +180,27 @@ class Job:
         Raises:
             MoergeError: they aren't free.
         """
-        asked = fitting_bytes(own, fitting_tokens(int(own.config.hidden_size)))
-        free = free_bytes(self.settings.computing.device)
-        if free is not None and asked > free:
-            needs = f"fitting needs {decimal(asked)} of memory; {decimal(free)} are free"
-            raise MoergeError(needs, where="--fit", todo="merge without --fit, or on a larger machine")
-        return asked
+        statistics, free = self.settings.statistics, free_for(self.settings.computing.device)
+        return fitting_need(own, statistics).host(tokens_that_fit(own, statistics, free))
 
     def expert(self, own: DenseExpert, found: Survey, trunk: LocalTrunk) -> DenseExpert:
         """The expert, or with a fit the fitted expert."""
         if not self.settings.recipe.fit:
             return own
-        hidden = int(own.config.hidden_size)
-        documents = found.texts.named("statistics")
-        sample = fitting_sample(documents, self.settings.statistics, fitting_tokens(hidden), LEAST_DOCUMENTS)
-        rows = [row for document in sample for row in document]
+        statistics, computing = self.settings.statistics, self.settings.computing
+
+        def sample(tokens: int) -> list[list[Tokens]]:
+            return fitting_sample(found.texts.named("statistics"), statistics, tokens, LEAST_DOCUMENTS)
+
+        chosen, cut = fitting_sample_that_fits(own, statistics, sample, free_for(computing.device), self.say)
+        rows = [row for document in chosen for row in document]
         name = digest_of({"expert": own.digest, "trunk": trunk.digest, "rows": shard_name(b"", rows)})
         folder = self.work / f"fitted-{own.domain}-{name[:16]}"
         if not folder.is_dir():
-            self.fitting_memory(own)
             part = self.work / f".{folder.name}.part"
-            shutil.rmtree(part, ignore_errors=True)  # of a killed run
             total = sum(row.count for row in rows) * int(own.config.num_hidden_layers)
             with self.progress.track(f"fitting MLPs of {own.domain}", total, "tokens") as tracker:
-                cut = list(batches(rows, self.settings.statistics.batch_tokens))
-                fit(own.folder, trunk.path, cut, part, self.settings.computing.device, tracker.advance)
+                fit(own.folder, trunk.path, cut, part, computing.device, tracker.advance)
             os.replace(part, folder)
         return replace(own, folder=folder, trained=own)
 

@@ -5,14 +5,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from rich.filesize import decimal
 
+from moerge.errors import MoergeError
 from moerge.merging.report import DomainScore
-from moerge.models.reader import Checkpoint
+from moerge.models.dense import expert_weights
+from moerge.models.published import published_weights
 from moerge.progress import Progress
-from moerge.scoring.perplexity import Score, Window, load, normalised, score
-from moerge.scoring.routers import RoutingCounter
-from moerge.statistics.memory import free_bytes
+from moerge.scoring.memory import room_for_states, scoring_need, streamed_model
+from moerge.scoring.perplexity import Score, Window, normalised
+from moerge.statistics.memory import free_for
 
 
 @dataclass(frozen=True)
@@ -38,10 +39,12 @@ def scores(
     nothing = [Scored()] * len(domains)
     if not any(each.windows for each in domains):
         return nothing
-    tensors = Checkpoint(version).specs.values()
-    asked, free = 4 * sum(torch.Size(spec.shape).numel() for spec in tensors), free_bytes("cpu")
-    if free is not None and asked > free:
-        say(f"not scored: the version needs {decimal(asked)} of memory; {decimal(free)} are free")
+    longest = max(len(window.tokens) for each in domains for window in each.windows)
+    merged = published_weights(version)
+    try:
+        room_for_states(scoring_need(merged.config, torch.float32, longest), free_for(device))
+    except MoergeError as error:
+        say(f"not scored: {error.what}")
         return nothing
     experts, found = list[Score](), list[Scored]()
     passes = [2 if isinstance(each.expert, Path) else 1 for each in domains]
@@ -51,18 +54,15 @@ def scores(
             if isinstance(each.expert, Score) or not each.windows:
                 experts.append(each.expert if isinstance(each.expert, Score) else Score(0.0, 0))
                 continue
-            model = load(each.expert, device=device)
-            experts.append(score(model, list(each.windows), tracker))
-            del model
-        merged = load(version, device=device)
+            expert = streamed_model(expert_weights(each.expert), "float32", device, longest)
+            experts.append(expert.score(each.windows, tracker))
         for own, each in zip(experts, domains, strict=True):
             if not each.windows:
                 found.append(Scored())
                 continue
-            counter = RoutingCounter(merged)
-            with counter.counting():
-                scored = score(merged, list(each.windows), tracker, counter.count)
-            shares = (counter.counts.sum(dim=0) / counter.counts.sum()).tolist()
+            model = streamed_model(merged, "float32", device, longest)
+            scored = model.score(each.windows, tracker)
+            shares = (model.routed.sum(dim=0) / model.routed.sum()).tolist()
             points = normalised(own, scored)
             found.append(Scored(own, DomainScore(own.perplexity, scored.perplexity, points, scored.tokens, shares)))
     return found

@@ -33,6 +33,9 @@ class DenseWeights:
     config: PretrainedConfig
     places: Mapping[str, Checkpoint]
 
+    def __contains__(self, name: str) -> bool:
+        return name in self.places
+
     def tensor(self, name: str) -> Tensor:
         """One tensor, as stored."""
         return self.places[name].tensor(name)
@@ -40,6 +43,10 @@ class DenseWeights:
     def copy(self, name: str, out: Tensor) -> None:
         """Reads one tensor into `out`, contiguous and of its shape, in the dtype of `out`."""
         self.places[name].copy(name, out)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """A tensor's shape."""
+        return self.places[name].specs[name].shape
 
     def layer(self, number: int) -> list[str]:
         """The names of a layer's tensors."""

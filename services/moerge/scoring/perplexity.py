@@ -1,7 +1,8 @@
 """Perplexity over held-out documents, with a fixed context and stride."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -118,13 +119,14 @@ def logits(model: PreTrainedModel, rows: Rows) -> Tensor:
 def losses_by(logits: Callable[[Rows], Tensor]) -> Losses:
     """The losses from the next tokens' logits [B, T, V]."""
 
-    def losses(rows: Rows) -> Tensor:
-        found = logits(rows)
-        following = rows.ids[:, 1:].to(found.device)
-        by_row = (cross_entropy(one[:-1], ids, reduction="none") for one, ids in zip(found, following, strict=True))
-        return torch.stack(list(by_row))
+    return lambda rows: losses_of(logits(rows), rows.ids)
 
-    return losses
+
+def losses_of(logits: Tensor, ids: Tensor) -> Tensor:
+    """[B, T - 1]: the losses of tokens [B, T] from the logits [B, T, V]."""
+    following = ids[:, 1:].to(logits.device)
+    by_row = (cross_entropy(one[:-1], row, reduction="none") for one, row in zip(logits, following, strict=True))
+    return torch.stack(list(by_row))
 
 
 def score(
@@ -161,15 +163,29 @@ def document_scores(
         after_batch: called with the windows of each batch after the model has seen them.
         domain: of the text; only an oracle uses it.
     """
-    nll: dict[int, float] = {window.document: 0.0 for window in cut}
-    tokens = dict.fromkeys(nll, 0)
-    for batch in bucket(cut, lambda window: len(window.tokens), BATCH_TOKENS):
-        ids = pad([window.tokens.ids for window in batch])  # [B, T]
+
+    def found() -> Iterator[tuple[Sequence[Window], Tensor]]:
+        for batch in batched(cut):
+            ids = pad([window.tokens.ids for window in batch])  # [B, T]
+            own = losses(Rows(ids, [len(window.tokens) for window in batch], domain))
+            after_batch(batch)
+            yield batch, own
+            tracker.advance(sum(window.scored for window in batch))
+
+    return by_document(found())
+
+
+def batched(cut: Sequence[Window]) -> Iterator[list[Window]]:
+    """The micro-batches of windows, by length."""
+    return bucket(cut, lambda window: len(window.tokens), BATCH_TOKENS)
+
+
+def by_document(batches: Iterable[tuple[Sequence[Window], Tensor]]) -> list[Score]:
+    """The score of each document, from micro-batches and their losses [B, T - 1]."""
+    nll, tokens = defaultdict[int, float](float), Counter[int]()
+    for batch, found in batches:
         scored = pad([window.predicts for window in batch], torch.bool)[:, :-1]
-        found = losses(Rows(ids, [len(window.tokens) for window in batch], domain)).cpu()
-        after_batch(batch)
-        for window, own, places in zip(batch, found, scored, strict=True):
+        for window, own, places in zip(batch, found.cpu(), scored, strict=True):
             nll[window.document] += float(own[places].double().sum())
             tokens[window.document] += window.scored
-        tracker.advance(sum(window.scored for window in batch))
     return [Score(nll[number], tokens[number]) for number in sorted(nll)]

@@ -1,6 +1,6 @@
 """The routers of a loaded version: forced, made random, or counted."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -22,20 +22,34 @@ def _experts(model: PreTrainedModel) -> int:
     return int(getattr(model.config, published_family(model.config).experts))
 
 
+RouterOutput = tuple[Tensor, Tensor, Tensor]
+"""(logits, weights [n, k], experts [n, k])."""
+
+
+def forcing(expert: int, experts: int) -> Callable[[nn.Module, object, RouterOutput], RouterOutput]:
+    """A router's forward hook that sends every token to one of `experts`."""
+
+    def force(module: nn.Module, inputs: object, output: RouterOutput) -> RouterOutput:
+        logits, weights, chosen = output
+        first = torch.zeros_like(weights)
+        first[:, 0] = 1
+        others = (torch.arange(chosen.shape[1]) + expert) % experts
+        return logits, first, others.expand_as(chosen).to(chosen)
+
+    return force
+
+
+def first_choices(chosen: Tensor, predicts: Tensor, experts: int) -> Tensor:
+    """[D] int64: counts of the first of the chosen experts [n, k], where `predicts` [B, T] is true."""
+    first = chosen[:, 0].cpu()[predicts.flatten()]
+    return torch.bincount(first, minlength=experts)
+
+
 @contextmanager
 def forced(model: PreTrainedModel, expert: int) -> Iterator[None]:
     """While open, every token goes to `expert` only: the oracle of DUME section 3.2."""
 
-    def force(
-        module: nn.Module, inputs: object, output: tuple[Tensor, Tensor, Tensor]
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        logits, weights, chosen = output
-        first = torch.zeros_like(weights)
-        first[:, 0] = 1
-        others = (torch.arange(chosen.shape[1]) + expert) % _experts(model)
-        return logits, first, others.expand_as(chosen).to(chosen)
-
-    handles = [router.register_forward_hook(force) for router in routers(model)]
+    handles = [router.register_forward_hook(forcing(expert, _experts(model))) for router in routers(model)]
     try:
         yield
     finally:
@@ -72,13 +86,12 @@ class RoutingCounter:
     def count(self, batch: Sequence[Window]) -> None:
         predicts = pad([window.predicts for window in batch], torch.bool)  # [B, T]
         for layer, chosen in enumerate(self._seen):
-            first = chosen[:, 0].cpu()[predicts.flatten()]
-            self.counts[layer] += torch.bincount(first, minlength=self.counts.shape[1])
+            self.counts[layer] += first_choices(chosen, predicts, self.counts.shape[1])
         self._seen.clear()
 
     @contextmanager
     def counting(self) -> Iterator[None]:
-        def seen(module: nn.Module, inputs: object, output: tuple[Tensor, Tensor, Tensor]) -> None:
+        def seen(module: nn.Module, inputs: object, output: RouterOutput) -> None:
             self._seen.append(output[2])
 
         handles = [router.register_forward_hook(seen) for router in self._routers]

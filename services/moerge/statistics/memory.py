@@ -74,8 +74,14 @@ def need(work: Pass, settings: StatisticsSettings) -> Need:
     """The memory that a pass needs, by the expert's config."""
     config, dtype = read_config(work.expert), getattr(torch, settings.precision)
     hidden, tokens = int(config.hidden_size), max(settings.batch_tokens, settings.context)
-    layer = sum(torch.Size(shape).numel() for name, shape in model_shapes(config).items() if ".layers.0." in name)
+    layer = layer_bytes(config, dtype) // dtype.itemsize
     return Need.of(layer, hidden, int(config.intermediate_size), _grams(work, config), dtype.itemsize, tokens)
+
+
+def layer_bytes(config: PretrainedConfig, dtype: torch.dtype) -> int:
+    """The bytes of one layer's weights, of a dense model or a published version."""
+    layer = [shape for name, shape in model_shapes(config).items() if name.startswith("model.layers.0.")]
+    return dtype.itemsize * sum(torch.Size(shape).numel() for shape in layer)
 
 
 def _grams(work: Pass, config: PretrainedConfig) -> list[int]:
@@ -121,6 +127,11 @@ class Free:
 
     host: int | None
     device: int | None
+
+
+def free_for(device: str) -> Free:
+    """The free memory of this machine, and of the GPU if the models are there."""
+    return Free(free_bytes("cpu"), None if device == "cpu" else free_bytes(device))
 
 
 @dataclass(frozen=True)

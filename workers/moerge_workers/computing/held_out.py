@@ -4,18 +4,17 @@ import hashlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from transformers import PreTrainedModel
-
 from moerge.models.tokens import Tokens
 from moerge.progress import Tracker
-from moerge.scoring.perplexity import Window, score, windows
+from moerge.scoring.perplexity import Window, windows
+from moerge.scoring.streamed import StreamedModel
 from moerge_proto.evaluations import Scored
 from moerge_workers.data.splits import Data
 from moerge_workers.leaving.ledger import Ledger
 from moerge_workers.settings import Settings
 from moerge_workers.watching.events import Events
 
-_BLOCK_TOKENS = 2**17  # in memory at a time
+_BLOCK_TOKENS = 2**17  # in micro-batches of their own
 
 
 class NotNowError(Exception):
@@ -68,13 +67,7 @@ class HeldOut:
             raise NotNowError(f"{found.documents:,} held-out documents; the policy's min_documents is {least:,}")
         return found
 
-    def score(
-        self,
-        model: PreTrainedModel,
-        title: str,
-        counted: Counted,
-        after_batch: Callable[[list[Window]], None] = lambda batch: None,
-    ) -> Scored:
+    def score(self, model: StreamedModel, title: str, counted: Counted) -> Scored:
         """A model's summed negative log-likelihood of the documents.
 
         Raises:
@@ -83,8 +76,7 @@ class HeldOut:
         nll, tokens, mark = 0.0, 0, hashlib.sha256()
         documents = _marked(self._documents(earlier=counted.earlier), mark.update)
         with self.events.track(title, counted.tokens, "tokens") as tracker:
-            for block in _blocks(documents, self.settings.statistics.context):
-                done = score(model, block, tracker, after_batch)
+            for done in model.scores(_blocks(documents, self.settings.statistics.context), tracker):
                 nll, tokens = nll + done.nll, tokens + done.tokens
         if mark.hexdigest() != counted.digest:
             raise NotNowError("the data changed during the evaluation")

@@ -10,14 +10,15 @@ from pathlib import Path
 
 import torch
 from rich.filesize import decimal
-from transformers import PreTrainedModel
-from transformers.utils import logging
 
-from moerge.errors import CoordinatorError, IncompatibleExpertError
+from moerge.errors import CoordinatorError, IncompatibleExpertError, MoergeError
 from moerge.files import atomic_file
-from moerge.scoring.perplexity import load
-from moerge.scoring.routers import RoutingCounter, forced
-from moerge.statistics.memory import free_bytes, is_out_of_memory
+from moerge.models.dense import expert_weights
+from moerge.models.published import published_weights
+from moerge.models.weights import Weights
+from moerge.scoring.memory import room_for_states, scoring_need, streamed_model, version_config
+from moerge.scoring.streamed import StreamedModel
+from moerge.statistics.memory import free_for, is_out_of_memory
 from moerge_proto.digests import canonical_json, digest_of
 from moerge_proto.evaluations import NewEvaluation, Scored
 from moerge_proto.problems import ProblemType
@@ -208,7 +209,6 @@ def _scored(
     """The scores of the version, of the version with all tokens at the owner's expert, and of the expert itself."""
     settings, events, folder = context.settings, context.events, _files(context.settings, version)
     _require_room(context, version)
-    logging.disable_progress_bar()
     try:
         with _refusals_told():
             place, title = f"/v1/versions/{version.number}/files", f"downloading version {version.number}"
@@ -216,16 +216,17 @@ def _scored(
         require_own(context, version, weights, folder)
         events.enter(Stage.EVALUATING)
         title = f"scoring version {version.number}"
-        model = _load(folder, settings)
-        counter = RoutingCounter(model)
-        with counter.counting():
-            found = documents.score(model, title, counted, counter.count)
-        with forced(model, slot_of(context, version)):
-            oracle = documents.score(model, f"{title}, all by your expert", counted)
-        del model
+        model = _model(published_weights(folder), settings)
+        found = documents.score(model, title, counted)
+        forced = _model(published_weights(folder), settings, slot_of(context, version))
+        oracle = documents.score(forced, f"{title}, all by your expert", counted)
+        routed = model.routed.tolist()
+        del model, forced
         shutil.rmtree(folder)
         if counted.digest not in dense:
-            own = documents.score(_load(context.expert.folder, settings), "scoring your expert", counted)
+            own = documents.score(
+                _model(expert_weights(context.expert.folder), settings), "scoring your expert", counted
+            )
             dense.clear()
             dense[counted.digest] = own
     except (MemoryError, RuntimeError) as error:
@@ -242,7 +243,7 @@ def _scored(
         dense=dense[counted.digest],
         version=found,
         oracle=oracle,
-        routed=counter.counts.tolist(),
+        routed=routed,
         software=SOFTWARE,
     )
 
@@ -258,17 +259,22 @@ def _require_room(context: Context, version: Version) -> None:
     size, free = version.bytes_total, shutil.disk_usage(folder).free
     if size > free:
         raise NotNowError(f"it needs {decimal(size)}; {decimal(free)} are free at {folder}")
-    own = context.expert.checkpoint.specs.values()
-    stored, elements = sum(spec.bytes for spec in own), sum(torch.Size(spec.shape).numel() for spec in own)
-    weights = size * elements * getattr(torch, settings.statistics.precision).itemsize // stored
-    there = free_bytes(settings.device)
-    if there is not None and weights > there:
-        raise NotNowError(f"its weights need {decimal(weights)} of memory; {decimal(there)} are free")
+    statistics, lineage = settings.statistics, version.lineage
+    config = version_config(context.expert.config, len(lineage.experts), lineage.options.top_k)
+    need = scoring_need(config, getattr(torch, statistics.precision), statistics.context)
+    try:
+        room_for_states(need, free_for(settings.device), settings.host_memory)
+    except MoergeError as error:
+        raise NotNowError(f"{error.what}; {error.todo}") from error
 
 
-def _load(folder: Path, settings: Settings) -> PreTrainedModel:
+def _model(weights: Weights, settings: Settings, expert: int | None = None) -> StreamedModel:
     torch.set_num_threads(settings.slots)
-    return load(folder, getattr(torch, settings.statistics.precision), settings.device)
+    statistics, device = settings.statistics, settings.device
+    try:
+        return streamed_model(weights, statistics.precision, device, statistics.context, settings.host_memory, expert)
+    except MoergeError as error:
+        raise NotNowError(f"{error.what}; {error.todo}") from error
 
 
 @contextmanager

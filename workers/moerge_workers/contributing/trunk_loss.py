@@ -2,16 +2,15 @@
 
 import json
 import math
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from transformers import PreTrainedModel
 
 from moerge.errors import MoergeError
 from moerge.files import atomic_file
-from moerge.models.dense import domain_model, expert_model, place
-from moerge.scoring.perplexity import Score, Window, score, windows
+from moerge.models.dense import DenseWeights, domain_weights, expert_weights
+from moerge.scoring.memory import streamed_model
+from moerge.scoring.perplexity import Score, Window, windows
 from moerge.statistics.memory import is_out_of_memory
 from moerge_proto.progress import Stage
 from moerge_proto.statistics_file import StatisticsSettings
@@ -69,16 +68,15 @@ def _sample(context: Context) -> list[Window]:
 
 
 def _scores(context: Context, weights: Path, sample: list[Window]) -> tuple[Score, Score]:
-    """The sample's scores by the expert, and by trunk and own MLPs; one model in memory at a time."""
+    """The sample's scores by the expert, and by trunk and own MLPs; one layer in memory at a time."""
     settings, folder = context.settings, context.expert.folder
-    dtype = getattr(torch, settings.statistics.precision)
     device = settings.device if torch.cuda.is_available() else "cpu"
+    longest = max(len(window.tokens) for window in sample)
 
-    def scored(build: Callable[[], PreTrainedModel], title: str) -> Score:
+    def scored(weights: DenseWeights, title: str) -> Score:
         with context.events.track(title, sum(window.scored for window in sample), "tokens") as tracker:
-            model = build()
-            place(model, device)
-            found = score(model, sample, tracker)
+            model = streamed_model(weights, settings.statistics.precision, device, longest, settings.host_memory)
+            found = model.score(sample, tracker)
         del model
         if device == "cuda":
             torch.cuda.empty_cache()  # for the slots
@@ -88,8 +86,8 @@ def _scores(context: Context, weights: Path, sample: list[Window]) -> tuple[Scor
     torch.set_num_threads(settings.slots)
     try:
         return (
-            scored(lambda: expert_model(folder, dtype), "scoring a sample by the expert"),
-            scored(lambda: domain_model(folder, weights, dtype)[0], "scoring it by trunk and own MLPs"),
+            scored(expert_weights(folder), "scoring a sample by the expert"),
+            scored(domain_weights(folder, weights), "scoring it by trunk and own MLPs"),
         )
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):

@@ -1,6 +1,6 @@
 """An owner's MLPs, fitted to a trunk: behind it they do what they did in the expert."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -9,12 +9,13 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
 from moerge.errors import IncompatibleExpertError
-from moerge.experts.fitting import SHRINKAGE_TO_EXPERT, fit, fit_mlps
+from moerge.experts.fitting import SHRINKAGE_TO_EXPERT, fit
 from moerge.models.batches import batches
 from moerge.models.dense import domain_model, expert_model
 from moerge.models.families import FAMILIES
 from moerge.models.reader import Checkpoint
-from moerge.models.tokens import all_counted
+from moerge.models.tokens import Tokens, all_counted
+from support.fitting import whole_fit
 from support.models import expert
 from support.versions import trunk_file
 
@@ -22,13 +23,14 @@ DOCUMENTS = [[(5 * row + 3 * column * (1 + row % 3)) % 256 for column in range(2
 GATE, UP, DOWN = (f"model.layers.0.mlp.{name}_proj.weight" for name in ("gate", "up", "down"))
 
 
-def fitted(folder: Path, trunk: Path) -> dict[str, Tensor]:
-    return fit_mlps(folder, trunk, list(batches(all_counted(DOCUMENTS), 200)))
+def fitted(folder: Path, trunk: Path) -> Checkpoint:
+    return Checkpoint(fit(folder, trunk, list(batches(all_counted(DOCUMENTS), 200)), trunk.parent / "fitted"))
 
 
-def two(folder: Path, family: str = "llama") -> tuple[Path, Path]:
+def two(folder: Path, family: str = "llama", **settings: object) -> tuple[Path, Path]:
     """An expert, and the average trunk of it and another."""
-    experts = [expert(folder / str(seed), seed=seed, family=family, tie_word_embeddings=False) for seed in (1, 2)]
+    given = {"tie_word_embeddings": False, **settings}
+    experts = [expert(folder / str(seed), seed=seed, family=family, **given) for seed in (1, 2)]
     return experts[0], trunk_file(experts, folder / "trunk")
 
 
@@ -52,17 +54,72 @@ def drawn_fit(inputs: Tensor, wanted: Tensor, own: Tensor) -> Tensor:
     return solution.T
 
 
+def some_counted() -> list[Tokens]:
+    """The documents; in every second one, a seventh of the tokens doesn't count."""
+    marks = [[place % 7 != 3 or number % 2 == 0 for place in range(len(each))] for number, each in enumerate(DOCUMENTS)]
+    return list(map(Tokens, DOCUMENTS, marks))
+
+
+@pytest.mark.parametrize(
+    ("family", "settings"),
+    [
+        ("llama", {"tie_word_embeddings": True}),
+        ("mistral", {"sliding_window": 8}),
+        ("phi3", {}),
+        ("qwen2", {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}),
+        ("qwen3", {}),
+    ],
+)
+def test_it_is_byte_for_byte_the_fit_with_both_models_in_memory(
+    tmp_path: Path, family: str, settings: dict[str, object]
+) -> None:
+    folder, trunk = two(tmp_path, family, **settings)
+    cut = list(batches(some_counted(), 200))
+    found, expected = Checkpoint(fit(folder, trunk, cut, tmp_path / "fitted")), whole_fit(folder, trunk, cut)
+    assert len(expected) == 3 * len(FAMILIES[family].mlp)
+    for name, tensor in expected.items():
+        assert torch.equal(found.tensor(name), tensor), name
+
+
+def test_an_interrupted_fit_goes_on_with_the_layer_that_it_was_at(tmp_path: Path) -> None:
+    folder, trunk = two(tmp_path)
+    cut, solved = list(batches(all_counted(DOCUMENTS), 200)), list[int]()
+    whole = fit(folder, trunk, cut, tmp_path / "whole") / "model.safetensors"
+    tokens = sum(map(len, DOCUMENTS))
+
+    def until(most: int) -> Callable[[int], None]:
+        def done(tokens: int) -> None:
+            solved.append(tokens)
+            if sum(solved) > most:
+                raise KeyboardInterrupt
+
+        return done
+
+    def begun() -> list[str]:
+        return sorted(path.name for path in (tmp_path / "fitted").iterdir())
+
+    with pytest.raises(KeyboardInterrupt):
+        fit(folder, trunk, cut, tmp_path / "fitted", done=until(2 * tokens))
+    assert begun() == ["fitted-0.part", "fitted-1.part"]
+    first = (tmp_path / "fitted" / "fitted-1.part").stat().st_mtime_ns
+    solved.clear()
+    with pytest.raises(KeyboardInterrupt):
+        fit(folder, trunk, cut, tmp_path / "fitted", done=until(2 * tokens))
+    assert solved[:2] == [tokens, tokens]  # two layers are only passed
+    assert (tmp_path / "fitted" / "fitted-1.part").stat().st_mtime_ns == first
+    with pytest.raises(KeyboardInterrupt):  # of other text, nothing is used
+        fit(folder, trunk, cut[1:], tmp_path / "fitted", done=until(0))
+    found = fit(folder, trunk, cut, tmp_path / "fitted") / "model.safetensors"
+    assert found.read_bytes() == whole.read_bytes()
+    assert begun() == kept(folder)
+
+
 def test_it_runs_on_one_thread_and_leaves_as_many_as_there_were(tmp_path: Path) -> None:
     folder, trunk = two(tmp_path)
-    threads: list[int] = []
+    threads, cut = list[int](), list(batches(all_counted(DOCUMENTS[:3]), 200))
     torch.set_num_threads(2)
     try:
-        fit_mlps(
-            folder,
-            trunk,
-            list(batches(all_counted(DOCUMENTS[:3]), 200)),
-            done=lambda tokens: threads.append(torch.get_num_threads()),
-        )
+        fit(folder, trunk, cut, tmp_path / "fitted", done=lambda tokens: threads.append(torch.get_num_threads()))
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(1)
@@ -78,11 +135,11 @@ def test_the_first_layer_is_the_textbook_s_fit(tmp_path: Path) -> None:
     for name in (GATE, UP):
         weight = Checkpoint(folder).tensor(name)
         expected = drawn_fit(new, old @ weight.double().T, weight)
-        torch.testing.assert_close(found[name].double(), expected, rtol=0, atol=1e-4 * float(expected.std()))
-    hidden = nn.functional.silu(new @ found[GATE].double().T) * (new @ found[UP].double().T)
+        torch.testing.assert_close(found.tensor(name).double(), expected, rtol=0, atol=1e-4 * float(expected.std()))
+    hidden = nn.functional.silu(new @ found.tensor(GATE).double().T) * (new @ found.tensor(UP).double().T)
     missing = reads(own, "model.layers.1.input_layernorm") - reads(behind, norm)
     expected = drawn_fit(hidden, missing, Checkpoint(folder).tensor(DOWN))
-    torch.testing.assert_close(found[DOWN].double(), expected, rtol=0, atol=1e-3 * float(expected.std()))
+    torch.testing.assert_close(found.tensor(DOWN).double(), expected, rtol=0, atol=1e-3 * float(expected.std()))
 
 
 @torch.inference_mode()
@@ -118,13 +175,10 @@ def test_behind_the_expert_s_own_trunk_nothing_changes(tmp_path: Path, family: s
 
 def test_a_fitted_expert_is_the_trunk_with_the_fitted_mlps(tmp_path: Path) -> None:
     folder, trunk = two(tmp_path)
-    mlps = fitted(folder, trunk)
-    found = Checkpoint(fit(folder, trunk, list(batches(all_counted(DOCUMENTS), 200)), tmp_path / "fitted"))
-    merged = Checkpoint(trunk)
-    assert found.specs.keys() == merged.specs.keys() | mlps.keys()
+    found, merged = fitted(folder, trunk), Checkpoint(trunk)
+    assert found.specs.keys() == merged.specs.keys() | set(FAMILIES["llama"].dense_mlp_names(3))
     assert all(torch.equal(found.tensor(name), merged.tensor(name)) for name in merged.specs)
-    assert all(torch.equal(found.tensor(name), tensor) for name, tensor in mlps.items())
-    assert sorted(path.name for path in (tmp_path / "fitted").iterdir()) == kept(folder)
+    assert sorted(path.name for path in found.path.iterdir()) == kept(folder)
 
 
 def kept(folder: Path) -> Sequence[str]:

@@ -1,17 +1,24 @@
 """The documents that a worker fits its expert's MLPs to, and what its policy must allow."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 
+from moerge.errors import MoergeError
+from moerge.experts.memory import fitting_need
+from moerge.statistics.memory import Free
+from moerge.trunk.merge import DENSE_TRUNK_FILE
+from moerge_workers.computing import fitting
 from moerge_workers.computing.sample import sample_of
 from moerge_workers.data.splits import Data
 from moerge_workers.settings import Settings
 from moerge_workers.watching.events import Events
 from moerge_workers.watching.status import Status
 from moerge_workers.watching.view import view
-from support.models import tokenizer
+from support.models import texts, tokenizer
+from support.stages import MemoryClient, context_of
 
 TEXTS = [f"{'of the law ' * (number % 5)}document {number}" for number in range(60)]
 
@@ -50,3 +57,25 @@ def test_only_the_statistics_split_and_what_counts_of_a_document(tmp_path: Path)
 def test_fit_is_refused_where_the_policy_forbids_what_it_sends(tmp_path: Path, switch: str) -> None:
     with pytest.raises(ValueError, match=f"fit needs {switch} = true in the policy"):
         sampled(tmp_path, 1, fit=True, policy={switch: False})
+
+
+def test_with_little_memory_it_fits_to_fewer_tokens_or_is_refused(
+    folder: Path, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    texts(home / "texts.jsonl", 1, 600)
+    with context_of(folder, home, MemoryClient(folder)) as context:
+        own, settings = context.expert, context.settings
+        need = fitting_need(own, settings.statistics)
+        trunk = home / DENSE_TRUNK_FILE
+        shutil.copy(folder / DENSE_TRUNK_FILE, trunk)
+
+        def fitted_with(tokens: int) -> Path | None:
+            monkeypatch.setattr(fitting, "free_for", lambda device: Free(need.host(tokens), None))
+            return fitting.fitted_folder(settings, context.data, context.events, own, trunk)
+
+        with pytest.raises(MoergeError, match="residuals of 16,384 tokens"):
+            fitted_with(16_000)
+        made = fitted_with(20_000)
+        assert made is not None
+        assert (made / "model.safetensors").is_file()
+    assert "instead of 65,536, because memory is short" in capsys.readouterr().err

@@ -3,8 +3,14 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
+from moerge.statistics.memory import Free
 from moerge_proto.experts import Expert
-from moerge_proto.versions import Version
+from moerge_proto.options import SolveOptions
+from moerge_proto.versions import Lineage, Version
+from moerge_workers.computing.held_out import NotNowError
+from moerge_workers.contributing import evaluation
 from moerge_workers.contributing.evaluation import Evaluations
 from support.stages import NOW, MemoryClient, context_of
 
@@ -42,3 +48,20 @@ def test_only_later_versions_are_asked_for_until_one_comes_or_a_minute_is_over(f
         assert asked_at(12) == [1, 0]
         assert asked_at(18) == [3]
         assert asked_at(80) == [3, 0]
+
+
+def test_a_version_waits_for_disk_and_for_the_memory_of_two_layers(
+    folder: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lineage = Lineage.model_construct(experts=["1" * 64] * 2, options=SolveOptions(top_k=1))
+    with context_of(folder, home, _Versions(folder)) as context:
+
+        def require_room(size: int) -> None:
+            evaluation._require_room(context, Version.model_construct(lineage=lineage, bytes_total=size))
+
+        require_room(1)
+        with pytest.raises(NotNowError, match="are free at"):
+            require_room(2**60)
+        monkeypatch.setattr(evaluation, "free_for", lambda device: Free(2**20, None))
+        with pytest.raises(NotNowError, match=r"^scoring needs .* \(two layers .* the host has 1\.0 MB"):
+            require_room(1)

@@ -1,0 +1,88 @@
+"""The files of a fitted expert: each layer's MLP as soon as it is fitted, and at the end a dense checkpoint."""
+
+import json
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from moerge.files import atomic_file
+from moerge.models.adapters import file_of
+from moerge.models.config import read_config, trunk_settings
+from moerge.models.expert_folder import TOKENIZER_FILES
+from moerge.models.families import family_of
+from moerge.models.reader import Checkpoint
+from moerge.models.stored import SINGLE
+from moerge.models.writer import TensorPlan, write_safetensors
+
+
+class FittedLayers:
+    """Fitted MLPs in a file per layer, float32; an interrupted fit goes on behind the last one.
+
+    Args:
+        folder: of the files.
+        work: the digest of the fit; files of another one are not read.
+    """
+
+    def __init__(self, folder: Path, work: str) -> None:
+        self._folder, self._work = folder, work
+
+    def __contains__(self, layer: int) -> bool:
+        try:
+            with safe_open(self._file(layer), framework="pt") as file:
+                return bool(file.metadata().get("work") == self._work)
+        except (OSError, SafetensorError):
+            return False
+
+    def write(self, layer: int, tensors: Mapping[str, Tensor]) -> None:
+        """Writes a layer's tensors; a file is whole or absent."""
+        plans = [TensorPlan(name, each.dtype, tuple(each.shape), each.cpu) for name, each in tensors.items()]
+        with atomic_file(self._file(layer)) as out:
+            write_safetensors(out, plans, metadata={"work": self._work})
+
+    def tensor(self, layer: int, name: str) -> Tensor:
+        """One tensor, in memory of its own."""
+        with safe_open(self._file(layer), framework="pt") as file:
+            tensor: Tensor = file.get_tensor(name).clone()
+            return tensor
+
+    def clear(self, layers: int) -> None:
+        """Removes the files."""
+        for layer in range(layers):
+            self._file(layer).unlink(missing_ok=True)
+
+    def _file(self, layer: int) -> Path:
+        return self._folder / f"fitted-{layer}.part"
+
+
+def write_fitted(expert: Path, trunk: Path, fitted: FittedLayers, folder: Path) -> Path:
+    """Writes a dense checkpoint: the trunk with fitted MLPs in the expert's dtypes; returns its folder.
+
+    It is a complete expert: a version uses its MLPs, and it runs alone.
+    """
+    config, own, merged = read_config(expert), Checkpoint(expert), Checkpoint(trunk)
+
+    def tensor(layer: int, name: str, dtype: torch.dtype) -> Tensor:
+        return fitted.tensor(layer, name).to(dtype)
+
+    plans = [TensorPlan(name, at.dtype, at.shape, partial(merged.tensor, name)) for name, at in merged.specs.items()]
+    for layer in range(config.num_hidden_layers):
+        for pattern in family_of(config).mlp:
+            name = pattern.format(layer=layer)
+            at = own.specs[name]
+            plans.append(TensorPlan(name, at.dtype, at.shape, partial(tensor, layer, name, at.dtype)))
+    fields = json.loads(file_of(expert, "config.json").read_text(encoding="utf-8"))
+    fields |= trunk_settings(config, {plan.name: plan.shape for plan in plans})
+    for name in TOKENIZER_FILES:
+        if (path := file_of(expert, name)).is_file():
+            with atomic_file(folder / name) as out:
+                out.write(path.read_bytes())
+    with atomic_file(folder / "config.json") as out:
+        out.write((json.dumps(fields, indent=2) + "\n").encode())
+    with atomic_file(folder / SINGLE) as out:
+        write_safetensors(out, plans)
+    fitted.clear(config.num_hidden_layers)
+    return folder

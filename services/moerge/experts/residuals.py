@@ -1,0 +1,86 @@
+"""Residuals of all of a text's tokens in a dense model, of which one layer at a time is in memory."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from moerge.models.batches import Batch
+from moerge.models.families import EMBEDDING
+from moerge.models.weights import Weights, head_name, own_copy
+from moerge.statistics.features import placed
+from moerge.statistics.streamed import Decoder, LayerFiles
+
+
+class Residuals:
+    """The residuals before the next layer, in host memory, and the held layer.
+
+    Attributes:
+        states: [B, T, H] float32 of each batch.
+        layer: the module of the held layer.
+    """
+
+    layer: Any
+
+    def __init__(self, weights: Weights, batches: Sequence[Batch], device: torch.device) -> None:
+        self.weights, self._batches, self._device = weights, batches, device
+        self._files = LayerFiles(weights, torch.float32, device)
+        self._decoder = Decoder(weights, torch.float32, device)
+        embedding = weights.tensor(EMBEDDING)
+        self.states = [self._decoder.embedded(batch, embedding) for batch in batches]
+
+    @contextmanager
+    def held(self, number: int) -> Iterator[None]:
+        """While open, a layer has its weights; the next one's are read meanwhile."""
+        self._decoder.hold(number, self._files.layer(number))
+        self.layer = self._decoder.module(f"model.layers.{number}")
+        try:
+            yield
+        finally:
+            self._decoder.release(number)
+
+    def parameter(self, name: str) -> Tensor:
+        """A tensor of the held layer."""
+        parameter: Tensor = self._decoder.module(name.rpartition(".")[0]).get_parameter(name.rpartition(".")[2])
+        return parameter
+
+    def attended(self, number: int) -> Tensor:
+        """A batch's residual behind the held layer's attention, on the device."""
+        norm = self.layer.post_attention_layernorm
+        return self._decoder.reached(self._batches[number], self.states[number], norm)
+
+    def features(self, attended: Tensor) -> Tensor:
+        """The MLP's input from the residual before it."""
+        normed: Tensor = self.layer.post_attention_layernorm(attended)
+        return normed
+
+    def keep(self, number: int, states: Tensor) -> None:
+        """Replaces a batch's residual."""
+        self.states[number] = self._decoder.kept(self.states[number], states)
+
+    def pass_layer(self) -> None:
+        """Takes all batches through the held layer."""
+        for number, batch in enumerate(self._batches):
+            self.states[number] = self._decoder.passed(batch, self.states[number])
+
+    def placed(self, number: int) -> Tensor:
+        """A batch's residual, on the device."""
+        states: Tensor = placed(self.states[number], self._device)
+        return states
+
+    def normed(self, states: Tensor) -> Tensor:
+        """The final norm's output."""
+        found: Tensor = self._decoder.norm(states)
+        return found
+
+    @property
+    def gain(self) -> Tensor:
+        """[H] of the final norm."""
+        weight: Tensor = self._decoder.norm.weight
+        return weight
+
+    def head(self) -> Tensor:
+        """[V, H] float32, on the device."""
+        return own_copy(self.weights, head_name(self.weights), torch.float32).to(self._device)

@@ -1,0 +1,126 @@
+"""Scores of text by a model of which one layer at a time is in memory, whatever its size.
+
+All micro-batches of a window of text pass each layer; their hidden states stay in host memory. Weights are read once
+per window. The sums are those of the whole model.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import groupby
+from operator import itemgetter
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+from moerge.models.batches import Batch, pad
+from moerge.models.families import EMBEDDING, published_family
+from moerge.models.published import PublishedWeights
+from moerge.models.weights import Weights, head_name, own_copy
+from moerge.progress import Tracker
+from moerge.scoring.perplexity import Score, Window, batched, by_document, losses_of, total
+from moerge.scoring.routers import RouterOutput, first_choices, forcing
+from moerge.statistics.features import placed
+from moerge.statistics.streamed import Decoder, LayerFiles
+from moerge.statistics.windows import Layered
+
+_Part = tuple[int, Sequence[Window]]
+
+
+class StreamedModel:
+    """A dense model or a published version.
+
+    Args:
+        weights: its files.
+        dtype: of the model.
+        device: torch device.
+        states: bytes of hidden states in host memory; one micro-batch is always taken.
+        expert: the expert of a version that every token goes to; None: the routers choose.
+
+    Attributes:
+        routed: [L, D] int64, of a version: first-choice experts at the positions that predict scored tokens so far.
+    """
+
+    def __init__(
+        self, weights: Weights, dtype: torch.dtype, device: str, states: int, expert: int | None = None
+    ) -> None:
+        self._weights, self._dtype, self._device = weights, dtype, torch.device(device)
+        self._states, self._expert = states, expert
+        self._files = LayerFiles(weights, dtype, self._device)
+        self._decoder = Decoder(weights, dtype, self._device, packs=False)
+        self._layers, self._router, experts = int(weights.config.num_hidden_layers), "", 0
+        if isinstance(weights, PublishedWeights):
+            family = published_family(weights.config)
+            self._router, experts = family.router_module, int(getattr(weights.config, family.experts))
+        self.routed = torch.zeros(self._layers, experts, dtype=torch.int64)
+
+    def score(self, cut: Sequence[Window], tracker: Tracker) -> Score:
+        """The score of windows, of which there is at least one; the tracker gets the number of scored tokens."""
+        return total(self.scores([cut], tracker))
+
+    def scores(self, blocks: Iterable[Sequence[Window]], tracker: Tracker) -> Iterator[Score]:
+        """The score of each block of windows, in order; blocks have micro-batches of their own."""
+        layered = Layered(tracker, self._layers)
+        parts = ((number, batch) for number, block in enumerate(blocks) for batch in batched(block))
+        found = (each for window in self._windows(parts) for each in self._losses(window, layered))
+        for _, own in groupby(found, key=itemgetter(0)):
+            yield total(by_document((batch, losses) for _, batch, losses in own))
+
+    def _windows(self, parts: Iterable[_Part]) -> Iterator[list[_Part]]:
+        """As many micro-batches together as hidden states fit."""
+        window, held = list[_Part](), 0
+        token = self._dtype.itemsize * int(self._weights.config.hidden_size)
+        for number, batch in parts:
+            more = token * len(batch) * len(batch[0].tokens)
+            if window and held + more > self._states:
+                yield window
+                window, held = [], 0
+            window.append((number, batch))
+            held += more
+        if window:
+            yield window
+
+    @torch.inference_mode()
+    def _losses(self, window: Sequence[_Part], layered: Layered) -> Iterator[tuple[int, Sequence[Window], Tensor]]:
+        """The losses of each micro-batch, [B, T - 1] float32."""
+        batches, embedding = [_batch(batch) for _, batch in window], self._weights.tensor(EMBEDDING)
+        states = [self._decoder.embedded(batch, embedding) for batch in batches]
+        for layer in range(self._layers):
+            with self._held(layer) as chosen:
+                for place, batch in enumerate(batches):
+                    states[place] = self._decoder.passed(batch, states[place])
+                    if chosen:
+                        self.routed[layer] += first_choices(chosen.pop(), batch.counted, self.routed.shape[1])
+                    layered.advance(int(batch.counted.sum()))
+        head = own_copy(self._weights, head_name(self._weights), self._dtype).to(self._device)
+        for (number, cut), batch, last in zip(window, batches, states, strict=True):
+            logits = linear(self._decoder.norm(placed(last, self._device)), head).float()
+            yield number, cut, losses_of(logits, batch.input_ids)
+
+    @contextmanager
+    def _held(self, layer: int) -> Iterator[list[Tensor]]:
+        """While open, a layer has its weights; its router's choices [n, k] are added to the list."""
+        chosen, handles = list[Tensor](), []
+
+        def see(module: nn.Module, inputs: object, output: RouterOutput) -> None:
+            chosen.append(output[2])
+
+        self._decoder.hold(layer, self._files.layer(layer))
+        if self._router:
+            router = self._decoder.module(self._router.format(layer=layer))
+            if self._expert is not None:
+                handles.append(router.register_forward_hook(forcing(self._expert, self.routed.shape[1])))
+            handles.append(router.register_forward_hook(see))
+        try:
+            yield chosen
+        finally:
+            for handle in handles:
+                handle.remove()
+            self._decoder.release(layer)
+
+
+def _batch(cut: Sequence[Window]) -> Batch:
+    """A micro-batch; the counted places are those that predict scored tokens."""
+    lengths = torch.tensor([len(window.tokens) for window in cut])
+    ids = pad([window.tokens.ids for window in cut])
+    return Batch(ids, lengths, pad([window.predicts for window in cut], torch.bool))

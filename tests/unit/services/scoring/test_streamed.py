@@ -1,0 +1,100 @@
+"""A streamed model's scores are those of the whole model, byte for byte."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from moerge.models.dense import domain_weights, expert_weights
+from moerge.models.families import FAMILIES
+from moerge.models.published import published_weights
+from moerge.models.tokens import Tokens
+from moerge.models.weights import Weights
+from moerge.scoring.perplexity import BATCH_TOKENS, Window, load, score, total, windows
+from moerge.scoring.routers import RoutingCounter, forced
+from moerge.scoring.streamed import StreamedModel
+from support.models import adapter, expert
+from support.progress import Silent
+from support.versions import published
+
+TEXTS = [Tokens([(7 * row + 3 * column) % 256 for column in range(5 + 9 * row)]) for row in range(9)]
+TEXTS[3] = Tokens(TEXTS[3].ids, [place % 3 > 0 for place in range(len(TEXTS[3]))])
+BLOCKS = [windows(TEXTS[:5], 32, 16), windows(TEXTS[5:], 32, 16)]
+PLENTY = 2**30
+KINDS: list[tuple[str, dict[str, object]]] = [
+    *[(family, {}) for family in sorted(FAMILIES)],
+    ("mistral", {"sliding_window": 8}),
+    ("qwen2", {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}),
+    ("llama", {"tie_word_embeddings": True}),
+]
+
+
+def streamed(
+    weights: Weights, states: int = PLENTY, expert: int | None = None, dtype: torch.dtype = torch.float32
+) -> StreamedModel:
+    return StreamedModel(weights, dtype, "cpu", states, expert)
+
+
+@pytest.mark.parametrize(("family", "settings"), KINDS)
+@pytest.mark.parametrize("top_k", [1, 2])
+def test_scores_and_routing_are_those_of_the_whole_model(
+    tmp_path: Path, family: str, settings: dict[str, object], top_k: int
+) -> None:
+    experts = [expert(tmp_path / str(seed), seed, family, **settings) for seed in (1, 2)]
+    version = published(experts, tmp_path, top_k)
+    whole = load(version)
+    counter = RoutingCounter(whole)
+    with counter.counting():
+        expected = [score(whole, block, Silent(), counter.count) for block in BLOCKS]
+    with forced(whole, 1):
+        oracle = [score(whole, block, Silent()) for block in BLOCKS]
+    model = streamed(published_weights(version))
+    assert list(model.scores(BLOCKS, Silent())) == expected
+    assert torch.equal(model.routed, counter.counts)
+    one = streamed(published_weights(version), expert=1)
+    assert list(one.scores(BLOCKS, Silent())) == oracle
+    assert one.routed.tolist() == [[0, each.tokens] for each in [total(oracle)] * 3]
+    dense = load(experts[0])
+    assert streamed(expert_weights(experts[0])).score(BLOCKS[0], Silent()) == score(dense, BLOCKS[0], Silent())
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_bfloat16_scores_are_those_of_the_whole_model(tmp_path: Path, family: str) -> None:
+    version, coarse = (
+        published([expert(tmp_path / str(seed), seed, family) for seed in (1, 2)], tmp_path),
+        torch.bfloat16,
+    )
+    found = streamed(published_weights(version), dtype=coarse).score(BLOCKS[0], Silent())
+    assert found == score(load(version, coarse), BLOCKS[0], Silent())
+
+
+def test_trunk_and_mlps_and_adapters_are_scored_too(tmp_path: Path) -> None:
+    base = expert(tmp_path / "base", 1)
+    tuned, weights = adapter(tmp_path / "tuned", base, 2), domain_weights(base, base / "model.safetensors")
+    for given, whole in ((expert_weights(tuned), load(tuned)), (weights, weights.model())):
+        assert streamed(given).score(BLOCKS[1], Silent()) == score(whole, BLOCKS[1], Silent())
+
+
+def test_the_size_of_windows_of_text_changes_nothing_and_weights_are_read_once_in_each(tmp_path: Path) -> None:
+    folder, long = expert(tmp_path / "expert", 1), windows([Tokens([5] * 200)] * 50, 200, 100)
+    assert sum(len(window.tokens) for window in long) > 2 * BATCH_TOKENS
+    read = list[int]()
+
+    class Counted(type(expert_weights(folder))):  # type: ignore[misc]
+        def layer(self, number: int) -> list[str]:
+            read.append(number)
+            return list(super().layer(number))
+
+    given = expert_weights(folder)
+    blocks: list[list[Window]] = [long, *BLOCKS]
+    expected = list(streamed(given).scores(blocks, Silent()))
+    told = list[int]()
+
+    class Told:
+        def advance(self, n: int) -> None:
+            told.append(n)
+
+    model = streamed(Counted(given.config, given.places), 4 * 32 * BATCH_TOKENS)
+    assert list(model.scores(blocks, Told())) == expected
+    assert read == [0, 1, 2] * 3
+    assert sum(told) == sum(each.tokens for each in expected)
