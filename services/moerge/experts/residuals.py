@@ -10,8 +10,8 @@ from torch import Tensor
 from moerge.models.batches import Batch
 from moerge.models.families import EMBEDDING
 from moerge.models.weights import Weights, head_name, own_copy
+from moerge.statistics.decoder import Decoder, LayerFiles
 from moerge.statistics.features import placed
-from moerge.statistics.streamed import Decoder, LayerFiles
 
 
 class Residuals:

@@ -20,8 +20,8 @@ from moerge.models.weights import Weights, head_name, own_copy
 from moerge.progress import Tracker
 from moerge.scoring.perplexity import Score, Window, batched, by_document, losses_of, total
 from moerge.scoring.routers import RouterOutput, first_choices, forcing
+from moerge.statistics.decoder import Decoder, LayerFiles
 from moerge.statistics.features import placed
-from moerge.statistics.streamed import Decoder, LayerFiles
 from moerge.statistics.windows import Layered
 
 _Part = tuple[int, Sequence[Window]]

@@ -10,7 +10,7 @@ from moerge.errors import CheckpointError
 from moerge.models.families import FAMILIES
 from moerge.models.published import published_weights
 from moerge.models.weights import head_name, own_copy
-from moerge.statistics.streamed import Decoder, LayerFiles
+from moerge.statistics.decoder import Decoder, LayerFiles
 from support.models import expert
 from support.versions import loaded, published
 

@@ -12,7 +12,7 @@ from moerge.documents.reader import texts_of
 from moerge.documents.shards import plan
 from moerge.models.dense import domain_model, empty_model
 from moerge.models.tokens import Tokens
-from moerge.statistics import streamed
+from moerge.statistics import decoder
 from moerge.statistics.accumulate import ShardSums
 from moerge.statistics.integers import to_floats, unpack
 from moerge.statistics.packed_attention import PACKED
@@ -94,7 +94,7 @@ def test_what_is_read_but_does_not_count_is_in_no_sum(
     ]
     expected = textbook(model, gains, rows)
     if packed:
-        monkeypatch.setattr(streamed, "empty_model", end_to_end)
+        monkeypatch.setattr(decoder, "empty_model", end_to_end)
     sums = sums_of(own_pass(folder, len(gains)), rows, 90)
     assert sums.tokens == sum(sum(row.mask) for row in rows)
     require_equal(sums, *expected)

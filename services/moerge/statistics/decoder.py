@@ -1,0 +1,158 @@
+"""A decoder whose layers come one after another from mapped files, so that two are in memory."""
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from moerge.errors import CheckpointError
+from moerge.models.batches import Batch
+from moerge.models.dense import assign, empty_model
+from moerge.models.families import FINAL_NORM
+from moerge.models.weights import Weights, own_copy
+from moerge.statistics.accumulate import Sum
+from moerge.statistics.features import Visit, counted_rows, ids, placed, positions, run
+from moerge.statistics.packed_attention import PACKED
+from moerge.statistics.passes import Input
+
+
+class LayerFiles:
+    """The tensors of one layer after another, on a device; the next layer's are read meanwhile.
+
+    There is memory for two layers, used in turns: freed and taken anew, it would leave gaps that nothing else fits.
+    """
+
+    def __init__(self, weights: Weights, dtype: torch.dtype, device: torch.device) -> None:
+        self._weights, self._dtype, self._device = weights, dtype, device
+        self._memory: tuple[dict[str, Tensor], dict[str, Tensor]] = {}, {}
+        self._ahead = ThreadPoolExecutor(1)
+        self._next: tuple[int, Future[dict[str, Tensor]]] | None = None
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+
+    def layer(self, number: int) -> dict[str, Tensor]:
+        """The tensors of a layer by name; those of the layer before are overwritten."""
+        if self._next is None or self._next[0] != number:
+            self._next = number, self._ahead.submit(self._read, number)
+        found = self._next[1].result()
+        if self._stream is not None:
+            torch.cuda.current_stream(self._device).wait_stream(self._stream)
+        last = self._weights.config.num_hidden_layers - 1
+        self._next = (number + 1, self._ahead.submit(self._read, number + 1)) if number < last else None
+        return found
+
+    def _read(self, number: int) -> dict[str, Tensor]:
+        memory = self._memory[number % 2]
+        names = {name: name.removeprefix(f"model.layers.{number}.") for name in self._weights.layer(number)}
+        with nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
+            for name, own in names.items():
+                shape = self._weights.shape(name)
+                if own not in memory or memory[own].shape != shape:
+                    memory[own] = torch.empty(shape, dtype=self._dtype, device=self._device)
+                if self._stream is None:
+                    self._weights.copy(name, memory[own])
+                else:
+                    pinned = torch.empty(shape, dtype=self._dtype, pin_memory=True)
+                    self._weights.copy(name, pinned)
+                    memory[own].copy_(pinned, non_blocking=True)
+        return {name: memory[own] for name, own in names.items()}
+
+
+class _Passed(nn.Module):
+    """Stands for a layer without weights in memory."""
+
+    def forward(self, hidden_states: Tensor, **kwargs: object) -> Tensor:
+        return hidden_states
+
+
+class Decoder:
+    """A decoder that has one layer's weights at a time; for one thread, because hooks belong to a module.
+
+    With `packs`, documents in bfloat16 on a GPU are read end to end.
+
+    Attributes:
+        norm: the final norm.
+    """
+
+    def __init__(self, weights: Weights, dtype: torch.dtype, device: torch.device, *, packs: bool = True) -> None:
+        self._model, self._device, self._dtype = empty_model(weights.config, dtype), device, dtype
+        if packs and device.type == "cuda" and dtype is torch.bfloat16:
+            self._model.set_attn_implementation(PACKED)
+        decoder: Any = self._model.model
+        decoder.rotary_emb.to(device)
+        assign(self._model, FINAL_NORM, own_copy(weights, FINAL_NORM, dtype).to(device))
+        self._layers, self.norm = list(decoder.layers), decoder.norm
+        decoder.layers = nn.ModuleList(_Passed() for _ in self._layers)
+
+    def embedded(self, batch: Batch, embedding: Tensor) -> Tensor:
+        """The first hidden states of a batch, in host memory; `embedding` is [V, H], as stored."""
+        states = embedding[ids(self._model, batch)].to(self._dtype)
+        return states.pin_memory() if self._device.type == "cuda" else states
+
+    def hold(self, number: int, tensors: Mapping[str, Tensor]) -> None:
+        """Gives a layer its weights.
+
+        Raises:
+            CheckpointError: one is missing.
+        """
+        self._model.model.layers[number] = self._layers[number]
+        for name, tensor in tensors.items():
+            assign(self._model, name, tensor)
+        missing = [name for name, parameter in self._layers[number].named_parameters() if parameter.is_meta]
+        if missing:
+            where = f"model.layers.{number}.{missing[0]}"
+            raise CheckpointError("tensor not found", where=where, todo="save the model again with save_pretrained")
+
+    def release(self, number: int) -> None:
+        """Takes a layer's weights, after the computations with them."""
+        if self._device.type == "cuda":
+            torch.cuda.current_stream(self._device).synchronize()  # the memory is another stream's
+        self._model.model.layers[number] = _Passed()
+        for name, parameter in list(self._layers[number].named_parameters()):
+            assign(self._layers[number], name, parameter.to("meta"))
+
+    def module(self, name: str) -> Any:
+        """A module of the held layer, by its name in the model."""
+        return self._model.get_submodule(name)
+
+    def reached(
+        self,
+        batch: Batch,
+        states: Tensor,
+        until: nn.Module | None,
+        modules: Mapping[int, nn.Module] = MappingProxyType({}),
+        visit: Visit = lambda place, x: None,
+    ) -> Tensor:
+        """The input of a module of the held layer, on the device, from the hidden states before the layer.
+
+        Arguments and result are those of `run`.
+        """
+        given = {"inputs_embeds": placed(states, self._device), **positions(self._model, batch, self._device)}
+        return run(self._model, batch, given, modules, visit, until)
+
+    def kept(self, states: Tensor, found: Tensor) -> Tensor:
+        """Hidden states in host memory: those found on the device replace earlier ones in place, so no gaps arise."""
+        return states.copy_(found, non_blocking=True)
+
+    def passed(self, batch: Batch, states: Tensor) -> Tensor:
+        """The hidden states behind the held layer, in host memory, from those before it."""
+        return self.kept(states, self.reached(batch, states, self.norm))
+
+    def through(
+        self, number: int, batch: Batch, states: Tensor, inputs: Sequence[Input], sums: Sequence[Sum]
+    ) -> Tensor:
+        """The hidden states behind a layer, in host memory, from those before it; adds the layer's inputs to sums.
+
+        Behind the last input of the last layer nothing is computed.
+        """
+        modules = {place: self._model.get_submodule(each.module) for place, each in enumerate(inputs) if each.module}
+        is_last = number == len(self._layers) - 1
+        reads_head = len(modules) < len(inputs)
+        until = self.norm if not is_last else None if reads_head else modules[len(modules) - 1]
+        found = self.reached(batch, states, until, modules, lambda place, x: sums[place].add(x))
+        if is_last and reads_head:
+            sums[-1].add(counted_rows(self._model, found, batch))
+        return found if is_last else self.kept(states, found)
