@@ -17,6 +17,9 @@ from bench.registry import HOME, Pair, benchmark
 SHAPE, TOKENS, RUNS = Shape(hidden=2048, intermediate=16384, vocabulary=4000), 8192, 2
 PRECISION = torch.bfloat16
 LIMIT = 3 * SHAPE.layer * PRECISION.itemsize
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": str(2**23)}
+"""One thread; glibc gives freed blocks of 8 MiB and more back to the system, and keeps none of up to 32 MiB."""
+
 SHAPES = f"{SHAPE}, bfloat16, a window of {TOKENS} tokens, T 512, batch 1, one thread"
 
 
@@ -32,7 +35,7 @@ def alone(way: str, expert: Path, precision: torch.dtype, tokens: int = TOKENS, 
     """A pass of `bench.passes` in a process of its own, with one thread."""
     given = [str(expert), str(precision).removeprefix("torch."), str(tokens), str(limit)]
     log = HOME / f"{way}.log"
-    ran = process([sys.executable, "-m", "bench.passes", way, *given], log, {**os.environ, "OMP_NUM_THREADS": "1"})
+    ran = process([sys.executable, "-m", "bench.passes", way, *given], log, {**os.environ, **ENVIRONMENT})
     return ran, Measured(**json.loads(log.read_text(encoding="utf-8").splitlines()[-1]))
 
 
