@@ -283,10 +283,10 @@ MUTATIONS = (
     ),
     Mutation(
         "journal-adds-twice",
-        "law 4: a journal adds a shard once",
+        "law 4: a journal adds a shard once to a layer",
         LIBRARY,
-        "if shard in self.shards:",
-        "if False:",
+        "if counted := self.shards[layer].intersection(shards):",
+        "if counted := set[str]():",
         ("tests/unit/services/statistics/test_journal.py",),
     ),
     Mutation(
