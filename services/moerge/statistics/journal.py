@@ -116,10 +116,10 @@ class Journal:
         return self.path.with_name(f"{self.path.stem}.{digest_of(' '.join(sorted(shards)))[:16]}.states")
 
     def saved(self) -> list[Saved]:
-        """The windows whose hidden states are saved; removes files that nothing can go on with."""
-        found = []
-        for path in _beside(self.path, "states"):
-            one = saved(path, self.work)
+        """The windows whose hidden states are saved; removes files in the folder that nothing can go on with."""
+        found, own = [], _beside(self.path, "states")
+        for path in self.path.parent.glob("*.states"):
+            one = saved(path, self.work) if path in own else None  # of an earlier trunk, for example
             if one is not None and all(one.shards <= self.shards[layer] for layer in range(one.layer)):
                 found.append(one)
             else:

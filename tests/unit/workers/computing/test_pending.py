@@ -176,6 +176,7 @@ def test_law_4_killed_anywhere_it_goes_on_with_the_layer_and_the_window(
 
 def test_killed_while_a_window_is_in_a_layer_only_that_layer_is_computed_again(owner: Owner, tmp_path: Path) -> None:
     owner.contribute(tmp_path, "router", None, [1])
+    (tmp_path / "earlier-trunk-1.0123.states").write_bytes(b"hidden states")
     assert journals(tmp_path)[0] == "0.part"
     assert journals(tmp_path)[1].endswith(".states")
     assert [layer for layer, _ in owner.steps] == [0, 1]
