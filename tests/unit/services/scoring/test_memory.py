@@ -8,17 +8,15 @@ import pytest
 import torch
 
 from moerge.errors import MoergeError
-from moerge.memory import PeakMemory
 from moerge.models.config import read_config
 from moerge.models.dense import expert_weights
 from moerge.models.families import FAMILIES
 from moerge.models.published import published_weights
-from moerge.models.tokens import Tokens
-from moerge.scoring.memory import room_for_states, scoring_need, streamed_model, version_config
-from moerge.scoring.perplexity import BATCH_TOKENS, windows
+from moerge.scoring.memory import room_for_states, scoring_need, version_config
+from moerge.scoring.perplexity import BATCH_TOKENS
 from moerge.statistics.memory import Free
 from support.models import expert
-from support.progress import Silent
+from support.peaks import peak_of
 from support.versions import published
 
 H, INNER, VOCAB = 32, 48, 300
@@ -57,15 +55,24 @@ def test_hidden_states_have_half_of_the_memory_that_nothing_else_needs(tmp_path:
     assert room_for_states(replace(need, least=1), Free(None, None)) > 0
 
 
+SCORE = """
+from moerge.models.published import published_weights
+from moerge.models.tokens import Tokens
+from moerge.progress import NoProgress
+from moerge.scoring.memory import streamed_model
+from moerge.scoring.perplexity import windows
+def call(version):
+    model = streamed_model(published_weights(version), "float32", "cpu", 64)
+    model.score(windows([Tokens([1, 2, 3, 4] * 16)], 64, 32), NoProgress())
+"""
+
+
 def test_the_peak_is_that_of_layers_and_not_of_the_model(tmp_path: Path) -> None:
     """A version of 16 layers and two experts has 170 MB."""
     sizes: dict[str, Any] = {"hidden_size": 512, "intermediate_size": 512, "num_hidden_layers": 16}
     version = published([expert(tmp_path / "expert", 1, **sizes)] * 2, tmp_path, rows=[[[1, 2, 3]]] * 2)
-    weights, cut = published_weights(version), windows([Tokens([1, 2, 3, 4] * 16)], 64, 32)
-    model = streamed_model(weights, "float32", "cpu", 64)
-    peak = PeakMemory()
-    model.score(cut, Silent())
+    weights = published_weights(version)
     whole = sum(each.bytes for each in weights.checkpoint.specs.values())
-    if (found := peak.bytes()) is not None:
-        two = scoring_need(weights.config, torch.float32, 64).weights
-        assert found < two + 2**25 < whole / 2
+    two = scoring_need(weights.config, torch.float32, 64).weights
+    found = peak_of(SCORE, version)
+    assert found < two + 2**25 < whole / 2
