@@ -221,7 +221,8 @@ def test_two_nodes_compute_shards_also_if_one_has_no_files_and_is_killed(nodes: 
 
     found: dict[int, dict[str, Int64]] = {}
     for done in nodes.slots(said.append, events=events).compute(nodes.work, given()):
-        assert done.sums is not None
+        if done.sums is None:  # kept before the loss of the node that began this window
+            continue
         arrays = found.setdefault(int(done.window.shards[0].name), {})
         assert not arrays.keys() & done.sums.arrays.keys()
         arrays |= done.sums.arrays
