@@ -1,4 +1,4 @@
-"""Sums and statistics files without a model: random features, summed as in `shard_sums`."""
+"""Sums and statistics files without a model: random features, summed as by `Sum`."""
 
 from functools import reduce
 from operator import add
