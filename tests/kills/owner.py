@@ -117,7 +117,6 @@ class Owner:
 @contextmanager
 def owner_of(folder: Path, documents: int = DOCUMENTS) -> Iterator[Owner]:
     with federation_of(folder) as made:
-        # a shard's sums are too large to be in a Ray message; they go through the node's shared memory
         member = made.add("law", num_hidden_layers=LAYERS, hidden_size=HIDDEN)
         yield Owner(made.server, member, made.merge(), texts(folder / "texts.jsonl", seed=4, documents=documents))
 
