@@ -11,7 +11,7 @@ from moerge_workers.check import checks
 from moerge_workers.leaving import owner_key
 from moerge_workers.settings import Settings
 from support.federation import Federation, federation_of, registered
-from support.models import expert
+from support.models import expert, texts
 from support.processes import moerge, run_command
 
 
@@ -109,6 +109,19 @@ def test_it_applies_the_rules_of_run_and_leaves_nothing_behind(federation: Feder
     gone = found(federation, home=home, domain="late", expert=late.folder, token=late.token)
     assert "the expert was withdrawn" in gone["fleet"]
     assert not home.exists()
+
+
+def test_an_evaluation_needs_memory_for_the_newest_version(tmp_path: Path) -> None:
+    with federation_of(tmp_path, "law", "art") as made:
+        (tmp_path / "data").mkdir()
+        texts(tmp_path / "data" / "a.jsonl", 1, documents=200)
+        asked = {"held_out_share": 0.2, "policy": {"evaluation_sums": True}}
+        assert "no version yet" in found(made, **asked)["evaluation"]
+        made.contribute(made.merge(), "law", "art")
+        made.solve()
+        said = found(made, **asked)["evaluation"]
+        assert "ok evaluation   version 1 has 2 experts; scoring needs " in said
+        assert said.endswith("of host memory for hidden states")
 
 
 def test_what_is_missing_stops_only_what_needs_it(federation: Federation, tmp_path: Path) -> None:

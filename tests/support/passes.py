@@ -16,7 +16,7 @@ from moerge.statistics.accumulate import ShardSums, Sum
 from moerge.statistics.features import visit_features, visit_trunk_inputs
 from moerge.statistics.packed_attention import PACKED
 from moerge.statistics.passes import Pass, RouterPass, TrunkPass
-from moerge.statistics.streamed import Streamed
+from moerge.statistics.streamed import Streamed, rounded
 from moerge_proto.statistics_file import Int64
 
 
@@ -68,12 +68,7 @@ def sums_by(model: PreTrainedModel, work: Pass, rows: Sequence[Tokens], batch_to
             tokens = torch.cat([tokens, batch.input_ids[batch.counted]])
         else:
             visit_features(model, batch, visit)
-    arrays: dict[str, Int64] = {}
-    for each, one in zip(inputs, sums, strict=True):
-        cross = None if each.cross is None else one.cross(each.exponent, each.gains)
-        arrays[each.gram] = one.gram(each.exponent, each.gains)
-        if each.cross is not None and cross is not None:
-            arrays[each.cross] = cross
+    arrays = rounded(inputs, sums)
     if isinstance(work, TrunkPass):
         arrays["token_counts"] = torch.bincount(tokens, minlength=model.config.vocab_size).numpy()
     return ShardSums(arrays, sum(row.count for row in rows), len(rows))

@@ -24,6 +24,7 @@ from moerge.statistics.memory import Room, file_bytes
 from moerge.statistics.passes import RouterPass, TrunkPass
 from moerge_workers.computing.actors import Slots
 from moerge_workers.computing.memory import free_memory, require_gpus, room_of
+from moerge_workers.contributing.evaluation import require_memory
 from moerge_workers.contributing.expert import require_allowed
 from moerge_workers.data.first_documents import read_first
 from moerge_workers.data.splits import Data
@@ -84,6 +85,8 @@ def checks(settings: Settings) -> Iterator[Line]:
             yield _line("key", fleet.key)
             if expert.problem is None:
                 yield _line("fleet", fleet.expert)
+            if expert.problem is None and settings.policy.evaluation_sums:
+                yield _line("evaluation", fleet.evaluation)
             yield _line("budget", fleet.budget)
 
 
@@ -232,6 +235,15 @@ class _Fleet:
         if require_approved(self.client, self.settings.home):
             return "approved by the operator; contributions are signed"
         return "no key here or at the coordinator; contributions are unsigned"
+
+    def evaluation(self) -> str:
+        """The memory to score the newest version."""
+        newest = max(self.client.versions(), key=lambda version: version.number, default=None)
+        if newest is None:
+            return "no version yet; the memory depends on its number of experts"
+        need, experts = require_memory(self.own, self.settings, newest), len(newest.lineage.experts)
+        place = "GPU" if self.settings.device == "cuda" else "host"
+        return f"version {newest.number} has {experts} experts; {need.told(place)}"
 
     def budget(self) -> str:
         """The new trunks and evaluations of the last 30 days, and their limits."""

@@ -19,7 +19,7 @@ from moerge.merging.prompts import Prompts, checked, writing_memory
 from moerge.models.bounds import attention_size, feature_exponents, input_exponents
 from moerge.models.dense import trunk_names
 from moerge.models.expert_folder import DenseExpert
-from moerge.routers.solve import LAYERS_AT_ONCE
+from moerge.routers.solve import solving_memory
 from moerge.statistics.contribution import room_of
 from moerge.statistics.estimate import estimate, largest
 from moerge.statistics.passes import Pass, RouterPass, TrunkPass
@@ -61,14 +61,17 @@ def _costs(job: Job, sources: Sequence[Source], disk: int, trunk: LocalTrunk | N
         memory["merging the trunk"] = merging_memory(experts, solved=solved)
     if recipe.fit:
         memory["fitting MLPs"] = max(map(job.fitting_memory, experts))
-    memory["solving the routers"] = solving_memory(experts[0])
+    config = experts[0].config
+    memory["solving the routers"] = solving_memory(
+        int(config.hidden_size), int(config.num_hidden_layers), torch.get_num_threads()
+    )
     return Costs(str(job.out), found, memory, disk, [*_unknown(job, texts)])
 
 
 def merging_memory(experts: Sequence[DenseExpert], *, solved: bool) -> int:
     """About the bytes to merge a trunk: its largest tensor of each expert, and two merged ones.
 
-    A solved one also needs four float64 matrices of the head's size, and 3 D + 4 float64 grams.
+    A solved one also needs four float64 matrices of the head's size, and 3 D + 4 float64 grams, aligned to fitted MLPs.
     """
     own, layers = experts[0], int(experts[0].config.num_hidden_layers)
     specs = [own.checkpoint.specs[name] for name in trunk_names(own.checkpoint, own.family, layers)]
@@ -78,12 +81,6 @@ def merging_memory(experts: Sequence[DenseExpert], *, solved: bool) -> int:
     head = max(torch.Size(spec.shape).numel() for spec in specs)
     size = max(int(own.config.hidden_size), attention_size(own.config))
     return copies + 8 * (4 * head + (3 * len(experts) + 4) * size**2)
-
-
-def solving_memory(expert: DenseExpert) -> int:
-    """About the bytes to solve the routers: six float64 H x H matrices of each layer at a time."""
-    at_once = min(torch.get_num_threads(), LAYERS_AT_ONCE, int(expert.config.num_hidden_layers))
-    return at_once * 6 * 8 * int(expert.config.hidden_size) ** 2
 
 
 @dataclass(frozen=True)

@@ -129,9 +129,19 @@ def _filled(
         assign(model, name, aligned(tensor(name), dtype))
     if model.lm_head.weight.is_meta:
         model.lm_head.weight = model.model.embed_tokens.weight
-    if missing := [name for name, parameter in model.named_parameters() if parameter.is_meta]:
-        raise CheckpointError("tensor not found", where=missing[0], todo="save the model again with save_pretrained")
+    require_all(model)
     return model
+
+
+def require_all(module: nn.Module, prefix: str = "") -> None:
+    """Requires that all parameters are assigned; `prefix`: of the module's names in the model.
+
+    Raises:
+        CheckpointError: one is missing.
+    """
+    if missing := [name for name, parameter in module.named_parameters() if parameter.is_meta]:
+        where = prefix + missing[0]
+        raise CheckpointError("tensor not found", where=where, todo="save the model again with save_pretrained")
 
 
 def place(model: PreTrainedModel, device: str) -> None:

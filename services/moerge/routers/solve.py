@@ -20,7 +20,7 @@ CANDIDATES = tuple(10.0**power for power in range(-9, 1))
 """The choices of `auto`, in units of the mean diagonal."""
 
 LAYERS_AT_ONCE = 4
-"""One thread each, with a few H x H matrices."""
+"""One thread each."""
 
 
 def solve_layers(
@@ -73,6 +73,11 @@ def solve_layers(
             layers.append(report)
             solved(layer)
     return routers, SolveReport(domains=list(domains), layers=layers)
+
+
+def solving_memory(hidden: int, layers: int, threads: int) -> int:
+    """Peak bytes of the solve: of each layer at work the gram, its factor and two slices, four float64 [H, H]."""
+    return min(threads, LAYERS_AT_ONCE, layers) * 4 * 8 * hidden**2
 
 
 def by_split(

@@ -12,10 +12,7 @@ from moerge.models.families import family_of
 from moerge.models.weights import Weights
 from moerge.scoring.perplexity import BATCH_TOKENS
 from moerge.scoring.streamed import StreamedModel
-from moerge.statistics.memory import Free, free_for, layer_bytes
-
-_STATES_SHARE = 0.5  # of the memory that nothing else needs
-_UNKNOWN = 2**32  # bytes of hidden states on a machine that doesn't tell its memory
+from moerge.statistics.memory import Free, free_for, layer_bytes, states_bytes
 
 
 @dataclass(frozen=True)
@@ -42,6 +39,14 @@ class ScoringNeed:
     def host(self, *, on_gpu: bool = False) -> int:
         """In host memory, without hidden states."""
         return 0 if on_gpu else self.device
+
+    def told(self, place: str) -> str:
+        """For a message; `place`: GPU or host."""
+        layers = f"two layers {decimal(self.weights)}, a micro-batch {decimal(self.batch)}"
+        found = (
+            f"scoring needs {decimal(self.device)} of {place} memory ({layers}; head and logits {decimal(self.head)})"
+        )
+        return f"{found}, and at least {decimal(self.least)} of host memory for hidden states"
 
 
 def scoring_need(config: PretrainedConfig, dtype: torch.dtype, context: int) -> ScoringNeed:
@@ -76,13 +81,11 @@ def room_for_states(need: ScoringNeed, free: Free, host_memory: int | None = Non
     left = None if free.host is None else free.host - need.host(on_gpu=free.device is not None)
     if (free.device is not None and need.device > free.device) or (left is not None and need.least > left):
         place, there = ("GPU", free.device) if free.device is not None else ("host", free.host)
-        found = f"scoring needs {decimal(need.device)} of {place} memory (two layers {decimal(need.weights)}, a "
-        found += f"micro-batch {decimal(need.batch)}; head and logits {decimal(need.head)}), and at least "
-        found += f"{decimal(need.least)} of host memory for hidden states; the {place} has {decimal(there or 0)}"
+        found = f"{need.told(place)}; the {place} has {decimal(there or 0)}"
         raise MoergeError(found, where="memory", todo="use a larger machine, or --precision bfloat16")
-    if left is None:
-        return _UNKNOWN if host_memory is None else host_memory
-    return max(need.least, int(_STATES_SHARE * left) if host_memory is None else min(host_memory, left))
+    if host_memory is None:
+        return max(need.least, states_bytes(left))
+    return host_memory if left is None else max(need.least, min(host_memory, left))
 
 
 def streamed_model(

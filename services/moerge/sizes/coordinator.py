@@ -3,6 +3,8 @@
 Weights and sums are counted as anonymous memory, as if read from S3; those of a local folder are mapped.
 """
 
+from moerge.routers.influence import MOST_SOLVES
+from moerge.routers.solve import LAYERS_AT_ONCE, solving_memory
 from moerge.sizes.files import (
     expert_bytes,
     mlp_bytes,
@@ -12,10 +14,10 @@ from moerge.sizes.files import (
     version_bytes,
 )
 from moerge.sizes.shape import ModelShape
+from moerge.statistics.describe import MOST_RANKED
 
-CHECKS_AT_ONCE, LAYERS_AT_ONCE, COMPARED, MEASURED_LAYERS, MEASURED_SOLVES, RANKED_GRAMS = 2, 4, 3, 8, 32, 8
-"""Bounds of the coordinator: contributions checked and layers solved at a time; other owners' experts that a new one is
-compared with; layers and solves of the owners' influence; grams of a contribution whose rank is measured."""
+CHECKS_AT_ONCE, COMPARED = 2, 3
+"""Bounds of the coordinator: contributions checked at a time; other owners' experts that a new one is compared with."""
 
 
 def receive_memory(shape: ModelShape) -> int:
@@ -34,8 +36,8 @@ def check_memory(shape: ModelShape) -> int:
 
 
 def solve_memory(shape: ModelShape, cores: int) -> int:
-    """Peak bytes of the solve: of each layer at work the gram, its factor and two slices, four squares."""
-    return min(cores, LAYERS_AT_ONCE, shape.layers) * 4 * shape.square_bytes
+    """Peak bytes of the solve."""
+    return solving_memory(shape.hidden, shape.layers, cores)
 
 
 def influence_memory(shape: ModelShape, cores: int) -> int:
@@ -94,7 +96,7 @@ def expert_check_reads(shape: ModelShape, experts: int) -> int:
 
 def contribution_check_reads(shape: ModelShape, experts: int) -> int:
     """Bytes read to check contributions: all once, and some grams once more for their rank."""
-    ranked = sum(len(range(0, count, -(-count // RANKED_GRAMS))) for count in (shape.layers, 2 * shape.layers + 1))
+    ranked = sum(len(range(0, count, -(-count // MOST_RANKED))) for count in (shape.layers, 2 * shape.layers + 1))
     whole = trunk_contribution_bytes(shape) + router_contribution_bytes(shape)
     return experts * (whole + ranked * 8 * shape.triangle)
 
@@ -130,7 +132,7 @@ def check_flop(shape: ModelShape, experts: int) -> int:
 
 def solve_flop(shape: ModelShape) -> int:
     """Operations of a solve and of the owners' influence: a Cholesky factorisation per layer, and at most 32 more."""
-    return (shape.layers + MEASURED_SOLVES) * shape.hidden**3 // 3
+    return (shape.layers + MOST_SOLVES) * shape.hidden**3 // 3
 
 
 def merge_flop(shape: ModelShape, experts: int, kinds: int = 1) -> int:

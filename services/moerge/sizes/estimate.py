@@ -2,6 +2,7 @@
 
 from dataclasses import asdict, dataclass
 
+from moerge.routers.solve import LAYERS_AT_ONCE
 from moerge.sizes import coordinator, files, worker
 from moerge.sizes.shape import ModelShape
 
@@ -106,7 +107,7 @@ def estimate(work: Work, machines: Machines) -> Estimate:
 
 def _coordinator(shape: ModelShape, experts: int, on: Machines) -> CoordinatorSize:
     received, sent = coordinator.received_bytes(shape, experts), coordinator.sent_bytes(shape, experts)
-    core, solvers = on.core_flops * _HOUR, min(on.cores, coordinator.LAYERS_AT_ONCE)
+    core, solvers = on.core_flops * _HOUR, min(on.cores, LAYERS_AT_ONCE)
     hours = {
         "network": (received + sent) / on.network / _HOUR,
         "reading": coordinator.reads(shape, experts) / on.disk / _HOUR,

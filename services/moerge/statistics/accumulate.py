@@ -47,7 +47,7 @@ def sum_bytes(size: int) -> int:
 class Sum:
     """The gram and the sum of the vectors of one shard: products in float32, sums over micro-batches in float64.
 
-    Each is rounded once, when it is read, to an integer; the gram is read last.
+    Each is rounded once, when it is read, to an integer.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""A decoder whose layers come one after another from mapped files, so that two are in memory."""
+"""A decoder whose layers come one after another from files, so that two are in memory."""
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -9,9 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from moerge.errors import CheckpointError
 from moerge.models.batches import Batch
-from moerge.models.dense import assign, empty_model
+from moerge.models.dense import assign, empty_model, require_all
 from moerge.models.families import FINAL_NORM
 from moerge.models.weights import Weights, own_copy
 from moerge.statistics.accumulate import Sum
@@ -101,10 +100,7 @@ class Decoder:
         self._model.model.layers[number] = self._layers[number]
         for name, tensor in tensors.items():
             assign(self._model, name, tensor)
-        missing = [name for name, parameter in self._layers[number].named_parameters() if parameter.is_meta]
-        if missing:
-            where = f"model.layers.{number}.{missing[0]}"
-            raise CheckpointError("tensor not found", where=where, todo="save the model again with save_pretrained")
+        require_all(self._layers[number], f"model.layers.{number}.")
 
     def release(self, number: int) -> None:
         """Takes a layer's weights, after the computations with them."""

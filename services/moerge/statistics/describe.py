@@ -22,7 +22,8 @@ from moerge_proto.statistics_file import (
 )
 
 FEW_DOCUMENTS = 100
-_MOST_GRAMS = 8
+MOST_RANKED = 8
+"""Grams of a contribution whose rank is measured, at most."""
 
 
 def summary(manifest: Manifest) -> str:
@@ -110,7 +111,7 @@ def _describe(file: StatisticsFile) -> Iterator[RenderableType]:
 def median_rank(file: StatisticsFile) -> float:
     """The median effective rank of a contribution's grams; if there are many, of some."""
     grams = list(_grams(file.manifest).items())
-    some = grams[:: -(-len(grams) // _MOST_GRAMS)]
+    some = grams[:: -(-len(grams) // MOST_RANKED)]
     return median(effective_rank(square_of(file.array(name), exponent)) for name, (_, exponent) in some)
 
 

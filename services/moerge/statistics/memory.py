@@ -19,8 +19,6 @@ from moerge.statistics.passes import Pass, TrunkPass
 from moerge_proto.statistics_file import StatisticsSettings, gram_length
 
 _CGROUPS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
-_STATES_SHARE = 0.5  # of the memory that nothing else needs
-_UNKNOWN = 2**32  # bytes of hidden states on a machine that doesn't tell its memory
 
 
 @dataclass(frozen=True)
@@ -134,6 +132,11 @@ def free_for(device: str) -> Free:
     return Free(free_bytes("cpu"), None if device == "cpu" else free_bytes(device))
 
 
+def states_bytes(left: int | None) -> int:
+    """The memory of hidden states by default: half of the bytes that nothing else needs; 4 GiB if these are unknown."""
+    return 2**32 if left is None else left // 2
+
+
 @dataclass(frozen=True)
 class Slots:
     """The processes that compute windows side by side, each with a model of its own.
@@ -183,9 +186,7 @@ def room_for(
     least = own.least if tokens is None else min(own.least, own.token * tokens)
     taken = own.journal + (slots.processes * own.host(slots.threads, on_gpu=on_gpu) if slots.here else 0)
     left = None if free.host is None else free.host - taken
-    total = host_memory
-    if total is None:
-        total = _UNKNOWN if left is None else int(_STATES_SHARE * left)
+    total = states_bytes(left) if host_memory is None else host_memory
     fits = free.device is None or own.device(slots.threads) <= free.device
     if not fits or total < slots.processes * least or (left is not None and slots.here and total > left):
         raise too_large("not enough memory", work, settings, slots, free, host_memory, least)
@@ -223,7 +224,7 @@ def too_large(
     if settings.precision == "float32":
         ways.append("--precision bfloat16")
     if settings.batch_tokens > settings.context:
-        ways.append(f"--batch-tokens {max(settings.context, settings.batch_tokens // 4)}")
+        ways.append(f"--batch-tokens {max(settings.context, settings.batch_tokens // 4)} (of a worker)")
     if settings.context > 1:
         ways.append("a smaller --context")
     ways.append("--device cpu, or a larger GPU" if on_gpu else "a machine with more memory, or --device cuda")

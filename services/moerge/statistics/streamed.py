@@ -24,7 +24,7 @@ from moerge.models.families import EMBEDDING
 from moerge.models.writer import TensorPlan, write_safetensors
 from moerge.statistics.accumulate import ShardSums, Sum
 from moerge.statistics.decoder import Decoder, LayerFiles
-from moerge.statistics.passes import Pass, TrunkPass
+from moerge.statistics.passes import Input, Pass, TrunkPass
 from moerge.threads import one_thread
 from moerge_proto.statistics_file import Int64
 
@@ -88,8 +88,7 @@ class Streamed:
                 begun = time.perf_counter()
                 [sums, *_] = list(self._threads.map(summed, self._decoders))
                 seconds = time.perf_counter() - begun
-            for each, one in zip(self._inputs[0], sums, strict=True):
-                one.gram(each.exponent, each.gains)
+            rounded(self._inputs[0], sums)
             for decoder in self._decoders:
                 decoder.release(0)
         return seconds * self.layers / (shard.tokens * len(self._decoders))
@@ -140,13 +139,7 @@ class Streamed:
         self._synchronise()
         if not is_wanted:
             return None
-        arrays: dict[str, Int64] = {}
-        for each in inputs:
-            one = sums.pop(0)  # so that not all sums are in memory twice
-            cross = None if each.cross is None else one.cross(each.exponent, each.gains)
-            arrays[each.gram] = one.gram(each.exponent, each.gains)
-            if each.cross is not None and cross is not None:
-                arrays[each.cross] = cross
+        arrays = rounded(inputs, sums)
         if self._counts and number == self.layers - 1:
             counted = torch.cat([batch.input_ids[batch.counted] for batch in own])
             arrays["token_counts"] = torch.bincount(counted, minlength=self._weights.config.vocab_size).numpy()
@@ -174,6 +167,16 @@ class Streamed:
             for name, own in self._batches.items():
                 states = [file.get_tensor(f"{name}.{place}").clone() for place in range(len(own))]
                 self._states[name] = [each.pin_memory() for each in states] if self._device.type == "cuda" else states
+
+
+def rounded(inputs: Sequence[Input], sums: Sequence[Sum]) -> dict[str, Int64]:
+    """The integers of each input's sums, by the names of their tensors; the sums are freed meanwhile."""
+    arrays: dict[str, Int64] = {}
+    for each, one in zip(inputs, sums, strict=True):
+        arrays[each.gram] = one.gram(each.exponent, each.gains)
+        if each.cross is not None:
+            arrays[each.cross] = one.cross(each.exponent, each.gains)
+    return arrays
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,10 @@ from rich.filesize import decimal
 from moerge.errors import CoordinatorError, IncompatibleExpertError, MoergeError
 from moerge.files import atomic_file
 from moerge.models.dense import expert_weights
+from moerge.models.expert_folder import DenseExpert
 from moerge.models.published import published_weights
 from moerge.models.weights import Weights
-from moerge.scoring.memory import room_for_states, scoring_need, streamed_model, version_config
+from moerge.scoring.memory import ScoringNeed, room_for_states, scoring_need, streamed_model, version_config
 from moerge.scoring.streamed import StreamedModel
 from moerge.statistics.memory import free_for, is_out_of_memory
 from moerge_proto.digests import canonical_json, digest_of
@@ -259,13 +260,23 @@ def _require_room(context: Context, version: Version) -> None:
     size, free = version.bytes_total, shutil.disk_usage(folder).free
     if size > free:
         raise NotNowError(f"it needs {decimal(size)}; {decimal(free)} are free at {folder}")
-    statistics, lineage = settings.statistics, version.lineage
-    config = version_config(context.expert.config, len(lineage.experts), lineage.options.top_k)
-    need = scoring_need(config, getattr(torch, statistics.precision), statistics.context)
     try:
-        room_for_states(need, free_for(settings.device), settings.host_memory)
+        require_memory(context.expert, settings, version)
     except MoergeError as error:
         raise NotNowError(f"{error.what}; {error.todo}") from error
+
+
+def require_memory(expert: DenseExpert, settings: Settings, version: Version) -> ScoringNeed:
+    """Requires memory to evaluate a version.
+
+    Raises:
+        MoergeError: too little; says by how much.
+    """
+    statistics, lineage = settings.statistics, version.lineage
+    config = version_config(expert.config, len(lineage.experts), lineage.options.top_k)
+    need = scoring_need(config, getattr(torch, statistics.precision), statistics.context)
+    room_for_states(need, free_for(settings.device), settings.host_memory)
+    return need
 
 
 def _model(weights: Weights, settings: Settings, expert: int | None = None) -> StreamedModel:
