@@ -1,4 +1,4 @@
-"""The number of torch's threads."""
+"""The number of torch's threads, and of computations of one thread each."""
 
 import threading
 from collections.abc import Iterator
@@ -6,9 +6,17 @@ from contextlib import contextmanager
 
 import torch
 
+AT_ONCE = 4
+"""Computations at a time, at most: each has its memory."""
+
 _lock = threading.Lock()
 _before: list[int] = []
 """The numbers before each open `one_thread`."""
+
+
+def at_once() -> int:
+    """The number of computations of one thread each that run at a time."""
+    return min(torch.get_num_threads(), AT_ONCE)
 
 
 @contextmanager

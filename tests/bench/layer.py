@@ -11,7 +11,7 @@ from transformers import LlamaConfig
 
 from bench.inputs import cached, features
 from bench.layer_child import DOMAINS
-from bench.measure import Run, process, say
+from bench.measure import Run, in_turns, process, say
 from bench.registry import HOME, Pair, benchmark
 from moerge.files import atomic_file
 from moerge.models.expert_folder import DenseExpert
@@ -26,6 +26,7 @@ from support.models import tokenizer
 SHAPE = ModelShape(hidden=8192, layers=1, intermediate=28672, vocabulary=4096, key_value=1024)
 TOKENS = 4096
 LAYER = SHAPE.weight_bytes * SHAPE.layer
+SMALL = ModelShape(hidden=2048, layers=8, intermediate=64, vocabulary=256, key_value=512)
 SHAPES = f"one layer of 70B (H 8192, MLP 28672, V 4096), {len(DOMAINS)} experts in bfloat16, {LAYER / 1e9:.2f} GB"
 
 
@@ -129,9 +130,24 @@ def run(name: str) -> Run:
     folder = cached(HOME / "layer", made)
     if name in ("solve", "influence", "publish") and not (folder / "blobs").is_dir():
         run("merge-average")
-    found = process([sys.executable, "-m", "bench.layer_child", name, str(folder)], HOME / "layer.log", {**os.environ})
+    return child(name, folder, 1)
+
+
+def child(name: str, folder: Path, threads: int) -> Run:
+    """The work in a process with so many threads."""
+    given = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+    found = process([sys.executable, "-m", "bench.layer_child", name, str(folder)], HOME / "layer.log", given)
     say(f"  {name}: {found.seconds:.0f} s, {found.anonymous / 1e9:.2f} GB")
     return found
+
+
+@benchmark(
+    "merge-two", "merge by `regmean`, a thread, s", "the same, two threads", ">=", 1.5, "H 2048, L 8, two experts"
+)
+def merge_two() -> list[Pair]:
+    folder = cached(HOME / "small", lambda folder: made(folder, SMALL))
+    found = in_turns(lambda: child("merge-regmean", folder, 2), lambda: child("merge-regmean", folder, 1), 3)
+    return [(two.seconds, one.seconds) for two, one in found]
 
 
 def memory(name: str) -> list[Pair]:

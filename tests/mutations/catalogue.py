@@ -100,8 +100,8 @@ MUTATIONS = (
         "all-tensors-at-once",
         "law 8: files are written tensor by tensor",
         LIBRARY,
-        "for plan in ordered:\n            tensor = _computed(plan)",
-        "for plan, tensor in [(each, _computed(each)) for each in ordered]:",
+        "for plan, tensor in _ahead(ordered, at_once):",
+        "for plan, tensor in list(_ahead(ordered, at_once)):",
         law(8),
     ),
     Mutation(

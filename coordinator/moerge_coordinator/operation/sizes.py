@@ -22,10 +22,9 @@ def tables(found: Estimate, title: str) -> Iterator[Table]:
     needs.add_row("sent", decimal(ours.sent), decimal(theirs.sent))
     needs.add_row("read", decimal(ours.read), decimal(theirs.read))
     needs.add_row("windows", "", f"{theirs.windows:,}")
-    most = {**ours.hours, "merging": ours.merging_most}
     for task in {**ours.hours, **theirs.hours}:
-        needs.add_row(f"hours, {task}", _hours(ours.hours.get(task), most.get(task)), _hours(theirs.hours.get(task)))
-    needs.add_row("hours", _hours(sum(ours.hours.values()), sum(most.values())), _hours(sum(theirs.hours.values())))
+        needs.add_row(f"hours, {task}", _hours(ours.hours.get(task)), _hours(theirs.hours.get(task)))
+    needs.add_row("hours", _hours(sum(ours.hours.values())), _hours(sum(theirs.hours.values())))
     for name, size in found.files.items():
         files.add_row(name, decimal(size))
     for table in (needs, files):
@@ -34,9 +33,8 @@ def tables(found: Estimate, title: str) -> Iterator[Table]:
         yield table
 
 
-def _hours(least: float | None, most: float | None = None) -> str:
-    """Hours, as a range if they differ; blank without any."""
-    if least is None:
+def _hours(found: float | None) -> str:
+    """Blank without any."""
+    if found is None:
         return ""
-    shown = [f"{each:,.0f}" if each >= 10 else f"{each:.2g}" for each in (least, most or least)]
-    return " to ".join(dict.fromkeys(shown))
+    return f"{found:,.0f}" if found >= 10 else f"{found:.2g}"

@@ -2,7 +2,8 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Any, BinaryIO
@@ -32,11 +33,13 @@ def write_safetensors(
     plans: Sequence[TensorPlan],
     written: Callable[[int], None] | None = None,
     metadata: Mapping[str, str] | None = None,
+    at_once: int = 1,
 ) -> str:
     """Writes `plans` in order as one safetensors file and returns its SHA-256.
 
-    While a tensor is hashed and written, the next one is computed: two are in memory at a time. `written` is called
-    with each tensor's bytes. `metadata` is added to the header's. Equal tensors give equal files.
+    While a tensor is hashed and written, the next one is computed: two are in memory at a time. With `at_once`, so many
+    are computed at a time, which together are not larger than the largest. `written` is called with each tensor's
+    bytes. `metadata` is added to the header's. Equal tensors give equal files.
 
     Raises:
         ValueError: a computed tensor doesn't match its plan.
@@ -56,8 +59,7 @@ def write_safetensors(
         out.write(piece)
     pending: list[Future[Any]] = []
     with ThreadPoolExecutor(2) as threads:
-        for plan in ordered:
-            tensor = _computed(plan)
+        for plan, tensor in _ahead(ordered, at_once):
             _finish(pending)
             data = tensor.flatten().view(torch.uint8).numpy().data
             pending = [threads.submit(digest.update, data), threads.submit(out.write, data)]
@@ -65,6 +67,26 @@ def write_safetensors(
                 written(plan.bytes)
         _finish(pending)
     return digest.hexdigest()
+
+
+def _ahead(plans: Sequence[TensorPlan], at_once: int) -> Iterator[tuple[TensorPlan, Tensor]]:
+    """The tensors in order."""
+    if at_once == 1:
+        yield from ((plan, _computed(plan)) for plan in plans)
+        return
+    room, running = max((plan.bytes for plan in plans), default=0), deque[tuple[TensorPlan, Future[Tensor]]]()
+    threads = ThreadPoolExecutor(at_once)
+    try:
+        for plan in plans:
+            while len(running) == at_once or (running and plan.bytes + sum(each.bytes for each, _ in running) > room):
+                first, future = running.popleft()
+                yield first, future.result()
+            running.append((plan, threads.submit(_computed, plan)))
+        while running:
+            first, future = running.popleft()
+            yield first, future.result()
+    finally:
+        threads.shutdown(cancel_futures=True)
 
 
 def _computed(plan: TensorPlan) -> Tensor:

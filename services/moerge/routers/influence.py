@@ -12,10 +12,10 @@ from statistics import median_low
 import torch
 from torch import Tensor
 
-from moerge.routers.solve import LAYERS_AT_ONCE, by_split, of_layer, solve_layer
+from moerge.routers.solve import by_split, of_layer, solve_layer
 from moerge.routers.system import domain_weights, of_domain, ridge_system
 from moerge.statistics.integers import effective_rank
-from moerge.threads import one_thread
+from moerge.threads import at_once, one_thread
 from moerge_proto.influence import DomainInfluence, VersionInfluence
 from moerge_proto.options import SolveOptions
 from moerge_proto.statistics_file import StatisticsFile
@@ -110,8 +110,8 @@ def measure(
             gram, cross = system(training, domains)
             return layer_influence(gram_of, gram, cross, tokens, owners, solve)
 
-    found = []
-    with one_thread(), ThreadPoolExecutor(min(torch.get_num_threads(), LAYERS_AT_ONCE)) as threads:
+    found, count = [], at_once()
+    with one_thread(), ThreadPoolExecutor(count) as threads:
         for figures in threads.map(of, layers):
             found.append(figures)
             measured(layers[len(found) - 1])

@@ -11,16 +11,13 @@ from moerge.errors import ContributionError, SolveError
 from moerge.routers.discriminants import discriminants
 from moerge.routers.ridge import NotDefiniteError, Ridge, unit_columns
 from moerge.routers.system import domain_weights, named, of_domain, ridge_system
-from moerge.threads import one_thread
+from moerge.threads import AT_ONCE, at_once, one_thread
 from moerge_proto.options import SolveOptions
 from moerge_proto.statistics_file import StatisticsFile
 from moerge_proto.versions import SolvedLayer, SolveReport
 
 CANDIDATES = tuple(10.0**power for power in range(-9, 1))
 """The choices of `auto`, in units of the mean diagonal."""
-
-LAYERS_AT_ONCE = 4
-"""One thread each."""
 
 
 def solve_layers(
@@ -65,9 +62,8 @@ def solve_layers(
                     f"{error.what}; the least definite gram is that of {names[slot]}", todo=error.todo
                 ) from error
 
-    routers, layers = [], []
-    at_once = min(torch.get_num_threads(), LAYERS_AT_ONCE)
-    with one_thread(), ThreadPoolExecutor(at_once) as threads:
+    routers, layers, count = [], [], at_once()
+    with one_thread(), ThreadPoolExecutor(count) as threads:
         for layer, (router, report) in enumerate(threads.map(solve, range(len(gains)))):
             routers.append(router)
             layers.append(report)
@@ -77,7 +73,7 @@ def solve_layers(
 
 def solving_memory(hidden: int, layers: int, threads: int) -> int:
     """Peak bytes of the solve: of each layer at work the gram, its factor and two slices, four float64 [H, H]."""
-    return min(threads, LAYERS_AT_ONCE, layers) * 4 * 8 * hidden**2
+    return min(threads, AT_ONCE, layers) * 4 * 8 * hidden**2
 
 
 def by_split(

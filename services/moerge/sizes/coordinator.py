@@ -4,7 +4,7 @@ Weights and sums are counted as anonymous memory, as if read from S3; those of a
 """
 
 from moerge.routers.influence import MOST_SOLVES
-from moerge.routers.solve import LAYERS_AT_ONCE, solving_memory
+from moerge.routers.solve import solving_memory
 from moerge.sizes.files import (
     expert_bytes,
     mlp_bytes,
@@ -15,6 +15,8 @@ from moerge.sizes.files import (
 )
 from moerge.sizes.shape import ModelShape
 from moerge.statistics.describe import MOST_RANKED
+from moerge.threads import AT_ONCE
+from moerge.trunk.regmean import most_kinds
 
 CHECKS_AT_ONCE, COMPARED = 2, 3
 """Bounds of the coordinator: contributions checked at a time; other owners' experts that a new one is compared with."""
@@ -44,18 +46,20 @@ def influence_memory(shape: ModelShape, cores: int) -> int:
     """Peak bytes of the owners' influence: of each layer at work all experts' gram, one owner's, the sum of the others,
     and a solve without the owner, seven squares.
     """
-    return min(cores, LAYERS_AT_ONCE, shape.layers) * 7 * shape.square_bytes
+    return min(cores, AT_ONCE, shape.layers) * 7 * shape.square_bytes
 
 
-def merge_memory(shape: ModelShape, experts: int) -> int:
+def merge_memory(shape: ModelShape, experts: int, cores: int) -> int:
     """Peak bytes of a merge by regmean, the larger of two.
 
-    A projection of the attention: a tensor of each expert, and seven squares. The head: a tensor and a square of each
-    expert, two tensors and three squares more, and four float64 matrices of its size, if all rows are solved together.
+    Of each projection of the attention at work: a tensor of each expert, and seven squares. The head: a tensor and a
+    square of each expert, two tensors more, three squares of each kind of rows at work, and four float64 matrices of
+    its size, if almost all rows are solved together.
     """
-    attention = experts * shape.weight_bytes * shape.hidden**2 + 7 * shape.square_bytes
-    head = shape.vocabulary * shape.hidden
-    return max(attention, ((experts + 2) * shape.weight_bytes + 4 * 8) * head + (experts + 3) * shape.square_bytes)
+    at_once, head = min(cores, AT_ONCE), shape.vocabulary * shape.hidden
+    attention = at_once * (experts * shape.weight_bytes * shape.hidden**2 + 7 * shape.square_bytes)
+    squares = (experts + 3 * at_once) * shape.square_bytes
+    return max(attention, ((experts + 2) * shape.weight_bytes + 4 * 8) * head + squares)
 
 
 def publish_memory(shape: ModelShape) -> int:
@@ -135,12 +139,13 @@ def solve_flop(shape: ModelShape) -> int:
     return (shape.layers + MOST_SOLVES) * shape.hidden**3 // 3
 
 
-def merge_flop(shape: ModelShape, experts: int, kinds: int = 1) -> int:
-    """Operations of a merge by regmean.
+def merge_flop(shape: ModelShape, experts: int) -> int:
+    """Operations of a merge by regmean, at most.
 
     Per linear module of R outputs the product of each expert's weights with its gram and one substitution,
-    2 (D + 1) R H^2, and a factorisation, H^3 / 3. The head has a factorisation for each of `kinds` of rows, which
-    differ in the experts' shares: at least 1, at most V.
+    2 (D + 1) R H^2, and a factorisation, H^3 / 3. The head has a factorisation for each kind of rows, which differ in
+    the experts' shares.
     """
+    kinds = min(shape.vocabulary, most_kinds(experts, shape.vocabulary, shape.hidden))
     rows = shape.layers * 2 * (shape.hidden + shape.key_value) + shape.vocabulary
     return 2 * (experts + 1) * rows * shape.hidden**2 + (4 * shape.layers + kinds) * shape.hidden**3 // 3

@@ -2,9 +2,9 @@
 
 from dataclasses import asdict, dataclass
 
-from moerge.routers.solve import LAYERS_AT_ONCE
 from moerge.sizes import coordinator, files, worker
 from moerge.sizes.shape import ModelShape
+from moerge.threads import AT_ONCE
 
 _HOUR = 3600
 
@@ -49,10 +49,7 @@ class Machines:
 
 @dataclass(frozen=True)
 class CoordinatorSize:
-    """A coordinator's memory by task, disk, traffic in bytes, and hours by task.
-
-    Hours of merging are the least, with one kind of rows in the head. `merging_most` are those with as many as tokens.
-    """
+    """A coordinator's memory by task, disk, traffic in bytes, and hours by task."""
 
     memory: dict[str, int]
     disk: int
@@ -61,7 +58,6 @@ class CoordinatorSize:
     sent: int
     read: int
     hours: dict[str, float]
-    merging_most: float
 
 
 @dataclass(frozen=True)
@@ -107,18 +103,18 @@ def estimate(work: Work, machines: Machines) -> Estimate:
 
 def _coordinator(shape: ModelShape, experts: int, on: Machines) -> CoordinatorSize:
     received, sent = coordinator.received_bytes(shape, experts), coordinator.sent_bytes(shape, experts)
-    core, solvers = on.core_flops * _HOUR, min(on.cores, LAYERS_AT_ONCE)
+    core, at_once = on.core_flops * _HOUR, min(on.cores, AT_ONCE)
     hours = {
         "network": (received + sent) / on.network / _HOUR,
         "reading": coordinator.reads(shape, experts) / on.disk / _HOUR,
         "checking": coordinator.check_flop(shape, experts) / (core * on.cores),
-        "merging": coordinator.merge_flop(shape, experts) / core,
-        "solving": coordinator.solve_flop(shape) / (core * solvers),
+        "merging": coordinator.merge_flop(shape, experts) / (core * at_once),
+        "solving": coordinator.solve_flop(shape) / (core * at_once),
     }
     memory = {
         "receiving an expert": coordinator.receive_memory(shape),
         "checking": coordinator.check_memory(shape),
-        "merging": coordinator.merge_memory(shape, experts),
+        "merging": coordinator.merge_memory(shape, experts, on.cores),
         "solving": coordinator.solve_memory(shape, on.cores),
         "the owners' influence": coordinator.influence_memory(shape, on.cores),
         "publishing": coordinator.publish_memory(shape),
@@ -131,7 +127,6 @@ def _coordinator(shape: ModelShape, experts: int, on: Machines) -> CoordinatorSi
         sent=sent,
         read=coordinator.reads(shape, experts),
         hours=hours,
-        merging_most=coordinator.merge_flop(shape, experts, shape.vocabulary) / core,
     )
 
 

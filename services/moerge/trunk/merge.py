@@ -15,6 +15,7 @@ from moerge.models.families import family_of
 from moerge.models.reader import Checkpoint
 from moerge.models.writer import write_safetensors
 from moerge.progress import Progress
+from moerge.threads import at_once
 from moerge.trunk.methods.method import MethodInputs
 from moerge.trunk.methods.registry import METHODS
 from moerge_proto.digests import Digest, digest_of, sha256_hex
@@ -76,7 +77,7 @@ class MergedTrunk(TrunkLineage):
 def merge_trunk(lineage: TrunkLineage, inputs: TrunkInputs, files: Files, progress: Progress) -> MergedTrunk:
     """Merges the trunk of a lineage; equal inputs give equal bytes.
 
-    At most one tensor of each expert and two merged ones are in memory at a time.
+    At most the largest tensor of each expert and two merged ones are in memory at a time, or smaller ones.
 
     Raises:
         MoergeError: the lineage has another revision of its method.
@@ -104,7 +105,8 @@ def merge_trunk(lineage: TrunkLineage, inputs: TrunkInputs, files: Files, progre
         plans = method.plan(opened)
         title = f"merging a trunk of {len(experts)} by {method.name}"
         tracker = stack.enter_context(progress.track(title, sum(plan.bytes for plan in plans), "B"))
-        weights = files.put(DENSE_TRUNK_FILE, lambda out: write_safetensors(out, plans, tracker.advance))
+        count = at_once() if method.solved else 1
+        weights = files.put(DENSE_TRUNK_FILE, lambda out: write_safetensors(out, plans, tracker.advance, at_once=count))
     trunk = Checkpoint.of_file(files.source(weights.sha256))
     written = [weights, files.put(CONFIG_FILE, _config_writer(experts[0].path, trunk))]
     exponents = feature_exponents(trunk, family, config)

@@ -2,6 +2,7 @@
 
 import io
 import json
+from threading import Barrier, Lock
 
 import pytest
 import torch
@@ -34,6 +35,39 @@ def test_every_tensor_starts_at_a_multiple_of_its_item_size(name: str) -> None:
 def test_a_tensor_of_another_dtype_or_shape_than_planned_is_an_error(found: Tensor) -> None:
     with pytest.raises(ValueError, match="wrong"):
         write_safetensors(io.BytesIO(), [TensorPlan("wrong", torch.float32, (2,), lambda: found)])
+
+
+def test_computed_at_a_time_the_tensors_are_the_same_and_no_larger_than_the_largest() -> None:
+    """A large one is computed alone; those after it side by side."""
+    sizes, lock, now, seen, meeting = (4, 1, 1, 1, 1, 2, 3, 4), Lock(), [0], list[int](), Barrier(4, timeout=10)
+
+    def made(number: int, size: int) -> TensorPlan:
+        def compute() -> Tensor:
+            with lock:
+                now[0] += size
+                seen.append(now[0])
+            if size == 1:
+                meeting.wait()
+            with lock:
+                now[0] -= size
+            return torch.full((size,), float(number))
+
+        return TensorPlan(f"{number}", torch.float32, (size,), compute)
+
+    several, one = io.BytesIO(), io.BytesIO()
+    write_safetensors(several, [made(*each) for each in enumerate(sizes)], at_once=8)
+    write_safetensors(one, [plan(f"{n}", torch.full((size,), float(n))) for n, size in enumerate(sizes)])
+    assert several.getvalue() == one.getvalue()
+    assert max(seen) == 4
+
+
+def test_of_several_computed_at_a_time_a_failure_is_the_writer_s() -> None:
+    def failing() -> Tensor:
+        raise ValueError("no such gram")
+
+    plans = [TensorPlan(name, torch.float32, (2,), failing) for name in "abc"]
+    with pytest.raises(ValueError, match="no such gram"):
+        write_safetensors(io.BytesIO(), plans, at_once=2)
 
 
 def test_progress_adds_up_to_the_tensors_bytes() -> None:
