@@ -24,6 +24,7 @@ from moerge.statistics.contribution import room_of
 from moerge.statistics.estimate import estimate, largest
 from moerge.statistics.passes import Pass, RouterPass, TrunkPass
 from moerge.statistics.streamed import Streamed
+from moerge.threads import at_once
 from moerge.trunk.methods.registry import METHODS
 
 
@@ -71,7 +72,9 @@ def _costs(job: Job, sources: Sequence[Source], disk: int, trunk: LocalTrunk | N
 def merging_memory(experts: Sequence[DenseExpert], *, solved: bool) -> int:
     """About the bytes to merge a trunk: its largest tensor of each expert, and two merged ones.
 
-    A solved one also needs four float64 matrices of the head's size, and 3 D + 4 float64 grams, aligned to fitted MLPs.
+    A solved one also needs the larger of two: float64 grams, seven of each projection of the attention at work; or four
+    float64 matrices of the head's size, and grams, three of each expert, if aligned to fitted MLPs, and of each kind of
+    rows at work.
     """
     own, layers = experts[0], int(experts[0].config.num_hidden_layers)
     specs = [own.checkpoint.specs[name] for name in trunk_names(own.checkpoint, own.family, layers)]
@@ -80,7 +83,7 @@ def merging_memory(experts: Sequence[DenseExpert], *, solved: bool) -> int:
         return copies
     head = max(torch.Size(spec.shape).numel() for spec in specs)
     size = max(int(own.config.hidden_size), attention_size(own.config))
-    return copies + 8 * (4 * head + (3 * len(experts) + 4) * size**2)
+    return copies + 8 * max(7 * at_once() * size**2, 4 * head + 3 * (len(experts) + at_once()) * size**2)
 
 
 @dataclass(frozen=True)
