@@ -8,6 +8,7 @@ import typer
 from rich.table import Table
 
 from moerge.progress import progress
+from moerge.settings import byte_count
 from moerge.terminal import AsJson, output, show_json
 
 if TYPE_CHECKING:
@@ -16,15 +17,15 @@ if TYPE_CHECKING:
 
 _SHOWN = 4
 app = typer.Typer(no_args_is_help=True, help="Run a coordinator.")
-Host = Annotated[str | None, typer.Option(help="Listening address; overrides the settings.")]
-Port = Annotated[int | None, typer.Option(help="TCP port; overrides the settings. 0 chooses a free port.")]
+Host = Annotated[str | None, typer.Option(help="Listening address. Default: the settings', or 127.0.0.1.")]
+Port = Annotated[int | None, typer.Option(help="TCP port; 0 chooses a free one. Default: the settings', or 8080.")]
 Precision = Literal["bfloat16", "float32"]
 Home = Annotated[Path, typer.Argument(help="Folder of the database, the blobs and the versions.")]
 
 
 @app.command()
 def init(home: Home) -> None:
-    """Creates a coordinator's home folder and prints the first operator token.
+    """Create a coordinator's home folder and print the first operator token.
 
     Example: moerge coordinator init /srv/moerge
     """
@@ -37,7 +38,7 @@ def init(home: Home) -> None:
 
 @app.command()
 def serve(home: Home, host: Host = None, port: Port = None) -> None:
-    """Starts the coordinator: serves the dashboard and REST API, and runs workflows.
+    """Start the coordinator: serve the dashboard and REST API, and run workflows.
 
     After SIGTERM, running calls finish. The next start resumes interrupted workflows.
 
@@ -62,7 +63,7 @@ def serve(home: Home, host: Host = None, port: Port = None) -> None:
 
 @app.command()
 def check(home: Home, host: Host = None, port: Port = None) -> None:
-    """Checks the settings and this machine before serve is started; exits with 1 after a problem.
+    """Check the settings and this machine before `serve`; exit with 1 after a problem.
 
     Example: moerge coordinator check /srv/moerge
     """
@@ -86,7 +87,7 @@ def backup(
     home: Home,
     target: Annotated[Path, typer.Argument(help="A folder, for incremental backups, or one file: NAME.tar.")],
 ) -> None:
-    """Backs up the home, atomically, without stopping the coordinator. Omits open uploads.
+    """Back up the home, atomically, without stopping the coordinator. Omits open uploads.
 
     Example: moerge coordinator backup /srv/moerge /mnt/backup/moerge
     """
@@ -102,7 +103,7 @@ def restore(
     source: Annotated[Path, typer.Argument(help="A backup by `moerge coordinator backup`.")],
     home: Annotated[Path, typer.Argument(help="The new home: an empty or new folder.")],
 ) -> None:
-    """Restores a home from a backup, after verifying every blob, folder and row.
+    """Restore a home from a backup, after verifying every blob, folder and row.
 
     Example: moerge coordinator restore /mnt/backup/moerge /srv/moerge
     """
@@ -114,7 +115,7 @@ def restore(
 
 @app.command()
 def verify(home: Home, as_json: AsJson = False) -> None:
-    """Checks every blob, folder and row; lists missing and altered ones with their users.
+    """Check every blob, folder and row; list missing and altered ones with their users.
 
     The coordinator may serve meanwhile. Exits with 1 after damage; litter (unused files) is harmless.
 
@@ -166,17 +167,22 @@ def size(
     tied: Annotated[bool, typer.Option("--tied", help="The experts' head is their embedding.")] = False,
     precision: Annotated[Precision, typer.Option(help="Number format of weights and hidden states.")] = "bfloat16",
     batch_tokens: Annotated[int, typer.Option(min=1, help="Tokens of a worker's micro-batch.")] = 2048,
-    host_memory: Annotated[float, typer.Option(min=1, help="Bytes for a worker's hidden states.")] = 64e9,
+    host_memory: Annotated[str, typer.Option(help="A worker's memory for hidden states.")] = "64GB",
     flops: Annotated[
-        float, typer.Option(min=1, help="Operations per second of a worker's device; measure them.")
+        float,
+        typer.Option(min=1, help="Operations per second of a worker's device; measure them.", show_default="1e14"),
     ] = 1e14,
     cores: Annotated[int, typer.Option(min=1, help="Cores of the coordinator.")] = 4,
-    core_flops: Annotated[float, typer.Option(min=1, help="float64 operations per second of one core.")] = 3e10,
-    disk: Annotated[float, typer.Option(min=1, help="Bytes per second of a disk or of S3.")] = 1e9,
-    network: Annotated[float, typer.Option(min=1, help="Bytes per second between coordinator and workers.")] = 1.25e8,
+    core_flops: Annotated[
+        float, typer.Option(min=1, help="float64 operations per second of one core.", show_default="3e10")
+    ] = 3e10,
+    disk: Annotated[float, typer.Option(min=1, help="Bytes per second of a disk or of S3.", show_default="1e9")] = 1e9,
+    network: Annotated[
+        float, typer.Option(min=1, help="Bytes per second between coordinator and workers.", show_default="1.25e8")
+    ] = 1.25e8,
     as_json: AsJson = False,
 ) -> None:
-    """Estimates memory, disk, network and hours of a trunk by regmean and one version, from formulas.
+    """Estimate memory, disk, network and hours of a trunk by regmean and one version, from formulas.
 
     Defaults are for Llama 3 experts in bfloat16, a network of 1 Gbit/s and a disk of 1 GB/s. Starts nothing.
 
@@ -189,7 +195,8 @@ def size(
     wide = 7 * hidden // 2 if intermediate is None else intermediate
     shape = ModelShape(hidden, layers, wide, vocabulary, key_value, tied, 2 if precision == "bfloat16" else 4)
     work = Work(shape, experts, documents * tokens, batch_tokens)
-    found = estimate(work, Machines(flops, core_flops, cores, int(host_memory), disk, network))
+    memory = byte_count(host_memory, "--host-memory")
+    found = estimate(work, Machines(flops, core_flops, cores, memory, disk, network))
     if as_json:
         show_json(found.as_dict())
         return

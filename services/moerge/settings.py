@@ -5,9 +5,9 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Annotated, Any, TypeVar, get_args
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ByteSize, Field, TypeAdapter, ValidationError
 
 from moerge.errors import MoergeError
 from moerge_proto.messages import plainly
@@ -70,6 +70,19 @@ def token_count(text: str, option: str = "--tokens") -> int:
     if not count:
         raise MoergeError(f"expected a number of tokens, found {text!r}", where=option, todo="write 250k or 1M")
     return count
+
+
+def byte_count(text: str, option: str) -> int:
+    """The bytes of a size such as 16GB.
+
+    Raises:
+        MoergeError: it is no size.
+    """
+    try:
+        return TypeAdapter[ByteSize](Annotated[ByteSize, Field(ge=1)]).validate_python(text)
+    except ValidationError as error:
+        todo = "give a number with a unit, such as 16GB"
+        raise MoergeError(f"expected a size, found {text!r}", where=option, todo=todo) from error
 
 
 def put(values: dict[str, Any], keys: Keys, value: object) -> None:

@@ -123,7 +123,9 @@ def _options(
     ] = None,
     expert_rank: Annotated[
         str | None,
-        typer.Option(help="Keep and send only this rank of each MLP matrix's difference from --base; auto: by energy."),
+        typer.Option(
+            help="Keep and send this rank of each MLP matrix's difference from --base; auto: 0.9 of its squared norm."
+        ),
     ] = None,
     base: Annotated[
         str | None,

@@ -21,7 +21,7 @@ def export(
     secret: Secret,
     after: Annotated[int, typer.Option(min=0, help="Number of the last entry to skip; 0 skips none.")] = 0,
 ) -> None:
-    """Prints all write calls, allowed and refused, as JSON lines, oldest first.
+    """Print all write calls, allowed and refused, as JSON lines, oldest first.
 
     Example: moerge audit export --after 1200 >> audit.jsonl
     """

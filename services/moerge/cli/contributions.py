@@ -30,7 +30,7 @@ def _line(row: Contribution) -> list[str]:
 
 @app.command("list")
 def list_contributions(coordinator: Coordinator, secret: Secret, as_json: AsJson = False) -> None:
-    """Lists router contributions, then trunk contributions.
+    """List router contributions, then trunk contributions.
 
     Columns: key, the start of the signing key's fingerprint; rank, the effective rank of the grams (operators only).
 
@@ -55,7 +55,7 @@ def withdraw(
     secret: Secret,
     yes: Yes = False,
 ) -> None:
-    """Excludes a contribution from later versions, and retires trunks solved from it.
+    """Exclude a contribution from later versions, and retire trunks solved from it.
 
     Example: moerge contribution withdraw 67b22c2264b8
     """

@@ -49,7 +49,7 @@ def add(
         bool, typer.Option("--redistribute", help="Let the other owners download its MLPs, to evaluate versions.")
     ] = False,
 ) -> None:
-    """Adds an expert, as a worker does before it contributes. Prints its digest after the check of its weights.
+    """Add an expert, as a worker does before it contributes. Print its digest after the check of its weights.
 
     Needs a token of the domain's owner; with --source, an operator's token works too. To change --redistribute later,
     the owner runs the command again.
@@ -77,7 +77,7 @@ def add(
 
 @app.command("list")
 def list_experts(coordinator: Coordinator, secret: Secret, as_json: AsJson = False) -> None:
-    """Lists experts.
+    """List experts.
 
     Example: moerge expert list
     """
@@ -100,7 +100,7 @@ def _yes(value: bool) -> str:
 
 @app.command("show")
 def show_expert(domain: Domain, coordinator: Coordinator, secret: Secret, as_json: AsJson = False) -> None:
-    """Shows an expert, its files, and the trunks and versions that contain it.
+    """Show an expert, its files, and the trunks and versions that contain it.
 
     Example: moerge expert show law
     """
@@ -145,7 +145,7 @@ def withdraw(
     ] = True,
     yes: Yes = False,
 ) -> None:
-    """Withdraws an expert, the experts fitted from it, and their contributions. If the trunk contains it, waits for
+    """Withdraw an expert, the experts fitted from it, and their contributions. If the trunk contains it, waits for
     the remerge without it.
 
     Example: moerge expert withdraw law --withhold
@@ -187,7 +187,7 @@ def purge(
     retire: Annotated[bool, typer.Option("--retire", help="Also retire versions that contain it.")] = False,
     yes: Yes = False,
 ) -> None:
-    """Removes a withdrawn expert's files and statistics from the coordinator.
+    """Remove a withdrawn expert's files and statistics from the coordinator.
 
     Example: moerge expert purge law --retire
     """

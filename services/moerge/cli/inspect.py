@@ -13,9 +13,9 @@ def inspect_file(
     file: Annotated[Path, typer.Argument(help="A contribution file.")],
     as_json: AsJson = False,
 ) -> None:
-    """Shows the content of a contribution, and the information that it reveals.
+    """Show the content of a contribution, and the information that it reveals.
 
-    Example: moerge inspect ~/.moerge/worker-law/contributions/*.safetensors
+    Example: moerge inspect contribution.safetensors
     """
     from moerge.statistics.describe import describe, description  # imports torch
 

@@ -25,7 +25,7 @@ def add(
     coordinator: Coordinator,
     secret: Secret,
 ) -> None:
-    """Adds an owner without a key, with unsigned contributions, and prints a token. A repetition prints another one.
+    """Add an owner without a key, with unsigned contributions, and print a token. A repetition prints another one.
 
     Example: moerge owner add hospital --domain medicine
     """
@@ -44,7 +44,7 @@ def approve(
         bool, typer.Option("--replace", help="Replace the owner's existing key, which is revoked.")
     ] = False,
 ) -> None:
-    """Approves a join request, and prints a token for the owner's worker. A repetition prints another one.
+    """Approve a join request, and print a token for the owner's worker. A repetition prints another one.
 
     On a terminal, first asks you to confirm the fingerprint.
 
@@ -71,7 +71,7 @@ def approve(
 
 @app.command("revoke")
 def revoke(name: OwnerName, coordinator: Coordinator, secret: Secret, yes: Yes = False) -> None:
-    """Revokes an owner's key and tokens immediately. Its contributions stay.
+    """Revoke an owner's key and tokens immediately. Its contributions stay.
 
     Example: moerge owner revoke hospital
     """
@@ -83,7 +83,7 @@ def revoke(name: OwnerName, coordinator: Coordinator, secret: Secret, yes: Yes =
 
 @app.command("list")
 def list_owners(coordinator: Coordinator, secret: Secret, as_json: AsJson = False) -> None:
-    """Lists owners, their domains and keys.
+    """List owners, their domains and keys.
 
     Example: moerge owner list
     """
@@ -98,7 +98,7 @@ def _line(row: Owner) -> list[str]:
 
 @app.command("show")
 def show_owner(name: OwnerName, coordinator: Coordinator, secret: Secret, as_json: AsJson = False) -> None:
-    """Shows an owner's domains, last call and keys, including former ones.
+    """Show an owner's domains, last call and keys, including former ones.
 
     Example: moerge owner show hospital
     """

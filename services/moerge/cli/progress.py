@@ -9,7 +9,7 @@ from moerge_proto.progress import DomainProgress
 
 
 def show_progress(coordinator: Coordinator, secret: Secret, as_json: AsJson = False) -> None:
-    """Shows the progress of each domain's worker, if its owner's policy allows it; owners see only their own.
+    """Show the progress of each domain's worker, if its owner's policy allows it; owners see only their own.
 
     Example: moerge progress
     """

@@ -19,7 +19,7 @@ def pull(
     coordinator: Coordinator,
     secret: Secret,
 ) -> None:
-    """Downloads a version into FOLDER, in the format of transformers. Existing files are reused.
+    """Download a version into FOLDER, in the format of transformers. Existing files are reused.
 
     Checks every file against its digest, except the model card, README.md, which includes the newest scores. An
     interrupted pull leaves FOLDER unchanged; the next one resumes.

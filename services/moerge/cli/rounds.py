@@ -78,7 +78,7 @@ def open_round(
     minimum: Annotated[int | None, typer.Option(help="Required contributions at the deadline. Default: all.")] = None,
     kind: Annotated[Literal["router", "trunk"], typer.Option(help="The kind of contribution.")] = "router",
 ) -> None:
-    """Asks domains for contributions under the current trunk. Then: moerge version solve --round NAME
+    """Ask domains for contributions under the current trunk. Then: moerge version solve --round NAME
 
     Example: moerge round open spring --domain law --domain art --minimum 1 --hours 48
     """
@@ -93,7 +93,7 @@ def open_round(
 
 @app.command("list")
 def list_rounds(coordinator: Coordinator, secret: Secret, as_json: AsJson = False) -> None:
-    """Lists rounds, with the domains that have contributed and the missing ones.
+    """List rounds, with the domains that have contributed and the missing ones.
 
     Example: moerge round list
     """
@@ -113,7 +113,7 @@ def change_round(
     hours: Annotated[float | None, typer.Option(help="Hours from now until the new deadline.")] = None,
     minimum: Annotated[int | None, typer.Option(help="Required contributions at the deadline.")] = None,
 ) -> None:
-    """Changes a round's deadline or its minimum.
+    """Change a round's deadline or its minimum.
 
     Example: moerge round change spring --hours 24 --minimum 1
     """

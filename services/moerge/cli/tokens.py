@@ -26,7 +26,7 @@ def add(
     note: Annotated[str, typer.Option(help="The token's purpose, shown in the list.")] = "",
     days: Annotated[float | None, typer.Option(help="Days until it expires. Default: never.")] = None,
 ) -> None:
-    """Prints a new token.
+    """Print a new token.
 
     Example: moerge token add reader --note monitoring --days 90
     """
@@ -44,7 +44,7 @@ def add(
 
 @app.command("list")
 def list_tokens(coordinator: Coordinator, secret: Secret, as_json: AsJson = False) -> None:
-    """Lists tokens, including expired and revoked ones. Secrets are not stored, so they can't be shown.
+    """List tokens, including expired and revoked ones. Secrets are not stored, so they can't be shown.
 
     Example: moerge token list
     """
@@ -71,7 +71,7 @@ def _end(row: TokenEntry) -> str:
 
 @app.command("revoke")
 def revoke(token: Id, coordinator: Coordinator, secret: Secret, yes: Yes = False) -> None:
-    """Revokes a token immediately. The last valid operator token can't be revoked.
+    """Revoke a token immediately. The last valid operator token can't be revoked.
 
     Example: moerge token revoke 7
     """
@@ -90,7 +90,7 @@ def rotate(
     ] = 0,
     yes: Yes = False,
 ) -> None:
-    """Replaces a token: prints a new one with the same role, owner and note, and ends the old one.
+    """Replace a token: print a new one with the same role, owner and note, and end the old one.
 
     Without an overlap, asks for confirmation first.
 

@@ -41,14 +41,18 @@ def merge_trunk(
     expert: Annotated[
         list[str] | None, typer.Option(help="A domain to merge; repeat. Default: all except the base.")
     ] = None,
-    weight: Annotated[list[str] | None, typer.Option(help="DOMAIN=NUMBER for weighted; repeat.")] = None,
+    weight: Annotated[list[str] | None, typer.Option(help="DOMAIN=NUMBER for weighted; repeat. Default: 1.")] = None,
     base: Annotated[str | None, typer.Option(help="The base model's domain (base, ties, dare).")] = None,
-    retain: Annotated[float | None, typer.Option(help="Retained share of a task vector (ties, dare).")] = None,
-    scale: Annotated[float | None, typer.Option(help="Factor for the sum of task vectors (ties, dare).")] = None,
-    seed: Annotated[int | None, typer.Option(help="Random seed for dropping elements (dare).")] = None,
+    retain: Annotated[
+        float | None, typer.Option(help="Retained share of a task vector (ties, dare). Default: 0.8.")
+    ] = None,
+    scale: Annotated[
+        float | None, typer.Option(help="Factor for the sum of task vectors (ties, dare). Default: 1/3.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Random seed for dropping elements (dare). Default: 0.")] = None,
     round: Annotated[str | None, typer.Option(help="Merge only this round's contributors (regmean, moerge).")] = None,
 ) -> None:
-    """Merges a trunk from all ready experts. It becomes the current trunk, for new contributions.
+    """Merge a trunk from all ready experts. It becomes the current trunk, for new contributions.
 
     Example: moerge trunk merge --method regmean
     """
@@ -88,7 +92,7 @@ def _chosen(client: Client, merged: Trunk) -> str:
 
 @app.command("list")
 def list_trunks(coordinator: Coordinator, secret: Secret, as_json: AsJson = False) -> None:
-    """Lists trunks.
+    """List trunks.
 
     Example: moerge trunk list
     """
@@ -107,7 +111,7 @@ def show_trunk(
     digest: Digest = "current",
     as_json: AsJson = False,
 ) -> None:
-    """Shows a trunk's experts, merge method, files and versions.
+    """Show a trunk's experts, merge method, files and versions.
 
     Example: moerge trunk show
     """
@@ -143,7 +147,7 @@ def show_history(
     digest: Digest = "current",
     as_json: AsJson = False,
 ) -> None:
-    """Shows the domains' scores over the versions of a trunk, and the expected gain of a remerge.
+    """Show the domains' scores over the versions of a trunk, and the expected gain of a remerge.
 
     Scores are normalised, from the owners' reports, with the change from the version before in parentheses. A newcomer
     is a domain without an expert in the trunk.
@@ -207,7 +211,7 @@ def _expected(found: Remerge) -> str:
 
 @app.command()
 def remerge(coordinator: Coordinator, secret: Secret) -> None:
-    """Merges the current trunk again, including its versions' newcomers; prints the digest.
+    """Merge the current trunk again, including its versions' newcomers, and print the digest.
 
     All workers then contribute again. The champion stays until you promote another version.
 

@@ -90,7 +90,7 @@ def solve_version(
     wait_: Annotated[bool, typer.Option("--wait", help="Wait for missing experts, or for the round's end.")] = False,
     partial: Annotated[bool, typer.Option("--partial", help="Solve without the trunk's missing experts.")] = False,
 ) -> None:
-    """Solves routers from all contributions under the current trunk, publishes a version and prints its number.
+    """Solve routers from all contributions under the current trunk, publish a version and print its number.
 
     Needs contributions of all the trunk's experts, unless --partial is given. Prints the included and missing domains,
     and warnings of owners' unusual influence on the routers.
@@ -145,7 +145,7 @@ def new_version(recipe: RecipeName, options: Mapping[str, object], **more: objec
 
 @app.command("list")
 def list_versions(coordinator: Coordinator, secret: Secret, as_json: AsJson = False) -> None:
-    """Lists versions.
+    """List versions.
 
     Example: moerge version list
     """
@@ -168,7 +168,7 @@ def _line(row: Version) -> list[str]:
 
 @app.command("show")
 def show_version(version: Which, coordinator: Coordinator, secret: Secret, as_json: AsJson = False) -> None:
-    """Shows a version's lineage, files, signatures, owners' influence and router diagnostics.
+    """Show a version's lineage, files, signatures, owners' influence and router diagnostics.
 
     Also names the engines that don't run it as transformers does.
 
@@ -207,7 +207,7 @@ def promote(
     ] = "",
     yes: Yes = False,
 ) -> None:
-    """Points an alias to a version. Consumers of the alias get the version with their next pull.
+    """Point an alias to a version. Consumers of the alias get the version with their next pull.
 
     Asks for confirmation if the new version lacks domains of the old one.
 
@@ -227,7 +227,7 @@ def promote(
 
 @app.command("rollback")
 def roll_back(coordinator: Coordinator, secret: Secret, alias: AliasName = "champion", note: Note = "") -> None:
-    """Points an alias back to the version before its last promotion.
+    """Point an alias back to the version before its last promotion.
 
     Example: moerge version rollback
     """
@@ -238,7 +238,7 @@ def roll_back(coordinator: Coordinator, secret: Secret, alias: AliasName = "cham
 
 @app.command()
 def history(coordinator: Coordinator, secret: Secret, alias: AliasName = "champion", as_json: AsJson = False) -> None:
-    """Shows an alias' moves, with their time, author and reason.
+    """Show an alias' moves, with their time, author and reason.
 
     Example: moerge version history
     """
@@ -260,7 +260,7 @@ def note(
     text: Annotated[str | None, typer.Option(help="The new note.")] = None,
     tag: Annotated[list[str] | None, typer.Option(help="The new tags; repeat.")] = None,
 ) -> None:
-    """Sets a version's note, its tags, or both.
+    """Set a version's note, its tags, or both.
 
     Example: moerge version note 2 --text "for the audit" --tag audited
     """
@@ -278,7 +278,7 @@ def compare(
     secret: Secret,
     as_json: AsJson = False,
 ) -> None:
-    """Shows two versions' differences, their scores, and the download from one to the other.
+    """Show two versions' differences, their scores, and the download from one to the other.
 
     Averages over different domains are not compared.
 
@@ -304,7 +304,7 @@ def table(
     secret: Secret,
     as_json: AsJson = False,
 ) -> None:
-    """Shows a version's scores on every domain, reported by owners from their held-out documents.
+    """Show a version's scores on every domain, reported by owners from their held-out documents.
 
     Normalised: 100 x the dense expert's perplexity / the version's. The oracle is the normalised score with all tokens
     routed to their domain's own expert. The average is over all domains.
@@ -353,7 +353,7 @@ def route(
         int | None, typer.Option(min=0, help="Show this layer's router. Default: the layers' most frequent choice.")
     ] = None,
 ) -> None:
-    """Shows a text, with each token in the colour of its first expert.
+    """Show a text, with each token in the colour of its first expert.
 
     The coordinator's settings must have route_bytes. It neither stores nor logs the text.
 
@@ -371,7 +371,7 @@ def route(
 
 @app.command()
 def retire(version: Which, coordinator: Coordinator, secret: Secret, yes: Yes = False) -> None:
-    """Retires a version: its own files are removed, its number and lineage stay.
+    """Retire a version: its own files are removed, its number and lineage stay.
 
     Example: moerge version retire 1
     """

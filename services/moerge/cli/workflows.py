@@ -22,7 +22,7 @@ def list_workflows(
     most: Annotated[int, typer.Option(help="The maximum number of workflows.", min=1)] = 20,
     as_json: AsJson = False,
 ) -> None:
-    """Lists workflows, newest first.
+    """List workflows, newest first.
 
     Example: moerge workflow list
     """
@@ -42,7 +42,7 @@ def retry(
     coordinator: Coordinator,
     secret: Secret,
 ) -> None:
-    """Restarts a failed workflow with the same inputs, and waits for it.
+    """Restart a failed workflow with the same inputs, and wait for it.
 
     Example: moerge workflow retry version-4f1c22
     """

@@ -25,8 +25,8 @@ def demo(
         bool, typer.Option("--serve", help="Keep the coordinator and its dashboard open at the end.")
     ] = False,
 ) -> None:
-    """Runs the main job on real text: trains four small experts (once), starts a coordinator and four workers,
-    publishes a version of three experts and then one of four. Prints the owners' evaluations of both, and the paper's
+    """Run the main job on real text: train four small experts (once), start a coordinator and four workers, publish
+    a version of three experts and then one of four. Print the owners' evaluations of both, and the paper's
     table of the second.
 
     After an interruption, run the same command to continue; training repeats at most a minute.

@@ -35,7 +35,7 @@ def export(
         ),
     ] = None,
 ) -> None:
-    """Writes a version as a GGUF, with llama.cpp's own converter, which must be installed.
+    """Write a version as a GGUF, with llama.cpp's own converter, which must be installed.
 
     Where llama.cpp computes a published class wrongly, the converter gets the version in an equivalent form. A version
     without one is refused. Limits are printed.

@@ -3,9 +3,9 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import ByteSize, Field, TypeAdapter, ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from moerge.documents.corpus import Corpus
 from moerge.errors import MoergeError
@@ -135,21 +135,6 @@ class Texts:
             name: Prompts([line for value in values for line in _prompts(value)], self.prompt_tokens)
             for name, values in given.items()
         }
-
-
-def host_memory(given: str | None) -> int | None:
-    """The bytes of a size such as 16GB.
-
-    Raises:
-        MoergeError: it is no size.
-    """
-    if given is None:
-        return None
-    try:
-        return TypeAdapter[ByteSize](Annotated[ByteSize, Field(ge=1)]).validate_python(given)
-    except ValidationError as error:
-        todo = "give a number with a unit, such as 16GB"
-        raise MoergeError(f"expected a size, found {given!r}", where="--host-memory", todo=todo) from error
 
 
 def _prompts(value: str) -> list[str]:

@@ -8,6 +8,7 @@ import typer
 from rich.console import Console
 
 from moerge.merging.report import SCORED_TOKENS
+from moerge.settings import byte_count
 from moerge.terminal import AsJson, output, show_json
 from moerge_proto.options import RECOMMENDED, RecipeName
 from moerge_proto.statistics_file import StatisticsSettings
@@ -60,7 +61,9 @@ def merge(
     ] = None,
     expert_rank: Annotated[
         str | None,
-        typer.Option(help="Keep this rank of each MLP matrix's difference from the base; auto: by its energy."),
+        typer.Option(
+            help="Keep this rank of each MLP matrix's difference from the base; auto: 0.9 of its squared norm."
+        ),
     ] = None,
     ridge_lambda: Annotated[
         float | None, typer.Option("--lambda", help="Ridge regulariser, in the recipe's scale. Default: the recipe's.")
@@ -99,7 +102,7 @@ def merge(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Merges experts on this machine into one MoE model, without training and without a server.
+    """Merge experts on this machine into one MoE model, without training and without a server.
 
     Statistics and unfinished work are in OUT.work, so an interrupted run continues there. A tenth of each domain's
     documents is held out. The final table has the merged model's scores on it.
@@ -147,7 +150,7 @@ def merge(
         computing=Computing(
             device=device,
             slots=slots or os.cpu_count() or 1,
-            host_memory=arguments.host_memory(host_memory),
+            host_memory=byte_count(host_memory, "--host-memory") if host_memory else None,
             progress=progress(),
         ),
         keep_statistics=keep_statistics,

@@ -22,7 +22,7 @@ def route(
         typer.Option(min=0, help="Draw this layer alone. Default: the mean of all; of bts, the last stitch layer."),
     ] = None,
 ) -> None:
-    """Draws the weights of a model's experts along a text.
+    """Draw the weights of a model's experts along a text.
 
     The weights are the softmax of a version's routers, the routers of bam's attention and MLPs, the gates of a bts
     stitch layer, averaged over the hidden dimensions, or the only router of mergeme-heterogeneous. Nothing leaves this

@@ -18,7 +18,7 @@ Device = Annotated[Literal["cpu", "cuda"], typer.Option(help="Device of the mode
 
 @app.callback()
 def soup() -> None:
-    """Makes dense specialists for new texts from one bank of parameters (Soup-of-Experts).
+    """Make dense specialists for new texts from one bank of parameters (Soup-of-Experts).
 
     A bank has shared parameters S and a few E_i of the same shape. A specialist is S + the sum of alpha_i E_i. The bank
     has learned the coefficients alpha for mixtures of its own text.
@@ -56,7 +56,7 @@ def train(
     seed: Annotated[int, typer.Option(min=0, max=2**31, help="Seed of clusters, mixtures and random parameters.")] = 0,
     device: Device = "cpu",
 ) -> None:
-    """Trains a bank, S and a few E_i, on pooled text.
+    """Train a bank, S and a few E_i, on pooled text.
 
     Every step draws a mixture of pretraining domains, and trains the model that the bank gives for it. A tenth of
     each text's documents is held out, the same one as in `moerge table`. Unfinished work is in OUT.work; the same
@@ -104,7 +104,7 @@ def instantiate(
     seed: Annotated[int, typer.Option(min=0, max=2**31, help="Seed of batches.")] = 0,
     device: Device = "cpu",
 ) -> None:
-    """Makes a specialist for a text from a bank: a dense model for stock transformers.
+    """Make a specialist for a text from a bank: a dense model for stock transformers.
 
     Each document belongs to the nearest pretraining domain, and the domains' shares decide the coefficients. Without
     --fit and --finetune nothing is trained, so a few documents suffice.

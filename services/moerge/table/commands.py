@@ -158,7 +158,7 @@ def table(
         Path | None, typer.Option("--svg", help="File for the figures as SVG; --sweep and --incremental give curves.")
     ] = None,
 ) -> None:
-    """Prints the papers' table: the score of each recipe on every domain's text.
+    """Print the papers' table: the score of each recipe on every domain's text.
 
     Cells are 100 x the perplexity of the domain's own dense expert, with --soups of the seed model / the model's.
 

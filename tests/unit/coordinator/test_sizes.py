@@ -81,4 +81,4 @@ def test_more_memory_and_faster_machines_take_less_time() -> None:
         faster = hours(option, "1e15")
         assert faster[task] < usual[task]
         assert {name for name in usual if faster[name] > usual[name]} == set()
-    assert hours("--host-memory", "1e12")["worker, reading"] < usual["worker, reading"]
+    assert hours("--host-memory", "1TB")["worker, reading"] < usual["worker, reading"]

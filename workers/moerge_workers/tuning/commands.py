@@ -69,7 +69,7 @@ def tune(
         str | None, typer.Option(help="Address of a Ray cluster that shares these folders. Default: a local Ray.")
     ] = None,
 ) -> None:
-    """Trains a version further, or a mixture of dense models, on pooled text of its domains.
+    """Train a version further, or a mixture of dense models, on pooled text of its domains.
 
     The result is a folder, not a version: no coordinator publishes it. A tuned version is a stock model; a mixture
     needs `import moerge.mixtures`. A tenth of each domain's documents is held out, the same one as in `moerge table`.
