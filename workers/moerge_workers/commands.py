@@ -140,7 +140,7 @@ def _options(
         typer.Option(help="SPDX identifier of the expert's licence, for the model card.", show_default="unknown"),
     ] = None,
     tokens_per_document: Annotated[
-        int | None, typer.Option(help="Most tokens to count per document; the policy's limit also applies.")
+        int | None, typer.Option(help="Most tokens to count per document, within the policy's limit. Default: all.")
     ] = None,
     context: Annotated[int | None, typer.Option(help="Context length, in tokens.", show_default="512")] = None,
     precision: Annotated[

@@ -110,8 +110,12 @@ def change_round(
     name: Name,
     coordinator: Coordinator,
     secret: Secret,
-    hours: Annotated[float | None, typer.Option(help="Hours from now until the new deadline.")] = None,
-    minimum: Annotated[int | None, typer.Option(help="Required contributions at the deadline.")] = None,
+    hours: Annotated[
+        float | None, typer.Option(help="Hours from now until the new deadline. Default: unchanged.")
+    ] = None,
+    minimum: Annotated[
+        int | None, typer.Option(help="Required contributions at the deadline. Default: unchanged.")
+    ] = None,
 ) -> None:
     """Change a round's deadline or its minimum.
 

@@ -257,8 +257,10 @@ def note(
     version: Which,
     coordinator: Coordinator,
     secret: Secret,
-    text: Annotated[str | None, typer.Option(help="The new note.")] = None,
-    tag: Annotated[list[str] | None, typer.Option(help="The new tags; repeat.")] = None,
+    text: Annotated[str | None, typer.Option(help="The new note. Default: unchanged.")] = None,
+    tag: Annotated[
+        list[str] | None, typer.Option(help="The new tags, which replace the old; repeat. Default: unchanged.")
+    ] = None,
 ) -> None:
     """Set a version's note, its tags, or both.
 
