@@ -99,6 +99,7 @@ def run(
     def stop(module: nn.Module, given: tuple[Tensor, ...]) -> None:
         raise _CompleteError(given[0])
 
+    _begin_anew(model.model.rotary_emb)
     handles = [module.register_forward_pre_hook(hook(index)) for index, module in modules.items()]
     if until is not None:
         handles.append(until.register_forward_pre_hook(stop))
@@ -110,6 +111,12 @@ def run(
     finally:
         for handle in handles:
             handle.remove()
+
+
+def _begin_anew(rotary: Any) -> None:
+    """Lets a dynamic rope forget the longest earlier text, so that a micro-batch's sums depend on itself alone."""
+    if rotary.max_seq_len_cached != rotary.original_max_seq_len:
+        rotary.max_seq_len_cached, rotary.inv_freq = rotary.original_max_seq_len, rotary.original_inv_freq
 
 
 def counted_rows(model: PreTrainedModel, states: Tensor, batch: Batch) -> Tensor:

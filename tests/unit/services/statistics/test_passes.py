@@ -140,6 +140,19 @@ def test_windows_threads_and_saved_hidden_states_change_no_integer(tmp_path: Pat
     require_same(replace(expected, arrays=arrays), expected)
 
 
+def test_behind_a_dynamic_rope_a_shard_s_integers_depend_on_no_longer_shard_before_it(tmp_path: Path) -> None:
+    """Transformers keeps the frequencies of the longest text so far, if it is longer than the model's context."""
+    rope = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+    work, _ = both_passes(expert(tmp_path / "expert", 1, rope_parameters=rope, max_position_embeddings=16))
+    longer, own = (Shard(name, [Tokens(range(tokens))], 1) for name, tokens in (("longer", 60), ("own", 30)))
+    streamed, expected = Streamed(work, 150), sums_of(work, own.rows, 150)
+    for layer in range(streamed.begin([longer, own]), streamed.layers):
+        found = streamed.sums({"own"})
+        assert found is not None
+        part = {name: array for name, array in expected.arrays.items() if name.startswith(f"layers.{layer}.")}
+        require_same(found, replace(expected, arrays=part))
+
+
 @pytest.mark.parametrize("threads", [1, 2])
 def test_measuring_the_pace_changes_no_integer(tmp_path: Path, threads: int) -> None:
     for work in both_passes(expert(tmp_path / "expert", 1)):
