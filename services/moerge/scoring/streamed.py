@@ -46,7 +46,6 @@ class StreamedModel:
     ) -> None:
         self._weights, self._dtype, self._device = weights, dtype, torch.device(device)
         self._states, self._expert = states, expert
-        self._files = LayerFiles(weights, dtype, self._device)
         self._decoder = Decoder(weights, dtype, self._device, packs=False)
         self._layers, self._router, experts = int(weights.config.num_hidden_layers), "", 0
         if isinstance(weights, PublishedWeights):
@@ -59,10 +58,13 @@ class StreamedModel:
         return total(self.scores([cut], tracker))
 
     def scores(self, blocks: Iterable[Sequence[Window]], tracker: Tracker) -> Iterator[Score]:
-        """The score of each block of windows, in order; blocks have micro-batches of their own."""
-        layered = Layered(tracker, self._layers)
+        """The score of each block of windows, in order; blocks have micro-batches of their own.
+
+        The layers' memory is free at the end.
+        """
+        layered, files = Layered(tracker, self._layers), LayerFiles(self._weights, self._dtype, self._device)
         parts = ((number, batch) for number, block in enumerate(blocks) for batch in batched(block))
-        found = (each for window in self._windows(parts) for each in self._losses(window, layered))
+        found = (each for window in self._windows(parts) for each in self._losses(window, files, layered))
         for _, own in groupby(found, key=itemgetter(0)):
             yield total(by_document((batch, losses) for _, batch, losses in own))
 
@@ -81,12 +83,14 @@ class StreamedModel:
             yield window
 
     @torch.inference_mode()
-    def _losses(self, window: Sequence[_Part], layered: Layered) -> Iterator[tuple[int, Sequence[Window], Tensor]]:
+    def _losses(
+        self, window: Sequence[_Part], files: LayerFiles, layered: Layered
+    ) -> Iterator[tuple[int, Sequence[Window], Tensor]]:
         """The losses of each micro-batch, [B, T - 1] float32."""
         batches, embedding = [_batch(batch) for _, batch in window], self._weights.tensor(EMBEDDING)
         states = [self._decoder.embedded(batch, embedding) for batch in batches]
         for layer in range(self._layers):
-            with self._held(layer) as chosen:
+            with self._held(files, layer) as chosen:
                 for place, batch in enumerate(batches):
                     states[place] = self._decoder.passed(batch, states[place])
                     if chosen:
@@ -94,18 +98,22 @@ class StreamedModel:
                     layered.advance(int(batch.counted.sum()))
         head = own_copy(self._weights, head_name(self._weights), self._dtype).to(self._device)
         for (number, cut), batch, last in zip(window, batches, states, strict=True):
-            logits = linear(self._decoder.norm(placed(last, self._device)), head).float()
-            yield number, cut, losses_of(logits, batch.input_ids)
+            yield number, cut, self._through_head(head, last, batch)
+
+    def _through_head(self, head: Tensor, last: Tensor, batch: Batch) -> Tensor:
+        """The losses of a micro-batch from its last hidden states; its logits are freed on return."""
+        logits = linear(self._decoder.norm(placed(last, self._device)), head).float()
+        return losses_of(logits, batch.input_ids)
 
     @contextmanager
-    def _held(self, layer: int) -> Iterator[list[Tensor]]:
+    def _held(self, files: LayerFiles, layer: int) -> Iterator[list[Tensor]]:
         """While open, a layer has its weights; its router's choices [n, k] are added to the list."""
         chosen, handles = list[Tensor](), []
 
         def see(module: nn.Module, inputs: object, output: RouterOutput) -> None:
             chosen.append(output[2])
 
-        self._decoder.hold(layer, self._files.layer(layer))
+        self._decoder.hold(layer, files.layer(layer))
         if self._router:
             router = self._decoder.module(self._router.format(layer=layer))
             if self._expert is not None:

@@ -1,5 +1,6 @@
 """A streamed model's scores are those of the whole model, byte for byte."""
 
+import gc
 from pathlib import Path
 
 import pytest
@@ -98,3 +99,19 @@ def test_the_size_of_windows_of_text_changes_nothing_and_weights_are_read_once_i
     assert list(model.scores(blocks, Told())) == expected
     assert read == [0, 1, 2] * 3
     assert sum(told) == sum(each.tokens for each in expected)
+
+
+def alive(*shape: int) -> int:
+    """The number of tensors that end with this shape."""
+    tensors = [each for each in gc.get_objects() if type(each) is torch.Tensor]
+    return sum(each.shape[-len(shape) :] == shape for each in tensors)
+
+
+def test_the_logits_of_one_micro_batch_and_the_layers_of_one_model_are_in_memory_at_a_time(tmp_path: Path) -> None:
+    model = streamed(expert_weights(expert(tmp_path / "expert", 1, vocab_size=331, intermediate_size=37)))
+    scores = model.scores([windows([Tokens([5] * 50)], 50, 25)] * 3, Silent())
+    assert next(scores).tokens == 49
+    assert alive(49, 331) == alive(50, 331) == 0
+    assert alive(37, 32) == 4  # up and gate projections of two layers
+    assert len(list(scores)) == 2
+    assert alive(37, 32) == 0
