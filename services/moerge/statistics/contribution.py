@@ -131,7 +131,7 @@ def router_contribution(
         path: of the statistics file, which appears whole.
 
     Raises:
-        MoergeError: no document has a token, or a journal belongs to other work.
+        MoergeError: no document has a token, or they are others when they are read again.
         ContributionError: a sum is not finite.
     """
     settings, computing = settings or StatisticsSettings(), computing or Computing()
@@ -199,7 +199,9 @@ def _summed(
     if _holds(path, blank.model_copy(update=told), sizes):
         return None
     whole = path.with_name(f"{path.stem}.journal")
-    if not _holds(whole, blank, sizes):
+    if _holds(whole, blank, sizes):
+        clear(whole)  # of a run that was killed when it had joined its journal
+    else:
         _fill(whole, blank, work, shards, sizes, computing)
     return whole
 
@@ -242,6 +244,9 @@ def _fill(
         for layer in computed(work, given, settings.batch_tokens, threads) if missing else ():
             layer.keep(journal)
             done.advance(layer.tokens)
+    if missing:
+        todo = "give a list or another object that can be read several times, of texts that stay as they are"
+        raise MoergeError("the documents were not the same when they were read again", where=blank.domain, todo=todo)
     journal.join()
 
 

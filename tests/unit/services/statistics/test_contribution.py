@@ -1,0 +1,51 @@
+"""Contributions of a user who gives odd documents, or whose run was killed at an odd moment."""
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import pytest
+
+from moerge.errors import MoergeError
+from moerge.models.expert_folder import DenseExpert
+from moerge.models.tokens import Tokens
+from moerge.statistics.contribution import trunk_contribution
+from support.models import expert
+
+DOCUMENTS = [Tokens([(7 * row + 3 * place) % 250 for place in range(60)]) for row in range(90)]
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory: pytest.TempPathFactory) -> DenseExpert:
+    return DenseExpert("code", expert(tmp_path_factory.mktemp("expert"), 1))
+
+
+class Shrinking:
+    """Documents of which some are gone when they are read again."""
+
+    def __init__(self) -> None:
+        self._left = len(DOCUMENTS)
+
+    def __iter__(self) -> Iterator[Tokens]:
+        left, self._left = self._left, 40
+        return iter(DOCUMENTS[:left])
+
+
+@pytest.mark.parametrize("documents", [iter(DOCUMENTS), Shrinking()], ids=["iterator", "shrinking"])
+def test_documents_that_are_others_when_they_are_read_again_are_refused(
+    own: DenseExpert, tmp_path: Path, documents: Iterable[Tokens]
+) -> None:
+    path = tmp_path / "sums"
+    with pytest.raises(MoergeError, match="not the same when they were read again") as caught:
+        trunk_contribution(own, documents, path)
+    assert caught.value.where == "code"
+    assert not path.exists()
+    assert trunk_contribution(own, DOCUMENTS, path).is_file()
+    assert [each.name for each in tmp_path.iterdir()] == ["sums"]
+
+
+def test_a_run_that_was_killed_when_it_had_joined_its_journal_leaves_no_parts(own: DenseExpert, tmp_path: Path) -> None:
+    path = trunk_contribution(own, DOCUMENTS, tmp_path / "sums")
+    path.rename(tmp_path / "sums.journal")
+    (tmp_path / "sums.2.part").write_bytes(b"sums")
+    assert trunk_contribution(own, DOCUMENTS, path) == path
+    assert [each.name for each in tmp_path.iterdir()] == ["sums"]
