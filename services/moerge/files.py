@@ -17,6 +17,7 @@ from moerge.errors import CheckpointError, MoergeError
 
 LOCK = "lock"
 """The file that locks a work folder."""
+_TOKEN = 4  # bytes, which keep temporary names apart
 
 
 @contextmanager
@@ -26,7 +27,7 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
     Its OSErrors, such as a full disk, name `path`.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(_TOKEN)}.tmp")
     try:
         with temporary.open("wb") as file:
             yield file
@@ -39,6 +40,11 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
         raise
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def unfinished(path: Path) -> list[Path]:
+    """The temporary files that killed writers of a file left; the file's name may be a pattern."""
+    return sorted(path.parent.glob(f".{path.name}.{'[0-9a-f]' * 2 * _TOKEN}.tmp"))
 
 
 def linked(file: Path, path: Path) -> bool:

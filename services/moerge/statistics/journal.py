@@ -7,7 +7,7 @@ from functools import reduce
 from pathlib import Path
 
 from moerge.errors import MoergeError
-from moerge.files import atomic_file
+from moerge.files import atomic_file, unfinished
 from moerge.statistics.accumulate import ShardSums
 from moerge.statistics.integers import add
 from moerge.statistics.streamed import Saved, saved
@@ -15,6 +15,7 @@ from moerge_proto.digests import digest_of
 from moerge_proto.statistics_file import Manifest, StatisticsFile, StatisticsFileError, write
 
 _TODO = "remove the file; its shards are then computed again"
+_NAME = 16  # hex digits in the name of a file of hidden states
 
 
 class Journal:
@@ -113,12 +114,12 @@ class Journal:
 
     def states(self, shards: Collection[str]) -> Path:
         """The file of a window's hidden states."""
-        return self.path.with_name(f"{self.path.stem}.{digest_of(' '.join(sorted(shards)))[:16]}.states")
+        return self.path.with_name(f"{self.path.stem}.{digest_of(' '.join(sorted(shards)))[:_NAME]}.states")
 
     def saved(self) -> list[Saved]:
-        """The windows whose hidden states are saved; removes files in the folder that nothing can go on with."""
+        """The windows whose hidden states are saved; removes those in the folder that nothing can go on with."""
         found, own = [], _beside(self.path, "states")
-        for path in self.path.parent.glob("*.states"):
+        for path in self.path.parent.glob(f"*.{'[0-9a-f]' * _NAME}.states"):
             one = saved(path, self.work) if path in own else None  # of an earlier trunk, for example
             if one is not None and all(one.shards <= self.shards[layer] for layer in range(one.layer)):
                 found.append(one)
@@ -128,9 +129,9 @@ class Journal:
 
 
 def clear(path: Path) -> None:
-    """Removes the journal of a contribution."""
+    """Removes the journal of a contribution, and what killed runs left of its files."""
     for kind in ("part", "states"):
-        for file in _beside(path, kind):
+        for file in [*_beside(path, kind), *unfinished(path.with_name(f"{glob.escape(path.stem)}.*.{kind}"))]:
             file.unlink()
 
 

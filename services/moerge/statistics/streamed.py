@@ -5,6 +5,8 @@ activations of one micro-batch and the sums of one shard in one layer, whatever 
 of additions are those of a pass with the whole model in memory, and so are the integers.
 """
 
+import glob
+import shutil
 import time
 from collections import deque
 from collections.abc import Collection, Iterator, Sequence
@@ -18,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from moerge.documents.shards import Shard
-from moerge.files import atomic_file
+from moerge.files import atomic_file, is_of_full_disk, unfinished
 from moerge.models.batches import batches
 from moerge.models.families import EMBEDDING
 from moerge.models.writer import TensorPlan, write_safetensors
@@ -151,15 +153,29 @@ class Streamed:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
 
-    def save(self, path: Path, work: str) -> None:
-        """Writes the window's hidden states before the next layer; `work` names the pass and its settings."""
+    def save(self, path: Path, work: str) -> bool:
+        """Writes the window's hidden states before the next layer; `work` names the pass and its settings.
+
+        Returns:
+            Whether the disk had room for them. If not, earlier ones stay.
+        """
+        for left in unfinished(path.with_name(glob.escape(path.name))):
+            left.unlink()
         plans = [
             TensorPlan(f"{name}.{place}", each.dtype, tuple(each.shape), partial(states.__getitem__, place))
             for name, states in self._states.items()
             for place, each in enumerate(states)
         ]
-        with atomic_file(path) as out:
-            write_safetensors(out, plans, metadata={"work": work, "layer": str(self.layer)})
+        if shutil.disk_usage(path.parent).free < sum(each.nbytes for own in self._states.values() for each in own):
+            return False  # without filling the disk, on which sums are written
+        try:
+            with atomic_file(path) as out:
+                write_safetensors(out, plans, metadata={"work": work, "layer": str(self.layer)})
+        except OSError as error:
+            if not is_of_full_disk(error):
+                raise
+            return False
+        return True
 
     def _restore(self, path: Path) -> None:
         with safe_open(path, framework="pt") as file:

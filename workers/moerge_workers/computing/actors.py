@@ -27,9 +27,10 @@ from moerge_workers.computing.nodes import NodePass, Nodes, not_started
 from moerge_workers.settings import Settings
 from moerge_workers.watching.events import Events
 
-_DEATHS = 4  # in a row, of an actor and its replacements, before one finishes a layer
+_DEATHS = 4  # in a row, of an actor and its replacements, before one gives sums
 _LOOK_SECONDS = 2.0
 _TELL_SECONDS = 60.0
+_FULL = "the disk has no room for hidden states, so after a kill a window begins anew"
 
 
 class Slot:
@@ -64,11 +65,15 @@ class Slot:
         """Computes the next layer; returns its sums over the wanted shards."""
         return self._streamed.sums(wanted)
 
-    def save(self, states: Path, work: str) -> float:
-        """Saves the hidden states, if the journal is on this node or shared; returns the seconds that it took."""
+    def save(self, states: Path, work: str) -> float | None:
+        """Saves the hidden states, if the journal is on this node or shared.
+
+        Returns:
+            The seconds that it took; None if the disk has no room.
+        """
         begun = time.monotonic()
-        if any(states.parent.glob("*.part")):
-            self._streamed.save(states, work)
+        if any(states.parent.glob("*.part")) and not self._streamed.save(states, work):
+            return None
         return time.monotonic() - begun
 
 
@@ -159,10 +164,16 @@ def _alive() -> bool:
 
 
 class _Actor:
-    """An actor in a slot; `deaths`: of its predecessors, since the slot last finished a layer."""
+    """An actor in a slot; `deaths`: of its predecessors, since the slot last gave sums."""
 
     def __init__(self, handle: Any, slot: int, deaths: int) -> None:
         self.handle, self.slot, self.deaths, self.layer = handle, slot, deaths, 0
+
+    def passed(self, *, summed: bool) -> None:
+        """Notes a layer. One without new sums was computed by a predecessor, too, which died behind it."""
+        self.layer += 1
+        if summed:
+            self.deaths = 0
 
 
 Call = Literal["pace", "begin", "sums", "save"]
@@ -181,7 +192,7 @@ class _Pool:
 
     def __init__(self, how: Slots, work: Pass, again: deque[Window], connect: Callable[[], None]) -> None:
         self._how, self._work, self._again, self._connect = how, work, again, connect
-        self._restarts, self._told = 0, time.monotonic()
+        self._restarts, self._told, self._full = 0, time.monotonic(), False
         self.paces: dict[int, float] = {}
         self._saving: _Actor | None = None  # once the sums of its last layer are kept
         self._begin()
@@ -252,13 +263,18 @@ class _Pool:
         if call == "begin":
             actor.layer = result
         else:
-            window.note_saved(result)
+            window.note_saved(result or 0.0)
+            if result is None and not self._full:
+                self._full = True
+                self._how.say(f"{_FULL}: {window.states.parent}")
         self._next_layer(actor, window)
         return None
 
     def _summed(self, actor: _Actor, window: Window, sums: ShardSums | None) -> Done:
         done = Done(window, actor.layer, sums)
-        actor.deaths, actor.layer, self._restarts = 0, actor.layer + 1, 0
+        actor.passed(summed=sums is not None)
+        if sums is not None:
+            self._restarts = 0
         share = [done.tokens * layer // window.layers for layer in (done.layer, actor.layer)]
         self._how.events.finished(actor.slot, share[1] - share[0])
         if actor.layer == window.layers:

@@ -6,7 +6,7 @@ from functools import cached_property
 from pathlib import Path
 
 from moerge.documents.shards import Shard
-from moerge.files import file_sha256
+from moerge.files import file_sha256, unfinished
 from moerge.statistics.journal import Journal, clear
 from moerge.statistics.passes import Pass
 from moerge.statistics.windows import ComputeWindows, Layered, WindowSize, windows
@@ -120,6 +120,8 @@ class PendingStatistics:
         self.events.shards(done, len(plan.sizes), total(plan.sizes.values()).tokens - progress.tokens)
 
     def _journal(self, plan: Plan, path: Path) -> Journal:
+        for left in unfinished(self.ledger.path("*")):
+            left.unlink()
         kept = plan.sent if self._planner.grows else frozenset()
         before = self.ledger.path(self.ledger.files()[-1].name) if kept else None
         journal = Journal(path, self.blank, before)

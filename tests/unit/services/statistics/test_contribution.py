@@ -46,6 +46,15 @@ def test_documents_that_are_others_when_they_are_read_again_are_refused(
 def test_a_run_that_was_killed_when_it_had_joined_its_journal_leaves_no_parts(own: DenseExpert, tmp_path: Path) -> None:
     path = trunk_contribution(own, DOCUMENTS, tmp_path / "sums")
     path.rename(tmp_path / "sums.journal")
-    (tmp_path / "sums.2.part").write_bytes(b"sums")
+    for name in ("sums.2.part", ".sums.2.part.01234567.tmp", ".sums.0123456789abcdef.states.01234567.tmp"):
+        (tmp_path / name).write_bytes(b"of a killed run")
     assert trunk_contribution(own, DOCUMENTS, path) == path
     assert [each.name for each in tmp_path.iterdir()] == ["sums"]
+
+
+def test_a_contribution_removes_no_file_of_others(own: DenseExpert, tmp_path: Path) -> None:
+    others = {"adam.states", "sum.2.part", ".adam.states.tmp"}
+    for name in others:
+        (tmp_path / name).write_bytes(b"of the user")
+    trunk_contribution(own, DOCUMENTS, tmp_path / "sums")
+    assert {each.name for each in tmp_path.iterdir()} == {"sums", *others}

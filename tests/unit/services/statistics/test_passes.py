@@ -1,5 +1,9 @@
 """Other devices, precisions and layouts of a pass give the sums of the plain one, within their rounding."""
 
+import resource
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -138,6 +142,33 @@ def test_windows_threads_and_saved_hidden_states_change_no_integer(tmp_path: Pat
             assert (one.shards, one.layer) == (frozenset({"0", "1"}), 1)
             assert streamed.begin(shards, one.path) == 1
     require_same(replace(expected, arrays=arrays), expected)
+
+
+@contextmanager
+def files_of_at_most(size: int) -> Iterator[None]:
+    """While open, a longer file meets what a full disk gives."""
+    before, ignored = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, ignored)
+
+
+def test_hidden_states_without_room_on_the_disk_are_not_saved_and_a_killed_save_leaves_nothing(
+    tmp_path: Path,
+) -> None:
+    streamed, path = Streamed(both_passes(expert(tmp_path / "expert", 1))[0], 150), tmp_path / "states" / "[a].states"
+    streamed.begin([Shard("one", ROWS, len(ROWS))])
+    path.parent.mkdir()
+    path.with_name(".[a].states.01234567.tmp").write_bytes(b"of a killed run")
+    assert streamed.save(path, "work")
+    before = path.read_bytes()
+    with files_of_at_most(len(before) // 2):
+        assert not streamed.save(path, "work")
+    assert path.read_bytes() == before
+    assert [each.name for each in path.parent.iterdir()] == [path.name]
 
 
 def test_behind_a_dynamic_rope_a_shard_s_integers_depend_on_no_longer_shard_before_it(tmp_path: Path) -> None:

@@ -176,12 +176,14 @@ def test_law_4_killed_anywhere_it_goes_on_with_the_layer_and_the_window(
 
 def test_killed_while_a_window_is_in_a_layer_only_that_layer_is_computed_again(owner: Owner, tmp_path: Path) -> None:
     owner.contribute(tmp_path, "router", None, [1])
-    (tmp_path / "earlier-trunk-1.0123.states").write_bytes(b"hidden states")
+    for name in ("earlier-trunk-1.0123456789abcdef.states", ".earlier-trunk-1.0.part.01234567.tmp"):
+        (tmp_path / name).write_bytes(b"of a killed run")
     assert journals(tmp_path)[0] == "0.part"
     assert journals(tmp_path)[1].endswith(".states")
     assert [layer for layer, _ in owner.steps] == [0, 1]
     assert owner.contribute(tmp_path, "router") == owner.whole["router"]
     assert [layer for layer, _ in owner.steps] == [1, 2]
+    assert not [path.name for path in tmp_path.iterdir() if "earlier" in path.name]
 
 
 def test_without_saved_hidden_states_no_sum_is_computed_again(owner: Owner, tmp_path: Path) -> None:
