@@ -18,7 +18,10 @@ from moerge.statistics.accumulate import sum_bytes
 from moerge.statistics.passes import Pass, TrunkPass
 from moerge_proto.statistics_file import StatisticsSettings, gram_length
 
-_CGROUPS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+_CGROUPS = (  # folder, limit, use, prefix in memory.stat
+    ("/sys/fs/cgroup", "memory.max", "memory.current", ""),
+    ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
+)
 
 
 @dataclass(frozen=True)
@@ -108,10 +111,23 @@ def free_bytes(device: str) -> int | None:
     except OSError:
         return None
     free = sum(1024 * int(lines[name].split()[0]) for name in ("MemAvailable", "SwapFree"))
-    for limit in map(Path, _CGROUPS):
-        if limit.is_file() and (found := limit.read_text("utf-8").strip()).isdecimal():
-            free = min(free, int(found))
+    for folder, *names in _CGROUPS:
+        if (left := _left_in_container(Path(folder), *names)) is not None:
+            free = min(free, left)
     return free
+
+
+def _left_in_container(folder: Path, limit: str, used: str, prefix: str) -> int | None:
+    """The bytes to a container's limit; pages of files are free, because the system can drop them. None: no limit."""
+    if not (path := folder / limit).is_file() or not (most := path.read_text("utf-8").strip()).isdecimal():
+        return None
+    try:
+        stat = dict(line.split() for line in (folder / "memory.stat").read_text("utf-8").splitlines())
+        taken = int((folder / used).read_text("utf-8"))
+    except OSError:  # not all containers show them
+        return int(most)
+    files = sum(int(stat.get(f"{prefix}{kind}_file", 0)) for kind in ("active", "inactive"))
+    return max(0, int(most) - taken + files)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The example of docs/performance.md follows from the formula of a pass's memory."""
+"""The example of docs/performance.md follows from the formula of a pass's memory; a container's use isn't free."""
 
 import re
 from pathlib import Path
@@ -8,7 +8,8 @@ import pytest
 from rich.filesize import decimal
 from transformers import LlamaConfig
 
-from moerge.statistics.memory import need
+from moerge.statistics import memory
+from moerge.statistics.memory import free_bytes, need
 from moerge.statistics.passes import RouterPass, TrunkPass
 from moerge_proto.statistics_file import StatisticsSettings
 
@@ -30,3 +31,23 @@ def test_the_page_has_the_memory_of_these_models(tmp_path: Path, name: str, kind
 
 def test_the_page_has_both_passes_of_both_models() -> None:
     assert [(name, kind) for name, kind, _ in ROWS] == [(name, kind) for name in SHAPES for kind in ("trunk", "router")]
+
+
+@pytest.mark.parametrize(("number", "prefix"), [(0, ""), (1, "total_")])
+def test_in_a_container_what_is_used_is_not_free_but_pages_of_files_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, prefix: str
+) -> None:
+    _, limit, used, _ = memory._CGROUPS[number]
+    monkeypatch.setattr(memory, "_CGROUPS", ((str(tmp_path), limit, used, prefix),))
+    stat = f"anon 700000\n{prefix}inactive_file 100000\n{prefix}active_file 50000\n"
+    for name, content in ((limit, "1000000\n"), (used, "850000\n"), ("memory.stat", stat)):
+        (tmp_path / name).write_text(content)
+    assert free_bytes("cpu") == 300000
+    (tmp_path / used).write_text("2000000\n")
+    assert free_bytes("cpu") == 0
+    (tmp_path / used).unlink()
+    assert free_bytes("cpu") == 1000000
+    (tmp_path / limit).write_text("max\n")
+    found = free_bytes("cpu")
+    assert found is not None
+    assert found > 1000000
