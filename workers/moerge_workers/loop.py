@@ -181,6 +181,7 @@ def _contribute_under_each_trunk(context: Context, own_grams: Path | None, evalu
     while (current := _next_trunk(context, last, meanwhile)) is not None:
         last = current.digest
         own = context.expert
+        own.checkpoint.require_unchanged()  # since its digest was computed
         registered(context.client, own.folder, own.domain, own.digest)  # raises for a withdrawn expert
         context.events.status.update(trunk=current.digest, obstacle=None)
         try:

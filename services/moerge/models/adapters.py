@@ -184,11 +184,17 @@ class Adapter:
             return weight.to(dtype)
 
     def copy(self, name: str, out: Tensor) -> None:
-        """Copies one merged tensor into `out`, of its shape."""
-        if name in self.specs and name not in self._changes:
-            self._base.copy(self._source(name), out)
+        """Copies one merged tensor into `out`, of its shape, as `tensor` has it."""
+        source = self._source(name)
+        if name not in self._changes and name in self.specs and self.specs[name].dtype == self._base.specs[source].dtype:
+            self._base.copy(source, out)
         else:
             out.copy_(self.tensor(name))
+
+    def require_unchanged(self) -> None:
+        """Requires that the files of base and adapter are those whose headers were read."""
+        self._base.require_unchanged()
+        self._own.require_unchanged()
 
     def _source(self, name: str) -> str:
         """The base's tensor under a name: a tied head is the embedding."""

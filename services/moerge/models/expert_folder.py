@@ -174,7 +174,10 @@ class DenseExpert:
     @cached_property
     def files(self) -> dict[str, str]:
         """Name -> SHA-256 of its files."""
-        return file_digests(self.folder)
+        checkpoint = self.checkpoint
+        found = file_digests(self.folder)
+        checkpoint.require_unchanged()
+        return found
 
     @cached_property
     def digest(self) -> str:

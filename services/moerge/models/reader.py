@@ -63,6 +63,14 @@ class Checkpoint:
         """
         self._source.copy(name, out)
 
+    def require_unchanged(self) -> None:
+        """Requires that its files are those whose headers were read.
+
+        Raises:
+            CheckpointError: one was replaced or changed.
+        """
+        self._source.require_unchanged()
+
 
 def model_shapes(config: PretrainedConfig) -> dict[str, tuple[int, ...]]:
     """Name and shape of every tensor of the dense model of `config`, without allocating any.

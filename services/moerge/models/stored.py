@@ -66,12 +66,15 @@ class StoredTensors:
         self.specs: dict[str, TensorSpec] = {}
         self._remote = remote
         self._starts: dict[str, int] = {}  # of the tensors in their files
+        self._marks: dict[Path, tuple[int, int]] = {}  # size and time of local files
         self._header_bytes = 0
         for file in [path] if path.is_file() or path.name in remote else _weight_files(path, remote):
             self._read_header(file)
 
     def _read_header(self, file: Path) -> None:
         source = self._remote.get(file.name)
+        if source is None:
+            self._marks[file] = _mark(file)
         try:
             header = _plain_header(file, source)
             self._header_bytes += len(header)
@@ -122,9 +125,10 @@ class StoredTensors:
         """Reads one tensor into `out`, contiguous and of its shape, in pieces instead of a mapping.
 
         Raises:
-            CheckpointError: as in `tensor`.
+            CheckpointError: as in `tensor`, or the file is another one than when its header was read.
         """
         spec, start = self._spec(name), self._starts[name]
+        self._require_unchanged(spec.file)
         with _opened(spec.file, self._remote.get(spec.file.name)) as source:
             for part in out.view(-1).split(_PIECE):
                 piece = torch.empty(len(part), dtype=spec.dtype)
@@ -132,11 +136,34 @@ class StoredTensors:
                 part.copy_(piece)
                 start += piece.nbytes
 
+    def require_unchanged(self) -> None:
+        """Requires that each local file is the one whose header was read.
+
+        Raises:
+            CheckpointError: one was replaced or changed.
+        """
+        for file in self._marks:
+            self._require_unchanged(file)
+
+    def _require_unchanged(self, file: Path) -> None:
+        if (mark := self._marks.get(file)) is not None and mark != _mark(file):
+            todo = "start again; write another model into another folder"
+            raise CheckpointError("the file was replaced or changed during the work", where=str(file), todo=todo)
+
     def _spec(self, name: str) -> TensorSpec:
         spec = self.specs.get(name)
         if spec is None:
             raise CheckpointError("tensor not found", where=f"{self.path}: {name}")
         return spec
+
+
+def _mark(file: Path) -> tuple[int, int]:
+    """Size and time of a file; zeros if it is missing."""
+    try:
+        found = file.stat()
+    except FileNotFoundError:
+        return 0, 0
+    return found.st_size, found.st_mtime_ns
 
 
 def _fill(data: Tensor, source: Ranges, start: int, spec: TensorSpec, name: str) -> None:

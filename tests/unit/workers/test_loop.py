@@ -1,5 +1,6 @@
 """A run: one stage after another, and again under every later trunk."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from moerge.errors import CoordinatorError, MoergeError
+from moerge.models.stored import SINGLE
 from moerge.progress import Progress
 from moerge.trunk.merge import DENSE_TRUNK_FILE
 from moerge_proto.contributions import Contribution, NewContribution
@@ -179,6 +181,33 @@ def test_after_a_contribution_it_waits_for_the_next_trunk_and_hears_that_it_was_
     shown = capsys.readouterr().err
     assert "waiting for the next trunk" in shown
     assert "strays" not in shown.rpartition("waiting for")[2]
+
+
+class _Retraining(MemoryClient):
+    """A coordinator of an owner who trains the expert again, in its folder, before the next trunk, which is the last."""
+
+    def current_trunk(self) -> Trunk | None:
+        if len(self.rows) > 1:
+            raise _EndedError
+        return self.current
+
+    def contribute(self, new: NewContribution) -> Contribution:
+        self.current = trunk("8" * 64)
+        tensors = load_file(self.weights.parent / "retrained" / SINGLE)
+        tensors["model.layers.0.mlp.up_proj.weight"] *= 2
+        save_file(tensors, self.weights.parent / "retrained" / SINGLE)
+        return super().contribute(new)
+
+
+def test_an_expert_that_was_trained_again_contributes_nothing_under_its_old_name(folder: Path, home: Path) -> None:
+    own = shutil.copytree(folder / "expert", folder / "retrained")
+    client = _Retraining(folder / DENSE_TRUNK_FILE)
+    with (
+        context_of(folder, home, client, once=False, expert=own) as context,
+        pytest.raises(MoergeError, match=r"retrained/model.safetensors: the file was replaced or changed"),
+    ):
+        run_stages(context)
+    assert [row.trunk for row in client.rows.values()] == ["7" * 64]
 
 
 class _Replaced(MemoryClient):

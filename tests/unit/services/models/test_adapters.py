@@ -260,6 +260,9 @@ def test_with_a_format_in_its_metadata_tensors_have_the_adapter_s_own_format(pla
         dtype = torch.float32 if "q_proj.weight" in name else torch.bfloat16
         assert found.specs[name].dtype == found.tensor(name).dtype == dtype
         assert found.specs[name].shape == spec.shape
+        copied = torch.empty(spec.shape)
+        found.copy(name, copied)
+        assert torch.equal(copied, found.tensor(name).float())
 
 
 def test_a_base_of_another_architecture_is_refused(plain: Path, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from moerge.errors import MoergeError
 from moerge.models.expert_folder import DenseExpert
+from moerge.models.stored import SINGLE
 from moerge.models.tokens import Tokens
 from moerge.statistics.contribution import trunk_contribution
 from support.models import expert
@@ -41,6 +42,25 @@ def test_documents_that_are_others_when_they_are_read_again_are_refused(
     assert not path.exists()
     assert trunk_contribution(own, DOCUMENTS, path).is_file()
     assert [each.name for each in tmp_path.iterdir()] == ["sums"]
+
+
+def test_an_expert_that_is_replaced_during_the_pass_gives_no_sums_of_a_mixture(tmp_path: Path) -> None:
+    own, other = (DenseExpert("code", expert(tmp_path / str(seed), seed)) for seed in (1, 2))
+
+    def replaced() -> Iterator[Tokens]:
+        yield from DOCUMENTS
+        if begun:
+            (other.folder / SINGLE).replace(own.folder / SINGLE)
+        begun.append(True)
+
+    class Texts:
+        def __iter__(self) -> Iterator[Tokens]:
+            return replaced()
+
+    begun = list[bool]()
+    with pytest.raises(MoergeError, match="replaced or changed during the work") as caught:
+        trunk_contribution(own, Texts(), tmp_path / "sums")
+    assert caught.value.where == str(own.folder / SINGLE)
 
 
 def test_a_run_that_was_killed_when_it_had_joined_its_journal_leaves_no_parts(own: DenseExpert, tmp_path: Path) -> None:
