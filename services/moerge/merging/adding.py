@@ -83,7 +83,7 @@ def _added(job: Job, version: Kept, sources: Sequence[Source], texts: Mapping[st
     if settings.scored_tokens and (missing := [each.domain for each in old if each.domain not in texts]):
         job.say(f"not scored, for want of held-out text: {', '.join(missing)}; give their --text of the merge again")
     held_out += [HeldOut(each.scored, source.expert.folder) for source, each in zip(sources, surveys, strict=True)]
-    found = scores(held_out, job.out, settings.computing.device, job.progress, job.say)
+    found = scores(held_out, job.out, settings.computing, job.say)
     counts = {each.domain: DomainCounts(each.documents, each.tokens) for each in inputs.contributed}
     new = [
         kept_expert(slot.record, own.windows, each.expert, generated=source.generated)

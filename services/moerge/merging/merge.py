@@ -55,7 +55,7 @@ def _merged(job: Job, sources: Sequence[Source]) -> Report:
     lineage, inputs = local_version(members, trunk, parts, settings.recipe.solve)
     job.publish(lineage, inputs, {})
     held_out = [HeldOut(each.scored, (own.whole or own).folder) for own, each in zip(experts, surveys, strict=True)]
-    found = scores(held_out, job.out, settings.computing.device, job.progress, job.say)
+    found = scores(held_out, job.out, settings.computing, job.say)
     report = Report.of(
         str(job.out),
         [own.domain for own in experts],

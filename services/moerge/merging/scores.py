@@ -10,9 +10,9 @@ from moerge.errors import MoergeError
 from moerge.merging.report import DomainScore
 from moerge.models.dense import expert_weights
 from moerge.models.published import published_weights
-from moerge.progress import Progress
 from moerge.scoring.memory import room_for_states, scoring_need, streamed_model
 from moerge.scoring.perplexity import Score, Window, normalised
+from moerge.statistics.contribution import Computing
 from moerge.statistics.memory import free_for
 
 
@@ -32,35 +32,33 @@ class Scored:
     domain: DomainScore | None = None
 
 
-def scores(
-    domains: Sequence[HeldOut], version: Path, device: str, progress: Progress, say: Callable[[str], None]
-) -> list[Scored]:
+def scores(domains: Sequence[HeldOut], version: Path, computing: Computing, say: Callable[[str], None]) -> list[Scored]:
     """The scores of each domain with windows; `say` is told if memory is too short for all."""
     nothing = [Scored()] * len(domains)
     if not any(each.windows for each in domains):
         return nothing
     longest = max(len(window.tokens) for each in domains for window in each.windows)
-    merged = published_weights(version)
+    merged, device, host = published_weights(version), computing.device, computing.host_memory
     try:
-        room_for_states(scoring_need(merged.config, torch.float32, longest), free_for(device))
+        room_for_states(scoring_need(merged.config, torch.float32, longest), free_for(device), host)
     except MoergeError as error:
         say(f"not scored: {error.what}")
         return nothing
     experts, found = list[Score](), list[Scored]()
     passes = [2 if isinstance(each.expert, Path) else 1 for each in domains]
     total = sum(n * window.scored for n, each in zip(passes, domains, strict=True) for window in each.windows)
-    with progress.track("scoring experts and version", total, "tokens") as tracker:
+    with computing.progress.track("scoring experts and version", total, "tokens") as tracker:
         for each in domains:
             if isinstance(each.expert, Score) or not each.windows:
                 experts.append(each.expert if isinstance(each.expert, Score) else Score(0.0, 0))
                 continue
-            expert = streamed_model(expert_weights(each.expert), "float32", device, longest)
+            expert = streamed_model(expert_weights(each.expert), "float32", device, longest, host)
             experts.append(expert.score(each.windows, tracker))
         for own, each in zip(experts, domains, strict=True):
             if not each.windows:
                 found.append(Scored())
                 continue
-            model = streamed_model(merged, "float32", device, longest)
+            model = streamed_model(merged, "float32", device, longest, host)
             scored = model.score(each.windows, tracker)
             shares = (model.routed.sum(dim=0) / model.routed.sum()).tolist()
             points = normalised(own, scored)

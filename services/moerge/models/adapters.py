@@ -186,7 +186,11 @@ class Adapter:
     def copy(self, name: str, out: Tensor) -> None:
         """Copies one merged tensor into `out`, of its shape, as `tensor` has it."""
         source = self._source(name)
-        if name not in self._changes and name in self.specs and self.specs[name].dtype == self._base.specs[source].dtype:
+        if (
+            name not in self._changes
+            and name in self.specs
+            and self.specs[name].dtype == self._base.specs[source].dtype
+        ):
             self._base.copy(source, out)
         else:
             out.copy_(self.tensor(name))

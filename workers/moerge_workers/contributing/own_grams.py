@@ -23,6 +23,6 @@ def sampled_grams(context: Context) -> Path:
     title = "choosing documents to compare trunks with"
     sample = sample_of(context.data, events, settings.statistics, tokens, 1, title)
     events.enter(Stage.COMPUTING)
-    computing = Computing(device=settings.device, slots=settings.slots, progress=events)
+    computing = Computing(settings.device, settings.slots, settings.host_memory, progress=events)
     rows = [row for document in sample for row in document]
     return trunk_contribution(expert, rows, path, settings.statistics, computing, rare_below=0)

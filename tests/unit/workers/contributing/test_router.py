@@ -17,6 +17,7 @@ from moerge.statistics.passes import Pass
 from moerge.statistics.windows import Done, Window
 from moerge_proto.contributions import Contribution
 from moerge_workers.contributing import router
+from moerge_workers.contributing.own_grams import sampled_grams
 from support.models import expert, texts
 from support.stages import MemoryClient, context_of, trunk
 
@@ -161,3 +162,11 @@ def test_what_waits_for_an_answer_follows_the_data(folder: Path, home: Path, cli
         assert router.run(context, trunk(), None) == []
         [item] = context.outbox.history.asked()
     assert " 60 documents" in item.about
+
+
+def test_grams_of_a_sample_have_the_memory_that_is_given(folder: Path, home: Path, client: MemoryClient) -> None:
+    with (
+        context_of(folder, home, client, host_memory=1) as context,
+        pytest.raises(MoergeError, match="--host-memory is 1 byte"),
+    ):
+        sampled_grams(context)
