@@ -184,7 +184,7 @@ def test_after_a_contribution_it_waits_for_the_next_trunk_and_hears_that_it_was_
 
 
 class _Retraining(MemoryClient):
-    """A coordinator of an owner who trains the expert again, in its folder, before the next trunk, which is the last."""
+    """A coordinator of an owner who trains the expert again in its folder, before the next and last trunk."""
 
     def current_trunk(self) -> Trunk | None:
         if len(self.rows) > 1:

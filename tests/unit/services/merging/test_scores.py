@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from moerge.merging import scores as merging
 from moerge.merging.scores import HeldOut, scores
 from moerge.models.config import read_config
 from moerge.models.tokens import Tokens
+from moerge.scoring.memory import streamed_model
 from moerge.scoring.perplexity import BATCH_TOKENS, windows
 from moerge.scoring.streamed import StreamedModel
 from moerge.statistics.contribution import Computing
@@ -20,14 +20,14 @@ def test_the_hidden_states_of_scores_have_the_memory_that_is_given(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     experts = [expert(tmp_path / str(seed), seed, num_hidden_layers=1) for seed in (1, 2)]
-    version, given, make = published(experts, tmp_path), list[int](), merging.streamed_model
+    version, given, make = published(experts, tmp_path), list[int](), streamed_model
 
     def noted(*arguments: Any) -> StreamedModel:
         model = make(*arguments)
         given.append(model._states)
         return model
 
-    monkeypatch.setattr(merging, "streamed_model", noted)
+    monkeypatch.setattr("moerge.merging.scores.streamed_model", noted)
     held_out = [HeldOut(windows([Tokens([5] * 40)] * 3, 40, 20), folder) for folder in experts]
     least = 4 * int(read_config(version).hidden_size) * BATCH_TOKENS
     found = [scores(held_out, version, Computing(host_memory=each), print) for each in (1, 2 * least, None)]
