@@ -234,7 +234,9 @@ def too_large(
     chosen = "" if host_memory is None else f"--host-memory is {decimal(host_memory)}"
     ways = []
     if host_memory is not None:
-        ways.append(f"--host-memory {-(-slots.processes * least // 10**6)}MB or more")
+        states = slots.processes * least
+        size = f"{-(-states // 10**6)}MB"
+        ways.append(f"--host-memory {size} or more" if host_memory < states else f"--host-memory {size} or little more")
     if slots.processes > 1:
         ways.append(f"--slots {slots.processes // 2}")
     if settings.precision == "float32":

@@ -93,6 +93,8 @@ def test_what_can_t_fit_is_refused_with_the_settings_to_change(tmp_path: Path) -
     )
     for way in ways:
         assert way in caught.value.todo
+    with pytest.raises(MoergeError, match="--host-memory 4295MB or little more"):
+        room_of(work, settings_of(work, host_memory=ByteSize(10**15)), Free(10**11, None))
     coarse = StatisticsSettings(precision="bfloat16")
     with pytest.raises(MoergeError) as caught:
         room_of(work, settings_of(work, statistics=coarse), Free(1, None))
