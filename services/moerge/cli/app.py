@@ -5,7 +5,7 @@ import signal
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import stamina
 import typer
@@ -30,6 +30,7 @@ from moerge.cli import (
     workflows,
 )
 from moerge.errors import MoergeError
+from moerge.files import is_of_full_disk
 
 
 @dataclass(frozen=True)
@@ -151,7 +152,16 @@ def main() -> None:
     try:
         app()
     except MoergeError as error:
-        Console(stderr=True, soft_wrap=True).print(f"[bold red]error:[/] {escape(str(error))}", highlight=False)
-        sys.exit(1)
+        _end(error)
+    except OSError as error:
+        if not is_of_full_disk(error):
+            raise
+        todo = "free space, then run the command again, which continues where it can"
+        _end(MoergeError("the disk is full, or the user's quota", where=str(error.filename or "disk"), todo=todo))
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def _end(error: MoergeError) -> NoReturn:
+    Console(stderr=True, soft_wrap=True).print(f"[bold red]error:[/] {escape(str(error))}", highlight=False)
+    sys.exit(1)

@@ -1,6 +1,8 @@
 """The console script: what it makes of errors."""
 
+import errno
 import json
+import os
 import signal
 import sys
 from pathlib import Path
@@ -64,3 +66,22 @@ def test_an_id_may_be_its_first_characters_as_a_terminal_cuts_it(given: str) -> 
 def test_a_shell_completes_commands_of_components_too() -> None:
     asked = {"_MOERGE_COMPLETE": "complete_bash", "COMP_WORDS": "moerge coordinator ve", "COMP_CWORD": "2"}
     assert CliRunner().invoke(app, prog_name="moerge", env=asked).stdout.split() == ["verify"]
+
+
+def test_a_full_disk_ends_a_command_with_one_line_and_other_trouble_with_its_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(signal, "signal", lambda *_: None)  # this process keeps its own
+
+    def ends(number: int) -> None:
+        def fails() -> None:
+            raise OSError(number, os.strerror(number), "sums.part")
+
+        monkeypatch.setattr("moerge.cli.app.app", fails)
+        main()
+
+    with pytest.raises(SystemExit):
+        ends(errno.ENOSPC)
+    assert capsys.readouterr().err.startswith("error: sums.part: the disk is full")
+    with pytest.raises(PermissionError):
+        ends(errno.EACCES)
