@@ -51,7 +51,7 @@ class Need:
         return cls(
             weights=2 * size * layer,
             sums=sum(map(sum_bytes, grams)),
-            batch=tokens * (size * (2 * intermediate + 4 * hidden) + 4 * max(grams)),
+            batch=tokens * (size * (3 * intermediate + 4 * hidden) + 4 * max(grams)),
             integers=sum(8 * gram_length(gram) for gram in grams),
             token=size * hidden,
             least=size * hidden * enough(hidden),

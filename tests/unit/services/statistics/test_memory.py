@@ -12,6 +12,8 @@ from moerge.statistics import memory
 from moerge.statistics.memory import free_bytes, need
 from moerge.statistics.passes import RouterPass, TrunkPass
 from moerge_proto.statistics_file import StatisticsSettings
+from support.models import expert
+from support.peaks import peak_of
 
 PAGE = Path(__file__).parents[4] / "docs" / "performance.md"
 SHAPES = {"8B": (4096, 14336, 32), "70B": (8192, 28672, 64)}
@@ -51,3 +53,24 @@ def test_in_a_container_what_is_used_is_not_free_but_pages_of_files_are(
     found = free_bytes("cpu")
     assert found is not None
     assert found > 1000000
+
+
+SUMMED = """
+from moerge.documents.shards import Shard
+from moerge.models.tokens import Tokens
+from moerge.statistics.passes import RouterPass
+from moerge.statistics.streamed import Streamed
+def call(folder):
+    streamed = Streamed(RouterPass(folder, folder, [0] * 2), 2048)
+    shard = Shard("one", [Tokens([row] * 64) for row in range(32)], 32)
+    for _ in range(streamed.begin([shard]), streamed.layers):
+        streamed.sums(["one"])
+"""
+
+
+def test_the_peak_of_a_wide_mlp_is_within_the_formula(tmp_path: Path) -> None:
+    """Its gate, its other half and their product are in memory together."""
+    folder = expert(tmp_path / "expert", 1, intermediate_size=6000, num_hidden_layers=2)
+    own = need(RouterPass(folder, folder, []), StatisticsSettings())
+    assert own.batch > 3 * 4 * 2048 * 6000
+    assert peak_of(SUMMED, folder) < own.host() + 2048 * own.token + 2**23
