@@ -33,7 +33,7 @@ class FittedLayers:
     def __contains__(self, layer: int) -> bool:
         try:
             with safe_open(self._file(layer), framework="pt") as file:
-                return bool(file.metadata().get("work") == self._work)
+                return (file.metadata() or {}).get("work") == self._work
         except (OSError, SafetensorError):
             return False
 

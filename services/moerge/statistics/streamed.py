@@ -214,7 +214,7 @@ def saved(path: Path, work: str) -> Saved | None:
     """The hidden states in a file; None if they are damaged, or of other work."""
     try:
         with safe_open(path, framework="pt") as file:
-            facts = file.metadata()
+            facts = file.metadata() or {}
             shards = frozenset(name.rpartition(".")[0] for name in file.keys())  # noqa: SIM118  # not iterable
     except (OSError, SafetensorError):
         return None

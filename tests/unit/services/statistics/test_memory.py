@@ -73,4 +73,4 @@ def test_the_peak_of_a_wide_mlp_is_within_the_formula(tmp_path: Path) -> None:
     folder = expert(tmp_path / "expert", 1, intermediate_size=6000, num_hidden_layers=2)
     own = need(RouterPass(folder, folder, []), StatisticsSettings())
     assert own.batch > 3 * 4 * 2048 * 6000
-    assert peak_of(SUMMED, folder) < own.host() + 2048 * own.token + 2**23
+    assert peak_of(SUMMED, folder) < own.host() + 2048 * own.token + 2**24
