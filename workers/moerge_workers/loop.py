@@ -1,6 +1,5 @@
 """A worker's run: all stages, repeated under every later trunk."""
 
-import shutil
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
@@ -16,7 +15,7 @@ from moerge.client.client import Client
 from moerge.client.register import registered
 from moerge.errors import CoordinatorError, IncompatibleExpertError, MoergeError
 from moerge.experts.fitting import require_fittable
-from moerge.experts.low_rank import low_rank_expert
+from moerge.experts.low_rank import low_rank_expert, remove_low_rank
 from moerge.files import is_of_full_disk, private_folder
 from moerge.models.adapters import WEIGHTS
 from moerge.models.expert_folder import DenseExpert, check_expert, dense_folder
@@ -124,7 +123,7 @@ def _expert(own: DenseExpert, settings: Settings, events: Events) -> DenseExpert
     """The expert as it is sent: dense, and with a rank its MLPs of low rank."""
     reduced, rank, base = settings.home / "low-rank", settings.expert_rank, settings.base
     if rank is None or base is None:
-        shutil.rmtree(reduced, ignore_errors=True)  # of an earlier rank
+        remove_low_rank(reduced)  # of an earlier rank
     else:
         own = low_rank_expert(own, DenseExpert("base", base), rank, reduced, events)
     folder = dense_folder(own.folder, settings.home / "expert")

@@ -10,6 +10,7 @@ import os
 import shutil
 from collections import Counter
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -21,7 +22,14 @@ from torch import Tensor
 from moerge.experts.factors import KEPT, Factors, factors
 from moerge.files import atomic_file, sync_folder
 from moerge.models.adapters import DTYPE, PREFIX, WEIGHTS
-from moerge.models.expert_folder import DenseExpert, check_expert, dense_folder, merged_weights, small_files
+from moerge.models.expert_folder import (
+    DenseExpert,
+    check_expert,
+    dense_folder,
+    merged_weights,
+    remove_dense,
+    small_files,
+)
 from moerge.models.families import EMBEDDING, HEAD
 from moerge.models.low_rank import FIELD, LowRank
 from moerge.models.reader import Checkpoint
@@ -32,6 +40,7 @@ from moerge_proto.digests import digest_of
 from moerge_proto.experts import Rank
 
 _DIGITS, _PARTS = 16, "parts"
+_NAME = "[0-9a-f]" * _DIGITS
 _NO_MODULES = "dummy-target-modules"
 """PEFT's name for an adapter of whole tensors alone."""
 
@@ -51,7 +60,7 @@ def low_rank_expert(own: DenseExpert, base: DenseExpert, rank: Rank, home: Path,
     place = str(base.folder.resolve())
     name = digest_of({"expert": own.digest, "base": base.digest, "place": place, "rank": rank, "kept": str(KEPT)})
     folder = home / f"low-rank-{own.domain}-{name[:_DIGITS]}"
-    for other in home.glob(f"low-rank-{own.domain}-{'?' * _DIGITS}"):
+    for other in home.glob(f"low-rank-{own.domain}-{_NAME}"):
         if other != folder:
             shutil.rmtree(other)
     if not folder.is_dir():
@@ -64,6 +73,15 @@ def low_rank_expert(own: DenseExpert, base: DenseExpert, rank: Rank, home: Path,
         os.replace(part, folder)
         sync_folder(home)
     return replace(own, folder=folder, whole=own)
+
+
+def remove_low_rank(home: Path) -> None:
+    """Removes the folders that `low_rank_expert` made below `home`, and `home` if nothing is left."""
+    for made in (*home.glob(f"low-rank-*-{_NAME}"), *home.glob(f".low-rank-*-{_NAME}.part")):
+        shutil.rmtree(made)
+    remove_dense(home / "base")
+    with suppress(OSError):
+        home.rmdir()
 
 
 @dataclass

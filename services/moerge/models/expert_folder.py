@@ -2,8 +2,10 @@
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -42,6 +44,9 @@ TOKENIZER_FILES = (
     "vocab.json",
 )
 _MAX_TEXT_BYTES = 2**26
+_DIGITS, _BEGUN = 16, ".tmp"
+_MADE = re.compile(rf"[0-9a-f]{{{_DIGITS}}}({re.escape(_BEGUN)})?")
+"""Names of the folders of merged adapters."""
 _OTHER_FILES = ("config.json", GENERATION, INDEX, *TOKENIZER_FILES)
 
 
@@ -78,27 +83,34 @@ def file_digests(folder: Path) -> dict[str, str]:
 def dense_folder(folder: Path, into: Path) -> Path:
     """A folder with the expert's files: an adapter, merged with its base, below `into`; any other folder itself.
 
-    Only for readers of files: uploads and other programs. A complete one is reused, anything else in `into` removed.
+    Only for readers of files: uploads and other programs. A complete one is reused, those of earlier adapters are
+    removed. Other files in `into` stay, because it may be a folder of the owner's.
 
     Raises:
         CheckpointError: the adapter or its base can't be read.
     """
     if not is_adapter(folder):
-        shutil.rmtree(into, ignore_errors=True)  # of an adapter before
+        remove_dense(into, besides=folder)
         return folder
-    out = into / _adapter_digest(folder)[:16]
-    into.mkdir(parents=True, exist_ok=True)
-    for other in into.iterdir():
-        if other != out:
-            shutil.rmtree(other)
+    out = into / _adapter_digest(folder)[:_DIGITS]
+    remove_dense(into, besides=out)
     if not out.is_dir():
-        begun = out.with_suffix(".tmp")
+        begun = out.with_suffix(_BEGUN)
         for name, write in _dense_files(folder).items():
             with atomic_file(begun / name) as file:
                 write(file)
         begun.rename(out)
         sync_folder(into)
     return out
+
+
+def remove_dense(into: Path, besides: Path | None = None) -> None:
+    """Removes the folders that `dense_folder` made in `into`, and `into` if nothing is left."""
+    for made in into.glob("*"):
+        if made != besides and _MADE.fullmatch(made.name):
+            shutil.rmtree(made)
+    with suppress(OSError):
+        into.rmdir()
 
 
 def _adapter_digest(folder: Path) -> str:

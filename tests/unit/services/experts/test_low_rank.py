@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from moerge.errors import CheckpointError, IncompatibleExpertError
 from moerge.experts.factors import factors
-from moerge.experts.low_rank import low_rank_expert
+from moerge.experts.low_rank import low_rank_expert, remove_low_rank
 from moerge.files import file_sha256
 from moerge.models.adapters import WEIGHTS
 from moerge.models.expert_folder import DenseExpert, check_expert, dense_folder, file_digests
@@ -87,6 +87,9 @@ def test_a_complete_folder_is_reused_and_another_rank_s_is_removed(
     second = made(own, base, "auto", tmp_path).folder
     assert second != first
     assert not first.exists()
+    (tmp_path / "mine").mkdir()
+    remove_low_rank(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
 
 def test_an_adapter_of_the_rank_loses_nothing_but_rounding(tmp_path: Path, base: DenseExpert) -> None:

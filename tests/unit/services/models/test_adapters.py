@@ -18,7 +18,7 @@ from moerge.errors import MoergeError
 from moerge.merging.merge import MergeSettings, Source, merge
 from moerge.models.adapters import DTYPE
 from moerge.models.config import read_config
-from moerge.models.expert_folder import DenseExpert, check_expert, dense_folder, expert_files
+from moerge.models.expert_folder import DenseExpert, check_expert, dense_folder, expert_files, remove_dense
 from moerge.models.reader import Checkpoint
 from moerge.models.sources import BASE, checkpoint_folder
 from moerge.scoring.perplexity import load
@@ -156,6 +156,22 @@ def test_an_adapter_is_the_expert_that_its_dense_files_are(base: Path, tmp_path:
         expert_files(folder)
     save_file({**load_file(folder / WEIGHTS), KEY: load_file(folder / WEIGHTS)[KEY] + 1}, folder / WEIGHTS)
     assert DenseExpert("law", folder).digest != digest
+
+
+def test_only_merged_models_are_removed_from_their_folder(plain: Path, tmp_path: Path) -> None:
+    """An owner's home may have an `expert/` of its own, even with the expert."""
+    into = Path(shutil.copytree(plain, tmp_path / "expert"))
+    (into / "notes").mkdir()
+    before = {path.name for path in into.iterdir()}
+    first = dense_folder(into, into)
+    save_file({**load_file(into / WEIGHTS), KEY: load_file(into / WEIGHTS)[KEY] + 1}, into / WEIGHTS)
+    assert {path.name for path in into.iterdir()} == {*before, first.name}
+    second = dense_folder(into, into)
+    assert {path.name for path in into.iterdir()} == {*before, second.name}
+    assert dense_folder(second, into) == second
+    assert second.is_dir()
+    remove_dense(into)
+    assert {path.name for path in into.iterdir()} == before
 
 
 KEY = "base_model.model.model.layers.0.self_attn.q_proj.lora_B.weight"
