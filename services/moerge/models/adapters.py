@@ -26,6 +26,8 @@ DTYPE = "moerge_dtype"
 """Metadata of an adapter's weights, a number format, for an expert whose formats differ from its base's."""
 PREFIX = "base_model.model."
 _WRAPPED = re.compile(r"\.(base_layer|modules_to_save)(?=\.)")
+_REPLACED = ".original_module."
+"""In names of tensors that PEFT saves beside those that replace them, if the embedding was resized."""
 _LORA = re.compile(r"(?P<module>.*)\.(?P<part>lora_(A|B|embedding_A|embedding_B|magnitude_vector))(\.weight)?")
 
 
@@ -214,6 +216,8 @@ class Adapter:
     def _read_changes(self) -> dict[str, Change]:
         changes = dict[str, Change]()
         for key in self._own.specs:
+            if _REPLACED in key:
+                continue
             name, part = self._target(key)
             change = changes.get(name, Change())
             if part is None:
@@ -243,9 +247,9 @@ class Adapter:
 
     def _require_saved_modules(self, changes: Mapping[str, Change]) -> None:
         """Requires the tensors of all modules that the adapter's settings call saved whole."""
+        names = [f".{name}" for name, change in changes.items() if change.whole]
         for module in self._settings.saved:
-            names = (name.rpartition(".")[0] for name, change in changes.items() if change.whole)
-            if not any(name == module or name.endswith(f".{module}") for name in names):
+            if not any(f".{module}." in name for name in names):
                 raise self._error(f"modules_to_save has {module!r}, but the file has no tensor of it", "")
 
     def _untie(self) -> None:

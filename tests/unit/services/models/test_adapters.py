@@ -74,7 +74,13 @@ KINDS: dict[str, dict[str, Any]] = {
     "all biases": {"target_modules": LINEAR, "bias": "all"},
     "saved whole": {"target_modules": LINEAR, "modules_to_save": ["embed_tokens", "lm_head", "norm"]},
     "embedding": {"target_modules": ["q_proj", "embed_tokens"]},
+    "saved blocks": {"target_modules": ["o_proj"], "modules_to_save": ["mlp"]},
     "more tokens": {"target_modules": LINEAR, "tokens": 303},
+    "more tokens, saved whole": {
+        "target_modules": LINEAR,
+        "modules_to_save": ["embed_tokens", "lm_head"],
+        "tokens": 303,
+    },
 }
 
 
