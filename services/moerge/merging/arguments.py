@@ -142,7 +142,7 @@ def _prompts(value: str) -> list[str]:
     if not value.startswith("@"):
         return [value]
     try:
-        lines = Path(value[1:]).read_text(encoding="utf-8").splitlines()
+        lines = Path(value[1:]).read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         todo = "name a UTF-8 text file with a prompt per line"
         raise MoergeError(f"can't be read: {error}", where=f"--prompt {value}", todo=todo) from error

@@ -53,6 +53,11 @@ class Writer:
     def chat(self) -> bool:
         return bool(self.tokenizer.chat_template)
 
+    @property
+    def special(self) -> list[str]:
+        """All special tokens, also those without a role, such as a template's marks of turns."""
+        return [token.content for token in self.tokenizer.added_tokens_decoder.values() if token.special]
+
     def ids(self, prompt: str) -> list[int]:
         """A prompt's tokens."""
         if not self.chat:
@@ -103,7 +108,7 @@ def written(expert: DenseExpert, prompts: Prompts, context: int, work: Path, dev
     tokenizer = writer.tokenizer
     name = digest_of([expert.digest, list(prompts.texts), prompts.tokens, context, device])
     path = work / f"generated-{expert.domain}-{name[:16]}.jsonl"
-    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+    lines = path.read_text(encoding="utf-8").split("\n")[:-1] if path.is_file() else []
     done = sum(json.loads(line)["tokens"] for line in lines)
     with progress.track(f"texts of {expert.domain} by its expert", prompts.tokens, "tokens") as tracker:
         tracker.advance(min(done, prompts.tokens))
@@ -128,7 +133,7 @@ def written(expert: DenseExpert, prompts: Prompts, context: int, work: Path, dev
 
 
 def _check(writer: Writer, begun: Sequence[Sequence[int]], context: int, where: str) -> None:
-    special = [token for token in writer.tokenizer.all_special_tokens if writer.chat]
+    special = writer.special if writer.chat else []
     for prompt, ids in zip(writer.prompts, begun, strict=True):
         if not prompt.strip() or not ids:
             raise MoergeError("a prompt is empty", where=where, todo="remove it")

@@ -17,7 +17,7 @@ from moerge.merging.prompts import BATCH, Prompts, written
 from moerge.models.expert_folder import DenseExpert
 from moerge.progress import NoProgress, Progress
 from support.merging import SMALL, source
-from support.models import expert, texts
+from support.models import expert, texts, tokenizer
 
 TEMPLATE = (
     "{% for turn in messages %}<{{ turn.role }}>{{ turn.content }}{% endfor %}"
@@ -55,6 +55,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     texts(made / "law.jsonl", 1, documents=90)
     shutil.copytree(made / "art", made / "chat")
     (made / "chat" / "chat_template.jinja").write_text(TEMPLATE)
+    own = tokenizer()
+    own.add_tokens(["<|turn|>"], special_tokens=True)
+    own.save_pretrained(made / "chat")
     return made
 
 
@@ -68,7 +71,7 @@ def write(
 
 def lines(work: Path) -> list[str]:
     [path] = work.glob("generated-art-*.jsonl")
-    return path.read_text().splitlines()
+    return path.read_text().split("\n")[:-1]
 
 
 def test_texts_begin_with_the_prompts_in_turn_and_have_the_tokens_asked_for(folder: Path, tmp_path: Path) -> None:
@@ -85,13 +88,14 @@ def test_texts_begin_with_the_prompts_in_turn_and_have_the_tokens_asked_for(fold
 
 
 def test_a_cut_run_goes_on_and_gives_the_texts_of_one_that_was_not_cut(folder: Path, tmp_path: Path) -> None:
-    write(folder / "art", tmp_path / "whole")
+    prompts = ["one", "a separator of lines,\u2028"]
+    write(folder / "art", tmp_path / "whole", prompts)
     with pytest.raises(_CutError):
-        write(folder / "art", tmp_path / "cut", progress=Batches(1))
+        write(folder / "art", tmp_path / "cut", prompts, progress=Batches(1))
     begun, whole = lines(tmp_path / "cut"), lines(tmp_path / "whole")
     assert 0 < len(begun) < len(whole)
     rest = Batches()
-    write(folder / "art", tmp_path / "cut", progress=rest)
+    write(folder / "art", tmp_path / "cut", prompts, progress=rest)
     assert lines(tmp_path / "cut") == whole
     assert rest.seen == 1 + (len(whole) - len(begun)) // BATCH
 
@@ -126,6 +130,7 @@ def test_with_a_chat_template_a_prompt_is_the_user_s_turn(folder: Path, tmp_path
         ("art", ["one", " "], "a prompt is empty"),
         ("art", ["x" * CONTEXT], f"has {CONTEXT} tokens; a text has at most {CONTEXT}"),
         ("chat", ["</s>one"], "a prompt contains '</s>'"),
+        ("chat", ["<|turn|>one"], r"a prompt contains '<\|turn\|>'"),
     ],
 )
 def test_unsuitable_prompts_are_refused(
