@@ -15,10 +15,13 @@ Vocabulary = Literal["same", "pad"]
 """Whether experts must have the same vocabulary, or one may append tokens to the other's."""
 
 
+_MOST_RANK = 2**20  # the limit of a model's width
+
+
 def _rank(value: object) -> object:
     number = int(value) if isinstance(value, str) and value.isdecimal() else value
-    if number != "auto" and (not isinstance(number, int) or isinstance(number, bool) or number < 1):
-        raise ValueError(f"expected a number of at least 1, or auto; found {value!r}")
+    if number != "auto" and (not isinstance(number, int) or isinstance(number, bool) or not 1 <= number <= _MOST_RANK):
+        raise ValueError(f"expected a number from 1 to {_MOST_RANK}, or auto; found {value!r}")
     return number
 
 

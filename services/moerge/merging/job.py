@@ -172,7 +172,12 @@ class Job:
     def reduced(self, own: DenseExpert) -> DenseExpert:
         """The expert, or with a rank the expert of low rank."""
         rank, base = self.settings.expert_rank, self.settings.base
-        return own if rank is None or base is None else low_rank_expert(own, base, rank, self.work, self.progress)
+        if rank is None or base is None:
+            return own
+        made = low_rank_expert(own, base, rank, self.work, self.progress)
+        if made is own:
+            self.say(f"{own.domain}: the expert's MLPs are unchanged by rank {rank}")
+        return made
 
     def fitting_memory(self, own: DenseExpert) -> int:
         """The bytes to fit an expert's MLPs.

@@ -85,7 +85,7 @@ def check(job: Job, sources: Sequence[Source]) -> int:
     settings, experts = job.settings, [source.expert for source in sources]
     job.check_out()
     _check_options(settings, sources)
-    job.check_experts(experts if settings.base is None else [settings.base, *experts])
+    job.check_experts(experts if settings.base is None else [*experts, settings.base])
     return job.check_disk(sources)
 
 

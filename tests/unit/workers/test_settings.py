@@ -59,8 +59,9 @@ def test_a_file_elsewhere_may_name_the_home(home: Path) -> None:
         ("", {"expert_rank": "3"}, FILE, "expert_rank and base need each other"),
         ("base = '.'", {}, FILE, "expert_rank and base need each other"),
         ("base = '.'\nfit = true", {"expert_rank": "auto"}, FILE, "fit and expert_rank exclude each other"),
-        ("base = '.'", {"expert_rank": "0"}, "--expert-rank", "at least 1"),
-        ("base = '.'", {"expert_rank": "half"}, "--expert-rank", "a number of at least 1, or auto; found 'half'"),
+        ("base = '.'", {"expert_rank": "0"}, "--expert-rank", "from 1 to 1048576"),
+        ("base = '.'", {"expert_rank": str(10**30)}, "--expert-rank", "from 1 to 1048576"),
+        ("base = '.'", {"expert_rank": "half"}, "--expert-rank", "a number from 1 to 1048576, or auto; found 'half'"),
         ("= 3", {}, FILE, "not TOML"),
     ],
 )

@@ -98,8 +98,12 @@ def test_scores_are_relative_to_the_whole_experts(folder: Path, base: DenseExper
 
 
 def test_a_rank_that_saves_nothing_gives_the_same_weights(folder: Path, base: DenseExpert, tmp_path: Path) -> None:
+    said: list[str] = []
     for name, settings in (("plain", SETTINGS), ("full", replace(SETTINGS, base=base, expert_rank=10))):
-        merge(sources(folder), tmp_path / name, settings)
+        merge(sources(folder), tmp_path / name, settings, said.append)
+    assert [line for line in said if "rank" in line] == [
+        f"{name}: the expert's MLPs are unchanged by rank 10" for name in NAMES
+    ]
     one, two = Checkpoint(tmp_path / "plain"), Checkpoint(tmp_path / "full")
     assert one.specs.keys() == two.specs.keys()
     assert all(one.tensor(name).equal(two.tensor(name)) for name in one.specs)
@@ -112,6 +116,12 @@ def test_the_base_of_a_trunk_method_is_that_of_the_rank(folder: Path, base: Dens
     made, start = Checkpoint(tmp_path / "out"), Checkpoint(folder / "base")
     name = "model.layers.0.self_attn.q_proj.weight"
     assert made.tensor(name).equal(start.tensor(name))
+
+
+def test_a_base_of_another_architecture_is_named(folder: Path, tmp_path: Path) -> None:
+    other = DenseExpert("base", expert(tmp_path / "base", 0, family="qwen2", **SMALL))
+    with pytest.raises(MoergeError, match=r"expert of 'base' differs .* is 'qwen2', not 'llama'"):
+        merge(sources(folder), tmp_path / "out", replace(SETTINGS, base=other, expert_rank=2))
 
 
 @pytest.mark.parametrize(

@@ -369,7 +369,7 @@ def test_ctrl_c_ends_with_130_and_without_an_output(folder: Path, tmp_path: Path
         (["--expert=law=law"], 1, "'law' is given 2 times"),
         (["--expert=Law=law"], 1, "'Law' is not a valid domain name"),
         (["--lambda=0"], 1, "--lambda"),
-        (["--expert-rank=some"], 1, "--expert-rank: expected a number of at least 1, or auto; found 'some'"),
+        (["--expert-rank=some"], 1, "--expert-rank: expected a number from 1 to 1048576, or auto; found 'some'"),
         (["--slots=0"], 2, "--slots"),
         (["--host-memory=much"], 1, "--host-memory: expected a size, found 'much'"),
     ],
