@@ -64,10 +64,13 @@ def on_base(base: Path, adapter: Path, folder: Path) -> Path:
         todo = "name BASE+ADAPTER: the base model's folder or hub id, then the adapter's"
         raise CheckpointError(f"not an adapter: {error}", where=str(adapter / ADAPTER_CONFIG), todo=todo) from error
     folder.mkdir(parents=True, exist_ok=True)
-    for file in adapter.iterdir():
-        if file.name != ADAPTER_CONFIG and file.is_file():
-            with suppress(FileExistsError):
-                (folder / file.name).symlink_to(file.resolve())
+    for file in adapter.resolve().iterdir():
+        link = folder / file.name
+        if file.name == ADAPTER_CONFIG or not file.is_file() or (link.is_symlink() and link.readlink() == file):
+            continue
+        link.unlink(missing_ok=True)
+        with suppress(FileExistsError):  # of another process
+            link.symlink_to(file)  # not to the end of a link, which may change
     with atomic_file(folder / ADAPTER_CONFIG) as out:
         out.write(text)
     return folder

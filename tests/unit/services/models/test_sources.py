@@ -6,7 +6,7 @@ import pytest
 from huggingface_hub import constants
 
 from moerge.errors import CheckpointError
-from moerge.models.sources import checkpoint_folder, hub_id
+from moerge.models.sources import ADAPTER_CONFIG, checkpoint_folder, hub_id, on_base
 
 
 def test_a_folder_is_itself(tmp_path: Path) -> None:
@@ -38,6 +38,17 @@ def test_a_hub_id_in_the_cache_needs_no_network(tmp_path: Path, monkeypatch: pyt
     assert checkpoint_folder("lab/law") == snapshot
     assert checkpoint_folder(f"lab/law@{revision}") == snapshot
     assert [hub_id("lab/law"), hub_id(f"lab/law@{revision}")] == ["lab/law"] * 2
+
+
+def test_an_adapter_on_a_base_has_the_files_that_its_links_have_now(tmp_path: Path) -> None:
+    own, base, made = tmp_path / "own", tmp_path / "base", tmp_path / "made"
+    own.mkdir()
+    (own / ADAPTER_CONFIG).write_text("{}")
+    for step in ("first", "second"):
+        (tmp_path / step).write_text(step)
+        (own / "weights").unlink(missing_ok=True)
+        (own / "weights").symlink_to(tmp_path / step)
+        assert (on_base(base, own, made) / "weights").read_text() == step
 
 
 def test_the_hub_s_name_of_a_model_is_told_from_its_address(tmp_path: Path) -> None:
