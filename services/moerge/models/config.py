@@ -196,13 +196,21 @@ def _extends(one: Mapping[str, int], other: Mapping[str, int]) -> bool:
     return small.items() <= large.items() and all(i > last for token, i in large.items() if token not in small)
 
 
+def _as_written_now(model: Mapping[str, Any]) -> dict[str, Any]:
+    """A tokenizer's model without unset fields, which older files lack, and with merges as pairs instead of texts."""
+    fields = {key: value for key, value in model.items() if value is not None and value is not False}
+    if "merges" in fields:
+        fields["merges"] = [each.split(" ") if isinstance(each, str) else each for each in fields["merges"]]
+    return fields
+
+
 def _tokenizer(folder: Path) -> Mapping[str, Any]:
     path = file_of(folder, "tokenizer.json")
     if path.is_file():
         require_small(path, _MAX_TOKENIZER_BYTES)
         try:
             content = dict(json.loads(path.read_text(encoding="utf-8")))
-            model = content.pop("model")
+            model = _as_written_now(content.pop("model"))
             return {**content, **{f"model.{key}": value for key, value in model.items()}}
         except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
             raise CheckpointError(f"can't be read as a tokenizer: {error}", where=str(path)) from error

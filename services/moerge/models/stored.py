@@ -97,7 +97,7 @@ class StoredTensors:
             places = json.loads(header)
             self._starts |= {name: 8 + len(header) + places[name]["data_offsets"][0] for name in names}
         except SafetensorError as error:
-            raise CheckpointError(f"not a valid safetensors file: {error}", where=str(file)) from error
+            raise CheckpointError(f"not a valid safetensors file: {error}", where=str(file), todo=_AGAIN) from error
 
     def tensor(self, name: str) -> Tensor:
         """One tensor, as stored.
@@ -192,7 +192,11 @@ def _plain_header(file: Path, source: Ranges | None) -> bytes:
         return found
 
     with _opened(file, source) as opened:
-        length = int.from_bytes(read_bytes(opened, 0, 8), "little")
+        start = read_bytes(opened, 0, 8)
+        if start == _POINTER:
+            todo = "fetch the file in its clone: git lfs pull"
+            raise CheckpointError("a pointer of Git LFS, without the weights", where=str(file), todo=todo)
+        length = int.from_bytes(start, "little")
         if length > _MAX_HEADER_BYTES:
             raise CheckpointError(
                 f"expected a header of at most {_MAX_HEADER_BYTES} bytes, found {length}", where=str(file)
@@ -217,6 +221,9 @@ def _skeleton(file: Path, source: Ranges | None, header: bytes) -> Iterator[Path
         yield Path(sparse.name)
 
 
+_AGAIN = "the file may be incomplete: download it or save the model again"
+_POINTER = b"version "
+"""The first eight bytes of a file that Git LFS has not fetched."""
 _OTHER = ("pytorch_model*.bin", "*.bin", "*.gguf", "*.pth", "*.pt")
 """Weights in other formats."""
 
@@ -234,8 +241,12 @@ def _weight_files(folder: Path, remote: Mapping[str, Ranges]) -> list[Path]:
             if Path(name).name != name:
                 raise CheckpointError(f"names a file outside the folder: {name!r}", where=str(folder / INDEX))
             if name not in remote and not (folder / name).is_file():
-                raise CheckpointError(f"names {name}, which is missing", where=str(folder / INDEX))
+                todo = f"add {name}, or save the model again with save_pretrained"
+                raise CheckpointError(f"names {name}, which is missing", where=str(folder / INDEX), todo=todo)
         return [folder / name for name in sorted(names)]
+    if shard := next((each.name for each in sorted(folder.glob("*.safetensors"))), None):
+        todo = f"add the index of all shards, or name a single file {SINGLE}"
+        raise CheckpointError(f"{shard} without {INDEX}", where=str(folder), todo=todo)
     other = next((each.name for kind in _OTHER for each in sorted(folder.glob(kind))), None)
     found = "no safetensors weights" + (f", only {other}" if other else "")
     todo = f"name a folder with {SINGLE} or {INDEX}"

@@ -151,6 +151,19 @@ def test_the_command_that_converts_pickled_weights_works(
     )
 
 
+def test_a_download_without_all_its_files_is_refused_with_the_missing_one(tmp_path: Path, good: Path) -> None:
+    shards = sharded(Path(shutil.copytree(good, tmp_path / "shards")))
+    (shards / "model-1.safetensors").unlink()
+    assert "add model-1.safetensors" in refusal(shards).todo
+    (shards / INDEX).unlink()
+    assert refusal(shards).what == f"model-0.safetensors without {INDEX}"
+    clone = Path(shutil.copytree(good, tmp_path / "clone"))
+    (clone / SINGLE).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 123\n")
+    assert "git lfs pull" in refusal(clone).todo
+    (clone / SINGLE).write_bytes((good / SINGLE).read_bytes()[:-1])
+    assert "incomplete" in refusal(clone).todo
+
+
 @pytest.mark.parametrize("name", ["model.gguf", "consolidated.00.pth"])
 def test_weights_of_another_format_are_refused_by_file(tmp_path: Path, good: Path, name: str) -> None:
     folder = tmp_path / "other"

@@ -88,6 +88,23 @@ def test_another_tokenizer_is_refused_by_the_part_that_differs(tmp_path: Path, r
     assert refusal(folder, reference).where == "tokenizer: model.vocab"
 
 
+def test_a_tokenizer_in_an_older_form_is_the_same(tmp_path: Path) -> None:
+    """Files of tokenizers before 0.20 have merges as texts, and lack fields of later ones."""
+    folders = [expert(tmp_path / name, seed=1, num_hidden_layers=1) for name in ("new", "old")]
+    for folder, merges, unset in zip(folders, ([["a", "b"]], ["a b"]), ("ignore_merges", "other"), strict=True):
+        path = folder / "tokenizer.json"
+        content = json.loads(path.read_text())
+        content["model"] = {**content["model"], "merges": merges, unset: False}
+        content["model"]["vocab"]["ab"] = 299
+        path.write_text(json.dumps(content))
+    path.write_text(path.read_text().replace('"ignore_merges": false, ', ""))
+    assert "ignore_merges" not in path.read_text()
+    check_expert(folders[0], folders[1], "newer")
+    check_expert(folders[1], folders[0], "older")
+    path.write_text(path.read_text().replace("a b", "b a"))
+    assert refusal(folders[1], folders[0]).where == "tokenizer: model.merges"
+
+
 @pytest.mark.parametrize("field", ["attention_bias", "mlp_bias"])
 def test_biases_are_refused_with_the_reason(tmp_path: Path, field: str) -> None:
     error = refusal(expert(tmp_path, seed=1, **changed(field, True)), None)
