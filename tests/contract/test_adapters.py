@@ -104,6 +104,16 @@ def test_if_the_coordinator_rounds_differently_the_merged_model_leaves(made: Fed
     assert {file.name: file.sha256 for file in row.files} == file_digests(dense)
 
 
+def test_if_the_coordinator_refuses_the_merged_model_its_weights_stay(made: Federation, tmp_path: Path) -> None:
+    member, own, _ = joined(made, "far", tmp_path)
+    path = own / "adapter_model.safetensors"
+    save_file({name: 100 * tensor for name, tensor in load_file(path).items()}, path)
+    dense, titles = dense_folder(own, tmp_path / "dense"), Titles()
+    with pytest.raises(CoordinatorError, match="times the tensor's norm"):
+        register(member.client, dense, NewExpert(domain="far", files=file_digests(dense)), titles, adapter=own)
+    assert titles.seen == ["uploading adapter_model.safetensors"]
+
+
 @pytest.mark.parametrize(
     ("settings", "where"),
     [

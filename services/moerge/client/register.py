@@ -82,7 +82,7 @@ def register(
         expert = client.expert(expert.digest)
     if expert.problem is None:
         return expert
-    if adapter is None or expert.adapter is None:
+    if adapter is None or expert.adapter is None or expert.family:  # merged to the same bytes, and then refused
         raise CoordinatorError(expert.problem)
     whole = new.model_copy(update={"adapter": None})
     return register(client, folder, whole, progress, again=again, change=change, leaving=leaving)

@@ -45,7 +45,7 @@ class _OtherBits(MemoryClient):
         row = super().register_expert(new)
         if new.adapter is not None:
             problem = Problem.of(ProblemType.WRONG_DIGEST, "other bytes")
-            row = row.model_copy(update={"state": ExpertState.REFUSED, "problem": problem})
+            row = row.model_copy(update={"state": ExpertState.REFUSED, "problem": problem, "family": ""})
             self.known[row.digest] = row
         return row
 
