@@ -13,6 +13,7 @@ from transformers.modeling_outputs import CausalLMOutput
 
 from moerge.mixtures.bam import Shares
 from moerge.mixtures.base import INITIAL_DEVIATION, dense_state
+from moerge.models.adapters import tokenizer_folder
 from moerge.models.config import read_config
 from moerge.models.dense import active_parameters
 from moerge.models.families import EMBEDDING, HEAD, require_family
@@ -215,7 +216,7 @@ def matching_rows(folders: Sequence[Path], sizes: Sequence[int]) -> list[Tensor]
 
 
 def _vocabulary(folder: Path) -> dict[str, int]:
-    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder(folder), local_files_only=True, trust_remote_code=False)
     vocabulary: dict[str, int] = tokenizer.get_vocab()
     return vocabulary
 

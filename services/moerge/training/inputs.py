@@ -11,6 +11,7 @@ from transformers import AutoTokenizer
 from moerge.documents.corpus import Corpus
 from moerge.documents.splits import HELD_OUT_SHARE, split_digest, split_of, text_digest
 from moerge.errors import MoergeError
+from moerge.models.adapters import tokenizer_folder
 from moerge.progress import Progress
 from moerge_proto.tuned import Build
 
@@ -64,8 +65,10 @@ def context_of(given: int | None, longest: int, whose: str) -> int:
 
 
 def end_of_text(folder: Path) -> int | None:
-    """The token after each document, of the tokenizer in a folder."""
-    end: int | None = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False).eos_token_id
+    """The token after each document, of the tokenizer of a dense checkpoint or an adapter."""
+    end: int | None = AutoTokenizer.from_pretrained(
+        tokenizer_folder(folder), local_files_only=True, trust_remote_code=False
+    ).eos_token_id
     return end
 
 

@@ -16,12 +16,14 @@ from transformers import AutoModelForCausalLM
 from moerge.documents.corpus import Corpus
 from moerge.errors import MoergeError
 from moerge.merging.merge import MergeSettings, Source, merge
+from moerge.mixtures.heterogeneous import matching_rows
 from moerge.models.adapters import DTYPE
 from moerge.models.config import read_config
 from moerge.models.expert_folder import DenseExpert, check_expert, dense_folder, expert_files, remove_dense
 from moerge.models.reader import Checkpoint
 from moerge.models.sources import BASE, checkpoint_folder
 from moerge.scoring.perplexity import load
+from moerge.training.inputs import end_of_text
 from support.models import expert, texts, tokenizer
 
 peft = pytest.importorskip("peft")
@@ -178,6 +180,11 @@ def test_only_merged_models_are_removed_from_their_folder(plain: Path, tmp_path:
     assert second.is_dir()
     remove_dense(into)
     assert {path.name for path in into.iterdir()} == before
+
+
+def test_an_adapter_without_a_tokenizer_has_its_base_s_end_of_text_and_vocabulary(plain: Path, base: Path) -> None:
+    assert end_of_text(plain) == end_of_text(base) == 257
+    assert matching_rows([base, plain], [300, 300])[1].equal(torch.arange(300))
 
 
 KEY = "base_model.model.model.layers.0.self_attn.q_proj.lora_B.weight"
