@@ -57,7 +57,14 @@ def linked(file: Path, path: Path) -> bool:
 
 
 def work_folder(out: Path) -> Path:
-    """The folder of unfinished work on `out`; not in the output, because engines read all files there."""
+    """The folder of unfinished work on `out`; not in the output, because engines read all files there.
+
+    Raises:
+        MoergeError: `out` has no name of its own, such as the current folder.
+    """
+    if out.name in ("", ".."):
+        todo = "name the folder itself, such as merged or ../merged"
+        raise MoergeError("the folder beside it with the statistics needs a name", where=str(out), todo=todo)
     return out.with_name(f"{out.name}.work")
 
 

@@ -114,6 +114,7 @@ def read_request(
     _require(wanted, experts)
     experts, texts = dict(sorted(experts.items())), dict(sorted(texts.items()))
     check_expert(base, None, "the seed model")
+    expert_files(base)  # refuses an adapter before the training
     encoding = None if encoder is None else encoder_files(encoder)
     config = read_config(base)
     for name, folder in experts.items():

@@ -360,6 +360,12 @@ def test_ctrl_c_ends_with_130_and_without_an_output(folder: Path, tmp_path: Path
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("out", [".", "..", "/"])
+def test_an_output_without_a_name_is_refused(folder: Path, out: str) -> None:
+    with pytest.raises(MoergeError, match="needs a name"):
+        merge(sources(folder), Path(out), SETTINGS)
+
+
 @pytest.mark.parametrize(
     ("more", "status", "found"),
     [

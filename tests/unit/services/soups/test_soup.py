@@ -24,7 +24,7 @@ from moerge.soups.training import put
 from moerge.training import checkpoint
 from moerge.training.inputs import read_texts
 from moerge_proto.soups import SoupBank, Specialist
-from support.models import expert, sentence_encoder, texts
+from support.models import adapter, expert, sentence_encoder, texts
 
 
 @pytest.fixture(scope="module")
@@ -185,6 +185,13 @@ def test_an_unsuitable_option_is_refused_with_the_remedy(
     ended = CliRunner().invoke(app, [*command(folder, tmp_path / "out"), *changed])
     assert said in str(ended.exception)
     assert not (tmp_path / "out").exists()
+
+
+def test_an_adapter_as_the_seed_model_is_refused_before_the_training(folder: Path, tmp_path: Path) -> None:
+    lora = adapter(tmp_path / "lora", folder / "seed", seed=3)
+    ended = CliRunner().invoke(app, [*command(folder, tmp_path / "out"), f"--base={lora}"])
+    assert "the folder is an adapter" in str(ended.exception)
+    assert not list(tmp_path.glob("out*"))
 
 
 def test_a_folder_that_is_no_bank_or_a_damaged_one_and_other_experts_are_refused(folder: Path, tmp_path: Path) -> None:
