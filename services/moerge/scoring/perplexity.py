@@ -9,11 +9,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 
-from moerge.models.adapters import is_adapter
+from moerge.models.adapters import file_of, is_adapter
 from moerge.models.batches import bucket, pad
 from moerge.models.dense import expert_model, place
+from moerge.models.side_files import GENERATION
 from moerge.models.tokens import Tokens
 from moerge.progress import Tracker
 from moerge_proto import evaluations
@@ -78,6 +79,8 @@ def load(folder: Path, dtype: torch.dtype = torch.float32, device: str = "cpu") 
     model: PreTrainedModel
     if is_adapter(folder):
         model = expert_model(folder, dtype)
+        if (settings := file_of(folder, GENERATION)).is_file():
+            model.generation_config = GenerationConfig.from_pretrained(settings.parent, local_files_only=True)
     else:
         model = AutoModelForCausalLM.from_pretrained(
             folder, local_files_only=True, trust_remote_code=False, dtype=dtype

@@ -14,10 +14,10 @@ from moerge.errors import MoergeError
 from moerge.merging.arguments import Texts, sources
 from moerge.merging.merge import MergeSettings, Source, merge
 from moerge.merging.prompts import BATCH, Prompts, written
-from moerge.models.expert_folder import DenseExpert
+from moerge.models.expert_folder import DenseExpert, dense_folder
 from moerge.progress import NoProgress, Progress
 from support.merging import SMALL, source
-from support.models import expert, texts, tokenizer
+from support.models import adapter, expert, texts, tokenizer
 
 TEMPLATE = (
     "{% for turn in messages %}<{{ turn.role }}>{{ turn.content }}{% endfor %}"
@@ -113,6 +113,17 @@ def test_an_owner_s_way_of_sampling_changes_nothing(folder: Path, tmp_path: Path
     write(folder / "art", tmp_path / "plain")
     write(tmp_path / "art", tmp_path / "own")
     assert lines(tmp_path / "own") == lines(tmp_path / "plain")
+
+
+def test_an_adapter_writes_the_texts_of_the_merged_model(folder: Path, tmp_path: Path) -> None:
+    """With the ends of text of its base's generation_config.json."""
+    base = Path(shutil.copytree(folder / "art", tmp_path / "base"))
+    settings = base / "generation_config.json"
+    settings.write_text(json.dumps({**json.loads(settings.read_text()), "eos_token_id": [257, *range(65, 200)]}))
+    lora = adapter(tmp_path / "lora", base, seed=3)
+    write(lora, tmp_path / "adapter")
+    write(dense_folder(lora, tmp_path / "dense"), tmp_path / "merged")
+    assert lines(tmp_path / "adapter") == lines(tmp_path / "merged")
 
 
 def test_with_a_chat_template_a_prompt_is_the_user_s_turn(folder: Path, tmp_path: Path) -> None:
