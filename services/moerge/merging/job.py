@@ -116,7 +116,10 @@ class Job:
         total = sum(spec.bytes for each in experts for spec in each.checkpoint.specs.values())
         with self.progress.track("checking the experts", total, "B") as tracker:
             for each in experts:
-                require_finite(each.checkpoint, tracker)
+                try:
+                    require_finite(each.checkpoint, tracker)
+                except MoergeError as error:
+                    raise MoergeError(error.what, where=f"{each.folder}: {error.where}", todo=error.todo) from error
 
     def check_disk(self, sources: Sequence[Source]) -> int:
         """Requires, and returns, the missing bytes of output and work.

@@ -91,7 +91,7 @@ def require_tensors(checkpoint: Checkpoint, config: PretrainedConfig) -> None:
     transformers: equal to the embedding it is tied, otherwise not.
 
     Raises:
-        CheckpointError: names the first tensor that is missing, superfluous or of another shape.
+        CheckpointError: names the first tensor that is missing, superfluous, in float64 or of another shape.
     """
     if config.num_hidden_layers > len(checkpoint.specs):  # before such a model is made
         found = f"num_hidden_layers is {config.num_hidden_layers}, but there are {len(checkpoint.specs)} tensors"
@@ -108,6 +108,10 @@ def require_tensors(checkpoint: Checkpoint, config: PretrainedConfig) -> None:
                     "set tie_word_embeddings to true in config.json if the head is the embedding; otherwise save again"
                 )
             raise CheckpointError("tensor not found", where=f"{checkpoint.path.name}: {name}", todo=todo)
+        if spec.dtype == torch.float64:
+            todo = "save the model again in float32: model.float().save_pretrained(FOLDER)"
+            found = "dtype F64, which stock MoE classes can't compute; expected F32, BF16 or F16"
+            raise CheckpointError(found, where=f"{checkpoint.path.name}: {name}", todo=todo)
         if spec.shape != shape:
             raise CheckpointError(
                 f"expected shape {list(shape)}, found {list(spec.shape)}", where=f"{checkpoint.path.name}: {name}"

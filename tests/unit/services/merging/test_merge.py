@@ -17,6 +17,7 @@ from hypothesis import example, given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 from rich.console import Console
+from safetensors.torch import load_file, save_file
 
 from moerge.documents.corpus import Corpus
 from moerge.documents.shards import Shard
@@ -358,6 +359,15 @@ def test_ctrl_c_ends_with_130_and_without_an_output(folder: Path, tmp_path: Path
     assert done.returncode == 130, done.stderr
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "out").exists()
+
+
+def test_an_expert_with_nan_is_named_by_its_folder(folder: Path, tmp_path: Path) -> None:
+    bad = Path(shutil.copytree(folder / "art", tmp_path / "art")) / "model.safetensors"
+    save_file({name: tensor * float("nan") for name, tensor in load_file(bad).items()}, bad, {"format": "pt"})
+    pair = [sources(folder)[0], source(tmp_path, "art", folder / "art.jsonl")]
+    with pytest.raises(MoergeError, match="NaN") as caught:
+        merge(pair, tmp_path / "out", SETTINGS)
+    assert caught.value.where.startswith(f"{tmp_path / 'art'}: model.safetensors: ")
 
 
 @pytest.mark.parametrize("out", [".", "..", "/"])

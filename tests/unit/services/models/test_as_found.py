@@ -191,6 +191,13 @@ QUANTISED: dict[str, Tensors] = {
 }
 
 
+def test_float64_is_refused_because_stock_mixtures_can_t_compute_it(tmp_path: Path, good: Path) -> None:
+    found = changed(good, tmp_path / "found", lambda tensors: {**tensors, f"{UP}.weight": torch.ones(48, 32).double()})
+    error = refusal(found)
+    assert "dtype F64" in error.what
+    assert "float32" in error.todo
+
+
 @pytest.mark.parametrize("method", QUANTISED)
 def test_quantised_weights_without_a_setting_are_refused_by_tensor(tmp_path: Path, good: Path, method: str) -> None:
     def quantise(tensors: Tensors) -> Tensors:
