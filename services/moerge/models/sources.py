@@ -32,8 +32,8 @@ def checkpoint_folder(source: str) -> Path:
     folder = Path(source)
     if source and folder.is_dir():
         return folder
-    base, plus, adapter = source.partition("+")
-    if plus:
+    if "+" in source:
+        base, adapter = _base_and_adapter(source)
         own = checkpoint_folder(adapter)
         name = sha256_hex(f"{checkpoint_folder(base).resolve()}\0{own.resolve()}".encode())[:16]
         return on_base(checkpoint_folder(base), own, cache_folder() / "adapters" / name)
@@ -49,6 +49,12 @@ def checkpoint_folder(source: str) -> Path:
             where=source,
             todo="check the spelling and the network, or download it elsewhere and name the folder",
         ) from error
+
+
+def _base_and_adapter(source: str) -> tuple[str, str]:
+    """The parts of `BASE+ADAPTER`, split at the first plus behind a folder, or else at the first."""
+    splits = [(source[:place], source[place + 1 :]) for place, character in enumerate(source) if character == "+"]
+    return next((each for each in splits if Path(each[0]).is_dir()), splits[0])
 
 
 def on_base(base: Path, adapter: Path, folder: Path) -> Path:

@@ -51,6 +51,16 @@ def test_an_adapter_on_a_base_has_the_files_that_its_links_have_now(tmp_path: Pa
         assert (on_base(base, own, made) / "weights").read_text() == step
 
 
+def test_a_base_s_path_may_have_a_plus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    base, own = tmp_path / "c++" / "base", tmp_path / "a+b"
+    for folder in (base, own):
+        folder.mkdir(parents=True)
+    (own / ADAPTER_CONFIG).write_text("{}")
+    made = checkpoint_folder(f"{base}+{own}")
+    assert str(base) in (made / ADAPTER_CONFIG).read_text()
+
+
 def test_the_hub_s_name_of_a_model_is_told_from_its_address(tmp_path: Path) -> None:
     place = "https://huggingface.co/lab/law"
     assert [hub_id(place), hub_id(f"{place}/resolve/main/")] == ["lab/law"] * 2
