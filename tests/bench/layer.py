@@ -26,7 +26,7 @@ from support.models import tokenizer
 SHAPE = ModelShape(hidden=8192, layers=1, intermediate=28672, vocabulary=4096, key_value=1024)
 TOKENS = 4096
 LAYER = SHAPE.weight_bytes * SHAPE.layer
-SMALL = ModelShape(hidden=2048, layers=8, intermediate=64, vocabulary=256, key_value=512)
+SMALL = ModelShape(hidden=2048, layers=16, intermediate=64, vocabulary=8192, key_value=512)
 SHAPES = f"one layer of 70B (H 8192, MLP 28672, V 4096), {len(DOMAINS)} experts in bfloat16, {LAYER / 1e9:.2f} GB"
 
 
@@ -141,9 +141,7 @@ def child(name: str, folder: Path, threads: int) -> Run:
     return found
 
 
-@benchmark(
-    "merge-two", "merge by `regmean`, a thread, s", "the same, two threads", ">=", 1.5, "H 2048, L 8, two experts"
-)
+@benchmark("merge-two", "merge by `regmean`, a thread, s", "the same, two threads", ">=", 1.5, "H 2048, L 16, V 8192")
 def merge_two() -> list[Pair]:
     folder = cached(HOME / "small", lambda folder: made(folder, SMALL))
     found = in_turns(lambda: child("merge-regmean", folder, 2), lambda: child("merge-regmean", folder, 1), 3)

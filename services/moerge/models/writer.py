@@ -70,7 +70,7 @@ def write_safetensors(
 
 
 def _ahead(plans: Sequence[TensorPlan], at_once: int) -> Iterator[tuple[TensorPlan, Tensor]]:
-    """The tensors in order."""
+    """The tensors in order. Large ones are computed in this thread, so that an interruption ends them."""
     if at_once == 1:
         yield from ((plan, _computed(plan)) for plan in plans)
         return
@@ -78,10 +78,16 @@ def _ahead(plans: Sequence[TensorPlan], at_once: int) -> Iterator[tuple[TensorPl
     threads = ThreadPoolExecutor(at_once)
     try:
         for plan in plans:
-            while len(running) == at_once or (running and plan.bytes + sum(each.bytes for each, _ in running) > room):
+            is_large = 2 * plan.bytes > room
+            while running and (
+                is_large or len(running) == at_once or plan.bytes + sum(each.bytes for each, _ in running) > room
+            ):
                 first, future = running.popleft()
                 yield first, future.result()
-            running.append((plan, threads.submit(_computed, plan)))
+            if is_large:
+                yield plan, _computed(plan)
+            else:
+                running.append((plan, threads.submit(_computed, plan)))
         while running:
             first, future = running.popleft()
             yield first, future.result()

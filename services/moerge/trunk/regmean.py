@@ -298,9 +298,11 @@ def _head(piece: Piece, owners: Sequence[Grams], tokens: int, alignments: Mappin
         own = which == number
         merged[own] = _least_squares(piece, grams, tokens, kinds[number].tolist(), own)
 
-    with ThreadPoolExecutor(threads) as pool:
-        for _ in pool.map(solve, range(len(kinds))):
-            pass
+    pool = ThreadPoolExecutor(threads)
+    try:
+        list(pool.map(solve, range(len(kinds))))
+    finally:
+        pool.shutdown(cancel_futures=True)  # of an interrupted merge
     return merged
 
 

@@ -65,7 +65,7 @@ def test_of_several_computed_at_a_time_a_failure_is_the_writer_s() -> None:
     def failing() -> Tensor:
         raise ValueError("no such gram")
 
-    plans = [TensorPlan(name, torch.float32, (2,), failing) for name in "abc"]
+    plans = [plan("large", torch.zeros(4)), *(TensorPlan(name, torch.float32, (2,), failing) for name in "abc")]
     with pytest.raises(ValueError, match="no such gram"):
         write_safetensors(io.BytesIO(), plans, at_once=2)
 
