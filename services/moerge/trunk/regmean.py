@@ -294,13 +294,14 @@ def _head(piece: Piece, owners: Sequence[Grams], tokens: int, alignments: Mappin
         grams.append((cross, cross if matrix is None else matrix @ cross))
     merged = torch.empty(piece.tensors[0].shape, dtype=piece.dtype)
 
-    def solve(number: int) -> None:
+    def solve(number: int) -> tuple[Tensor, Tensor]:
         own = which == number
-        merged[own] = _least_squares(piece, grams, tokens, kinds[number].tolist(), own)
+        return own, _least_squares(piece, grams, tokens, kinds[number].tolist(), own)
 
     pool = ThreadPoolExecutor(threads)
     try:
-        list(pool.map(solve, range(len(kinds))))
+        for own, found in pool.map(solve, range(len(kinds))):
+            merged[own] = found
     finally:
         pool.shutdown(cancel_futures=True)  # of an interrupted merge
     return merged
