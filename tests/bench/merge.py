@@ -12,7 +12,7 @@ from bench import ours
 from bench.inputs import Shape, experts, read_once, statistics_files
 from bench.measure import Run, in_turns, process, seconds
 from bench.registry import HOME, Pair, benchmark
-from moerge.recipes import peer
+from moerge_lab.recipes import peer
 
 SHAPE = Shape(intermediate=6144)
 EXPERTS = 3

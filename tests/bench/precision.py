@@ -11,8 +11,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 
 from bench.measure import say
 from bench.registry import HOME, Pair, benchmark
-from moerge.demo import corpora
-from moerge.demo.train import train
 from moerge.documents.reader import texts_of
 from moerge.files import cache_folder
 from moerge.models.batches import batches
@@ -22,6 +20,8 @@ from moerge.progress import progress
 from moerge.scoring.perplexity import score, windows
 from moerge.scoring.routers import routers
 from moerge.statistics.features import visit_features
+from moerge_lab.demo import corpora
+from moerge_lab.demo.train import train
 from support.progress import Silent
 from support.versions import published, trunk_file
 

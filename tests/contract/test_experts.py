@@ -12,9 +12,9 @@ from safetensors.torch import load_file, save_file
 
 from moerge.client.register import register
 from moerge.errors import CoordinatorError
-from moerge.mixtures.bts import Bts
-from moerge.mixtures.heterogeneous import Heterogeneous
 from moerge.models.expert_folder import file_digests
+from moerge_lab.mixtures.bts import Bts
+from moerge_lab.mixtures.heterogeneous import Heterogeneous
 from moerge_proto.experts import ExpertState, NewExpert
 from support.federation import SILENT, Member, eventually, files_below, join, joined
 from support.models import expert, tokenizer

@@ -63,6 +63,6 @@ def test_the_readme_s_mixtures_and_specialists(tmp_path: Path) -> None:
             assert "trained on 10,240 tokens" in person.types(part.next("moerge soup train", {"250k": "10k"}))
             said = person.types(part.next("moerge soup instantiate", {"target.jsonl": "law.jsonl"}))
             assert "specialist for 40 documents" in said
-        loaded = LOAD.replace("from", "import moerge.mixtures; from", 1)
+        loaded = LOAD.replace("from", "import moerge_lab.mixtures; from", 1)
         assert "generated_text" in person.types(loaded.format("stitched"))
         assert "generated_text" in person.types(LOAD.format("specialist"))

@@ -17,8 +17,8 @@ import torch
 
 from moerge.cli import app as cli
 from moerge.client.client import Client
-from moerge.demo.processes import address_in
 from moerge_coordinator.operation.home import initialise
+from moerge_lab.demo.processes import address_in
 
 _ENVIRONMENT = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 MOERGE = [sys.executable, "-m", "moerge"]

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from moerge.recipes.base import Domain, Fleet, Model
-from moerge.recipes.models import FromLogits, Loaded
-from moerge.recipes.registry import parse
 from moerge.scoring.perplexity import Rows
+from moerge_lab.recipes.base import Domain, Fleet, Model
+from moerge_lab.recipes.models import FromLogits, Loaded
+from moerge_lab.recipes.registry import parse
 from support.models import expert
 from support.versions import contributed_rows
 

@@ -21,27 +21,27 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
-from moerge.demo import corpora
 from moerge.experts import fitting as fit
 from moerge.files import atomic_file, cache_folder
 from moerge.merging.local import LocalTrunk
 from moerge.models.families import EMBEDDING
 from moerge.models.reader import Checkpoint
 from moerge.progress import progress
-from moerge.recipes import own as moerge
-from moerge.recipes import published as moerged
-from moerge.recipes.base import Fleet, Model, Options, Recipe, Shared
-from moerge.recipes.models import FromLogits, Routed, active_parameters
-from moerge.recipes.own import fitted
-from moerge.recipes.registry import parse
 from moerge.scoring import routers as routing
 from moerge.scoring.perplexity import Rows, load, logits
 from moerge.scoring.routers import routers
-from moerge.table.measure import Settings, measure
-from moerge.table.presets import PRESETS
-from moerge.table.table import Run
-from moerge.table.texts import read_elsewhere, read_texts
 from moerge.trunk import regmean
+from moerge_lab.demo import corpora
+from moerge_lab.recipes import own as moerge
+from moerge_lab.recipes import published as moerged
+from moerge_lab.recipes.base import Fleet, Model, Options, Recipe, Shared
+from moerge_lab.recipes.models import FromLogits, Routed, active_parameters
+from moerge_lab.recipes.own import fitted
+from moerge_lab.recipes.registry import parse
+from moerge_lab.table.measure import Settings, measure
+from moerge_lab.table.presets import PRESETS
+from moerge_lab.table.table import Run
+from moerge_lab.table.texts import read_elsewhere, read_texts
 from moerge_proto.trunks import TrunkMethod
 
 DEFAULT, FITTED = "moerge", "moerge:fit=1"

@@ -17,12 +17,12 @@ from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
 from moerge.files import cache_folder
 from moerge.progress import progress
-from moerge.recipes.base import Fleet
-from moerge.recipes.models import Routed, load
-from moerge.recipes.registry import parse
-from moerge.table.measure import Settings, fleet_of
-from moerge.table.presets import PRESETS
-from moerge.table.texts import read_texts
+from moerge_lab.recipes.base import Fleet
+from moerge_lab.recipes.models import Routed, load
+from moerge_lab.recipes.registry import parse
+from moerge_lab.table.measure import Settings, fleet_of
+from moerge_lab.table.presets import PRESETS
+from moerge_lab.table.texts import read_texts
 
 PROMPTS = (
     "Name three things that a gardener does in spring.",

@@ -13,23 +13,23 @@ from pathlib import Path
 import torch
 from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
-from moerge.demo import corpora
 from moerge.files import atomic_file, cache_folder
 from moerge.progress import progress
-from moerge.recipes.base import Fleet, Model, Options, Trained, number, whole
-from moerge.recipes.models import Routed, load
-from moerge.recipes.registry import parse
-from moerge.recipes.trained import routing_of, untrained
-from moerge.table.measure import Settings, measure
-from moerge.table.plots import picture
-from moerge.table.presets import PRESETS
-from moerge.table.table import Row, Run, Table
-from moerge.table.texts import read_elsewhere, read_texts
-from moerge.training.batches import batches
-from moerge.training.loop import Run as Training
-from moerge.training.loop import Trainer
-from moerge.training.parameters import trainable
-from moerge.training.routing import RoutedLoss
+from moerge_lab.demo import corpora
+from moerge_lab.recipes.base import Fleet, Model, Options, Trained, number, whole
+from moerge_lab.recipes.models import Routed, load
+from moerge_lab.recipes.registry import parse
+from moerge_lab.recipes.trained import routing_of, untrained
+from moerge_lab.table.measure import Settings, measure
+from moerge_lab.table.plots import picture
+from moerge_lab.table.presets import PRESETS
+from moerge_lab.table.table import Row, Run, Table
+from moerge_lab.table.texts import read_elsewhere, read_texts
+from moerge_lab.training.batches import batches
+from moerge_lab.training.loop import Run as Training
+from moerge_lab.training.loop import Trainer
+from moerge_lab.training.parameters import trainable
+from moerge_lab.training.routing import RoutedLoss
 from trials.output import show, write
 
 TRAINED = ("btx", "btx:start=moerge", "btx:start=fitted")

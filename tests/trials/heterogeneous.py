@@ -14,15 +14,15 @@ from torch import Tensor
 from transformers import AutoConfig, AutoTokenizer, LlamaForCausalLM
 from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
-from moerge.demo.train import DEMO
 from moerge.files import cache_folder
 from moerge.progress import progress
-from moerge.table import arguments
-from moerge.table.measure import Settings, measure
-from moerge.table.presets import PRESETS
-from moerge.table.runs import asked
-from moerge.training.batches import batches
-from moerge.training.loop import Run, fit
+from moerge_lab.demo.train import DEMO
+from moerge_lab.table import arguments
+from moerge_lab.table.measure import Settings, measure
+from moerge_lab.table.presets import PRESETS
+from moerge_lab.table.runs import asked
+from moerge_lab.training.batches import batches
+from moerge_lab.training.loop import Run, fit
 from trials.output import show, write
 
 OTHER = "geography"

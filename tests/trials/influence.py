@@ -23,16 +23,16 @@ from moerge.models.bounds import feature_gains
 from moerge.models.expert_folder import DenseExpert
 from moerge.models.reader import Checkpoint
 from moerge.progress import NoProgress, progress
-from moerge.recipes.models import Loaded, Routed
-from moerge.recipes.published import version
 from moerge.routers.influence import measure
 from moerge.scoring.perplexity import document_scores, normalised, total
 from moerge.scoring.routers import RoutingCounter
 from moerge.statistics.contribution import router_contribution, trunk_contribution
-from moerge.table.measure import Texts
-from moerge.table.presets import PRESETS
-from moerge.table.texts import read_texts
 from moerge.versions.plan import solve_routers
+from moerge_lab.recipes.models import Loaded, Routed
+from moerge_lab.recipes.published import version
+from moerge_lab.table.measure import Texts
+from moerge_lab.table.presets import PRESETS
+from moerge_lab.table.texts import read_texts
 from moerge_proto.options import PAPER, RECOMMENDED, SolveOptions
 from moerge_proto.statistics_file import StatisticsFile, write
 from trials.strays import first

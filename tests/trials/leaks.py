@@ -33,8 +33,8 @@ from moerge.statistics.contribution import trunk_contribution
 from moerge.statistics.features import visit_features
 from moerge.statistics.integers import to_floats, unpack
 from moerge.statistics.passes import RouterPass
-from moerge.table.presets import PRESETS
 from moerge.trunk.stray import require_near
+from moerge_lab.table.presets import PRESETS
 from moerge_proto.statistics_file import exponent
 from moerge_workers.policy import Policy
 from support.passes import sums_of

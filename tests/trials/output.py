@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import Console
 
 from moerge.files import atomic_file
-from moerge.table.table import Table
+from moerge_lab.table.table import Table
 
 
 def show(table: Table) -> None:

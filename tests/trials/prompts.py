@@ -20,12 +20,12 @@ from moerge.merging import prompts as writing
 from moerge.merging.prompts import Prompts, written
 from moerge.models.expert_folder import DenseExpert
 from moerge.progress import progress
-from moerge.recipes.base import Domain, Fleet, Model, Options, Shared
-from moerge.recipes.registry import parse
-from moerge.table.measure import Settings, measure
-from moerge.table.presets import PRESETS
-from moerge.table.table import Run
-from moerge.table.texts import read_texts
+from moerge_lab.recipes.base import Domain, Fleet, Model, Options, Shared
+from moerge_lab.recipes.registry import parse
+from moerge_lab.table.measure import Settings, measure
+from moerge_lab.table.presets import PRESETS
+from moerge_lab.table.table import Run
+from moerge_lab.table.texts import read_texts
 from trials.output import show, write
 
 Text = Callable[[Fleet, Domain], Sequence[list[int]]]

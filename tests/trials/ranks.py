@@ -25,13 +25,13 @@ from moerge.models.adapters import WEIGHTS
 from moerge.models.expert_folder import DenseExpert
 from moerge.models.low_rank import low_rank_of
 from moerge.progress import NoProgress, progress
-from moerge.recipes.base import Model
-from moerge.recipes.models import Loaded
-from moerge.recipes.registry import parse
 from moerge.scoring.perplexity import Score, document_scores, normalised, total
-from moerge.table.measure import Settings, Texts, fleet_of
-from moerge.table.presets import PRESETS
-from moerge.table.texts import Cut, read_texts
+from moerge_lab.recipes.base import Model
+from moerge_lab.recipes.models import Loaded
+from moerge_lab.recipes.registry import parse
+from moerge_lab.table.measure import Settings, Texts, fleet_of
+from moerge_lab.table.presets import PRESETS
+from moerge_lab.table.texts import Cut, read_texts
 from moerge_proto.experts import Rank
 from trials.output import write
 

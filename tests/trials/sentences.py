@@ -25,13 +25,13 @@ from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 from moerge.files import cache_folder
 from moerge.models.batches import pad
 from moerge.progress import progress
-from moerge.recipes.models import Routed
-from moerge.recipes.registry import parse
 from moerge.scoring.perplexity import Rows
 from moerge.scoring.routers import routers
-from moerge.table.measure import Settings, Texts, fleet_of
-from moerge.table.presets import PRESETS
-from moerge.table.texts import Sources, read_texts
+from moerge_lab.recipes.models import Routed
+from moerge_lab.recipes.registry import parse
+from moerge_lab.table.measure import Settings, Texts, fleet_of
+from moerge_lab.table.presets import PRESETS
+from moerge_lab.table.texts import Sources, read_texts
 
 LENGTHS = (8, 16, 32, 64, 256)
 SHORTEST, BATCH = 12, 16

@@ -12,17 +12,17 @@ from pathlib import Path
 from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
 from moerge.files import cache_folder
-from moerge.mixtures.bts import Bts
 from moerge.progress import progress
-from moerge.recipes.base import Fleet, Model, Options, number
-from moerge.recipes.mixtures import members
-from moerge.recipes.models import Loaded
-from moerge.recipes.registry import parse
-from moerge.recipes.trained import train
-from moerge.table.measure import Settings, measure
-from moerge.table.presets import PRESETS
-from moerge.table.table import Run
-from moerge.table.texts import read_texts
+from moerge_lab.mixtures.bts import Bts
+from moerge_lab.recipes.base import Fleet, Model, Options, number
+from moerge_lab.recipes.mixtures import members
+from moerge_lab.recipes.models import Loaded
+from moerge_lab.recipes.registry import parse
+from moerge_lab.recipes.trained import train
+from moerge_lab.table.measure import Settings, measure
+from moerge_lab.table.presets import PRESETS
+from moerge_lab.table.table import Run
+from moerge_lab.table.texts import read_texts
 from trials.output import show, write
 
 SHORT = 0.2

@@ -7,11 +7,11 @@ import pytest
 from typer.main import get_group
 
 from moerge.cli import versions
-from moerge.demo.commands import demo
 from moerge.errors import MoergeError
 from moerge.merging.merge import MergeSettings
-from moerge.recipes.registry import RECIPES
 from moerge_coordinator.dashboard.actions.versions import asked_version, solve_form
+from moerge_lab.demo.commands import demo
+from moerge_lab.recipes.registry import RECIPES
 from moerge_proto.options import PAPER, RECOMMENDED, VERSION_RECIPES, SolveOptions
 from moerge_proto.versions import NewVersion
 from moerge_workers.settings import Settings

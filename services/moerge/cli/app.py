@@ -72,17 +72,21 @@ PANELS: dict[str, dict[str, typer.Typer | Component | Callable[..., None]]] = {
         "progress": progress.show_progress,
         "inspect": inspect.inspect_file,
         "audit": audit.app,
-        "route": Component("moerge.routing.commands", "Draw the weights of a model's experts along a text.", "all"),
+        "route": Component("moerge_lab.routing.commands", "Draw the weights of a model's experts along a text.", "lab"),
     },
     "One machine": {
         "merge": Component("moerge.merging.commands", "Merge experts on this machine into one MoE model.", "all"),
-        "tune": Component("moerge_workers.tuning.commands", "Train a version, or a mixture, on pooled text.", "tune"),
-        "soup": Component("moerge.soups.commands", "Train a bank of parameters that gives dense specialists.", "all"),
+        "tune": Component("moerge_lab.tuning.commands", "Train a version, or a mixture, on pooled text.", "lab"),
+        "soup": Component(
+            "moerge_lab.soups.commands", "Train a bank of parameters that gives dense specialists.", "lab"
+        ),
         "demo": Component(
-            "moerge.demo.commands", "Run the main job on real text: four owners, one coordinator, two versions.", "demo"
+            "moerge_lab.demo.commands",
+            "Run the main job on real text: four owners, one coordinator, two versions.",
+            "demo",
         ),
         "table": Component(
-            "moerge.table.commands", "Measure ways to join experts without training: the papers' table.", "all"
+            "moerge_lab.table.commands", "Measure ways to join experts without training: the papers' table.", "lab"
         ),
     },
 }

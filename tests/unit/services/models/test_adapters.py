@@ -16,14 +16,14 @@ from transformers import AutoModelForCausalLM
 from moerge.documents.corpus import Corpus
 from moerge.errors import MoergeError
 from moerge.merging.merge import MergeSettings, Source, merge
-from moerge.mixtures.heterogeneous import matching_rows
 from moerge.models.adapters import DTYPE
 from moerge.models.config import read_config
 from moerge.models.expert_folder import DenseExpert, check_expert, dense_folder, expert_files, remove_dense
 from moerge.models.reader import Checkpoint
 from moerge.models.sources import BASE, checkpoint_folder
 from moerge.scoring.perplexity import load
-from moerge.training.inputs import end_of_text
+from moerge_lab.mixtures.heterogeneous import matching_rows
+from moerge_lab.training.inputs import end_of_text
 from support.models import expert, texts, tokenizer
 
 peft = pytest.importorskip("peft")

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from moerge.errors import IncompatibleExpertError
-from moerge.mixtures import CLASSES
 from moerge.models.config import read_config
 from moerge.models.expert_folder import check_small_files
 from moerge.models.families import FAMILIES, REFUSED, family_of
 from moerge.models.reader import Checkpoint
+from moerge_lab.mixtures import CLASSES
 from support.models import SMALL, expert
 
 

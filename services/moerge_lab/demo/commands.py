@@ -1,0 +1,57 @@
+"""`moerge demo`"""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from moerge.files import cache_folder
+from moerge.progress import progress
+from moerge_lab.demo.stages import INTRODUCTION, Stages
+from moerge_proto.options import RecipeName
+
+app = typer.Typer()
+
+
+@app.callback(invoke_without_command=True)
+def demo(
+    home: Annotated[Path, typer.Option(help="Folder of the demo's coordinator and workers.")] = Path("moerge-demo"),
+    recipe: Annotated[
+        RecipeName,
+        typer.Option(help="moerge: the recommended recipe, regmean trunk and discriminants. dume: the paper's."),
+    ] = "moerge",
+    serve: Annotated[
+        bool, typer.Option("--serve", help="Keep the coordinator and its dashboard open at the end.")
+    ] = False,
+) -> None:
+    """Run the main job on real text: train four small experts (once), start a coordinator and four workers, publish
+    a version of three experts and then one of four. Print the owners' evaluations of both, and the paper's
+    table of the second.
+
+    After an interruption, run the same command to continue; training repeats at most a minute.
+
+    Example: moerge demo --home /tmp/moerge-demo
+    """
+    console = Console()
+    console.print(INTRODUCTION)
+    from transformers.utils import logging  # takes seconds
+
+    from moerge_lab.demo import corpora
+    from moerge_lab.demo.main_job import Demo, Domain
+    from moerge_lab.demo.train import Trained, train
+
+    logging.disable_progress_bar()
+    home = home.resolve()
+    texts, cache = corpora.write(cache_folder() / "texts"), cache_folder() / "experts"
+    stages = Stages(home, recipe, console, trained=Trained.of(texts, cache).complete)
+    try:
+        stages.introduce()
+        stages.begin(1)
+        experts = train(texts, cache, progress()).experts
+        stages.tell(f"The experts are in {next(iter(experts.values())).parent}")
+        domains = [Domain(name, experts[name], texts[name]) for name in corpora.DOMAINS]
+        Demo(home, domains, recipe, stages).run(serve=serve)
+    except KeyboardInterrupt:
+        stages.interrupted()
+        raise

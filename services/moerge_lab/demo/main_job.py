@@ -1,0 +1,259 @@
+"""The main job on real text: four owners, one coordinator; three join first, the fourth later."""
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from moerge.client.client import Client
+from moerge.errors import MoergeError
+from moerge.files import atomic_file
+from moerge.trunk.methods.registry import METHODS
+from moerge_lab.demo.processes import Processes, address_in, output_of
+from moerge_lab.demo.stages import Stages
+from moerge_proto.experts import Expert, ExpertState
+from moerge_proto.options import VERSION_RECIPES, RecipeName
+from moerge_proto.signatures import JoinRequest
+from moerge_proto.trunks import NewTrunk
+from moerge_proto.versions import CHAMPION, NewVersion
+
+TABLE_TOKENS, STATISTICS_TOKENS = 5_000, 10_000
+"""Tokens per domain in the demo's table: for scores, and for the recipes' statistics."""
+_BESIDE: dict[RecipeName, list[str]] = {"moerge": ["averaging", "dume"], "dume": ["averaging"]}
+_SMALL_POLICY = "Their policies allow contributions of 2 documents, because some domains have few; the default is 100."
+_POLICY = b"""\
+held_out_share = 0.1
+
+[policy]  # for public texts; some domains have hardly a hundred
+min_documents = 2
+evaluation_sums = true
+redistribute = true
+progress = true
+"""
+
+
+@dataclass(frozen=True)
+class Domain:
+    """One domain's dense expert and its texts: split -> JSON Lines file."""
+
+    name: str
+    expert: Path
+    texts: dict[str, Path]
+
+
+@dataclass(frozen=True)
+class Worker:
+    """An owner's running worker."""
+
+    domain: Domain
+    process: subprocess.Popen[str]
+
+
+class Demo:
+    """The demo in a home folder. All content is named by digest, so a second run resumes an interrupted one."""
+
+    def __init__(self, home: Path, domains: Sequence[Domain], recipe: RecipeName, stages: Stages) -> None:
+        self._home, self._domains, self._recipe, self._stages = home, domains, recipe, stages
+        self._coordinator = home / "coordinator"
+        self._url = ""
+
+    def run(self, *, serve: bool = False) -> None:
+        """Publishes a version of all domains except the last, then one of all; prints tables of both versions.
+
+        With `serve`, the coordinator and its dashboard stay open until Ctrl-C.
+        """
+        stages = self._stages
+        stages.begin(2)
+        token = self._operator_token()
+        with Processes() as processes, ExitStack() as stack:
+            coordinator = self._serve(processes)
+            client = stack.enter_context(Client(self._url, token))
+            early, late = self._domains[:-1], self._domains[-1]
+            stages.tell(f"Owners: {', '.join(domain.name for domain in early)}. {_SMALL_POLICY}")
+            workers = [self._start_worker(processes, client, domain) for domain in early]
+            experts = self._ready_experts(client, workers)
+            stages.begin(3)
+            trunk = self._merge(client, experts, workers)
+            first = self._publish(processes, client, trunk, experts, workers)
+            stages.begin(4)
+            stages.tell(f"Each owner evaluates version {first}, and {late.name} joins under the same trunk.")
+            workers.append(self._start_worker(processes, client, late))
+            self._promote_evaluated(processes, client, first, workers)
+            experts = self._ready_experts(client, workers)
+            last = self._publish(processes, client, trunk, experts, workers)
+            stages.tell(f"Each owner evaluates version {last}. Only {late.name} had to contribute for it.")
+            self._promote_evaluated(processes, client, last, workers)
+            processes.stop(*(worker.process for worker in workers))
+            stages.begin(5)
+            stages.tell(f"Stock transformers loads version {last} in a separate process.")
+            command = self._table_command(last)
+            stages.command(*command)
+            processes.finish("table", processes.start(command, {"OMP_NUM_THREADS": "2"}))
+            stages.finish()
+            self._say_what_next(first, last, serve=serve)
+            if serve:
+                stages.tell(f"The dashboard is open at {self._url} until you press Ctrl-C.")
+                processes.finish("coordinator", coordinator)
+
+    def _operator_token(self) -> str:
+        path = self._home / "operator-token"
+        if not path.is_file():
+            shutil.rmtree(self._coordinator, ignore_errors=True)  # from a run interrupted before it stored the token
+            with atomic_file(self._coordinator / "coordinator.toml") as out:
+                out.write(b"route_bytes = 2_000_000_000  # texts may be routed, on the dashboard\n")
+            command = "coordinator", "init", self._coordinator
+            self._stages.command(*command)
+            token = output_of(*command)
+            with atomic_file(path) as out:
+                os.chmod(out.name, 0o600)
+                out.write(token.encode())
+        return path.read_text()
+
+    def _serve(self, processes: Processes) -> subprocess.Popen[str]:
+        log = self._home / "coordinator.log"
+        start = log.stat().st_size if log.exists() else 0
+        self._stages.command("coordinator", "serve", self._coordinator, "--port", 0)
+        process = processes.start(["coordinator", "serve", self._coordinator, "--port", 0], {}, log=log)
+        while process.poll() is None:
+            if found := address_in(log, start):
+                self._url = found
+                self._stages.tell(f"The coordinator and its dashboard are at {found}; messages are in {log}")
+                return process
+            time.sleep(0.1)
+        raise MoergeError("the coordinator did not start", where=str(log), todo="see the log's last lines")
+
+    def _start_worker(self, processes: Processes, client: Client, domain: Domain) -> Worker:
+        """An owner's worker, which contributes under every trunk and evaluates every version."""
+        home = self._home / f"worker-{domain.name}"
+        token = self._approved(client, domain.name, home)
+        with atomic_file(home / "worker.toml") as out:
+            out.write(_POLICY)
+        arguments: list[object] = ["worker", "run", "--domain", domain.name, "--expert", domain.expert]
+        arguments += ["--data", domain.texts["statistics"], "--data", domain.texts["tuning"], "--home", home]
+        arguments += ["--license", "Apache-2.0", "--context", 256]
+        if METHODS[VERSION_RECIPES[self._recipe].method].solved:
+            arguments.append("--trunk-contribution")
+        self._stages.command(*arguments)
+        return Worker(domain, processes.start(arguments, self._environment(token), label=domain.name))
+
+    def _approved(self, client: Client, domain: str, home: Path) -> str:
+        """The token of a domain's owner, approved with its key."""
+        command = "worker", "init", "--owner", f"{domain}-owner", "--domain", domain, "--home", home
+        self._stages.command(*command)
+        line = output_of(*command)
+        self._stages.command("owner", "approve", f"{line[:30]}...")
+        return client.approve(JoinRequest.of_line(line), replace=True).token.secret
+
+    def _environment(self, token: str) -> dict[str, str]:
+        return {"MOERGE_COORDINATOR": self._url, "MOERGE_TOKEN": token}
+
+    def _ready_experts(self, client: Client, workers: Sequence[Worker]) -> list[str]:
+        """The digests of the workers' experts, in their order, after the coordinator has accepted all."""
+        while True:
+            found: dict[str, Expert] = {each.domain: each for each in client.experts() if each.fitted is None}
+            known = [found[worker.domain.name] for worker in workers if worker.domain.name in found]
+            ready = [each.digest for each in known if each.state is ExpertState.READY]
+            if len(ready) == len(workers):
+                return ready
+            self._pause(workers)
+
+    def _wait_for_trunk_contributions(self, client: Client, workers: Sequence[Worker]) -> None:
+        wanted = {worker.domain.name for worker in workers}
+        while not wanted <= {row.domain for row in client.contributions("trunk") if row.active}:
+            self._pause(workers)
+
+    def _wait_for_contributions(self, client: Client, trunk: str, workers: Sequence[Worker]) -> None:
+        wanted = {worker.domain.name for worker in workers}
+        while not wanted <= {row.domain for row in client.contributions() if row.active and row.trunk == trunk}:
+            self._pause(workers)
+
+    @staticmethod
+    def _pause(workers: Sequence[Worker]) -> None:
+        for worker in workers:
+            if worker.process.poll():
+                raise MoergeError("its worker failed", where=worker.domain.name, todo="see its messages above")
+        time.sleep(0.2)
+
+    def _merge(self, client: Client, experts: list[str], workers: Sequence[Worker]) -> str:
+        """The digest of these experts' trunk, merged after their owners have sent the method's contributions."""
+        method = VERSION_RECIPES[self._recipe].method
+        if METHODS[method].solved:
+            self._wait_for_trunk_contributions(client, workers)
+        named = [word for worker in workers for word in ("--expert", worker.domain.name)]
+        self._stages.command("trunk", "merge", "--method", method, *named)
+        trunk = client.wait(client.merge_trunk(NewTrunk(method=method, experts=experts)))
+        self._stages.tell("Each owner now contributes statistics under this trunk.")
+        return trunk
+
+    def _publish(
+        self, processes: Processes, client: Client, trunk: str, experts: list[str], workers: Sequence[Worker]
+    ) -> int:
+        """Publishes a version of these experts, or of those fitted from them, after their owners have contributed."""
+        self._wait_for_contributions(client, trunk, workers)
+        recipe = () if self._recipe == "moerge" else ("--recipe", self._recipe)
+        self._stages.command("version", "solve", *recipe)
+        come = {row.expert for row in client.contributions() if row.active and row.trunk == trunk}
+        chosen = {row.trained: row.digest for row in client.experts() if row.digest in come}
+        new = NewVersion(experts=[chosen[each] for each in experts], options=VERSION_RECIPES[self._recipe].solve)
+        number = int(client.wait(client.solve_version(new)))
+        self._show(processes, "show", number)
+        return number
+
+    def _promote_evaluated(self, processes: Processes, client: Client, number: int, workers: Sequence[Worker]) -> None:
+        """Promotes a version after its owners' reports on held-out documents, and shows their table.
+
+        Doesn't wait if an earlier run published a later version, because owners evaluate only the newest one.
+        """
+        while client.version_table(number).missing and not any(client.versions(number)):
+            self._pause(workers)
+        reason = "moerge demo shows it, better or worse"
+        self._stages.command("version", "promote", number, "--override", reason)
+        client.promote(CHAMPION, number, override=reason)
+        self._show(processes, "table", number)
+
+    def _show(self, processes: Processes, what: str, number: int) -> None:
+        command = ["version", what, number]
+        self._stages.command(*command)
+        processes.finish(f"version {what}", processes.start(command, self._environment(self._operator_token())))
+
+    def _table_command(self, number: int) -> list[object]:
+        command: list[object] = ["table", "--version", self._folder(number), "--tokens", TABLE_TOKENS]
+        command += ["--statistics-tokens", STATISTICS_TOKENS, "--json-file", self._home / f"table-{number}.json"]
+        for recipe in _BESIDE[self._recipe]:
+            command += ["--recipe", recipe]
+        for domain in self._domains:
+            command += ["--expert", f"{domain.name}={domain.expert}"]
+            command += ["--text", f"{domain.name}={domain.texts['statistics']}"]
+            command += ["--held-out", f"{domain.name}={domain.texts['heldout']}"]
+        return command
+
+    def _folder(self, number: int) -> Path:
+        return self._coordinator / "versions" / str(number)
+
+    def _say_what_next(self, first: int, last: int, *, serve: bool) -> None:
+        """Prints both folders and three commands; with `serve` they call the running coordinator."""
+        home, prompt, python = self._coordinator, "The capital of", Path(sys.executable)
+        token, folder = self._home / "operator-token", self._folder(last)
+        moerge, url = python.with_name("moerge"), self._url if serve else "http://127.0.0.1:8080"
+        operator = f"MOERGE_COORDINATOR={url} MOERGE_TOKEN=$(cat {token}) {moerge}"
+        then = f"{operator} pull champion my-model" if serve else f"{moerge} coordinator serve {home} --port 8080"
+        self._stages.tell(
+            f"""
+Done.
+Version {first}: {self._folder(first)}
+Version {last}: {folder}
+
+Three commands to try next:
+
+  {python} -c "from transformers import pipeline; print(pipeline('text-generation', '{folder}')('{prompt}'))"
+  {then}
+  {operator} version table {last}
+
+The dashboard is at {url} {"now" if serve else "while the second command runs"}; sign in with the token in {token}.
+"""
+        )

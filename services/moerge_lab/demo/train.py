@@ -1,0 +1,324 @@
+"""Training of dense experts: a Llama seed, small or pretrained, and an expert per domain from it."""
+
+import hashlib
+import json
+import os
+import shutil
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from filelock import FileLock, Timeout
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from torch import Tensor
+from transformers import (
+    AutoTokenizer,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+)
+
+from moerge.models.dense import place
+from moerge.progress import Progress
+from moerge_lab.demo.smollm import make_seed
+from moerge_lab.training.batches import batches, joined
+from moerge_lab.training.checkpoint import Checkpoint
+from moerge_lab.training.loop import Run, fit
+
+BOS, EOS, PAD = "<s>", "</s>", "<pad>"
+_SEED_THREADS, _EXPERT_THREADS = 2, 1  # part of the training: the number changes the order of sums
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One training run: its number of tokens, and AdamW's highest learning rate."""
+
+    tokens: int
+    learning_rate: float
+
+
+@dataclass(frozen=True)
+class Scratch:
+    """A seed trained from random weights on all domains' texts, with its own tokenizer."""
+
+    vocabulary: int
+    hidden_size: int
+    intermediate_size: int
+    layers: int
+    heads: int
+    phase: Phase
+
+
+@dataclass(frozen=True)
+class Training:
+    """All inputs of the weights except the texts. A row is `context` tokens, a step is `batch_rows` rows.
+
+    Without `scratch` the seed is SmolLM2-135M-Instruct. `end` is the token after each text. `bfloat16` autocasts the
+    forward and backward pass; weights and optimizer are float32.
+    """
+
+    scratch: Scratch | None
+    for_expert: Phase
+    end: str = EOS
+    context: int = 256
+    batch_rows: int = 8
+    weight_decay: float = 0.1
+    warmup: float = 0.1  # share of a phase's steps
+    seed: int = 1
+    bfloat16: bool = False
+
+
+DEMO = Training(
+    Scratch(
+        vocabulary=2048,
+        hidden_size=192,
+        intermediate_size=1024,
+        layers=3,
+        heads=3,
+        phase=Phase(tokens=1_200_000, learning_rate=4e-3),
+    ),
+    for_expert=Phase(tokens=160_000, learning_rate=1e-3),
+)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """Folders of trained models: the seed, and each domain's expert, trained from it."""
+
+    seed: Path
+    experts: dict[str, Path]
+
+    @classmethod
+    def of(cls, texts: Mapping[str, Mapping[str, Path]], folder: Path, training: Training = DEMO) -> Self:
+        """The folders made by `train` with the same arguments."""
+        files = _train_files(texts)
+        home = folder / _digest(training, files)[:16]
+        return cls(home / "seed", {domain: home / domain for domain in files})
+
+    @property
+    def complete(self) -> bool:
+        return all(expert.exists() for expert in self.experts.values())
+
+
+def train(
+    texts: Mapping[str, Mapping[str, Path]],
+    folder: Path,
+    progress: Progress,
+    training: Training = DEMO,
+    device: str = "cpu",
+) -> Trained:
+    """Trains the models missing from `folder`: the seed, then the experts, on a CPU concurrently.
+
+    The models are in `folder/{digest}`, a digest of the training and its texts: the seed, and one folder per domain
+    (config.json, float32 model.safetensors, tokenizer). Each is renamed into place when complete. An interrupted
+    training resumes from its last checkpoint; of several at once, one trains and the others wait. The same machine
+    gives the same bytes, interrupted or not.
+
+    Args:
+        texts: for each domain, its splits' files from `corpora.write`; only "train" is read.
+        folder: for the trained folders.
+        progress: shows each training, in tokens.
+        device: torch device.
+
+    Raises:
+        MoergeError: the package of a pretrained seed isn't installed.
+    """
+    finished = Trained.of(texts, folder, training)
+    if finished.complete:
+        return finished
+    documents = {domain: _read(file) for domain, file in _train_files(texts).items()}
+    with _alone(finished.seed.parent, progress):
+        trainer = _Trainer(training, device, progress)
+        _made(finished.seed, partial(trainer.seed, documents))
+        tokenizer = AutoTokenizer.from_pretrained(finished.seed, local_files_only=True, trust_remote_code=False)
+        missing = {domain: each for domain, each in documents.items() if not finished.experts[domain].exists()}
+        if missing:  # another process may have trained them meanwhile
+            trainer.experts(missing, finished.seed, tokenizer)
+    return finished
+
+
+class _Trainer:
+    """Makes the model folders."""
+
+    def __init__(self, training: Training, device: str, progress: Progress) -> None:
+        self._training, self._device, self._progress = training, device, progress
+
+    def seed(self, documents: Mapping[str, list[str]], folder: Path, checkpoint: Checkpoint) -> None:
+        scratch = self._training.scratch
+        if scratch is None:
+            make_seed(folder)
+            return
+        tokenizer = _tokenizer(documents, scratch.vocabulary)
+        rows = torch.cat([_rows(texts, tokenizer, self._training) for texts in documents.values()])
+        with _reproducible(_SEED_THREADS, self._training.seed):
+            model = LlamaForCausalLM(_config(scratch, self._training.context, tokenizer))
+            with self._progress.track("training the seed", self._tokens(scratch.phase), "tokens") as tracker:
+                self._fit(model, rows, scratch.phase, checkpoint, tracker.advance)
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+
+    def experts(self, documents: Mapping[str, list[str]], seed: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+        """Trains these domains' experts beside the seed's folder, one per core at a time."""
+        stopped, loading, phase = threading.Event(), threading.Lock(), self._training.for_expert
+        total = len(documents) * self._tokens(phase)
+        with (
+            _reproducible(_EXPERT_THREADS, self._training.seed),
+            self._progress.track(f"training {len(documents)} experts", total, "tokens") as tracker,
+            ThreadPoolExecutor(os.cpu_count() if self._device == "cpu" else 1) as pool,
+        ):
+
+            def done(tokens: int) -> None:
+                if stopped.is_set():
+                    raise InterruptedError
+                tracker.advance(tokens)
+
+            def make(domain: str, folder: Path, checkpoint: Checkpoint) -> None:
+                with loading:  # not thread-safe
+                    model = LlamaForCausalLM.from_pretrained(seed, dtype=torch.float32)
+                self._fit(model, _rows(documents[domain], tokenizer, self._training), phase, checkpoint, done)
+                model.save_pretrained(folder)
+                tokenizer.save_pretrained(folder)
+
+            try:
+                list(pool.map(lambda domain: _made(seed.with_name(domain), partial(make, domain)), documents))
+            except BaseException:
+                stopped.set()  # Ctrl-C ends the other trainings too
+                raise
+
+    def _tokens(self, phase: Phase) -> int:
+        """The tokens of whole steps."""
+        return self._steps(phase) * self._training.batch_rows * self._training.context
+
+    def _steps(self, phase: Phase) -> int:
+        return phase.tokens // (self._training.batch_rows * self._training.context)
+
+    def _fit(
+        self, model: LlamaForCausalLM, rows: Tensor, phase: Phase, checkpoint: Checkpoint, done: Callable[[int], None]
+    ) -> None:
+        place(model, self._device)
+        training, steps = self._training, self._steps(phase)
+        size = training.batch_rows * training.context
+        fit(
+            model,
+            dict(model.named_parameters()),
+            batches([rows], steps, training.batch_rows, training.seed),
+            Run(
+                steps,
+                phase.learning_rate,
+                training.warmup,
+                training.weight_decay,
+                seed=training.seed,
+                bfloat16=training.bfloat16,
+            ),
+            lambda step: done(step.tokens),
+            checkpoint=checkpoint,
+            resumed=lambda begun: done(begun * size),
+        )
+
+
+def _train_files(texts: Mapping[str, Mapping[str, Path]]) -> dict[str, Path]:
+    return {domain: splits["train"] for domain, splits in texts.items()}
+
+
+def _digest(training: Training, files: Mapping[str, Path]) -> str:
+    corpora = {domain: hashlib.sha256(file.read_bytes()).hexdigest() for domain, file in files.items()}
+    record = {"training": asdict(training), "corpora": corpora}
+    return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
+
+
+def _read(file: Path) -> list[str]:
+    with file.open(encoding="utf-8") as lines:
+        return [json.loads(line)["text"] for line in lines]
+
+
+def _made(folder: Path, make: Callable[[Path, Checkpoint], object]) -> Path:
+    """The folder; if missing, made in a sibling and renamed."""
+    checkpoint = Checkpoint(folder.with_name(f".{folder.name}.checkpoint"))
+    if folder.exists():
+        checkpoint.remove()
+        return folder
+    part = folder.with_name(f".{folder.name}.part")
+    if part.exists():
+        shutil.rmtree(part)  # of an interrupted run
+    part.mkdir(parents=True)
+    make(part, checkpoint)
+    os.rename(part, folder)
+    checkpoint.remove()
+    return folder
+
+
+@contextmanager
+def _alone(home: Path, progress: Progress) -> Iterator[None]:
+    """Waits while another process trains there."""
+    home.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(home.with_name(f"{home.name}.lock"))
+    try:
+        lock.acquire(blocking=False)
+    except Timeout:
+        with progress.track("waiting for another process' training", 1, "trainings") as tracker:
+            lock.acquire()
+            tracker.advance(1)
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+@contextmanager
+def _reproducible(threads: int, seed: int) -> Iterator[None]:
+    """Fixes torch's number of threads and its random state, and restores both."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _tokenizer(documents: Mapping[str, list[str]], vocabulary: int) -> PreTrainedTokenizerFast:
+    """A byte-level BPE tokenizer trained on all domains; adds BOS before a text."""
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary,
+        special_tokens=[BOS, EOS, PAD],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    bpe.train_from_iterator((text for texts in documents.values() for text in texts), trainer)
+    bpe.post_processor = processors.TemplateProcessing(single=f"{BOS} $A", special_tokens=[(BOS, 0)])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=bpe, bos_token=BOS, eos_token=EOS, pad_token=PAD, clean_up_tokenization_spaces=False
+    )
+
+
+def _rows(texts: list[str], tokenizer: PreTrainedTokenizerBase, training: Training) -> Tensor:
+    """All texts joined and cut into rows, [rows, context] int64."""
+    end: Any = tokenizer.convert_tokens_to_ids(training.end)
+    return joined(tokenizer(texts)["input_ids"], end, training.context)
+
+
+def _config(scratch: Scratch, context: int, tokenizer: PreTrainedTokenizerBase) -> LlamaConfig:
+    return LlamaConfig(
+        vocab_size=scratch.vocabulary,
+        hidden_size=scratch.hidden_size,
+        intermediate_size=scratch.intermediate_size,
+        num_hidden_layers=scratch.layers,
+        num_attention_heads=scratch.heads,
+        num_key_value_heads=scratch.heads,
+        max_position_embeddings=4 * context,
+        tie_word_embeddings=True,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )

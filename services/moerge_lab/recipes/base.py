@@ -1,0 +1,223 @@
+"""The input and the output of recipes."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import inf
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from moerge.errors import MoergeError
+from moerge.merging.local import LocalTrunk
+from moerge.models.expert_folder import DenseExpert
+from moerge.progress import NoProgress, Progress
+from moerge.scoring.perplexity import Rows, Window
+from moerge_lab.recipes.precision import Dtype
+from moerge_lab.training.parameters import Which
+
+Value = float | str
+"""A number, or one of an option's words."""
+Options = Mapping[str, Value]
+"""All options of a recipe, by name."""
+Numbers = Mapping[str, float]
+"""Options with numbers."""
+SEED = "seed"
+"""The option that adds the seed model to a recipe's experts."""
+NO_ROWS = torch.empty(0, 0, dtype=torch.int64)
+Likelihoods = dict[tuple[Path, Dtype, tuple[int, ...]], Tensor]
+"""Dense expert's folder, number format and token ids -> log p of every token except the first, [T - 1] float64."""
+
+
+@dataclass(frozen=True)
+class Shared:
+    """Results that several recipes need, computed once for a table.
+
+    Attributes:
+        folder: of trunks; None: every recipe merges its own.
+        trunks: solved trunks in it, by all of their inputs.
+        likelihoods: of texts under dense experts.
+        made: other results, by all of their inputs.
+    """
+
+    folder: Path | None = None
+    trunks: dict[tuple[object, ...], LocalTrunk] = field(default_factory=dict)
+    likelihoods: Likelihoods = field(default_factory=dict)
+    made: dict[tuple[object, ...], Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Domain:
+    """One domain's expert, and its texts as documents of token ids, at most as long as the context.
+
+    Attributes:
+        name: of the domain.
+        expert: dense checkpoint folder.
+        statistics: text for statistics; never scored.
+        other: other text of the domain, for statistics out of distribution; may be empty.
+        tuning: windows for the choice of settings, cut like the scored ones, from text used for nothing else; may be
+            empty.
+        training: rows of text for trained recipes, [n, context] int64; may be empty.
+    """
+
+    name: str
+    expert: Path
+    statistics: Sequence[list[int]]
+    other: Sequence[list[int]] = ()
+    tuning: Sequence[Window] = ()
+    training: Tensor = NO_ROWS
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """The input of a recipe.
+
+    Attributes:
+        domains: in order; all experts have one tokenizer and, for most recipes, one architecture.
+        base: folder of the seed model, for recipes with task vectors.
+        seed: of the recipe's random numbers.
+        work: an empty folder of the recipe, removed after it was scored.
+        device: torch device of the models.
+        dtype: number format of the recipes' models.
+        shared: by recipes and seeds.
+        progress: shows trainings.
+    """
+
+    domains: Sequence[Domain]
+    base: Path | None
+    seed: int
+    work: Path
+    device: str = "cpu"
+    dtype: Dtype = "float32"
+    shared: Shared = field(default_factory=Shared)
+    progress: Progress = field(default_factory=NoProgress)
+
+    @property
+    def seed_model(self) -> Path:
+        """The base.
+
+        Raises:
+            MoergeError: it is missing.
+        """
+        if self.base is None:
+            raise MoergeError("the seed model is missing", where="--base", todo="name its folder")
+        return self.base
+
+
+class Trained(NamedTuple):
+    """A training on the domains' pooled text: number of trained parameters, and of tokens."""
+
+    parameters: int
+    tokens: int
+
+
+class Model(Protocol):
+    """The product of a recipe: a model, or an ensemble. Recipes' models are subclasses."""
+
+    chosen: Numbers = MappingProxyType({})
+    """Options that the recipe chose by the tuning text."""
+    active_parameters: float
+    """Average number of parameters that a token is multiplied by, in all of its experts and the routing. That includes
+    the head, but not the embedding."""
+    reads_domain: bool = False
+    """True if it needs `rows.domain`: an oracle, or specialists without a model for other text."""
+    trained: Trained | None = None
+    """None: untrained."""
+
+    def losses(self, rows: Rows) -> Tensor:
+        """[B, T - 1], see `Losses`."""
+
+
+def number(options: Options, name: str) -> float:
+    """An option's number."""
+    return float(options[name])
+
+
+def word(options: Options, name: str) -> str:
+    """An option's word."""
+    return str(options[name])
+
+
+def whole(options: Options, name: str, least: int, most: float = inf) -> int:
+    """An integer option between two bounds.
+
+    Raises:
+        MoergeError: it has another value.
+    """
+    value = number(options, name)
+    if value != int(value) or not least <= value <= most:
+        between = f"between {least} and {most:g}" if most < inf else f"of at least {least}"
+        raise MoergeError(f"{name} is {value:g}", where="--recipe", todo=f"give an integer {between}")
+    return int(value)
+
+
+Chosen = Callable[[Fleet, Options], Numbers]
+"""The options that the tuning text chooses."""
+
+
+def nothing_chosen(fleet: Fleet, options: Options) -> Numbers:
+    return {}
+
+
+class Member(NamedTuple):
+    """An owner's part in a version: an expert with its MLPs, and the file of a router contribution."""
+
+    expert: DenseExpert
+    contribution: Path
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The steps of a version, so that experts can join an existing trunk.
+
+    Attributes:
+        trunk: merges the fleet's experts, in the fleet's folder.
+        contribute: the contribution of a slot's owner under any trunk.
+        solve: the routers of these members, [D, H] per layer, in their order.
+        chosen: the chosen options, for the other steps.
+    """
+
+    trunk: Callable[[Fleet, Options], LocalTrunk]
+    contribute: Callable[[Fleet, int, LocalTrunk, Options], Member]
+    solve: Callable[[Sequence[Member], LocalTrunk, Options], list[Tensor]]
+    chosen: Chosen = nothing_chosen
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A named way to build models.
+
+    Attributes:
+        source: paper and section or equation.
+        build: yields (row of the table, model), one in memory at a time.
+        options: its options, with defaults.
+        words: the allowed words of an option without numbers.
+        uses_text: whether it takes statistics from the domains' texts, which differ by seed.
+        drawn: whether it draws random numbers, so that seeds differ even with the same texts.
+        needs_base: whether it needs the seed model.
+        needs_other: whether it needs other text of the domains.
+        reads_ahead: whether it chooses experts by the whole window, including scored tokens.
+        asked_only: whether it runs only if named.
+        trains: its trainable parameters; None: it isn't trained.
+        any_architecture: whether experts may differ in architecture; they must share a tokenizer.
+        specialises: whether it makes a model per domain, from a sample of that domain's text in place of statistics.
+        parts: the steps of a recipe that publishes a version with solved routers.
+    """
+
+    name: str
+    source: str
+    build: Callable[[Fleet, Options], Iterator[tuple[str, Model]]]
+    options: Options = field(default_factory=dict)
+    words: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    uses_text: bool = True
+    drawn: bool = False
+    needs_base: bool = False
+    needs_other: bool = False
+    reads_ahead: bool = False
+    asked_only: bool = False
+    trains: Which | None = None
+    any_architecture: bool = False
+    specialises: bool = False
+    parts: Parts | None = None

@@ -1,0 +1,143 @@
+"""Dense models: each expert alone, and experts merged with all parameters, including MLPs."""
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+from pydantic import BaseModel, ValidationError
+from transformers import PreTrainedModel
+
+from moerge.errors import MoergeError
+from moerge.models.config import read_config
+from moerge.models.dense import dense_model, place
+from moerge.models.families import family_of
+from moerge.models.reader import Checkpoint
+from moerge.trunk.methods.method import MethodInputs
+from moerge.trunk.methods.registry import METHODS
+from moerge.trunk.pieces import Piece
+from moerge_lab.recipes.base import Fleet, Model, Options, Recipe, number
+from moerge_lab.recipes.likelihoods import Dense
+from moerge_lab.recipes.models import Loaded
+from moerge_lab.recipes.precision import convert
+from moerge_lab.recipes.tuning import CHOOSE, choose_scale
+from moerge_proto.trunks import TrunkMethod, TrunkOptions
+
+Checked = TypeVar("Checked", bound=BaseModel)
+EXPERTS = "experts"
+"""The recipe that normalises scores."""
+TASK_VECTORS: Options = {"retain": 0.8, "scale": CHOOSE}
+"""The kept share of a task vector, and the factor of their sum: 1 / 3 for three in MergeME's appendix."""
+
+
+def domain_name(slot: int) -> str:
+    """The name of a slot's domain in files, d0, d1, …, because users may choose any name."""
+    return f"d{slot}"
+
+
+def expert_row(domain: str) -> str:
+    """The row of a domain's own dense expert."""
+    return f"{domain} expert"
+
+
+def trunk_options(method: TrunkMethod, fleet: Fleet, options: Options) -> TrunkOptions:
+    """The options of a trunk method, without the base. Weights are the domains' tokens of statistics."""
+    tokens = {domain_name(slot): sum(map(len, domain.statistics)) for slot, domain in enumerate(fleet.domains)}
+    given = {**options, "seed": fleet.seed, "weights": tokens}
+    return checked(TrunkOptions, {name: value for name, value in given.items() if name in METHODS[method].takes})
+
+
+def base_of(method: TrunkMethod, fleet: Fleet) -> Path | None:
+    """The base model's folder, if the method takes one."""
+    return fleet.base if "base" in METHODS[method].takes else None
+
+
+def checked(kind: type[Checked], fields: Mapping[str, object]) -> Checked:
+    """The options of a merge or a solve.
+
+    Raises:
+        MoergeError: a number is out of its bounds.
+    """
+    try:
+        return kind.model_validate(fields)
+    except ValidationError as error:
+        [first, *_] = error.errors()
+        raise MoergeError(f"{first['loc'][0]} is {first['input']}: {first['msg']}", where="--recipe") from error
+
+
+def merged_model(fleet: Fleet, method: TrunkMethod, options: Options) -> PreTrainedModel:
+    """The dense model whose every parameter is merged by an elementwise method.
+
+    Raises:
+        MoergeError: the method isn't elementwise.
+    """
+    if (rule := METHODS[method].rule) is None:
+        raise MoergeError("the method doesn't merge MLPs", where=method, todo="choose an elementwise method")
+    config, base = read_config(fleet.domains[0].expert), base_of(method, fleet)
+    experts = [Checkpoint(domain.expert) for domain in fleet.domains]
+    inputs = MethodInputs(
+        experts=experts,
+        domains=[domain_name(slot) for slot in range(len(experts))],
+        family=family_of(config),
+        config=config,
+        options=trunk_options(method, fleet, options),
+        base=None if base is None else Checkpoint(base),
+    )
+    state = {plan.name: plan.compute().float() for plan in METHODS[method].plan(inputs)}
+    merge = rule(inputs)
+    for name in inputs.family.dense_mlp_names(config.num_hidden_layers):
+        tensors = [each.tensor(name) for each in experts]
+        state[name] = merge(Piece(name, 0, range(len(experts)), tensors, torch.float32))
+    model = dense_model(config, state, torch.float32)
+    place(model, fleet.device)
+    return convert(model, fleet.dtype)
+
+
+def _experts(fleet: Fleet, options: Options) -> Iterator[tuple[str, Model]]:
+    for domain in fleet.domains:
+        yield expert_row(domain.name), Dense(domain.expert, fleet.device, fleet.shared.likelihoods)
+
+
+def _merged(row: str, method: TrunkMethod, fleet: Fleet, options: Options) -> Iterator[tuple[str, Model]]:
+    yield row, Loaded(merged_model(fleet, method, options))
+
+
+def _scaled(row: str, method: TrunkMethod, fleet: Fleet, options: Options) -> Iterator[tuple[str, Model]]:
+    def build(scale: float) -> Loaded:
+        return Loaded(merged_model(fleet, method, {**options, "scale": scale}))
+
+    chosen = choose_scale(fleet, options, lambda scale: build(scale).losses)
+    model = build(number({**options, **chosen}, "scale"))
+    model.chosen = chosen
+    yield row, model
+
+
+def _task_arithmetic(fleet: Fleet, options: Options) -> Iterator[tuple[str, Model]]:
+    """DARE without dropping."""
+    return _scaled("task-arithmetic", "dare", fleet, {**options, "retain": 1})
+
+
+RECIPES = (
+    Recipe(EXPERTS, "DUME table 2", _experts, uses_text=False, any_architecture=True),
+    Recipe("averaging", "DUME table 2", partial(_merged, "averaging", "average"), uses_text=False),
+    Recipe("weighted", "shares of the domains' tokens", partial(_merged, "weighted", "weighted")),
+    Recipe(
+        "task-arithmetic",
+        "Ilharco et al. 2022, section 2; its scale, too, is chosen by other text",
+        _task_arithmetic,
+        {"scale": CHOOSE},
+        uses_text=False,
+        needs_base=True,
+    ),
+    Recipe("ties", "MergeME 3.1", partial(_scaled, "ties", "ties"), TASK_VECTORS, uses_text=False, needs_base=True),
+    Recipe(
+        "dare",
+        "MergeME 3.1",
+        partial(_scaled, "dare", "dare"),
+        TASK_VECTORS,
+        uses_text=False,
+        drawn=True,
+        needs_base=True,
+    ),
+)

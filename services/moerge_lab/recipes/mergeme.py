@@ -1,0 +1,180 @@
+"""MergeME without fine-tuning: each input's experts by heuristics (section 3.1.3, appendix C, table 3).
+
+The merged model has the experts' averaged embedding, norms and head, as BTX: table 3's "merge attention" with random
+routing is table 1's averaged MoE. "Separate attention" keeps the attention of every expert too; in each layer the
+chosen experts' attention outputs are summed by the input's weights, and then their MLPs' outputs.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from moerge.errors import MoergeError
+from moerge.scoring.perplexity import Rows, load, logits, losses_by
+from moerge_lab.recipes.base import SEED, Fleet, Model, Options, Recipe, whole
+from moerge_lab.recipes.dense import merged_model
+from moerge_lab.recipes.likelihoods import Dense, documents, experts, in_groups, likelihoods, with_seed
+from moerge_lab.recipes.models import FromLogits, active_parameters
+
+Scores = Callable[[Rows], Tensor]
+"""Similarity of each row to each expert: [B, D]."""
+
+
+def top_softmax(scores: Tensor, k: int) -> Tensor:
+    """[B, D]: the softmax over each row's k largest scores [B, D]; 0 elsewhere."""
+    values, chosen = scores.topk(min(k, scores.shape[1]), dim=1)
+    return torch.zeros_like(scores).scatter(1, chosen, values.softmax(dim=1))
+
+
+def confidence(models: Sequence[Dense]) -> Scores:
+    """1 / PPL of each row under each expert: the geometric mean of its tokens' probabilities except the first."""
+
+    def scores(rows: Rows) -> Tensor:
+        tokens = (torch.tensor(rows.lengths) - 1).clamp_min(1)
+        return (likelihoods(models, documents(rows)) / tokens[:, None]).exp()
+
+    return scores
+
+
+def alignment(base: PreTrainedModel, models: Sequence[PreTrainedModel]) -> Scores:
+    """The cosine of the base model's gradient on each row with every task vector, base - expert.
+
+    A step against the gradient leads towards an expert, so the gradient points away from it, like base - expert.
+    """
+    parameters = dict(base.named_parameters())
+    own = [dict(model.named_parameters(remove_duplicate=False)) for model in models]
+    for name, each in parameters.items():
+        if wrong := [list(theirs[name].shape) for theirs in own if theirs[name].shape != each.shape]:
+            found = f"the base model's shape is {list(each.shape)}, an expert's {wrong[0]}"
+            raise MoergeError(found, where=name, todo="name the experts' seed model")
+    vectors = [[(each - theirs[name]).detach() for name, each in parameters.items()] for theirs in own]
+    sizes = torch.tensor([_dot(vector, vector) for vector in vectors]).sqrt()
+
+    def scores(rows: Rows) -> Tensor:
+        found = torch.zeros(len(rows.lengths), len(vectors), dtype=torch.float64)
+        for row, text in enumerate(documents(rows)):
+            with torch.inference_mode(False), torch.enable_grad():
+                alone = Rows(torch.tensor([text]), [len(text)], rows.domain)
+                loss = losses_by(partial(logits, base))(alone).sum()
+                gradient = torch.autograd.grad(loss, list(parameters.values()))
+            dots = torch.tensor([_dot(gradient, vector) for vector in vectors], dtype=torch.float64)
+            found[row] = dots / (sizes * _dot(gradient, gradient) ** 0.5).clamp_min(1e-300)
+        return found
+
+    return scores
+
+
+def _dot(one: Sequence[Tensor], other: Sequence[Tensor]) -> float:
+    return sum(float((a * b).sum(dtype=torch.float64)) for a, b in zip(one, other, strict=True))
+
+
+def submodules(model: PreTrainedModel, name: str) -> list[nn.Module]:
+    """Each layer's `mlp` or `self_attn`; all families use these names."""
+    return [model.get_submodule(f"model.layers.{layer}.{name}") for layer in range(model.config.num_hidden_layers)]
+
+
+class Gate:
+    """The experts of one forward pass, and their weights [B, k]."""
+
+    chosen: Sequence[int]
+    weights: Tensor
+
+
+class Mixed(nn.Module):
+    """The weighted sum of the chosen experts' outputs, for one layer's MLPs or attentions."""
+
+    def __init__(self, experts: Sequence[nn.Module], gate: Gate) -> None:
+        super().__init__()
+        self.experts, self.gate = nn.ModuleList(experts), gate
+
+    def forward(self, *args: object, **kwargs: object) -> Tensor | tuple[Tensor, None]:
+        outputs = [self.experts[expert](*args, **kwargs) for expert in self.gate.chosen]
+        pairs = isinstance(outputs[0], tuple)  # attention also returns its weights
+        states = torch.stack([output[0] if pairs else output for output in outputs])  # [k, B, T, H]
+        mixed = torch.einsum("kbth,bk->bth", states, self.gate.weights.to(states))
+        return (mixed, None) if pairs else mixed
+
+
+class Upcycled(FromLogits):
+    """The averaged model with every expert's MLPs, and attention, mixed by the same weights in all layers and places.
+
+    Args:
+        trunk: the averaged model; its modules are replaced.
+        models: the dense experts.
+        scores: for the choice of experts.
+        routing: parameters that a token is multiplied by for the scores.
+        k: experts per row.
+        separate: whether every expert keeps its own attention.
+    """
+
+    def __init__(
+        self,
+        trunk: PreTrainedModel,
+        models: Sequence[PreTrainedModel],
+        scores: Scores,
+        routing: float,
+        k: int,
+        *,
+        separate: bool,
+    ) -> None:
+        self._trunk, self._scores, self._k, self._gate = trunk, scores, k, Gate()
+        further = min(k, len(models)) - 1  # experts, besides the trunk's one
+        self.active_parameters = active_parameters(trunk) + routing
+        for name in ("mlp", "self_attn") if separate else ("mlp",):
+            one = nn.ModuleList(submodules(trunk, name))
+            self.active_parameters += further * sum(parameter.numel() for parameter in one.parameters())
+            for layer, modules in enumerate(zip(*(submodules(model, name) for model in models), strict=True)):
+                setattr(trunk.get_submodule(f"model.layers.{layer}"), name, Mixed(modules, self._gate))
+
+    @torch.inference_mode()
+    def logits(self, rows: Rows) -> Tensor:
+        """[B, T, V] float32; rows with the same experts are computed together."""
+        weights = top_softmax(self._scores(rows), self._k)
+        sets, which = (weights > 0).unique(dim=0, return_inverse=True)
+        groups = [(which == number).nonzero()[:, 0] for number in range(len(sets))]
+        return in_groups(rows, ((those, partial(self._mixed, weights[those])) for those in groups))
+
+    def _mixed(self, weights: Tensor, rows: Rows) -> Tensor:
+        """Logits of rows with weights [b, D] of the same experts."""
+        self._gate.chosen = weights[0].nonzero()[:, 0].tolist()
+        self._gate.weights = weights[:, self._gate.chosen]
+        return logits(self._trunk, rows)
+
+
+def _by_perplexity(name: str, separate: bool, fleet: Fleet, options: Options) -> Iterator[tuple[str, Model]]:
+    members = with_seed(fleet, options)
+    models, trunk, k = experts(members), merged_model(members, "average", {}), whole(options, "k", 1)
+    routing = sum(each.active_parameters for each in models)
+    yield name, Upcycled(trunk, [each.model for each in models], confidence(models), routing, k, separate=separate)
+
+
+def _by_task_vector(name: str, separate: bool, fleet: Fleet, options: Options) -> Iterator[tuple[str, Model]]:
+    models, trunk = [each.model for each in experts(fleet)], merged_model(fleet, "average", {})
+    base = load(fleet.seed_model, torch.float32, fleet.device)
+    routing = 3 * active_parameters(base)  # a backward pass costs two forward ones
+    yield name, Upcycled(trunk, models, alignment(base, models), routing, whole(options, "k", 1), separate=separate)
+
+
+def _recipe(name: str, *, task_vector: bool, separate: bool) -> Recipe:
+    heuristic = "appendix C: task vector routing" if task_vector else "section 3.1.3: PPL routing"
+    attention = "separate attention" if separate else "merged attention, by averaging"
+    return Recipe(
+        name,
+        f"MergeME {heuristic}, {attention}",
+        partial(_by_task_vector if task_vector else _by_perplexity, name, separate),
+        options={"k": 2} if task_vector else {"k": 2, SEED: 0},
+        uses_text=False,
+        needs_base=task_vector,
+        reads_ahead=True,
+    )
+
+
+RECIPES = (
+    _recipe("mergeme-ppl", task_vector=False, separate=False),
+    _recipe("mergeme-ppl-separate", task_vector=False, separate=True),
+    _recipe("mergeme-task-vector", task_vector=True, separate=False),
+    _recipe("mergeme-task-vector-separate", task_vector=True, separate=True),
+)

@@ -1,0 +1,89 @@
+"""Recipes' models of stock classes: dense, published, and routed by an oracle."""
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Self
+
+import torch
+from torch import Tensor
+from transformers import JetMoeForCausalLM, PreTrainedModel
+
+from moerge.models import dense
+from moerge.models.families import published_family
+from moerge.scoring import perplexity
+from moerge.scoring.perplexity import Rows, logits, losses_by
+from moerge.scoring.routers import forced
+from moerge_lab.mixtures.base import Mixture
+from moerge_lab.mixtures.heterogeneous import Heterogeneous
+from moerge_lab.recipes.base import Fleet, Model
+from moerge_lab.recipes.precision import Dtype, convert
+
+
+def load(folder: Path, device: str = "cpu", dtype: Dtype = "float32") -> PreTrainedModel:
+    """A dense or published model, in a number format."""
+    return convert(perplexity.load(folder, torch.float32, device), dtype)
+
+
+def active_parameters(model: PreTrainedModel) -> float:
+    """The number of parameters that a token is multiplied by; in a MoE, those of its k experts."""
+    if isinstance(model, Mixture | Heterogeneous):
+        return model.active_parameters()
+    if isinstance(model, JetMoeForCausalLM):
+        return dense.active_parameters(model)  # all experts run
+    return dense.active_parameters(model, lambda name: _chosen_share(model) if ".experts." in name else 1)
+
+
+def _chosen_share(model: PreTrainedModel) -> float:
+    """The share of a MoE's experts per token."""
+    return float(model.config.num_experts_per_tok / getattr(model.config, published_family(model.config).experts))
+
+
+class FromLogits(Model):
+    """A model with logits for the whole vocabulary."""
+
+    @abstractmethod
+    def logits(self, rows: Rows) -> Tensor:
+        """[B, T, V] float32, the logarithm of each next token's probability up to a constant per place."""
+
+    def losses(self, rows: Rows) -> Tensor:
+        return losses_by(self.logits)(rows)
+
+
+class Loaded(FromLogits):
+    """A model of stock transformers."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.model = model
+        self.active_parameters = active_parameters(model)
+
+    @classmethod
+    def of(cls, folder: Path, device: str = "cpu", dtype: Dtype = "float32") -> Self:
+        """The model in a folder."""
+        return cls(load(folder, device, dtype))
+
+    def logits(self, rows: Rows) -> Tensor:
+        return logits(self.model, rows)
+
+
+class Routed(Loaded):
+    """A published model with its routers; the table can count their choices."""
+
+
+class Oracle(FromLogits):
+    """A published model that routes each text to its own domain's expert only (DUME section 3.2)."""
+
+    reads_domain = True
+
+    def __init__(self, model: PreTrainedModel, domains: Sequence[str]) -> None:
+        self._model, self._domains = model, list(domains)
+        self.active_parameters = active_parameters(model)
+
+    @classmethod
+    def of(cls, folder: Path, fleet: Fleet) -> Self:
+        """The version in a folder, with the fleet's domains as slots."""
+        return cls(load(folder, fleet.device, fleet.dtype), [domain.name for domain in fleet.domains])
+
+    def logits(self, rows: Rows) -> Tensor:
+        with forced(self._model, self._domains.index(rows.domain)):
+            return logits(self._model, rows)

@@ -1,0 +1,176 @@
+"""Recipes with training on the domains' pooled text: BTX, DUME+, sparse upcycling, and the seed model trained on."""
+
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from moerge.errors import MoergeError
+from moerge.models.dense import place
+from moerge_lab.mixtures.base import INITIAL_DEVIATION
+from moerge_lab.recipes.base import SEED, Fleet, Model, Options, Recipe, Trained, number, whole, word
+from moerge_lab.recipes.dense import TASK_VECTORS
+from moerge_lab.recipes.likelihoods import with_seed
+from moerge_lab.recipes.models import Loaded, Routed, load
+from moerge_lab.recipes.own import OPTIONS as OWN
+from moerge_lab.recipes.own import PARTS as OWN_PARTS
+from moerge_lab.recipes.precision import convert
+from moerge_lab.recipes.published import RIDGE, dense, publish, random_routers, ridge, scale_of, trunk_of, version
+from moerge_lab.training.batches import batches
+from moerge_lab.training.loop import Run, fit, language_loss
+from moerge_lab.training.parameters import Which, trainable
+from moerge_lab.training.routing import ROUTINGS, RoutedLoss, Routing, experts_per_token
+from moerge_proto.trunks import TrunkMethod
+
+STARTS = ("random", "ridge", "moerge", "fitted")
+"""Routers before training: random; DUME's; or the whole model of `moerge`, or of `moerge:fit=1`."""
+TRUNKS: tuple[TrunkMethod, ...] = ("average", "ties", "dare")
+TRAINING: Options = {"train": 250_000, "rate": 3e-4, "batch": 8}
+"""Tokens of the training, its highest learning rate, and rows of a batch. Rates were chosen on the demo's tuning text
+(docs/quality.md)."""
+_WORDS = {"routing": ROUTINGS, "start": STARTS, "trunk": TRUNKS}
+
+
+def train(model: PreTrainedModel, which: Which, fleet: Fleet, options: Options) -> Trained:
+    """Trains a dense model, a mixture or, with the option `balance`, a published model in place.
+
+    Batches have all domains in equal parts; with `upweight=0` by the sizes of their texts.
+
+    Raises:
+        MoergeError: a domain has no text for training.
+    """
+    sources = [domain.training for domain in fleet.domains]
+    for domain in fleet.domains:
+        if not len(domain.training):
+            todo = "give more text with --text, or a smaller --context"
+            raise MoergeError("has less text for training than one context", where=domain.name, todo=todo)
+    size = whole(options, "batch", 1)
+    row = size * sources[0].shape[1]
+    steps = max(1, round(number(options, "train") / row))
+    run = Run(steps, number(options, "rate"), seed=fleet.seed)
+    routed = RoutedLoss(routing_of(options), number(options, "balance")) if "balance" in options else None
+    with (
+        torch.inference_mode(False),
+        torch.enable_grad(),
+        trainable(model, which) as (parameters, elements),
+        routed.routed(model) if routed else nullcontext(),
+        fleet.progress.track("training", steps * row, "tokens") as tracker,
+    ):
+        weights = None if options.get("upweight", 1) else [len(rows) for rows in sources]
+        drawn = batches(sources, steps, size, fleet.seed, weights)
+        fit(model, parameters, drawn, run, lambda step: tracker.advance(step.tokens), routed or language_loss)
+    return Trained(elements, steps * row)
+
+
+def trained_model(
+    model: PreTrainedModel, which: Which, fleet: Fleet, options: Options, kind: type[Loaded] = Loaded
+) -> Loaded:
+    """The model, trained in place on the fleet's device, then in the fleet's number format.
+
+    Args:
+        kind: of the result.
+    """
+    place(model, fleet.device)
+    told = train(model, which, fleet, options)
+    made = kind(convert(model, fleet.dtype))
+    made.trained = told
+    return made
+
+
+def routing_of(options: Options) -> Routing:
+    """The routing that a recipe's options name."""
+    return next(each for each in ROUTINGS if each == word(options, "routing"))
+
+
+def small_routers(fleet: Fleet) -> list[Tensor]:
+    """Normal routers with the initial deviation of the stock classes, [D, H] per layer."""
+    return [INITIAL_DEVIATION * router for router in random_routers(fleet)]
+
+
+def untrained(fleet: Fleet, options: Options) -> Path:
+    """The folder of the version before training.
+
+    Raises:
+        MoergeError: the options contradict each other.
+    """
+    members, begin = with_seed(fleet, options), word(options, "start")
+    [method] = [each for each in TRUNKS if each == word(options, "trunk")]
+    k = {"k": experts_per_token(routing_of(options), len(members.domains))}
+    if begin != "random" and len(members.domains) > len(fleet.domains):
+        raise MoergeError("the seed model has no statistics", where=f"start={begin}", todo=f"omit {SEED} or start")
+    if begin in ("moerge", "fitted"):
+        if method != "average":
+            raise MoergeError("the start has a trunk of its own", where=f"trunk={method}", todo="omit trunk or start")
+        return publish(OWN_PARTS, fleet, {**OWN, **k, "fit": int(begin == "fitted")})
+    if method != "average":
+        options = {**options, **scale_of(method, fleet, options)}
+    if begin == "ridge":
+        return publish(ridge(method), fleet, {**RIDGE, **options, **k})
+    experts = [dense(members, slot) for slot in range(len(members.domains))]
+    trunk = trunk_of(members, method, options)
+    return version(experts, trunk, small_routers(members), k, fleet.work / "version")
+
+
+def _published(name: str, which: Which, fleet: Fleet, options: Options) -> Iterator[tuple[str, Model]]:
+    yield name, trained_model(load(untrained(fleet, options)), which, fleet, options, Routed)
+
+
+def _upcycling(fleet: Fleet, options: Options) -> Iterator[tuple[str, Model]]:
+    seed = fleet.seed_model
+    copies = replace(fleet, domains=[replace(domain, expert=seed) for domain in fleet.domains])
+    return _published("upcycling", "all", copies, {**options, "start": "random", "trunk": "average", SEED: 0})
+
+
+def _seed_continued(fleet: Fleet, options: Options) -> Iterator[tuple[str, Model]]:
+    yield "seed-continued", trained_model(load(fleet.seed_model), "all", fleet, options)
+
+
+def _recipe(name: str, source: str, which: Which, routing: Routing, start: str, rate: float) -> Recipe:
+    words = {"routing": routing, "start": start, "trunk": "average"}
+    return Recipe(
+        name,
+        source,
+        partial(_published, name, which),
+        {**words, **TASK_VECTORS, SEED: 0, "balance": 0, **TRAINING, "rate": rate},
+        _WORDS,
+        drawn=True,
+        asked_only=True,
+        trains=which,
+    )
+
+
+RECIPES = (
+    _recipe("dume-plus", "DUME section 2.3, its routers trained", "routers", "straight", "ridge", 1e-2),
+    _recipe("dume-plus-gate", "DUME+ as in DUME's code: routers and gate_proj", "gates", "top1", "ridge", 3e-3),
+    _recipe("btx-gate", "BTX as in DUME's code: routers and gate_proj", "gates", "top2", "random", 3e-3),
+    _recipe("btx-router", "BTX's routers alone", "routers", "top2", "random", 1e-2),
+    _recipe("btx", "Sukhbaatar et al. 2024; other trunks: MergeME 3.1", "all", "top2", "random", 3e-4),
+    Recipe(
+        "upcycling",
+        "Komatsuzaki et al. 2022: every expert a copy of the seed model",
+        _upcycling,
+        {"routing": "top2", "balance": 0, **TRAINING},
+        {"routing": ROUTINGS},
+        drawn=True,
+        needs_base=True,
+        asked_only=True,
+        trains="all",
+        any_architecture=True,
+    ),
+    Recipe(
+        "seed-continued",
+        "the seed model, dense, on the same text",
+        _seed_continued,
+        TRAINING,
+        drawn=True,
+        needs_base=True,
+        asked_only=True,
+        trains="all",
+        any_architecture=True,
+    ),
+)

@@ -1,0 +1,210 @@
+"""Folders of banks and specialists, and their model cards."""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from pydantic import ValidationError
+from torch import Tensor
+from torch.nn import Parameter
+from transformers import PreTrainedModel
+
+from moerge.errors import CheckpointError, MoergeError
+from moerge.models.expert_folder import expert_files, is_weights
+from moerge.models.reader import Checkpoint
+from moerge.models.stored import INDEX, SINGLE
+from moerge.models.writer import TensorPlan, write_safetensors
+from moerge.scoring.perplexity import load
+from moerge.versions.card_scores import CARD_FILE, markdown_rows
+from moerge.versions.files import LINEAGE_FILE, FilePlan, copied_file, record_file, text_file
+from moerge.versions.folder import write_version
+from moerge.versions.plan import VersionPlan
+from moerge_lab.soups.bank import Bank, model_shapes, shapes
+from moerge_lab.soups.domains import Clusters
+from moerge_proto.soups import SoupBank, Specialist
+
+BANK_FILE, LOG = "soup.safetensors", "training.csv"
+SEED_FOLDER, ENCODER_FOLDER = "seed", "encoder"
+_CENTROIDS = "centroids"
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A bank's folder.
+
+    Attributes:
+        folder: of the bank.
+        record: all inputs.
+        model: the seed model.
+    """
+
+    folder: Path
+    record: SoupBank
+    model: PreTrainedModel
+    bank: Bank
+    clusters: Clusters
+
+    @property
+    def seed(self) -> Path:
+        """The folder of the seed model."""
+        return self.folder / SEED_FOLDER
+
+    @property
+    def encoder(self) -> Path | None:
+        """The folder of the sentence encoder; None: the seed model embeds documents."""
+        return None if self.record.encoder is None else self.folder / ENCODER_FOLDER
+
+
+def write_bank(
+    record: SoupBank, models: Mapping[str, Mapping[str, Path]], bank: Bank, clusters: Clusters, log: Path, out: Path
+) -> None:
+    """Writes a bank's folder, which appears whole (law 10).
+
+    Args:
+        models: name of a folder in it -> files of the seed model or the encoder, by name, which are copied.
+        log: of the training.
+    """
+    tensors = {**bank.parameters, _CENTROIDS: clusters.centroids}
+    files = [_tensors(BANK_FILE, {name: each.detach().cpu() for name, each in tensors.items()})]
+    copies = [copied_file(path, f"{inside}/{name}") for inside, own in models.items() for name, path in own.items()]
+    texts = [record_file(record), text_file(CARD_FILE, _bank_card(record, bank, clusters)), copied_file(log, LOG)]
+    write_version(VersionPlan([*files, *copies], [], texts), out)
+
+
+def read_record(folder: Path) -> SoupBank:
+    """The inputs of a bank.
+
+    Raises:
+        MoergeError: the folder has no bank.
+    """
+    path, todo = folder / LINEAGE_FILE, "name a folder written by moerge soup train"
+    if not path.is_file():
+        raise MoergeError("not found", where=str(path), todo=todo)
+    try:
+        return SoupBank.model_validate_json(path.read_bytes())
+    except ValidationError as error:
+        raise MoergeError("not the record of a bank", where=str(path), todo=todo) from error
+
+
+def read_bank(folder: Path, device: str = "cpu") -> Opened:
+    """A bank from its folder, on a device.
+
+    Raises:
+        MoergeError: the folder has no bank.
+        CheckpointError: a tensor is missing or has another shape; names it.
+    """
+    record = read_record(folder)
+    model, stored = load(folder / SEED_FOLDER, device=device), Checkpoint(folder / BANK_FILE)
+    centroids = stored.tensor(_CENTROIDS)
+    expected = shapes(model_shapes(model), record.parts, record.rank, len(centroids))
+    for name, shape in expected.items():
+        if (found := stored.tensor(name).shape) != shape:
+            what = f"expected shape {list(shape)}, found {list(found)}"
+            raise CheckpointError(what, where=f"{folder / BANK_FILE}: {name}", todo="train the bank again")
+    made = {name: Parameter(stored.tensor(name).to(device), requires_grad=False) for name in expected}
+    return Opened(folder, record, model, Bank(made), Clusters(centroids))
+
+
+def write_specialist(
+    opened: Opened, record: Specialist, parameters: Mapping[str, Tensor], out: Path, written: Callable[[int], None]
+) -> None:
+    """Writes a specialist, a dense checkpoint in the seed's dtypes; the folder appears whole (law 10).
+
+    Args:
+        parameters: of the model, by name.
+        written: called with the bytes of its tensors.
+    """
+    dtypes = {name: spec.dtype for name, spec in Checkpoint(opened.seed).specs.items()}
+    weights = _tensors(SINGLE, {name: each.detach().cpu().to(dtypes[name]) for name, each in parameters.items()})
+    small = {name: path for name, path in expert_files(opened.seed).items() if not is_weights(name) and name != INDEX}
+    texts = [copied_file(path, name) for name, path in small.items()]
+    texts += [record_file(record), text_file(CARD_FILE, _card(record))]
+    write_version(VersionPlan([weights], [], texts), out, lambda file: written(sum(file.tensors.values())))
+
+
+def _tensors(name: str, tensors: Mapping[str, Tensor]) -> FilePlan:
+    plans = [TensorPlan(key, each.dtype, tuple(each.shape), partial(_same, each)) for key, each in tensors.items()]
+    return FilePlan(name, "", lambda out: write_safetensors(out, plans), {plan.name: plan.bytes for plan in plans})
+
+
+def _same(tensor: Tensor) -> Tensor:
+    return tensor
+
+
+def _bank_card(record: SoupBank, bank: Bank, clusters: Clusters) -> str:
+    names = ", ".join(record.experts) or "none"
+    embeds = "" if record.encoder is None else f", and `{ENCODER_FOLDER}/` the sentence encoder"
+    return f"""\
+# Bank of a Soup-of-Experts
+
+`moerge soup train` trained these parameters on **pooled text**: {", ".join(record.texts)}. The bank itself is no model.
+This makes a dense model for a text:
+
+```
+moerge soup instantiate {"BANK"} --text target.jsonl --out specialist
+```
+
+| property | value |
+|---|---|
+| parameters | {bank.elements:,} |
+| E_i | {record.parts}, {f"rank {record.rank}" if record.rank else "of full rank"}; experts: {names} |
+| start | {record.start} |
+| pretraining domains | {len(clusters.centroids)} clusters of documents, {record.support} at a time |
+| training | {record.tokens:,} tokens in rows of {record.context}, rate {record.rate:g}, seed {record.seed} |
+| build | {_build(record)} |
+
+`{SEED_FOLDER}/` is the seed model{embeds}, which embeds documents. The loss of every step is in `{LOG}`; all inputs
+are in `{LINEAGE_FILE}`.
+"""
+
+
+def _card(record: Specialist) -> str:
+    bank = record.bank
+    how = "fitted to the text by gradient descent" if record.fit else "from the weights, by the bank's MLP"
+    tuned = f"{record.finetune:,} tokens of the text, rate {record.rate:g}" if record.finetune else "none"
+    names = list(bank.experts) or [str(number) for number in range(bank.parts)]
+    rows = markdown_rows((name, f"{each:.4f}") for name, each in zip(names, record.coefficients, strict=True))
+    shares = ", ".join(f"{each:.3f}" for each in record.weights)
+    return f"""\
+---
+library_name: transformers
+pipeline_tag: text-generation
+tags:
+- merge
+- moerge
+---
+
+# Specialist of a Soup-of-Experts
+
+`moerge soup instantiate` made this dense model from a bank, for a text of {record.documents:,} documents. The bank was
+trained on **pooled text**: {", ".join(bank.texts)}.
+
+| property | value |
+|---|---|
+| bank | `{record.bank_file}` |
+| text | `{record.text}` |
+| weights of the {len(record.weights)} pretraining domains | {shares} |
+| coefficients | {how} |
+| fine-tuning | {tuned} |
+| seed | {record.seed} |
+| build | {_build(record)} |
+
+| E_i | coefficient |
+|---|---|
+{rows}
+
+All inputs are in `{LINEAGE_FILE}`.
+"""
+
+
+def _build(record: SoupBank | Specialist) -> str:
+    build = record.build
+    return f"moerge {build.moerge}, torch {build.torch}, transformers {build.transformers}, {build.device}"
+
+
+def tensor_bytes(opened: Opened) -> int:
+    """Bytes of a specialist's tensors, about."""
+    specs = Checkpoint(opened.seed).specs
+    return sum(specs[name].dtype.itemsize * math.prod(shape) for name, shape in model_shapes(opened.model).items())

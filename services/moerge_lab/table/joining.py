@@ -1,0 +1,134 @@
+"""Versions as experts join a kept trunk, compared with versions under remerged trunks."""
+
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import combinations
+from pathlib import Path
+
+from moerge.errors import MoergeError
+from moerge.memory import quick_collections
+from moerge.progress import Progress, Tracker
+from moerge.scoring.perplexity import Score, document_scores, normalised, total
+from moerge_lab.recipes.base import Fleet, Member, Model, Parts
+from moerge_lab.recipes.models import Loaded, Oracle, Routed
+from moerge_lab.recipes.published import version
+from moerge_lab.table.joining_results import Growth, Joined, Names, Version
+from moerge_lab.table.measure import Settings, Texts, fleet_of
+from moerge_lab.table.table import Figure, Run
+
+Plan = Mapping[Names, Sequence[Names]]
+"""The domains of a trunk -> those of each version under it, smaller ones first."""
+_Scores = Mapping[str, Score]
+
+
+def plan(domains: Names, first: int, *, subsets: bool = False) -> Plan:
+    """The versions to measure, in the order of the domains; the first one's trunk is kept.
+
+    Args:
+        first: number of experts in the first version.
+        subsets: measure every version of at least so many domains under every trunk of at least so many of these.
+
+    Raises:
+        MoergeError: no expert is left to join.
+    """
+    if not first < len(domains):
+        todo = "give a smaller number, or more experts"
+        found = f"{first} of {len(domains)} experts leave none to join"
+        raise MoergeError(found, where="--first", todo=todo)
+    sizes = range(first, len(domains) + 1)
+    if subsets:
+        sets = [each for size in sizes for each in combinations(domains, size)]
+        return {trunk: [each for each in sets if set(trunk) <= set(each)] for trunk in sets}
+    grown = [domains[:size] for size in sizes]
+    return {grown[0]: grown, **{each: [each] for each in grown[1:]}}
+
+
+@quick_collections()
+def join(
+    runs: Sequence[Run], domains: Mapping[str, Texts], planned: Plan, settings: Settings, progress: Progress
+) -> Growth:
+    """Builds and scores the planned versions by each recipe, with every seed.
+
+    Under one trunk each owner contributes once, even if others join later.
+
+    Args:
+        runs: of recipes with parts.
+        domains: in slot order, which is the joining order.
+    """
+    tokens = {name: sum(window.scored for window in each.held_out) for name, each in domains.items()}
+    versions = [each for under in planned.values() for each in (*under, under[-1])]  # the largest by an oracle too
+    total = sum(tokens[name] for each in versions for name in each)
+    with progress.track("experts", sum(tokens.values()), "tokens") as tracker:
+        own = {
+            name: _score(Loaded.of(each.expert, settings.device), name, each, tracker) for name, each in domains.items()
+        }
+    found = []
+    for run in runs:
+        scores: dict[tuple[Names, Names], list[tuple[_Scores, _Scores]]] = {}
+        with progress.track(run.label, total * settings.seeds, "tokens") as tracker:
+            for seed in range(settings.seeds):
+                for key, scored in _measured(run, domains, planned, settings, seed, tracker):
+                    scores.setdefault(key, []).append(scored)
+        made = [
+            Version(trunk, names, *(_normalised([each[kind] for each in seeds], names, own) for kind in (0, 1)))
+            for (trunk, names), seeds in scores.items()
+        ]
+        found.append(Joined(run, tuple(domains), made))
+    return Growth(tuple(domains), found)
+
+
+def _score(model: Model, name: str, texts: Texts, tracker: Tracker) -> Score:
+    """A model's score of a domain's text."""
+    return total(document_scores(model.losses, texts.held_out, tracker, domain=name))
+
+
+def _normalised(seeds: Sequence[_Scores], names: Names, own: Mapping[str, Score]) -> dict[str, Figure]:
+    return {name: Figure([normalised(own[name], scores[name]) for scores in seeds]) for name in names}
+
+
+def _measured(
+    run: Run, domains: Mapping[str, Texts], planned: Plan, settings: Settings, seed: int, tracker: Tracker
+) -> Iterator[tuple[tuple[Names, Names], tuple[_Scores, _Scores]]]:
+    """((trunk, domains), (scores, oracle's scores)) of each planned version with one seed."""
+    parts = run.recipe.parts
+    if parts is None:
+        raise TypeError(f"{run.recipe.name} has no parts")
+    with tempfile.TemporaryDirectory(prefix="moerge-table-") as work:
+        fleet = fleet_of(domains, settings, seed, Path(work))
+        for trunk, versions in planned.items():
+            with tempfile.TemporaryDirectory(dir=work) as folder:
+                there = _Trunk(parts, run, replace(fleet, work=Path(folder)), trunk)
+                for names in versions:
+                    yield (trunk, names), there.scored(names, domains, tracker)
+
+
+class _Trunk:
+    """A trunk, and the owners' contributions under it."""
+
+    def __init__(self, parts: Parts, run: Run, fleet: Fleet, names: Names) -> None:
+        within = replace(fleet, domains=[domain for domain in fleet.domains if domain.name in names])
+        self._parts, self._fleet = parts, fleet
+        self._options = {**run.options, **parts.chosen(within, run.options)}
+        self._file = parts.trunk(within, self._options)
+        self._members: dict[str, Member] = {}
+        self._oracles: dict[str, Score] = {}
+
+    def scored(self, names: Names, domains: Mapping[str, Texts], tracker: Tracker) -> tuple[_Scores, _Scores]:
+        """A version's scores, and its oracle's, which don't depend on routers and are measured once."""
+        for slot, domain in enumerate(self._fleet.domains):
+            if domain.name in names and domain.name not in self._members:
+                contributed = self._parts.contribute(self._fleet, slot, self._file, self._options)
+                self._members[domain.name] = contributed
+        members = [self._members[name] for name in names]
+        routers = self._parts.solve(members, self._file, self._options)
+        with tempfile.TemporaryDirectory(dir=self._fleet.work) as folder:
+            experts = [each.expert for each in members]
+            made = version(experts, self._file, routers, self._options, Path(folder))
+            routed = Routed.of(made, self._fleet.device, self._fleet.dtype)
+            oracle = Oracle(routed.model, names)
+            scores = {name: _score(routed, name, domains[name], tracker) for name in names}
+            for name in names:
+                if name not in self._oracles:
+                    self._oracles[name] = _score(oracle, name, domains[name], tracker)
+        return scores, dict(self._oracles)

@@ -1,0 +1,210 @@
+"""The measurement of recipes: each is built and scored with each seed."""
+
+import random
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+
+from moerge.memory import PeakMemory, quick_collections
+from moerge.progress import NoProgress, Progress, Tracker
+from moerge.scoring.perplexity import Score, Window, document_scores
+from moerge.scoring.routers import RoutingCounter
+from moerge_lab.recipes.base import NO_ROWS, Domain, Fleet, Model, Shared
+from moerge_lab.recipes.dense import EXPERTS
+from moerge_lab.recipes.models import Loaded, Routed
+from moerge_lab.recipes.precision import Dtype
+from moerge_lab.table.table import Result, Row, Run, Table
+
+
+@dataclass(frozen=True)
+class Texts:
+    """A domain's expert, and its texts as token ids.
+
+    Attributes:
+        expert: dense checkpoint folder.
+        held_out: scored windows.
+        statistics, other: documents of at most the context's length.
+        tuning: windows for recipes' choice of settings.
+        training: rows for trained recipes, [n, context] int64.
+    """
+
+    expert: Path
+    held_out: Sequence[Window]
+    statistics: Sequence[list[int]] = ()
+    other: Sequence[list[int]] = ()
+    tuning: Sequence[Window] = ()
+    training: Tensor = NO_ROWS
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Settings of a measurement.
+
+    Attributes:
+        base: folder of the seed model.
+        seeds: number of seeds: 0, 1, …
+        statistics_tokens: tokens of statistics per domain, in an order drawn by the seed; 0: all.
+        device: torch device.
+        dtype: number format of the recipes' models; the compared dense experts use float32.
+    """
+
+    base: Path | None = None
+    seeds: int = 1
+    statistics_tokens: int = 0
+    device: str = "cpu"
+    dtype: Dtype = "float32"
+
+
+@quick_collections()
+def measure(
+    runs: Sequence[Run],
+    domains: Mapping[str, Texts],
+    settings: Settings,
+    progress: Progress,
+    elsewhere: Sequence[Window] = (),
+) -> Table:
+    """Builds and scores each recipe's models, with every seed that can change them.
+
+    Args:
+        runs: including `experts`, or the recipe of the frame's reference.
+        domains: in slot order.
+        elsewhere: windows of text of no domain; they need the base.
+    """
+    tokens = sum(window.scored for each in domains.values() for window in each.held_out)
+    abroad, base = sum(window.scored for window in elsewhere), list[Score]()
+    if elsewhere and settings.base is not None:
+        with progress.track("seed model", abroad, "tokens") as tracker:
+            base = document_scores(Loaded.of(settings.base, settings.device).losses, elsewhere, tracker)
+    rows: list[Row] = []
+    with tempfile.TemporaryDirectory(prefix="moerge-table-") as kept:
+        shared = Shared(Path(kept))
+        for run in runs:
+            seeds = settings.seeds if run.recipe.uses_text or run.recipe.drawn else 1
+            total = (tokens + abroad) * seeds * (len(domains) if run.recipe.name == EXPERTS else 1)
+            results: dict[str, list[Result]] = {}
+            with progress.track(run.label, total, "tokens") as tracker:
+                share = _Share(total, tracker)
+                for seed in range(seeds):
+                    for name, result in _results(run, domains, elsewhere, settings, seed, shared, share, progress):
+                        results.setdefault(name, []).append(result)
+                share.end()
+            rows += [Row(run, name, each) for name, each in results.items()]
+    return Table(list(domains), rows, base)
+
+
+class _Share:
+    """Reports exactly the announced units, even if a recipe makes several models."""
+
+    def __init__(self, total: int, tracker: Tracker) -> None:
+        self._left, self._tracker = total, tracker
+
+    def advance(self, n: int) -> None:
+        done = min(n, self._left)
+        self._left -= done
+        self._tracker.advance(done)
+
+    def end(self) -> None:
+        self.advance(self._left)
+
+
+def fleet_of(
+    domains: Mapping[str, Texts],
+    settings: Settings,
+    seed: int,
+    work: Path,
+    shared: Shared | None = None,
+    progress: Progress | None = None,
+) -> Fleet:
+    """The input of recipes with one seed, which draws the texts for statistics."""
+    most = settings.statistics_tokens
+    drawn = [
+        Domain(
+            name,
+            each.expert,
+            _drawn(each.statistics, most, seed),
+            _drawn(each.other, most, seed),
+            each.tuning,
+            each.training,
+        )
+        for name, each in domains.items()
+    ]
+    return Fleet(
+        drawn,
+        settings.base,
+        seed,
+        work,
+        settings.device,
+        settings.dtype,
+        shared or Shared(),
+        progress or NoProgress(),
+    )
+
+
+def _results(
+    run: Run,
+    domains: Mapping[str, Texts],
+    elsewhere: Sequence[Window],
+    settings: Settings,
+    seed: int,
+    shared: Shared,
+    tracker: Tracker,
+    progress: Progress,
+) -> Iterator[tuple[str, Result]]:
+    """(row, result) of each of a recipe's models with one seed."""
+    with tempfile.TemporaryDirectory(prefix="moerge-table-") as work:
+        fleet = fleet_of(domains, settings, seed, Path(work), shared, progress)
+        models = run.recipe.build(fleet, run.options)
+        while True:
+            memory, start = PeakMemory(settings.device), time.perf_counter()
+            built = next(models, None)
+            if built is None:
+                break
+            row, model = built
+            scores, counts = _scored(model, domains, tracker)
+            abroad = [] if model.reads_domain else document_scores(model.losses, elsewhere, tracker)
+            seconds = time.perf_counter() - start
+            result = Result(
+                scores,
+                model.active_parameters,
+                seconds,
+                memory.bytes(),
+                counts,
+                abroad,
+                model.chosen,
+                model.trained,
+            )
+            del built, model  # frees this one before the next one is built
+            own = row.startswith(run.recipe.name)
+            yield run.label + row.removeprefix(run.recipe.name) if own else row, result
+
+
+def _scored(
+    model: Model, domains: Mapping[str, Texts], tracker: Tracker
+) -> tuple[dict[str, list[Score]], dict[str, Tensor]]:
+    """The model's score of each domain's documents; and the tokens per expert, if it has routers."""
+    scores: dict[str, list[Score]] = {}
+    counts: dict[str, Tensor] = {}
+    for domain, texts in domains.items():
+        if isinstance(model, Routed):
+            counter = RoutingCounter(model.model)
+            with counter.counting():
+                scores[domain] = document_scores(model.losses, texts.held_out, tracker, counter.count, domain)
+            counts[domain] = counter.counts.sum(dim=0)
+        else:
+            scores[domain] = document_scores(model.losses, texts.held_out, tracker, domain=domain)
+    return scores, counts
+
+
+def _drawn(documents: Sequence[list[int]], most: int, seed: int) -> list[list[int]]:
+    """The documents in the seed's order, up to `most` tokens; 0: all."""
+    mixed, taken, tokens = random.Random(seed).sample(documents, len(documents)), [], 0  # noqa: S311  # no secret
+    for document in mixed:
+        if most and tokens >= most:
+            break
+        taken.append(document)
+        tokens += len(document)
+    return taken

@@ -1,0 +1,143 @@
+"""The choice of a table's recipes."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from moerge.errors import IncompatibleExpertError, MoergeError
+from moerge.models.config import read_config, require_same_config
+from moerge_lab.recipes.base import SEED, Options, Recipe
+from moerge_lab.recipes.dense import EXPERTS, expert_row
+from moerge_lab.recipes.registry import RECIPES, label_of, parse
+from moerge_lab.recipes.soups import SEED_ROW
+from moerge_lab.table.table import Run
+from moerge_lab.table.texts import Sources
+
+REFERENCE = "dume"
+"""The default row to compare others with."""
+
+
+def lacks(recipe: Recipe, options: Options, sources: Mapping[str, Sources], base: Path | None) -> str | None:
+    """A required option of a recipe that is missing, or None."""
+    if (recipe.needs_base or options.get(SEED)) and base is None:
+        return "--base DIR"
+    if recipe.needs_other:
+        return None if all(each.other for each in sources.values()) else "--other NAME=FILES"
+    if recipe.uses_text and not all(each.text for each in sources.values()):
+        return "--text NAME=FILES"
+    return None
+
+
+def differing(sources: Mapping[str, Sources]) -> str | None:
+    """How an expert's architecture differs from the first one's; None if all are the same."""
+    folders = {each.expert: name for name, each in sources.items()}
+    if len(folders) < 2:
+        return None
+    first, *others = [(read_config(folder), name) for folder, name in folders.items()]
+    try:
+        for config, name in others:
+            require_same_config(first[0], config, name, "pad")
+    except IncompatibleExpertError as error:
+        return error.what
+    return None
+
+
+def asked(specs: Sequence[str], sources: Mapping[str, Sources], base: Path | None) -> list[Run]:
+    """The experts, which normalise all scores, and the named recipes.
+
+    Raises:
+        MoergeError: there is no such recipe or option, a required option is missing, or the experts' architectures
+            differ.
+    """
+    runs = _named((EXPERTS, *specs), sources, base)
+    for run in runs:
+        if run.recipe.specialises:
+            what = "makes a model for each scored text, which other recipes don't know"
+            raise MoergeError(what, where=f"--recipe {run.label}", todo="give --soups")
+    return runs
+
+
+def specialised(specs: Sequence[str], sources: Mapping[str, Sources], base: Path | None) -> list[Run]:
+    """The seed model, which normalises scores of specialists, and the named recipes.
+
+    Raises:
+        MoergeError: there is no such recipe or option, or a required option is missing.
+    """
+    if not all(each.other for each in sources.values()):
+        raise MoergeError("needs --other NAME=FILES", where="--soups", todo="give it for every domain")
+    return _named((SEED_ROW, *specs), sources, base)
+
+
+def in_parts(specs: Sequence[str], sources: Mapping[str, Sources], base: Path | None) -> list[Run]:
+    """The named recipes, whose versions experts can join.
+
+    Raises:
+        MoergeError: there is no such recipe or option, it makes no such versions, or a required option is missing.
+    """
+    runs = _named(specs, sources, base)
+    for run in runs:
+        if run.recipe.parts is None:
+            known = ", ".join(recipe.name for recipe in RECIPES.values() if recipe.parts is not None)
+            what = "makes no version with a trunk and solved routers"
+            raise MoergeError(what, where=f"--recipe {run.label}", todo=f"with --incremental, use one of: {known}")
+    return runs
+
+
+def _named(specs: Sequence[str], sources: Mapping[str, Sources], base: Path | None) -> list[Run]:
+    runs = {run.label: run for run in (Run(*parse(spec)) for spec in specs)}
+    for run in runs.values():
+        if lacking := lacks(run.recipe, run.options, sources, base):
+            todo = "give it, or leave that recipe out"
+            raise MoergeError(f"needs {lacking}", where=f"--recipe {run.label}", todo=todo)
+    others = [run.label for run in runs.values() if not run.recipe.any_architecture]
+    if others and (difference := differing(sources)):
+        able = ", ".join(recipe.name for recipe in RECIPES.values() if recipe.any_architecture)
+        what = f"needs experts of one architecture, but {difference}"
+        raise MoergeError(what, where=f"--recipe {others[0]}", todo=f"use only these recipes: {able}")
+    return list(runs.values())
+
+
+def possible(sources: Mapping[str, Sources], base: Path | None, say: Callable[[str], None]) -> list[Run]:
+    """Every recipe whose required options are given; reports the others."""
+    runs: list[Run] = []
+    left: dict[str, list[str]] = {}
+    difference = differing(sources)
+    for recipe in RECIPES.values():
+        if lacking := lacks(recipe, recipe.options, sources, base):
+            left.setdefault(f"without {lacking}", []).append(recipe.name)
+        elif difference and not recipe.any_architecture:
+            left.setdefault(f"because {difference}", []).append(recipe.name)
+        elif not recipe.asked_only:
+            runs.append(Run(*parse(recipe.name)))
+    for why, names in left.items():
+        say(f"Left out {why}: {', '.join(names)}")
+    return runs
+
+
+def reference(asked: str | None, runs: Sequence[Run], domains: Sequence[str], default: str = REFERENCE) -> str | None:
+    """The row to compare others with: the requested one, or the default if it is measured.
+
+    Raises:
+        MoergeError: there is no such row.
+    """
+    rows = [*map(expert_row, domains), *(run.label for run in runs if run.recipe.name != EXPERTS)]
+    if asked is not None and asked not in rows:
+        raise MoergeError(f"no row {asked!r}", where="--against", todo=f"name one of: {', '.join(rows)}")
+    return asked or next((row for row in rows if row == default), None)
+
+
+def swept(runs: Sequence[Run], option: str, values: Sequence[float]) -> list[Run]:
+    """The experts, and each recipe with the option, at each of its values.
+
+    Raises:
+        MoergeError: no recipe has it.
+    """
+    having = [run for run in runs if option in run.options]
+    if not having:
+        known = ", ".join(sorted({name for run in runs for name in run.options})) or "none"
+        raise MoergeError(f"no recipe has the option {option!r}", where="--sweep", todo=f"use one of: {known}")
+    every = [run for run in runs if run.recipe.name in (EXPERTS, SEED_ROW)]
+    for run in having:
+        for value in values:
+            options = {**run.options, option: value}
+            every.append(Run(run.recipe, options, label_of(run.recipe, options)))
+    return every

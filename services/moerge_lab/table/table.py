@@ -1,0 +1,352 @@
+"""The papers' table (DUME section 3.1 and table 2): normalised perplexity of every recipe's models on every domain."""
+
+import math
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from rich.console import Console
+from rich.table import Table as RichTable
+from torch import Tensor
+
+from moerge.scoring.perplexity import Score, normalised, total
+from moerge_lab.recipes.base import Numbers, Options, Recipe, Trained
+from moerge_lab.recipes.dense import expert_row
+from moerge_lab.recipes.version_folder import VERSION
+from moerge_lab.table.bootstrap import Floats, error, resampled
+from moerge_lab.table.frame import NORMALISED, Frame
+
+AHEAD = "†"
+"""Marks recipes that choose experts also by scored tokens."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A measured recipe, all of its options, and its name in the table."""
+
+    recipe: Recipe
+    options: Options
+    label: str
+
+
+@dataclass(frozen=True)
+class Result:
+    """One model of a recipe, with one seed.
+
+    Attributes:
+        documents: domain -> score of each document.
+        active_parameters: that a token is multiplied by.
+        seconds: to build and to score it.
+        peak_memory: additional bytes; None if unknown. Neither includes the experts' likelihoods of texts that an
+            earlier row computed.
+        counts: domain -> [D], scored tokens by first-choice expert, over layers; empty for models without routers that
+            can be counted.
+        elsewhere: score of each document of no domain; empty without such text, and for an oracle.
+        chosen: options that the recipe chose by the tuning text.
+        trained: the recipe's training; None: untrained.
+    """
+
+    documents: Mapping[str, Sequence[Score]]
+    active_parameters: float
+    seconds: float
+    peak_memory: int | None = None
+    counts: Mapping[str, Tensor] = field(default_factory=dict)
+    elsewhere: Sequence[Score] = ()
+    chosen: Numbers = field(default_factory=dict)
+    trained: Trained | None = None
+
+    @property
+    def scores(self) -> dict[str, Score]:
+        """Domain -> score."""
+        return {domain: total(scores) for domain, scores in self.documents.items()}
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of the table: a model of a recipe, seed by seed."""
+
+    run: Run
+    name: str
+    results: Sequence[Result]
+
+    @property
+    def active_parameters(self) -> float:
+        return statistics.fmean(result.active_parameters for result in self.results)
+
+    @property
+    def chosen(self) -> dict[str, list[float]]:
+        """Options that the recipe chose by the tuning text, seed by seed."""
+        return {name: [result.chosen[name] for result in self.results] for name in self.results[0].chosen}
+
+    @property
+    def trained(self) -> Trained | None:
+        """Equal for all seeds."""
+        return self.results[0].trained
+
+    @property
+    def seconds(self) -> float:
+        """Mean over seeds."""
+        return statistics.fmean(result.seconds for result in self.results)
+
+    @property
+    def peak_memory(self) -> int | None:
+        """The largest of all seeds, in bytes."""
+        known = [result.peak_memory for result in self.results if result.peak_memory is not None]
+        return max(known, default=None)
+
+    def shares(self) -> dict[str, list[float]]:
+        """Domain -> each expert's share of its scored tokens, over layers and seeds; empty if not counted."""
+        summed = {domain: sum(result.counts[domain] for result in self.results) for domain in self.results[0].counts}
+        return {domain: (counts / counts.sum()).tolist() for domain, counts in summed.items()}  # type: ignore[union-attr]
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure over seeds.
+
+    Attributes:
+        values: of each seed.
+        sampling: the standard error of their mean over the scored documents; None if unknown.
+    """
+
+    values: Sequence[float]
+    sampling: float | None = None
+
+    @property
+    def mean(self) -> float:
+        return statistics.fmean(self.values)
+
+    @property
+    def deviation(self) -> float:
+        """The sample's standard deviation over seeds; 0 for one seed."""
+        return statistics.stdev(self.values) if len(self.values) > 1 else 0.0
+
+    @property
+    def error(self) -> float | None:
+        """The standard error of the mean, over documents and seeds."""
+        return None if self.sampling is None else math.hypot(self.sampling, self.deviation / len(self.values) ** 0.5)
+
+    def __str__(self) -> str:
+        return f"{self.mean:.1f}{self.spread}"
+
+    @property
+    def spread(self) -> str:
+        """The error as text; empty if unknown."""
+        return f" ± {self.error:.1f}" if self.error else ""
+
+
+@dataclass(frozen=True)
+class Table:
+    """The measured rows, including those that normalise: the domains' dense experts, or the frame's reference.
+
+    Attributes:
+        domains: in order.
+        rows: in order.
+        base: the seed model's score of each document of no domain; empty without such text.
+        against: the row to compare the others' averages with, if any.
+        frame: the meaning of the cells.
+    """
+
+    domains: Sequence[str]
+    rows: Sequence[Row]
+    base: Sequence[Score] = ()
+    against: str | None = None
+    frame: Frame = NORMALISED
+
+    def row(self, name: str) -> Row:
+        return next(row for row in self.rows if row.name == name)
+
+    def normalised(self, row: Row, domain: str) -> Figure:
+        """100 x the perplexity of the domain's own expert, or of the frame's reference / this row's, per seed."""
+        own = total(self._own(domain))
+        values = [normalised(own, result.scores[domain]) for result in row.results]
+        return Figure(values, error(self._resampled(row, domain)))
+
+    def average(self, row: Row) -> Figure:
+        """The normalised average perplexity score, per seed."""
+        columns = [self.normalised(row, domain).values for domain in self.domains]
+        values = [statistics.fmean(each) for each in zip(*columns, strict=True)]
+        return Figure(values, error(self._resampled_average(row)))
+
+    def elsewhere(self, row: Row) -> Figure | None:
+        """100 x the seed model's perplexity on text of no domain / this row's, per seed."""
+        scores = [result.elsewhere for result in row.results if result.elsewhere]
+        if not self.base or not scores:
+            return None
+        values = [normalised(total(self.base), total(each)) for each in scores]
+        return Figure(values, error(self._resampled_elsewhere(row)))
+
+    def difference(self, row: Row) -> Figure | None:
+        """This row's average less that of the row it is compared with, over the same documents and seeds."""
+        return self._difference(row, self.average, self._resampled_average)
+
+    def elsewhere_difference(self, row: Row) -> Figure | None:
+        """The same on text of no domain."""
+        return self._difference(row, self.elsewhere, self._resampled_elsewhere)
+
+    def _difference(
+        self, row: Row, figure: Callable[[Row], Figure | None], resamples: Callable[[Row], Floats | None]
+    ) -> Figure | None:
+        if self.against is None or self.against == row.name:
+            return None
+        rows = (row, self.row(self.against))
+        pair = [found.values for found in map(figure, rows) if found is not None]
+        if len(pair) < len(rows):
+            return None
+        drawn = [resamples(each) for each in rows]
+        seeds = range(max(map(len, pair)))  # what nothing drawn can change is measured once
+        one, two = ([values[seed % len(values)] for seed in seeds] for values in pair)
+        sampling = None if drawn[0] is None or drawn[1] is None else error(drawn[0] - drawn[1])
+        return Figure([a - b for a, b in zip(one, two, strict=True)], sampling)
+
+    def _resampled(self, row: Row, domain: str) -> Floats | None:
+        """[RESAMPLES] normalised scores, the mean over seeds."""
+        own, number = self._own(domain), list(self.domains).index(domain)
+        return _mean([resampled(own, result.documents[domain], number) for result in row.results])
+
+    def _resampled_average(self, row: Row) -> Floats | None:
+        return _mean([self._resampled(row, domain) for domain in self.domains])
+
+    def _resampled_elsewhere(self, row: Row) -> Floats | None:
+        return _mean([resampled(self.base, result.elsewhere, len(self.domains)) for result in row.results])
+
+    def _own(self, domain: str) -> Sequence[Score]:
+        return self.row(self.frame.own(domain)).results[0].documents[domain]
+
+    def to_json(self) -> dict[str, object]:
+        """A record per row and domain, the rows' averages, and where routers sent what."""
+        return {
+            "domains": list(self.domains),
+            "tokens": {domain: total(self._own(domain)).tokens for domain in self.domains},
+            "documents": {domain: len(self._own(domain)) for domain in self.domains},
+            self.frame.elsewhere: {"tokens": total(self.base).tokens, "documents": len(self.base)},
+            "against": self.against,
+            "records": [self._record(row, domain) for row in self.rows for domain in self.domains],
+            "averages": [self._average_record(row) for row in self.rows],
+            "shares": {row.name: shares for row in self.rows if (shares := row.shares())},
+        }
+
+    def _record(self, row: Row, domain: str) -> dict[str, object]:
+        perplexity = statistics.fmean(result.scores[domain].perplexity for result in row.results)
+        return {**_figures(row, self.normalised(row, domain)), "domain": domain, "perplexity": perplexity}
+
+    def _average_record(self, row: Row) -> dict[str, object]:
+        record, found = _figures(row, self.average(row)), self.difference(row)
+        if found is not None:
+            record |= {"difference": found.mean, "difference_error": found.error}
+        if abroad := self.elsewhere(row):
+            there: dict[str, object] = {"score": abroad.mean, "error": abroad.error, "scores": list(abroad.values)}
+            if gained := self.elsewhere_difference(row):
+                there |= {"difference": gained.mean, "difference_error": gained.error}
+            record[self.frame.elsewhere] = there
+        return record
+
+    def render(self, console: Console) -> Iterable[RichTable]:
+        """The table, and for a published version, its choice of experts.
+
+        On a narrow terminal it is split in two; if necessary, only averages have errors.
+        """
+
+        def fits(table: RichTable) -> bool:
+            return console.measure(table, options=console.options.update(width=1000)).maximum <= console.width
+
+        if fits(whole := self._lines(self.frame.title, self._scores, self._costs)):
+            yield whole
+        else:
+            scores = self._lines(self.frame.title, self._scores)
+            yield scores if fits(scores) else self._lines(self.frame.title, partial(self._scores, errors=False))
+            yield self._lines("Cost of running, and of building and scoring", self._costs, caption=False)
+        yield from (self._routing(row) for row in self.rows if row.run.recipe.name == VERSION and row.shares())
+
+    def _lines(self, title: str, *parts: Callable[[Row], dict[str, str]], caption: bool = True) -> RichTable:
+        """A line per row, with the columns of the parts."""
+        ahead = any(row.run.recipe.reads_ahead for row in self.rows)
+        note = f". {AHEAD} chooses experts by the whole window, including scored tokens"
+        table = RichTable(title=title, caption=self.scored() + (note if ahead else "") if caption else None)
+        lines = [{name: cell for part in parts for name, cell in part(row).items()} for row in self.rows]
+        table.add_column("recipe")
+        for name in lines[0]:
+            table.add_column(name, justify="right")
+        references = len({self.frame.own(domain) for domain in self.domains})
+        for number, (row, cells) in enumerate(zip(self.rows, lines, strict=True), start=1):
+            table.add_row(shown(row), *cells.values(), end_section=number == references)
+        return table
+
+    def scored(self) -> str:
+        """The scored text, and the meaning of the errors."""
+        texts = {domain: self._own(domain) for domain in self.domains}
+        if self.base:
+            texts[self.frame.elsewhere] = self.base
+        scored = ", ".join(f"{name} {total(each).tokens:,} in {len(each)}" for name, each in texts.items())
+        seed = f". {self.frame.elsewhere}: {self.frame.elsewhere_text}, 100 = the seed model" if self.base else ""
+        return f"Scored tokens in documents: {scored}{seed}. ± standard error over documents and seeds"
+
+    def _scores(self, row: Row, *, errors: bool = True) -> dict[str, str]:
+        found = {domain: self.normalised(row, domain) for domain in self.domains}
+        cells = {domain: str(each) if errors else f"{each.mean:.1f}" for domain, each in found.items()}
+        cells["average"] = str(self.average(row))
+        if self.against is not None:
+            cells[f"to {self.against}"] = _signed(self.difference(row), errors=errors)
+        if self.base:
+            cells[self.frame.elsewhere] = str(self.elsewhere(row) or "")
+            if self.against is not None:
+                cells[f"to {self.against}, there"] = _signed(self.elsewhere_difference(row), errors=errors)
+        return cells
+
+    def _costs(self, row: Row) -> dict[str, str]:
+        memory = "" if row.peak_memory is None else f"{row.peak_memory / 1e6:,.0f} MB"
+        cells = {"active": parameters(row.active_parameters)}
+        if any(each.trained for each in self.rows):
+            cells["trained"] = parameters(row.trained.parameters) if row.trained else ""
+            cells["tokens"] = f"{row.trained.tokens:,}" if row.trained else ""
+        return {**cells, "seconds": f"{row.seconds:.1f}", "memory": memory}
+
+    def _routing(self, row: Row) -> RichTable:
+        table = RichTable(title="Share of tokens per expert, over all layers")
+        table.add_column("text of")
+        for domain in self.domains:
+            table.add_column(expert_row(domain), justify="right")
+        for domain, shares in row.shares().items():
+            table.add_row(domain, *[f"{100 * share:.0f} %" for share in shares])
+        return table
+
+
+def shown(row: Row) -> str:
+    """A row's name with its chosen options, marked if it reads ahead."""
+    chosen = {name: " or ".join(f"{each:.2g}" for each in sorted(set(values))) for name, values in row.chosen.items()}
+    name = " ".join([row.name, *(f"({option}={values})" for option, values in chosen.items())])
+    return f"{name} {AHEAD}" if row.run.recipe.reads_ahead else name
+
+
+def parameters(number: float) -> str:
+    """A number of parameters, such as 3.4 M."""
+    return f"{number / 1e6:,.1f} M"
+
+
+def _signed(found: Figure | None, *, errors: bool) -> str:
+    return "" if found is None else f"{found.mean:+.1f}{found.spread if errors else ''}"
+
+
+def _figures(row: Row, found: Figure) -> dict[str, object]:
+    return {
+        "recipe": row.run.recipe.name,
+        "options": dict(row.run.options),
+        "chosen": row.chosen,
+        "row": row.name,
+        "score": found.mean,
+        "error": found.error,
+        "deviation": found.deviation,
+        "scores": list(found.values),
+        "seeds": len(found.values),
+        "active_parameters": row.active_parameters,
+        "trained": row.trained._asdict() if row.trained else None,
+        "seconds": row.seconds,
+        "peak_memory": row.peak_memory,
+        "reads_ahead": row.run.recipe.reads_ahead,
+    }
+
+
+def _mean(resamples: Sequence[Floats | None]) -> Floats | None:
+    known = [each for each in resamples if each is not None]
+    return sum(known[1:], known[0]) / len(known) if len(known) == len(resamples) else None

@@ -1,0 +1,62 @@
+"""moerge's own recipe: discriminants of every expert's features behind a regmean trunk; on request more."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from moerge.models.dense import domain_model
+from moerge.scoring.perplexity import Rows
+from moerge.scoring.routers import routers
+from moerge_lab.recipes.base import Fleet
+from moerge_lab.recipes.models import Loaded
+from support.recipes import fleet, logits, only
+
+
+@torch.inference_mode()
+def features(on: Fleet, layer: int, *, fitted: bool) -> list[Tensor]:
+    """[n, H] float64 of each domain, by a hook of our own: what the MLP of a layer reads behind its owner's MLPs."""
+    seen: list[Tensor] = []
+    each = []
+    for slot, domain in enumerate(on.domains):
+        folder = on.work / f"fitted-{slot}" if fitted else domain.expert
+        model, _ = domain_model(folder, on.work / "trunk.safetensors")
+        model.get_submodule(f"model.layers.{layer}.mlp").register_forward_pre_hook(
+            lambda _, given: seen.append(given[0][0].double())
+        )
+        for document in domain.statistics:
+            model(torch.tensor([document]), use_cache=False)
+        each.append(torch.cat(seen))
+        seen.clear()
+    return each
+
+
+@pytest.mark.parametrize("spec", ["moerge", "moerge:fit=1"])
+def test_its_routers_are_discriminants_of_features_behind_the_owners_mlps(tmp_path: Path, spec: str) -> None:
+    on = fleet(tmp_path)
+    model = only(spec, on)
+    assert isinstance(model, Loaded)
+    for layer, router in enumerate(routers(model.model)):
+        x = features(on, layer, fitted="fit=1" in spec)
+        means = torch.stack([part.mean(dim=0) for part in x])
+        gram = torch.stack([part.T @ part / len(part) for part in x]).mean(dim=0)  # all domains alike
+        gram += 1e-3 * gram.diagonal().mean() * torch.eye(len(gram))
+        columns = torch.linalg.solve(gram - means.T @ means / len(x), means.T)
+        constants = -torch.tensor(len(x)).double().log() - (means.T * columns).sum(dim=0) / 2
+        ones = torch.linalg.solve(gram, means.mean(dim=0))
+        scores = (columns + torch.outer(ones, constants)).T.float()
+        expected = scores - scores.mean(dim=0)
+        found = router.get_parameter("weight").detach()
+        torch.testing.assert_close(found, expected, rtol=0, atol=2e-3 * float(expected.abs().max()))
+
+
+@torch.inference_mode()
+def test_its_oracle_runs_each_domain_s_fitted_expert(tmp_path: Path) -> None:
+    on = fleet(tmp_path)
+    ids = torch.tensor([[3 * column % 250 for column in range(30)]])
+    model = only("moerge-oracle:fit=1", on)
+    for slot, domain in enumerate(on.domains):
+        alone, _ = domain_model(on.work / f"fitted-{slot}", on.work / "trunk.safetensors")
+        found = logits(model, Rows(ids, [30], domain.name))
+        torch.testing.assert_close(found, alone(ids).logits, rtol=0, atol=1e-4)

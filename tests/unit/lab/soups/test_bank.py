@@ -1,0 +1,140 @@
+"""A bank: its formula, starts, gradients, and the fit of coefficients."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import Parameter
+from transformers import AutoModelForCausalLM
+
+from moerge.models.families import FAMILIES
+from moerge.models.reader import Checkpoint
+from moerge_lab.soups.bank import Bank, model_shapes, new_bank, shapes
+from moerge_lab.soups.training import fitted, loss_of, put, train
+from moerge_lab.training.loop import Run
+from support.models import expert
+
+ROWS = torch.tensor([[(7 * row + 3 * column) % 256 for column in range(16)] for row in range(8)])
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """A seed model and two experts."""
+    made = tmp_path_factory.mktemp("experts")
+    return [expert(made / str(seed), seed, apart=0.02) for seed in (9, 1, 2)]
+
+
+def seed_model(folders: list[Path]) -> Any:
+    return AutoModelForCausalLM.from_pretrained(folders[0], dtype=torch.float32)
+
+
+def bank_of(folders: list[Path], rank: int = 0, start: Any = "experts") -> Bank:
+    return new_bank(seed_model(folders), start, [Checkpoint(each) for each in folders[1:]], 2, rank, 3, 0)
+
+
+def state(bank: Bank) -> dict[str, torch.Tensor]:
+    return {name: each.detach().clone() for name, each in bank.parameters.items()}
+
+
+def test_the_formula_by_hand() -> None:
+    """S + alpha_1 E_1 + alpha_2 E_2 with alpha = W2 relu(W1 h + b1) + b2; of rank 1, E_i = u_i v_i^T."""
+    numbers = {
+        "shared.w": [[1.0, 2], [3, 4]],
+        "experts.w.u": [[[1.0], [0]], [[0], [2]]],
+        "experts.w.v": [[[1.0], [1]], [[0], [1]]],
+        "shared.g": [1.0, 1],
+        "experts.g": [[1.0, 0], [0, 10]],
+        "mlp.0.weight": [[1.0, 2], [-4, 0]],
+        "mlp.0.bias": [0.5, 1],
+        "mlp.1.weight": [[2.0, 7], [1, 7]],
+        "mlp.1.bias": [0.0, -1],
+    }
+    bank = Bank({name: Parameter(torch.tensor(each)) for name, each in numbers.items()})
+    alpha = bank.alpha(torch.tensor([0.5, 0.5]))
+    assert alpha.tolist() == [4, 1], "relu([2, -1]) = [2, 0]"
+    found = bank.instantiate(alpha)
+    assert found["w"].tolist() == [[5, 6], [3, 6]]
+    assert found["g"].tolist() == [5, 11]
+
+
+def test_a_bank_of_experts_starts_from_their_average(folders: list[Path]) -> None:
+    bank = bank_of(folders)
+    alpha = bank.alpha(torch.tensor([0.5, 0.5, 0]))
+    torch.testing.assert_close(alpha, torch.full((2,), 0.5), atol=0.2, rtol=0)
+    one, two = (Checkpoint(each) for each in folders[1:])
+    for name, value in bank.instantiate(torch.tensor([0.5, 0.5])).items():
+        torch.testing.assert_close(value, (one.tensor(name) + two.tensor(name)) / 2)
+
+
+@pytest.mark.parametrize(
+    ("family", "settings"), [*((family, {}) for family in FAMILIES), ("llama", {"tie_word_embeddings": True})]
+)
+def test_with_one_coefficient_of_1_an_expert_of_each_family_comes_back(
+    tmp_path: Path, family: str, settings: dict[str, Any]
+) -> None:
+    seed, own = (expert(tmp_path / str(number), number, family, apart=0.02, **settings) for number in (1, 2))
+    model, dense = (AutoModelForCausalLM.from_pretrained(each, dtype=torch.float32) for each in (seed, own))
+    bank = new_bank(model, "experts", [Checkpoint(own)], 1, 0, 2, 0)
+    with torch.no_grad():
+        expected = dense(input_ids=ROWS, labels=ROWS).loss
+        torch.testing.assert_close(loss_of(model, bank.instantiate(torch.ones(1)), ROWS), expected)
+        put(model, bank.instantiate(torch.ones(1)))
+        torch.testing.assert_close(model(input_ids=ROWS, labels=ROWS).loss, expected)
+
+
+def test_matrices_of_low_rank_are_the_nearest_ones(folders: list[Path]) -> None:
+    name, base = "model.layers.0.mlp.up_proj.weight", Checkpoint(folders[0])
+    vector = Checkpoint(folders[1]).tensor(name) - base.tensor(name)
+    values = torch.linalg.svdvals(vector)
+    for rank in (8, 31):
+        made = bank_of(folders, rank).instantiate(torch.tensor([1.0, 0]))[name] - base.tensor(name)
+        assert (vector - made).norm().item() == pytest.approx(values[rank:].norm().item(), rel=1e-3)
+
+
+@pytest.mark.parametrize("rank", [0, 8])
+@pytest.mark.parametrize("start", ["experts", "seed", "scratch"])
+def test_the_parameters_of_each_start_have_the_named_shapes(folders: list[Path], start: str, rank: int) -> None:
+    bank = bank_of(folders, rank, start)
+    expected = shapes(model_shapes(seed_model(folders)), 2, rank, 3)
+    assert {name: tuple(each.shape) for name, each in bank.parameters.items()} == expected
+    shared = bank.parameters["shared.model.embed_tokens.weight"]
+    assert torch.equal(shared, Checkpoint(folders[0]).tensor("model.embed_tokens.weight")) == (start != "scratch")
+
+
+def test_an_expert_gets_its_coefficient_times_the_model_s_gradient(folders: list[Path]) -> None:
+    """SoE section 2.5."""
+    model, bank = seed_model(folders), bank_of(folders)
+    for parameter in bank.parameters.values():
+        parameter.requires_grad_(True)
+    alpha = bank.alpha(torch.tensor([0.2, 0.8, 0]))
+    loss_of(model, bank.instantiate(alpha), ROWS).backward()
+    for name in model_shapes(model):
+        gradient = bank.parameters[f"shared.{name}"].grad
+        for number in range(2):
+            own = bank.parameters[f"experts.{name}"].grad
+            assert gradient is not None
+            assert own is not None
+            torch.testing.assert_close(own[number], alpha[number].detach() * gradient)
+
+
+def test_a_training_moves_all_of_the_bank_and_lowers_the_loss(folders: list[Path]) -> None:
+    model, bank, seen = seed_model(folders), bank_of(folders, 4), list[float]()
+    before, own = state(bank), {name: each.clone() for name, each in model.state_dict().items()}
+    train(model, bank, ROWS.chunk(3), 2, 4, Run(20, 3e-3), lambda step: seen.append(step.loss))
+    assert not any(torch.equal(before[name], each) for name, each in bank.parameters.items())
+    assert sum(seen[-5:]) < sum(seen[:5])
+    assert all(torch.equal(own[name], each) for name, each in model.state_dict().items())
+    assert not any(each.requires_grad for each in bank.parameters.values())
+
+
+def test_a_fit_moves_the_coefficients_alone_and_lowers_the_loss(folders: list[Path]) -> None:
+    model, bank = seed_model(folders), bank_of(folders)
+    before, alpha = state(bank), bank.alpha(torch.tensor([1.0, 0, 0]))
+    start = alpha.clone()
+    found = fitted(model, bank, alpha, ROWS, 8, 0)
+    assert all(torch.equal(before[name], each) for name, each in bank.parameters.items())
+    assert torch.equal(alpha, start)
+    with torch.no_grad():
+        one, other = (float(loss_of(model, bank.instantiate(each), ROWS)) for each in (found, start))
+    assert one < other

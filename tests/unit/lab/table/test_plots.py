@@ -1,0 +1,71 @@
+"""The table's pictures: they say what the table says, and are well-formed whatever things are called."""
+
+import math
+from xml.etree import ElementTree
+
+import pytest
+
+from moerge.scoring.perplexity import Score
+from moerge_lab.recipes.registry import parse
+from moerge_lab.table.plots import picture
+from moerge_lab.table.table import Result, Row, Run, Table
+
+DOMAINS = ("a & b", "<c>")
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def row(spec: str, name: str, *scores: tuple[float, float], active: float = 2e6) -> Row:
+    """A row with normalised scores of two domains, of two equal documents each, per seed."""
+    results = [
+        Result(
+            {d: [Score(-math.log(s / 100), 1)] * 2 for d, s in zip(("a & b", "<c>"), each, strict=True)}, active, 1.0
+        )
+        for each in scores
+    ]
+    return Row(Run(*parse(spec)), name, results)
+
+
+def table(*rows: Row) -> Table:
+    run = Run(*parse("experts"))
+    own = [Row(run, f"{d} expert", row("experts", "", (100, 100)).results) for d in ("a & b", "<c>")]
+    return Table(("a & b", "<c>"), [*own, *rows])
+
+
+def texts(drawing: str) -> list[str]:
+    return ["".join(each.itertext()) for each in ElementTree.fromstring(drawing).iter(f"{SVG}text")]  # noqa: S314
+
+
+def test_every_row_stands_in_the_picture_with_its_average_and_what_runs_for_a_token() -> None:
+    drawing = picture(table(row("dume", "dume", (80, 90), (84, 94)), row("oracle", "oracle", (70, 71), active=9e6)))
+    found = texts(drawing)
+    after = found[found.index("dume") :]
+    assert after[1:4] == ["87.0", "± 2.0", "2.0 M"]
+    assert found[found.index("More active parameters") :][1:5] == ["oracle", "70.5", "", "9.0 M"]
+    assert {"a & b", "<c>", "<c> expert"} <= set(found)
+    root = ElementTree.fromstring(drawing)  # noqa: S314  # our own
+    assert root.findtext(f"{SVG}title") == "Normalised perplexity of each recipe"
+    assert root.get("role") == "img"
+    assert "prefers-color-scheme: dark" in drawing
+
+
+@pytest.mark.parametrize("option", ["tokens", "lambda"])
+def test_a_sweep_is_a_curve_per_recipe_over_ordered_values_and_all_tokens_stand_last(option: str) -> None:
+    values = [0, 32, 2] if option == "tokens" else [0.1, 10, 1]
+    specs = [f"dume:{option}={value:g}" for value in values]
+    rows = [row(spec, parse(spec)[2], (80 + v / 10, 80)) for spec, v in zip(specs, values, strict=True)]
+    spec = f"regmean:k=2,{option}={values[0]:g}"
+    other = row(spec, parse(spec)[2], (90, 90))
+    drawing = picture(table(*rows, other), option)
+    curves = list(ElementTree.fromstring(drawing).iter(f"{SVG}polyline"))  # noqa: S314
+    assert [len((curve.get("points") or "").split()) for curve in curves] == [3, 1]
+    found = texts(drawing)
+    expected = ["2", "32", "all"] if option == "tokens" else ["0.1", "1", "10"]
+    assert [text for text in found if text in expected] == expected
+    assert found[-2:] == ["regmean:k=2", "dume"]
+
+
+def test_pictures_have_no_dependence_on_where_they_are_shown() -> None:
+    """Nothing is loaded from elsewhere, and no script runs."""
+    drawing = picture(table(row("dume", "dume", (80, 90))))
+    assert "<script" not in drawing
+    assert drawing.count("http") == 1  # the namespace

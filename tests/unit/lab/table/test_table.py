@@ -1,0 +1,392 @@
+"""`moerge table`, as a user runs it, on a tiny version."""
+
+import json
+import sys
+from collections.abc import Sequence
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoModelForCausalLM
+
+from moerge.documents.reader import texts_of
+from moerge.errors import MoergeError
+from moerge.models.tokens import Tokens
+from moerge.progress import LogProgress
+from moerge.scoring.perplexity import Window, score, windows
+from moerge_lab.recipes.precision import Dtype
+from moerge_lab.recipes.registry import RECIPES, parse
+from moerge_lab.table.commands import table
+from moerge_lab.table.measure import Settings, Texts, measure
+from moerge_lab.table.runs import possible
+from moerge_lab.table.table import Run
+from moerge_lab.table.texts import Cut, Sources, Split, is_held_out, read_texts, spread, switched
+from moerge_proto.options import SolveOptions
+from moerge_proto.versions import Lineage
+from support.models import expert, texts, tokenizer
+from support.progress import Silent
+from support.versions import ROWS, published
+
+
+def version_of(experts: list[Path], folder: Path) -> Path:
+    """A published version with its lineage, which names the domains d0, d1, … in slot order."""
+    version = published(experts, folder)
+    lineage = Lineage(
+        trunk="0" * 64,
+        experts=["1" * 64] * len(experts),
+        domains=[f"d{slot}" for slot in range(len(experts))],
+        contributions=["2" * 64],
+        options=SolveOptions(),
+        solver="test",
+    )
+    (version / "moerge.json").write_text(lineage.model_dump_json())
+    return version
+
+
+def text_file(path: Path, *texts: str) -> Path:
+    path.write_text("".join(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in texts), encoding="utf-8")
+    return path
+
+
+def test_the_table_is_that_of_the_version_s_slots_whatever_the_order_of_the_options(tmp_path: Path) -> None:
+    experts = [expert(tmp_path / f"e{slot}", seed=slot) for slot in range(2)]
+    version = version_of(experts, tmp_path)
+    files = [text_file(tmp_path / f"{slot}.jsonl", "the quick brown fox" * (slot + 1)) for slot in range(2)]
+    found = []
+    for order in ([0, 1], [1, 0]):
+        table(
+            version=version,
+            expert=[f"d{slot}={experts[slot]}" for slot in order],
+            held_out=[f"d{slot}={files[slot]}" for slot in order],
+            context=16,
+            stride=8,
+            tokens=30,
+            json_file=tmp_path / "table.json",
+        )
+        found.append(json.loads((tmp_path / "table.json").read_text()))
+    first, second = ({(r["row"], r["domain"]): r["score"] for r in each["records"]} for each in found)
+    assert first == second
+    rows = ["d0 expert", "d1 expert", "averaging", "random routing", "oracle", "version"]
+    assert list(first) == [(row, domain) for row in rows for domain in ("d0", "d1")]
+    assert found[0]["domains"] == ["d0", "d1"]
+    assert found[0]["tokens"] == {"d0": 18, "d1": 37}  # whole windows, until there are 30
+    assert first["d0 expert", "d0"] == first["d1 expert", "d1"] == 100.0
+    assert {domain: sum(shares) for domain, shares in found[0]["shares"]["version"].items()} == {
+        "d0": pytest.approx(1),
+        "d1": pytest.approx(1),
+    }
+
+
+def domains_of(folder: Path) -> dict[str, Any]:
+    """Options that name two tiny experts, their base and their texts, in folders and packed files."""
+    for slot in range(2):
+        expert(folder / f"e{slot}", seed=slot)
+        (folder / f"t{slot}" / "more").mkdir(parents=True)
+        texts(folder / f"t{slot}" / "a.jsonl", slot, 30)
+        texts(folder / f"t{slot}" / "more" / "b.jsonl", slot + 2, 20)
+    return {
+        "expert": [f"d{slot}={folder}/e{slot}" for slot in range(2)],
+        "text": [f"d{slot}={folder}/t{slot}" for slot in range(2)],
+    }
+
+
+def records(path: Path) -> dict[tuple[str, str], dict[str, Any]]:
+    return {(record["row"], record["domain"]): record for record in json.loads(path.read_text())["records"]}
+
+
+def test_named_recipes_are_measured_with_every_seed_that_could_change_them(tmp_path: Path) -> None:
+    options, out, drawn = domains_of(tmp_path), tmp_path / "table.json", tmp_path / "table.svg"
+    names = ["averaging", "random", "dume:k=2,tokens=8"]
+    table(**options, recipe=names, seeds=2, statistics_tokens=200, tokens=100, json_file=out, svg_file=drawn)
+    found = records(out)
+    rows = ["d0 expert", "d1 expert", *names]
+    assert list(found) == [(row, domain) for row in rows for domain in ("d0", "d1")]
+    assert [found[row, "d0"]["seeds"] for row in rows] == [1, 1, 1, 2, 2]
+    for row in ("random", "dume:k=2,tokens=8"):
+        record = found[row, "d1"]
+        assert record["scores"][0] != record["scores"][1]
+        assert record["score"] == pytest.approx(sum(record["scores"]) / 2)
+        assert record["deviation"] > 0
+    assert found["dume:k=2,tokens=8", "d0"]["recipe"] == "dume"
+    assert found["dume:k=2,tokens=8", "d0"]["options"] == {"k": 2, "lambda": 0.01, "tokens": 8}
+    assert found["dume:k=2,tokens=8", "d0"]["active_parameters"] > found["random", "d0"]["active_parameters"]
+    assert all(record["seconds"] > 0 for record in found.values())
+    if sys.platform == "linux":
+        assert all(record["peak_memory"] > 0 for record in found.values())
+    settings = json.loads(out.read_text())["settings"]
+    assert (settings["seeds"], settings["statistics_tokens"], settings["tokens"]) == (2, 200, 100)
+    assert "dume:k=2,tokens=8" in drawn.read_text()
+
+
+def tokens_of(cut: Sequence[Window]) -> int:
+    """The number of tokens of the windows' documents; the first of each is not scored."""
+    return sum(window.scored for window in cut) + len({window.document for window in cut})
+
+
+def test_a_tenth_is_held_out_by_its_text_alone_and_never_counted_for_statistics(tmp_path: Path) -> None:
+    options = domains_of(tmp_path)
+    folder, files = tmp_path / "e0", [options["text"][0].partition("=")[2]]
+    found = read_texts("d0", Sources(folder, files), Cut(64, 32, 10**6))
+    every = [text for file in sorted((tmp_path / "t0").rglob("*.jsonl")) for text in texts_of([file])]
+    held = [text for text in every if is_held_out(text)]
+    assert 0 < len(held) < 20
+    assert sum(window.scored for window in found.held_out) == sum(len(text) - 1 for text in held)
+    rest = [text for text in every if text not in held]
+    assert sum(map(len, found.statistics)) + tokens_of(found.tuning) == sum(map(len, rest))
+    assert max(map(len, found.statistics)) <= 64
+    named = read_texts("d0", Sources(folder, files, [str(tmp_path / "t0" / "more")]), Cut(64, 32, 10**6))
+    first = sum(len(text) for text in texts_of([tmp_path / "t0" / "a.jsonl"]))
+    assert sum(map(len, named.statistics)) + tokens_of(named.tuning) == first
+
+
+def test_no_document_is_of_two_parts_whichever_part_is_scored(tmp_path: Path) -> None:
+    """Of numbered documents: what is held out is the same with both splits, and never seen by recipes."""
+    folder = expert(tmp_path / "e", seed=1)
+    file = str(text_file(tmp_path / "t.jsonl", *(f"{number:03}" for number in range(200))))
+    parts = {}
+    splits: tuple[Split, ...] = ("heldout", "tuning")
+    for split in splits:
+        found = read_texts("law", Sources(folder, [file]), Cut(), split)
+        scored, tuning = ({tuple(window.tokens.ids) for window in cut} for cut in (found.held_out, found.tuning))
+        parts[split] = [scored, {*map(tuple, found.statistics)}, tuning]
+        assert all(one.isdisjoint(other) for one, other in combinations(parts[split], 2))
+        assert min(map(len, parts[split])) >= 10
+    assert parts["tuning"][0] == parts["heldout"][2]
+    assert all(parts["heldout"][0].isdisjoint(part) for part in parts["tuning"])
+
+
+def test_tuning_files_are_scored_in_place_of_held_out_ones(tmp_path: Path) -> None:
+    folder = expert(tmp_path / "e", seed=1)
+    text, held, tuning = (
+        str(text_file(tmp_path / f"{name}.jsonl", *(f"{name}{number}" for number in range(10)))) for name in "abc"
+    )
+    sources = Sources(folder, [text], [held], tuning=[tuning])
+    scored: dict[Split, str] = {"heldout": "b", "tuning": "c"}
+    for split, name in scored.items():
+        found = read_texts("law", sources, Cut(), split)
+        assert {window.tokens.ids[0] for window in found.held_out} == {tokenizer()(name)["input_ids"][0]}
+        assert len(found.tuning) == (10 if split == "heldout" else 1)
+
+
+def test_behind_a_switch_the_second_half_is_scored_and_the_first_is_of_the_others(tmp_path: Path) -> None:
+    tokens = {"law": 100, "art": 200, "sea": 300}
+    domains = {
+        name: Texts(tmp_path, cut, tuning=cut[:2])
+        for name, first in tokens.items()
+        for cut in [windows([Tokens([*range(first, first + 44)]), Tokens([first] * 3)], 16, 8)]
+    }
+    found = switched(domains, Cut(16, 8, 20))
+    for name, first in tokens.items():
+        scored = [window.tokens.ids[8:] for window in found[name].held_out]
+        assert all(window.predicts == [False] * 7 + [True] * 8 + [False] for window in found[name].held_out)
+        assert len(scored) == 3
+        assert (len(found[name].tuning), found[name].tuning[0]) == (2, found[name].held_out[0])
+        assert all(first <= token < first + 44 for ids in scored for token in ids)
+        before = [window.tokens.ids[0] // 100 for window in found[name].held_out]
+        others = [other // 100 for each, other in tokens.items() if each != name]
+        assert before == [*others, others[0]]
+    with pytest.raises(MoergeError, match="no scored document has 50 tokens"):
+        switched(domains, Cut(100, 50, 24))
+
+
+def test_a_user_scores_tuning_text_behind_switches_and_text_of_no_domain(tmp_path: Path) -> None:
+    options, out = domains_of(tmp_path), tmp_path / "table.json"
+    expert(tmp_path / "base", seed=5)
+    options |= {"base": str(tmp_path / "base"), "recipe": ["averaging", "oracle"], "json_file": out, "context": 16}
+    table(**options, split="tuning", switch=True)
+    found = json.loads(out.read_text())
+    assert (found["settings"]["split"], found["settings"]["switch"]) == ("tuning", True)
+    assert found["elsewhere"] == {"tokens": 0, "documents": 0}
+    other = [str(text_file(tmp_path / "x.jsonl", *map(str, range(100, 130))))]
+    table(**options, elsewhere=other, against="d0 expert")
+    found = json.loads(out.read_text())
+    assert found["elsewhere"]["documents"] == 27
+    by = {each["row"]: each for each in found["averages"]}
+    own, compared = by["d0 expert"]["elsewhere"], by["averaging"]["elsewhere"]
+    assert own.keys().isdisjoint({"difference"})
+    assert compared["difference"] == pytest.approx(compared["score"] - own["score"])
+    assert 0 < compared["difference_error"] < compared["error"] + own["error"]
+    assert by["averaging"]["difference_error"] > 0
+    assert "elsewhere" not in by["oracle"]
+
+
+def test_a_user_compares_specialists_with_the_seed_model(tmp_path: Path) -> None:
+    """The last column is of the domains' own text, which a recipe without a model for it leaves empty."""
+    options, out, drawn = domains_of(tmp_path), tmp_path / "table.json", tmp_path / "table.svg"
+    expert(tmp_path / "base", seed=5)
+    other = [text_file(tmp_path / f"o{slot}.jsonl", *(f"{slot} {n}" * 9 for n in range(40))) for slot in range(2)]
+    options |= {"base": str(tmp_path / "base"), "other": [f"d{slot}={file}" for slot, file in enumerate(other)]}
+    options |= {"context": 16, "tokens": 200, "json_file": out, "svg_file": drawn}
+    with pytest.raises(MoergeError, match="makes a model for each scored text"):
+        table(**options, recipe=["soup"])
+    trained = "clusters=2,train=128,batch=2"
+    table(**options, soups=True, recipe=["averaging", f"soup:{trained}", f"crisp:{trained}", "generic:train=128"])
+    found = json.loads(out.read_text())
+    by = {each["row"]: each for each in found["averages"]}
+    assert [*by] == ["seed", "averaging", "soup:clusters=2,train=128,batch=2", f"crisp:{trained}", "generic:train=128"]
+    assert {each["score"] for each in found["records"] if each["row"] == "seed"} == {100}
+    assert [*by.values()][2]["generic"]["score"] > 0
+    assert ["generic" in each for each in by.values()] == [True, True, True, False, True]
+    assert "100 is the seed model" in drawn.read_text()
+
+
+def test_scored_windows_are_spread_over_all_documents_and_the_first_of_each_are_as_likely() -> None:
+    """A quarter of all windows, so of a document's eight none with the chance 0.75^8 = 0.1."""
+    cut = windows([Tokens(list(range(1150))) for _ in range(100)], 256, 128)
+    chosen = spread(cut, 28_725)
+    assert sum(window.scored for window in chosen) == pytest.approx(28_725, abs=255)
+    assert len({window.document for window in chosen}) >= 80
+    assert sum(window.new == 255 for window in chosen) == pytest.approx(25, abs=12)
+    assert [window for window in cut if window in chosen] == chosen
+    assert spread(cut, 10**6) == cut
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "Q4_0"])
+def test_models_in_low_precision_are_compared_with_exact_experts(tmp_path: Path, dtype: Dtype) -> None:
+    options = {**domains_of(tmp_path), "recipe": ["averaging", "btm"], "tokens": 100, "context": 32}
+    found = {}
+    for each in ("float32", dtype):
+        table(**options, dtype=each, json_file=tmp_path / "table.json")
+        found[each] = records(tmp_path / "table.json")
+    exact, low = found["float32"], found[dtype]
+    for domain in ("d0", "d1"):
+        assert low["d0 expert", domain]["perplexity"] == exact["d0 expert", domain]["perplexity"]
+        for row in ("averaging", "btm"):
+            assert low[row, domain]["score"] != exact[row, domain]["score"]
+            assert low[row, domain]["score"] == pytest.approx(exact[row, domain]["score"], rel=0.1)
+    assert json.loads((tmp_path / "table.json").read_text())["settings"]["dtype"] == dtype
+
+
+def test_text_of_which_nothing_is_left_or_nothing_is_held_out_is_named(tmp_path: Path) -> None:
+    folder, file = expert(tmp_path / "e", seed=1), str(text_file(tmp_path / "t.jsonl", "the same text"))
+    with pytest.raises(MoergeError, match="all text is held out") as caught:
+        read_texts("law", Sources(folder, [file], [file]), Cut())
+    assert caught.value.where == "--text law"
+    kept = next(text for text in map(str, range(100, 200)) if not is_held_out(text))
+    with pytest.raises(MoergeError, match="no document of two tokens is held out"):
+        read_texts("law", Sources(folder, [str(text_file(tmp_path / "k.jsonl", kept))]), Cut())
+
+
+def test_a_sweep_measures_recipes_that_have_the_option_with_each_value(tmp_path: Path) -> None:
+    options, out, drawn = domains_of(tmp_path), tmp_path / "table.json", tmp_path / "table.svg"
+    table(**options, recipe=["dume", "oracle"], sweep="k=1,2", tokens=50, json_file=out, svg_file=drawn)
+    assert {row for row, _ in records(out)} == {"d0 expert", "d1 expert", "dume", "dume:k=2"}
+    assert drawn.read_text().count("<polyline") == 1
+
+
+def test_all_recipes_that_the_inputs_allow_are_measured_and_the_others_named(
+    tmp_path: Path,
+) -> None:
+    sources = {"d0": Sources(tmp_path, ["text"])}
+    said: list[str] = []
+    names = [run.label for run in possible(sources, None, said.append)]
+    assert names[0] == "experts"
+    assert {"averaging", "dume", "regmean", "oracle", "random"} <= set(names)
+    assert not {"ties", "dume-ties", "dume-ood"} & set(names)
+    assert any("--base DIR" in line and "dume-ties" in line for line in said)
+    assert any("--other NAME=FILES" in line and "dume-ood" in line for line in said)
+    every = [run.label for run in possible({"d0": Sources(tmp_path, ["t"], other=["o"])}, tmp_path, said.append)]
+    assert every == [name for name, recipe in RECIPES.items() if not recipe.asked_only]
+
+
+def test_experts_may_differ_in_architecture_but_not_in_the_tokenizer(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options, out = domains_of(tmp_path), tmp_path / "table.json"
+    wide = expert(tmp_path / "wide", 5, "qwen2", hidden_size=48, num_hidden_layers=2)
+    other = expert(tmp_path / "other", 5)
+    changed = json.loads((other / "tokenizer.json").read_text())
+    changed["model"]["vocab"] |= {"a": 98, "b": 97}
+    (other / "tokenizer.json").write_text(json.dumps(changed))
+
+    def of(folder: Path, *recipes: str) -> dict[str, Any]:
+        return {**options, "expert": [options["expert"][0], f"d1={folder}"], "recipe": recipes, "context": 16}
+
+    table(**of(wide), tokens=40)
+    said = " ".join(capsys.readouterr().out.split())
+    assert "Left out because d1 differs from the other experts: model_type is 'qwen2', not 'llama': averaging," in said
+    table(**of(wide, "btm", "mergeme-heterogeneous:train=64,batch=2"), tokens=40, json_file=out)
+    rows = ["d0 expert", "d1 expert", "btm", "mergeme-heterogeneous:train=64,batch=2"]
+    assert list(dict.fromkeys(row for row, _ in records(out))) == rows
+    with pytest.raises(MoergeError, match="needs experts of one architecture, but d1 differs") as refused:
+        table(**of(wide, "btm", "dume"))
+    assert refused.value.where == "--recipe dume"
+    assert "mergeme-heterogeneous" in refused.value.todo
+    with pytest.raises(MoergeError, match="tokenizer, so their perplexities per token can't be compared"):
+        table(**of(other, "btm"))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"recipe": ["dumme"]}, "did you mean dume"),
+        ({"recipe": ["ties"]}, "needs --base DIR"),
+        ({"recipe": ["dume-ood"]}, "needs --other NAME=FILES"),
+        ({"text": None}, "no text is given"),
+        ({"text": ["d0"]}, "expected NAME=PATH, found 'd0'"),
+        ({"text": ["d0=x", "d2=x"]}, "names differ: d0, d2, but d0, d1 by --expert"),
+        ({"other": ["d0=x"]}, "names differ: d0, but d0, d1 by --expert"),
+        ({"expert": ["d0=.", "d0=.", "d1=."]}, "'d0' is given 2 times"),
+        ({"text": ["d0=/nowhere", "d1=/nowhere"]}, "--text /nowhere: no file matches"),
+        ({"stride": 16, "context": 16}, "--stride"),
+        ({"recipe": ["dume"], "sweep": "q=1,2"}, "no recipe has the option 'q'"),
+        ({"recipe": ["dume"], "sweep": "k=1,two"}, "expected OPTION=NUMBER,NUMBER"),
+        ({"against": "ties"}, "name one of: d0 expert, d1 expert, averaging"),
+        ({"elsewhere": ["x"]}, "needs the base model"),
+        ({"soups": True, "trained": True}, "leave --version, --elsewhere, --trained and --switch out"),
+        ({"soups": True}, "needs --other NAME=FILES"),
+        ({"switch": True, "stride": 8}, "leave --stride out"),
+        ({"preset": "demo"}, "a preset has its own experts, texts and base"),
+    ],
+)
+def test_what_can_t_be_is_said_before_anything_is_measured(tmp_path: Path, change: dict[str, Any], said: str) -> None:
+    options = {"expert": [f"d{slot}={tmp_path}" for slot in range(2)], "text": [f"d{slot}=x" for slot in range(2)]}
+    with pytest.raises(MoergeError) as caught:
+        table(**{**options, "recipe": ["averaging"], **change})
+    assert said in str(caught.value)
+
+
+def test_line_separators_within_a_text_end_no_document(tmp_path: Path) -> None:
+    """JSON leaves U+2028, U+2029 and U+0085 as they are; only a newline ends a line of JSON Lines."""
+    folder = expert(tmp_path / "expert", seed=1)
+    version = version_of([folder], tmp_path)
+    text = text_file(tmp_path / "text.jsonl", "one\u2028two\u2029three\u0085four")
+    table(version=version, expert=[f"d0={folder}"], held_out=[f"d0={text}"], context=64, stride=32)
+
+
+def test_a_text_that_is_not_utf_8_is_named(tmp_path: Path) -> None:
+    folder = expert(tmp_path / "expert", seed=1)
+    version = version_of([folder], tmp_path)
+    text = tmp_path / "text.jsonl"
+    text.write_bytes(b'{"text": "fine"}\n{"text": "\xff"}\n')
+    with pytest.raises(MoergeError) as caught:
+        table(version=version, expert=[f"d0={folder}"], held_out=[f"d0={text}"])
+    assert str(text) in caught.value.where
+
+
+def test_experts_that_are_not_the_version_s_are_refused(tmp_path: Path) -> None:
+    folder = expert(tmp_path / "expert", seed=1)
+    version = version_of([folder], tmp_path)
+    text = text_file(tmp_path / "text.jsonl", "text")
+    with pytest.raises(MoergeError, match="expected d0, found d1"):
+        table(version=version, expert=[f"d1={folder}"], held_out=[f"d1={text}"])
+    with pytest.raises(MoergeError, match="not found") as caught:
+        table(version=folder, expert=[f"d0={folder}"], held_out=[f"d0={text}"])
+    assert caught.value.where == str(folder / "moerge.json")
+
+
+@pytest.mark.parametrize("tied", [(True, False), (False, True)])
+def test_the_average_of_a_tied_and_an_untied_expert_counts_the_embedding_as_head(
+    tmp_path: Path, tied: tuple[bool, bool]
+) -> None:
+    folders = [expert(tmp_path / f"e{i}", seed=i, tie_word_embeddings=tie) for i, tie in enumerate(tied)]
+    cut = windows([Tokens(ROWS[0])], 32, 16)
+    domains = {f"d{slot}": Texts(folder, cut) for slot, folder in enumerate(folders)}
+    runs = [Run(*parse(name)) for name in ("experts", "averaging")]
+    result = measure(runs, domains, Settings(), LogProgress())
+    one, two = (AutoModelForCausalLM.from_pretrained(folder).state_dict() for folder in folders)
+    mean = AutoModelForCausalLM.from_pretrained(folders[tied.index(False)])
+    mean.load_state_dict({name: (one[name] + two[name]) / 2 for name in one})
+    [averaging] = result.row("averaging").results
+    assert averaging.scores["d0"].nll == pytest.approx(score(mean, cut, Silent()).nll, rel=1e-5)

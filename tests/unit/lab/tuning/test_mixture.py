@@ -1,0 +1,246 @@
+"""`moerge tune` for mixtures: a new one, an interrupted one, masked and further experts, and refusals."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from typer.testing import CliRunner
+
+from moerge.cli.app import app
+from moerge.files import file_sha256
+from moerge.models.reader import Checkpoint
+from moerge.progress import NoProgress
+from moerge_lab.mixtures.bts import Bts, BtsConfig
+from moerge_lab.mixtures.heterogeneous import Heterogeneous
+from moerge_lab.tuning.folder import write_tuned
+from moerge_lab.tuning.mixture import MixtureRequest
+from moerge_lab.tuning.request import Texts, Wanted
+from moerge_lab.tuning.sources import read_request
+from moerge_lab.tuning.training import TRAINED, Done, Process, train
+from moerge_lab.tuning.tune import prepared
+from moerge_proto.tuned import TunedMixture, tuned
+from support.models import expert, texts
+from support.versions import published
+
+CONTEXT, STEPS = 32, 4
+NAMES = ("d0", "d1", "d2")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A seed model and three experts in bfloat16, a float32 expert of another architecture, a version; and texts."""
+    made = tmp_path_factory.mktemp("mixtures")
+    for slot, name in enumerate(("seed", *NAMES)):
+        own = expert(made / name, slot, apart=0.02 if slot else 0)
+        AutoModelForCausalLM.from_pretrained(own, dtype=torch.bfloat16).save_pretrained(own)
+        texts(made / f"{name}.jsonl", slot, 60)
+    expert(made / "other", 9, "qwen2", tokens=["<tool>"], hidden_size=16, num_hidden_layers=4)
+    texts(made / "other.jsonl", 9, 60)
+    published([made / "d0", made / "d1"], made)
+    return made
+
+
+def request(
+    folder: Path, recipe: str, start: Path | None = None, experts: Sequence[str] = (), masked: Sequence[str] = ()
+) -> MixtureRequest:
+    """The request for a new mixture of seed, d0 and d1, or for a started one."""
+    named = {name: [str(folder / f"{name}.jsonl")] for name in ("seed", "d0", "d1", *experts)}
+    wanted = Wanted(recipe, STEPS * 2 * CONTEXT, {"d1": 3.0}, CONTEXT)
+    places = {name: str(folder / name) for name in (experts if start else ("d0", "d1"))}
+    base = None if start else str(folder / "seed")
+    made = read_request(start, places, base, masked, Texts(named), wanted, NoProgress())
+    assert isinstance(made, MixtureRequest)
+    return made
+
+
+def different(folder: Path, recipe: str, base: str | None = None) -> MixtureRequest:
+    """The request for a new mixture of experts that differ in architecture and tokenizer."""
+    names = ("d0", "other")
+    wanted = Wanted(recipe, STEPS * 2 * CONTEXT, {}, CONTEXT)
+    named = Texts({name: [str(folder / f"{name}.jsonl")] for name in names})
+    places = {name: str(folder / name) for name in names}
+    made = read_request(None, places, base, [], named, wanted, NoProgress())
+    assert isinstance(made, MixtureRequest)
+    return made
+
+
+def tuned_by(asked: MixtureRequest, work: Path) -> Path:
+    train(prepared(asked, work), Process())
+    done = Done.read(work)
+    assert done is not None
+    write_tuned(asked, work, done, work / "out", lambda count: None)
+    return work / "out"
+
+
+def tensors(folder: Path) -> dict[str, torch.Tensor]:
+    own = Checkpoint(folder)
+    return {name: own.tensor(name) for name in own.specs}
+
+
+def differing(before: Path, after: Path) -> set[str]:
+    one, other = tensors(before), tensors(after)
+    assert one.keys() == other.keys()
+    return {name for name in one if not torch.equal(one[name], other[name])}
+
+
+def generated(folder: Path) -> list[int]:
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True)
+    assert AutoTokenizer.from_pretrained(folder).eos_token_id == 257
+    found: list[int] = model.generate(torch.tensor([[1, 2, 3]]), max_new_tokens=3, do_sample=False)[0].tolist()
+    return found
+
+
+@pytest.mark.parametrize("recipe", ["bts:batch=2,stitches=2", "bam-adapters:batch=2"])
+def test_frozen_members_keep_their_bits_and_the_folder_loads_without_remote_code(
+    folder: Path, tmp_path: Path, recipe: str
+) -> None:
+    asked = request(folder, recipe)
+    out = tuned_by(asked, tmp_path)
+    new = set(Checkpoint(tmp_path / TRAINED).specs)
+    assert differing(asked.start(tmp_path), out) == new
+    assert {each.dtype for each in tensors(out).values()} == {torch.bfloat16}
+    kept = tensors(out)
+    for slot, name in enumerate(("seed", "d0", "d1")):
+        own = tensors(folder / name)["model.layers.0.self_attn.q_proj.weight"]
+        place = f"members.{slot}.self_attn" if recipe.startswith("bts") else f"self_attn.experts.{slot}"
+        assert torch.equal(kept[f"stock.model.layers.0.{place}.q_proj.weight"], own)
+    assert len(generated(out)) == 6
+    made = tuned((out / "moerge.json").read_bytes())
+    assert isinstance(made, TunedMixture)
+    assert made == asked.record
+    assert [each.name for each in made.members] == ["seed", "d0", "d1"]
+    assert made.members[1].files["model.safetensors"] == file_sha256(folder / "d0" / "model.safetensors")
+    card = (out / "README.md").read_text()
+    assert all(
+        said in card for said in ("pip install moerge", "import moerge_lab.mixtures", "law 6", "vLLM", "llama.cpp")
+    )
+    assert "{" not in card
+    assert len((out / "training.csv").read_text().splitlines()) == 1 + STEPS
+
+
+def test_experts_of_different_architectures_share_the_first_one_s_tokenizer(folder: Path, tmp_path: Path) -> None:
+    asked = different(folder, "mergeme-heterogeneous:batch=2,frozen=1", str(folder / "seed"))
+    out = tuned_by(asked, tmp_path)
+    model = AutoModelForCausalLM.from_pretrained(out)
+    assert isinstance(model, Heterogeneous)
+    assert model.config.members == ["d0", "other", "seed"]
+    assert (out / "tokenizer.json").read_bytes() == (folder / "d0" / "tokenizer.json").read_bytes()
+    assert differing(asked.start(tmp_path), out) == model.added().keys()
+    kept = tensors(out)
+    assert {each.dtype for each in kept.values()} == {torch.float32}, "which holds bfloat16, too"
+    for slot, name in enumerate(model.config.members):
+        own = tensors(folder / name)["model.layers.0.mlp.up_proj.weight"]
+        assert torch.equal(kept[f"members.{slot}.layers.0.mlp.up_proj.weight"], own.float())
+    assert tuned((out / "moerge.json").read_bytes()) == asked.record
+    assert [each.name for each in asked.record.members] == model.config.members
+    card = (out / "README.md").read_text()
+    assert all(said in card for said in ("library_name: moerge", "import moerge_lab.mixtures", "law 6", "frozen 1"))
+    assert len(generated(out)) == 6
+
+
+@pytest.mark.parametrize("recipe", ["bam:batch=2,rate=0.01", "mergeme-heterogeneous:batch=2,rate=0.01"])
+def test_all_parameters_are_trained(folder: Path, tmp_path: Path, recipe: str) -> None:
+    asked = request(folder, recipe)
+    out = tuned_by(asked, tmp_path)
+    assert differing(asked.start(tmp_path), out) == tensors(out).keys()
+
+
+@pytest.mark.parametrize(
+    "asking",
+    [
+        lambda folder: request(folder, "bts:batch=2,stitches=2"),  # its gates have dropout while training
+        lambda folder: different(folder, "mergeme-heterogeneous:batch=2"),
+    ],
+    ids=["bts", "heterogeneous"],
+)
+def test_an_interrupted_training_continues_to_the_same_bytes(
+    folder: Path, tmp_path: Path, asking: Callable[[Path], MixtureRequest]
+) -> None:
+    asked = asking(folder)
+    whole, cut = prepared(asked, tmp_path / "whole"), prepared(asked, tmp_path / "cut")
+    train(whole, Process())
+    losses = list[float]()
+
+    def mean(loss: float) -> float:
+        losses.append(loss)
+        if len(losses) == 3:
+            raise KeyboardInterrupt
+        return loss
+
+    with pytest.raises(KeyboardInterrupt):
+        train(replace(cut, checkpoint_seconds=0), Process(mean=mean))
+    train(cut, Process())
+    assert file_sha256(tmp_path / "cut" / TRAINED) == file_sha256(tmp_path / "whole" / TRAINED)
+
+
+def test_a_masked_expert_stays_in_the_folder_and_a_further_one_joins(folder: Path, tmp_path: Path) -> None:
+    stitched = tuned_by(request(folder, "bts:batch=2,stitches=2"), tmp_path / "stitched")
+    asked = request(folder, "bts:batch=2", stitched, ["d2"], ["d0"])
+    out = tuned_by(asked, tmp_path / "joined")
+    model = AutoModelForCausalLM.from_pretrained(out)
+    assert isinstance(model, Bts)
+    assert isinstance(model.config, BtsConfig)
+    assert model.config.members == ["seed", "d0", "d1", "d2"]
+    assert model.config.masked == asked.record.masked == ["d0"]
+    before, after = tensors(stitched), tensors(out)
+    kept = [name for name in before if ".stitch." not in name or ".projections.0." in name]
+    assert all(torch.equal(before[name], after[name]) for name in kept)
+    assert differing(asked.start(tmp_path / "joined"), out) == model.added().keys()
+    assert asked.record.parent == tuned((stitched / "moerge.json").read_bytes())
+    assert "| d0 |" in (out / "README.md").read_text()
+    assert len(generated(out)) == 6
+    for recipe, more, said in (
+        ("bts", [], "is a tuned mixture"),
+        ("bts:stitches=1", ["--mask=d1"], "stitches can't be chosen here"),
+        ("bam", ["--mask=d1"], "bam doesn't continue a BTS mixture"),
+        ("bts", ["--mask=seed"], "no expert seed"),
+        ("bts", ["--mask=d1"], "no text of d2"),
+    ):
+        ended = CliRunner().invoke(app, command(folder, tmp_path / "again", recipe, str(out), *more))
+        assert said in str(ended.exception)
+
+
+def command(folder: Path, out: Path, recipe: str, *more: str) -> list[str]:
+    given = [f"--text={name}={folder / f'{name}.jsonl'}" for name in ("d0", "d1")]
+    named = ["--recipe", recipe, "--tokens", "640", "--context", str(CONTEXT), "--out", str(out)]
+    return ["tune", *given, *named, *more]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "more", "said"),
+    [
+        ("bts", [], "no model to train"),
+        ("bts", ["version"], "bts doesn't train a version"),
+        ("bts", ["version", "--base=seed"], "the folder version needs no seed model"),
+        ("bts", ["version", "--expert=d2=d2"], "not a BTS mixture"),
+        ("bts", ["--base=seed"], "needs a seed model and experts"),
+        ("bts", ["--expert=d0=d0"], "needs a seed model and experts"),
+        ("bts", ["--base=seed", "--expert=d0=d0", "--mask=d0"], "has no expert to mask"),
+        ("bts", ["--base=seed", "--expert=seed=d0"], "seed is already a member"),
+        ("bts", ["--base=seed", "--expert=d0=d0", "--expert=d0=d1"], "'d0' is given 2 times"),
+        ("bts", ["--base=seed", "--expert=d0=d0"], "the mixture has no domain d1"),
+        ("bts", ["--base=seed", "--expert=d0=d0", "--expert=d1=d1", "--expert=d2=d2"], "no text of d2"),
+        ("bts", ["--base=seed", "--expert=d0=d0", "--expert=d1=version"], "an expert must be dense"),
+        ("bts:hub=3", ["--base=seed", "--expert=d0=d0", "--expert=d1=d1"], "give an integer between 0 and 2"),
+        ("bts:train=10", ["--base=seed", "--expert=d0=d0"], "train can't be chosen here"),
+        ("bam:upweight=0", ["--base=seed", "--expert=d0=d0"], "use --tokens and --weight"),
+        ("btx", ["--base=seed", "--expert=d0=d0"], "name a version's folder, which btx trains"),
+        ("averaging", ["--base=seed", "--expert=d0=d0"], "use one of: bam, bam-adapters, bts, mergeme-heterogeneous"),
+        ("bts", ["--base=seed", "--expert=d0=d0", "--expert=d1=other"], "model_type is 'qwen2', not 'llama'"),
+        ("mergeme-heterogeneous", ["--base=seed"], "a new mixture needs experts"),
+        ("mergeme-heterogeneous:seed=1", ["--expert=d0=d0", "--expert=d1=d1"], "use --tokens and --base"),
+        ("mergeme-heterogeneous:k=3", ["--expert=d0=d0", "--expert=d1=d1"], "give an integer between 2 and 2"),
+        ("mergeme-heterogeneous:frozen=2", ["--expert=d0=d0", "--expert=d1=d1"], "give an integer between 0 and 1"),
+    ],
+)
+def test_an_unsuitable_argument_is_refused_with_the_remedy(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recipe: str, more: list[str], said: str
+) -> None:
+    monkeypatch.chdir(folder)
+    ended = CliRunner().invoke(app, command(folder, tmp_path / "out", recipe, *more))
+    assert said in str(ended.exception)
+    assert not (tmp_path / "out").exists()
