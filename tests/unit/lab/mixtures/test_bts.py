@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
-from unit.services.mixtures.test_bam import FAMILIES, folders, logits, require_same_after_a_load, stirred
+from unit.lab.mixtures.test_bam import FAMILIES, folders, logits, require_same_after_a_load, stirred
 
 from moerge.errors import MoergeError
 from moerge_lab.mixtures.base import observed
