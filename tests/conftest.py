@@ -1,20 +1,48 @@
-"""What holds for every test: one thread, no hub, no bars."""
+"""Settings of every test: one thread, no hub, no progress bars. Heavy libraries are imported by the tests that need them."""
 
-import importlib
+import gc
 import os
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-os.environ["HF_HUB_OFFLINE"] = "1"  # read when huggingface_hub is imported, so before transformers is
+import pytest
 
-import torch
-from transformers.utils import logging
+if TYPE_CHECKING:
+    from moerge.blobs.s3 import S3
+    from support.servers import Postgres
 
-from support.servers import postgres, s3, s3_server
-
-__all__ = ["postgres", "s3", "s3_server"]
-
-torch.set_num_threads(1)
-logging.disable_progress_bar()
+os.environ["HF_HUB_OFFLINE"] = "1"  # both are read when huggingface_hub is imported
+os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
 
 
 def pytest_collection_finish() -> None:
-    importlib.import_module("support.frozen")
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.set_num_threads(1)
+    gc.collect()
+    gc.freeze()  # torch and transformers have a million objects, which each later collection would look through
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator["Postgres"]:
+    from support.servers import postgres_server
+
+    with postgres_server() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of an S3 server."""
+    from support.servers import store_server
+
+    with store_server(tmp_path_factory.mktemp("s3")) as url:
+        yield url
+
+
+@pytest.fixture
+def s3(s3_server: str) -> "S3":
+    """An empty place in the store."""
+    from support.servers import place
+
+    return place(s3_server)

@@ -55,12 +55,6 @@ def postgres_server() -> Iterator[Postgres]:
         server.cleanup()
 
 
-@pytest.fixture(scope="session")
-def postgres() -> Iterator[Postgres]:
-    with postgres_server() as server:
-        yield server
-
-
 @contextmanager
 def held_ports(count: int) -> Iterator[list[int]]:
     """Reserved ports for a server that can't choose its own.
@@ -128,12 +122,6 @@ def _store_server(folder: Path, ports: list[int]) -> Iterator[str]:
             Path(f"/tmp/seaweedfs-{name}-grpc-{number}.sock").unlink(missing_ok=True)  # noqa: S108  # its own choice
 
 
-@pytest.fixture(scope="session")
-def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with store_server(tmp_path_factory.mktemp("s3")) as url:
-        yield url
-
-
 def leader(database: str) -> tuple[int, str] | None:
     """The holder of the leader's lock: its process at the server, and its connection's name."""
     query = "SELECT pid, application_name FROM pg_locks JOIN pg_stat_activity USING (pid) WHERE granted"
@@ -164,7 +152,6 @@ def settings(database: str | None, place: S3 | None = None) -> str:
     return f"{text}[s3]\n{fields}"
 
 
-@pytest.fixture
-def s3(s3_server: str) -> S3:
+def place(server: str) -> S3:
     """An empty place in the store."""
-    return S3(bucket=BUCKET, endpoint=s3_server, prefix=secrets.token_hex(6))
+    return S3(bucket=BUCKET, endpoint=server, prefix=secrets.token_hex(6))
