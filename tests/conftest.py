@@ -1,4 +1,4 @@
-"""Settings of every test: one thread, no hub, no progress bars. Heavy libraries are imported by the tests that need them."""
+"""Settings of every test: one thread, no hub, no progress bars. Tests import the heavy libraries that they need."""
 
 import gc
 import os

@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
-from unit.lab.mixtures.test_bam import FAMILIES, folders, logits, require_same_after_a_load, stirred
 
 from moerge.errors import MoergeError
 from moerge_lab.mixtures.base import observed
 from moerge_lab.mixtures.bts import Bts, Stitch, places
 from support.models import expert
+from unit.lab.mixtures.test_bam import FAMILIES, folders, logits, require_same_after_a_load, stirred
 
 LN3 = torch.log(torch.tensor(3.0))
 
