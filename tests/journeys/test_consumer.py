@@ -23,43 +23,44 @@ def experts(folder: Path) -> None:
     (folder / "law.txt").write_text("the first prompt\nthe second\n")
 
 
-def test_the_readme_s_merge_and_tables_on_one_machine(tmp_path: Path) -> None:
+def test_merges_and_tables_on_one_machine(tmp_path: Path) -> None:
     experts(tmp_path)
     with Shell(tmp_path) as person:
-        with Part("README.md", "Merge on one machine") as part:
+        with Part("docs/one-machine.md", "Merge") as part:
             said = person.types(part.next("moerge merge", {"org/name@rev": "./law"}))
             for word in ("code", "law"):
                 assert word in said
             assert "not in the trunk: art" in person.types(part.next("moerge merge --add"))
             said = person.types(part.next("moerge merge", {"org/name@rev": "./law"}))
             assert "not scored, because their experts wrote their text: code, law" in said
-        with Part("README.md", "Tune a version") as part:
+        with Part("docs/training.md", "Tune a version") as part:
             assert "trained 192 parameters on 10,240 tokens" in person.types(part.next("moerge tune", {"1M": "10k"}))
+        with Part("README.md", "One machine") as part:
+            shutil.rmtree(tmp_path / "merged")
+            person.types(part.next("moerge merge"))
         for made in ("merged", "tuned"):
             assert "generated_text" in person.types(LOAD.format(made))
         assert "moerge" in (tmp_path / "merged" / "README.md").read_text()
         shutil.copytree(tmp_path / "merged", tmp_path / "v1")
-        with Part("README.md", "Quality") as part:
-            said = person.types(part.next("moerge table --expert"))
-            for row in ("averaging", "dume", "oracle"):
-                assert row in said
-            assert "version" in person.types(part.next("moerge table --version"))
         with Part("docs/quality.md", "Running it") as part:
-            assert "ties" in person.types(part.next("moerge table --expert"))
+            said = person.types(part.next("moerge table --expert"))
+            for row in ("averaging", "dume", "oracle", "ties"):
+                assert row in said
             person.types(part.next("moerge table --expert"))
             assert (tmp_path / "k.svg").is_file()
+            assert "version" in person.types(part.next("moerge table --version"))
 
 
-def test_the_readme_s_mixtures_and_specialists(tmp_path: Path) -> None:
+def test_mixtures_and_specialists(tmp_path: Path) -> None:
     experts(tmp_path)
     (tmp_path / "story.txt").write_text("a story")
     with Shell(tmp_path) as person:
-        with Part("README.md", "Tune a mixture") as part:
+        with Part("docs/training.md", "Tune a mixture") as part:
             part.names = {"1M": "10k", "250k": "10k"}
             assert "trained 15,360 parameters on 10,240 tokens" in person.types(part.next("moerge tune --base"))
             assert "trained 12,288 parameters" in person.types(part.next("moerge tune stitched/ --mask law"))
             assert "7 tokens; seed " in person.types(part.next("moerge route"))
-        with Part("README.md", "Make specialists") as part:
+        with Part("docs/training.md", "Make specialists") as part:
             assert "trained on 10,240 tokens" in person.types(part.next("moerge soup train", {"250k": "10k"}))
             said = person.types(part.next("moerge soup instantiate", {"target.jsonl": "law.jsonl"}))
             assert "specialist for 40 documents" in said

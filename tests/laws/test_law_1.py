@@ -30,7 +30,7 @@ SWITCHES: dict[Kind, str] = {
 
 
 def test_law_1_manifests_evaluations_and_progress_have_these_fields_and_no_others() -> None:
-    """A new field is new outgoing data: it first needs a row in the README's table and the owner's switch."""
+    """A new field is new outgoing data: it first needs a row in docs/outgoing.md and the owner's switch."""
     assert set(RouterManifest.model_fields) == {
         "format", "kind", "owner", "expert", "domain", "trunk", "split", "settings", "hidden_size", "layers",
         "exponents", "tokens", "documents", "shards",

@@ -14,8 +14,6 @@ import moerge
 from support.models import expert
 from support.versions import ROWS, contributed_rows
 
-README = Path(__file__).parents[2] / "README.md"
-
 
 def shown() -> str:
     """The docstring's code."""
@@ -34,10 +32,6 @@ def test_the_docstring_s_pipeline_makes_a_stock_model(tmp_path: Path, monkeypatc
     assert torch.isfinite(model(torch.tensor(ROWS)).logits).all()
     lineage = json.loads((tmp_path / "merged" / "moerge.json").read_text())
     assert (lineage["domains"], lineage["options"]["routers"]) == (["code", "law"], "discriminant")
-
-
-def test_the_readme_shows_the_same_pipeline() -> None:
-    assert f"```python\n{shown()}\n```" in README.read_text(encoding="utf-8")
 
 
 def test_the_package_offers_its_names_without_loading_torch() -> None:
