@@ -2,9 +2,9 @@
 
 from datetime import datetime
 from enum import StrEnum
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import BeforeValidator, Field, JsonValue, model_validator
+from pydantic import Field, JsonValue, model_validator
 
 from moerge_proto.digests import Digest, Name
 from moerge_proto.messages import FileEntry, Message
@@ -13,20 +13,6 @@ from moerge_proto.workflows import Workflow
 
 Vocabulary = Literal["same", "pad"]
 """Whether experts must have the same vocabulary, or one may append tokens to the other's."""
-
-
-_MOST_RANK = 2**20  # the limit of a model's width
-
-
-def _rank(value: object) -> object:
-    number = int(value) if isinstance(value, str) and value.isdecimal() else value
-    if number != "auto" and (not isinstance(number, int) or isinstance(number, bool) or not 1 <= number <= _MOST_RANK):
-        raise ValueError(f"expected a number from 1 to {_MOST_RANK}, or auto; found {value!r}")
-    return number
-
-
-Rank = Annotated[int | Literal["auto"], BeforeValidator(_rank)]
-"""The rank of the MLPs' difference from a base; `auto`: of each matrix, by the energy that it keeps."""
 
 
 class ExpertState(StrEnum):

@@ -166,14 +166,3 @@ def test_of_several_workers_the_domain_names_one(tmp_path: Path) -> None:
     assert "New in the last 30 days" in said("history", "--domain", "law")
     assert "expected exactly one item 3f…; found 0" in said("approve", "3f", "--domain", "law")
     assert "worker-cookin: expected exactly one worker folder; found none" in said("refuse", "--domain", "cookin")
-
-
-def test_an_expert_of_low_rank_has_a_base_of_its_architecture(federation: Federation, tmp_path: Path) -> None:
-    narrow = expert(tmp_path / "narrow", 0, intermediate_size=40)
-    for base, ok in ((federation.members["law"].folder, "ok "), (narrow, "no ")):
-        said = found(federation, expert_rank=2, base=base)
-        assert said["expert"].startswith(ok)
-    assert "intermediate_size" in said["expert"]
-    lines = found(federation, expert_rank=2, base=federation.members["law"].folder, home=tmp_path / "home")
-    assert "same as the trunk" in lines["fleet"]
-    assert not (tmp_path / "home").exists()

@@ -135,8 +135,6 @@ class _Machine:
 
     def expert(self) -> str:
         family, config = check_expert(self.own.folder, None, str(self.own.folder))
-        if self.settings.base is not None:
-            check_expert(self.settings.base, self.own.folder, f"base {self.settings.base}", "pad")
         size = sum(spec.bytes for spec in self.own.checkpoint.specs.values())
         return f"{family.model_type}, H {config.hidden_size}, {config.num_hidden_layers} layers, {decimal(size)}"
 
@@ -158,9 +156,7 @@ class _Machine:
         names = trunk_names(self.own.checkpoint, self.own.family, self.own.config.num_hidden_layers)
         trunk = sum(specs[name].bytes for name in names)
         asked = trunk + _FILES * file_bytes(self._work)
-        reduced = self.settings.expert_rank is not None
-        copies = 2 if reduced else is_adapter(self.own.folder)  # of low rank and merged
-        asked += copies * sum(spec.bytes for spec in specs.values())
+        asked += is_adapter(self.own.folder) * sum(spec.bytes for spec in specs.values())
         asked += fitting_disk(self.own) if self.settings.fit else 0
         free = shutil.disk_usage(home).free
         if free < asked:
@@ -258,8 +254,8 @@ class _Fleet:
 
     def expert(self) -> str:
         """The expert's state at the coordinator: registered, or allowed to be sent; not withdrawn."""
-        own, reduced = self.own, self.settings.expert_rank is not None  # which `run` makes, and it takes a while
-        if not reduced and registered(self.client, own.folder, own.domain, own.digest) is not None:
+        own = self.own
+        if registered(self.client, own.folder, own.domain, own.digest) is not None:
             return "already registered"
         require_allowed(self.settings)
         return self._architecture()

@@ -121,16 +121,6 @@ def _options(
     fit: Annotated[
         bool | None, typer.Option("--fit", help="Fit the expert's MLPs to each trunk, and also send those weights.")
     ] = None,
-    expert_rank: Annotated[
-        str | None,
-        typer.Option(
-            help="Keep and send this rank of each MLP matrix's difference from --base; auto: 0.9 of its squared norm."
-        ),
-    ] = None,
-    base: Annotated[
-        str | None,
-        typer.Option(help="The model that the expert was trained from, for --expert-rank: a folder or hub id."),
-    ] = None,
     rare_below: Annotated[
         int | None, typer.Option(help="Withhold token counts below this number.", show_default=str(RARE_BELOW))
     ] = None,

@@ -15,11 +15,9 @@ from moerge.client.client import Client
 from moerge.client.register import registered
 from moerge.errors import CoordinatorError, IncompatibleExpertError, MoergeError
 from moerge.experts.fitting import require_fittable
-from moerge.experts.low_rank import low_rank_expert, remove_low_rank
 from moerge.files import is_of_full_disk, private_folder
 from moerge.models.adapters import WEIGHTS
 from moerge.models.expert_folder import DenseExpert, check_expert, dense_folder
-from moerge.models.low_rank import low_rank_of
 from moerge.models.stored import SINGLE
 from moerge.statistics.windows import ComputeWindows
 from moerge_proto.problems import ProblemType
@@ -120,16 +118,9 @@ def _context(settings: Settings, client: Client, history: History, events: Event
 
 
 def _expert(own: DenseExpert, settings: Settings, events: Events) -> DenseExpert:
-    """The expert as it is sent: dense, and with a rank its MLPs of low rank."""
-    reduced, rank, base = settings.home / "low-rank", settings.expert_rank, settings.base
-    if rank is None or base is None:
-        remove_low_rank(reduced)  # of an earlier rank
-    else:
-        own = low_rank_expert(own, DenseExpert("base", base), rank, reduced, events)
+    """The dense expert; an adapter is merged with its base."""
     folder = dense_folder(own.folder, settings.home / "expert")
     dense = replace(own, folder=folder, adapter=None if folder == own.folder else own.folder)
-    if rank is not None:
-        events.say(f"the expert's MLPs: {low_rank_of(folder, dense.files) or f'unchanged by rank {rank}'}")
     if dense.adapter is not None:
         alone, whole = ((place / name).stat().st_size for place, name in ((dense.adapter, WEIGHTS), (folder, SINGLE)))
         events.say(

@@ -10,7 +10,6 @@ from moerge.errors import MoergeError
 from moerge.models.sources import checkpoint_folder
 from moerge.settings import Keys, built, put, read_toml
 from moerge_proto.digests import Name
-from moerge_proto.experts import Rank
 from moerge_proto.options import RARE_BELOW
 from moerge_proto.statistics_file import StatisticsSettings
 from moerge_workers.policy import Policy
@@ -37,8 +36,6 @@ class Settings(BaseModel):
         held_out_share: share of documents for evaluation, never in contributions.
         trunk_contribution: send grams and token counts of the expert itself, for better trunks.
         fit: fit the expert's MLPs to each trunk here, and send the fitted expert.
-        expert_rank: rank of the MLPs' differences from the base; None: the expert's MLPs stay whole.
-        base: folder of the base model, for `expert_rank`.
         rare_below: withhold lower token counts from a trunk contribution.
         home: folder of the worker's key, journals, history and downloads.
         license: SPDX identifier of the expert's licence.
@@ -70,8 +67,6 @@ class Settings(BaseModel):
     held_out_share: float = Field(default=0.0, ge=0, lt=1)
     trunk_contribution: bool = False
     fit: bool = False
-    expert_rank: Rank | None = None
-    base: Path | None = None
     rare_below: int = Field(default=RARE_BELOW, ge=0)
     home: Path
     license: str = "unknown"
@@ -104,10 +99,6 @@ class Settings(BaseModel):
         for name in ("expert_weights", "router_contributions"):
             if self.fit and not getattr(self.policy, name):
                 raise ValueError(f"fit needs {name} = true in the policy")
-        if (self.expert_rank is None) != (self.base is None):
-            raise ValueError("expert_rank and base need each other: set both, or neither")
-        if self.fit and self.expert_rank is not None:
-            raise ValueError("fit and expert_rank exclude each other: fitted MLPs are whole; leave one of them out")
         if self.policy.evaluation_sums and not self.held_out_share:
             raise ValueError("policy.evaluation_sums needs held-out documents: set held_out_share, such as 0.1")
         if self.policy.evaluation_sums and self.statistics.context < 2:
@@ -152,9 +143,7 @@ def read_settings(given: Mapping[str, Any], config: Path | None = None, *, alone
     settings, problems = built(Settings, values, places, str(path or FILE), ["token"])
     if settings is None:
         raise problems[0]
-    return settings.model_copy(
-        update={name: checkpoint_folder(str(values[name])) for name in ("expert", "base") if name in values}
-    )
+    return settings.model_copy(update={"expert": checkpoint_folder(str(values["expert"]))})
 
 
 def _token(values: Mapping[str, Any], places: Mapping[Keys, str]) -> str:

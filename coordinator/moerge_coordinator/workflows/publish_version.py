@@ -9,7 +9,6 @@ from sqlalchemy import select
 
 from moerge.errors import ContributionError, SolveError
 from moerge.models.config import read_config
-from moerge.models.low_rank import low_rank_of
 from moerge.models.reader import Checkpoint
 from moerge.models.sources import hub_id
 from moerge.routers.influence import MOST_LAYERS
@@ -30,7 +29,6 @@ from moerge_coordinator.domain.ports import Ports
 from moerge_coordinator.domain.withdrawal import require_usable
 from moerge_coordinator.log import progress
 from moerge_coordinator.metrics import Metrics
-from moerge_coordinator.storage.folders import Folders
 from moerge_coordinator.storage.messages import contains
 from moerge_coordinator.storage.tables import ArtifactRow, ContributionRow, ExpertRow
 from moerge_coordinator.workflows.steps import GONE, Outcome, Work, telling_problems
@@ -148,8 +146,7 @@ class PublishVersion(Work):
         slots = [experts[digest] for digest in lineage.experts]
         return VersionInputs(
             slots=[
-                Slot(_in_slot(row, experts, folders), folders.weights(row.digest), folders.expert(row.trained))
-                for row in slots
+                Slot(_record(row, experts), folders.weights(row.digest), folders.expert(row.trained)) for row in slots
             ],
             trunk=Checkpoint.of_file(blobs.source(sha256)),
             trunk_sha256=sha256,
@@ -164,12 +161,6 @@ class PublishVersion(Work):
 def _record(row: ExpertRow, experts: Mapping[str, ExpertRow]) -> ExpertRecord:
     source = hub_id(experts[row.trained].source or "")
     return ExpertRecord(row.digest, row.domain, row.owner, row.license, row.fitted_from, source)
-
-
-def _in_slot(row: ExpertRow, experts: Mapping[str, ExpertRow], folders: Folders) -> ExpertRecord:
-    """The record of a version's expert, with the owner's of its MLPs."""
-    made = low_rank_of(folders.expert(row.digest), {file.name: file.sha256 for file in row.files})
-    return _record(row, experts)._replace(low_rank=made)
 
 
 def _contributed(row: ContributionRow) -> Contributed:

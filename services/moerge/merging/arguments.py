@@ -16,7 +16,6 @@ from moerge.models.expert_folder import DenseExpert
 from moerge.models.sources import checkpoint_folder, hub_id
 from moerge.settings import named_values, single_values
 from moerge_proto.digests import Name
-from moerge_proto.experts import Rank
 from moerge_proto.messages import plainly
 from moerge_proto.options import VERSION_RECIPES, RecipeName, SolveOptions, VersionRecipe
 from moerge_proto.statistics_file import StatisticsSettings
@@ -37,19 +36,6 @@ class Choices:
     fit: bool
     context: int | None
     precision: Literal["float32", "bfloat16"] | None
-    expert_rank: str | None = None
-
-    @property
-    def rank(self) -> Rank | None:
-        """The rank of experts' MLPs.
-
-        Raises:
-            MoergeError: it is no rank.
-        """
-        try:
-            return None if self.expert_rank is None else TypeAdapter[Rank](Rank).validate_python(self.expert_rank)
-        except ValidationError as error:
-            raise MoergeError(plainly(error.errors()[0]), where="--expert-rank", todo="see --help") from error
 
     @property
     def followed(self) -> VersionRecipe:
@@ -97,8 +83,6 @@ class Choices:
                 raise MoergeError(f"{version.folder} was made with {fixed}, not {given}", where=option, todo=todo)
         if self.fit and not recipe.fit:
             raise MoergeError(f"{version.folder} was made without fitted MLPs", where="--fit", todo=todo)
-        if self.expert_rank is not None:
-            raise MoergeError("not with --add", where="--expert-rank", todo=todo)
         if self.base is not None:
             raise MoergeError(f"the trunk of {version.folder} stays", where="--base", todo=todo)
 

@@ -57,13 +57,7 @@ def merge(
     ] = None,
     base: Annotated[
         str | None,
-        typer.Option(help="DIR or HUB/ID of the base model, for --expert-rank and the methods base, ties and dare."),
-    ] = None,
-    expert_rank: Annotated[
-        str | None,
-        typer.Option(
-            help="Keep this rank of each MLP matrix's difference from the base; auto: 0.9 of its squared norm."
-        ),
+        typer.Option(help="DIR or HUB/ID of the base model, for the methods base, ties and dare."),
     ] = None,
     ridge_lambda: Annotated[
         float | None, typer.Option("--lambda", help="Ridge regulariser, in the recipe's scale. Default: the recipe's.")
@@ -138,13 +132,12 @@ def merge(
     def say(line: str) -> None:
         told.print(line, highlight=False, markup=False)
 
-    chosen = arguments.Choices(recipe, method, base, ridge_lambda, top_k, fit, context, precision, expert_rank)
+    chosen = arguments.Choices(recipe, method, base, ridge_lambda, top_k, fit, context, precision)
     texts = arguments.Texts(text or (), prompt or (), prompt_tokens, text_field, chat, say)
     version = arguments.version(from_, add or (), expert or (), chosen)
     settings = MergeSettings(
         recipe=chosen.followed,
         base=None if base is None else DenseExpert("base", checkpoint_folder(base), hub_id=hub_id(base)),
-        expert_rank=chosen.rank,
         statistics=chosen.statistics,
         scored_tokens=scored_tokens,
         computing=Computing(

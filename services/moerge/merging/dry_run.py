@@ -144,7 +144,5 @@ def _unknown(job: Job, texts: Sequence[_Text]) -> Iterator[str]:
     yield "Not included: the time of other steps than the passes, and scores."
     if written := [each.expert.domain for each in texts if each.writing is not None]:
         yield f"Unknown: the time to write the text of {', '.join(written)}; its tokens are the number asked for."
-    if job.settings.expert_rank is not None:
-        yield "Not included: making the experts of low rank."
     if any(path.name != LOCK for path in job.work.glob("*")):
         yield f"Included: work that an interrupted run has done; it is in {job.work}."

@@ -14,7 +14,6 @@ from moerge.documents.shards import enough, shard_name
 from moerge.documents.splits import HELD_OUT_SHARE
 from moerge.errors import MoergeError
 from moerge.experts.fitting import fit
-from moerge.experts.low_rank import low_rank_expert
 from moerge.experts.memory import fitting_disk, fitting_need, fitting_sample_that_fits, tokens_that_fit
 from moerge.files import LOCK, atomic_file, work_folder
 from moerge.merging.kept import KeptExpert, Record
@@ -33,7 +32,6 @@ from moerge.versions.files import LINEAGE_FILE
 from moerge.versions.folder import write_version
 from moerge.versions.plan import VersionInputs, plan_version, solve_lineage
 from moerge_proto.digests import digest_of
-from moerge_proto.experts import Rank
 from moerge_proto.options import RARE_BELOW, RECOMMENDED, VersionRecipe
 from moerge_proto.statistics_file import StatisticsSettings
 from moerge_proto.trunks import TrunkOptions
@@ -63,8 +61,7 @@ class MergeSettings:
     Attributes:
         recipe: trunk method, fit, and options of the solve.
         trunk: options of the trunk method, without its base.
-        base: the base model, for a method that takes one, and for experts of low rank.
-        expert_rank: rank of the MLPs' differences from the base; None: the MLPs stay whole.
+        base: the base model, for a method that takes one.
         statistics: settings of the features.
         held_out_share: share of the held-out documents, which are scored.
         rare_below: smaller token counts are withheld from trunk contributions, as in workers.
@@ -76,7 +73,6 @@ class MergeSettings:
     recipe: VersionRecipe = RECOMMENDED
     trunk: TrunkOptions = field(default_factory=TrunkOptions)
     base: DenseExpert | None = None
-    expert_rank: Rank | None = None
     statistics: StatisticsSettings = field(default_factory=StatisticsSettings)
     held_out_share: float = HELD_OUT_SHARE
     rare_below: int = RARE_BELOW
@@ -124,8 +120,7 @@ class Job:
     def check_disk(self, sources: Sequence[Source]) -> int:
         """Requires, and returns, the missing bytes of output and work.
 
-        The output has the trunk and all MLPs; the work folder a trunk and the sums, and dense experts that are fitted
-        or of low rank.
+        The output has the trunk and all MLPs; the work folder a trunk and the sums, and fitted experts.
         """
         hidden, total = 0, 0
         for source in sources:
@@ -133,7 +128,6 @@ class Job:
             size = sum(spec.bytes for spec in own.specs.values())
             hidden = int(config.hidden_size)
             total += size + 8 * hidden * (hidden + 1) * int(config.num_hidden_layers)
-            total += size if self.settings.expert_rank is not None else 0
             total += fitting_disk(source.expert) if self.settings.recipe.fit else 0
         total -= sum(path.stat().st_size for path in self.work.rglob("*") if path.is_file())  # of an interrupted run
         free = shutil.disk_usage(next(each for each in self.work.absolute().parents if each.is_dir())).free
@@ -171,16 +165,6 @@ class Job:
             self.say(f"{found.domain}: {read}; give {enough(hidden):,} or more for well-determined routers")
         if self.settings.scored_tokens and not found.scored and not source.generated:
             self.say(f"{found.domain}: no document is held out, so the domain is not scored; give more documents")
-
-    def reduced(self, own: DenseExpert) -> DenseExpert:
-        """The expert, or with a rank the expert of low rank."""
-        rank, base = self.settings.expert_rank, self.settings.base
-        if rank is None or base is None:
-            return own
-        made = low_rank_expert(own, base, rank, self.work, self.progress)
-        if made is own:
-            self.say(f"{own.domain}: the expert's MLPs are unchanged by rank {rank}")
-        return made
 
     def fitting_memory(self, own: DenseExpert) -> int:
         """The bytes to fit an expert's MLPs.

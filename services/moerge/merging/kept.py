@@ -13,7 +13,6 @@ from moerge.errors import MoergeError
 from moerge.files import atomic_file, file_sha256, linked, work_folder
 from moerge.merging.local import TRUNK_RECORD, LocalTrunk, kept_trunk, version_of
 from moerge.models.expert_folder import small_files
-from moerge.models.low_rank import LowRank
 from moerge.models.reader import Checkpoint
 from moerge.scoring.perplexity import Score, Window
 from moerge.trunk.merge import MergedTrunk
@@ -48,7 +47,6 @@ class KeptExpert(Message):
     license: str
     fitted_from: Digest | None = None
     hub_id: str | None = None
-    low_rank: LowRank | None = None
     generated: bool = False
     score: KeptScore | None = None
 

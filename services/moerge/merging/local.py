@@ -10,7 +10,6 @@ from moerge.errors import MoergeError
 from moerge.files import atomic_file, file_sha256
 from moerge.models.config import read_config
 from moerge.models.expert_folder import DenseExpert
-from moerge.models.low_rank import low_rank_of
 from moerge.models.reader import Checkpoint
 from moerge.progress import NoProgress, Progress
 from moerge.routers.ridge import SOLVER
@@ -194,8 +193,7 @@ def slot_of(expert: DenseExpert) -> Slot:
 def record_of(expert: DenseExpert) -> ExpertRecord:
     """An expert's line in the card."""
     fitted_from = None if expert.trained is None else expert.trained.digest
-    made = low_rank_of(expert.folder, expert.files)
-    return ExpertRecord(expert.digest, expert.domain, expert.owner, expert.license, fitted_from, expert.hub_id, made)
+    return ExpertRecord(expert.digest, expert.domain, expert.owner, expert.license, fitted_from, expert.hub_id)
 
 
 def _contributed(digest: str, path: Path) -> Contributed:

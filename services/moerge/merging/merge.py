@@ -48,13 +48,12 @@ def _merged(job: Job, sources: Sequence[Source]) -> Report:
     settings, experts = job.settings, [source.expert for source in sources]
     check(job, sources)
     surveys = [job.surveyed(source) for source in sources]
-    experts = [job.reduced(own) for own in experts]
     trunk = _trunk(job, experts, surveys)
     members = [job.expert(own, each, trunk) for own, each in zip(experts, surveys, strict=True)]
     parts = [job.contribution(own, each, trunk) for own, each in zip(members, surveys, strict=True)]
     lineage, inputs = local_version(members, trunk, parts, settings.recipe.solve)
     job.publish(lineage, inputs, {})
-    held_out = [HeldOut(each.scored, (own.whole or own).folder) for own, each in zip(experts, surveys, strict=True)]
+    held_out = [HeldOut(each.scored, own.folder) for own, each in zip(experts, surveys, strict=True)]
     found = scores(held_out, job.out, settings.computing, job.say)
     report = Report.of(
         str(job.out),
@@ -100,26 +99,14 @@ def _check_options(settings: MergeSettings, sources: Sequence[Source]) -> None:
         todo = "give a number with --lambda, in the scale absolute or relative"
         raise MoergeError("a merge on one machine has no tuning split", where="--lambda-scale auto", todo=todo)
     require_options(METHODS[recipe.method], _trunk_options(settings))
-    if settings.expert_rank is not None:
-        if settings.base is None:
-            raise MoergeError("needs the base model", where="--expert-rank", todo="name it with --base")
-        if recipe.fit:
-            found, todo = "--fit solves whole MLPs anew, not of low rank", "leave one of the two out"
-            raise MoergeError(found, where="--expert-rank", todo=todo)
     if recipe.fit:
         for source in sources:
             require_fittable(source.expert.config, source.expert.folder)
 
 
 def _trunk_options(settings: MergeSettings) -> TrunkOptions:
-    base = _trunk_base(settings)
+    base = settings.base
     return settings.trunk if base is None else settings.trunk.model_copy(update={"base": base.digest})
-
-
-def _trunk_base(settings: MergeSettings) -> DenseExpert | None:
-    """The base, unless it is only for experts of low rank."""
-    only_for_experts = settings.expert_rank is not None and "base" not in METHODS[settings.recipe.method].takes
-    return None if only_for_experts else settings.base
 
 
 def _trunk(job: Job, experts: Sequence[DenseExpert], surveys: Sequence[Survey]) -> LocalTrunk:
@@ -135,6 +122,6 @@ def _trunk(job: Job, experts: Sequence[DenseExpert], surveys: Sequence[Survey]) 
         settings.recipe.method,
         parts,
         settings.trunk,
-        base=_trunk_base(settings),
+        base=settings.base,
         progress=job.progress,
     )

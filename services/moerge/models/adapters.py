@@ -7,23 +7,18 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
-import torch
-from safetensors import safe_open
 from torch import Tensor
 
 from moerge.errors import CheckpointError
 from moerge.models.adapter_settings import AdapterSettings
 from moerge.models.families import EMBEDDING, HEAD
-from moerge.models.low_rank import has_record
 from moerge.models.sources import ADAPTER_CONFIG as CONFIG
 from moerge.models.sources import BASE, checkpoint_folder
-from moerge.models.stored import DTYPES, INDEX, NOTHING_REMOTE, SINGLE, StoredTensors, TensorSpec
+from moerge.models.stored import INDEX, NOTHING_REMOTE, SINGLE, StoredTensors, TensorSpec
 from moerge.threads import one_thread
 from moerge_proto.ranges import Ranges
 
 WEIGHTS = "adapter_model.safetensors"
-DTYPE = "moerge_dtype"
-"""Metadata of an adapter's weights, a number format, for an expert whose formats differ from its base's."""
 PREFIX = "base_model.model."
 _WRAPPED = re.compile(r"\.(base_layer|modules_to_save)(?=\.)")
 _REPLACED = ".original_module."
@@ -68,10 +63,9 @@ def is_adapter(path: Path) -> bool:
 def file_of(folder: Path, name: str) -> Path:
     """The path of a small file of a dense checkpoint; it may be missing.
 
-    An adapter has its base's files. The tokenizer's files come from the adapter's folder if it has a tokenizer. All of
-    an expert of low rank are its own.
+    An adapter has its base's files. The tokenizer's files come from the adapter's folder if it has a tokenizer.
     """
-    if not is_adapter(folder) or has_record(folder):
+    if not is_adapter(folder):
         return folder / name
     if name == "config.json" or (name == "generation_config.json" and not (folder / name).is_file()):
         return base_of(folder) / name
@@ -121,8 +115,6 @@ class Adapter:
     A tensor is computed in float64 on one thread and rounded once, to the base's dtype: W + s B A, with DoRA its rows
     scaled to the norms m. s is alpha / r, of rsLoRA alpha / sqrt(r) (arXiv 2106.09685, 2312.03732, 2402.09353).
 
-    If the weights' metadata has DTYPE, a tensor has the dtype of the adapter's own, and unchanged ones have DTYPE.
-
     Attributes:
         specs: name -> file, shape and dtype of the merged tensors.
 
@@ -142,8 +134,7 @@ class Adapter:
             todo = f"save the adapter again, with safetensors: model.save_pretrained(FOLDER) writes {WEIGHTS}"
             raise CheckpointError("not found", where=str(folder / WEIGHTS), todo=todo)
         self._base, self._own = StoredTensors(base_of(folder), remote), StoredTensors(folder / WEIGHTS)
-        self._dtype = self._own_dtype()
-        self.specs = {name: replace(spec, dtype=self._dtype or spec.dtype) for name, spec in self._base.specs.items()}
+        self.specs = dict(self._base.specs)
         if EMBEDDING not in self.specs:
             raise self._error(f"the base {self._base.path} has no tensor {EMBEDDING}", "")
         self._tied = HEAD not in self.specs
@@ -170,8 +161,7 @@ class Adapter:
         """
         change = self._changes.get(name)
         if change is None:
-            tensor = self._base.tensor(self._source(name) if name in self.specs else name)
-            return tensor.to(self.specs[name].dtype)
+            return self._base.tensor(self._source(name) if name in self.specs else name)
         dtype = self.specs[name].dtype
         tensor = self._own.tensor(change.whole) if change.whole else self._base.tensor(self._source(name))
         if change.down is None or change.up is None:
@@ -187,13 +177,8 @@ class Adapter:
 
     def copy(self, name: str, out: Tensor) -> None:
         """Copies one merged tensor into `out`, of its shape, as `tensor` has it."""
-        source = self._source(name)
-        if (
-            name not in self._changes
-            and name in self.specs
-            and self.specs[name].dtype == self._base.specs[source].dtype
-        ):
-            self._base.copy(source, out)
+        if name not in self._changes and name in self.specs:
+            self._base.copy(self._source(name), out)
         else:
             out.copy_(self.tensor(name))
 
@@ -205,13 +190,6 @@ class Adapter:
     def _source(self, name: str) -> str:
         """The base's tensor under a name: a tied head is the embedding."""
         return EMBEDDING if name == HEAD and self._tied else name
-
-    def _own_dtype(self) -> torch.dtype | None:
-        with safe_open(self._folder / WEIGHTS, framework="pt") as opened:
-            name = (opened.metadata() or {}).get(DTYPE)
-        if name is not None and name not in DTYPES:
-            raise self._error(f"expected one of {', '.join(DTYPES)}; found {name!r}", DTYPE)
-        return None if name is None else DTYPES[name]
 
     def _read_changes(self) -> dict[str, Change]:
         changes = dict[str, Change]()
@@ -274,10 +252,9 @@ class Adapter:
     def _changed(self, name: str, change: Change) -> TensorSpec:
         """The merged tensor's description, after checks of all shapes."""
         base = self._base.specs[self._source(name)]
-        stored = change.whole or change.down or change.up
-        spec = replace(base, dtype=self._own.specs[stored].dtype if self._dtype and stored else base.dtype)
+        spec = base
         if change.whole:
-            spec = replace(self._own.specs[change.whole], dtype=spec.dtype)
+            spec = replace(self._own.specs[change.whole], dtype=base.dtype)
             rows = spec.shape[1:] == base.shape[1:] and name in (EMBEDDING, HEAD)
             if spec.shape != base.shape and not rows:
                 raise self._error(f"expected shape {list(base.shape)}, found {list(spec.shape)}", change.whole)

@@ -169,7 +169,6 @@ class DenseExpert:
         owner: its owner.
         license: SPDX identifier.
         trained: the original expert, if its MLPs are fitted.
-        whole: the original expert, if its MLPs are of low rank.
         adapter: the adapter that `folder` was merged from.
         hub_id: its name on the hub, if it came from there.
     """
@@ -179,7 +178,6 @@ class DenseExpert:
     owner: str = "local"
     license: str = "unknown"
     trained: Self | None = None
-    whole: Self | None = None
     adapter: Path | None = None
     hub_id: str | None = None
 

@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 from huggingface_hub import ModelCardData
 
-from moerge.models.low_rank import LowRank
 from moerge.versions.card_scores import CARD_FILE, markdown_rows
 from moerge.versions.files import FilePlan, text_file
 from moerge_proto.digests import sha256_hex
@@ -31,8 +30,7 @@ and `moerge version table` prints them.
 class ExpertRecord(NamedTuple):
     """An expert in a card; `fitted_from` names the expert that its MLPs were fitted from, if they were.
 
-    `low_rank` says how they were made, if they are of low rank. `hub_id` names the trained expert on the hub, if it
-    came from there.
+    `hub_id` names the trained expert on the hub, if it came from there.
     """
 
     digest: str
@@ -41,7 +39,6 @@ class ExpertRecord(NamedTuple):
     license: str
     fitted_from: str | None = None
     hub_id: str | None = None
-    low_rank: LowRank | None = None
 
 
 class Contributed(NamedTuple):
@@ -206,22 +203,16 @@ def _engines(limits: Sequence[EngineLimit]) -> str:
 
 
 def _mlps(experts: Sequence[ExpertRecord]) -> str:
-    changed = dict[str, list[str]]()
-    for expert in experts:
-        how = "fitted to the trunk" if expert.fitted_from is not None else str(expert.low_rank or "")
-        changed.setdefault(how, []).append(expert.domain)
-    others = changed.pop("", [])
-    if not changed:
+    fitted = [expert.domain for expert in experts if expert.fitted_from is not None]
+    if not fitted:
         return "the experts' own, unchanged"
-    told = "; ".join(f"{how}: {', '.join(domains)}" for how, domains in changed.items())
-    return f"{told}; all others unchanged" if others else told
+    others = "; all others unchanged" if len(fitted) < len(experts) else ""
+    return f"fitted to the trunk: {', '.join(fitted)}{others}"
 
 
 def _digest(expert: ExpertRecord) -> str:
     fitted = "" if expert.fitted_from is None else f", its MLPs fitted to the trunk from `{expert.fitted_from}`"
-    made = expert.low_rank
-    reduced = "" if made is None else f", its MLPs {made}, of the expert `{made.expert}` and the base `{made.base}`"
-    return f"`{expert.digest}`{fitted}{reduced}"
+    return f"`{expert.digest}`{fitted}"
 
 
 def _routers(lineage: Lineage) -> str:

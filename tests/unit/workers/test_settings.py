@@ -56,12 +56,6 @@ def test_a_file_elsewhere_may_name_the_home(home: Path) -> None:
         ("[policy]\ntrunk_contributions = false", {"trunk_contribution": True}, FILE, "needs trunk_contributions"),
         ("[policy]\nevaluation_sums = true", {}, FILE, "set held_out_share"),
         ("held_out_share = 0.1\n[policy]\nevaluation_sums = true", {"context": 1}, FILE, "a context of 2 or more"),
-        ("", {"expert_rank": "3"}, FILE, "expert_rank and base need each other"),
-        ("base = '.'", {}, FILE, "expert_rank and base need each other"),
-        ("base = '.'\nfit = true", {"expert_rank": "auto"}, FILE, "fit and expert_rank exclude each other"),
-        ("base = '.'", {"expert_rank": "0"}, "--expert-rank", "from 1 to 1048576"),
-        ("base = '.'", {"expert_rank": str(10**30)}, "--expert-rank", "from 1 to 1048576"),
-        ("base = '.'", {"expert_rank": "half"}, "--expert-rank", "a number from 1 to 1048576, or auto; found 'half'"),
         ("= 3", {}, FILE, "not TOML"),
     ],
 )

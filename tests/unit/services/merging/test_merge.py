@@ -385,7 +385,6 @@ def test_an_output_without_a_name_is_refused(folder: Path, out: str) -> None:
         (["--expert=law=law"], 1, "'law' is given 2 times"),
         (["--expert=Law=law"], 1, "'Law' is not a valid domain name"),
         (["--lambda=0"], 1, "--lambda"),
-        (["--expert-rank=some"], 1, "--expert-rank: expected a number from 1 to 1048576, or auto; found 'some'"),
         (["--slots=0"], 2, "--slots"),
         (["--host-memory=much"], 1, "--host-memory: expected a size, found 'much'"),
     ],

@@ -16,7 +16,6 @@ from transformers import AutoModelForCausalLM
 from moerge.documents.corpus import Corpus
 from moerge.errors import MoergeError
 from moerge.merging.merge import MergeSettings, Source, merge
-from moerge.models.adapters import DTYPE
 from moerge.models.config import read_config
 from moerge.models.expert_folder import DenseExpert, check_expert, dense_folder, expert_files, remove_dense
 from moerge.models.reader import Checkpoint
@@ -234,11 +233,6 @@ def key(new: str | None) -> Callable[[Path], object]:
     return lambda folder: renamed(folder, KEY, new)
 
 
-def in_format(folder: Path, name: str) -> None:
-    """Names a number format in the metadata of the adapter's weights."""
-    save_file(load_file(folder / WEIGHTS), folder / WEIGHTS, {DTYPE: name})
-
-
 REFUSED: dict[str, tuple[Callable[[Path], object], str, str]] = {
     "another kind": (setting(peft_type="IA3"), "'IA3' is not supported, only LORA", "peft_type"),
     "another task": (setting(task_type="SEQ_CLS"), "'SEQ_CLS' is not supported", "task_type"),
@@ -255,11 +249,6 @@ REFUSED: dict[str, tuple[Callable[[Path], object], str, str]] = {
     "half of LoRA": (key(None), "lora_B is missing", "q_proj.lora_A.weight"),
     "no magnitudes": (setting(use_dora=True), "use_dora is true, but .* lacks", "lora_A.weight"),
     "a lost module": (setting(modules_to_save=["norm"]), "no tensor of it", WEIGHTS),
-    "an unknown format": (
-        lambda folder: in_format(folder, "F8"),
-        "expected one of F64, .*; found 'F8'",
-        "moerge_dtype",
-    ),
     "a whole model": (lambda folder: (folder / "model.safetensors").touch(), "an adapter and a whole model", "adapter"),
 }
 
@@ -280,18 +269,12 @@ def test_what_is_unsuitable_is_refused_by_name(plain: Path, tmp_path: Path, faul
     assert caught.value.todo
 
 
-def test_with_a_format_in_its_metadata_tensors_have_the_adapter_s_own_format(plain: Path, tmp_path: Path) -> None:
-    folder = Path(shutil.copytree(plain, tmp_path / "adapter"))
-    before = Checkpoint(folder).specs
-    in_format(folder, "BF16")
-    found = Checkpoint(folder)
-    for name, spec in before.items():
-        dtype = torch.float32 if "q_proj.weight" in name else torch.bfloat16
-        assert found.specs[name].dtype == found.tensor(name).dtype == dtype
-        assert found.specs[name].shape == spec.shape
-        copied = torch.empty(spec.shape)
-        found.copy(name, copied)
-        assert torch.equal(copied, found.tensor(name).float())
+def test_a_copied_tensor_is_the_merged_one(plain: Path) -> None:
+    merged = Checkpoint(plain)
+    for name, spec in merged.specs.items():
+        copied = torch.empty(spec.shape, dtype=spec.dtype)
+        merged.copy(name, copied)
+        assert copied.equal(merged.tensor(name))
 
 
 def test_a_base_of_another_architecture_is_refused(plain: Path, tmp_path: Path) -> None:

@@ -4,8 +4,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from rich.filesize import decimal
 
-from moerge.errors import MoergeError
+from moerge.errors import CoordinatorError, MoergeError
 from moerge.models.adapters import WEIGHTS
 from moerge.models.expert_folder import DenseExpert, dense_folder
 from moerge.trunk.merge import DENSE_TRUNK_FILE
@@ -63,6 +64,28 @@ def test_the_history_has_the_bytes_of_an_adapter_and_then_of_the_whole_expert(
     assert sent["law: adapter, 1 file"] == ((lora / WEIGHTS).stat().st_size, "arrived")
     assert sent[f"law: expert, {len(own.files)} files"] == (whole, "arrived")
     assert "can't merge the adapter to the same bytes, so the whole expert leaves" in capsys.readouterr().err
+
+
+class _NoBase(MemoryClient):
+    """A coordinator without the bases of adapters."""
+
+    def check_expert(self, expert: NewExpert) -> None:
+        if expert.adapter is not None:
+            raise CoordinatorError(Problem.of(ProblemType.NOT_FOUND, "no such base", field="adapter.base"))
+
+
+def test_without_its_base_the_whole_expert_leaves(folder: Path, home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    client = _NoBase(folder / DENSE_TRUNK_FILE)
+    lora = adapter(home / "lora", folder / "expert", seed=3)
+    with context_of(folder, home, client) as given:
+        own = replace(given.expert, folder=dense_folder(lora, home / "expert"), adapter=lora)
+        assert expert.run(replace(given, expert=own))
+    assert client.known[own.digest].adapter is None
+    assert lora / WEIGHTS not in client.uploaded
+    saved = sum(path.stat().st_size for path in own.folder.iterdir()) - (lora / WEIGHTS).stat().st_size
+    said = " ".join(capsys.readouterr().err.split())
+    assert "no base of this adapter that you may use, so the whole expert leaves" in said
+    assert f"it saves {decimal(saved)}" in said
 
 
 def fit(context: Context, client: MemoryClient) -> DenseExpert | None:
