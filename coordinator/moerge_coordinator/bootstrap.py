@@ -38,7 +38,6 @@ from moerge_coordinator.rest.routes import (
     owners,
     progress,
     rounds,
-    text_routing,
     tokens,
     trunks,
     uploads,
@@ -53,7 +52,6 @@ from moerge_coordinator.storage.references import collect
 from moerge_coordinator.workflows.leader import Leader, beside_others
 from moerge_coordinator.workflows.runner import APPLICATION_VERSION, EXECUTOR_ID, QUEUE, Workflows
 from moerge_coordinator.workflows.serialization import refuse_pickle
-from moerge_coordinator.workflows.text_routing import TextRouter
 
 APPLICATION = "moerge-coordinator"
 _log = logging.getLogger("moerge.coordinator")
@@ -153,7 +151,7 @@ def make_app(settings: Settings, traffic: Traffic | None = None, clock: Callable
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         state = make_state(settings, traffic, clock)
         app.state.coordinator = state
-        for place in (state.blobs, state.uploads, state.folders, state.texts):
+        for place in (state.blobs, state.uploads, state.folders):
             place.sweep()
         tasks = [
             asyncio.create_task(_every(_PRUNE_SECONDS, state.blobs.prune)),
@@ -187,12 +185,12 @@ def make_app(settings: Settings, traffic: Traffic | None = None, clock: Callable
     api = APIRouter(prefix="/v1")
     for module in (
         owners, tokens, uploads, experts, trunks, contributions, rounds, versions, evaluations,
-        text_routing, aliases, workflows, progress, audit,
+        aliases, workflows, progress, audit,
     ):  # fmt: skip
         api.include_router(module.router)
     app.include_router(api)
     app.include_router(operation.router)
-    app.mount(HOME, make_dashboard(app, routes_texts=settings.route_bytes is not None))
+    app.mount(HOME, make_dashboard(app))
     for path in ("/", HOME):
         app.add_route(path, lambda request: RedirectResponse(f"{HOME}/"), include_in_schema=False)
     return app
@@ -221,7 +219,6 @@ def make_state(
         **vars(ports),
         last_uses=LastUses(database),
         workflows=workflows,
-        texts=TextRouter(blobs, settings.home / "routing", settings.route_bytes),
         metrics=metrics,
         traffic=traffic or Traffic(),
         checks={"database": database.answers, "blob store": blobs.probe, "workflows": partial(workflows.find, "-")},

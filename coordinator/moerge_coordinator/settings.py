@@ -52,8 +52,6 @@ class Settings(BaseModel):
         owner_bytes_per_second: maximum rate of an owner's chunks, at each serving process; None: unlimited.
         abandoned_after_hours: lifetime of untouched open uploads and of unused complete files.
         sources: allowed address prefixes for fetching experts, such as https://models.example.org/public.
-        route_bytes: maximum memory of the process for routing a text, including Python and torch (0.5 GB); None: no
-            text is routed.
         vocabulary: `same` refuses experts with other vocabularies; `pad` accepts tokens added at the end.
         expert_max_distance: maximum distance of a new expert's tensor from other experts', as a multiple of its norm.
         promotion_max_fall: maximum fall of a domain's normalised perplexity, in points, when `champion` moves to
@@ -77,7 +75,6 @@ class Settings(BaseModel):
     owner_bytes_per_second: int | None = Field(default=None, gt=0)
     abandoned_after_hours: float = Field(default=72, gt=0, le=10**6)
     sources: list[Annotated[str, AfterValidator(require_address)]] = Field(default_factory=list)
-    route_bytes: int | None = Field(default=None, gt=0)
     vocabulary: Vocabulary = "same"
     expert_max_distance: float = Field(default=1.2, gt=0, allow_inf_nan=False)
     promotion_max_fall: float = Field(default=2.0, ge=0, allow_inf_nan=False)

@@ -88,7 +88,6 @@ ROLES: dict[tuple[str, str], set[Role]] = {
     ("get", "/v1/versions/{number}/engines"): set(Role),
     ("get", "/v1/versions/{number}/signatures"): set(Role),
     ("get", "/v1/versions/{number}/compare/{other}"): set(Role),
-    ("post", "/v1/versions/{number}/route"): {Role.OPERATOR, Role.READER},
     ("get", "/v1/aliases"): set(Role),
     ("get", "/v1/aliases/{name}"): set(Role),
     ("put", "/v1/aliases/{name}"): {Role.OPERATOR},

@@ -40,7 +40,6 @@ PAGES = {
     "/audit": {Role.OPERATOR},
     "/settings": {Role.OPERATOR},
     "/aliases/champion": {Role.OPERATOR},
-    "/route": set(Role),
 }
 
 
@@ -69,8 +68,7 @@ class Visited:
 @pytest.fixture(scope="module")
 def visited(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Visited]:
     """Two owners have contributed; two versions are solved, and the first is the champion."""
-    folder, settings = tmp_path_factory.mktemp("dashboard"), "route_bytes = 4_000_000_000"
-    with federation_of(folder, "law", "art", settings=settings) as made:
+    with federation_of(tmp_path_factory.mktemp("dashboard"), "law", "art") as made:
         made.contribute(made.merge())
         reader = made.operator.add_token(NewToken(role=Role.READER)).secret
         for experts in made.digests("law"), made.digests("law", "art"):
@@ -268,23 +266,6 @@ def test_a_round_is_opened_and_changed(visited: Visited) -> None:
         assert "Round w47 ended without enough contributions; missing: " in browser.get("/versions").text
         assert act(browser, "/rounds/new", **(fields | {"minimum": "9"})).status_code == 422
         assert act(browser, "/rounds/new", **(fields | {"deadline": "soon"})).status_code == 422
-
-
-def test_a_text_is_shown_in_the_colours_of_its_experts(visited: Visited) -> None:
-    text = "a text <b>of</b>\ntwo lines"
-    with visited.visit(Role.READER) as browser:
-        page = act(browser, "/route", text=text, version="2", layer="all")
-        assert page.status_code == 200, page.text
-        [shown] = re.findall(r'<div class="routed">(.*?)</div>', page.text, re.DOTALL)
-        assert html.unescape(re.sub(r"<span[^>]*>|</span>", "", shown)) == text
-        assert set(re.findall(r'<span class="run t(\d)" title', page.text)) <= {"0", "1"}
-        assert "Router scores along the text" in page.text
-        assert act(browser, "/route", text=text, version="2", layer="1").status_code == 200
-        assert act(browser, "/route", text=text, version="99", layer="all").status_code == 404
-        assert act(browser, "/route", text="", version="2", layer="all").status_code == 422
-        assert "x" * 20_001 in act(browser, "/route", text="x" * 20_001, version="2").text  # it isn't lost
-    with visited.visit(Role.OWNER) as browser:
-        assert act(browser, "/route", text=text, version="2", layer="all").status_code == 403
 
 
 def test_the_audit_log_can_be_filtered(visited: Visited) -> None:

@@ -27,9 +27,6 @@ def test_a_fresh_coordinator_lists_the_first_steps_and_approves_owners(tmp_path:
         assert "First steps Approve the owners 0 approved Wait for their experts 0 of 0 domains ready" in home
         assert "Solve a version" not in home
         assert "There are fewer than two versions." in words(browser.get("/compare"))
-        page = browser.get("/route")
-        assert "set route_bytes in coordinator.toml" in words(page)
-        assert "<textarea" not in page.text
         assert 'title="1,000,000,000,000 bytes">1.0 TB' in browser.get("/settings").text
 
         answer = act(browser, "/owners/approve", request=request, fingerprint="0" * 64)

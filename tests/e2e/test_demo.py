@@ -279,19 +279,6 @@ def test_a_session_that_has_ended_asks_to_sign_in_again(server: Coordinator, chr
         expect(page.locator("h1")).to_contain_text("Version 2")
 
 
-def test_a_text_is_coloured_by_the_experts_that_its_tokens_go_to(server: Coordinator, chromium: Browser) -> None:
-    with visit(chromium, server, server.operator_token) as page, quiet(page):
-        page.goto(at(server, "route"))
-        page.get_by_label("Text").fill("import os\n\n\ndef main() -> None:\n    print(os.getcwd())\n")
-        page.get_by_role("button", name="Route").click()
-        expect(page.locator(".routed")).to_contain_text("def main()", timeout=120_000)
-        assert "code" in {run.get_attribute("title") for run in page.locator(".routed .run").all()}
-        assert Axe().run(page).violations_count == 0
-        page.get_by_label("Layer").select_option("1")
-        page.get_by_role("button", name="Route").click()
-        expect(page.locator("section[aria-labelledby=tokens]")).to_contain_text("In layer 1", timeout=120_000)
-
-
 def test_the_sign_in_page_is_accessible(server: Coordinator, chromium: Browser) -> None:
     page = chromium.new_page()
     with quiet(page):

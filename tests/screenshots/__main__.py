@@ -16,17 +16,6 @@ PICTURES = {
     "version-narrow": ("versions/2", 390, True),
 }
 """Name -> page, width in pixels, dark."""
-TEXT = """\
-def read(path: str) -> str:
-    with open(path, encoding="utf-8") as file:
-        return file.read()
-
-The country lies on the coast; its capital is the largest city, with two million people, and it exports copper and fish.
-
-Other specified fracture of the shaft of the left femur, subsequent encounter for closed fracture with routine healing.
-
-The product does not validate the length of the input, so an attacker can write beyond the buffer and execute code.
-"""
 
 
 def main() -> None:
@@ -44,12 +33,6 @@ def main() -> None:
                     page.goto(f"{server.url}/dashboard/{place}")
                     page.screenshot(path=chosen.folder / f"dashboard-{name}.png", full_page=True)
                 tracker.advance(1)
-            with visit(chromium, server, server.operator_token) as page:
-                page.goto(f"{server.url}/dashboard/route")
-                page.get_by_label("Text").fill(TEXT)
-                page.get_by_role("button", name="Route").click(timeout=120_000)
-                page.get_by_role("heading", name="Scores along the text").wait_for(timeout=120_000)
-                page.screenshot(path=chosen.folder / "dashboard-route.png", full_page=True)
     finally:
         server.stop()
 

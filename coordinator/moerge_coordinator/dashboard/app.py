@@ -41,10 +41,10 @@ class _Static(StaticFiles):
         return response
 
 
-def make_dashboard(app: FastAPI, *, routes_texts: bool) -> Starlette:
+def make_dashboard(app: FastAPI) -> Starlette:
     """The dashboard of a coordinator, a client of the REST calls of `app`."""
     pages = {path: action.page() for path, action in ACTIONS.items()} | PAGES
-    site = Site(app, pages, routes_texts=routes_texts)
+    site = Site(app, pages)
 
     def asked(request: Request, problem: Problem | None, status: int = 200) -> Response:
         visitor = new_visitor()

@@ -101,13 +101,10 @@ class Page:
 
 
 class Site:
-    """Pages by their paths, as routes for signed-in users. `app` answers their REST calls.
+    """Pages by their paths, as routes for signed-in users. `app` answers their REST calls."""
 
-    `routes_texts`: whether the coordinator routes texts.
-    """
-
-    def __init__(self, app: FastAPI, pages: Mapping[str, Page], *, routes_texts: bool = True) -> None:
-        self._app, self._pages, self.routes_texts = app, pages, routes_texts
+    def __init__(self, app: FastAPI, pages: Mapping[str, Page]) -> None:
+        self._app, self._pages = app, pages
         self._templates = _templates()
 
     def routes(self) -> list[Route]:

@@ -25,7 +25,6 @@ port = 8080
 # owner_bytes_per_second = 50_000_000
 # abandoned_after_hours = 72
 # sources = ["https://models.example.org/public"]  # allowed address prefixes for fetching experts
-# route_bytes = 8_000_000_000  # memory limit for routing a text; off by default
 # vocabulary = "pad"  # accept experts with tokens added to a common vocabulary
 # promotion_max_fall = 2.0  # maximum fall of a domain's score, in points, without an operator's override
 

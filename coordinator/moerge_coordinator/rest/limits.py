@@ -13,7 +13,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from moerge_proto.contributions import NewContribution, Submission
 from moerge_proto.evaluations import NewEvaluation
 from moerge_proto.experts import NewExpert
-from moerge_proto.routing import TextToRoute
 from moerge_proto.uploads import MAX_CHUNK_BYTES, NewUpload
 
 _FORM_BYTES, _JSON_BYTES = 2**18, 2**17
@@ -23,7 +22,6 @@ _LARGER: dict[Any, int] = {
     Submission: 2**20,
     NewEvaluation: 2**20,  # a count of 14 bytes for each layer and expert
     NewExpert: 2**19,  # 1000 files
-    TextToRoute: 2**18,  # 20,000 characters of at most 12 bytes
 }
 """Messages that can be longer than `_JSON_BYTES` -> maximum bytes of their JSON."""
 _CONTAINERS = 2**15  # twice an upload's chunks; their number determines the time and memory of parsing

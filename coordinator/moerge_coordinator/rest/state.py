@@ -10,7 +10,6 @@ from moerge_coordinator.domain.ports import Ports
 from moerge_coordinator.domain.tokens import LastUses
 from moerge_coordinator.metrics import Metrics
 from moerge_coordinator.workflows.runner import Workflows
-from moerge_coordinator.workflows.text_routing import TextRouter
 
 
 @dataclass
@@ -31,7 +30,6 @@ class State(Ports):
 
     last_uses: LastUses
     workflows: Workflows
-    texts: TextRouter
     metrics: Metrics
     traffic: Traffic
     checks: Mapping[str, Callable[[], object]]

@@ -1,17 +1,11 @@
 """`moerge version …`"""
 
-import colorsys
-from collections import Counter
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 from pydantic import ValidationError
-from rich.color import Color
 from rich.filesize import decimal
-from rich.style import Style
-from rich.text import Text
 
 from moerge.cli.common import Coordinator, Secret, Yes, confirm, numbers, show, show_list, wait
 from moerge.cli.rounds import wait_for_contributions
@@ -27,12 +21,11 @@ from moerge.cli.version_page import (
 from moerge.client.client import Client
 from moerge.client.http import found
 from moerge.errors import MoergeError
-from moerge.terminal import AsJson, output, show_json
+from moerge.terminal import AsJson, show_json
 from moerge.versions.compare import average_name, lost_domains, score_changes
 from moerge_proto.messages import plainly
 from moerge_proto.options import RECOMMENDED, VERSION_RECIPES, LambdaScale, RecipeName, Routers
 from moerge_proto.owners import Role
-from moerge_proto.routing import MAX_CHARACTERS, RoutedText
 from moerge_proto.versions import AliasMove, NewVersion, Version, VersionChange
 
 REPORT_FILE = "moerge-report.json"
@@ -346,32 +339,6 @@ def _percent(layers: tuple[float, ...]) -> str:
 
 
 @app.command()
-def route(
-    version: Which,
-    coordinator: Coordinator,
-    secret: Secret,
-    text: Annotated[Path, typer.Option(help=f"File of UTF-8 text, at most {MAX_CHARACTERS} characters.")],
-    layer: Annotated[
-        int | None, typer.Option(min=0, help="Show this layer's router. Default: the layers' most frequent choice.")
-    ] = None,
-) -> None:
-    """Show a text, with each token in the colour of its first expert.
-
-    The coordinator's settings must have route_bytes. It neither stores nor logs the text.
-
-    Example: moerge version route champion --text story.txt
-    """
-    content = _text(text)
-    with Client(coordinator, secret) as client:
-        routed = client.route_text(resolve(client, version), content)
-    if layer is not None and layer >= len(routed.experts):
-        found = f"no layer {layer}"
-        raise MoergeError(found, where="--layer", todo=f"give a layer from 0 to {len(routed.experts) - 1}")
-    for line in coloured(routed, layer):
-        output().print(line, soft_wrap=True)
-
-
-@app.command()
 def retire(version: Which, coordinator: Coordinator, secret: Secret, yes: Yes = False) -> None:
     """Retire a version: its own files are removed, its number and lineage stay.
 
@@ -382,37 +349,3 @@ def retire(version: Which, coordinator: Coordinator, secret: Secret, yes: Yes = 
         confirm(f"Version {number} can't be served again, and its own files are removed permanently.", yes=yes)
         client.retire_version(number)
     typer.echo(f"version {number} is retired")
-
-
-def _text(path: Path) -> str:
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise MoergeError(f"can't be read: {error}", where=str(path), todo="name a file of UTF-8 text") from error
-    if not 1 <= len(text) <= MAX_CHARACTERS:
-        found = f"{len(text)} characters; expected 1 to {MAX_CHARACTERS}"
-        raise MoergeError(found, where=str(path), todo="name a shorter file")
-    return text
-
-
-def coloured(routed: RoutedText, layer: int | None = None) -> tuple[Text, Text]:
-    """The text, and the legend of its colours. Without a `layer`, a token shows the most frequent first expert."""
-    first = [[chosen[0] for chosen in each] for each in routed.experts]  # [L][n]
-    if layer is None:
-        slots = [Counter(column).most_common(1)[0][0] for column in zip(*first, strict=True)]
-    else:
-        slots = first[layer]
-    count = len(routed.domains)
-    styles = [_style(slot / count) for slot in range(count)]
-    text = Text.assemble(*((token, styles[slot]) for token, slot in zip(routed.tokens, slots, strict=True)))
-    shares = [100 * slots.count(slot) / len(slots) for slot in range(count)]
-    legend = Text("\n")
-    for domain, style, share in zip(routed.domains, styles, shares, strict=True):
-        legend.append(f" {domain} ", style).append(f" {share:.0f} %  ")
-    return text, legend
-
-
-def _style(hue: float) -> Style:
-    """Black on a light tone, legible on any terminal."""
-    red, green, blue = (255 * each for each in colorsys.hls_to_rgb(hue, 0.75, 0.8))
-    return Style(color=Color.from_rgb(0, 0, 0), bgcolor=Color.from_rgb(red, green, blue))

@@ -38,7 +38,6 @@ from moerge_proto.owners import (
 from moerge_proto.progress import DomainProgress
 from moerge_proto.progress import Progress as ProgressMessage
 from moerge_proto.rounds import NewRound, Round, RoundChange
-from moerge_proto.routing import RoutedText, TextToRoute
 from moerge_proto.signatures import JoinRequest, Rotation
 from moerge_proto.statistics_file import Kind
 from moerge_proto.trunks import Contributors, NewTrunk, Trunk
@@ -296,10 +295,6 @@ class Client:
 
     def version_table(self, number: int) -> VersionTable:
         return self.http.get(VersionTable, f"/v1/versions/{number}/table")
-
-    def route_text(self, number: int, text: str) -> RoutedText:
-        """The version's routing of the text (operators and readers only, if enabled in the settings)."""
-        return self.http.post(RoutedText, f"/v1/versions/{number}/route", TextToRoute(text=text))
 
     def alias(self, name: str) -> Alias:
         return self.http.get(Alias, f"/v1/aliases/{name}")

@@ -104,8 +104,6 @@ class Demo:
         path = self._home / "operator-token"
         if not path.is_file():
             shutil.rmtree(self._coordinator, ignore_errors=True)  # from a run interrupted before it stored the token
-            with atomic_file(self._coordinator / "coordinator.toml") as out:
-                out.write(b"route_bytes = 2_000_000_000  # texts may be routed, on the dashboard\n")
             command = "coordinator", "init", self._coordinator
             self._stages.command(*command)
             token = output_of(*command)

@@ -2,8 +2,8 @@
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,15 +17,16 @@ from transformers.models.jetmoe.modeling_jetmoe import JetMoeTopKGating
 from moerge.errors import MoergeError
 from moerge.models.families import published_family
 from moerge.scoring.perplexity import load
-from moerge.scoring.route_job import LONGEST_CONTEXT
-from moerge.scoring.route_text import encoded, reading, routed
+from moerge.scoring.routers import routers
 from moerge_lab.mixtures.bam import Bam, Shares
 from moerge_lab.mixtures.base import observed
 from moerge_lab.mixtures.bts import Bts, BtsConfig, places
 from moerge_lab.mixtures.heterogeneous import Heterogeneous, HeterogeneousConfig
+from moerge_lab.routing.text import encoded, reading
 from moerge_proto.tuned import TunedMixture, tuned
 from moerge_proto.versions import Lineage
 
+_LONGEST_CONTEXT = 2048  # tokens; it bounds the activations
 _PARTS = {".self_att": "attention", ".mlp.": "MLPs"}
 """A part of the names of a BAM layer's modules, in both classes -> their name in a picture."""
 
@@ -62,7 +63,7 @@ def along(folder: Path, text: str, layer: int | None = None) -> Along:
     Raises:
         MoergeError: the folder has another model, or there is no such layer.
     """
-    ids, pieces, rows = encoded(folder, text, str(folder), "save the tokenizer with tokenizer.json in the folder")
+    ids, pieces, rows = encoded(folder, text)
     model = load(folder)
     parts = next((each for kind, each in _KINDS.items() if isinstance(model, kind)), _published)(model, ids, layer)
     members = getattr(model.config, "members", None) or _recorded(folder)
@@ -85,12 +86,39 @@ def _recorded(folder: Path) -> Sequence[str]:
 def _published(model: PreTrainedModel, ids: Sequence[int], layer: int | None) -> dict[str, Tensor]:
     """The softmax of a version's routers."""
     published_family(model.config)
-    logits, _ = routed(model, ids, _context(model.config))
+    logits = routed(model, ids, _context(model.config))
     return {f"routers, {_said(layer)}": _chosen(logits.softmax(-1), layer)}
 
 
+@torch.inference_mode()
+def routed(model: PreTrainedModel, ids: Sequence[int], context: int) -> Tensor:
+    """The routers' logits [L, n, D], float32, for a text of n tokens, see `reading`."""
+    logits: list[Tensor] = []
+    for window, new in reading(ids, context):
+        with _router_logits(model) as seen:
+            model.base_model(input_ids=window, use_cache=False)
+        logits.append(torch.stack([each[new].float() for each in seen]))
+    return torch.cat(logits, dim=1)
+
+
+@contextmanager
+def _router_logits(model: PreTrainedModel) -> Iterator[list[Tensor]]:
+    """While open, each router's logits [n, D] are added to the list, layer by layer."""
+    seen: list[Tensor] = []
+
+    def see(module: object, inputs: object, output: tuple[Tensor, Tensor, Tensor]) -> None:
+        seen.append(output[0])
+
+    handles = [router.register_forward_hook(see) for router in routers(model)]
+    try:
+        yield seen
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
 def _context(*configs: PretrainedConfig) -> int:
-    return min(*(int(each.max_position_embeddings) for each in configs), LONGEST_CONTEXT)
+    return min(*(int(each.max_position_embeddings) for each in configs), _LONGEST_CONTEXT)
 
 
 @torch.inference_mode()

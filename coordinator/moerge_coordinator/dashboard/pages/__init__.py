@@ -8,7 +8,6 @@ from moerge_coordinator.dashboard.pages import (
     experts,
     owners,
     settings,
-    texts,
     trunks,
     version,
     versions,
@@ -17,6 +16,6 @@ from moerge_coordinator.dashboard.pages import (
 from moerge_coordinator.dashboard.site import Page
 
 _MODULES = (
-    versions, version, comparisons, aliases, texts, experts, owners, contributions, trunks, workflows, audit, settings,
+    versions, version, comparisons, aliases, experts, owners, contributions, trunks, workflows, audit, settings,
 )  # fmt: skip
 PAGES: dict[str, Page] = {path: page for module in _MODULES for path, page in module.PAGES.items()}

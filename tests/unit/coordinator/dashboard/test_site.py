@@ -9,9 +9,9 @@ from moerge_proto.owners import Role
 from moerge_proto.problems import Problem, ProblemType
 
 MENUS = {
-    Role.OPERATOR: "versions route experts owners contributions trunks workflows audit settings",
+    Role.OPERATOR: "versions experts owners contributions trunks workflows audit settings",
     Role.OWNER: "versions experts contributions trunks",
-    Role.READER: "versions route",
+    Role.READER: "versions",
 }
 
 

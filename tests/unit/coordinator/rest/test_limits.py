@@ -14,7 +14,6 @@ from moerge_coordinator.rest.auth import Route
 from moerge_coordinator.rest.limits import Bodies
 from moerge_proto.contributions import NewContribution
 from moerge_proto.experts import NewExpert
-from moerge_proto.routing import MAX_CHARACTERS, TextToRoute
 from moerge_proto.uploads import CHUNK_BYTES, MAX_CHUNK_BYTES, MAX_CHUNKS, Chunk, NewUpload
 
 
@@ -56,7 +55,6 @@ LONGEST: list[BaseModel] = [
     NewUpload(sha256="f" * 64, size=2**37, chunks=[Chunk(sha256="f" * 64, size=CHUNK_BYTES)] * MAX_CHUNKS),
     NewContribution(sha256="f" * 64, supersedes=["f" * 64] * 10_000, software={f"{n:0200}": EMOJI for n in range(100)}),
     NewExpert(domain="law", files={f"{n:0255}": "f" * 64 for n in range(1000)}),
-    TextToRoute(text="\N{GRINNING FACE}" * MAX_CHARACTERS),
 ]
 
 
