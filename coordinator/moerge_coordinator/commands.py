@@ -2,7 +2,7 @@
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
@@ -19,7 +19,6 @@ _SHOWN = 4
 app = typer.Typer(no_args_is_help=True, help="Run a coordinator.")
 Host = Annotated[str | None, typer.Option(help="Listening address. Default: the settings', or 127.0.0.1.")]
 Port = Annotated[int | None, typer.Option(help="TCP port; 0 chooses a free one. Default: the settings', or 8080.")]
-Precision = Literal["bfloat16", "float32"]
 Home = Annotated[Path, typer.Argument(help="Folder of the database, the blobs and the versions.")]
 
 
@@ -165,8 +164,6 @@ def size(
     vocabulary: Annotated[int, typer.Option(min=1, help="Number of token ids.")] = 128256,
     key_value: Annotated[int, typer.Option(min=1, help="Width of the keys of all heads.")] = 1024,
     tied: Annotated[bool, typer.Option("--tied", help="The experts' head is their embedding.")] = False,
-    precision: Annotated[Precision, typer.Option(help="Number format of weights and hidden states.")] = "bfloat16",
-    batch_tokens: Annotated[int, typer.Option(min=1, help="Tokens of a worker's micro-batch.")] = 2048,
     host_memory: Annotated[str, typer.Option(help="A worker's memory for hidden states.")] = "64GB",
     flops: Annotated[
         float,
@@ -184,7 +181,7 @@ def size(
 ) -> None:
     """Estimate memory, disk, network and hours of a trunk by regmean and one version, from formulas.
 
-    Defaults are for Llama 3 experts in bfloat16, a network of 1 Gbit/s and a disk of 1 GB/s. Starts nothing.
+    For weights in bfloat16. Defaults are for Llama 3 experts, a network of 1 Gbit/s and a disk of 1 GB/s.
 
     Example: moerge coordinator size --hidden 8192 --layers 80 --experts 16 --documents 100000
     """
@@ -193,8 +190,8 @@ def size(
     from moerge_coordinator.operation.sizes import tables
 
     wide = 7 * hidden // 2 if intermediate is None else intermediate
-    shape = ModelShape(hidden, layers, wide, vocabulary, key_value, tied, 2 if precision == "bfloat16" else 4)
-    work = Work(shape, experts, documents * tokens, batch_tokens)
+    shape = ModelShape(hidden, layers, wide, vocabulary, key_value, tied)
+    work = Work(shape, experts, documents * tokens)
     memory = byte_count(host_memory, "--host-memory")
     found = estimate(work, Machines(flops, core_flops, cores, memory, disk, network))
     if as_json:

@@ -11,7 +11,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 
 from bench.measure import say
 from bench.registry import HOME, Pair, benchmark
-from moerge.documents.reader import texts_of
 from moerge.files import cache_folder
 from moerge.models.batches import batches
 from moerge.models.dense import domain_model
@@ -22,6 +21,7 @@ from moerge.scoring.routers import routers
 from moerge.statistics.features import visit_features
 from moerge_lab.demo import corpora
 from moerge_lab.demo.train import train
+from support.documents import texts_of
 from support.progress import Silent
 from support.versions import published, trunk_file
 

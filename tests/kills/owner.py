@@ -15,7 +15,6 @@ from pathlib import Path
 
 from transformers import AutoTokenizer
 
-from moerge.documents.reader import texts_of
 from moerge.documents.shards import enough, plan
 from moerge.models.tokens import Tokens
 from moerge.statistics.accumulate import ShardSums
@@ -23,6 +22,7 @@ from moerge.statistics.passes import RouterPass
 from moerge_proto.statistics_file import StatisticsFile
 from moerge_proto.trunks import Trunk
 from moerge_workers.data.shard_key import read_key
+from support.documents import texts_of
 from support.federation import Member, federation_of, trunk_path
 from support.models import texts
 from support.passes import sums_of

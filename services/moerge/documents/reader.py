@@ -4,7 +4,6 @@ import json
 import lzma
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
 from typing import Any, TypeVar
 
 from moerge.documents.files import DataFile, arrow
@@ -73,12 +72,6 @@ def as_text(value: object) -> str:
         raise TypeError("not a string")
     value.encode()  # raises for half of a surrogate pair
     return value
-
-
-def texts_of(files: Iterable[Path], field: str = "text") -> Iterator[str]:
-    """The texts of local files without empty ones; an unreadable text is an error."""
-    found = [DataFile(str(file), file.stat().st_size) for file in files]
-    return filter(None, documents(found, field, as_text, BadLines()))
 
 
 def documents(

@@ -19,7 +19,7 @@ from moerge.threads import one_thread
 from moerge_proto.ranges import Ranges
 
 WEIGHTS = "adapter_model.safetensors"
-PREFIX = "base_model.model."
+_PREFIX = "base_model.model."
 _WRAPPED = re.compile(r"\.(base_layer|modules_to_save)(?=\.)")
 _REPLACED = ".original_module."
 """In names of tensors that PEFT saves beside those that replace them, if the embedding was resized."""
@@ -214,9 +214,9 @@ class Adapter:
 
     def _target(self, key: str) -> tuple[str, str | None]:
         """The base's tensor that a tensor of the adapter changes, and the part of LoRA; None for a whole tensor."""
-        if not key.startswith(PREFIX):
-            raise self._error(f"expected a name that starts with {PREFIX}", key)
-        name = key.removeprefix(PREFIX)
+        if not key.startswith(_PREFIX):
+            raise self._error(f"expected a name that starts with {_PREFIX}", key)
+        name = key.removeprefix(_PREFIX)
         found = _LORA.fullmatch(name)
         target = _WRAPPED.sub("", name) if found is None else f"{found['module']}.weight"
         if target not in self._base.specs and target != HEAD:

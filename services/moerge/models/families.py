@@ -105,15 +105,6 @@ class Family:
             for dense, blocks in self.heads.items()
         }
 
-    def input_blocks(self, config: PretrainedConfig, layer: int) -> dict[str, list[int]]:
-        """Dense name of every linear module that reads a layer's input -> rows of its blocks; all blocks together are
-        queries, keys and values."""
-        width = head_dim(config)
-        keys = config.num_key_value_heads * width
-        rows = [config.num_attention_heads * width, keys, keys]
-        names = [name.format(layer=layer) for name in self.attention.inputs]
-        return {names[0]: rows} if len(names) == 1 else {name: [each] for name, each in zip(names, rows, strict=True)}
-
     def zero_shapes(self, config: PretrainedConfig) -> dict[str, tuple[int, ...]]:
         """Name and shape of every published tensor that is zero."""
         return {

@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
-NAMES = {torch.float64: "F64", torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
+_NAMES = {torch.float64: "F64", torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ def write_safetensors(
     offset = 0
     for plan in ordered:
         end = offset + plan.bytes
-        header[plan.name] = {"dtype": NAMES[plan.dtype], "shape": plan.shape, "data_offsets": [offset, end]}
+        header[plan.name] = {"dtype": _NAMES[plan.dtype], "shape": plan.shape, "data_offsets": [offset, end]}
         offset = end
     body = json.dumps(header, separators=(",", ":")).encode()
     body += b" " * (-len(body) % 8)

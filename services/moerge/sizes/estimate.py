@@ -17,13 +17,11 @@ class Work:
         shape: of the experts.
         experts: their number, one per worker.
         tokens: of each worker's text.
-        batch_tokens: of a micro-batch.
     """
 
     shape: ModelShape
     experts: int
     tokens: int
-    batch_tokens: int = 2048
 
 
 @dataclass(frozen=True)
@@ -140,7 +138,7 @@ def _worker(work: Work, on: Machines) -> WorkerSize:
         "computing": worker.flop(shape, tokens) / on.flops / _HOUR,
     }
     return WorkerSize(
-        device_memory=worker.device_memory(shape, work.batch_tokens),
+        device_memory=worker.device_memory(shape),
         host_memory=min(on.host_memory, worker.hidden_bytes(shape, tokens)),
         disk=worker.disk(shape),
         received=received,

@@ -7,14 +7,16 @@ device.
 from moerge.sizes.files import expert_bytes, router_contribution_bytes, trunk_bytes, trunk_contribution_bytes
 from moerge.sizes.shape import ModelShape
 from moerge.statistics.memory import Need
+from moerge_proto.statistics_file import StatisticsSettings
 
 PASSES = 2
+_BATCH_TOKENS = StatisticsSettings().batch_tokens
 
 
-def device_memory(shape: ModelShape, batch_tokens: int) -> int:
+def device_memory(shape: ModelShape) -> int:
     """Bytes on the device: two layers, activations of a micro-batch, and the sums of the trunk pass's last layer."""
     grams = [shape.hidden] * 3
-    need = Need.of(shape.layer, shape.hidden, shape.intermediate, grams, shape.weight_bytes, batch_tokens)
+    need = Need.of(shape.layer, shape.hidden, shape.intermediate, grams, shape.weight_bytes, _BATCH_TOKENS)
     return need.device()
 
 

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from transformers import AutoModelForCausalLM
 
-from moerge.documents.reader import texts_of
 from moerge.errors import MoergeError
 from moerge.models.tokens import Tokens
 from moerge.progress import LogProgress
@@ -24,6 +23,7 @@ from moerge_lab.table.table import Run
 from moerge_lab.table.texts import Cut, Sources, Split, is_held_out, read_texts, spread, switched
 from moerge_proto.options import SolveOptions
 from moerge_proto.versions import Lineage
+from support.documents import texts_of
 from support.models import expert, texts, tokenizer
 from support.progress import Silent
 from support.versions import ROWS, published

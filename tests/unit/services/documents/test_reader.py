@@ -14,8 +14,9 @@ import pytest
 import zstandard
 
 from moerge.documents.files import data_files
-from moerge.documents.reader import BadLines, as_text, documents, texts_of
+from moerge.documents.reader import BadLines, as_text, documents
 from moerge.errors import MoergeError
+from support.documents import texts_of
 
 TEXTS = [f"document {number}\nof two lines, \u2028 and \u00e9" for number in range(150)]
 

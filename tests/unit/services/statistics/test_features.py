@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
-from moerge.documents.reader import texts_of
 from moerge.documents.shards import plan
 from moerge.models.dense import domain_model, empty_model
 from moerge.models.tokens import Tokens
@@ -18,6 +17,7 @@ from moerge.statistics.integers import to_floats, unpack
 from moerge.statistics.packed_attention import PACKED
 from moerge.statistics.passes import TrunkPass
 from moerge_proto.statistics_file import StatisticsSettings
+from support.documents import texts_of
 from support.models import expert, texts, tokenizer
 from support.passes import own_pass, sums_of
 

@@ -1,0 +1,13 @@
+"""The texts of local files."""
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from moerge.documents.files import DataFile
+from moerge.documents.reader import BadLines, as_text, documents
+
+
+def texts_of(files: Iterable[Path]) -> Iterator[str]:
+    """The texts without empty ones; an unreadable text is an error."""
+    found = [DataFile(str(file), file.stat().st_size) for file in files]
+    return filter(None, documents(found, "text", as_text, BadLines()))
