@@ -35,26 +35,26 @@ class Contribution(Message):
     """An accepted contribution. `active` is false after it was superseded or withdrawn.
 
     A router contribution belongs to one `trunk`. A trunk contribution belongs to an expert, for every trunk with that
-    expert, and has no `split`, `trunk` and `shards`. The JSON leaves `kind` out if it is router. `effective_rank` is
-    the median of its grams' trace^2 / sum of squared entries; operators see it. `fingerprint`: of the key that made
-    `signature`; both are None if its owner had no key.
+    expert, and has no `split`, `trunk` and `shards`. `effective_rank` is the median of its grams'
+    trace^2 / sum of squared entries. `fingerprint`: of the key that made `signature`; both are None if its owner had
+    no key.
     """
 
     number: int
     digest: Digest
-    kind: Kind = Field(default="router", exclude_if=lambda value: value == "router")
-    split: Split | None = None
+    kind: Kind
+    split: Split | None
     owner: str
     domain: str
     expert: Digest
-    trunk: Digest | None = None
+    trunk: Digest | None
     tokens: int
     documents: int
-    shards: int | None = None
-    effective_rank: float | None = Field(default=None, exclude_if=lambda value: value is None)
+    shards: int | None
+    effective_rank: float | None
     size: int
     active: bool
-    warnings: list[str] = Field(default_factory=list)
+    warnings: list[str]
     software: dict[str, str]
     signature: Signature | None
     fingerprint: Digest | None

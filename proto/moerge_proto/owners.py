@@ -49,7 +49,7 @@ class Owner(Message):
     keys: list[OwnerKey]
     created: datetime
     seen: datetime | None
-    revoked: datetime | None = Field(default=None, exclude_if=lambda value: value is None)
+    revoked: datetime | None
 
 
 class Approval(Message):

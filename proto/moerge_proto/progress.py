@@ -64,7 +64,7 @@ class Progress(Message):
     shards_total: int = Field(ge=0, le=_MOST)
     tokens_per_second: int = Field(ge=0, le=_MOST)
     seconds_left: int | None = Field(ge=0, le=LONGEST)
-    obstacle: Obstacle | None = Field(default=None, exclude_if=lambda value: value is None)
+    obstacle: Obstacle | None = None
 
     @model_validator(mode="after")
     def _require_no_more_than_all(self) -> Self:

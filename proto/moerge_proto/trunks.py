@@ -10,8 +10,6 @@ from moerge_proto.messages import FileEntry, Message
 
 TrunkMethod = Literal["average", "weighted", "base", "ties", "dare", "regmean", "moerge"]
 """Names of the methods. `moerge.trunk.methods` declares their options and formulas."""
-Revision = Annotated[int, Field(ge=1, exclude_if=lambda value: value == 1)]
-"""Revision of a method's formula. The JSON leaves out 1, so digests of earlier trunks stay the same."""
 
 
 class TrunkOptions(Message):
@@ -19,8 +17,7 @@ class TrunkOptions(Message):
 
     `weights`: domain -> weight, default 1 (weighted). `base`: the digest of a registered expert: the trunk itself
     (base), or the origin of task vectors (ties, dare). `retain`: the share of a task vector's elements that is kept;
-    `scale`: the factor of their sum (ties, dare; MergeME appendix). `seed` (dare). `context_head` occurs only in
-    trunks of earlier builds.
+    `scale`: the factor of their sum (ties, dare; MergeME appendix). `seed` (dare).
     """
 
     weights: dict[Name, Annotated[float, Field(ge=0, allow_inf_nan=False)]] = Field(default_factory=dict)
@@ -28,7 +25,6 @@ class TrunkOptions(Message):
     retain: float = Field(default=0.8, gt=0, le=1)
     scale: float = Field(default=1 / 3, allow_inf_nan=False)
     seed: int = Field(default=0, ge=0, lt=2**53)
-    context_head: bool = Field(default=False, exclude_if=lambda value: not value)
 
 
 class NewTrunk(Message):
@@ -54,13 +50,16 @@ class NewTrunk(Message):
 
 
 class TrunkLineage(Message):
-    """All inputs of a trunk. `contributions`: for a solved method, one per expert, in order; otherwise none."""
+    """All inputs of a trunk. `contributions`: for a solved method, one per expert, in order; otherwise none.
+
+    `revision`: of the method's formula. The JSON, whose digest names the trunk, leaves out 1.
+    """
 
     method: TrunkMethod
     options: TrunkOptions
     experts: list[Digest]
     contributions: list[Digest]
-    revision: Revision = 1
+    revision: int = Field(default=1, ge=1, exclude_if=lambda value: value == 1)
 
 
 class Trunk(Message):
@@ -76,7 +75,7 @@ class Trunk(Message):
     options: TrunkOptions
     experts: list[Digest]
     contributions: list[Digest]
-    revision: Revision = 1
+    revision: int
     family: str
     hidden_size: int
     layers: int

@@ -159,7 +159,7 @@ class Comparison(Message):
     same_trunk: bool
     experts_added: list[Digest]
     experts_removed: list[Digest]
-    experts_replaced: list[Digest] = Field(default_factory=list, exclude_if=lambda value: not value)
+    experts_replaced: list[Digest]
     contributions_added: list[Digest]
     contributions_removed: list[Digest]
     options: dict[str, tuple[JsonValue, JsonValue]]
@@ -175,7 +175,7 @@ class Move(Message):
 
     version: Whole = Field(ge=1, lt=2**63)
     note: str = Field(default="", max_length=2000)
-    override: str = Field(default="", max_length=2000, exclude_if=lambda value: not value)
+    override: str = Field(default="", max_length=2000)
 
 
 class Rollback(Message):
@@ -198,7 +198,7 @@ class AliasMove(Message):
     previous: int | None
     who: str
     note: str
-    override: str | None = Field(default=None, exclude_if=lambda value: value is None)
+    override: str | None
     created: datetime
 
 
@@ -212,4 +212,4 @@ class Alias(Message):
     name: str
     version: int
     moved: datetime
-    warnings: list[str] = Field(default_factory=list, exclude_if=lambda value: not value)
+    warnings: list[str] = Field(default_factory=list)

@@ -17,10 +17,8 @@ from support.federation import (
     eventually,
     federation_of,
     honest,
-    honest_trunk,
     merge,
     send,
-    send_trunk,
 )
 from support.processes import Coordinator
 from support.statistics import written
@@ -55,12 +53,9 @@ ROLES: dict[tuple[str, str], set[Role]] = {
     ("get", "/v1/trunks/{digest}/contributors"): {Role.OPERATOR},
     ("get", "/v1/trunks/{digest}/history"): set(Role),
     ("get", "/v1/trunks/{digest}/files/{name}"): {Role.OPERATOR, Role.OWNER},
-    ("post", "/v1/contributions"): {Role.OWNER},
     ("get", "/v1/contributions"): {Role.OPERATOR, Role.OWNER},
     ("put", "/v1/contributions/{digest}"): {Role.OWNER},
     ("get", "/v1/contributions/{digest}"): {Role.OPERATOR, Role.OWNER},
-    ("post", "/v1/trunk-contributions"): {Role.OWNER},
-    ("get", "/v1/trunk-contributions"): {Role.OPERATOR, Role.OWNER},
     ("post", "/v1/versions"): {Role.OPERATOR},
     ("get", "/v1/versions"): set(Role),
     ("get", "/v1/versions/{number}"): set(Role),
@@ -75,7 +70,6 @@ ROLES: dict[tuple[str, str], set[Role]] = {
     ("post", "/v1/experts/{digest}/withdraw"): {Role.OPERATOR, Role.OWNER},
     ("post", "/v1/experts/{digest}/purge"): {Role.OPERATOR, Role.OWNER},
     ("post", "/v1/contributions/{digest}/withdraw"): {Role.OPERATOR, Role.OWNER},
-    ("post", "/v1/trunk-contributions/{digest}/withdraw"): {Role.OPERATOR, Role.OWNER},
     ("post", "/v1/rounds"): {Role.OPERATOR},
     ("get", "/v1/rounds"): {Role.OPERATOR, Role.OWNER},
     ("get", "/v1/rounds/{name}"): {Role.OPERATOR},
@@ -206,7 +200,6 @@ def test_on_another_owner_s_thing_every_route_of_owners_answers_as_if_it_were_no
     law, art = members
     trunk = merge(server)
     sent = send(law, written(tmp_path / "contribution", *honest(server, law, trunk)))
-    asked = send_trunk(law, written(tmp_path / "trunk-contribution", *honest_trunk(law)))
     new = NewUpload(sha256="1" * 64, size=1, chunks=[Chunk(sha256=sent.digest, size=1)])
     upload = law.client.http.post(Upload, "/v1/uploads", new).id
     with server.client() as operator:
@@ -219,7 +212,6 @@ def test_on_another_owner_s_thing_every_route_of_owners_answers_as_if_it_were_no
         "/v1/experts/{digest}/withdraw": {"digest": sent.expert},
         "/v1/experts/{digest}/purge": {"digest": sent.expert},
         "/v1/contributions/{digest}/withdraw": {"digest": sent.digest},
-        "/v1/trunk-contributions/{digest}/withdraw": {"digest": asked.digest},
         "/v1/uploads/{upload}/chunks/{sha256}": {"upload": upload, "sha256": sent.digest},
         "/v1/uploads/{upload}/commit": {"upload": upload},
         "/v1/uploads/{upload}": {"upload": upload},

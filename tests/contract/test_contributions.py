@@ -221,14 +221,24 @@ def test_the_same_requests_at_once_answer_the_same(owners: Owners, tmp_path: Pat
         upload = opened(owners, owners.law, of(data, *pieces))
         for name, piece in zip(upload.missing, pieces, strict=True):
             put(owners, owners.law, upload, name, piece)
-        for path, body in ((f"/uploads/{upload.id}/commit", {}), ("/contributions", {"sha256": sha256_hex(data)})):
-            with ThreadPoolExecutor(6) as pool:
-                asked = [pool.submit(request, owners, owners.law, "POST", path, json=body) for _ in range(6)]
-            answers = {(answer.result().status_code, answer.result().text) for answer in asked}
-            assert len(answers) == 1, answers
-            assert answers.pop()[0] in (200, 201)
-        digest = sha256_hex(data)
+        digest, path = sha256_hex(data), f"/uploads/{upload.id}/commit"
+        with ThreadPoolExecutor(6) as pool:
+            commits = [pool.submit(request, owners, owners.law, "POST", path, json={}) for _ in range(6)]
+            assert {(each.result().status_code, each.result().json()["sha256"]) for each in commits} == {(200, digest)}
+            new = NewContribution(sha256=digest)
+            calls = [pool.submit(owners.law.client.contribute, new) for _ in range(6)]
+            [first, *others] = [call.result() for call in calls]
+        assert others == [first] * 5
         assert (owners.server.home / "blobs" / digest[:2] / digest).read_bytes() == data
+
+
+def test_an_active_contribution_is_not_checked_again(owners: Owners, law_s: Changed, tmp_path: Path) -> None:
+    sent = send(owners.law, written(tmp_path / "file", *law_s))
+    with owners.server.client() as operator:
+        before = len(list(operator.workflows()))
+        again = request(owners, owners.law, "PUT", f"/contributions/{sent.digest}", json={"software": {"other": "1"}})
+        assert (again.status_code, again.json()["state"], again.json()["result"]) == (202, "done", sent.digest)
+        assert len(list(operator.workflows())) == before
 
 
 def test_what_one_owner_holds_another_must_send(owners: Owners) -> None:

@@ -325,16 +325,16 @@ def test_a_manifest_that_can_t_be_is_refused_by_field(
         pytest.param(header({"__metadata__": {}, "layers.0.gram": tensor()}), id="no manifest"),
     ],
 )
-@pytest.mark.parametrize("place", ["contributions", "trunk-contributions"])
 def test_a_statistics_header_that_lies_is_refused(
-    server: Coordinator, web: httpx.Client, first: Member, tmp_path: Path, content: bytes, place: str
+    server: Coordinator, first: Member, tmp_path: Path, content: bytes
 ) -> None:
     files, memory = files_below(server), peak_bytes(server, anew=True)
     (tmp_path / "bad").write_bytes(content)
-    stored = first.client.upload(tmp_path / "bad", SILENT, title="bad")
-    response = request(web, first.token, "POST", f"/{place}", json={"sha256": stored.sha256})
-    assert (response.status_code, response.json()["type"]) == (422, "urn:moerge:problem:invalid-contribution")
-    assert response.json()["field"].startswith(("header", "manifest"))
+    with pytest.raises(CoordinatorError) as caught:
+        send(first, tmp_path / "bad")
+    problem = caught.value.problem()
+    assert (problem.status, problem.type) == (422, "urn:moerge:problem:invalid-contribution")
+    assert problem.field.startswith(("header", "manifest"))
     assert files_below(server) == files
     assert peak_bytes(server) - memory < 100 * MEBIBYTE
 
@@ -404,15 +404,20 @@ BODIES: list[bytes] = [
 
 
 @pytest.mark.parametrize(
-    "place",
-    ["/owners", "/tokens", "/uploads", "/experts", "/trunks", "/contributions", "/trunk-contributions", "/versions"],
+    ("method", "place"),
+    [
+        *(("POST", f"/{noun}") for noun in ("owners", "tokens", "uploads", "experts", "trunks", "versions")),
+        ("PUT", f"/contributions/{HEX}"),
+    ],
 )
-def test_no_body_is_more_than_refused(server: Coordinator, web: httpx.Client, first: Member, place: str) -> None:
+def test_no_body_is_more_than_refused(
+    server: Coordinator, web: httpx.Client, first: Member, method: str, place: str
+) -> None:
     files, memory = files_below(server), peak_bytes(server, anew=True)
     for token in (server.operator_token, first.token):
         for body in BODIES:
             headers = {"Content-Type": "application/json"}
-            response = request(web, token, "POST", place, content=body, headers=headers)
+            response = request(web, token, method, place, content=body, headers=headers)
             assert 400 <= response.status_code < 500, body[:80]
             assert response.headers["Content-Type"] == "application/problem+json"
             assert len(response.content) < 10_000

@@ -1,7 +1,9 @@
 """Trunk methods over REST, trunk contributions, and what a version may choose at solve time."""
 
 import json
+import sqlite3
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,8 @@ from moerge.trunk.methods.registry import METHODS
 from moerge_proto.options import SolveOptions
 from moerge_proto.statistics_file import TrunkManifest
 from moerge_proto.trunks import Trunk
-from support.federation import Federation, federation_of, honest_trunk, send_trunk, trunk_path
+from moerge_proto.workflows import WorkflowState
+from support.federation import Federation, eventually, federation_of, honest_trunk, send_trunk, trunk_path
 from support.statistics import written
 
 TIED: dict[str, Any] = {"tie_word_embeddings": True}
@@ -216,3 +219,29 @@ def test_vocabularies_of_other_length_are_padded_only_where_the_operator_says_so
         model = AutoModelForCausalLM.from_pretrained(folder)
         assert model.config.vocab_size == model(torch.tensor([[303]])).logits.shape[-1] == 304
         assert (folder / "tokenizer.json").read_bytes() == (law.folder / "tokenizer.json").read_bytes()
+
+
+def test_a_trunk_of_an_earlier_revision_is_merged_anew(federation: Federation) -> None:
+    new = federation.merge("law", method="regmean")
+    federation.server.stop()
+    with closing(sqlite3.connect(federation.server.home / "coordinator.sqlite")) as database, database:
+        change = "UPDATE trunks SET revision = 1, digest = ? WHERE digest = ?"
+        assert database.execute(change, ["1" * 64, new.digest]).rowcount == 1
+    federation.server.start()
+    assert federation.trunk().digest == "1" * 64
+    again = federation.merge("law", method="regmean")
+    assert (again.digest, again.current) == (new.digest, True)
+
+
+def test_interrupted_workflows_of_an_earlier_build_start_anew(federation: Federation) -> None:
+    trunk = federation.merge()
+    ran = next(each for each in federation.operator.workflows() if each.result == trunk.digest)
+    federation.server.stop()
+    with closing(sqlite3.connect(federation.server.home / "workflows.sqlite")) as database, database:
+        cut = "status = 'PENDING', output = NULL, application_version = '0'"
+        update = f"UPDATE workflow_status SET {cut} WHERE workflow_uuid = ?"  # noqa: S608  # written here
+        assert database.execute(update, [ran.id]).rowcount == 1
+    federation.server.start()
+    name, _, number = ran.id.rpartition("-")
+    eventually(lambda: federation.operator.workflow(ran.id).state is WorkflowState.FAILED)
+    eventually(lambda: federation.operator.workflow(f"{name}-{int(number) + 1}").result == trunk.digest)

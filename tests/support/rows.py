@@ -13,6 +13,7 @@ from moerge_coordinator.storage.database import Database
 from moerge_coordinator.storage.tables import Base, ContributionRow, DomainRow, ExpertRow, TrunkRow, VersionRow
 from moerge_proto.digests import digest_of, sha256_hex
 from moerge_proto.experts import ExpertState
+from moerge_proto.influence import VersionInfluence
 from moerge_proto.messages import FileEntry
 from moerge_proto.trunks import TrunkOptions
 from moerge_proto.versions import NewVersion, VersionFile
@@ -81,6 +82,7 @@ def add_trunk(session: Session, experts: Sequence[ExpertRow], **change: Any) -> 
         options=TrunkOptions(),
         experts=names,
         contributions=[],
+        revision=1,
         family="llama",
         hidden_size=8,
         layers=2,
@@ -134,6 +136,7 @@ def add_version(session: Session, **asked: Any) -> VersionRow:
         files=[VersionFile(name="model-router.safetensors", sha256=name, size=1, new=True)],
         bytes_total=1,
         bytes_written=1,
+        influence=VersionInfluence(layers=[0], domains=[], warnings=[]),
     )
     session.add(row)
     session.flush()

@@ -189,8 +189,8 @@ def _alembic() -> Config:
     return config
 
 
-def migrate(connection: Connection, target: str = "head") -> None:
-    """Migrates the schema to a revision.
+def migrate(connection: Connection) -> None:
+    """Migrates the schema to that of this build.
 
     Raises:
         MoergeError: it is newer than this build.
@@ -200,7 +200,7 @@ def migrate(connection: Connection, target: str = "head") -> None:
         raise MoergeError(f"its schema {revision} is newer than this build", where="database", todo=todo)
     config = _alembic()
     config.attributes["connection"] = connection
-    command.upgrade(config, target)
+    command.upgrade(config, "head")
 
 
 def unknown_revision(connection: Connection) -> str | None:

@@ -248,7 +248,7 @@ class TrunkRow(Base):
     number: Mapped[int] = mapped_column(primary_key=True)
     digest: Mapped[str] = mapped_column(String(64), unique=True)
     method: Mapped[str] = mapped_column(String(32))
-    revision: Mapped[int] = mapped_column(default=1, server_default="1")
+    revision: Mapped[int]
     options: Mapped[TrunkOptions]
     experts: Mapped[list[str]]
     contributions: Mapped[list[str]]
@@ -321,7 +321,7 @@ class VersionRow(Base):
     files: Mapped[list[VersionFile]]
     bytes_total: Mapped[int] = mapped_column(BigInteger)
     bytes_written: Mapped[int] = mapped_column(BigInteger)
-    influence: Mapped[VersionInfluence | None] = mapped_column(deferred=True)  # D^2 figures, not needed in lists
+    influence: Mapped[VersionInfluence] = mapped_column(deferred=True)  # D^2 figures, not needed in lists
     note: Mapped[str] = mapped_column(String(2000), default="")
     tags: Mapped[list[str]] = mapped_column(default=list)
     created: Mapped[datetime]

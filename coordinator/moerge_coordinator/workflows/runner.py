@@ -29,20 +29,16 @@ from moerge_proto.workflows import Workflow, WorkflowEntry, WorkflowKind, Workfl
 
 EXECUTOR_ID = "coordinator"
 QUEUE = "workflows"
-APPLICATION_VERSION = "5"  # raise it when a workflow's steps change: `resume` then restarts running ones
+APPLICATION_VERSION = "1"  # raise it when a workflow's steps change: `resume` then restarts running ones
 _SOME = 16
 _log = logging.getLogger("moerge.workflows")
-_KINDS: dict[str, WorkflowKind] = {
-    "take_in_expert": "expert",
-    "take_in_contribution": "contribution",
-    "merge_trunk": "trunk",
-    "publish_version": "version",
+_NAMES: dict[WorkflowKind, str] = {
+    "expert": TakeInExpert.take_in_expert.__qualname__,
+    "contribution": TakeInContribution.take_in_contribution.__qualname__,
+    "trunk": MergeTrunk.merge_trunk.__qualname__,
+    "version": PublishVersion.publish_version.__qualname__,
 }
-_CLASSES = (TakeInExpert, TakeInContribution, MergeTrunk, PublishVersion)
-_NAMES = {
-    kind: [f"Workflows.{name}", *(f"{each.__name__}.{name}" for each in _CLASSES)] for name, kind in _KINDS.items()
-}
-"""Kind -> names of its workflows; earlier builds had one class for all kinds."""
+_KINDS = {name: kind for kind, name in _NAMES.items()}
 
 
 class Workflows:
@@ -205,7 +201,7 @@ class Workflows:
 
 
 def _kind(status: WorkflowStatus) -> WorkflowKind:
-    return _KINDS[status.name.rpartition(".")[2]]
+    return _KINDS[status.name]
 
 
 def _workflow(status: WorkflowStatus) -> Workflow:

@@ -173,11 +173,7 @@ class Client:
         Raises:
             CoordinatorError: it doesn't, with the reason.
         """
-        try:
-            self.http.send("POST", "/v1/experts/check", content=expert.model_dump_json().encode(), headers=JSON)
-        except CoordinatorError as error:
-            if error.problem().status != 405:  # a coordinator of an earlier version
-                raise
+        self.http.send("POST", "/v1/experts/check", content=expert.model_dump_json().encode(), headers=JSON)
 
     def expert(self, digest: str) -> Expert:
         return self.http.get(Expert, f"/v1/experts/{digest}")

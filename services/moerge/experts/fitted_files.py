@@ -75,7 +75,7 @@ def write_fitted(expert: Path, trunk: Path, fitted: FittedLayers, folder: Path) 
             at = own.specs[name]
             plans.append(TensorPlan(name, at.dtype, at.shape, partial(tensor, layer, name, at.dtype)))
     fields = json.loads(file_of(expert, "config.json").read_text(encoding="utf-8"))
-    fields |= trunk_settings(config, {plan.name: plan.shape for plan in plans})
+    fields |= trunk_settings({plan.name: plan.shape for plan in plans})
     for name in TOKENIZER_FILES:
         if (path := file_of(expert, name)).is_file():
             with atomic_file(folder / name) as out:

@@ -220,25 +220,18 @@ def _tokenizer(folder: Path) -> Mapping[str, Any]:
     raise CheckpointError("expected tokenizer.json or tokenizer.model; found neither", where=str(folder))
 
 
-def trunk_settings(config: PretrainedConfig, shapes: Mapping[str, Sequence[int]]) -> dict[str, object]:
+def trunk_settings(shapes: Mapping[str, Sequence[int]]) -> dict[str, object]:
     """The fields of a trunk's config.json that differ from its experts', by the shapes of its tensors.
 
-    A trunk may have more tokens than each expert, an untied head, and, from an earlier build, more attention heads.
+    A trunk may have more tokens than each expert, and an untied head.
     """
-    settings: dict[str, object] = {"vocab_size": shapes[EMBEDDING][0], "tie_word_embeddings": HEAD not in shapes}
-    family, width = family_of(config), head_dim(config)
-    heads = shapes[family.attention.output.format(layer=0) + ".weight"][1] // width
-    if heads != config.num_attention_heads:
-        rows = sum(shapes[f"{name.format(layer=0)}.weight"][0] for name in family.attention.inputs)
-        keys = (rows // width - heads) // 2
-        settings |= {"num_attention_heads": heads, "num_key_value_heads": keys, "head_dim": width}
-    return settings
+    return {"vocab_size": shapes[EMBEDDING][0], "tie_word_embeddings": HEAD not in shapes}
 
 
 def trunk_config(config: PretrainedConfig, shapes: Mapping[str, Sequence[int]]) -> PretrainedConfig:
     """The dense config of a trunk with tensors of these shapes, merged from experts with `config`."""
     own = copy(config)
-    for name, value in trunk_settings(config, shapes).items():
+    for name, value in trunk_settings(shapes).items():
         setattr(own, name, value)
     return own
 

@@ -125,10 +125,10 @@ def merge_trunk(lineage: TrunkLineage, inputs: TrunkInputs, files: Files, progre
 
 
 def _config_writer(expert: Path, trunk: Checkpoint) -> Callable[[BinaryIO], str]:
-    """Writes the expert's config.json with the trunk's vocabulary and heads, without references to code."""
+    """Writes the expert's config.json with the trunk's vocabulary and head, without references to code."""
     fields = json.loads(file_of(expert, "config.json").read_text(encoding="utf-8"))
     fields.pop("auto_map", None)
-    fields |= trunk_settings(read_config(expert), trunk.shapes)
+    fields |= trunk_settings(trunk.shapes)
     data = (json.dumps(fields, indent=2, sort_keys=True) + "\n").encode()
 
     def write(out: BinaryIO) -> str:

@@ -29,10 +29,7 @@ def scored_card(card: str, scores: str) -> str:
     if not scores:
         return card
     section = f"\n## Scores\n\n{scores}"
-    if "\n## Scores\n" in card:
-        return re.sub(r"\n## Scores\n.*?(?=\n## )", lambda old: section, card, count=1, flags=re.S)
-    start, heading, rest = card.partition("\n## ")  # of an earlier build
-    return f"{start}{section}{heading}{rest}"
+    return re.sub(r"\n## Scores\n.*?(?=\n## )", lambda old: section, card, count=1, flags=re.S)
 
 
 def scores_text(text: str, rows: Sequence[ScoreRow], average: float | None, missing: Sequence[str] = ()) -> str:

@@ -1,7 +1,4 @@
-"""regmean with a head for MLPs that owners fit to the trunk.
-
-Revision 1 always added a context head; revision 2 didn't bound an owner's share of a row.
-"""
+"""regmean with a head for MLPs that owners fit to the trunk."""
 
 from functools import partial
 

@@ -1,4 +1,4 @@
-"""Least squares on the owners' grams (Jin et al., 2023). Revision 1 didn't bound an owner's share of a row."""
+"""Least squares on the owners' grams (Jin et al., 2023)."""
 
 from __future__ import annotations
 

@@ -63,8 +63,9 @@ def test_refused_files_are_their_owner_s_and_work_that_broke_off_the_operator_s(
 
 def test_a_retired_trunk_and_a_short_round_need_attention() -> None:
     trunk = Trunk(
-        digest="0" * 64, method="average", options=TrunkOptions(), experts=[], contributions=[], family="llama",
-        hidden_size=8, layers=1, exponents=[1], tensors=1, files=[], current=True, created=NOW, retired=NOW,
+        digest="0" * 64, method="average", options=TrunkOptions(), experts=[], contributions=[], revision=1,
+        family="llama", hidden_size=8, layers=1, exponents=[1], tensors=1, files=[], current=True,
+        created=NOW, retired=NOW,
     )  # fmt: skip
     asked = Round.model_validate(
         {

@@ -23,8 +23,9 @@ def trunk(*domains: str, **change: Any) -> Trunk:
     """The trunk of the domains' experts, the current one."""
     fields = {
         "digest": digest(" ".join(domains)), "method": "average", "options": TrunkOptions(),
-        "experts": [digest(each) for each in domains], "contributions": [], "family": "llama", "hidden_size": 8,
-        "layers": 1, "exponents": [1], "tensors": 1, "files": [], "current": True, "created": NOW, "retired": None,
+        "experts": [digest(each) for each in domains], "contributions": [], "revision": 1, "family": "llama",
+        "hidden_size": 8, "layers": 1, "exponents": [1], "tensors": 1, "files": [], "current": True, "created": NOW,
+        "retired": None,
     }  # fmt: skip
     return Trunk.model_validate(fields | change)
 

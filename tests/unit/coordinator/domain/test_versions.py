@@ -7,7 +7,6 @@ from moerge_coordinator.domain import aliases, cards, contributors, versions
 from moerge_coordinator.domain.withdrawal import withdraw_expert
 from moerge_coordinator.problems import RefusedError
 from moerge_coordinator.storage.tables import ExpertRow, TrunkRow, now
-from moerge_proto.influence import VersionInfluence
 from moerge_proto.problems import ProblemType
 from moerge_proto.versions import Lineage, Move, NewVersion
 from support.rows import add_contribution, add_expert, add_trunk, add_version
@@ -176,17 +175,3 @@ def test_the_card_says_which_experts_were_withdrawn_since(
     assert cards.withdrawal_note(session, row) == ""
     withdraw_expert(session, law, serve=True)
     assert f"law (`{law.digest}`)" in cards.withdrawal_note(session, row), "its trunk contains law"
-
-
-def test_a_version_of_an_earlier_build_has_no_influence_to_show(
-    session: Session, law: ExpertRow, trunk: TrunkRow
-) -> None:
-    add_contribution(session, law, trunk)
-    row = add_version(session)
-    with pytest.raises(RefusedError, match="was solved before influence was measured") as caught:
-        versions.influence_of(session, row.number)
-    assert caught.value.kind is ProblemType.NOT_FOUND
-    row.influence = VersionInfluence(layers=[0], domains=[], warnings=["eve is odd"])
-    session.flush()
-    session.expire(row)
-    assert versions.influence_of(session, row.number).warnings == ["eve is odd"]

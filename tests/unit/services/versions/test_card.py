@@ -129,8 +129,6 @@ def test_scores_come_later_and_number_and_date_with_them() -> None:
     assert "Scores are measured later" not in scored
     assert scored_card(scored, table) == scored
     assert scored_card(made, scores_text("on nothing", [], None, ["law"])) == made
-    older = made.replace(made[made.index("## Scores") : made.index("## Experts")], "")
-    assert scored_card(older, table).count("| law | 100 |") == 1
     whole = published_card(made, 3, datetime(2026, 11, 23, tzinfo=UTC), "> Art was withdrawn.\n\n", table)
     top = "# Mixture of 2 experts: law, art\n\n> Art was withdrawn.\n\nVersion 3, published on 2026-11-23. "
     assert f"{top}Fetch it with `moerge pull 3 my-model`.\n\n" in whole
