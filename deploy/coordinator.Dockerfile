@@ -1,4 +1,5 @@
-# The operator's side. Build from the repository's root: docker build -f deploy/coordinator.Dockerfile -t moerge-coordinator .
+# The operator's side. Build from the repository's root:
+#   docker build -f deploy/coordinator.Dockerfile --build-arg COMMIT=$(git rev-parse HEAD) -t moerge-coordinator .
 FROM python:3.11-slim
 
 WORKDIR /opt/moerge
@@ -9,7 +10,9 @@ COPY proto proto
 COPY services services
 COPY workers workers
 COPY coordinator coordinator
-RUN pip install --no-cache-dir --constraint constraints.txt '.[coordinator]' \
+ARG COMMIT=
+RUN echo "$COMMIT" > services/moerge/commit \
+    && pip install --no-cache-dir --constraint constraints.txt '.[coordinator]' \
     && useradd --create-home moerge \
     && install --directory --owner moerge /srv/moerge
 

@@ -1,4 +1,5 @@
-# A domain owner's side. Build from the repository's root: docker build -f deploy/worker.Dockerfile -t moerge-worker .
+# A domain owner's side. Build from the repository's root:
+#   docker build -f deploy/worker.Dockerfile --build-arg COMMIT=$(git rev-parse HEAD) -t moerge-worker .
 FROM python:3.11-slim
 
 WORKDIR /opt/moerge
@@ -8,7 +9,9 @@ COPY proto proto
 COPY services services
 COPY workers workers
 COPY coordinator coordinator
-RUN pip install --no-cache-dir --constraint constraints.txt '.[worker]' \
+ARG COMMIT=
+RUN echo "$COMMIT" > services/moerge/commit \
+    && pip install --no-cache-dir --constraint constraints.txt '.[worker]' \
     && useradd --create-home moerge \
     && install --directory --owner moerge /var/lib/moerge
 

@@ -13,10 +13,10 @@ from fastapi.responses import RedirectResponse
 from filelock import FileLock, Timeout
 from sqlalchemy.exc import SQLAlchemyError
 
-from moerge import __version__
 from moerge.blobs.local import LocalBlobs, LocalChunks
 from moerge.blobs.s3 import S3Blobs, S3Chunks
 from moerge.blobs.store import Blobs, Chunks
+from moerge.build import build
 from moerge.errors import MoergeError
 from moerge_coordinator.dashboard.app import make_dashboard
 from moerge_coordinator.dashboard.site import HOME
@@ -171,7 +171,7 @@ def make_app(settings: Settings, traffic: Traffic | None = None, clock: Callable
 
     app = FastAPI(
         title="moerge coordinator",
-        version=__version__,
+        version=build().version,
         summary="Adds, solves, publishes and serves Mixture-of-Experts versions.",
         lifespan=lifespan,
         docs_url=None,  # its pages load other hosts' scripts into the dashboard's origin

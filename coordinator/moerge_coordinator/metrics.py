@@ -5,10 +5,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TypeVar
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Histogram, Info, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from moerge.build import build
 from moerge_proto.versions import SolveReport
 
 MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -28,6 +29,9 @@ class Metrics:
 
     def __init__(self) -> None:
         self._registry = kept = CollectorRegistry()
+        about = build()
+        labels = {"version": about.version, "commit": about.commit or ""}
+        Info("moerge_build", "Version and commit; an empty commit is unknown.", registry=kept).info(labels)
         where = ("method", "route")
         self._requests = Counter("moerge_requests", "Answered requests.", (*where, "status"), registry=kept)
         self._seconds = Histogram(

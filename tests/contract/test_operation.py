@@ -20,6 +20,7 @@ from sqlalchemy import create_engine, select, text
 from sqlalchemy.exc import IntegrityError, OperationalError
 from typer.testing import CliRunner
 
+from moerge.build import build
 from moerge.cli.app import app
 from moerge.cli.common import wait
 from moerge.errors import CoordinatorError
@@ -81,6 +82,34 @@ def test_it_is_not_ready_while_the_blob_store_can_t_be_written_but_lives(server:
     finally:
         incoming.unlink()
     assert httpx.get(f"{server.url}/readyz").json()["status"] == "ok"
+
+
+# --- version, commit, unknown fields
+
+
+def test_every_surface_shows_version_and_commit(server: Coordinator) -> None:
+    about = build()
+    assert about.commit is not None, "the tests run in a clone"
+    ready = httpx.get(f"{server.url}/readyz").json()
+    assert (ready["version"], ready["commit"]) == (about.version, about.commit)
+    assert figures(server)["moerge_build_info", about.commit, about.version] == 1
+    info = httpx.get(f"{server.url}/openapi.json").json()["info"]
+    assert (info["version"], info["x-commit"]) == (about.version, about.commit)
+    assert moerge("--version") == f"{about.version} ({about.commit[:12]})"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "field"),
+    [
+        ("/owners", {"name": "new", "domains": ["new"], "age": 1}, "age"),
+        ("/versions", {"options": {"age": 1}}, "options.age"),
+    ],
+)
+def test_a_request_with_an_unknown_field_is_refused(
+    server: Coordinator, path: str, body: dict[str, Any], field: str
+) -> None:
+    answer = httpx.post(f"{server.url}/v1{path}", headers=bearer(server), json=body)
+    assert (answer.status_code, answer.json()["field"]) == (422, field), answer.text
 
 
 # --- request ids, log

@@ -151,6 +151,7 @@ def test_a_pulled_version_is_the_published_one(federation: Federation, tmp_path:
 
 def test_the_openapi_document_is_the_contract(federation: Federation) -> None:
     document = httpx.get(f"{federation.server.url}/openapi.json").json()
+    del document["info"]["version"], document["info"]["x-commit"]
     if os.environ.get("MOERGE_WRITE_OPENAPI"):
         SNAPSHOT.write_text(json.dumps(document, indent=1, sort_keys=True) + "\n")
     assert document == json.loads(SNAPSHOT.read_text())

@@ -1,6 +1,7 @@
-"""Additions to FastAPI's OpenAPI document: each route's roles, and its errors as problem documents.
+"""Additions to FastAPI's OpenAPI document: the commit, each route's roles, its errors as problem documents.
 
-Both come from the route's dependencies, parameters and method; a route's additional statuses are in its `responses`.
+Roles and errors come from the route's dependencies, parameters and method; a route's additional statuses are in its
+`responses`.
 """
 
 from typing import Any
@@ -9,6 +10,7 @@ from fastapi import FastAPI
 from fastapi.responses import FileResponse
 from fastapi.routing import RouteContext, iter_route_contexts
 
+from moerge.build import build
 from moerge_proto.problems import MEDIA_TYPE, STATUS, Problem, ProblemType
 
 _BODY_ERRORS = (ProblemType.NOT_FOUND, ProblemType.CONFLICT, ProblemType.GONE)
@@ -17,7 +19,7 @@ _TEXT = {"content": {"text/plain": {"schema": {"type": "string"}}}}
 
 
 def describe(app: FastAPI) -> None:
-    """Makes `app.openapi()` include roles and errors."""
+    """Makes `app.openapi()` include roles, errors and commit."""
     plain = app.openapi
 
     def openapi() -> dict[str, Any]:
@@ -28,6 +30,7 @@ def describe(app: FastAPI) -> None:
                     if (operation := document["paths"].get(route.path_format, {}).get(method.lower())) is not None:
                         _complete(operation, route, method)
             _add_problem(document)
+            document["info"]["x-commit"] = build().commit
             app.openapi_schema = document
         return app.openapi_schema
 

@@ -14,7 +14,7 @@ from rich.markup import escape
 from typer.core import TyperGroup
 from typer.main import get_group
 
-from moerge import __version__
+from moerge.build import build
 from moerge.cli import (
     audit,
     contributions,
@@ -143,9 +143,9 @@ for _panel, _commands in PANELS.items():
 
 
 @app.callback(invoke_without_command=True)
-def _root(show: Annotated[bool, typer.Option("--version", help="Print moerge's version.")] = False) -> None:
+def _root(show: Annotated[bool, typer.Option("--version", help="Print moerge's version and commit.")] = False) -> None:
     if show:
-        typer.echo(__version__)
+        typer.echo(build())
         raise typer.Exit
 
 

@@ -10,8 +10,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from pydantic import TypeAdapter
-
 from moerge.client.downloads import download
 from moerge.client.http import JSON, Http, found
 from moerge.client.uploads import upload
@@ -250,8 +248,7 @@ class Client:
 
     def version_signatures(self, number: int) -> list[ContributionSignature]:
         """Signatures of its contributions; `is_genuine` verifies each without trust in the coordinator."""
-        content = self.http.send("GET", f"/v1/versions/{number}/signatures").content
-        return TypeAdapter(list[ContributionSignature]).validate_json(content)
+        return self.http.get(list[ContributionSignature], f"/v1/versions/{number}/signatures")
 
     def version_report(self, number: int) -> SolveReport:
         """The report of its solves (operators and readers only)."""
@@ -263,8 +260,7 @@ class Client:
 
     def engine_limits(self, number: int) -> list[EngineLimit]:
         """The engines that don't run the version as transformers does."""
-        content = self.http.send("GET", f"/v1/versions/{number}/engines").content
-        return TypeAdapter(list[EngineLimit]).validate_json(content)
+        return self.http.get(list[EngineLimit], f"/v1/versions/{number}/engines")
 
     def versions(self, after: int = 0) -> Iterator[Version]:
         """The versions after that number, oldest first."""

@@ -9,13 +9,12 @@ from typing import TypeVar
 
 import httpx
 import stamina
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from moerge.errors import CoordinatorError, MoergeError
 from moerge_proto.messages import Page
 from moerge_proto.problems import Problem, ProblemType
 
-M = TypeVar("M", bound=BaseModel)
 T = TypeVar("T")
 _FIRST_TOLD_SECONDS, _TOLD_SECONDS = 5.0, 60.0
 _LONGEST_PAUSE = 30.0
@@ -173,23 +172,22 @@ class Http:
 
         return self.patiently(send)
 
-    def get(self, kind: type[M], path: str) -> M:
-        return kind.model_validate_json(self.send("GET", path).content)
+    def get(self, kind: type[T], path: str) -> T:
+        return _read(kind, self.send("GET", path))
 
-    def post(self, kind: type[M], path: str, message: BaseModel | None = None) -> M:
+    def post(self, kind: type[T], path: str, message: BaseModel | None = None) -> T:
         return self.message(kind, "POST", path, message)
 
-    def message(self, kind: type[M], method: str, path: str, message: BaseModel | None = None) -> M:
+    def message(self, kind: type[T], method: str, path: str, message: BaseModel | None = None) -> T:
         content = b"" if message is None else message.model_dump_json().encode()
-        return kind.model_validate_json(self.send(method, path, content=content, headers=JSON).content)
+        return _read(kind, self.send(method, path, content=content, headers=JSON))
 
-    def pages(self, message: type[M], path: str, after: int = 0, **asked: str) -> Iterator[M]:
+    def pages(self, message: type[T], path: str, after: int = 0, **asked: str) -> Iterator[T]:
         """Every item of a paged list; `asked` are further query parameters."""
         following: int | None = after
         while following is not None:
-            page = Page[message].model_validate_json(  # type: ignore[valid-type]  # a generic built at run time
-                self.send("GET", path, params={**asked, "after": following}).content
-            )
+            response = self.send("GET", path, params={**asked, "after": following})
+            page: Page[T] = _read(Page[message], response)  # type: ignore[valid-type]  # a generic built at run time
             yield from page.items
             following = page.next
 
@@ -206,6 +204,11 @@ class Http:
                 response.read()
                 _raise_for_problem(response)
             yield response
+
+
+def _read(kind: type[T], response: httpx.Response) -> T:
+    """An answer as a message, without the fields that a newer coordinator added."""
+    return TypeAdapter(kind).validate_json(response.content, extra="ignore")
 
 
 def found(call: Callable[[], T]) -> T | None:

@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple
 
 from transformers import AutoTokenizer
 
+from moerge import __version__
 from moerge.documents.corpus import Corpus
 from moerge.documents.splits import HELD_OUT_SHARE, split_digest, split_of, text_digest
 from moerge.errors import MoergeError
@@ -74,5 +75,5 @@ def end_of_text(folder: Path) -> int | None:
 
 def build(device: Device) -> Build:
     """The installed software, and the device."""
-    moerge, torch, transformers = map(installed, ("moerge", "torch", "transformers"))
-    return Build(moerge=moerge, torch=torch, transformers=transformers, device=device)
+    torch, transformers = map(installed, ("torch", "transformers"))
+    return Build(moerge=__version__, torch=torch, transformers=transformers, device=device)

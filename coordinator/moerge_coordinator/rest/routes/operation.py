@@ -1,5 +1,7 @@
 """Health, readiness, figures and settings, for the coordinator's operator."""
 
+from typing import Literal
+
 from dbos._error import DBOSException
 from fastapi import APIRouter, Response
 from fastapi.responses import PlainTextResponse
@@ -7,7 +9,7 @@ from pydantic import JsonValue
 from sqlalchemy import make_url
 from sqlalchemy.exc import SQLAlchemyError
 
-from moerge import __version__
+from moerge.build import build
 from moerge.errors import MoergeError
 from moerge_coordinator import metrics
 from moerge_coordinator.problems import RefusedError
@@ -20,14 +22,22 @@ router = APIRouter(tags=["operation"], route_class=Route)
 
 
 class Health(Message):
-    status: str = "ok"
-    version: str = __version__
+    """An answer of this build. `commit` is None if unknown."""
+
+    status: Literal["ok"] = "ok"
+    version: str
+    commit: str | None
+
+
+def _healthy() -> Health:
+    about = build()
+    return Health(version=about.version, commit=about.commit)
 
 
 @router.get("/healthz")
 async def healthz() -> Health:
     """Answers while the process runs. Needs no token."""
-    return Health()
+    return _healthy()
 
 
 @router.get("/readyz", responses={503: {}})
@@ -41,7 +51,7 @@ def readyz(state: Coordinator) -> Health:
         except (MoergeError, OSError, SQLAlchemyError, DBOSException) as error:
             todo = "see the coordinator's log"
             raise RefusedError(ProblemType.UNAVAILABLE, f"{type(error).__name__}", where=name, todo=todo) from error
-    return Health()
+    return _healthy()
 
 
 @router.get("/metrics", response_class=PlainTextResponse)

@@ -1,5 +1,6 @@
 """What the client refuses before it sends anything, and where it lets itself be sent."""
 
+import json
 import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -199,6 +200,38 @@ def test_what_is_no_coordinator_does_not_greet_as_one() -> None:
                 client.greeting()
         finally:
             server.shutdown()
+
+
+class Newer(BaseHTTPRequestHandler):
+    """A coordinator of a later build: each object of its answers has a further field."""
+
+    def do_GET(self) -> None:
+        key = {"public_key": "0" * 64, "fingerprint": DIGEST, "created": "2030-01-01T00:00:00Z", "revoked": None}
+        owner = {"name": "firm", "domains": ["law"], "keys": [key | {"kind": "x"}], "created": key["created"]}
+        owner |= {"seen": None, "revoked": None, "place": {"city": "x"}}
+        limit = {"engine": "vLLM", "happens": "ignores biases", "remedy": "none", "since": 1}
+        answer = {"items": [owner], "next": None, "total": 1} if self.path.startswith("/v1/owners") else [limit]
+        content = json.dumps(answer).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_unknown_fields_of_answers_are_ignored() -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Newer) as server:
+        threading.Thread(target=server.serve_forever).start()
+        try:
+            with Client(f"http://127.0.0.1:{server.server_port}", "token") as client:
+                [owner] = client.owners()
+                [limit] = client.engine_limits(1)
+        finally:
+            server.shutdown()
+    assert (owner.name, owner.keys[0].fingerprint, limit.engine) == ("firm", DIGEST, "vLLM")
+    assert "place" not in owner.model_dump()
 
 
 class Cut(BaseHTTPRequestHandler):
