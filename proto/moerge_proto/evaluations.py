@@ -1,6 +1,5 @@
 """Evaluations: sums of a version's scores on an owner's held-out documents, and the paper's table from them."""
 
-import math
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Annotated, Self
@@ -10,6 +9,7 @@ from pydantic import Field, model_validator
 from moerge_proto.contributions import Short
 from moerge_proto.digests import Digest, Name, digest_of
 from moerge_proto.messages import Message
+from moerge_proto.normalised import average, normalised, perplexity
 
 _MOST = 2**53 - 1  # canonical JSON holds no larger integer
 _MOST_NATS = 300  # per token; e^300 and quotients of such numbers are finite
@@ -31,12 +31,7 @@ class Scored(Message):
 
     @property
     def perplexity(self) -> float:
-        return math.exp(self.nll / self.tokens)
-
-
-def normalised(dense: float, model: float, tokens: float) -> float:
-    """100 x the dense expert's perplexity / a model's (DUME section 3.1), from their nats over the same tokens."""
-    return 100 * math.exp((dense - model) / tokens)
+        return perplexity(self.nll, self.tokens)
 
 
 class NewEvaluation(Message):
@@ -134,10 +129,14 @@ class VersionTable(Message):
     def of(cls, version: int, domains: Sequence[str], evaluations: Iterable[Evaluation]) -> Self:
         """The table of a version with `domains`; only active evaluations count."""
         found = {each.sums.domain: _score(each) for each in evaluations if each.active}
-        scores = [found[domain] for domain in domains if domain in found]
         missing = [domain for domain in domains if domain not in found]
-        average = None if missing else sum(each.normalised for each in scores) / len(scores)
-        return cls(version=version, domains=list(domains), scores=scores, average=average, missing=missing)
+        return cls(
+            version=version,
+            domains=list(domains),
+            scores=[found[domain] for domain in domains if domain in found],
+            average=average(found[domain].normalised if domain in found else None for domain in domains),
+            missing=missing,
+        )
 
 
 def _score(row: Evaluation) -> DomainScore:

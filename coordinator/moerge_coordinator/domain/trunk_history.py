@@ -10,9 +10,9 @@ from moerge.trunk.methods.registry import METHODS
 from moerge.trunk.remerge_estimate import WORTH, estimate
 from moerge_coordinator.storage.messages import message
 from moerge_coordinator.storage.tables import EvaluationRow, ExpertRow, TrunkRow, VersionRow
-from moerge_proto.evaluations import normalised
 from moerge_proto.experts import ExpertState
 from moerge_proto.history import DomainMove, Remerge, TrunkHistory, TrunkVersion
+from moerge_proto.normalised import average, normalised
 from moerge_proto.trunks import NewTrunk, Trunk
 
 _MOST_VERSIONS = 100
@@ -36,7 +36,7 @@ class Evaluated:
 
     @property
     def average(self) -> float | None:
-        return None if self.missing else _mean(score for score, _ in self.scores.values())
+        return average(self.scores[domain][0] if domain in self.scores else None for domain in self.experts)
 
     def newcomers(self, trunk: Trunk) -> list[str]:
         """The domains without an expert in `trunk`."""
@@ -202,4 +202,4 @@ def _before(trunk: Trunk, earlier: Sequence[Trunk], versions: Sequence[Evaluated
 
 def _mean(values: Iterable[float]) -> float | None:
     found = list(values)
-    return sum(found) / len(found) if found else None
+    return average(found) if found else None

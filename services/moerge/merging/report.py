@@ -2,13 +2,13 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from statistics import fmean
 from typing import Self
 
 from rich.console import RenderableType
 from rich.table import Table
 
 from moerge.versions.card_scores import ScoreRow, scores_text
+from moerge_proto.normalised import average
 from moerge_proto.versions import SolveReport
 
 SCORED_TOKENS = 10_000
@@ -86,8 +86,7 @@ class Report:
     @property
     def average(self) -> float | None:
         """Mean normalised perplexity; None unless every domain is scored."""
-        found = [each.normalised for each in self.scores if each is not None]
-        return fmean(found) if len(found) == len(self.domains) else None
+        return average(None if score is None else score.normalised for score in self.scores)
 
     @property
     def card_scores(self) -> str:

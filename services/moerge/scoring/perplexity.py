@@ -1,6 +1,5 @@
 """Perplexity over held-out documents, with a fixed context and stride."""
 
-import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from moerge.models.dense import expert_model, place
 from moerge.models.side_files import GENERATION
 from moerge.models.tokens import Tokens
 from moerge.progress import Tracker
-from moerge_proto import evaluations
+from moerge_proto import normalised as formulas
 
 BATCH_TOKENS = 4096
 Losses = Callable[["Rows"], Tensor]
@@ -33,12 +32,12 @@ class Score:
 
     @property
     def perplexity(self) -> float:
-        return math.exp(self.nll / self.tokens)
+        return formulas.perplexity(self.nll, self.tokens)
 
 
 def normalised(dense: Score, model: Score) -> float:
     """100 x the dense expert's perplexity / the model's, both over the same tokens (DUME section 3.1)."""
-    return evaluations.normalised(dense.nll, model.nll, model.tokens)
+    return formulas.normalised(dense.nll, model.nll, model.tokens)
 
 
 @dataclass(frozen=True)

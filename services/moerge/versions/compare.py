@@ -4,6 +4,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from moerge_proto.evaluations import VersionTable
+from moerge_proto.normalised import average
 from moerge_proto.versions import Comparison, FileChange, Lineage, Version
 
 
@@ -111,10 +112,7 @@ def common_domains(tables: Sequence[VersionTable]) -> list[str]:
 
 def average_over(table: VersionTable, domains: Collection[str]) -> float | None:
     """The average of the normalised scores of these domains; None if the table lacks one."""
-    scores = _scores(table)
-    if not set(domains) <= set(scores):
-        return None
-    return sum(scores[domain] for domain in domains) / len(domains)
+    return average(map(_scores(table).get, domains))
 
 
 def _scores(table: VersionTable) -> dict[str, float]:

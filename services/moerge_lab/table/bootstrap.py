@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moerge.scoring.perplexity import Score
+from moerge_proto.normalised import normalised
 
 RESAMPLES = 1_000
 Floats = NDArray[np.float64]
@@ -33,9 +34,9 @@ def resampled(dense: Sequence[Score], model: Sequence[Score], domain: int) -> Fl
     if len(dense) < 2:
         return None
     drawn = draws(domain, len(dense))
-    gained = drawn @ np.array([own.nll - other.nll for own, other in zip(dense, model, strict=True)])
-    found: Floats = 100 * np.exp(gained / (drawn @ np.array([each.tokens for each in dense], dtype=np.float64)))
-    return found
+    rows = [(own.nll, other.nll, own.tokens) for own, other in zip(dense, model, strict=True)]
+    sums = drawn @ np.array(rows, dtype=np.float64)  # [RESAMPLES, 3]
+    return np.array([normalised(*each) for each in sums.tolist()])
 
 
 def error(resamples: Floats | None) -> float | None:

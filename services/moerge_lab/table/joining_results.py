@@ -9,6 +9,7 @@ from rich.table import Table as RichTable
 
 from moerge.trunk.remerge_estimate import WORTH, estimate
 from moerge_lab.table.table import Figure, Run
+from moerge_proto.normalised import average
 
 Names = tuple[str, ...]
 _ABSENT = "-"
@@ -200,7 +201,7 @@ class Growth:
 
 def mean(figures: Iterable[Figure]) -> Figure:
     """The mean of figures for each seed."""
-    return Figure([statistics.fmean(each) for each in zip(*(figure.values for figure in figures), strict=True)])
+    return Figure([average(each) for each in zip(*(figure.values for figure in figures), strict=True)])
 
 
 def difference(one: Figure, other: Figure) -> Figure:

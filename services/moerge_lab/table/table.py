@@ -16,6 +16,7 @@ from moerge_lab.recipes.dense import expert_row
 from moerge_lab.recipes.version_folder import VERSION
 from moerge_lab.table.bootstrap import Floats, error, resampled
 from moerge_lab.table.frame import NORMALISED, Frame
+from moerge_proto.normalised import average
 
 AHEAD = "†"
 """Marks recipes that choose experts also by scored tokens."""
@@ -166,7 +167,7 @@ class Table:
     def average(self, row: Row) -> Figure:
         """The normalised average perplexity score, per seed."""
         columns = [self.normalised(row, domain).values for domain in self.domains]
-        values = [statistics.fmean(each) for each in zip(*columns, strict=True)]
+        values = [average(each) for each in zip(*columns, strict=True)]
         return Figure(values, error(self._resampled_average(row)))
 
     def elsewhere(self, row: Row) -> Figure | None:

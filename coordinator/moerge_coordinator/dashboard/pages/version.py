@@ -13,6 +13,7 @@ from moerge_coordinator.dashboard import charts
 from moerge_coordinator.dashboard.site import Page, Visit
 from moerge_proto.evaluations import VersionTable
 from moerge_proto.influence import VersionInfluence
+from moerge_proto.normalised import average
 from moerge_proto.owners import Role
 from moerge_proto.trunks import Trunk
 from moerge_proto.versions import SolveReport, Version
@@ -57,8 +58,8 @@ async def _version(visit: Visit) -> Response:
 
 def _oracle(table: VersionTable) -> float | None:
     """The oracle's average normalised score; None if a domain's score is missing or hidden."""
-    scores = [score.normalised_oracle for score in table.scores]
-    return sum(scores) / len(scores) if len(scores) == len(table.domains) else None
+    scores = {score.domain: score.normalised_oracle for score in table.scores}
+    return average(map(scores.get, table.domains))
 
 
 async def _report(visit: Visit, found: Version) -> SolveReport | None:
