@@ -48,7 +48,7 @@ def test_merges_and_tables_on_one_machine(tmp_path: Path) -> None:
                 assert row in said
             person.types(part.next("moerge table --expert"))
             assert (tmp_path / "k.svg").is_file()
-            assert "version" in person.types(part.next("moerge table --version"))
+            assert "version" in person.types(part.next("moerge table version"))
 
 
 def test_mixtures_and_specialists(tmp_path: Path) -> None:

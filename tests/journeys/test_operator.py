@@ -236,7 +236,7 @@ def test_the_operator_s_page_in_its_order(tmp_path: Path, stack: ExitStack) -> N
         assert "A remerge that includes code" in operator.types(part.next("moerge trunk history"))
         found(DIGEST, operator.types(part.next("moerge trunk remerge")))
         others = " ".join(f"--expert {name}={name}/ --text {name}='{name}/*.jsonl'" for name in ("law", "art"))
-        said = operator.types(part.next("moerge table --incremental", {" ...": f" {others}"}))
+        said = operator.types(part.next("moerge table joined", {" ...": f" {others}"}))
         assert "moerge" in said
 
     with Part("docs/operating.md", "Rounds") as part:

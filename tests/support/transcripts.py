@@ -17,7 +17,7 @@ NOT_TYPED = {
     "moerge worker run * --ray-address *": "needs these nodes; tests/kills runs a worker on two",
     "python -m llama_cpp.server *": "needs llama.cpp; tests/engines runs it",
     "moerge demo *": "tests/e2e/test_demo.py runs it",
-    "moerge table --preset *": "trains experts, for minutes to hours; docs/quality.md has the figures",
+    "moerge table *--preset *": "trains experts, for minutes to hours; docs/quality.md has the figures",
     "vllm serve *": "`make test-engines` runs it, where vLLM is installed",
     "curl --fail --silent http://127.0.0.1:8000/*": "asks that server",
     "PYTHONPATH=tests python -m trials*": "trains and measures for minutes to an hour, likewise",

@@ -17,10 +17,10 @@ from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 from moerge.files import cache_folder
 from moerge.progress import progress
 from moerge_lab.demo.train import DEMO
-from moerge_lab.table import arguments
+from moerge_lab.table.inputs import Inputs
 from moerge_lab.table.measure import Settings, measure
 from moerge_lab.table.presets import PRESETS
-from moerge_lab.table.runs import asked
+from moerge_lab.table.runs import with_experts
 from moerge_lab.training.batches import batches
 from moerge_lab.training.loop import Run, fit
 from trials.output import show, write
@@ -67,12 +67,12 @@ def main() -> None:
     folder, preset = cache_folder(), PRESETS["demo"]
     sources, base = preset.sources(folder, 1, progress())
     cut = replace(preset.cut, tokens=chosen.tokens)
-    texts = arguments.texts(sources, cut, chosen.split, switch=False, training=True)
+    settings = Settings(base, chosen.seeds, preset.statistics_tokens)
+    texts = Inputs(sources, cut, settings).texts(chosen.split, training=True)
     rows = {name: each.training for name, each in texts.items()}
     other = other_expert(folder / "experts" / f"{base.parent.name}-{OTHER}-128x4", base, rows)
     texts[OTHER], sources[OTHER] = replace(texts[OTHER], expert=other), replace(sources[OTHER], expert=other)
-    runs = asked(chosen.recipes, sources, base)
-    table = measure(runs, texts, Settings(base, chosen.seeds, preset.statistics_tokens), progress())
+    table = measure(with_experts(chosen.recipes, sources, base), texts, settings, progress())
     show(table)
     write(table.to_json(), chosen.json)
 

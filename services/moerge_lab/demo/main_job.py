@@ -220,7 +220,7 @@ class Demo:
         processes.finish(f"version {what}", processes.start(command, self._environment(self._operator_token())))
 
     def _table_command(self, number: int) -> list[object]:
-        command: list[object] = ["table", "--version", self._folder(number), "--tokens", TABLE_TOKENS]
+        command: list[object] = ["table", "version", self._folder(number), "--tokens", TABLE_TOKENS]
         command += ["--statistics-tokens", STATISTICS_TOKENS, "--json-file", self._home / f"table-{number}.json"]
         for recipe in _BESIDE[self._recipe]:
             command += ["--recipe", recipe]

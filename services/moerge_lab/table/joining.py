@@ -33,9 +33,7 @@ def plan(domains: Names, first: int, *, subsets: bool = False) -> Plan:
         MoergeError: no expert is left to join.
     """
     if not first < len(domains):
-        todo = "give a smaller number, or more experts"
-        found = f"{first} of {len(domains)} experts leave none to join"
-        raise MoergeError(found, where="--first", todo=todo)
+        raise MoergeError(f"{first} of {len(domains)} experts leave none to join", where="--expert", todo="name more")
     sizes = range(first, len(domains) + 1)
     if subsets:
         sets = [each for size in sizes for each in combinations(domains, size)]

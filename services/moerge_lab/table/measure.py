@@ -133,14 +133,7 @@ def fleet_of(
         for name, each in domains.items()
     ]
     return Fleet(
-        drawn,
-        settings.base,
-        seed,
-        work,
-        settings.device,
-        settings.dtype,
-        shared or Shared(),
-        progress or NoProgress(),
+        drawn, settings.base, seed, work, settings.device, settings.dtype, shared or Shared(), progress or NoProgress()
     )
 
 
@@ -168,14 +161,7 @@ def _results(
             abroad = [] if model.reads_domain else document_scores(model.losses, elsewhere, tracker)
             seconds = time.perf_counter() - start
             result = Result(
-                scores,
-                model.active_parameters,
-                seconds,
-                memory.bytes(),
-                counts,
-                abroad,
-                model.chosen,
-                model.trained,
+                scores, model.active_parameters, seconds, memory.bytes(), counts, abroad, model.chosen, model.trained
             )
             del built, model  # frees this one before the next one is built
             own = row.startswith(run.recipe.name)

@@ -8,8 +8,7 @@ import svg
 
 from moerge import pictures
 from moerge_lab.recipes.registry import label_of
-from moerge_lab.table.frame import NORMALISED, Frame
-from moerge_lab.table.joining_results import Growth
+from moerge_lab.table.frame import Frame
 from moerge_lab.table.table import AHEAD, Figure, Row, Table, parameters, shown
 
 _ROW = 24
@@ -121,17 +120,6 @@ def _curves(table: Table, option: str) -> str:
         for name, line in lines.items()
     }
     return _plot(option, [_said(option, value) for value in values], curves, table.frame)
-
-
-def growth_picture(growth: Growth) -> str:
-    """The normalised average of each version as experts join, with the trunk kept and remerged, as SVG."""
-    curves: dict[str, list[Figure | None]] = {}
-    for each in growth.recipes:
-        curves[f"{each.run.label}, kept"] = [version.average for version in each.kept]
-        remerged = [remerge.merged.average for remerge in each.joining]
-        curves[f"{each.run.label}, remerged"] = [each.kept[0].average, *remerged]
-    ticks = [str(number + 1) for number in range(max(map(len, curves.values())))]
-    return _plot("version", ticks, curves, NORMALISED)
 
 
 def _plot(over: str, ticks: Sequence[str], curves: Mapping[str, Sequence[Figure | None]], frame: Frame) -> str:

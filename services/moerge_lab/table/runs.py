@@ -21,7 +21,7 @@ def lacks(recipe: Recipe, options: Options, sources: Mapping[str, Sources], base
     if (recipe.needs_base or options.get(SEED)) and base is None:
         return "--base DIR"
     if recipe.needs_other:
-        return None if all(each.other for each in sources.values()) else "--other NAME=FILES"
+        return None if all(each.other for each in sources.values()) else "--preset NAME"
     if recipe.uses_text and not all(each.text for each in sources.values()):
         return "--text NAME=FILES"
     return None
@@ -41,7 +41,7 @@ def differing(sources: Mapping[str, Sources]) -> str | None:
     return None
 
 
-def asked(specs: Sequence[str], sources: Mapping[str, Sources], base: Path | None) -> list[Run]:
+def with_experts(specs: Sequence[str], sources: Mapping[str, Sources], base: Path | None) -> list[Run]:
     """The experts, which normalise all scores, and the named recipes.
 
     Raises:
@@ -52,22 +52,23 @@ def asked(specs: Sequence[str], sources: Mapping[str, Sources], base: Path | Non
     for run in runs:
         if run.recipe.specialises:
             what = "makes a model for each scored text, which other recipes don't know"
-            raise MoergeError(what, where=f"--recipe {run.label}", todo="give --soups")
+            raise MoergeError(what, where=f"--recipe {run.label}", todo="use it in `moerge table soups`")
     return runs
 
 
 def specialised(specs: Sequence[str], sources: Mapping[str, Sources], base: Path | None) -> list[Run]:
-    """The seed model, which normalises scores of specialists, and the named recipes.
+    """The seed model, which normalises scores of specialists, and the named recipes; by default all for specialists.
 
     Raises:
         MoergeError: there is no such recipe or option, or a required option is missing.
     """
     if not all(each.other for each in sources.values()):
-        raise MoergeError("needs --other NAME=FILES", where="--soups", todo="give it for every domain")
-    return _named((SEED_ROW, *specs), sources, base)
+        raise MoergeError("no text to specialise on is given", where="--other", todo="give NAME=FILES of every domain")
+    every = ("averaging", *(recipe.name for recipe in RECIPES.values() if recipe.specialises))
+    return _named((SEED_ROW, *(specs or every)), sources, base)
 
 
-def in_parts(specs: Sequence[str], sources: Mapping[str, Sources], base: Path | None) -> list[Run]:
+def joinable(specs: Sequence[str], sources: Mapping[str, Sources], base: Path | None) -> list[Run]:
     """The named recipes, whose versions experts can join.
 
     Raises:
@@ -78,7 +79,7 @@ def in_parts(specs: Sequence[str], sources: Mapping[str, Sources], base: Path | 
         if run.recipe.parts is None:
             known = ", ".join(recipe.name for recipe in RECIPES.values() if recipe.parts is not None)
             what = "makes no version with a trunk and solved routers"
-            raise MoergeError(what, where=f"--recipe {run.label}", todo=f"with --incremental, use one of: {known}")
+            raise MoergeError(what, where=f"--recipe {run.label}", todo=f"use one of: {known}")
     return runs
 
 
@@ -113,31 +114,36 @@ def possible(sources: Mapping[str, Sources], base: Path | None, say: Callable[[s
     return runs
 
 
-def reference(asked: str | None, runs: Sequence[Run], domains: Sequence[str], default: str = REFERENCE) -> str | None:
+def reference(name: str | None, runs: Sequence[Run], domains: Sequence[str], default: str = REFERENCE) -> str | None:
     """The row to compare others with: the requested one, or the default if it is measured.
 
     Raises:
         MoergeError: there is no such row.
     """
     rows = [*map(expert_row, domains), *(run.label for run in runs if run.recipe.name != EXPERTS)]
-    if asked is not None and asked not in rows:
-        raise MoergeError(f"no row {asked!r}", where="--against", todo=f"name one of: {', '.join(rows)}")
-    return asked or next((row for row in rows if row == default), None)
+    if name is not None and name not in rows:
+        raise MoergeError(f"no row {name!r}", where="--against", todo=f"name one of: {', '.join(rows)}")
+    return name or next((row for row in rows if row == default), None)
 
 
-def swept(runs: Sequence[Run], option: str, values: Sequence[float]) -> list[Run]:
-    """The experts, and each recipe with the option, at each of its values.
+def swept(runs: Sequence[Run], sweep: str) -> tuple[str, list[Run]]:
+    """The option of a sweep OPTION=NUMBER,…; and the experts, and each recipe with the option, at each of its values.
 
     Raises:
-        MoergeError: no recipe has it.
+        MoergeError: no recipe has the option, or a value is no number.
     """
+    option, _, listed = sweep.partition("=")
+    try:
+        values = [float(value) for value in listed.split(",")]
+    except ValueError as error:
+        raise MoergeError(f"expected OPTION=NUMBER,NUMBER,…, found {sweep!r}", where="--sweep") from error
     having = [run for run in runs if option in run.options]
     if not having:
         known = ", ".join(sorted({name for run in runs for name in run.options})) or "none"
         raise MoergeError(f"no recipe has the option {option!r}", where="--sweep", todo=f"use one of: {known}")
-    every = [run for run in runs if run.recipe.name in (EXPERTS, SEED_ROW)]
+    every = [run for run in runs if run.recipe.name == EXPERTS]
     for run in having:
         for value in values:
             options = {**run.options, option: value}
             every.append(Run(run.recipe, options, label_of(run.recipe, options)))
-    return every
+    return option, every

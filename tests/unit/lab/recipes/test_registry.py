@@ -4,7 +4,6 @@ import pytest
 
 from moerge.errors import MoergeError
 from moerge_lab.recipes.registry import RECIPES, parse
-from moerge_lab.table.commands import TRAINED
 
 
 def test_a_spec_names_a_recipe_and_some_of_its_options() -> None:
@@ -32,9 +31,7 @@ def test_what_doesn_t_exist_is_named_with_what_does(spec: str, said: str) -> Non
     assert caught.value.where == f"--recipe {spec}"
 
 
-def test_a_table_of_trained_recipes_compares_them_with_untrained_ones() -> None:
-    untrained = [spec for spec in TRAINED if parse(spec)[0].trains is None]
-    assert untrained == ["random", "averaging", "dume", "oracle", "moerge"]
+def test_a_label_has_the_options_that_differ_from_defaults() -> None:
     assert parse("btx:start=moerge,routing=soft")[2] == "btx:start=moerge,routing=soft"
     assert parse("btx:routing=top2")[2] == "btx"
 

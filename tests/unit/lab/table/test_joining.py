@@ -15,7 +15,6 @@ from moerge.progress import LogProgress
 from moerge.scoring.perplexity import score, windows
 from moerge_lab.recipes.base import Fleet, Member, Options
 from moerge_lab.recipes.registry import parse
-from moerge_lab.table.commands import table
 from moerge_lab.table.joining import join, plan
 from moerge_lab.table.joining_results import Growth
 from moerge_lab.table.measure import Settings, Texts, measure
@@ -24,6 +23,7 @@ from support.models import expert, texts
 from support.progress import Silent
 from support.recipes import fleet
 from support.versions import trunk_file
+from unit.lab.table.test_table import table
 
 
 def measured(on: Fleet) -> dict[str, Texts]:
@@ -119,10 +119,10 @@ def options_of(folder: Path, count: int = 3) -> dict[str, Any]:
     }
 
 
-def test_a_user_gets_table_json_and_curves(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out, drawn = tmp_path / "table.json", tmp_path / "table.svg"
-    options = {**options_of(tmp_path), "incremental": True, "subsets": True, "tokens": 50, "context": 32}
-    table(**options, recipe=["dume", "dume:tokens=8"], json_file=out, svg_file=drawn)
+def test_a_user_gets_a_table_and_its_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "table.json"
+    options = {**options_of(tmp_path), "subsets": True, "tokens": 50, "context": 32}
+    table("joined", **options, recipe=["dume", "dume:tokens=8"], json_file=out)
     found = json.loads(out.read_text())
     assert found["domains"] == ["d0", "d1", "d2"]
     assert [each["row"] for each in found["recipes"]] == ["dume", "dume:tokens=8"]
@@ -133,7 +133,6 @@ def test_a_user_gets_table_json_and_curves(tmp_path: Path, capsys: pytest.Captur
         }
         gained = by["d0", "d1", "d2", "|", "d0", "d1", "d2"] - by["d0", "d1", "|", "d0", "d1", "d2"]
         assert each["remerges"][0]["gained"]["score"] == pytest.approx(gained)
-    assert drawn.read_text().count("<polyline") == 4
     said = " ".join(capsys.readouterr().out.split())
     assert "1 d0, d1" in said
     assert "2 + d2" in said
@@ -146,15 +145,11 @@ def test_a_user_gets_table_json_and_curves(tmp_path: Path, capsys: pytest.Captur
         ({"recipe": ["averaging"]}, "--recipe averaging: makes no version with a trunk"),
         ({"recipe": ["random"]}, "dume, dume-ood, dume-ties, dume-dare, regmean, moerge"),
         ({"recipe": ["dume-ties"]}, "needs --base DIR"),
-        ({"first": 3}, "--first: 3 of 3 experts leave none to join"),
-        ({"sweep": "k=1,2"}, "leave --version, --sweep, --against, --elsewhere and --trained out"),
-        ({"version": Path()}, "leave --version, --sweep, --against, --elsewhere and --trained out"),
-        ({"incremental": False, "first": 2}, "--first: needs --incremental"),
-        ({"incremental": False, "subsets": True}, "--subsets: needs --incremental"),
+        ({"expert": ["d0=.", "d1=."], "text": ["d0=x", "d1=x"]}, "--expert: 2 of 2 experts leave none to join"),
     ],
 )
-def test_what_can_t_join_is_said_before_anything_is_measured(tmp_path: Path, change: dict[str, Any], said: str) -> None:
+def test_experts_that_can_t_join_are_refused_before_the_work(tmp_path: Path, change: dict[str, Any], said: str) -> None:
     options = {"expert": [f"d{slot}={tmp_path}" for slot in range(3)], "text": [f"d{slot}=x" for slot in range(3)]}
     with pytest.raises(MoergeError) as caught:
-        table(**{**options, "incremental": True, **change})
+        table("joined", **{**options, **change})
     assert said in str(caught.value)

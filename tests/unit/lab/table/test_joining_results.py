@@ -1,15 +1,13 @@
 """What follows from versions' scores as experts join, by figures computed by hand."""
 
 from collections.abc import Mapping
-from xml.etree import ElementTree
 
 import pytest
 from rich.console import Console
 from rich.table import Table as RichTable
 
 from moerge_lab.recipes.registry import parse
-from moerge_lab.table.joining_results import Growth, Joined, Version
-from moerge_lab.table.plots import growth_picture
+from moerge_lab.table.joining_results import Joined, Version
 from moerge_lab.table.table import Figure, Run
 
 Scores = Mapping[str, tuple[float, ...]]
@@ -92,17 +90,3 @@ def test_the_table_has_a_dash_for_domains_that_are_not_in_yet(width: int, tables
     assert columns["average"][:4] == ["86.0 ± 1.4", "77.3 ± 0.9", "86.0 ± 0.0", "+8.7"]
     assert columns["oracle"][3] == "+7.8"
     assert columns["expected"] == ["", "", "", "+6.2", "", "", "+2.1"]
-
-
-def test_the_picture_has_a_curve_for_the_kept_trunk_and_one_for_those_merged_anew() -> None:
-    root = ElementTree.fromstring(growth_picture(Growth(JOINED.domains, [JOINED])))  # noqa: S314  # our own
-    svg = "{http://www.w3.org/2000/svg}"
-    kept, merged = (
-        [float(point.split(",")[1]) for point in (each.get("points") or "").split()]
-        for each in root.iter(f"{svg}polyline")
-    )
-    assert len(kept) == len(merged) == 3
-    assert kept[0] == merged[0]  # the same version
-    assert kept[1] > merged[1]  # lower, so further down
-    said = ["".join(each.itertext()) for each in root.iter(f"{svg}text")]
-    assert {"version", "1", "2", "3", "dume, kept", "dume, remerged"} <= set(said)

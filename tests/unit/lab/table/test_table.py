@@ -3,12 +3,14 @@
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import pytest
 from transformers import AutoModelForCausalLM
+from typer.main import get_command
 
 from moerge.errors import MoergeError
 from moerge.models.tokens import Tokens
@@ -16,17 +18,28 @@ from moerge.progress import LogProgress
 from moerge.scoring.perplexity import Window, score, windows
 from moerge_lab.recipes.precision import Dtype
 from moerge_lab.recipes.registry import RECIPES, parse
-from moerge_lab.table.commands import table
+from moerge_lab.table.commands import app
+from moerge_lab.table.inputs import read
 from moerge_lab.table.measure import Settings, Texts, measure
-from moerge_lab.table.runs import possible
+from moerge_lab.table.options import Given
+from moerge_lab.table.runs import possible, with_experts
 from moerge_lab.table.table import Run
-from moerge_lab.table.texts import Cut, Sources, Split, is_held_out, read_texts, spread, switched
+from moerge_lab.table.texts import Cut, Sources, Split, is_held_out, read_elsewhere, read_texts, spread, switched
 from moerge_proto.options import SolveOptions
 from moerge_proto.versions import Lineage
 from support.documents import texts_of
 from support.models import expert, texts, tokenizer
 from support.progress import Silent
 from support.versions import ROWS, published
+
+
+def table(*words: object, **options: Any) -> None:
+    """`moerge table` with these words and options, as a user gives them; a list repeats its option."""
+    arguments = [str(word) for word in words]
+    for name, value in options.items():
+        values = value if isinstance(value, (list, tuple)) else [value]
+        arguments += [f"--{name.replace('_', '-')}" + ("" if each is True else f"={each}") for each in values]
+    get_command(app).main(arguments, "table", standalone_mode=False)
 
 
 def version_of(experts: list[Path], folder: Path) -> Path:
@@ -49,18 +62,18 @@ def text_file(path: Path, *texts: str) -> Path:
     return path
 
 
-def test_the_table_is_that_of_the_version_s_slots_whatever_the_order_of_the_options(tmp_path: Path) -> None:
+def test_a_version_s_table_has_its_slots_order(tmp_path: Path) -> None:
     experts = [expert(tmp_path / f"e{slot}", seed=slot) for slot in range(2)]
     version = version_of(experts, tmp_path)
     files = [text_file(tmp_path / f"{slot}.jsonl", "the quick brown fox" * (slot + 1)) for slot in range(2)]
     found = []
     for order in ([0, 1], [1, 0]):
         table(
-            version=version,
+            "version",
+            version,
             expert=[f"d{slot}={experts[slot]}" for slot in order],
             held_out=[f"d{slot}={files[slot]}" for slot in order],
             context=16,
-            stride=8,
             tokens=30,
             json_file=tmp_path / "table.json",
         )
@@ -98,7 +111,7 @@ def records(path: Path) -> dict[tuple[str, str], dict[str, Any]]:
 def test_named_recipes_are_measured_with_every_seed_that_could_change_them(tmp_path: Path) -> None:
     options, out, drawn = domains_of(tmp_path), tmp_path / "table.json", tmp_path / "table.svg"
     names = ["averaging", "random", "dume:k=2,tokens=8"]
-    table(**options, recipe=names, seeds=2, statistics_tokens=200, tokens=100, json_file=out, svg_file=drawn)
+    table(**options, recipe=names, seeds=2, statistics_tokens=200, tokens=100, json_file=out, svg=drawn)
     found = records(out)
     rows = ["d0 expert", "d1 expert", *names]
     assert list(found) == [(row, domain) for row in rows for domain in ("d0", "d1")]
@@ -190,17 +203,22 @@ def test_behind_a_switch_the_second_half_is_scored_and_the_first_is_of_the_other
         switched(domains, Cut(100, 50, 24))
 
 
-def test_a_user_scores_tuning_text_behind_switches_and_text_of_no_domain(tmp_path: Path) -> None:
+def test_a_user_scores_tuning_text_behind_switches(tmp_path: Path) -> None:
     options, out = domains_of(tmp_path), tmp_path / "table.json"
-    expert(tmp_path / "base", seed=5)
-    options |= {"base": str(tmp_path / "base"), "recipe": ["averaging", "oracle"], "json_file": out, "context": 16}
-    table(**options, split="tuning", switch=True)
+    table(**options, recipe=["averaging"], split="tuning", switch=True, context=16, json_file=out)
     found = json.loads(out.read_text())
     assert (found["settings"]["split"], found["settings"]["switch"]) == ("tuning", True)
     assert found["elsewhere"] == {"tokens": 0, "documents": 0}
+
+
+def test_models_are_compared_on_text_of_no_domain(tmp_path: Path) -> None:
+    base = expert(tmp_path / "base", seed=5)
+    inputs = read(Given(**domains_of(tmp_path), base=str(base), context=16))
+    runs = with_experts(["averaging", "oracle"], inputs.sources, base)
     other = [str(text_file(tmp_path / "x.jsonl", *map(str, range(100, 130))))]
-    table(**options, elsewhere=other, against="d0 expert")
-    found = json.loads(out.read_text())
+    windows = read_elsewhere(tmp_path / "e0", other, inputs.cut)
+    measured = measure(runs, inputs.texts(), inputs.settings, LogProgress(), windows)
+    found: Any = replace(measured, against="d0 expert").to_json()
     assert found["elsewhere"]["documents"] == 27
     by = {each["row"]: each for each in found["averages"]}
     own, compared = by["d0 expert"]["elsewhere"], by["averaging"]["elsewhere"]
@@ -216,12 +234,13 @@ def test_a_user_compares_specialists_with_the_seed_model(tmp_path: Path) -> None
     options, out, drawn = domains_of(tmp_path), tmp_path / "table.json", tmp_path / "table.svg"
     expert(tmp_path / "base", seed=5)
     other = [text_file(tmp_path / f"o{slot}.jsonl", *(f"{slot} {n}" * 9 for n in range(40))) for slot in range(2)]
-    options |= {"base": str(tmp_path / "base"), "other": [f"d{slot}={file}" for slot, file in enumerate(other)]}
-    options |= {"context": 16, "tokens": 200, "json_file": out, "svg_file": drawn}
+    options |= {"base": str(tmp_path / "base")}
+    options |= {"context": 16, "tokens": 200, "json_file": out, "svg": drawn}
     with pytest.raises(MoergeError, match="makes a model for each scored text"):
         table(**options, recipe=["soup"])
     trained = "clusters=2,train=128,batch=2"
-    table(**options, soups=True, recipe=["averaging", f"soup:{trained}", f"crisp:{trained}", "generic:train=128"])
+    options["other"] = [f"d{slot}={file}" for slot, file in enumerate(other)]
+    table("soups", **options, recipe=["averaging", f"soup:{trained}", f"crisp:{trained}", "generic:train=128"])
     found = json.loads(out.read_text())
     by = {each["row"]: each for each in found["averages"]}
     assert [*by] == ["seed", "averaging", "soup:clusters=2,train=128,batch=2", f"crisp:{trained}", "generic:train=128"]
@@ -247,7 +266,7 @@ def test_models_in_low_precision_are_compared_with_exact_experts(tmp_path: Path,
     options = {**domains_of(tmp_path), "recipe": ["averaging", "btm"], "tokens": 100, "context": 32}
     found = {}
     for each in ("float32", dtype):
-        table(**options, dtype=each, json_file=tmp_path / "table.json")
+        table(**options, precision=each, json_file=tmp_path / "table.json")
         found[each] = records(tmp_path / "table.json")
     exact, low = found["float32"], found[dtype]
     for domain in ("d0", "d1"):
@@ -270,7 +289,7 @@ def test_text_of_which_nothing_is_left_or_nothing_is_held_out_is_named(tmp_path:
 
 def test_a_sweep_measures_recipes_that_have_the_option_with_each_value(tmp_path: Path) -> None:
     options, out, drawn = domains_of(tmp_path), tmp_path / "table.json", tmp_path / "table.svg"
-    table(**options, recipe=["dume", "oracle"], sweep="k=1,2", tokens=50, json_file=out, svg_file=drawn)
+    table(**options, recipe=["dume", "oracle"], sweep="k=1,2", tokens=50, json_file=out, svg=drawn)
     assert {row for row, _ in records(out)} == {"d0 expert", "d1 expert", "dume", "dume:k=2"}
     assert drawn.read_text().count("<polyline") == 1
 
@@ -285,7 +304,7 @@ def test_all_recipes_that_the_inputs_allow_are_measured_and_the_others_named(
     assert {"averaging", "dume", "regmean", "oracle", "random"} <= set(names)
     assert not {"ties", "dume-ties", "dume-ood"} & set(names)
     assert any("--base DIR" in line and "dume-ties" in line for line in said)
-    assert any("--other NAME=FILES" in line and "dume-ood" in line for line in said)
+    assert any("--preset NAME" in line and "dume-ood" in line for line in said)
     every = [run.label for run in possible({"d0": Sources(tmp_path, ["t"], other=["o"])}, tmp_path, said.append)]
     assert every == [name for name, recipe in RECIPES.items() if not recipe.asked_only]
 
@@ -322,29 +341,39 @@ def test_experts_may_differ_in_architecture_but_not_in_the_tokenizer(
     [
         ({"recipe": ["dumme"]}, "did you mean dume"),
         ({"recipe": ["ties"]}, "needs --base DIR"),
-        ({"recipe": ["dume-ood"]}, "needs --other NAME=FILES"),
-        ({"text": None}, "no text is given"),
+        ({"recipe": ["dume-ood"]}, "needs --preset NAME"),
+        ({"text": []}, "no text is given"),
         ({"text": ["d0"]}, "expected NAME=PATH, found 'd0'"),
         ({"text": ["d0=x", "d2=x"]}, "names differ: d0, d2, but d0, d1 by --expert"),
-        ({"other": ["d0=x"]}, "names differ: d0, but d0, d1 by --expert"),
         ({"expert": ["d0=.", "d0=.", "d1=."]}, "'d0' is given 2 times"),
         ({"text": ["d0=/nowhere", "d1=/nowhere"]}, "--text /nowhere: no file matches"),
-        ({"stride": 16, "context": 16}, "--stride"),
         ({"recipe": ["dume"], "sweep": "q=1,2"}, "no recipe has the option 'q'"),
         ({"recipe": ["dume"], "sweep": "k=1,two"}, "expected OPTION=NUMBER,NUMBER"),
         ({"against": "ties"}, "name one of: d0 expert, d1 expert, averaging"),
-        ({"elsewhere": ["x"]}, "needs the base model"),
-        ({"soups": True, "trained": True}, "leave --version, --elsewhere, --trained and --switch out"),
-        ({"soups": True}, "needs --other NAME=FILES"),
-        ({"switch": True, "stride": 8}, "leave --stride out"),
-        ({"preset": "demo"}, "a preset has its own experts, texts and base"),
+        ({"preset": "demo"}, "--expert: a preset has its own experts, texts and base"),
     ],
 )
-def test_what_can_t_be_is_said_before_anything_is_measured(tmp_path: Path, change: dict[str, Any], said: str) -> None:
+def test_unsuitable_options_are_refused_before_the_work(tmp_path: Path, change: dict[str, Any], said: str) -> None:
     options = {"expert": [f"d{slot}={tmp_path}" for slot in range(2)], "text": [f"d{slot}=x" for slot in range(2)]}
     with pytest.raises(MoergeError) as caught:
         table(**{**options, "recipe": ["averaging"], **change})
     assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [([], "--other: no text to specialise on"), (["d0=x"], "names differ: d0, but d0, d1 by --expert")],
+)
+def test_soups_need_other_text_of_every_domain(tmp_path: Path, other: list[str], said: str) -> None:
+    options = {"expert": [f"d{slot}={tmp_path}" for slot in range(2)], "text": [f"d{slot}=x" for slot in range(2)]}
+    with pytest.raises(MoergeError) as caught:
+        table("soups", **options, other=other)
+    assert said in str(caught.value)
+
+
+def test_options_before_a_subcommand_are_refused() -> None:
+    with pytest.raises(MoergeError, match="--preset: has no effect here"):
+        table("--preset", "demo", "version", "v1")
 
 
 def test_line_separators_within_a_text_end_no_document(tmp_path: Path) -> None:
@@ -352,7 +381,7 @@ def test_line_separators_within_a_text_end_no_document(tmp_path: Path) -> None:
     folder = expert(tmp_path / "expert", seed=1)
     version = version_of([folder], tmp_path)
     text = text_file(tmp_path / "text.jsonl", "one\u2028two\u2029three\u0085four")
-    table(version=version, expert=[f"d0={folder}"], held_out=[f"d0={text}"], context=64, stride=32)
+    table("version", version, expert=[f"d0={folder}"], held_out=[f"d0={text}"], context=64)
 
 
 def test_a_text_that_is_not_utf_8_is_named(tmp_path: Path) -> None:
@@ -361,7 +390,7 @@ def test_a_text_that_is_not_utf_8_is_named(tmp_path: Path) -> None:
     text = tmp_path / "text.jsonl"
     text.write_bytes(b'{"text": "fine"}\n{"text": "\xff"}\n')
     with pytest.raises(MoergeError) as caught:
-        table(version=version, expert=[f"d0={folder}"], held_out=[f"d0={text}"])
+        table("version", version, expert=[f"d0={folder}"], held_out=[f"d0={text}"])
     assert str(text) in caught.value.where
 
 
@@ -370,9 +399,9 @@ def test_experts_that_are_not_the_version_s_are_refused(tmp_path: Path) -> None:
     version = version_of([folder], tmp_path)
     text = text_file(tmp_path / "text.jsonl", "text")
     with pytest.raises(MoergeError, match="expected d0, found d1"):
-        table(version=version, expert=[f"d1={folder}"], held_out=[f"d1={text}"])
+        table("version", version, expert=[f"d1={folder}"], held_out=[f"d1={text}"])
     with pytest.raises(MoergeError, match="not found") as caught:
-        table(version=folder, expert=[f"d0={folder}"], held_out=[f"d0={text}"])
+        table("version", folder, expert=[f"d0={folder}"], held_out=[f"d0={text}"])
     assert caught.value.where == str(folder / "moerge.json")
 
 

@@ -220,6 +220,6 @@ def test_two_processes_train_as_one_up_to_rounding_and_moerge_table_scores_the_r
     assert together == pytest.approx(alone, abs=1e-5)
     given = [f"--expert=d{slot}={folder / f'expert-{slot}'}" for slot in range(2)]
     given += [f"--text=d{slot}={folder / f'd{slot}.jsonl'}" for slot in range(2)]
-    table = run_command("table", "--version", tmp_path / "two", *given, "--recipe", "averaging", "--context", "32")
+    table = run_command("table", "version", tmp_path / "two", *given, "--recipe", "averaging", "--context", "32")
     assert table.returncode == 0, table.stderr
     assert "version" in table.stdout

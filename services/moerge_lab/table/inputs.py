@@ -1,0 +1,140 @@
+"""The experts, texts and settings of a table."""
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from moerge.errors import MoergeError
+from moerge.files import cache_folder
+from moerge.models.sources import checkpoint_folder
+from moerge.progress import progress
+from moerge.scoring.perplexity import Window
+from moerge.settings import named_values, single_values
+from moerge_lab.demo import corpora
+from moerge_lab.recipes import precision
+from moerge_lab.table.measure import Settings, Texts, measure
+from moerge_lab.table.options import Given
+from moerge_lab.table.presets import PRESETS, Preset
+from moerge_lab.table.runs import reference
+from moerge_lab.table.table import Run, Table
+from moerge_lab.table.texts import Cut, Sources, Split, read_elsewhere, read_texts, require_one_tokenizer, switched
+from moerge_proto.tuned import TunedMixture, tuned
+from moerge_proto.versions import Lineage
+
+STATISTICS_TOKENS = 20_000
+"""Default number of statistics tokens per domain."""
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Each domain's expert and files, the windows of the scored text, the measurement's settings, and the preset."""
+
+    sources: Mapping[str, Sources]
+    cut: Cut
+    settings: Settings
+    preset: str | None = None
+
+    def texts(self, split: Split = "heldout", *, switch: bool = False, training: bool = False) -> dict[str, Texts]:
+        """Each domain's texts; with `switch`, scored behind text of other domains."""
+        require_one_tokenizer(self.sources)
+        cut = replace(self.cut, tokens=sys.maxsize) if switch else self.cut
+        read = {name: read_texts(name, each, cut, split, training=training) for name, each in self.sources.items()}
+        return switched(read, self.cut) if switch else read
+
+    def table(
+        self, runs: Sequence[Run], against: str | None = None, split: Split = "heldout", *, switch: bool = False
+    ) -> Table:
+        """The measured recipes; with a preset, also on text of no domain.
+
+        Raises:
+            MoergeError: there is no row `against`, or a text is unsuitable.
+        """
+        compared = reference(against, runs, tuple(self.sources))
+        texts = self.texts(split, switch=switch, training=any(run.recipe.trains for run in runs))
+        elsewhere: list[Window] = []
+        if self.preset is not None and not switch:
+            files = [str(corpora.write_elsewhere(cache_folder() / "texts"))]
+            elsewhere = read_elsewhere(next(iter(texts.values())).expert, files, self.cut, split)
+        return replace(measure(runs, texts, self.settings, progress(), elsewhere), against=compared)
+
+    def in_slot_order(self, version: Path) -> "Inputs":
+        """With the domains in a version's slot order."""
+        domains = _domains(version)
+        if set(domains) != self.sources.keys():
+            raise MoergeError(f"expected {', '.join(domains)}, found {', '.join(self.sources)}", where="--expert")
+        return replace(self, sources={domain: self.sources[domain] for domain in domains})
+
+    def to_json(self) -> dict[str, object]:
+        """The settings as data for JSON."""
+        base = None if self.settings.base is None else str(self.settings.base)
+        return {"preset": self.preset, **asdict(self.cut), **asdict(self.settings), "base": base}
+
+
+def read(given: Given) -> Inputs:
+    """The inputs that options name.
+
+    Raises:
+        MoergeError: an option is missing, or options contradict each other.
+    """
+    precision.require(given.precision)
+    preset = _preset(given)
+    if preset is None:
+        sources, base = _sources(given), None if given.base is None else checkpoint_folder(given.base)
+        cut, statistics_tokens, device = Cut(), STATISTICS_TOKENS, "cpu"
+    else:
+        sources, base = preset.sources(cache_folder(), 1, progress(), given.device)
+        cut, statistics_tokens, device = preset.cut, preset.statistics_tokens, preset.device
+    context = given.context or cut.context
+    if given.statistics_tokens is not None:
+        statistics_tokens = given.statistics_tokens
+    return Inputs(
+        sources,
+        Cut(context, context // 2, given.tokens or cut.tokens),
+        Settings(base, given.seeds, statistics_tokens, given.device or device, given.precision),
+        given.preset,
+    )
+
+
+def _preset(given: Given) -> Preset | None:
+    if given.preset is None:
+        return None
+    for name in ("expert", "text", "held_out", "other", "base"):
+        if getattr(given, name):
+            what = "a preset has its own experts, texts and base"
+            raise MoergeError(what, where=_option(name), todo="omit it, or --preset")
+    return PRESETS[given.preset]
+
+
+def _sources(given: Given) -> dict[str, Sources]:
+    experts = single_values("--expert", given.expert or ())
+    if not given.text and not given.held_out:
+        todo = "name each domain's text with --text NAME=FILES"
+        raise MoergeError("no text is given", where="--text", todo=todo)
+    files = {kind: named_values(_option(kind), getattr(given, kind) or ()) for kind in ("text", "held_out", "other")}
+    for kind, named in files.items():
+        if named and named.keys() != experts.keys():
+            names = f"{', '.join(named)}, but {', '.join(experts) or 'none'} by --expert"
+            raise MoergeError(f"names differ: {names}", where=_option(kind), todo="name the same domains")
+    return {
+        name: Sources(checkpoint_folder(folder), *(named.get(name, ()) for named in files.values()))
+        for name, folder in experts.items()
+    }
+
+
+def _option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _domains(version: Path) -> list[str]:
+    path = version / "moerge.json"
+    if not path.is_file():
+        raise MoergeError("not found", where=str(path), todo="name the folder of a version published by moerge")
+    content = path.read_bytes()
+    made = tuned(content)
+    if isinstance(made, TunedMixture):
+        todo = (
+            "name the folder of a version; `moerge table --recipe bam`, bam-adapters and bts train and score mixtures"
+        )
+        raise MoergeError("is a mixture", where=str(version), todo=todo)
+    return (Lineage.model_validate_json(content) if made is None else made.parent).domains
