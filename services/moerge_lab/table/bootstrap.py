@@ -37,8 +37,3 @@ def resampled(dense: Sequence[Score], model: Sequence[Score], domain: int) -> Fl
     rows = [(own.nll, other.nll, own.tokens) for own, other in zip(dense, model, strict=True)]
     sums = drawn @ np.array(rows, dtype=np.float64)  # [RESAMPLES, 3]
     return np.array([normalised(*each) for each in sums.tolist()])
-
-
-def error(resamples: Floats | None) -> float | None:
-    """The standard error from resamples."""
-    return None if resamples is None else float(resamples.std(ddof=1))

@@ -13,9 +13,10 @@ from moerge.scoring.perplexity import Score, document_scores, normalised, total
 from moerge_lab.recipes.base import Fleet, Member, Model, Parts
 from moerge_lab.recipes.models import Loaded, Oracle, Routed
 from moerge_lab.recipes.published import version
+from moerge_lab.table.figure import Figure
 from moerge_lab.table.joining_results import Growth, Joined, Names, Version
 from moerge_lab.table.measure import Settings, Texts, fleet_of
-from moerge_lab.table.table import Figure, Run
+from moerge_lab.table.table import Run
 
 Plan = Mapping[Names, Sequence[Names]]
 """The domains of a trunk -> those of each version under it, smaller ones first."""

@@ -1,15 +1,15 @@
 """The results of joining experts: each version's scores, and the gain of each remerge."""
 
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from rich.console import Console
 from rich.table import Table as RichTable
 
 from moerge.trunk.remerge_estimate import WORTH, estimate
-from moerge_lab.table.table import Figure, Run
-from moerge_proto.normalised import average
+from moerge_lab.table.figure import Figure, mean
+from moerge_lab.table.table import Run
 
 Names = tuple[str, ...]
 _ABSENT = "-"
@@ -53,12 +53,12 @@ class Remerge:
     @property
     def gained(self) -> Figure:
         """Points of the average."""
-        return difference(self.merged.average, self.kept.average)
+        return self.merged.average - self.kept.average
 
     @property
     def oracle_gained(self) -> Figure:
         """Points of the oracle's average, without routing errors."""
-        return difference(self.merged.oracle, self.kept.oracle)
+        return self.merged.oracle - self.kept.oracle
 
     @property
     def expected(self) -> Figure:
@@ -140,9 +140,7 @@ class Joined:
         if isinstance(what, Version):
             return {name: _cell(what.scores.get(name)) for name in self.domains}
         before, after = what.kept.scores, what.merged.scores
-        return {
-            name: _signed(difference(after[name], before[name])) if name in after else _ABSENT for name in self.domains
-        }
+        return {name: _signed(after[name] - before[name]) if name in after else _ABSENT for name in self.domains}
 
     def _averages(self, what: Version | Remerge) -> dict[str, str]:
         if isinstance(what, Version):
@@ -197,16 +195,6 @@ class Growth:
 
     def to_json(self) -> dict[str, object]:
         return {"domains": self.domains, "recipes": [each.to_json() for each in self.recipes]}
-
-
-def mean(figures: Iterable[Figure]) -> Figure:
-    """The mean of figures for each seed."""
-    return Figure([average(each) for each in zip(*(figure.values for figure in figures), strict=True)])
-
-
-def difference(one: Figure, other: Figure) -> Figure:
-    """The difference for each seed."""
-    return Figure([a - b for a, b in zip(one.values, other.values, strict=True)])
 
 
 def _cell(figure: Figure | None) -> str:

@@ -8,8 +8,9 @@ import svg
 
 from moerge import pictures
 from moerge_lab.recipes.registry import label_of
+from moerge_lab.table.figure import Figure
 from moerge_lab.table.frame import Frame
-from moerge_lab.table.table import AHEAD, Figure, Row, Table, parameters, shown
+from moerge_lab.table.table import AHEAD, Row, Table, parameters, shown
 
 _ROW = 24
 _PLOT = 440

@@ -1,6 +1,5 @@
 """The papers' table (DUME section 3.1 and table 2): normalised perplexity of every recipe's models on every domain."""
 
-import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,13 +9,12 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from torch import Tensor
 
-from moerge.scoring.perplexity import Score, normalised, total
+from moerge.scoring.perplexity import Score, total
 from moerge_lab.recipes.base import Numbers, Options, Recipe, Trained
 from moerge_lab.recipes.dense import expert_row
 from moerge_lab.recipes.version_folder import VERSION
-from moerge_lab.table.bootstrap import Floats, error, resampled
+from moerge_lab.table.figure import Figure, mean
 from moerge_lab.table.frame import NORMALISED, Frame
-from moerge_proto.normalised import average
 
 AHEAD = "†"
 """Marks recipes that choose experts also by scored tokens."""
@@ -103,41 +101,6 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Figure:
-    """A figure over seeds.
-
-    Attributes:
-        values: of each seed.
-        sampling: the standard error of their mean over the scored documents; None if unknown.
-    """
-
-    values: Sequence[float]
-    sampling: float | None = None
-
-    @property
-    def mean(self) -> float:
-        return statistics.fmean(self.values)
-
-    @property
-    def deviation(self) -> float:
-        """The sample's standard deviation over seeds; 0 for one seed."""
-        return statistics.stdev(self.values) if len(self.values) > 1 else 0.0
-
-    @property
-    def error(self) -> float | None:
-        """The standard error of the mean, over documents and seeds."""
-        return None if self.sampling is None else math.hypot(self.sampling, self.deviation / len(self.values) ** 0.5)
-
-    def __str__(self) -> str:
-        return f"{self.mean:.1f}{self.spread}"
-
-    @property
-    def spread(self) -> str:
-        """The error as text; empty if unknown."""
-        return f" ± {self.error:.1f}" if self.error else ""
-
-
-@dataclass(frozen=True)
 class Table:
     """The measured rows, including those that normalise: the domains' dense experts, or the frame's reference.
 
@@ -160,57 +123,31 @@ class Table:
 
     def normalised(self, row: Row, domain: str) -> Figure:
         """100 x the perplexity of the domain's own expert, or of the frame's reference / this row's, per seed."""
-        own = total(self._own(domain))
-        values = [normalised(own, result.scores[domain]) for result in row.results]
-        return Figure(values, error(self._resampled(row, domain)))
+        models = [result.documents[domain] for result in row.results]
+        return Figure.of(self._own(domain), models, list(self.domains).index(domain))
 
     def average(self, row: Row) -> Figure:
         """The normalised average perplexity score, per seed."""
-        columns = [self.normalised(row, domain).values for domain in self.domains]
-        values = [average(each) for each in zip(*columns, strict=True)]
-        return Figure(values, error(self._resampled_average(row)))
+        return mean(self.normalised(row, domain) for domain in self.domains)
 
     def elsewhere(self, row: Row) -> Figure | None:
         """100 x the seed model's perplexity on text of no domain / this row's, per seed."""
         scores = [result.elsewhere for result in row.results if result.elsewhere]
-        if not self.base or not scores:
-            return None
-        values = [normalised(total(self.base), total(each)) for each in scores]
-        return Figure(values, error(self._resampled_elsewhere(row)))
+        return Figure.of(self.base, scores, len(self.domains)) if self.base and scores else None
 
     def difference(self, row: Row) -> Figure | None:
         """This row's average less that of the row it is compared with, over the same documents and seeds."""
-        return self._difference(row, self.average, self._resampled_average)
+        return self._difference(row, self.average)
 
     def elsewhere_difference(self, row: Row) -> Figure | None:
         """The same on text of no domain."""
-        return self._difference(row, self.elsewhere, self._resampled_elsewhere)
+        return self._difference(row, self.elsewhere)
 
-    def _difference(
-        self, row: Row, figure: Callable[[Row], Figure | None], resamples: Callable[[Row], Floats | None]
-    ) -> Figure | None:
+    def _difference(self, row: Row, figure: Callable[[Row], Figure | None]) -> Figure | None:
         if self.against is None or self.against == row.name:
             return None
-        rows = (row, self.row(self.against))
-        pair = [found.values for found in map(figure, rows) if found is not None]
-        if len(pair) < len(rows):
-            return None
-        drawn = [resamples(each) for each in rows]
-        seeds = range(max(map(len, pair)))  # what nothing drawn can change is measured once
-        one, two = ([values[seed % len(values)] for seed in seeds] for values in pair)
-        sampling = None if drawn[0] is None or drawn[1] is None else error(drawn[0] - drawn[1])
-        return Figure([a - b for a, b in zip(one, two, strict=True)], sampling)
-
-    def _resampled(self, row: Row, domain: str) -> Floats | None:
-        """[RESAMPLES] normalised scores, the mean over seeds."""
-        own, number = self._own(domain), list(self.domains).index(domain)
-        return _mean([resampled(own, result.documents[domain], number) for result in row.results])
-
-    def _resampled_average(self, row: Row) -> Floats | None:
-        return _mean([self._resampled(row, domain) for domain in self.domains])
-
-    def _resampled_elsewhere(self, row: Row) -> Floats | None:
-        return _mean([resampled(self.base, result.elsewhere, len(self.domains)) for result in row.results])
+        one, other = figure(row), figure(self.row(self.against))
+        return None if one is None or other is None else one - other
 
     def _own(self, domain: str) -> Sequence[Score]:
         return self.row(self.frame.own(domain)).results[0].documents[domain]
@@ -346,8 +283,3 @@ def _figures(row: Row, found: Figure) -> dict[str, object]:
         "peak_memory": row.peak_memory,
         "reads_ahead": row.run.recipe.reads_ahead,
     }
-
-
-def _mean(resamples: Sequence[Floats | None]) -> Floats | None:
-    known = [each for each in resamples if each is not None]
-    return sum(known[1:], known[0]) / len(known) if len(known) == len(resamples) else None

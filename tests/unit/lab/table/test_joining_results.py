@@ -7,8 +7,9 @@ from rich.console import Console
 from rich.table import Table as RichTable
 
 from moerge_lab.recipes.registry import parse
+from moerge_lab.table.figure import Figure
 from moerge_lab.table.joining_results import Joined, Version
-from moerge_lab.table.table import Figure, Run
+from moerge_lab.table.table import Run
 
 Scores = Mapping[str, tuple[float, ...]]
 

@@ -166,8 +166,8 @@ def test_errors_over_seeds_are_added_and_a_single_document_tells_none() -> None:
     seeds = [{"law": [Score(20.0 + seed + number % 2, 10) for number in range(20)]} for seed in (0, 1)]
     rows = [row("law expert", dense), row("dume", *seeds)]
     found = Table(("law",), rows).average(rows[1])
-    assert found.sampling is not None
-    assert found.error == pytest.approx(math.hypot(found.sampling, found.deviation / math.sqrt(2)))
+    assert found.resamples is not None
+    assert found.error == pytest.approx(math.hypot(found.resamples.std(ddof=1), found.deviation / math.sqrt(2)))
     alone = [row("law expert", {"law": [Score(20.0, 10)]}), row("dume", {"law": [Score(21.0, 10)]})]
     assert Table(("law",), alone).average(alone[1]).error is None
     assert str(Table(("law",), alone).average(alone[1])) == "90.5"
