@@ -232,7 +232,9 @@ def test_the_same_requests_at_once_answer_the_same(owners: Owners, tmp_path: Pat
         assert (owners.server.home / "blobs" / digest[:2] / digest).read_bytes() == data
 
 
-def test_an_active_contribution_is_not_checked_again(owners: Owners, law_s: Changed, tmp_path: Path) -> None:
+def test_an_active_contribution_is_not_checked_again(
+    owners: Owners, law_s: tuple[RouterManifest, ShardSums], tmp_path: Path
+) -> None:
     sent = send(owners.law, written(tmp_path / "file", *law_s))
     with owners.server.client() as operator:
         before = len(list(operator.workflows()))

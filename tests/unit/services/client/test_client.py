@@ -206,9 +206,9 @@ class Newer(BaseHTTPRequestHandler):
     """A coordinator of a later build: each object of its answers has a further field."""
 
     def do_GET(self) -> None:
-        key = {"public_key": "0" * 64, "fingerprint": DIGEST, "created": "2030-01-01T00:00:00Z", "revoked": None}
-        owner = {"name": "firm", "domains": ["law"], "keys": [key | {"kind": "x"}], "created": key["created"]}
-        owner |= {"seen": None, "revoked": None, "place": {"city": "x"}}
+        when, rest = "2030-01-01T00:00:00Z", {"revoked": None, "place": {"city": "x"}}
+        key = {"public_key": "0" * 64, "fingerprint": DIGEST, "created": when, **rest}
+        owner = {"name": "firm", "domains": ["law"], "keys": [key], "created": when, "seen": None, **rest}
         limit = {"engine": "vLLM", "happens": "ignores biases", "remedy": "none", "since": 1}
         answer = {"items": [owner], "next": None, "total": 1} if self.path.startswith("/v1/owners") else [limit]
         content = json.dumps(answer).encode()
