@@ -141,27 +141,13 @@ def _line(trunk: Trunk, version: Evaluated, last: Mapping[str, float]) -> TrunkV
 
 def _remerge(trunk: Trunk, version: Evaluated, versions: Sequence[Evaluated], later: Sequence[Trunk]) -> Remerge:
     """The gain of merging `trunk` again with the newcomers of `version`; a trunk of `later` may be the result."""
-    experts = set(version.experts.values())
-    oracles = {
-        each.experts[domain]: oracle
-        for each in versions
-        if each.trunk == trunk.digest
-        for domain, (_, oracle) in each.scores.items()
-    }  # from each domain's newest evaluation: it doesn't depend on routers
-    newcomers = version.newcomers(trunk)
-    missing = [domain for domain, expert in version.experts.items() if expert not in oracles]
-    members = late = fall = expected = None
-    if not missing:
-        members = _mean(oracles[expert] for domain, expert in version.experts.items() if domain not in newcomers)
-        late = _mean(oracles[version.experts[domain]] for domain in newcomers)
+    experts, newcomers = set(version.experts.values()), version.newcomers(trunk)
+    missing, members, late = _oracles(trunk, version, versions)
+    fall = expected = None
     if members is not None and late is not None:
         fall, expected = estimate(members, late, len(trunk.contains), len(newcomers), len(experts))
-    done = {each.digest for each in later if experts | set(trunk.contains) <= set(each.contains)}
-    start = _best(each for each in versions if each.trunk == trunk.digest and set(each.experts.values()) == experts)
-    end = _best(each for each in versions if each.trunk in done and set(each.experts.values()) == experts)
-    real = None
-    if start is not None and end is not None and start.average is not None and end.average is not None:
-        real = end.average - start.average
+    done = {other.digest for other in later if experts | set(trunk.contains) <= set(other.contains)}
+    start, end = _best(versions, {trunk.digest}, experts), _best(versions, done, experts)
     merged = [*trunk.experts, *(version.experts[domain] for domain in newcomers)]
     return Remerge(
         trunk=trunk.digest,
@@ -175,18 +161,42 @@ def _remerge(trunk: Trunk, version: Evaluated, versions: Sequence[Evaluated], la
         recommended=_is_open(trunk) and not done and expected is not None and expected >= WORTH,
         merge=NewTrunk.model_validate({"method": trunk.method, "options": trunk.options, "experts": merged}),
         after=None if end is None else end.number,
-        real=real,
+        real=_gain(start, end),
     )
+
+
+def _oracles(
+    trunk: Trunk, version: Evaluated, versions: Iterable[Evaluated]
+) -> tuple[list[str], float | None, float | None]:
+    """The domains of `version` without an oracle's score under `trunk`; if none, the means of members and newcomers.
+
+    An oracle's score doesn't depend on routers, so the newest one of any version under the trunk counts.
+    """
+    scores = dict[str, float]()
+    for other in versions:
+        if other.trunk == trunk.digest:
+            scores |= {other.experts[domain]: oracle for domain, (_, oracle) in other.scores.items()}
+    if missing := [domain for domain, expert in version.experts.items() if expert not in scores]:
+        return missing, None, None
+    members = [scores[expert] for expert in version.experts.values() if expert in trunk.contains]
+    return [], _mean(members), _mean(scores[version.experts[domain]] for domain in version.newcomers(trunk))
+
+
+def _gain(start: Evaluated | None, end: Evaluated | None) -> float | None:
+    """The difference of two versions' averages, if both exist."""
+    if start is None or end is None or start.average is None or end.average is None:
+        return None
+    return end.average - start.average
 
 
 def _is_open(trunk: Trunk) -> bool:
     return trunk.current and trunk.retired is None
 
 
-def _best(versions: Iterable[Evaluated]) -> Evaluated | None:
-    """The newest version evaluated by all domains; otherwise the newest."""
-    found = list(versions)
-    return next((each for each in reversed(found) if not each.missing), found[-1] if found else None)
+def _best(versions: Sequence[Evaluated], trunks: Collection[str], experts: Collection[str]) -> Evaluated | None:
+    """Of the versions with these experts under any of `trunks`: the newest evaluated by all domains, or the newest."""
+    newest = [other for other in reversed(versions) if other.trunk in trunks and set(other.experts.values()) == experts]
+    return next((other for other in newest if not other.missing), newest[0] if newest else None)
 
 
 def _before(trunk: Trunk, earlier: Sequence[Trunk], versions: Sequence[Evaluated]) -> Remerge | None:

@@ -1,6 +1,6 @@
 """Trunks: the lineage of a requested trunk, successors of retired trunks, and the current trunk."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
@@ -45,33 +45,35 @@ def lineage_of(session: Session, new: NewTrunk) -> TrunkLineage:
         MoergeError: names the field that can't be satisfied.
     """
     named = None if new.method is None else _checked(METHODS[new.method], new)
-    query = select(ExpertRow).where(ExpertRow.state == ExpertState.READY).order_by(ExpertRow.number)
-    found = list(session.scalars(query))
-    ready = {row.digest: row.domain for row in found if row.fitted_to is None}
-    fitted = {row.digest: row.trained for row in found if row.fitted_to is not None}
     contributions = _trunk_contributions(session)
-    asked = None if new.round is None else rounds.ended(session, new.round, "trunk")
-    base = new.options.base
-    _require_trained(fitted, "options.base", [base] if base is not None else [])
-    _require_trained(fitted, "experts", new.experts or [])
-    if base is not None and base not in ready:
-        raise _not_ready(base, "options.base")
-    experts = [digest for digest in ready if digest != base] if new.experts is None else new.experts
-    if asked is not None:
-        experts = [digest for digest in experts if ready[digest] in asked.contributed]
+    ended = None if new.round is None else rounds.ended(session, new.round, "trunk")
+    ready = _ready(session, new)
+    experts = new.experts or [digest for digest in ready if digest != new.options.base]
+    if ended is not None:
+        experts = [digest for digest in experts if ready[digest] in ended.contributed]
     if named is not None and named.base_only:
-        experts = [str(base)]
-    if unknown := [digest for digest in experts if digest not in ready]:
-        raise _not_ready(unknown[0], "experts")
-    if not experts or len(set(experts)) < len(experts):
-        raise RefusedError(ProblemType.NOT_READY, "expected at least one expert, each only once", where="experts")
-    complete = asked is not None or contributions.keys() >= set(experts)
+        experts = [str(new.options.base)]
+    _require_ready(experts, ready)
+    complete = ended is not None or contributions.keys() >= set(experts)
     method = named or METHODS[RECOMMENDED.method if complete else PAPER.method]
     if method.solved:
         _require_contributions(experts, ready, contributions)
     if new.options.weights:
         _require_weights(new.options, [ready[digest] for digest in experts])
     return _lineage(method, new.options, experts, contributions)
+
+
+def _ready(session: Session, new: NewTrunk) -> dict[str, str]:
+    """Ready expert, in order of arrival -> its domain, without fitted ones, after a check of base and experts."""
+    query = select(ExpertRow).where(ExpertRow.state == ExpertState.READY).order_by(ExpertRow.number)
+    rows, base = list(session.scalars(query)), new.options.base
+    fitted = {row.digest: row.trained for row in rows if row.fitted_to is not None}
+    _require_trained(fitted, "options.base", [] if base is None else [base])
+    _require_trained(fitted, "experts", new.experts or [])
+    ready = {row.digest: row.domain for row in rows if row.fitted_to is None}
+    if base is not None and base not in ready:
+        raise _not_ready(base, "options.base")
+    return ready
 
 
 def _trunk_contributions(session: Session) -> dict[str, str]:
@@ -109,6 +111,14 @@ def _require_trained(fitted: Mapping[str, str], where: str, experts: Sequence[st
             found = f"expert {digest} is fitted to a trunk, so it can't be merged"
             todo = f"name its original expert: {fitted[digest]}"
             raise RefusedError(ProblemType.INVALID_REQUEST, found, where=where, todo=todo)
+
+
+def _require_ready(experts: Sequence[str], ready: Collection[str]) -> None:
+    for digest in experts:
+        if digest not in ready:
+            raise _not_ready(digest, "experts")
+    if not experts or len(set(experts)) < len(experts):
+        raise RefusedError(ProblemType.NOT_READY, "expected at least one expert, each only once", where="experts")
 
 
 def _not_ready(digest: str, where: str) -> RefusedError:

@@ -18,6 +18,7 @@ from moerge_proto.experts import ExpertState
 from moerge_proto.influence import VersionInfluence
 from moerge_proto.options import SolveOptions
 from moerge_proto.problems import ProblemType
+from moerge_proto.rounds import Round
 from moerge_proto.versions import Lineage, NewVersion, VersionChange, VersionFile
 
 
@@ -54,30 +55,18 @@ def lineage_of(session: Session, new: NewVersion) -> Lineage:
     Raises:
         RefusedError: names the field that can't be satisfied.
     """
-    if new.round is not None and (new.trunk is not None or new.experts is not None or new.partial):
-        found = "a round already sets the trunk, the experts and the minimum"
-        todo = "omit trunk, experts and partial"
-        raise RefusedError(ProblemType.INVALID_REQUEST, found, where="round", todo=todo)
-    asked = None if new.round is None else rounds.ended(session, new.round, "router")
-    trunk = trunks.find(session, new.trunk if asked is None else asked.trunk)
-    if trunk.retired is not None and not trunk.current:
-        found = f"trunk {trunk.digest} was retired because of a withdrawal"
-        raise RefusedError(ProblemType.GONE, found, where="trunk", todo="use the current one")
-    left_out = _left_out(session, new, trunk) if asked is None else asked.missing
+    ended = _ended(session, new)
+    trunk = _usable_trunk(session, new.trunk if ended is None else ended.trunk)
+    left_out = _left_out(session, new, trunk) if ended is None else ended.missing
     query = select(ContributionRow).where(ContributionRow.trunk == trunk.digest, ContributionRow.active)
-    parts = list(session.scalars(query))
-    rows = {row.digest: row for row in session.scalars(select(ExpertRow).order_by(ExpertRow.number))}
-    domains = {row.digest: row.domain for row in sorted(rows.values(), key=lambda row: rows[row.trained].number)}
+    parts, domains = list(session.scalars(query)), _domains(session)
     contributed = {part.expert for part in parts if part.split == "statistics"}
-    experts = [digest for digest in domains if digest in contributed] if new.experts is None else new.experts
-    if asked is not None:
-        experts = [digest for digest in experts if domains[digest] in asked.contributed]
+    experts = new.experts or [digest for digest in domains if digest in contributed]
+    if ended is not None:
+        experts = [digest for digest in experts if domains[digest] in ended.contributed]
     _require_contributed(experts, contributed, domains, trunk)
     names = [domains[digest] for digest in experts]
-    _require_known(new.options, names)
-    if new.options.top_k > len(experts):
-        found, todo = f"{new.options.top_k} of {len(experts)} experts", f"use at most {len(experts)}"
-        raise RefusedError(ProblemType.INVALID_REQUEST, found, where="options.top_k", todo=todo)
+    _require_options(new.options, names)
     splits = ("statistics", "tuning") if new.options.lambda_scale == "auto" else ("statistics",)
     return Lineage(
         trunk=trunk.digest,
@@ -90,6 +79,31 @@ def lineage_of(session: Session, new: NewVersion) -> Lineage:
         left_out=left_out,
         solver=SOLVER,
     )
+
+
+def _ended(session: Session, new: NewVersion) -> Round | None:
+    """The ended round that a request names, without options that the round sets."""
+    if new.round is None:
+        return None
+    if new.trunk is not None or new.experts is not None or new.partial:
+        what = "a round already sets the trunk, the experts and the minimum"
+        todo = "omit trunk, experts and partial"
+        raise RefusedError(ProblemType.INVALID_REQUEST, what, where="round", todo=todo)
+    return rounds.ended(session, new.round, "router")
+
+
+def _usable_trunk(session: Session, digest: str | None) -> TrunkRow:
+    trunk = trunks.find(session, digest)
+    if trunk.retired is not None and not trunk.current:
+        what = f"trunk {trunk.digest} was retired because of a withdrawal"
+        raise RefusedError(ProblemType.GONE, what, where="trunk", todo="use the current one")
+    return trunk
+
+
+def _domains(session: Session) -> dict[str, str]:
+    """Expert -> its domain, in order of arrival; a fitted expert has the place of its original."""
+    rows = {row.digest: row for row in session.scalars(select(ExpertRow).order_by(ExpertRow.number))}
+    return {row.digest: row.domain for row in sorted(rows.values(), key=lambda row: rows[row.trained].number)}
 
 
 def _left_out(session: Session, new: NewVersion, trunk: TrunkRow) -> list[str]:
@@ -123,14 +137,15 @@ def _require_contributed(
         raise RefusedError(ProblemType.NOT_READY, "an expert is named twice", where="experts", todo="name each once")
 
 
-def _require_known(options: SolveOptions, domains: list[str]) -> None:
+def _require_options(options: SolveOptions, domains: Sequence[str]) -> None:
     weights = options.domain_weights
     if weights != "balanced" and (unknown := sorted(weights.keys() - set(domains))):
-        found, todo = (
-            f"{', '.join(unknown)}; the version's domains are {', '.join(domains)}",
-            "name domains of the version",
-        )
-        raise RefusedError(ProblemType.INVALID_REQUEST, found, where="options.domain_weights", todo=todo)
+        what = f"{', '.join(unknown)}; the version's domains are {', '.join(domains)}"
+        todo = "name domains of the version"
+        raise RefusedError(ProblemType.INVALID_REQUEST, what, where="options.domain_weights", todo=todo)
+    if options.top_k > len(domains):
+        what, todo = f"{options.top_k} of {len(domains)} experts", f"use at most {len(domains)}"
+        raise RefusedError(ProblemType.INVALID_REQUEST, what, where="options.top_k", todo=todo)
 
 
 def number_of(session: Session, lineage: Lineage) -> tuple[int, bool]:
