@@ -1,6 +1,7 @@
 """A version's folder in the form that llama.cpp's converter reads right."""
 
 import json
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -25,33 +26,41 @@ def converter_folder(version: Path, form: Form, folder: Path, progress: Progress
         CheckpointError: a weight file is missing or damaged, or the shared expert is not zero.
     """
     folder.mkdir(parents=True)
-    stored, names = StoredTensors(version), _mixtral_names(form) if form.renamed else {}
-    kept = {old: new for old in stored.specs if (new := names.get(old, old)) is not None}
-    for dropped in stored.specs.keys() - kept.keys():
-        if stored.tensor(dropped).any():
-            raise CheckpointError("expected zeros, as moerge publishes it", where=f"{version}: {dropped}")
-    plans = {_ADDED: _added(form)}
-    for old, new in kept.items():
+    stored = StoredTensors(version)
+    names = _names(stored, form)
+    files = {_ADDED: _added(form)}
+    for old, new in names.items():
         spec = stored.specs[old]
         plan = TensorPlan(new, spec.dtype, spec.shape, partial(stored.tensor, old))
-        plans.setdefault(spec.file.name, []).append(plan)
-    for file in {spec.file for spec in stored.specs.values()}:
-        content = {name for name, spec in stored.specs.items() if spec.file == file}
-        if content == {plan.name for plan in plans.get(file.name, ())}:
-            (folder / file.name).symlink_to(file.resolve())
-    changed = {name: own for name, own in plans.items() if own and not (folder / name).exists()}
-    total = sum(plan.bytes for own in changed.values() for plan in own)
-    with progress.track("writing another form", total, "B") as tracker:
-        for name, own in changed.items():
-            with (folder / name).open("wb") as out:
-                write_safetensors(out, own, tracker.advance)
-    where = {plan.name: name for name, own in plans.items() for plan in own}
+        files.setdefault(spec.file.name, []).append(plan)
+    changed = {_ADDED} | {spec.file.name for name, spec in stored.specs.items() if names.get(name) != name}
+    _write(folder, {name: plans for name, plans in files.items() if plans and name in changed}, progress)
+    where = {plan.name: name for name, plans in files.items() for plan in plans}
     (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": where}), encoding="utf-8")
     (folder / "config.json").write_text(json.dumps(form.config, indent=2), encoding="utf-8")
     for path in version.iterdir():
-        if path.is_file() and path.suffix != ".safetensors" and not (folder / path.name).exists():
+        is_wanted = path.is_file() and (path.suffix != ".safetensors" or path.name in files)
+        if is_wanted and not (folder / path.name).exists():
             (folder / path.name).symlink_to(path.resolve())
     return folder
+
+
+def _write(folder: Path, files: Mapping[str, Sequence[TensorPlan]], progress: Progress) -> None:
+    total = sum(plan.bytes for plans in files.values() for plan in plans)
+    with progress.track("writing another form", total, "B") as tracker:
+        for name, plans in files.items():
+            with (folder / name).open("wb") as out:
+                write_safetensors(out, plans, tracker.advance)
+
+
+def _names(stored: StoredTensors, form: Form) -> dict[str, str]:
+    """Tensor of the version -> its name in the other form; a dropped tensor must be zero."""
+    renamed = _mixtral_names(form) if form.renamed else {}
+    names = {old: new for old in stored.specs if (new := renamed.get(old, old)) is not None}
+    for dropped in stored.specs.keys() - names.keys():
+        if stored.tensor(dropped).any():
+            raise CheckpointError("expected zeros, as moerge publishes it", where=f"{stored.path}: {dropped}")
+    return names
 
 
 def _mixtral_names(form: Form) -> dict[str, str | None]:
