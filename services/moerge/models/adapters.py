@@ -255,29 +255,41 @@ class Adapter:
         spec = base
         if change.whole:
             spec = replace(self._own.specs[change.whole], dtype=base.dtype)
-            rows = spec.shape[1:] == base.shape[1:] and name in (EMBEDDING, HEAD)
-            if spec.shape != base.shape and not rows:
-                raise self._error(f"expected shape {list(base.shape)}, found {list(spec.shape)}", change.whole)
-        if change.down is None and change.up is None and change.magnitude is None:
-            return spec
-        if change.down is None or change.up is None:
+            self._require_replacement(name, change.whole, base.shape)
+        if change.down and change.up:
+            self._require_factors(name, change.down, change.up, spec.shape)
+            self._require_magnitude(name, change.down, change.magnitude, spec.shape)
+        elif change.down or change.up or change.magnitude:
             missing = "lora_A" if change.down is None else "lora_B"
             raise self._error(f"{missing} is missing", change.up or change.down or name)
-        rank, embedding = self._settings.rank(name.removesuffix(".weight")), "lora_embedding" in change.down
-        if len(spec.shape) != 2 or embedding != (name == EMBEDDING):
-            raise self._error(f"{name} is not a linear module", change.down)
-        read, written = spec.shape if embedding else reversed(spec.shape)
-        self._require_shape(change.down, (rank, read))
-        self._require_shape(change.up, (written, rank))
-        dora = bool(self._settings.get("use_dora"))
-        if dora and embedding:
-            raise self._error("DoRA of an embedding is not supported", change.down, "merge the adapter with PEFT")
-        if dora != (change.magnitude is not None):
-            found = "has a" if change.magnitude else "lacks the"
-            raise self._error(f"use_dora is {str(dora).lower()}, but {name} {found} magnitude vector", change.down)
-        if change.magnitude is not None and math.prod(self._own.specs[change.magnitude].shape) != written:
-            self._require_shape(change.magnitude, (written,))
         return spec
+
+    def _require_replacement(self, name: str, key: str, base: tuple[int, ...]) -> None:
+        """Requires the base's shape; embedding and head may have another number of rows."""
+        shape = self._own.specs[key].shape
+        is_resized = name in (EMBEDDING, HEAD) and shape[1:] == base[1:]
+        if shape != base and not is_resized:
+            raise self._error(f"expected shape {list(base)}, found {list(shape)}", key)
+
+    def _require_factors(self, name: str, down: str, up: str, shape: tuple[int, ...]) -> None:
+        """Requires a matrix, and factors of the settings' rank."""
+        rank, is_embedding = self._settings.rank(name.removesuffix(".weight")), "lora_embedding" in down
+        if len(shape) != 2 or is_embedding != (name == EMBEDDING):
+            raise self._error(f"{name} is not a linear module", down)
+        inputs, outputs = shape if is_embedding else reversed(shape)
+        self._require_shape(down, (rank, inputs))
+        self._require_shape(up, (outputs, rank))
+
+    def _require_magnitude(self, name: str, down: str, magnitude: str | None, shape: tuple[int, ...]) -> None:
+        """Requires a magnitude per row with DoRA, and none without it."""
+        dora = bool(self._settings.get("use_dora"))
+        if dora and name == EMBEDDING:
+            raise self._error("DoRA of an embedding is not supported", down, "merge the adapter with PEFT")
+        if dora != (magnitude is not None):
+            state = "has a" if magnitude else "lacks the"
+            raise self._error(f"use_dora is {str(dora).lower()}, but {name} {state} magnitude vector", down)
+        if magnitude is not None and math.prod(self._own.specs[magnitude].shape) != shape[0]:
+            self._require_shape(magnitude, shape[:1])
 
     def _require_shape(self, key: str, shape: tuple[int, ...]) -> None:
         found = self._own.specs[key].shape
