@@ -120,14 +120,9 @@ def read_settings(given: Mapping[str, Any], config: Path | None = None, *, alone
     Raises:
         MoergeError: a key or value is invalid or missing, or a file is unreadable.
     """
-    home = Path(given["home"]) if "home" in given else home_of(given["domain"]) if "domain" in given else None
+    home = _home(given)
     path = config or (home / FILE if home else None)
-    values = read_toml(path) if path is not None and (config is not None or path.is_file()) else {}
-    if "token" in values:
-        todo = "put it into a file readable by you only, and set token_file to its name"
-        raise MoergeError("a token must not be in this file", where=str(path), todo=todo)
-    if config is None and "home" in values:
-        raise MoergeError("home must not be set in the home's own file", where=str(path), todo="remove the key")
+    values = {} if path is None else _read(path, is_default=config is None)
     places: dict[Keys, str] = {(key,): str(path) for key in values}
     for name in ("coordinator", "domain", "expert", "data"):
         places.setdefault((name,), f"{path or FILE}, or --{name}")
@@ -144,6 +139,26 @@ def read_settings(given: Mapping[str, Any], config: Path | None = None, *, alone
     if settings is None:
         raise problems[0]
     return settings.model_copy(update={"expert": checkpoint_folder(str(values["expert"]))})
+
+
+def _home(given: Mapping[str, Any]) -> Path | None:
+    """The home that the command line sets, or the default one of its domain."""
+    if "home" in given:
+        return Path(given["home"])
+    return home_of(given["domain"]) if "domain" in given else None
+
+
+def _read(path: Path, *, is_default: bool) -> dict[str, Any]:
+    """The values in a file; the default one, in the home, is optional."""
+    if is_default and not path.is_file():
+        return {}
+    values = read_toml(path)
+    if "token" in values:
+        todo = "put it into a file readable by you only, and set token_file to its name"
+        raise MoergeError("a token must not be in this file", where=str(path), todo=todo)
+    if is_default and "home" in values:
+        raise MoergeError("home must not be set in the home's own file", where=str(path), todo="remove the key")
+    return values
 
 
 def _token(values: Mapping[str, Any], places: Mapping[Keys, str]) -> str:
