@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
+from moerge.errors import MoergeError
 from moerge.progress import progress
 from moerge.settings import byte_count
 from moerge.terminal import AsJson, output, show_json
@@ -19,6 +20,7 @@ _SHOWN = 4
 app = typer.Typer(no_args_is_help=True, help="Run a coordinator.")
 Host = Annotated[str | None, typer.Option(help="Listening address. Default: the settings', or 127.0.0.1.")]
 Port = Annotated[int | None, typer.Option(help="TCP port; 0 chooses a free one. Default: the settings', or 8080.")]
+Preset = Literal["1b", "8b", "70b", "400b"]
 Home = Annotated[Path, typer.Argument(help="Folder of the database, the blobs and the versions.")]
 
 
@@ -155,15 +157,10 @@ def _show(findings: "list[Finding]") -> None:
 
 @app.command()
 def size(
-    hidden: Annotated[int, typer.Option(min=1, help="Hidden size H of the experts.")],
-    layers: Annotated[int, typer.Option(min=1, help="Layers of an expert.")],
     experts: Annotated[int, typer.Option(min=1, help="Number of experts, each with its own worker.")],
-    documents: Annotated[int, typer.Option(min=1, help="Documents of each worker.")],
-    tokens: Annotated[int, typer.Option(min=1, help="Tokens of a document.")] = 512,
-    intermediate: Annotated[int | None, typer.Option(min=1, help="Width of an MLP; default: 3.5 H.")] = None,
-    vocabulary: Annotated[int, typer.Option(min=1, help="Number of token ids.")] = 128256,
-    key_value: Annotated[int, typer.Option(min=1, help="Width of the keys of all heads.")] = 1024,
-    tied: Annotated[bool, typer.Option("--tied", help="The experts' head is their embedding.")] = False,
+    tokens: Annotated[int, typer.Option(min=1, help="Tokens of each worker's text.")],
+    shape: Annotated[Preset | None, typer.Option(help="Experts like Llama 3 of this size, in bfloat16.")] = None,
+    config: Annotated[Path | None, typer.Option(help="An expert's folder or config.json, instead of --shape.")] = None,
     host_memory: Annotated[str, typer.Option(help="A worker's memory for hidden states.")] = "64GB",
     flops: Annotated[
         float,
@@ -181,22 +178,27 @@ def size(
 ) -> None:
     """Estimate memory, disk, network and hours of a trunk by regmean and one version, from formulas.
 
-    For weights in bfloat16. Defaults are for Llama 3 experts, a network of 1 Gbit/s and a disk of 1 GB/s.
+    Defaults are for a network of 1 Gbit/s and a disk of 1 GB/s. Starts nothing.
 
-    Example: moerge coordinator size --hidden 8192 --layers 80 --experts 16 --documents 100000
+    Example: moerge coordinator size --shape 70b --experts 16 --tokens 51200000
     """
+    from moerge.memory.shapes import Shape
+    from moerge.models.config import read_config
     from moerge.sizes.estimate import Machines, Work, estimate
-    from moerge.sizes.shape import ModelShape
+    from moerge.sizes.presets import preset
     from moerge_coordinator.operation.sizes import tables
 
-    wide = 7 * hidden // 2 if intermediate is None else intermediate
-    shape = ModelShape(hidden, layers, wide, vocabulary, key_value, tied)
-    work = Work(shape, experts, documents * tokens)
+    if (shape is None) == (config is None):
+        raise MoergeError(
+            "expected one of --shape and --config", todo="give --shape 8b, or --config expert/config.json"
+        )
+    model = read_config(config.parent if config.is_file() else config) if config is not None else preset(str(shape))
+    work = Work(Shape.of(model, model.dtype), experts, tokens)
     memory = byte_count(host_memory, "--host-memory")
-    found = estimate(work, Machines(flops, core_flops, cores, memory, disk, network))
+    result = estimate(work, Machines(flops, core_flops, cores, memory, disk, network))
     if as_json:
-        show_json(found.as_dict())
+        show_json(result.as_dict())
         return
-    title = f"{experts} experts of {found.parameters / 1e9:.3g} billion parameters, {work.tokens:,} tokens each"
-    for table in tables(found, title):
+    title = f"{experts} experts of {result.parameters / 1e9:.3g} billion parameters, {tokens:,} tokens each"
+    for table in tables(result, title):
         output().print(table)

@@ -14,52 +14,39 @@ from bench.layer_child import DOMAINS
 from bench.measure import Run, in_turns, process, say
 from bench.registry import HOME, Pair, benchmark
 from moerge.files import atomic_file
+from moerge.memory.shapes import layer_parameters
 from moerge.models.expert_folder import DenseExpert
+from moerge.models.reader import model_shapes
 from moerge.models.writer import TensorPlan, write_safetensors
-from moerge.sizes.shape import ModelShape
 from moerge.statistics.contribution import trunk_manifest
 from moerge.statistics.integers import pack, to_integers
 from moerge_proto.digests import digest_of
 from moerge_proto.statistics_file import Int64, RouterManifest, StatisticsSettings, exponent, write
 from support.models import tokenizer
 
-SHAPE = ModelShape(hidden=8192, layers=1, intermediate=28672, vocabulary=4096, key_value=1024)
 TOKENS = 4096
-LAYER = SHAPE.weight_bytes * SHAPE.layer
-SMALL = ModelShape(hidden=2048, layers=16, intermediate=64, vocabulary=8192, key_value=512)
-SHAPES = f"one layer of 70B (H 8192, MLP 28672, V 4096), {len(DOMAINS)} experts in bfloat16, {LAYER / 1e9:.2f} GB"
 
 
-def config(shape: ModelShape) -> LlamaConfig:
-    heads = shape.hidden // 128
+def config(*, hidden: int, layers: int, intermediate: int, vocabulary: int, key_heads: int) -> LlamaConfig:
     return LlamaConfig(
-        vocab_size=shape.vocabulary,
-        hidden_size=shape.hidden,
-        intermediate_size=shape.intermediate,
-        num_hidden_layers=shape.layers,
-        num_attention_heads=heads,
-        num_key_value_heads=shape.key_value // 128,
+        vocab_size=vocabulary,
+        hidden_size=hidden,
+        intermediate_size=intermediate,
+        num_hidden_layers=layers,
+        num_attention_heads=hidden // 128,
+        num_key_value_heads=key_heads,
         head_dim=128,
         dtype="bfloat16",
-        tie_word_embeddings=shape.tied,
     )
 
 
-def tensors(shape: ModelShape) -> dict[str, tuple[int, ...]]:
-    """Name -> shape of a Llama's tensors."""
-    hidden, wide, narrow = shape.hidden, shape.intermediate, shape.key_value
-    found = {"model.embed_tokens.weight": (shape.vocabulary, hidden), "model.norm.weight": (hidden,)}
-    for layer in range(shape.layers):
-        place = f"model.layers.{layer}"
-        found |= {f"{place}.{each}.weight": (hidden,) for each in ("input_layernorm", "post_attention_layernorm")}
-        rows = {"q_proj": hidden, "k_proj": narrow, "v_proj": narrow, "o_proj": hidden}
-        found |= {f"{place}.self_attn.{name}.weight": (count, hidden) for name, count in rows.items()}
-        found |= {f"{place}.mlp.{name}_proj.weight": (wide, hidden) for name in ("gate", "up")}
-        found[f"{place}.mlp.down_proj.weight"] = (hidden, wide)
-    return found if shape.tied else {**found, "lm_head.weight": (shape.vocabulary, hidden)}
+LARGE = config(hidden=8192, layers=1, intermediate=28672, vocabulary=4096, key_heads=8)
+SMALL = config(hidden=2048, layers=16, intermediate=64, vocabulary=8192, key_heads=4)
+LAYER = 2 * layer_parameters(LARGE)
+SHAPES = f"one layer of 70B (H 8192, MLP 28672, V 4096), {len(DOMAINS)} experts in bfloat16, {LAYER / 1e9:.2f} GB"
 
 
-def write_expert(folder: Path, shape: ModelShape, slot: int) -> None:
+def write_expert(folder: Path, settings: LlamaConfig, slot: int) -> None:
     """A random expert, made tensor by tensor. All experts have the same tensors but for small differences."""
 
     def made(number: int, size: tuple[int, ...]) -> Tensor:
@@ -71,19 +58,19 @@ def write_expert(folder: Path, shape: ModelShape, slot: int) -> None:
 
     plans = [
         TensorPlan(name, torch.bfloat16, size, lambda number=number, size=size: made(number, size))  # type: ignore[misc]
-        for number, (name, size) in enumerate(tensors(shape).items())
+        for number, (name, size) in enumerate(model_shapes(settings).items())
     ]
     folder.mkdir()
-    config(shape).save_pretrained(folder)
+    settings.save_pretrained(folder)
     tokenizer().save_pretrained(folder)
     with (folder / "weights").open("wb") as out:
         write_safetensors(out, plans)
 
 
-def write_sums(folder: Path, shape: ModelShape, slot: int) -> None:
+def write_sums(folder: Path, settings: LlamaConfig, slot: int) -> None:
     """A contribution of each kind, with the same gram throughout."""
     domain = DOMAINS[slot]
-    u = features(shape.hidden, TOKENS, 0, slot)
+    u = features(settings.hidden_size, TOKENS, 0, slot)
     gram, cross = pack((u.T @ u).double().numpy()), u.sum(dim=0, dtype=torch.float64).numpy()
     counts = {"tokens": TOKENS, "documents": 1, "shards": [digest_of(domain)]}
     router = RouterManifest.model_validate(
@@ -93,15 +80,15 @@ def write_sums(folder: Path, shape: ModelShape, slot: int) -> None:
             "domain": domain,
             "trunk": digest_of("trunk"),
             "settings": StatisticsSettings(),
-            "hidden_size": shape.hidden,
-            "layers": shape.layers,
-            "exponents": [exponent(shape.hidden)] * shape.layers,
+            "hidden_size": settings.hidden_size,
+            "layers": settings.num_hidden_layers,
+            "exponents": [exponent(settings.hidden_size)] * settings.num_hidden_layers,
             **counts,
         }
     )
     bits = router.exponents[0]
     with atomic_file(folder / f"router-{domain}") as out:
-        write(out, router, [to_integers(gram, bits), to_integers(cross, bits)] * shape.layers)
+        write(out, router, [to_integers(gram, bits), to_integers(cross, bits)] * settings.num_hidden_layers)
     link = folder / domain / "model.safetensors"
     os.link(folder / domain / "weights", link)
     own = DenseExpert(domain, folder / domain)
@@ -109,19 +96,19 @@ def write_sums(folder: Path, shape: ModelShape, slot: int) -> None:
     link.unlink()
 
     def arrays() -> "list[Int64]":
-        counted = torch.full((shape.vocabulary,), TOKENS // shape.vocabulary).numpy()
+        counted = torch.full((settings.vocab_size,), TOKENS // settings.vocab_size).numpy()
         return [*(to_integers(gram, each) for each in trunk.exponents), counted]
 
     with atomic_file(folder / f"trunk-{domain}") as out:
         write(out, trunk, arrays())
 
 
-def made(folder: Path, shape: ModelShape = SHAPE) -> None:
+def made(folder: Path, settings: LlamaConfig = LARGE) -> None:
     """The experts and their contributions."""
     for slot, domain in enumerate(DOMAINS):
         say(f"  inputs of {domain}")
-        write_expert(folder / domain, shape, slot)
-        write_sums(folder, shape, slot)
+        write_expert(folder / domain, settings, slot)
+        write_sums(folder, settings, slot)
 
 
 @cache

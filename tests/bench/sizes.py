@@ -21,31 +21,24 @@ from bench.made import MadePass, made_pass
 from bench.measure import say, seconds
 from bench.passes import random_rows
 from moerge.documents.shards import Shard, enough
-from moerge.memory import PeakMemory
+from moerge.memory.machine import free_bytes
+from moerge.memory.peaks import PeakMemory
 from moerge.models.batches import batches
 from moerge.models.dense import assign, empty_model
-from moerge.statistics.memory import free_bytes
+from moerge.sizes.presets import preset
 from moerge.statistics.streamed import Streamed
 from moerge_proto.statistics_file import StatisticsSettings
 
-
-def llama(hidden: int, intermediate: int, layers: int, heads: int, key_heads: int, vocabulary: int) -> LlamaConfig:
-    return LlamaConfig(
-        hidden_size=hidden,
-        intermediate_size=intermediate,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=key_heads,
-        vocab_size=vocabulary,
-        max_position_embeddings=4096,
-    )
-
-
-SHAPES = {
-    "tiny": llama(64, 128, 3, 4, 2, 300),
-    "8b": llama(4096, 14336, 32, 32, 8, 128256),
-    "70b": llama(8192, 28672, 80, 64, 8, 128256),
-}
+TINY = LlamaConfig(
+    hidden_size=64,
+    intermediate_size=128,
+    num_hidden_layers=3,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    vocab_size=300,
+    max_position_embeddings=4096,
+)
+SHAPES = {"tiny": TINY, "8b": preset("8b"), "70b": preset("70b")}
 """Those of Llama 3.1, and one for tests."""
 
 BATCH_TOKENS = StatisticsSettings().batch_tokens

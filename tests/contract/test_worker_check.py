@@ -48,7 +48,7 @@ def test_a_worker_that_can_start_gets_ok_on_every_line(federation: Federation) -
     words = [f"--{name.replace('_', '-')}={value}" for name, value in given(federation, held_out_share=0.2).items()]
     lines = moerge("worker", "check", *words, "--fit").splitlines()
     said = {line.split()[1]: line for line in lines}
-    assert "fitting needs" in said["memory"]
+    assert "fitting MLPs needs" in said["memory"]
     assert list(said) == [
         "expert",
         "data",
@@ -84,7 +84,7 @@ def test_all_that_is_wrong_is_told_at_once(federation: Federation, tmp_path: Pat
     bad = {name for name, line in said.items() if line.startswith("no ")}
     assert bad == {"data", "memory", "key", "fleet"}
     assert "texts.jsonl, line 2" in said["data"]
-    assert "--slots 500000" in said["memory"]
+    assert "slots 500000" in said["memory"]
     assert "not approved" in said["key"]
     assert "num_hidden_layers is 2; the trunk's is 3" in said["fleet"]
     assert all("what to do:" in said[name] for name in bad)
@@ -121,7 +121,7 @@ def test_an_evaluation_needs_memory_for_the_newest_version(tmp_path: Path) -> No
         made.solve()
         said = found(made, **asked)["evaluation"]
         assert "ok evaluation   version 1 has 2 experts; scoring needs " in said
-        assert said.endswith("of host memory for hidden states")
+        assert "of host memory for the hidden states of 4,096 tokens" in said
 
 
 def test_what_is_missing_stops_only_what_needs_it(federation: Federation, tmp_path: Path) -> None:

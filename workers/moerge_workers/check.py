@@ -8,19 +8,24 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
 
+import torch
 from rich.filesize import decimal
 
 from moerge.client.client import Client
 from moerge.client.register import registered
 from moerge.documents.fitting_sample import fitting_tokens
 from moerge.errors import IncompatibleExpertError, MoergeError
+from moerge.experts.fitted_files import fitted_bytes
 from moerge.experts.fitting import require_fittable
-from moerge.experts.memory import fitting_disk, fitting_need
+from moerge.experts.sample import need_of as fitting_need
+from moerge.memory.messages import described, machine
+from moerge.memory.room import Room
+from moerge.memory.shapes import Shape
 from moerge.models.adapters import is_adapter
 from moerge.models.dense import trunk_names
 from moerge.models.expert_folder import DenseExpert, check_expert
+from moerge.sizes.files import router_contribution_bytes, trunk_contribution_bytes
 from moerge.statistics.estimate import estimate
-from moerge.statistics.memory import Room, file_bytes
 from moerge.statistics.passes import RouterPass, TrunkPass
 from moerge_workers.computing.actors import Slots
 from moerge_workers.computing.memory import free_memory, require_gpus, room_of
@@ -155,13 +160,14 @@ class _Machine:
         specs = self.own.checkpoint.specs
         names = trunk_names(self.own.checkpoint, self.own.family, self.own.config.num_hidden_layers)
         trunk = sum(specs[name].bytes for name in names)
-        asked = trunk + _FILES * file_bytes(self._work)
+        sums = trunk_contribution_bytes if self.settings.trunk_contribution else router_contribution_bytes
+        asked = trunk + _FILES * sums(Shape.of(self.own.config, torch.float32))
         asked += is_adapter(self.own.folder) * sum(spec.bytes for spec in specs.values())
-        asked += fitting_disk(self.own) if self.settings.fit else 0
+        asked += fitted_bytes(self.own) if self.settings.fit else 0
         free = shutil.disk_usage(home).free
         if free < asked:
             found = f"{decimal(free)} free; a trunk and the sums need {decimal(asked)}"
-            raise MoergeError(found, where=str(home), todo="free space, or choose a --home on a larger disk")
+            raise MoergeError(found, where=str(home), todo="free space, or choose a home on a larger disk")
         return f"{self.settings.home}: {decimal(free)} free, {decimal(asked)} needed"
 
     def memory(self) -> str:
@@ -172,18 +178,15 @@ class _Machine:
         if settings.trunk_contribution:
             trunk = TrunkPass(self.own.folder, [], settings.statistics.precision, settings.device)
             self._room = room_of(trunk, settings, free)
-        own, on_gpu = self._room.need, settings.device == "cuda"
-        said = f"each of {settings.slots} slots needs {decimal(own.device())}{' of its GPU' if on_gpu else ''}"
-        said += f" (two layers {decimal(own.weights)}, sums {decimal(own.sums)}, a micro-batch {decimal(own.batch)})"
-        said += f" and has {decimal(self._room.states)} of host memory for hidden states"
-        said += f"; the journal needs {decimal(own.journal)}"
+        need = self._room.need
+        lines = [described(need, processes=settings.slots)]
+        lines.append(f"each slot has {decimal(self._room.states)} of host memory for hidden states")
+        lines.append(f"the journal needs {decimal(need.journal)}")
         if settings.fit:
             require_fittable(self.own.config, self.own.folder)
             tokens = fitting_tokens(self.own.config.hidden_size)
-            said += f"; {fitting_need(self.own, settings.statistics).told(tokens, on_gpu=on_gpu)}"
-        if free.device is not None:
-            said += f"; a GPU has {decimal(free.device)}"
-        return said if free.host is None else f"{said}; this machine has {decimal(free.host)}"
+            lines.append(described(fitting_need(self.own, settings.statistics, settings.device), tokens))
+        return "; ".join([*lines, *machine(free)])
 
     def ray(self) -> str:
         settings, said, places = self.settings, self.said.append, _Places()
@@ -238,8 +241,7 @@ class _Fleet:
         if newest is None:
             return "no version yet; the memory depends on its number of experts"
         need, experts = require_memory(self.own, self.settings, newest), len(newest.lineage.experts)
-        place = "GPU" if self.settings.device == "cuda" else "host"
-        return f"version {newest.number} has {experts} experts; {need.told(place)}"
+        return f"version {newest.number} has {experts} experts; {described(need)}"
 
     def budget(self) -> str:
         """The new trunks and evaluations of the last 30 days, and their limits."""

@@ -12,7 +12,7 @@ from torch import Tensor
 from moerge.files import atomic_file
 from moerge.models.adapters import file_of
 from moerge.models.config import read_config, trunk_settings
-from moerge.models.expert_folder import TOKENIZER_FILES
+from moerge.models.expert_folder import TOKENIZER_FILES, DenseExpert
 from moerge.models.families import family_of
 from moerge.models.reader import Checkpoint
 from moerge.models.stored import SINGLE
@@ -56,6 +56,14 @@ class FittedLayers:
 
     def _file(self, layer: int) -> Path:
         return self._folder / f"fitted-{layer}.part"
+
+
+def fitted_bytes(expert: DenseExpert) -> int:
+    """The bytes that a fit writes: the fitted expert, and until it is whole its MLPs in float32."""
+    specs = expert.checkpoint.specs
+    mlps = expert.family.dense_mlp_names(int(expert.config.num_hidden_layers))
+    fitted = sum(torch.Size(specs[name].shape).numel() for name in mlps)
+    return sum(spec.bytes for spec in specs.values()) + torch.float32.itemsize * fitted
 
 
 def write_fitted(expert: Path, trunk: Path, fitted: FittedLayers, folder: Path) -> Path:

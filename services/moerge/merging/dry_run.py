@@ -8,23 +8,25 @@ from typing import Literal, Self
 import torch
 
 from moerge.documents.shards import enough
+from moerge.experts.sample import need_of as fitting_need
+from moerge.experts.sample import tokens_that_fit
 from moerge.files import LOCK
+from moerge.memory.machine import free_for
+from moerge.memory.needs import Need, merging, solving
+from moerge.memory.shapes import Shape
 from moerge.merging import adding
-from moerge.merging import merge as merging
 from moerge.merging.costs import Costs, PassCost
 from moerge.merging.job import Job, MergeSettings, Source
 from moerge.merging.kept import Kept
 from moerge.merging.local import LocalTrunk
-from moerge.merging.prompts import Prompts, checked, writing_memory
-from moerge.models.bounds import attention_size, feature_exponents, input_exponents
-from moerge.models.dense import trunk_names
+from moerge.merging.merge import check
+from moerge.merging.prompts import Prompts, checked, require_memory
+from moerge.models.bounds import feature_exponents, input_exponents
 from moerge.models.expert_folder import DenseExpert
-from moerge.routers.solve import solving_memory
 from moerge.statistics.contribution import room_of
 from moerge.statistics.estimate import estimate, largest
 from moerge.statistics.passes import Pass, RouterPass, TrunkPass
 from moerge.statistics.streamed import Streamed
-from moerge.threads import at_once
 from moerge.trunk.methods.registry import METHODS
 
 
@@ -36,7 +38,7 @@ def merge(
 ) -> Costs:
     """Checks a merge, and tells its costs; arguments and errors are those of `moerge.merging.merge.merge`."""
     job = Job(out, settings or MergeSettings(), say)
-    return _costs(job, sources, merging.check(job, sources))
+    return _costs(job, sources, check(job, sources))
 
 
 def add(
@@ -57,49 +59,46 @@ def _costs(job: Job, sources: Sequence[Source], disk: int, trunk: LocalTrunk | N
     experts, solved = [each.expert for each in texts], METHODS[recipe.method].solved and trunk is None
     found = [passes.cost(each, _trunk_pass(job, each.expert)) for each in texts if solved]
     found += [passes.cost(each, _router_pass(job, each.expert, trunk)) for each in texts]
-    memory = {f"writing texts of {each.expert.domain}": each.writing for each in texts if each.writing is not None}
-    if trunk is None:
-        memory["merging the trunk"] = merging_memory(experts, solved=solved)
-    if recipe.fit:
-        memory["fitting MLPs"] = max(map(job.fitting_memory, experts))
-    config = experts[0].config
-    memory["solving the routers"] = solving_memory(
-        int(config.hidden_size), int(config.num_hidden_layers), torch.get_num_threads()
-    )
+    memory = {each.writing.work: each.writing.total() for each in texts if each.writing is not None}
+    memory |= {need.work: need.total(tokens) for need, tokens in _other_steps(job, experts, trunk)}
     return Costs(str(job.out), found, memory, disk, [*_unknown(job, texts)])
 
 
-def merging_memory(experts: Sequence[DenseExpert], *, solved: bool) -> int:
-    """About the bytes to merge a trunk: its largest tensor of each expert, and two merged ones.
+def _other_steps(job: Job, experts: Sequence[DenseExpert], trunk: LocalTrunk | None) -> Iterator[tuple[Need, int]]:
+    """The memory of the steps that read no text for sums, each with a number of tokens; arguments: see `_costs`."""
+    recipe, settings = job.settings.recipe, job.settings
+    shape, cores = Shape.of(experts[0].config, _widest(experts)), torch.get_num_threads()
+    if trunk is None:
+        yield merging(shape, len(experts), METHODS[recipe.method], cores), 0
+    if recipe.fit:
+        needs = [fitting_need(each, settings.statistics, settings.computing.device) for each in experts]
+        need, free = max(needs, key=Need.total), free_for(settings.computing.device)
+        yield need, tokens_that_fit(need, shape.hidden, free)
+    yield solving(shape, cores), 0
 
-    A solved one also needs the larger of two: float64 grams, seven of each projection of the attention at work; or four
-    float64 matrices of the head's size, and grams, three of each expert, if aligned to fitted MLPs, and of each kind of
-    rows at work.
-    """
-    own, layers = experts[0], int(experts[0].config.num_hidden_layers)
-    specs = [own.checkpoint.specs[name] for name in trunk_names(own.checkpoint, own.family, layers)]
-    copies = (len(experts) + 2) * max(spec.bytes for spec in specs)
-    if not solved:
-        return copies
-    head = max(torch.Size(spec.shape).numel() for spec in specs)
-    size = max(int(own.config.hidden_size), attention_size(own.config))
-    return copies + 8 * max(7 * at_once() * size**2, 4 * head + 3 * (len(experts) + at_once()) * size**2)
+
+def _widest(experts: Sequence[DenseExpert]) -> torch.dtype:
+    """The widest number format of the experts' weights."""
+    return max(
+        (spec.dtype for expert in experts for spec in expert.checkpoint.specs.values()),
+        key=lambda dtype: dtype.itemsize,
+    )
 
 
 @dataclass(frozen=True)
 class _Text:
-    """A domain's expert, the tokens of its statistics, and the bytes to write their text; None: it exists."""
+    """A domain's expert, the tokens of its statistics, and the memory to write their text; None: it exists."""
 
     expert: DenseExpert
     tokens: int
-    writing: int | None = None
+    writing: Need | None = None
 
     @classmethod
     def of(cls, job: Job, source: Source) -> Self:
         if not isinstance(source.corpus, Prompts):
             return cls(source.expert, job.surveyed(source).tokens)
         checked(source.expert, source.corpus, job.settings.statistics.context)
-        return cls(source.expert, source.corpus.tokens, writing_memory(source.expert, job.settings.computing.device))
+        return cls(source.expert, source.corpus.tokens, require_memory(source.expert, job.settings.computing.device))
 
 
 def _trunk_pass(job: Job, own: DenseExpert) -> TrunkPass:
@@ -134,8 +133,8 @@ class _Passes:
         return PassCost(
             text.expert.domain,
             kind,
-            need.device(threads),
-            need.host(threads, on_gpu=work.device == "cuda") + need.journal + states,
+            need.on_device,
+            need.in_host + need.journal + states,
             estimate(work, room, text.tokens, 1 / self._paces[measured]),
         )
 

@@ -13,9 +13,11 @@ from moerge.documents.fitting_sample import fitting_sample
 from moerge.documents.shards import enough, shard_name
 from moerge.documents.splits import HELD_OUT_SHARE
 from moerge.errors import MoergeError
+from moerge.experts.fitted_files import fitted_bytes
 from moerge.experts.fitting import fit
-from moerge.experts.memory import fitting_disk, fitting_need, fitting_sample_that_fits, tokens_that_fit
+from moerge.experts.sample import fitting_sample_that_fits
 from moerge.files import LOCK, atomic_file, work_folder
+from moerge.memory.machine import free_for
 from moerge.merging.kept import KeptExpert, Record
 from moerge.merging.local import LocalTrunk
 from moerge.merging.prompts import Prompts, written
@@ -26,7 +28,6 @@ from moerge.models.expert_folder import DenseExpert, check_expert, require_finit
 from moerge.models.tokens import Tokens
 from moerge.progress import Progress
 from moerge.statistics.contribution import Computing, router_contribution
-from moerge.statistics.memory import free_for
 from moerge.versions.card_scores import CARD_FILE, scored_card
 from moerge.versions.files import LINEAGE_FILE
 from moerge.versions.folder import write_version
@@ -128,7 +129,7 @@ class Job:
             size = sum(spec.bytes for spec in own.specs.values())
             hidden = int(config.hidden_size)
             total += size + 8 * hidden * (hidden + 1) * int(config.num_hidden_layers)
-            total += fitting_disk(source.expert) if self.settings.recipe.fit else 0
+            total += fitted_bytes(source.expert) if self.settings.recipe.fit else 0
         total -= sum(path.stat().st_size for path in self.work.rglob("*") if path.is_file())  # of an interrupted run
         free = shutil.disk_usage(next(each for each in self.work.absolute().parents if each.is_dir())).free
         if free < total and not _names(self.out):
@@ -166,15 +167,6 @@ class Job:
         if self.settings.scored_tokens and not found.scored and not source.generated:
             self.say(f"{found.domain}: no document is held out, so the domain is not scored; give more documents")
 
-    def fitting_memory(self, own: DenseExpert) -> int:
-        """The bytes to fit an expert's MLPs.
-
-        Raises:
-            MoergeError: they aren't free.
-        """
-        statistics, free = self.settings.statistics, free_for(self.settings.computing.device)
-        return fitting_need(own, statistics).host(tokens_that_fit(own, statistics, free))
-
     def expert(self, own: DenseExpert, found: Survey, trunk: LocalTrunk) -> DenseExpert:
         """The expert, or with a fit the fitted expert."""
         if not self.settings.recipe.fit:
@@ -184,7 +176,8 @@ class Job:
         def sample(tokens: int) -> list[list[Tokens]]:
             return fitting_sample(found.texts.named("statistics"), statistics, tokens, LEAST_DOCUMENTS)
 
-        chosen, cut = fitting_sample_that_fits(own, statistics, sample, free_for(computing.device), self.say)
+        device = computing.device
+        chosen, cut = fitting_sample_that_fits(own, statistics, sample, device, free_for(device), self.say)
         rows = [row for document in chosen for row in document]
         name = digest_of({"expert": own.digest, "trunk": trunk.digest, "rows": shard_name(b"", rows)})
         folder = self.work / f"fitted-{own.domain}-{name[:16]}"

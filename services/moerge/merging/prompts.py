@@ -7,17 +7,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.filesize import decimal
 from transformers import AutoTokenizer, GenerationConfig, PreTrainedModel
 
 from moerge.documents.corpus import Corpus
 from moerge.errors import MoergeError
 from moerge.files import atomic_file
+from moerge.memory.machine import free_for
+from moerge.memory.needs import Need, writing_texts
+from moerge.memory.room import require_room
+from moerge.memory.shapes import Shape
 from moerge.models.adapters import tokenizer_folder
 from moerge.models.expert_folder import DenseExpert
 from moerge.progress import Progress
 from moerge.scoring.perplexity import load
-from moerge.statistics.memory import free_bytes
 from moerge.threads import one_thread
 from moerge_proto.digests import digest_of
 
@@ -113,7 +115,7 @@ def written(expert: DenseExpert, prompts: Prompts, context: int, work: Path, dev
     with progress.track(f"texts of {expert.domain} by its expert", prompts.tokens, "tokens") as tracker:
         tracker.advance(min(done, prompts.tokens))
         if done < prompts.tokens:
-            writing_memory(expert, device)
+            require_memory(expert, device)
             model = load(expert.folder, device=device)
         while done < prompts.tokens:
             number = len(lines) // BATCH
@@ -145,19 +147,15 @@ def _check(writer: Writer, begun: Sequence[Sequence[int]], context: int, where: 
             raise MoergeError(f"a prompt contains {found!r}", where=where, todo=todo)
 
 
-def writing_memory(expert: DenseExpert, device: str) -> int:
-    """The bytes of an expert that writes texts.
+def require_memory(expert: DenseExpert, device: str) -> Need:
+    """Requires, and returns, the memory of an expert that writes texts.
 
     Raises:
-        MoergeError: they aren't free.
+        MoergeError: it isn't free.
     """
-    asked = 4 * sum(torch.Size(spec.shape).numel() for spec in expert.checkpoint.specs.values())
-    free = free_bytes(device)
-    if free is not None and asked > free:
-        found = f"writing texts needs {decimal(asked)} of memory; {decimal(free)} are free"
-        todo = "give --text instead, or use a larger machine"
-        raise MoergeError(found, where=f"--prompt {expert.domain}", todo=todo)
-    return asked
+    need = writing_texts(Shape.of(expert.config, torch.float32), expert.domain, device)
+    require_room(need, free_for(device), ["texts instead of prompts", "a larger machine"])
+    return need
 
 
 @torch.inference_mode()

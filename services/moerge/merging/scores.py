@@ -4,16 +4,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 from moerge.errors import MoergeError
+from moerge.memory.machine import free_for
+from moerge.memory.room import states_for
 from moerge.merging.report import DomainScore
 from moerge.models.dense import expert_weights
 from moerge.models.published import published_weights
-from moerge.scoring.memory import room_for_states, scoring_need, streamed_model
 from moerge.scoring.perplexity import Score, Window, normalised
+from moerge.scoring.streamed import need_of, streamed_model
 from moerge.statistics.contribution import Computing
-from moerge.statistics.memory import free_for
 
 
 @dataclass(frozen=True)
@@ -40,7 +39,7 @@ def scores(domains: Sequence[HeldOut], version: Path, computing: Computing, say:
     longest = max(len(window.tokens) for each in domains for window in each.windows)
     merged, device, host = published_weights(version), computing.device, computing.host_memory
     try:
-        room_for_states(scoring_need(merged.config, torch.float32, longest), free_for(device), host)
+        states_for(need_of(merged.config, "float32", longest, device), free_for(device), host)
     except MoergeError as error:
         say(f"not scored: {error.what}")
         return nothing

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from torch import Tensor
-from transformers import PretrainedConfig
+from transformers import AutoConfig, PretrainedConfig
 
-from moerge.models.config import read_config
-from moerge.models.families import Family, published_family
+from moerge.models.config import published_config, read_config
+from moerge.models.families import Family, family_of, published_family
 from moerge.models.reader import Checkpoint
 from moerge.models.weights import own_copy
 
@@ -90,3 +90,10 @@ def _experts(family: Family, count: int, layer: int) -> list[list[str]]:
     """The published names of each expert's tensors in a layer; the last matrix comes last."""
     patterns = [name for names in family.mlp.values() for name in names]
     return [[name.format(layer=layer, expert=number) for name in patterns] for number in range(count)]
+
+
+def expected_config(expert: PretrainedConfig, experts: int, top_k: int) -> PretrainedConfig:
+    """The config of a version of so many experts like this one, before its files are here."""
+    fields = published_config(family_of(expert), expert, experts, top_k, "float32", int(expert.vocab_size), False)
+    config: PretrainedConfig = AutoConfig.for_model(**fields)
+    return config

@@ -11,7 +11,7 @@ from moerge.errors import ContributionError, SolveError
 from moerge.routers.discriminants import discriminants
 from moerge.routers.ridge import NotDefiniteError, Ridge, unit_columns
 from moerge.routers.system import domain_weights, named, of_domain, ridge_system
-from moerge.threads import AT_ONCE, at_once, one_thread
+from moerge.threads import at_once, one_thread
 from moerge_proto.options import SolveOptions
 from moerge_proto.statistics_file import StatisticsFile
 from moerge_proto.versions import SolvedLayer, SolveReport
@@ -69,11 +69,6 @@ def solve_layers(
             layers.append(report)
             solved(layer)
     return routers, SolveReport(domains=list(domains), layers=layers)
-
-
-def solving_memory(hidden: int, layers: int, threads: int) -> int:
-    """Peak bytes of the solve: of each layer at work the gram, its factor and two slices, four float64 [H, H]."""
-    return min(threads, AT_ONCE, layers) * 4 * 8 * hidden**2
 
 
 def by_split(

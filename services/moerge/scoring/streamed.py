@@ -12,13 +12,17 @@ from operator import itemgetter
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
+from transformers import PretrainedConfig
 
+from moerge.memory.machine import free_for
+from moerge.memory.needs import Need, scoring
+from moerge.memory.room import states_for
 from moerge.models.batches import Batch, pad
 from moerge.models.families import EMBEDDING, published_family
 from moerge.models.published import PublishedWeights
 from moerge.models.weights import Weights, head_name, own_copy
 from moerge.progress import Tracker
-from moerge.scoring.perplexity import Score, Window, batched, by_document, losses_of, total
+from moerge.scoring.perplexity import BATCH_TOKENS, Score, Window, batched, by_document, losses_of, total
 from moerge.scoring.routers import RouterOutput, first_choices, forcing
 from moerge.statistics.decoder import Decoder, LayerFiles
 from moerge.statistics.features import placed
@@ -132,3 +136,25 @@ def _batch(cut: Sequence[Window]) -> Batch:
     lengths = torch.tensor([len(window.tokens) for window in cut])
     ids = pad([window.tokens.ids for window in cut])
     return Batch(ids, lengths, pad([window.predicts for window in cut], torch.bool))
+
+
+def need_of(config: PretrainedConfig, precision: str, context: int, device: str) -> Need:
+    """The memory of a `StreamedModel` with windows of `context`."""
+    return scoring(config, getattr(torch, precision), max(BATCH_TOKENS, context), context, device)
+
+
+def streamed_model(
+    weights: Weights,
+    precision: str,
+    device: str,
+    context: int,
+    host_memory: int | None = None,
+    expert: int | None = None,
+) -> StreamedModel:
+    """The model, with the hidden states that this machine has room for; for other arguments see `StreamedModel`.
+
+    Raises:
+        MoergeError: scoring doesn't fit.
+    """
+    states = states_for(need_of(weights.config, precision, context, device), free_for(device), host_memory)
+    return StreamedModel(weights, getattr(torch, precision), device, states, expert)

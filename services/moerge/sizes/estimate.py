@@ -2,11 +2,15 @@
 
 from dataclasses import asdict, dataclass
 
+from moerge.memory import needs
+from moerge.memory.shapes import Shape
 from moerge.sizes import coordinator, files, worker
-from moerge.sizes.shape import ModelShape
 from moerge.threads import AT_ONCE
+from moerge.trunk.methods.registry import METHODS
+from moerge_proto.statistics_file import StatisticsSettings
 
 _HOUR = 3600
+_BATCH_TOKENS = StatisticsSettings().batch_tokens
 
 
 @dataclass(frozen=True)
@@ -19,7 +23,7 @@ class Work:
         tokens: of each worker's text.
     """
 
-    shape: ModelShape
+    shape: Shape
     experts: int
     tokens: int
 
@@ -99,7 +103,7 @@ def estimate(work: Work, machines: Machines) -> Estimate:
     return Estimate(shape.expert, sizes, _coordinator(shape, experts, machines), _worker(work, machines))
 
 
-def _coordinator(shape: ModelShape, experts: int, on: Machines) -> CoordinatorSize:
+def _coordinator(shape: Shape, experts: int, on: Machines) -> CoordinatorSize:
     received, sent = coordinator.received_bytes(shape, experts), coordinator.sent_bytes(shape, experts)
     core, at_once = on.core_flops * _HOUR, min(on.cores, AT_ONCE)
     hours = {
@@ -109,16 +113,16 @@ def _coordinator(shape: ModelShape, experts: int, on: Machines) -> CoordinatorSi
         "merging": coordinator.merge_flop(shape, experts) / (core * at_once),
         "solving": coordinator.solve_flop(shape) / (core * at_once),
     }
-    memory = {
-        "receiving an expert": coordinator.receive_memory(shape),
-        "checking": coordinator.check_memory(shape),
-        "merging": coordinator.merge_memory(shape, experts, on.cores),
-        "solving": coordinator.solve_memory(shape, on.cores),
-        "the owners' influence": coordinator.influence_memory(shape, on.cores),
-        "publishing": coordinator.publish_memory(shape),
-    }
+    work = (
+        needs.receiving(shape),
+        needs.checking(shape),
+        needs.merging(shape, experts, METHODS["regmean"], on.cores),
+        needs.solving(shape, on.cores),
+        needs.influence(shape, on.cores),
+        needs.publishing(shape),
+    )
     return CoordinatorSize(
-        memory=memory,
+        memory={need.work: need.total() for need in work},
         disk=coordinator.disk(shape, experts),
         spare_disk=coordinator.spare_disk(shape),
         received=received,
@@ -130,20 +134,22 @@ def _coordinator(shape: ModelShape, experts: int, on: Machines) -> CoordinatorSi
 
 def _worker(work: Work, on: Machines) -> WorkerSize:
     shape, tokens = work.shape, work.tokens
-    received, sent = worker.received_bytes(shape), worker.sent_bytes(shape)
-    read = worker.read_bytes(shape, tokens, on.host_memory)
+    received, sent = files.trunk_bytes(shape), worker.sent_bytes(shape)
+    need = needs.passing(shape, _BATCH_TOKENS, trunk=True)
+    windows = -(-tokens * need.token // on.host_memory)
+    read = worker.read_bytes(shape, windows)
     hours = {
         "network": (received + sent) / on.network / _HOUR,
         "reading": read / on.disk / _HOUR,
         "computing": worker.flop(shape, tokens) / on.flops / _HOUR,
     }
     return WorkerSize(
-        device_memory=worker.device_memory(shape),
-        host_memory=min(on.host_memory, worker.hidden_bytes(shape, tokens)),
+        device_memory=need.on_device,
+        host_memory=min(on.host_memory, tokens * need.token),
         disk=worker.disk(shape),
         received=received,
         sent=sent,
         read=read,
-        windows=worker.windows(shape, tokens, on.host_memory),
+        windows=windows,
         hours=hours,
     )

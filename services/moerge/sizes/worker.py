@@ -4,54 +4,30 @@ A window of shards passes the layers one by one. Its hidden states are in the ho
 device.
 """
 
-from moerge.sizes.files import expert_bytes, router_contribution_bytes, trunk_bytes, trunk_contribution_bytes
-from moerge.sizes.shape import ModelShape
-from moerge.statistics.memory import Need
-from moerge_proto.statistics_file import StatisticsSettings
+from moerge.memory.shapes import Shape
+from moerge.sizes.files import contribution_bytes, expert_bytes, trunk_bytes
 
 PASSES = 2
-_BATCH_TOKENS = StatisticsSettings().batch_tokens
 
 
-def device_memory(shape: ModelShape) -> int:
-    """Bytes on the device: two layers, activations of a micro-batch, and the sums of the trunk pass's last layer."""
-    grams = [shape.hidden] * 3
-    need = Need.of(shape.layer, shape.hidden, shape.intermediate, grams, shape.weight_bytes, _BATCH_TOKENS)
-    return need.device()
-
-
-def hidden_bytes(shape: ModelShape, tokens: int) -> int:
-    """Bytes of hidden states of that many tokens, in the weights' format."""
-    return shape.weight_bytes * tokens * shape.hidden
-
-
-def windows(shape: ModelShape, tokens: int, host_memory: int) -> int:
-    """Number of windows whose hidden states fit into `host_memory` bytes."""
-    return -(-hidden_bytes(shape, tokens) // host_memory)
-
-
-def read_bytes(shape: ModelShape, tokens: int, host_memory: int) -> int:
+def read_bytes(shape: Shape, windows: int) -> int:
     """Bytes of weights that both passes read: all, once per window."""
-    return PASSES * windows(shape, tokens, host_memory) * expert_bytes(shape)
+    return PASSES * windows * expert_bytes(shape)
 
 
-def disk(shape: ModelShape) -> int:
+def disk(shape: Shape) -> int:
     """Bytes in the worker's home: the trunk, and each contribution twice, because a journal is replaced whole."""
-    return trunk_bytes(shape) + 2 * (trunk_contribution_bytes(shape) + router_contribution_bytes(shape))
+    return trunk_bytes(shape) + 2 * contribution_bytes(shape)
 
 
-def sent_bytes(shape: ModelShape) -> int:
+def sent_bytes(shape: Shape) -> int:
     """Bytes of the expert and its two contributions, before compression."""
-    return expert_bytes(shape) + trunk_contribution_bytes(shape) + router_contribution_bytes(shape)
+    return expert_bytes(shape) + contribution_bytes(shape)
 
 
-def received_bytes(shape: ModelShape) -> int:
-    """Bytes of the trunk."""
-    return trunk_bytes(shape)
-
-
-def flop(shape: ModelShape, tokens: int) -> int:
-    """Floating-point operations of both passes: 2 per active parameter and token, and H^2 per token and gram, of which
-    only a triangle is computed: two grams per layer of the trunk pass and one of the router pass, one of the head.
+def flop(shape: Shape, tokens: int) -> int:
+    """Floating-point operations of both passes: 2 per parameter of the layers and token, and two per number of a gram's
+    triangle and token.
     """
-    return tokens * (PASSES * 2 * shape.active + (3 * shape.layers + 1) * shape.hidden**2)
+    grams = sum(shape.triangles(trunk=True)) + sum(shape.triangles(trunk=False))
+    return tokens * 2 * (PASSES * shape.layers * shape.layer + grams)

@@ -6,10 +6,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from moerge.memory.needs import SUM_ROWS
 from moerge.statistics.integers import add, pack, to_integers
 from moerge_proto.statistics_file import Int64, gram_length
-
-_BLOCK = 128  # rows of a gram per product; only columns from their first on are computed
 
 
 @dataclass(frozen=True)
@@ -39,11 +38,6 @@ class ShardSums:
         )
 
 
-def sum_bytes(size: int) -> int:
-    """The bytes of a `Sum` of vectors of that size, about half of a square of float64."""
-    return 8 * sum(min(_BLOCK, size - start) * (size - start) for start in range(0, size, _BLOCK))
-
-
 class Sum:
     """The gram and the sum of the vectors of one shard: products in float32, sums over micro-batches in float64.
 
@@ -58,12 +52,12 @@ class Sum:
         """Adds vectors x [n, size], float32 or bfloat16, all of one size."""
         size = x.shape[1]
         if not self._gram:
-            starts = range(0, size, _BLOCK)
-            shapes = [(min(_BLOCK, size - start), size - start) for start in starts]
+            starts = range(0, size, SUM_ROWS)
+            shapes = [(min(SUM_ROWS, size - start), size - start) for start in starts]
             self._gram = [torch.zeros(shape, dtype=torch.float64, device=x.device) for shape in shapes]
             self._cross = torch.zeros(size, dtype=torch.float64, device=x.device)
-        for block, start in zip(self._gram, range(0, size, _BLOCK), strict=True):
-            block += _product(x[:, start : start + _BLOCK].T, x[:, start:])
+        for block, start in zip(self._gram, range(0, size, SUM_ROWS), strict=True):
+            block += _product(x[:, start : start + SUM_ROWS].T, x[:, start:])
         self._cross += x.sum(dim=0, dtype=torch.float64)
 
     @torch.inference_mode()
@@ -75,7 +69,7 @@ class Sum:
         size, done = len(self._cross), 0
         inverse = None if gains is None else _inverse(gains)
         packed = np.empty(gram_length(size), dtype=np.int64)
-        for start in range(0, size, _BLOCK):
+        for start in range(0, size, SUM_ROWS):
             block = self._gram.pop(0).cpu()
             if inverse is not None:
                 block.mul_(inverse[start : start + len(block), None]).mul_(inverse[start:])

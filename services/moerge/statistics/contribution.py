@@ -12,13 +12,14 @@ import numpy as np
 from moerge.documents.shards import Shard, plan
 from moerge.errors import MoergeError
 from moerge.files import atomic_file
+from moerge.memory.machine import free_for
+from moerge.memory.room import Room, Slots, room_for
 from moerge.models.bounds import attention_size, input_exponents
 from moerge.models.expert_folder import DenseExpert
 from moerge.models.tokens import Tokens
 from moerge.progress import NoProgress, Progress
 from moerge.statistics.journal import Journal, clear
-from moerge.statistics.memory import Free, Room, Slots, free_bytes, room_for
-from moerge.statistics.passes import Pass, RouterPass, TrunkPass
+from moerge.statistics.passes import Pass, RouterPass, TrunkPass, need_of
 from moerge.statistics.windows import Layered, WindowSize, computed, windows
 from moerge_proto.statistics_file import (
     Int64,
@@ -267,11 +268,12 @@ def room_of(work: Pass, settings: StatisticsSettings, computing: Computing, toke
     Raises:
         MoergeError: not even one fits.
     """
-    free = Free(free_bytes("cpu"), None if computing.device == "cpu" else free_bytes(computing.device))
+    free = free_for(computing.device)
     most = computing.slots if computing.device == "cpu" else 1
     for threads in range(most, 0, -1):
         try:
-            return threads, room_for(work, settings, free, Slots(threads=threads), computing.host_memory, tokens)
+            need = need_of(work, settings, threads)
+            return threads, room_for(need, settings, free, Slots(), computing.host_memory, tokens)
         except MoergeError:
             if threads == 1:
                 raise

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from rich.filesize import decimal
 
 from moerge.documents.shards import Shard
+from moerge.memory.room import Room
 from moerge.models.dense import DenseWeights
 from moerge.models.tokens import Tokens
-from moerge.statistics.memory import Room
 from moerge.statistics.passes import Pass
 from moerge_proto.statistics_file import StatisticsSettings
 

@@ -4,14 +4,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
+from moerge.memory.needs import Need, passing
+from moerge.memory.shapes import Shape
 from moerge.models.bounds import feature_gains, input_gain_names
 from moerge.models.config import read_config
 from moerge.models.dense import DenseWeights, domain_weights, expert_weights
 from moerge.models.families import family_of
 from moerge.models.reader import Checkpoint
-from moerge_proto.statistics_file import trunk_gram_names
+from moerge_proto.statistics_file import StatisticsSettings, trunk_gram_names
 
 
 @dataclass(frozen=True)
@@ -81,3 +84,10 @@ class TrunkPass:
 
 
 Pass = RouterPass | TrunkPass
+
+
+def need_of(work: Pass, settings: StatisticsSettings, threads: int = 1) -> Need:
+    """The memory of a pass, by the expert's config."""
+    shape = Shape.of(read_config(work.expert), getattr(torch, settings.precision))
+    tokens, is_trunk = max(settings.batch_tokens, settings.context), isinstance(work, TrunkPass)
+    return passing(shape, tokens, trunk=is_trunk, threads=threads, device=work.device)

@@ -47,7 +47,7 @@ def _threshold(base: Tensor, expert: Tensor, retain: float) -> float:
     dropped = round((1 - retain) * base.numel())
     if dropped == 0:
         return 0.0
-    magnitudes = (expert.double() - base.double()).abs().flatten().numpy()
+    magnitudes = expert.double().sub_(base).abs_().flatten().numpy()
     magnitudes.partition(dropped)
     return float(magnitudes[dropped])
 

@@ -7,7 +7,7 @@ from itertools import combinations
 from pathlib import Path
 
 from moerge.errors import MoergeError
-from moerge.memory import quick_collections
+from moerge.memory.peaks import quick_collections
 from moerge.progress import Progress, Tracker
 from moerge.scoring.perplexity import Score, document_scores, normalised, total
 from moerge_lab.recipes.base import Fleet, Member, Model, Parts

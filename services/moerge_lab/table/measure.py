@@ -9,7 +9,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from moerge.memory import PeakMemory, quick_collections
+from moerge.memory.peaks import PeakMemory, quick_collections
 from moerge.progress import NoProgress, Progress, Tracker
 from moerge.scoring.perplexity import Score, Window, document_scores
 from moerge.scoring.routers import RoutingCounter

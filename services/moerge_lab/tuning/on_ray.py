@@ -19,7 +19,7 @@ from ray.train.backend import Backend
 from ray.train.torch import TorchConfig, TorchTrainer, get_device, prepare_model
 
 from moerge.errors import MoergeError
-from moerge.statistics.memory import is_out_of_memory
+from moerge.memory.machine import is_out_of_memory
 from moerge_lab.tuning.training import LOG, Job, Process, train
 from moerge_workers.computing.cluster import cluster
 

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 import moerge_lab.mixtures  # noqa: F401  # registers the classes
 from moerge.errors import MoergeError
 from moerge.files import atomic_file
-from moerge.memory import PeakMemory
+from moerge.memory.peaks import PeakMemory
 from moerge.models.writer import TensorPlan, write_safetensors
 from moerge.scoring.perplexity import load
 from moerge_lab.training.batches import batches

@@ -7,10 +7,13 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from moerge.errors import MoergeError
+from moerge.models.reader import Checkpoint
 from moerge_coordinator.commands import app
+from support.models import expert
 
 PAGE = Path(__file__).parents[3] / "docs" / "scale.md"
-COMMON = ("--experts", "16", "--documents", "100000")
+COMMON = ("--experts", "16", "--tokens", "51200000")
 
 
 def said(*options: str) -> str:
@@ -28,7 +31,7 @@ def rows(output: str) -> dict[str, list[str]]:
 def page() -> list[list[str]]:
     """The cells of the page's table of shapes."""
     lines = PAGE.read_text(encoding="utf-8").splitlines()
-    start = next(number for number, line in enumerate(lines) if "--hidden 2048" in line)
+    start = next(number for number, line in enumerate(lines) if "--shape 1b" in line)
     table = []
     for line in lines[start:]:
         if not line.startswith("|"):
@@ -48,23 +51,38 @@ def test_the_page_s_table_is_the_command_s_output() -> None:
 
 
 def test_json_has_bytes_and_hours() -> None:
-    found = json.loads(said("--hidden", "8192", "--layers", "80", *COMMON, "--json"))
+    found = json.loads(said("--shape", "70b", *COMMON, "--json"))
     assert found["parameters"] == 70_553_706_496
     assert found["files"]["a router contribution"] == 80 * 8 * (8192 * 8193 // 2 + 8192)
-    assert found["coordinator"]["memory"]["checking"] == 2 * 12 * 8192**2
+    assert found["coordinator"]["memory"]["checking contributions"] == 2 * 12 * 8192**2
     assert found["worker"]["hours"]["computing"] > 0
+
+
+def test_a_shape_is_that_of_a_config_or_an_experts_folder(tmp_path: Path) -> None:
+    folder = expert(tmp_path / "expert", 1)
+    sizes = [json.loads(said("--config", str(path), *COMMON, "--json")) for path in (folder, folder / "config.json")]
+    assert sizes[0] == sizes[1]
+    weights = Checkpoint(folder).specs.values()
+    assert sizes[0]["files"]["an expert"] == sum(each.bytes for each in weights)
+
+
+@pytest.mark.parametrize("given", [(), ("--shape", "8b", "--config", "config.json")])
+def test_one_of_shape_and_config_is_required(given: tuple[str, ...]) -> None:
+    result = CliRunner().invoke(app, ["size", *given, *COMMON])
+    assert isinstance(result.exception, MoergeError)
+    assert "expected one of --shape and --config" in str(result.exception)
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "much"])
 def test_an_impossible_size_is_refused(value: str) -> None:
-    result = CliRunner().invoke(app, ["size", "--hidden", value, "--layers", "80", *COMMON])
+    result = CliRunner().invoke(app, ["size", "--shape", "8b", "--experts", value, "--tokens", "1"])
     assert result.exit_code == 2
-    assert "--hidden" in re.sub(r"\x1b\[[0-9;]*m", "", result.output)
+    assert "--experts" in re.sub(r"\x1b\[[0-9;]*m", "", result.output)
 
 
 def test_more_memory_and_faster_machines_take_less_time() -> None:
     def hours(*options: str) -> dict[str, float]:
-        given = ["--hidden", "4096", "--layers", "32", *COMMON, "--json", *options]
+        given = ["--shape", "8b", *COMMON, "--json", *options]
         estimate = json.loads(said(*given))
         return {
             **estimate["coordinator"]["hours"],

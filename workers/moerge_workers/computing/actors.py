@@ -14,11 +14,11 @@ from ray.exceptions import RayError, RayTaskError
 
 from moerge.documents.shards import Shard
 from moerge.errors import MoergeError
-from moerge.statistics import memory
+from moerge.memory.machine import is_out_of_memory
+from moerge.memory.room import pass_too_large
 from moerge.statistics.accumulate import ShardSums
 from moerge.statistics.estimate import largest
-from moerge.statistics.memory import is_out_of_memory, too_large
-from moerge.statistics.passes import Pass
+from moerge.statistics.passes import Pass, need_of
 from moerge.statistics.streamed import Streamed
 from moerge.statistics.windows import ComputeWindows, Done, Window
 from moerge_proto.statistics_file import StatisticsSettings
@@ -307,8 +307,9 @@ class _Pool:
             return cause
         return self._too_large(str(cause)) if is_out_of_memory(cause) else error
 
-    def _too_large(self, found: str) -> MoergeError:
-        return too_large(found, self._work, self._how.statistics, memory.Slots(self._how.slots))
+    def _too_large(self, fault: str) -> MoergeError:
+        statistics, slots = self._how.statistics, self._how.slots
+        return pass_too_large(need_of(self._work, statistics), statistics, slots, fault=fault)
 
     def _replace(self, actor: _Actor, error: RayError) -> None:
         """Replace a lost actor, or restart if all of Ray is lost."""

@@ -6,11 +6,11 @@ from pathlib import Path
 from moerge.documents.shards import enough
 from moerge.errors import MoergeError
 from moerge.experts.fitting import fit
-from moerge.experts.memory import fitting_sample_that_fits
+from moerge.experts.sample import WAYS, fitting_sample_that_fits
 from moerge.files import sync_folder
+from moerge.memory.machine import free_for, is_out_of_memory
 from moerge.models.expert_folder import DenseExpert
 from moerge.models.tokens import Tokens
-from moerge.statistics.memory import free_for, is_out_of_memory
 from moerge_proto.progress import Stage
 from moerge_workers.computing.sample import sample_of
 from moerge_workers.data.splits import Data
@@ -36,7 +36,9 @@ def fitted_folder(settings: Settings, data: Data, events: Events, expert: DenseE
         return sample_of(data, events, settings.statistics, asked, policy.min_documents, title)
 
     least, free = policy.least_tokens(enough(hidden)), free_for(settings.device)
-    documents, cut_up = fitting_sample_that_fits(expert, settings.statistics, sample, free, events.say, least)
+    documents, cut_up = fitting_sample_that_fits(
+        expert, settings.statistics, sample, settings.device, free, events.say, least
+    )
     tokens = sum(row.count for rows in documents for row in rows)
     if (why := policy.too_small(len(documents), tokens, enough(hidden))) is not None:
         events.say(f"the MLPs are not fitted, because the text is too little: {why}")
@@ -50,11 +52,8 @@ def fitted_folder(settings: Settings, data: Data, events: Events, expert: DenseE
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
-            raise _too_large("not enough memory to fit the MLPs") from error
+            found = "not enough memory to fit the MLPs"
+            raise MoergeError(found, where="memory", todo=f"change one of these: {', '.join(WAYS)}") from error
     os.replace(part, folder)
     sync_folder(folder.parent)
     return folder
-
-
-def _too_large(found: str) -> MoergeError:
-    return MoergeError(found, where="--fit", todo="use a larger machine or another --device, or run without --fit")

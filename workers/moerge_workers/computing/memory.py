@@ -3,8 +3,9 @@
 import torch
 
 from moerge.errors import MoergeError
-from moerge.statistics.memory import Free, Room, Slots, free_bytes, room_for
-from moerge.statistics.passes import Pass
+from moerge.memory.machine import Free, free_bytes
+from moerge.memory.room import Room, Slots, room_for
+from moerge.statistics.passes import Pass, need_of
 from moerge_workers.settings import Settings
 
 
@@ -23,11 +24,11 @@ def require_gpus(settings: Settings) -> None:
     gpus = torch.cuda.device_count()
     if settings.device != "cuda" or settings.ray_address is not None or gpus >= settings.slots:
         return
-    found, todo = "torch finds no GPU", "install torch with CUDA and the GPU's driver, or use --device cpu"
+    found, todo = "torch finds no GPU", "install torch with CUDA and the GPU's driver, or set device to cpu"
     if gpus:
         found = f"{settings.slots} slots need {settings.slots} GPUs; torch finds {gpus}"
-        todo = f"use --slots {gpus}, or --device cpu"
-    raise MoergeError(found, where="--device", todo=todo)
+        todo = f"set slots to {gpus}, or device to cpu"
+    raise MoergeError(found, where="device", todo=todo)
 
 
 def room_of(work: Pass, settings: Settings, free: Free) -> Room:
@@ -37,4 +38,5 @@ def room_of(work: Pass, settings: Settings, free: Free) -> Room:
         MoergeError: it doesn't fit; names the setting to change.
     """
     slots = Slots(settings.slots, here=settings.ray_address is None)
-    return room_for(work, settings.statistics, free, slots, settings.host_memory)
+    need = need_of(work, settings.statistics)
+    return room_for(need, settings.statistics, free, slots, settings.host_memory)

@@ -17,9 +17,10 @@ from rich.filesize import decimal
 
 from moerge import __version__
 from moerge.errors import MoergeError
+from moerge.memory.machine import free_for
+from moerge.memory.room import Slots, room_for
 from moerge.models.expert_folder import expert_files
-from moerge.statistics.memory import Free, Slots, free_bytes, room_for
-from moerge.statistics.passes import Pass
+from moerge.statistics.passes import Pass, need_of
 from moerge_proto.statistics_file import StatisticsSettings
 from moerge_workers.computing.copies import Original, Reader, Source, here
 
@@ -133,8 +134,7 @@ def require_memory(work: Pass, settings: StatisticsSettings) -> None:
     Raises:
         MoergeError: it doesn't; names the options to change.
     """
-    there = Free(free_bytes("cpu"), free_bytes("cuda") if work.device == "cuda" else None)
-    room_for(work, settings, there, Slots())
+    room_for(need_of(work, settings), settings, free_for(work.device), Slots())
 
 
 def originals(work: Pass) -> dict[str, Original]:

@@ -13,13 +13,14 @@ from rich.filesize import decimal
 
 from moerge.errors import CoordinatorError, IncompatibleExpertError, MoergeError
 from moerge.files import atomic_file
+from moerge.memory.machine import free_for, is_out_of_memory
+from moerge.memory.needs import Need
+from moerge.memory.room import states_for
 from moerge.models.dense import expert_weights
 from moerge.models.expert_folder import DenseExpert
-from moerge.models.published import published_weights
+from moerge.models.published import expected_config, published_weights
 from moerge.models.weights import Weights
-from moerge.scoring.memory import ScoringNeed, room_for_states, scoring_need, streamed_model, version_config
-from moerge.scoring.streamed import StreamedModel
-from moerge.statistics.memory import free_for, is_out_of_memory
+from moerge.scoring.streamed import StreamedModel, need_of, streamed_model
 from moerge_proto.digests import canonical_json, digest_of
 from moerge_proto.evaluations import NewEvaluation, Scored
 from moerge_proto.problems import ProblemType
@@ -266,16 +267,16 @@ def _require_room(context: Context, version: Version) -> None:
         raise NotNowError(f"{error.what}; {error.todo}") from error
 
 
-def require_memory(expert: DenseExpert, settings: Settings, version: Version) -> ScoringNeed:
+def require_memory(expert: DenseExpert, settings: Settings, version: Version) -> Need:
     """Requires memory to evaluate a version.
 
     Raises:
         MoergeError: too little; says by how much.
     """
     statistics, lineage = settings.statistics, version.lineage
-    config = version_config(expert.config, len(lineage.experts), lineage.options.top_k)
-    need = scoring_need(config, getattr(torch, statistics.precision), statistics.context)
-    room_for_states(need, free_for(settings.device), settings.host_memory)
+    config = expected_config(expert.config, len(lineage.experts), lineage.options.top_k)
+    need = need_of(config, statistics.precision, statistics.context, settings.device)
+    states_for(need, free_for(settings.device), settings.host_memory)
     return need
 
 

@@ -8,10 +8,10 @@ import torch
 
 from moerge.errors import MoergeError
 from moerge.files import atomic_file
+from moerge.memory.machine import is_out_of_memory
 from moerge.models.dense import DenseWeights, domain_weights, expert_weights
-from moerge.scoring.memory import streamed_model
 from moerge.scoring.perplexity import Score, Window, windows
-from moerge.statistics.memory import is_out_of_memory
+from moerge.scoring.streamed import streamed_model
 from moerge_proto.progress import Stage
 from moerge_proto.statistics_file import StatisticsSettings
 from moerge_workers.computing.sample import sample_of

@@ -54,6 +54,7 @@ class Method:
         solved: whether it needs every expert's trunk contribution.
         for_fitted_mlps: whether its head is solved for MLPs that owners fit to the trunk.
         base_only: whether it uses only the base's tensors.
+        wide_copies: float64 copies of a tensor at a time, before it is merged.
         revision: raise it with a changed formula, so that no earlier trunk is reused.
         rule: of elementwise methods, the rule for one tensor; it merges MLPs too.
     """
@@ -66,6 +67,7 @@ class Method:
     solved: bool = False
     for_fitted_mlps: bool = False
     base_only: bool = False
+    wide_copies: int = 0
     revision: int = 1
     rule: Callable[[MethodInputs], Rule] | None = None
 
@@ -78,9 +80,12 @@ def elementwise(
     takes: frozenset[str] = frozenset(),
     needs: frozenset[str] = frozenset(),
     base_only: bool = False,
+    wide_copies: int = 0,
 ) -> Method:
     """A method whose rule sees the elements of one tensor at a time."""
-    return Method(name, about, partial(_planned, rule), takes, needs, base_only=base_only, rule=rule)
+    return Method(
+        name, about, partial(_planned, rule), takes, needs, base_only=base_only, wide_copies=wide_copies, rule=rule
+    )
 
 
 def _planned(rule: Callable[[MethodInputs], Rule], inputs: MethodInputs) -> list[TensorPlan]:

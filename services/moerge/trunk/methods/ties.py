@@ -27,4 +27,5 @@ METHOD = elementwise(
     _rule,
     takes=frozenset({"base", "retain", "scale"}),
     needs=frozenset({"base"}),
+    wide_copies=1,
 )

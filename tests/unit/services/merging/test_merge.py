@@ -33,8 +33,7 @@ from moerge.progress import NoProgress
 from moerge.statistics import contribution
 from moerge.statistics.accumulate import ShardSums
 from moerge.statistics.contribution import Computing, router_contribution, trunk_contribution
-from moerge.statistics.memory import need
-from moerge.statistics.passes import RouterPass, TrunkPass
+from moerge.statistics.passes import RouterPass, TrunkPass, need_of
 from moerge.statistics.streamed import Streamed
 from moerge_proto.options import PAPER, RECOMMENDED, SolveOptions, VersionRecipe
 from moerge_proto.statistics_file import StatisticsFile, StatisticsSettings
@@ -466,7 +465,7 @@ def test_contributions_are_equal_whatever_the_threads_and_the_windows(
         begun.append(len(shards))
         return begin(streamed, shards, states)
 
-    shard = min(need(work, StatisticsSettings()).least, 4 * HIDDEN * sum(lengths))
+    shard = min(need_of(work, StatisticsSettings()).least, 4 * HIDDEN * sum(lengths))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Streamed, "begin", counting)
         made(documents, place / "other", computing=Computing(slots=slots, host_memory=shard if short else None))

@@ -8,9 +8,8 @@ import pytest
 from moerge.merging.scores import HeldOut, scores
 from moerge.models.config import read_config
 from moerge.models.tokens import Tokens
-from moerge.scoring.memory import streamed_model
 from moerge.scoring.perplexity import BATCH_TOKENS, windows
-from moerge.scoring.streamed import StreamedModel
+from moerge.scoring.streamed import StreamedModel, streamed_model
 from moerge.statistics.contribution import Computing
 from support.models import expert
 from support.versions import published

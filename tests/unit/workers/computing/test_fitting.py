@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from moerge.errors import MoergeError
-from moerge.experts.memory import fitting_need
-from moerge.statistics.memory import Free
+from moerge.experts.sample import need_of
+from moerge.memory.machine import Free
 from moerge.trunk.merge import DENSE_TRUNK_FILE
 from moerge_workers.computing import fitting
 from moerge_workers.computing.sample import sample_of
@@ -65,12 +65,12 @@ def test_with_little_memory_it_fits_to_fewer_tokens_or_is_refused(
     texts(home / "texts.jsonl", 1, 600)
     with context_of(folder, home, MemoryClient(folder)) as context:
         own, settings = context.expert, context.settings
-        need = fitting_need(own, settings.statistics)
+        need = need_of(own, settings.statistics, "cpu")
         trunk = home / DENSE_TRUNK_FILE
         shutil.copy(folder / DENSE_TRUNK_FILE, trunk)
 
         def fitted_with(tokens: int) -> Path | None:
-            monkeypatch.setattr(fitting, "free_for", lambda device: Free(need.host(tokens), None))
+            monkeypatch.setattr(fitting, "free_for", lambda device: Free(need.total(tokens), None))
             return fitting.fitted_folder(settings, context.data, context.events, own, trunk)
 
         with pytest.raises(MoergeError, match="residuals of 16,384 tokens"):

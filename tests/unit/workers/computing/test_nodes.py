@@ -15,9 +15,9 @@ from transformers import LlamaConfig
 
 from moerge.documents.shards import Shard
 from moerge.errors import MoergeError
+from moerge.memory.machine import free_bytes
 from moerge.models.expert_folder import expert_files
 from moerge.models.tokens import Tokens
-from moerge.statistics.memory import free_bytes
 from moerge.statistics.passes import RouterPass
 from moerge.statistics.windows import Window
 from moerge.trunk.merge import DENSE_TRUNK_FILE

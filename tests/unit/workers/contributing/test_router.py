@@ -167,6 +167,6 @@ def test_what_waits_for_an_answer_follows_the_data(folder: Path, home: Path, cli
 def test_grams_of_a_sample_have_the_memory_that_is_given(folder: Path, home: Path, client: MemoryClient) -> None:
     with (
         context_of(folder, home, client, host_memory=1) as context,
-        pytest.raises(MoergeError, match="--host-memory is 1 byte"),
+        pytest.raises(MoergeError, match="host_memory is 1 byte"),
     ):
         sampled_grams(context)

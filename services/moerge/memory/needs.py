@@ -1,0 +1,217 @@
+"""The memory of each piece of work, one formula each. H, L, M, V, A and D: see `Shape`, and the number of experts.
+
+Experts and sums are counted as anonymous memory, as if read from S3; those of a local folder are mapped.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from transformers import PretrainedConfig
+
+from moerge.documents.shards import enough
+from moerge.memory.shapes import Shape, layer_parameters
+from moerge.threads import AT_ONCE
+from moerge_proto.statistics_file import gram_length
+
+SUM_ROWS = 128
+"""Rows of a gram in a block of a sum; a block has only the columns from its first row on."""
+CHECKS_AT_ONCE = 2
+"""Contributions that a coordinator checks at a time."""
+_BLOCK = 2**24
+"""Elements of a block of the distance between experts."""
+
+
+@dataclass(frozen=True)
+class Need:
+    """The memory of a piece of work in bytes, whatever the number of layers.
+
+    Attributes:
+        work: its name.
+        device: parts where the model is, by name.
+        host: further parts in host memory, by name.
+        journal: of the process with the journal, in host memory.
+        token: hidden states of one token, in host memory.
+        tokens: the least number of tokens whose hidden states are in memory.
+        gpu: whether the model is on a GPU.
+    """
+
+    work: str
+    device: Mapping[str, int]
+    host: Mapping[str, int] = field(default_factory=dict)
+    journal: int = 0
+    token: int = 0
+    tokens: int = 0
+    gpu: bool = False
+
+    @property
+    def on_device(self) -> int:
+        """Bytes where the model is."""
+        return sum(self.device.values())
+
+    @property
+    def in_host(self) -> int:
+        """Bytes in host memory, without journal and hidden states."""
+        return sum(self.host.values()) + (0 if self.gpu else self.on_device)
+
+    def total(self, tokens: int = 0) -> int:
+        """Bytes in all memory, with the hidden states of so many tokens, but without the journal."""
+        return self.on_device + sum(self.host.values()) + tokens * self.token
+
+    @property
+    def least(self) -> int:
+        """Bytes of the least hidden states."""
+        return self.token * self.tokens
+
+
+def sum_bytes(size: int) -> int:
+    """The bytes of a gram's float64 sum over one shard: about half of a square."""
+    return 8 * sum(min(SUM_ROWS, size - start) * (size - start) for start in range(0, size, SUM_ROWS))
+
+
+# --- on a model, layer by layer; the second of two layers is read ahead
+
+
+def passing(shape: Shape, batch_tokens: int, *, trunk: bool, threads: int = 1, device: str = "cpu") -> Need:
+    """A statistics pass of a process that computes `threads` shards at a time; two shards' sums are added up.
+
+    Sums are those of the layer with most grams: of a trunk contribution the last one, with the head's.
+    """
+    grams = [shape.hidden, shape.attention_size, shape.hidden] if trunk else [shape.hidden]
+    integers = sum(8 * gram_length(gram) for gram in grams)
+    batch = shape.number * (3 * shape.intermediate + 4 * shape.hidden) + 4 * max(grams)
+    return Need(
+        work="a pass",
+        device={
+            "two layers": 2 * shape.number * shape.layer,
+            "sums": threads * sum(map(sum_bytes, grams)),
+            "a micro-batch": threads * batch_tokens * batch,
+        },
+        host={"integers": (threads + 2) * integers},
+        journal=3 * integers,
+        token=shape.number * shape.hidden,
+        tokens=enough(shape.hidden),
+        gpu=device == "cuda",
+    )
+
+
+def scoring(config: PretrainedConfig, dtype: torch.dtype, batch_tokens: int, context: int, device: str = "cpu") -> Need:
+    """Scoring in windows of `context`, by the config of a dense model or a published version, with all its experts."""
+    size, hidden, vocabulary = dtype.itemsize, int(config.hidden_size), int(config.vocab_size)
+    inner = int(getattr(config, "moe_intermediate_size", config.intermediate_size))
+    tokens, chosen = batch_tokens, int(getattr(config, "num_experts_per_tok", 1))
+    batch = size * tokens * (6 * hidden + chosen * (3 * inner + 3 * hidden))
+    logits = tokens * vocabulary * (size + (0 if dtype is torch.float32 else 4)) + 8 * context * vocabulary
+    head = size * (vocabulary + tokens) * hidden + logits
+    return Need(
+        work="scoring",
+        device={
+            "two layers": 2 * size * layer_parameters(config),
+            "a micro-batch" if batch > head else "head and logits": max(batch, head),
+        },
+        token=size * hidden,
+        tokens=tokens,
+        gpu=device == "cuda",
+    )
+
+
+def fitting(shape: Shape, batch_tokens: int, device: str = "cpu") -> Need:
+    """A fit of MLPs in float32: two layers of the expert, and two of the trunk with its MLPs; two residuals a token.
+
+    The solve of the last matrix, with M inputs, has gram and factor, 16 M^2, and four times its cross product, 32 M H.
+    Or, if that is more, both heads and their alignment are in memory: 16 V H + 48 H^2.
+    """
+    hidden, inner = shape.hidden, shape.intermediate
+    solve = max(16 * inner**2 + 32 * inner * hidden, 16 * shape.head + 48 * hidden**2)
+    return Need(
+        work="fitting MLPs",
+        device={
+            "two layers of both models": 2 * 2 * 4 * shape.layer,
+            "a solve": solve,
+            "a micro-batch": 4 * batch_tokens * (8 * hidden + 4 * inner),
+        },
+        token=2 * 4 * hidden,
+        gpu=device == "cuda",
+    )
+
+
+def writing_texts(shape: Shape, domain: str, device: str = "cpu") -> Need:
+    """An expert that writes texts, in float32."""
+    return Need(f"writing texts of {domain}", {"the model": 4 * shape.expert}, gpu=device == "cuda")
+
+
+# --- of a coordinator, or of a merge on one machine
+
+
+class MergeMethod(Protocol):
+    """The part of a trunk method that decides its memory."""
+
+    @property
+    def needs(self) -> Collection[str]: ...
+    @property
+    def solved(self) -> bool: ...
+    @property
+    def for_fitted_mlps(self) -> bool: ...
+    @property
+    def base_only(self) -> bool: ...
+    @property
+    def wide_copies(self) -> int: ...
+
+
+def merging(shape: Shape, experts: int, method: MergeMethod, cores: int) -> Need:
+    """A merge of a trunk: tensors of each expert and the base, a merged one, and an earlier one that is written."""
+    if method.solved:
+        return Need("merging the trunk", {"tensors and grams": _solved(shape, experts, method.for_fitted_mlps, cores)})
+    base = int("base" in method.needs)
+    read = 1 if method.base_only else experts + base
+    merged = max(shape.number, 8 * method.wide_copies)  # copies are freed before the tensor is merged
+    return Need("merging the trunk", {"tensors": ((read + 1) * shape.number + merged) * shape.largest})
+
+
+def _solved(shape: Shape, experts: int, aligned: bool, cores: int) -> int:
+    """The larger of the head and the projections of the attention at work.
+
+    Head: a tensor of each expert, two more, and one more if it is solved again; four float64 matrices of its size, if
+    almost all rows are solved together; float64 grams, one of each expert, three if aligned to fitted MLPs, and three
+    of each kind of rows at work. Attention: the embedding that is written; of each projection a tensor of each expert
+    and seven float64 squares.
+    """
+    at_once, square = min(cores, AT_ONCE), 8 * shape.hidden**2
+    grams = (experts * (3 if aligned else 1) + 3 * at_once) * square
+    head = ((experts + 2 + aligned) * shape.number + 4 * 8) * shape.head + grams
+    projection = experts * shape.number * shape.hidden * shape.attention_size + 7 * 8 * shape.widest**2
+    return max(head, shape.number * shape.head + at_once * projection)
+
+
+def solving(shape: Shape, cores: int) -> Need:
+    """The solve of routers: of each layer at work the gram, its factor and two slices, four float64 [H, H]."""
+    return Need("solving the routers", {"squares": min(cores, AT_ONCE, shape.layers) * 4 * 8 * shape.hidden**2})
+
+
+def influence(shape: Shape, cores: int) -> Need:
+    """The owners' influence: of each layer at work all experts' gram, one owner's, the sum of the others, and a solve
+    without the owner, seven squares.
+    """
+    return Need("the owners' influence", {"squares": min(cores, AT_ONCE, shape.layers) * 7 * 8 * shape.hidden**2})
+
+
+def receiving(shape: Shape) -> Need:
+    """An expert's check, the larger of two, for its largest tensor.
+
+    For finite values: the tensor, absolute values, and two booleans an element. For the distance: the tensor, another
+    expert's, and four float64 blocks.
+    """
+    largest = shape.hidden * max(shape.vocabulary, shape.intermediate)
+    size = max((2 * shape.number + 2) * largest, 2 * shape.number * largest + 4 * 8 * _BLOCK)
+    return Need("receiving an expert", {"tensors": size})
+
+
+def checking(shape: Shape) -> Need:
+    """Two checks of contributions: a triangle and a square each, 12 H^2."""
+    return Need("checking contributions", {"grams": CHECKS_AT_ONCE * 12 * shape.hidden**2})
+
+
+def publishing(shape: Shape) -> Need:
+    """Writing a version: two of the largest tensors, of an MLP."""
+    return Need("writing the version", {"tensors": 2 * shape.number * shape.hidden * shape.intermediate})

@@ -1,0 +1,96 @@
+"""The numbers of parameters of a model's parts, by its config."""
+
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from transformers import PretrainedConfig
+
+from moerge.models.bounds import attention_size
+from moerge.models.families import family_of
+from moerge.models.reader import model_shapes
+from moerge_proto.statistics_file import gram_length
+
+_FIRST = "model.layers.0."
+
+
+def layer_parameters(config: PretrainedConfig) -> int:
+    """Parameters of one layer of a dense model or a published version."""
+    return sum(torch.Size(shape).numel() for name, shape in model_shapes(config).items() if name.startswith(_FIRST))
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The sizes of a dense model.
+
+    Attributes:
+        hidden: H.
+        layers: L.
+        intermediate: width of an MLP, M.
+        vocabulary: V.
+        attention_size: width of the attention's output, A.
+        layer: parameters of a layer.
+        mlp: parameters of a layer's MLP.
+        trunk: parameters of a trunk: everything but the MLPs, with a head of its own.
+        largest: elements of the trunk's largest tensor.
+        tied: whether the head is the embedding.
+        number: bytes of a number.
+    """
+
+    hidden: int
+    layers: int
+    intermediate: int
+    vocabulary: int
+    attention_size: int
+    layer: int
+    mlp: int
+    trunk: int
+    largest: int
+    tied: bool
+    number: int
+
+    @classmethod
+    def of(cls, config: PretrainedConfig, dtype: torch.dtype | str | None) -> Self:
+        """The sizes of a config's dense model, with numbers in `dtype`; in float32 if that is no torch dtype.
+
+        Raises:
+            IncompatibleExpertError: the family is unknown.
+        """
+        layers = int(config.num_hidden_layers)
+        sizes = {name: torch.Size(shape).numel() for name, shape in model_shapes(config).items()}
+        mlps = set(family_of(config).dense_mlp_names(layers))
+        rest = [size for name, size in sizes.items() if name not in mlps]
+        mlp = sum(sizes[name] for name in mlps) // layers
+        return cls(
+            hidden=int(config.hidden_size),
+            layers=layers,
+            intermediate=int(config.intermediate_size),
+            vocabulary=int(config.vocab_size),
+            attention_size=attention_size(config),
+            layer=sum(size for name, size in sizes.items() if name.startswith(_FIRST)),
+            mlp=mlp,
+            trunk=sum(rest),
+            largest=max(rest),
+            tied=bool(config.tie_word_embeddings),
+            number=(dtype if isinstance(dtype, torch.dtype) else torch.float32).itemsize,
+        )
+
+    @property
+    def head(self) -> int:
+        """Parameters of the head, and of the embedding: V H."""
+        return self.vocabulary * self.hidden
+
+    @property
+    def expert(self) -> int:
+        """Parameters of an expert; a tied head counts once."""
+        return self.trunk + self.layers * self.mlp - self.tied * self.head
+
+    @property
+    def widest(self) -> int:
+        """The larger of H and A."""
+        return max(self.hidden, self.attention_size)
+
+    def triangles(self, *, trunk: bool) -> list[int]:
+        """Integers of each gram of a trunk contribution, or of a router contribution, over all layers."""
+        hidden, attention = gram_length(self.hidden), gram_length(self.attention_size)
+        return [*[hidden, attention] * self.layers, hidden] if trunk else [hidden] * self.layers

@@ -1,0 +1,111 @@
+"""Needs by the sizes of a model; docs/performance.md has the same figures."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.filesize import decimal
+from transformers import LlamaConfig
+
+from moerge.memory.needs import Need, fitting, merging, passing, scoring, writing_texts
+from moerge.memory.shapes import Shape
+from moerge.models.config import read_config
+from moerge.models.families import FAMILIES
+from moerge.models.published import expected_config, published_weights
+from moerge.models.reader import Checkpoint
+from moerge.sizes.presets import preset
+from moerge.trunk.methods.registry import METHODS
+from support.models import expert
+from support.versions import published
+
+PAGE = Path(__file__).parents[4] / "docs" / "performance.md"
+ROWS = re.findall(r"^\| (8B|70B) \| (trunk|router) \| (.+) \|$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+H, INNER, VOCAB = 32, 48, 300
+LAYER = 2 * H * H + 2 * 16 * H + 3 * H * INNER + 2 * H
+
+
+def small(dtype: torch.dtype = torch.float32) -> Shape:
+    sizes: dict[str, Any] = {"hidden_size": H, "intermediate_size": INNER, "vocab_size": VOCAB, "num_hidden_layers": 3}
+    return Shape.of(LlamaConfig(**sizes, num_attention_heads=4, num_key_value_heads=2), dtype)
+
+
+@pytest.mark.parametrize(("name", "kind", "row"), ROWS)
+def test_the_page_has_the_memory_of_a_pass(name: str, kind: str, row: str) -> None:
+    need = passing(Shape.of(preset(name.lower()), torch.bfloat16), 2048, trunk=kind == "trunk", device="cuda")
+    sizes = (*need.device.values(), need.on_device, need.in_host, need.journal, need.token, need.least)
+    assert row.split(" | ") == [decimal(size) for size in sizes]
+
+
+def test_the_page_has_both_passes_of_both_models() -> None:
+    assert [(name, kind) for name, kind, _ in ROWS] == [
+        (name, kind) for name in ("8B", "70B") for kind in ("trunk", "router")
+    ]
+
+
+def test_a_pass_needs_sums_and_a_micro_batch_for_each_thread() -> None:
+    one, four = (passing(small(), 2048, trunk=True, threads=threads) for threads in (1, 4))
+    assert one.device["two layers"] == four.device["two layers"] == 2 * 4 * LAYER
+    assert four.device["sums"] == 4 * one.device["sums"]
+    assert four.device["a micro-batch"] == 4 * one.device["a micro-batch"]
+    assert four.host["integers"] == 2 * one.host["integers"]
+    assert one.least == 64 * H * one.token == 64 * H * 4 * H
+
+
+def test_weights_on_a_gpu_take_no_host_memory() -> None:
+    cpu, gpu = (passing(small(), 2048, trunk=False, device=device) for device in ("cpu", "cuda"))
+    assert cpu.in_host == gpu.in_host + gpu.on_device
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_a_shape_has_the_parameters_of_the_files(tmp_path: Path, family: str) -> None:
+    config = read_config(expert(tmp_path / "expert", 1, family))
+    size = sum(torch.Size(spec.shape).numel() for spec in Checkpoint(tmp_path / "expert").specs.values())
+    assert Shape.of(config, torch.float32).expert == size
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_a_version_s_need_is_known_before_its_files(tmp_path: Path, family: str) -> None:
+    experts = [expert(tmp_path / str(seed), seed, family) for seed in (1, 2, 3)]
+    weights = published_weights(published(experts, tmp_path, 2))
+    need = scoring(expected_config(read_config(experts[0]), 3, 2), torch.float32, 4096, 512)
+    assert need == scoring(weights.config, torch.float32, 4096, 512)
+    assert need.device["two layers"] == 2 * sum(4 * weights.tensor(name).numel() for name in weights.layer(0))
+
+
+def test_scoring_needs_two_layers_and_head_or_batch(tmp_path: Path) -> None:
+    config = read_config(expert(tmp_path / "expert", 1))
+    need = scoring(config, torch.bfloat16, 4096, 512)
+    head = 2 * (VOCAB + 4096) * H + (2 + 4) * 4096 * VOCAB + 8 * 512 * VOCAB
+    assert need.device == {"two layers": 2 * 2 * LAYER, "head and logits": head}
+    assert need.least == 2 * H * 4096
+    config.vocab_size, config.pad_token_id = 2, None
+    assert scoring(config, torch.bfloat16, 4096, 512).device["a micro-batch"] == 2 * 4096 * (9 * H + 3 * INNER)
+
+
+def test_a_fit_needs_two_models_a_solve_and_residuals() -> None:
+    need = fitting(small(), 1024)
+    assert need.device["two layers of both models"] == 4 * 4 * LAYER
+    assert need.device["a solve"] == max(16 * INNER**2 + 32 * INNER * H, 16 * VOCAB * H + 48 * H**2)
+    assert need.total(1000) == need.on_device + 1000 * 2 * 4 * H
+
+
+def test_an_expert_that_writes_texts_is_whole() -> None:
+    need: Need = writing_texts(small(torch.bfloat16), "law")
+    assert need.total() == 4 * (3 * LAYER + 2 * VOCAB * H + H)
+
+
+@pytest.mark.parametrize(
+    ("method", "tensors"), [("average", 6), ("weighted", 6), ("base", 3), ("dare", 7), ("ties", 8), ("regmean", 14)]
+)
+def test_a_merge_needs_tensors_of_its_method(method: str, tensors: int) -> None:
+    """Of four experts, in sizes of the head; the grams are small beside it."""
+    need = merging(Shape.of(preset("1b"), torch.float32), 4, METHODS[method], 1)
+    assert need.total() / (4 * 128256 * 2048) == pytest.approx(tensors, rel=0.02)
+
+
+def test_alignment_adds_a_head_and_two_grams_an_expert() -> None:
+    shape = Shape.of(preset("1b"), torch.float32)
+    plain, aligned = (merging(shape, 4, METHODS[method], 1).total() for method in ("regmean", "moerge"))
+    assert aligned - plain == 4 * 128256 * 2048 + 4 * 2 * 8 * 2048**2
