@@ -1,9 +1,9 @@
 """Configs of experts of four sizes: those of Llama 3, in bfloat16."""
 
-from transformers import LlamaConfig, PretrainedConfig
+from transformers import LlamaConfig
 
 
-def preset(name: str) -> PretrainedConfig:
+def preset(name: str) -> LlamaConfig:
     """The config of a size."""
     return {
         "1b": _llama(2048, 16, 8192, heads=32, tied=True),
@@ -13,7 +13,7 @@ def preset(name: str) -> PretrainedConfig:
     }[name]
 
 
-def _llama(hidden: int, layers: int, intermediate: int, *, heads: int, tied: bool = False) -> PretrainedConfig:
+def _llama(hidden: int, layers: int, intermediate: int, *, heads: int, tied: bool = False) -> LlamaConfig:
     return LlamaConfig(
         hidden_size=hidden,
         num_hidden_layers=layers,
