@@ -5,27 +5,18 @@ from collections.abc import Iterator
 from rich.filesize import decimal
 from rich.table import Table
 
-from moerge.sizes.estimate import Estimate
+from moerge.sizes.estimate import Estimate, Size
+
+_GROUPS = ("memory", "disk or S3", "disk", "received", "sent", "read", "windows", "hours")
 
 
-def tables(found: Estimate, title: str) -> Iterator[Table]:
+def tables(estimate: Estimate, title: str) -> Iterator[Table]:
     """The needs of the coordinator and of each worker, and the files."""
     needs, files = Table("", "coordinator", "each worker", title=title), Table("file", "size", title="Files")
-    ours, theirs = found.coordinator, found.worker
-    for task, size in ours.memory.items():
-        needs.add_row(f"memory, {task}", decimal(size), "")
-    needs.add_row("memory, hidden states", "", decimal(theirs.host_memory))
-    needs.add_row("device memory", "", decimal(theirs.device_memory))
-    needs.add_row("disk or S3", decimal(ours.disk), "")
-    needs.add_row("disk", decimal(ours.spare_disk), decimal(theirs.disk))
-    needs.add_row("received", decimal(ours.received), decimal(theirs.received))
-    needs.add_row("sent", decimal(ours.sent), decimal(theirs.sent))
-    needs.add_row("read", decimal(ours.read), decimal(theirs.read))
-    needs.add_row("windows", "", f"{theirs.windows:,}")
-    for task in {**ours.hours, **theirs.hours}:
-        needs.add_row(f"hours, {task}", _hours(ours.hours.get(task)), _hours(theirs.hours.get(task)))
-    needs.add_row("hours", _hours(sum(ours.hours.values())), _hours(sum(theirs.hours.values())))
-    for name, size in found.files.items():
+    sides = [_cells(estimate.coordinator), _cells(estimate.worker)]
+    for name in sorted({**sides[0], **sides[1]}, key=_place):
+        needs.add_row(name, *(side.get(name, "") for side in sides))
+    for name, size in estimate.files.items():
         files.add_row(name, decimal(size))
     for table in (needs, files):
         for column in table.columns[1:]:
@@ -33,8 +24,17 @@ def tables(found: Estimate, title: str) -> Iterator[Table]:
         yield table
 
 
-def _hours(found: float | None) -> str:
-    """Blank without any."""
-    if found is None:
-        return ""
-    return f"{found:,.0f}" if found >= 10 else f"{found:.2g}"
+def _place(name: str) -> tuple[int, bool]:
+    """A row's place; the sum of hours is last."""
+    return _GROUPS.index(name.partition(",")[0]), name == "hours"
+
+
+def _cells(size: Size) -> dict[str, str]:
+    """Row -> cell."""
+    memory = {f"memory, {task}": count for task, count in size.memory.items()}
+    traffic = {"received": size.received, "sent": size.sent, "read": size.read}
+    cells = {name: decimal(count) for name, count in {**memory, **size.disk, **traffic}.items()}
+    if size.windows is not None:
+        cells["windows"] = f"{size.windows:,}"
+    hours = {f"hours, {task}": hours for task, hours in size.hours.items()} | {"hours": sum(size.hours.values())}
+    return cells | {name: f"{each:,.0f}" if each >= 10 else f"{each:.2g}" for name, each in hours.items()}

@@ -38,11 +38,6 @@ def received_bytes(shape: Shape, experts: int) -> int:
     return experts * (expert_bytes(shape) + contribution_bytes(shape))
 
 
-def sent_bytes(shape: Shape, experts: int) -> int:
-    """Bytes to owners: the trunk."""
-    return experts * trunk_bytes(shape)
-
-
 def expert_check_reads(shape: Shape, experts: int) -> int:
     """Bytes read to take in experts: each once, and if there are others once more, with up to three of these."""
     compared = sum(1 + min(COMPARED, earlier) for earlier in range(1, experts))

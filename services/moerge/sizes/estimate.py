@@ -4,12 +4,12 @@ from dataclasses import asdict, dataclass
 
 from moerge.memory import needs
 from moerge.memory.shapes import Shape
-from moerge.sizes import coordinator, files, worker
+from moerge.sizes import coordinator, files
 from moerge.threads import AT_ONCE
 from moerge.trunk.methods.registry import METHODS
 from moerge_proto.statistics_file import StatisticsSettings
 
-_HOUR = 3600
+_HOUR, _PASSES = 3600, 2
 _BATCH_TOKENS = StatisticsSettings().batch_tokens
 
 
@@ -50,30 +50,19 @@ class Machines:
 
 
 @dataclass(frozen=True)
-class CoordinatorSize:
-    """A coordinator's memory by task, disk, traffic in bytes, and hours by task."""
+class Size:
+    """Memory, disk and hours by name, and traffic in bytes, of the coordinator or of each worker.
+
+    Traffic is before compression; `windows` is the number of times that a worker reads its weights in a pass.
+    """
 
     memory: dict[str, int]
-    disk: int
-    spare_disk: int
+    disk: dict[str, int]
     received: int
     sent: int
     read: int
     hours: dict[str, float]
-
-
-@dataclass(frozen=True)
-class WorkerSize:
-    """A worker's memory on its device and for hidden states, disk, traffic in bytes, windows, and hours by task."""
-
-    device_memory: int
-    host_memory: int
-    disk: int
-    received: int
-    sent: int
-    read: int
-    windows: int
-    hours: dict[str, float]
+    windows: int | None = None
 
 
 @dataclass(frozen=True)
@@ -82,8 +71,8 @@ class Estimate:
 
     parameters: int
     files: dict[str, int]
-    coordinator: CoordinatorSize
-    worker: WorkerSize
+    coordinator: Size
+    worker: Size
 
     def as_dict(self) -> dict[str, object]:
         return asdict(self)
@@ -103,17 +92,10 @@ def estimate(work: Work, machines: Machines) -> Estimate:
     return Estimate(shape.expert, sizes, _coordinator(shape, experts, machines), _worker(work, machines))
 
 
-def _coordinator(shape: Shape, experts: int, on: Machines) -> CoordinatorSize:
-    received, sent = coordinator.received_bytes(shape, experts), coordinator.sent_bytes(shape, experts)
-    core, at_once = on.core_flops * _HOUR, min(on.cores, AT_ONCE)
-    hours = {
-        "network": (received + sent) / on.network / _HOUR,
-        "reading": coordinator.reads(shape, experts) / on.disk / _HOUR,
-        "checking": coordinator.check_flop(shape, experts) / (core * on.cores),
-        "merging": coordinator.merge_flop(shape, experts) / (core * at_once),
-        "solving": coordinator.solve_flop(shape) / (core * at_once),
-    }
-    work = (
+def _coordinator(shape: Shape, experts: int, on: Machines) -> Size:
+    received, sent = coordinator.received_bytes(shape, experts), experts * files.trunk_bytes(shape)
+    core, at_once, read = on.core_flops * _HOUR, min(on.cores, AT_ONCE), coordinator.reads(shape, experts)
+    memory = (
         needs.receiving(shape),
         needs.checking(shape),
         needs.merging(shape, experts, METHODS["regmean"], on.cores),
@@ -121,35 +103,38 @@ def _coordinator(shape: Shape, experts: int, on: Machines) -> CoordinatorSize:
         needs.influence(shape, on.cores),
         needs.publishing(shape),
     )
-    return CoordinatorSize(
-        memory={need.work: need.total() for need in work},
-        disk=coordinator.disk(shape, experts),
-        spare_disk=coordinator.spare_disk(shape),
-        received=received,
-        sent=sent,
-        read=coordinator.reads(shape, experts),
-        hours=hours,
-    )
-
-
-def _worker(work: Work, on: Machines) -> WorkerSize:
-    shape, tokens = work.shape, work.tokens
-    received, sent = files.trunk_bytes(shape), worker.sent_bytes(shape)
-    need = needs.passing(shape, _BATCH_TOKENS, trunk=True)
-    windows = -(-tokens * need.token // on.host_memory)
-    read = worker.read_bytes(shape, windows)
     hours = {
         "network": (received + sent) / on.network / _HOUR,
         "reading": read / on.disk / _HOUR,
-        "computing": worker.flop(shape, tokens) / on.flops / _HOUR,
+        "checking": coordinator.check_flop(shape, experts) / (core * on.cores),
+        "merging": coordinator.merge_flop(shape, experts) / (core * at_once),
+        "solving": coordinator.solve_flop(shape) / (core * at_once),
     }
-    return WorkerSize(
-        device_memory=need.on_device,
-        host_memory=min(on.host_memory, tokens * need.token),
-        disk=worker.disk(shape),
-        received=received,
-        sent=sent,
-        read=read,
-        windows=windows,
-        hours=hours,
+    disk = {"disk or S3": coordinator.disk(shape, experts), "disk": coordinator.spare_disk(shape)}
+    return Size({need.work: need.total() for need in memory}, disk, received, sent, read, hours)
+
+
+def _worker(work: Work, on: Machines) -> Size:
+    """Of one streamed pass for each contribution. Its home has each twice, because a journal is replaced whole."""
+    shape, tokens = work.shape, work.tokens
+    need, sums, trunk = (
+        needs.passing(shape, _BATCH_TOKENS, trunk=True),
+        files.contribution_bytes(shape),
+        files.trunk_bytes(shape),
     )
+    states, sent = tokens * need.token, files.expert_bytes(shape) + sums
+    windows = -(-states // on.host_memory)
+    read = _PASSES * windows * files.expert_bytes(shape)
+    hours = {
+        "network": (trunk + sent) / on.network / _HOUR,
+        "reading": read / on.disk / _HOUR,
+        "computing": _pass_flop(shape, tokens) / on.flops / _HOUR,
+    }
+    memory = {"hidden states": min(on.host_memory, states), "device": need.on_device}
+    return Size(memory, {"disk": trunk + 2 * sums}, trunk, sent, read, hours, windows)
+
+
+def _pass_flop(shape: Shape, tokens: int) -> int:
+    """Operations of both passes: 2 per parameter of the layers and token, and 2 per number of a gram's triangle."""
+    grams = sum(shape.triangles(trunk=True)) + sum(shape.triangles(trunk=False))
+    return tokens * 2 * (_PASSES * shape.layers * shape.layer + grams)

@@ -15,7 +15,8 @@ from moerge.models.expert_folder import DenseExpert, require_finite
 from moerge.models.reader import Checkpoint
 from moerge.models.tokens import all_counted
 from moerge.progress import NoProgress
-from moerge.sizes import coordinator, files, worker
+from moerge.sizes import coordinator, files
+from moerge.sizes.estimate import Machines, Work, estimate
 from moerge.statistics.contribution import router_contribution, trunk_contribution
 from moerge.statistics.describe import median_rank
 from moerge.statistics.validate import validate, validate_trunk
@@ -114,14 +115,13 @@ def test_traffic_and_disk_are_those_of_the_files(made: Made) -> None:
     shape = made.shape
     sums = [*made.trunk_sums, *made.router_sums]
     sent = [each.folder / "model.safetensors" for each in made.experts] + sums
-    assert (
-        sum(map(body_bytes, sent)) == coordinator.received_bytes(shape, DOMAINS) == DOMAINS * worker.sent_bytes(shape)
-    )
-    assert DOMAINS * body_bytes(made.trunk.path) == coordinator.sent_bytes(shape, DOMAINS)
+    size = estimate(Work(shape, DOMAINS, 1000), Machines(1, 1, 1, 1000, 1, 1))
+    assert sum(map(body_bytes, sent)) == size.coordinator.received == DOMAINS * size.worker.sent
+    assert DOMAINS * body_bytes(made.trunk.path) == size.coordinator.sent == DOMAINS * size.worker.received
     kept = [*sent, *made.version.glob("*.safetensors")]
-    assert sum(map(body_bytes, kept)) == coordinator.disk(shape, DOMAINS)
+    assert sum(map(body_bytes, kept)) == size.coordinator.disk["disk or S3"]
     written = [made.trunk.path, made.version / expert_name(0), *sums]
-    assert max(map(body_bytes, written)) == coordinator.spare_disk(shape)
+    assert max(map(body_bytes, written)) == size.coordinator.disk["disk"]
 
 
 def closed(counted: Sequence[Counted]) -> int:
