@@ -27,5 +27,5 @@ METHOD = elementwise(
     _rule,
     takes=frozenset({"base", "retain", "scale"}),
     needs=frozenset({"base"}),
-    wide_copies=1,
+    wide_copies=2,
 )
