@@ -5,6 +5,7 @@ import re
 import shutil
 import sqlite3
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -274,6 +275,12 @@ def test_the_audit_log_can_be_filtered(visited: Visited) -> None:
         assert "/v1/uploads" not in browser.get("/audit?path=/v1/aliases").text
         assert "art-owner" not in browser.get("/audit?owner=law-owner").text
         assert not re.search(r">20[01]<", browser.get("/audit?failed=true").text)
+
+
+def test_pages_are_answered_to_more_visitors_than_threads(visited: Visited) -> None:
+    with visited.visit() as browser, ThreadPoolExecutor(60) as visitors:
+        answers = list(visitors.map(lambda _: browser.get("/aliases/champion"), range(60)))
+        assert {answer.status_code for answer in answers} == {200}
 
 
 def test_what_is_not_there_says_so(visited: Visited) -> None:

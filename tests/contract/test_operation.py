@@ -448,7 +448,7 @@ def test_work_that_runs_at_sigterm_is_cut_and_done_after_the_next_start(tmp_path
             joined(server, domain, tmp_path, seed, **LARGE).client.close()
         for retain in (0.8, 0.7, 0.6, 0.5, 0.4):  # other work each time, should it be done before it is cut
             with server.client() as operator:
-                options = TrunkOptions(base=next(operator.experts()).digest, retain=retain)
+                options = TrunkOptions(base=next(iter(operator.experts())).digest, retain=retain)
                 id_ = operator.merge_trunk(NewTrunk(method="ties", options=options)).id
             server.send(signal.SIGTERM)
             assert server.ended(30) == 0

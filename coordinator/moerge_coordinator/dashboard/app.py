@@ -11,9 +11,9 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
+from moerge.errors import CoordinatorError
 from moerge_coordinator.dashboard.actions import ACTIONS
 from moerge_coordinator.dashboard.pages import PAGES
-from moerge_coordinator.dashboard.rest import RestError, calls
 from moerge_coordinator.dashboard.session import (
     ForeignFormError,
     Guarded,
@@ -26,7 +26,6 @@ from moerge_coordinator.dashboard.session import (
 )
 from moerge_coordinator.dashboard.site import HOME, STATIC, Site
 from moerge_coordinator.problems import failure
-from moerge_proto.owners import Identity
 from moerge_proto.problems import Problem, ProblemType
 
 _YEAR = 365 * 24 * 3600
@@ -58,6 +57,10 @@ def make_dashboard(app: FastAPI) -> Starlette:
         keep_visitor(request, response, visitor)
         return response
 
+    def identify(request: Request, token: str) -> None:
+        with site.client(request, token) as rest:
+            rest.identity()
+
     async def show_sign_in(request: Request) -> Response:
         return asked(request, None)
 
@@ -69,11 +72,11 @@ def make_dashboard(app: FastAPI) -> Starlette:
         except ForeignFormError:
             return asked(request, Problem.of(ProblemType.FORBIDDEN, "the form has expired; send it again"), 403)
         token = fields.get("token", "").strip()
-        async with calls(app, token, request.state.request_id) as rest:
-            try:
-                await rest.get(Identity, "/v1/identity")
-            except RestError as error:
-                return asked(request, error.problem, error.problem.status)
+        try:
+            await site.in_thread(identify, request, token)
+        except CoordinatorError as error:
+            problem = error.problem()
+            return asked(request, problem, problem.status)
         response = RedirectResponse(_own_place(fields.get("next", "")), 303)
         sign_in(request, response, token)
         return response

@@ -1,6 +1,6 @@
 """Actions and their confirmation forms."""
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
@@ -8,8 +8,7 @@ from typing import TypeVar
 from pydantic import ValidationError
 from starlette.responses import RedirectResponse, Response
 
-from moerge_coordinator.dashboard.rest import RestError
-from moerge_coordinator.dashboard.session import read_form
+from moerge.errors import CoordinatorError
 from moerge_coordinator.dashboard.site import HOME, Page, Visit
 from moerge_proto.messages import plainly
 from moerge_proto.problems import Problem, ProblemType
@@ -56,23 +55,23 @@ class Form:
 class Action:
     """An action: its form, and its REST calls, which return the next page or its address."""
 
-    ask: Callable[[Visit], Awaitable[Form]]
-    do: Callable[[Visit, Given], Awaitable[str | Response]]
+    ask: Callable[[Visit], Form]
+    do: Callable[[Visit, Given], str | Response]
 
     def page(self) -> Page:
         return Page(partial(_answer, self), methods=("GET", "POST"))
 
 
-async def _answer(action: Action, visit: Visit) -> Response:
+def _answer(action: Action, visit: Visit) -> Response:
     if visit.request.method != "POST":
-        return visit.show("form.html", form=await action.ask(visit), problem=None, given={})
-    given = await read_form(visit.request)
+        return visit.show("form.html", form=action.ask(visit), problem=None, given={})
+    given = visit.form()
     try:
-        done = await action.do(visit, given)
-        return RedirectResponse(done, 303) if isinstance(done, str) else done
-    except RestError as error:
-        form = await action.ask(visit)
-        return visit.show("form.html", error.problem.status, form=form, problem=error.problem, given=given)
+        done = action.do(visit, given)
+    except CoordinatorError as error:
+        problem = error.problem()
+        return visit.show("form.html", problem.status, form=action.ask(visit), problem=problem, given=given)
+    return RedirectResponse(done, 303) if isinstance(done, str) else done
 
 
 def said(path: str, word: str) -> str:
@@ -89,7 +88,7 @@ def number_of(given: Given, field: str, kind: type[N]) -> N:
     """A field's number.
 
     Raises:
-        RestError: it is none.
+        CoordinatorError: it is none.
     """
     try:
         return kind(given.get(field, ""))
@@ -97,9 +96,9 @@ def number_of(given: Given, field: str, kind: type[N]) -> N:
         raise invalid(field, f"expected a number, found {given.get(field, '')!r}") from error
 
 
-def invalid(field: str, what: str, todo: str = "") -> RestError:
+def invalid(field: str, what: str, todo: str = "") -> CoordinatorError:
     """The refusal of a field's value, as REST would answer it."""
-    return RestError(Problem.of(ProblemType.INVALID_REQUEST, what, field=field, todo=todo))
+    return CoordinatorError(Problem.of(ProblemType.INVALID_REQUEST, what, field=field, todo=todo))
 
 
 def reason(error: ValidationError) -> str:

@@ -1,30 +1,37 @@
 """The site: its pages, and the visits of signed-in users."""
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote
 
+from anyio import CapacityLimiter, from_thread, to_thread
 from fastapi import FastAPI
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Route
 
+from moerge.client.client import Client
+from moerge.client.http import optional
+from moerge.errors import CoordinatorError
 from moerge_coordinator.dashboard import formatting
 from moerge_coordinator.dashboard.attention import is_refusal
-from moerge_coordinator.dashboard.rest import Rest, RestError, calls
-from moerge_coordinator.dashboard.session import ForeignFormError, guard, sign_out, token_of
-from moerge_proto.experts import Expert
+from moerge_coordinator.dashboard.rest import client_of
+from moerge_coordinator.dashboard.session import ForeignFormError, guard, read_form, sign_out, token_of
+from moerge_proto.evaluations import VersionTable
 from moerge_proto.owners import Identity, Role
 from moerge_proto.problems import Problem, ProblemType
 from moerge_proto.versions import Version
 
+R = TypeVar("R")
 HOME = "/dashboard"
 STATIC = Path(__file__).parent / "static"
+_THREADS = 16
+"""Pages at once. Their threads are not those of REST, which the pages wait for."""
 _NOTICES = {
     "promoted": "Alias moved.",
     "rolled-back": "Alias rolled back.",
@@ -46,7 +53,7 @@ class Visit:
     """One request of a signed-in user, with REST calls under their token."""
 
     request: Request
-    rest: Rest
+    rest: Client
     who: Identity
     token: str
     site: "Site"
@@ -63,7 +70,20 @@ class Visit:
     @property
     def after(self) -> str:
         """The cursor of a paged list."""
-        return self.request.query_params.get("after", "")
+        return self.query.get("after", "")
+
+    @property
+    def query(self) -> Mapping[str, str]:
+        """The values in the address's query."""
+        return self.request.query_params
+
+    def form(self) -> Mapping[str, str]:
+        """The fields of the sent form.
+
+        Raises:
+            ForeignFormError: the form is from elsewhere.
+        """
+        return from_thread.run(read_form, self.request)
 
     def show(self, template: str, status: int = 200, **content: Any) -> Response:
         """A page."""
@@ -73,21 +93,26 @@ class Visit:
             "guard": guard(self.token),
             "menu": self.site.menu(self.who.role),
             "here": self.request.url.path,
-            "said": _NOTICES.get(self.request.query_params.get("said", "")),
+            "said": _NOTICES.get(self.query.get("said", "")),
             **content,
         }
         return self.site.render(template, status, given)
 
-    async def domains(self, *versions: Version) -> dict[str, str]:
+    def domains(self, *versions: Version) -> dict[str, str]:
         """Digest -> domain of the visible experts, and of those in `versions`."""
-        experts = [] if self.who.role is Role.READER else await self.rest.all(Expert, "/v1/experts")
-        found = {each.digest: each.domain for each in experts}
+        known = self.who.role is not Role.READER
+        domains = {expert.digest: expert.domain for expert in self.rest.experts()} if known else {}
         for version in versions:
-            found |= zip(version.lineage.experts, version.lineage.domains, strict=True)
-        return found
+            domains |= zip(version.lineage.experts, version.lineage.domains, strict=True)
+        return domains
+
+    def tables(self, versions: Sequence[Version]) -> dict[int, VersionTable]:
+        """The existing tables of these versions, by number."""
+        tables = [optional(self.rest.version_table, version.number) for version in versions]
+        return {table.version: table for table in tables if table is not None}
 
 
-Handler = Callable[[Visit], Awaitable[Response]]
+Handler = Callable[[Visit], Response]
 
 
 @dataclass(frozen=True)
@@ -106,6 +131,7 @@ class Site:
     def __init__(self, app: FastAPI, pages: Mapping[str, Page]) -> None:
         self._app, self._pages = app, pages
         self._templates = _templates()
+        self._threads = CapacityLimiter(_THREADS)
 
     def routes(self) -> list[Route]:
         return [
@@ -123,22 +149,30 @@ class Site:
         """A problem's page for visitors who are not signed in."""
         return self.render("outside.html", problem.status, {"problem": problem})
 
+    async def in_thread(self, call: Callable[..., R], *args: object) -> R:
+        """The result of a call that waits for REST."""
+        return await to_thread.run_sync(call, *args, limiter=self._threads)
+
+    def client(self, request: Request, token: str) -> Client:
+        """A client of REST with a token, for a thread of `in_thread`."""
+        return client_of(self._app, token, request.state.request_id)
+
     async def _visit(self, handler: Handler, request: Request) -> Response:
         token = token_of(request)
-        if token is None:
-            return _to_sign_in(request)
-        async with calls(self._app, token, request.state.request_id) as rest:
+        return _to_sign_in(request) if token is None else await self.in_thread(self._answer, handler, request, token)
+
+    def _answer(self, handler: Handler, request: Request, token: str) -> Response:
+        with self.client(request, token) as rest:
             try:
-                who = await rest.get(Identity, "/v1/identity")
-            except RestError as error:
-                if error.problem.status == 401:
-                    return _to_sign_in(request, "&ended=1")
-                return self.problem(error.problem)
+                who = rest.identity()
+            except CoordinatorError as error:
+                problem = error.problem()
+                return _to_sign_in(request, "&ended=1") if problem.status == 401 else self.problem(problem)
             visit = Visit(request, rest, who, token, self)
             try:
-                return await handler(visit)
-            except RestError as error:
-                problem = error.problem
+                return handler(visit)
+            except CoordinatorError as error:
+                problem = error.problem()
             except ForeignFormError:
                 todo = "go back, reload the page, and try again"
                 problem = Problem.of(ProblemType.FORBIDDEN, "this form is not from your session", todo=todo)

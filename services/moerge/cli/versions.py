@@ -19,7 +19,7 @@ from moerge.cli.version_page import (
     show_warnings,
 )
 from moerge.client.client import Client
-from moerge.client.http import found
+from moerge.client.http import optional
 from moerge.errors import MoergeError
 from moerge.terminal import AsJson, show_json
 from moerge.versions.compare import average_name, lost_domains, score_changes
@@ -43,7 +43,7 @@ def resolve(client: Client, name: str) -> int:
     """
     if name.isdecimal():
         return int(name)
-    alias = found(lambda: client.alias(name))
+    alias = optional(client.alias, name)
     if alias is None:
         known = ", ".join(alias.name for alias in client.aliases()) or "none yet"
         raise MoergeError(f"no alias {name!r}", where="version", todo=f"use one of: {known}")
@@ -104,7 +104,7 @@ def solve_version(
             wait_for_contributions(client, round)
         number = wait(client, client.solve_version(new))
         made = client.version(int(number)).lineage
-        measured = found(lambda: client.version_influence(int(number)))
+        measured = optional(client.version_influence, int(number))
     typer.echo(number)
     missing = ", ".join(made.left_out) or "none"
     typer.echo(f"In version {number}: {', '.join(made.domains)}. Missing: {missing}.", err=True)
@@ -173,7 +173,7 @@ def show_version(version: Which, coordinator: Coordinator, secret: Secret, as_js
         served = row.retired is None and row.withheld is None
         reported = served and role is not Role.OWNER and any(file.name == REPORT_FILE for file in row.files)
         report = client.version_report(number) if reported else None
-        influence = found(lambda: client.version_influence(number)) if role is Role.OPERATOR else None
+        influence = optional(client.version_influence, number) if role is Role.OPERATOR else None
         engines = client.engine_limits(number) if served else []
     if as_json:
         content = {"version": row, "signatures": signatures, "report": report, "influence": influence}
@@ -208,7 +208,7 @@ def promote(
     """
     with Client(coordinator, secret) as client:
         number = resolve(client, version)
-        if (before := found(lambda: client.alias(alias))) is not None:
+        if (before := optional(client.alias, alias)) is not None:
             lost = lost_domains(client.version(before.version), client.version(number))
             if lost:
                 there = f"{alias}, now version {before.version}, has: {', '.join(lost)}"

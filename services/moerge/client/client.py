@@ -2,16 +2,20 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Any
+from urllib.parse import quote
+
+import httpx
+from pydantic import JsonValue
 
 from moerge.client.downloads import download
-from moerge.client.http import JSON, Http, found
+from moerge.client.http import JSON, Http, Pages, optional
 from moerge.client.uploads import upload
 from moerge.errors import CoordinatorError, MoergeError
 from moerge.progress import Progress
@@ -52,7 +56,7 @@ from moerge_proto.versions import (
     Version,
     VersionChange,
 )
-from moerge_proto.workflows import Workflow, WorkflowEntry, WorkflowState
+from moerge_proto.workflows import Workflow, WorkflowEntry, WorkflowKind, WorkflowState
 
 _log = logging.getLogger("moerge.client")
 _LONGEST_PAUSE, _TOLD_SECONDS = 2.0, 60.0
@@ -78,8 +82,9 @@ class Client:
 
     The first repetition calls `say`; its default logs a warning, which Python prints on standard error without a
     logging configuration. With `patience` None, requests are repeated without limit, also while the coordinator's
-    storage is full, and `say` is called every minute. The timeout of an answer is `timeout` seconds; every answer calls
-    `heard`. Every call is safe to repeat, because the coordinator names stored data by content.
+    storage is full, and `say` is called every minute; with 0, never. The timeout of an answer is `timeout` seconds;
+    every answer calls `heard`. Every call is safe to repeat, because the coordinator names stored data by content.
+    Requests have the further `headers`; a `transport` replaces the network.
 
     Raises:
         MoergeError: the URL is invalid, or plain HTTP to another machine.
@@ -94,9 +99,13 @@ class Client:
         timeout: float = 600.0,
         say: Callable[[str], None] = _log.warning,
         heard: Callable[[], None] = lambda: None,
+        headers: Mapping[str, str] | None = None,
+        transport: httpx.BaseTransport | None = None,
     ) -> None:
         self._say = say
-        self.http = Http(url, token, patience=patience, timeout=timeout, say=say, heard=heard)
+        self.http = Http(
+            url, token, patience=patience, timeout=timeout, say=say, heard=heard, headers=headers, transport=transport
+        )
 
     def __enter__(self) -> "Client":
         return self
@@ -132,8 +141,8 @@ class Client:
     def add_owner(self, owner: NewOwner) -> Owner:
         return self.http.post(Owner, "/v1/owners", owner)
 
-    def owners(self) -> Iterator[Owner]:
-        return self.http.pages(Owner, "/v1/owners")
+    def owners(self) -> Pages[Owner]:
+        return Pages(self.http, Owner, "/v1/owners")
 
     def approve(self, request: JoinRequest, *, replace: bool = False) -> Approved:
         return self.http.post(
@@ -149,8 +158,8 @@ class Client:
     def add_token(self, token: NewToken) -> Token:
         return self.http.post(Token, "/v1/tokens", token)
 
-    def tokens(self) -> Iterator[TokenEntry]:
-        return self.http.pages(TokenEntry, "/v1/tokens")
+    def tokens(self) -> Pages[TokenEntry]:
+        return Pages(self.http, TokenEntry, "/v1/tokens")
 
     def revoke_token(self, id_: int) -> TokenEntry:
         return self.http.message(TokenEntry, "DELETE", f"/v1/tokens/{id_}")
@@ -158,9 +167,18 @@ class Client:
     def rotate_token(self, id_: int, overlap_seconds: int = 0) -> Token:
         return self.http.post(Token, f"/v1/tokens/{id_}/rotate", RotateToken(overlap_seconds=overlap_seconds))
 
-    def audit(self, after: int = 0) -> Iterator[AuditEntry]:
-        """The entries after that number, oldest first."""
-        return self.http.pages(AuditEntry, "/v1/audit", after)
+    def settings(self) -> dict[str, JsonValue]:
+        """The coordinator's settings, without passwords (operators only)."""
+        return self.http.get(dict[str, JsonValue], "/v1/settings")
+
+    def audit(
+        self, after: int = 0, *, newest: bool = False, owner: str = "", path: str = "", failed: bool = False
+    ) -> Pages[AuditEntry]:
+        """The entries after that number, oldest first; with `newest`, newest first.
+
+        Only those of `owner`, of paths that begin with `path`, or of failed calls.
+        """
+        return Pages(self.http, AuditEntry, "/v1/audit", after, newest=newest, owner=owner, path=path, failed=failed)
 
     def register_expert(self, expert: NewExpert) -> Expert:
         return self.http.post(Expert, "/v1/experts", expert)
@@ -176,8 +194,8 @@ class Client:
     def expert(self, digest: str) -> Expert:
         return self.http.get(Expert, f"/v1/experts/{digest}")
 
-    def experts(self) -> Iterator[Expert]:
-        return self.http.pages(Expert, "/v1/experts")
+    def experts(self) -> Pages[Expert]:
+        return Pages(self.http, Expert, "/v1/experts")
 
     def withdraw_expert(self, digest: str, *, serve: bool = True) -> Withdrawal:
         return self.http.post(Withdrawal, f"/v1/experts/{digest}/withdraw", Withdraw(serve=serve))
@@ -188,8 +206,8 @@ class Client:
     def merge_trunk(self, trunk: NewTrunk) -> Workflow:
         return self.http.post(Workflow, "/v1/trunks", trunk)
 
-    def trunks(self) -> Iterator[Trunk]:
-        return self.http.pages(Trunk, "/v1/trunks")
+    def trunks(self) -> Pages[Trunk]:
+        return Pages(self.http, Trunk, "/v1/trunks")
 
     def trunk(self, digest: str) -> Trunk:
         return self.http.get(Trunk, f"/v1/trunks/{digest}")
@@ -203,7 +221,7 @@ class Client:
 
     def current_trunk(self) -> Trunk | None:
         """The trunk for new contributions, or None before the first merge."""
-        return found(lambda: self.trunk("current"))
+        return optional(self.trunk, "current")
 
     def contribute(self, new: NewContribution) -> Contribution:
         """The contribution of an uploaded file, after the coordinator's check, which may take minutes.
@@ -216,8 +234,8 @@ class Client:
         self.http.patiently(lambda: self.wait(self.http.message(Workflow, "PUT", path, asked)))
         return self.http.get(Contribution, path)
 
-    def contributions(self, kind: Kind = "router") -> Iterator[Contribution]:
-        return self.http.pages(Contribution, "/v1/contributions", kind=kind)
+    def contributions(self, kind: Kind = "router", *, newest: bool = False) -> Pages[Contribution]:
+        return Pages(self.http, Contribution, "/v1/contributions", kind=kind, newest=newest)
 
     def withdraw_contribution(self, digest: str) -> Contribution:
         return self.http.post(Contribution, f"/v1/contributions/{digest}/withdraw")
@@ -231,14 +249,14 @@ class Client:
     def round(self, name: str) -> Round:
         return self.http.get(Round, f"/v1/rounds/{name}")
 
-    def rounds(self) -> Iterator[Round]:
-        return self.http.pages(Round, "/v1/rounds")
+    def rounds(self) -> Pages[Round]:
+        return Pages(self.http, Round, "/v1/rounds")
 
     def tell_progress(self, progress: ProgressMessage) -> DomainProgress:
         return self.http.message(DomainProgress, "PUT", "/v1/progress", progress)
 
-    def progress(self) -> Iterator[DomainProgress]:
-        return self.http.pages(DomainProgress, "/v1/progress")
+    def progress(self) -> Pages[DomainProgress]:
+        return Pages(self.http, DomainProgress, "/v1/progress")
 
     def solve_version(self, version: NewVersion) -> Workflow:
         return self.http.post(Workflow, "/v1/versions", version)
@@ -262,9 +280,9 @@ class Client:
         """The engines that don't run the version as transformers does."""
         return self.http.get(list[EngineLimit], f"/v1/versions/{number}/engines")
 
-    def versions(self, after: int = 0) -> Iterator[Version]:
-        """The versions after that number, oldest first."""
-        return self.http.pages(Version, "/v1/versions", after)
+    def versions(self, after: int = 0, *, newest: bool = False) -> Pages[Version]:
+        """The versions after that number, oldest first; with `newest`, newest first."""
+        return Pages(self.http, Version, "/v1/versions", after, newest=newest)
 
     def change_version(self, number: int, change: VersionChange) -> Version:
         return self.http.message(Version, "PATCH", f"/v1/versions/{number}", change)
@@ -278,8 +296,8 @@ class Client:
     def evaluate(self, number: int, evaluation: NewEvaluation) -> Evaluation:
         return self.http.post(Evaluation, f"/v1/versions/{number}/evaluations", evaluation)
 
-    def evaluations(self, number: int) -> Iterator[Evaluation]:
-        return self.http.pages(Evaluation, f"/v1/versions/{number}/evaluations")
+    def evaluations(self, number: int) -> Pages[Evaluation]:
+        return Pages(self.http, Evaluation, f"/v1/versions/{number}/evaluations")
 
     def version_card(self, number: int) -> str:
         """The model card, with number, date and the scores visible to this token."""
@@ -291,15 +309,15 @@ class Client:
     def alias(self, name: str) -> Alias:
         return self.http.get(Alias, f"/v1/aliases/{name}")
 
-    def aliases(self) -> Iterator[Alias]:
-        return self.http.pages(Alias, "/v1/aliases")
+    def aliases(self) -> Pages[Alias]:
+        return Pages(self.http, Alias, "/v1/aliases")
 
-    def alias_history(self, name: str) -> Iterator[AliasMove]:
-        return self.http.pages(AliasMove, f"/v1/aliases/{name}/history")
+    def alias_history(self, name: str) -> Pages[AliasMove]:
+        return Pages(self.http, AliasMove, f"/v1/aliases/{name}/history")
 
     def promote(self, alias: str, version: int, note: str = "", override: str = "") -> Alias:
         move = Move(version=version, note=note, override=override)
-        return self.http.message(Alias, "PUT", f"/v1/aliases/{alias}", move)
+        return self.http.message(Alias, "PUT", f"/v1/aliases/{quote(alias, safe='')}", move)
 
     def roll_back(self, alias: str, version: int, note: str = "") -> Alias:
         """Reverts the last promotion of an alias; `version` is its present one."""
@@ -311,9 +329,9 @@ class Client:
     def workflow(self, id_: str) -> Workflow:
         return self.http.get(Workflow, f"/v1/workflows/{id_}")
 
-    def workflows(self) -> Iterator[WorkflowEntry]:
-        """Newest first."""
-        return self.http.pages(WorkflowEntry, "/v1/workflows")
+    def workflows(self, kind: WorkflowKind | None = None) -> Pages[WorkflowEntry]:
+        """All workflows, or those of a kind, newest first."""
+        return Pages(self.http, WorkflowEntry, "/v1/workflows", kind=kind)
 
     def wait(self, workflow: Workflow) -> str:
         """Waits for a workflow and returns its result; calls `say` every minute.

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from math import inf
-from typing import TypeVar
+from typing import Generic, ParamSpec, TypeVar
 
 import httpx
 import stamina
@@ -16,6 +16,7 @@ from moerge_proto.messages import Page
 from moerge_proto.problems import Problem, ProblemType
 
 T = TypeVar("T")
+P = ParamSpec("P")
 _FIRST_TOLD_SECONDS, _TOLD_SECONDS = 5.0, 60.0
 _LONGEST_PAUSE = 30.0
 JSON = {"Content-Type": "application/json"}
@@ -59,20 +60,20 @@ def _require_encrypted(url: httpx.URL, where: str) -> None:
         )
 
 
-class _UnavailableError(Exception):
+class _UnavailableError(CoordinatorError):
     """The coordinator is unavailable; try again."""
 
 
-class _TooFastError(Exception):
+class _TooFastError(CoordinatorError):
     """The coordinator asks to wait for `seconds`."""
 
-    def __init__(self, seconds: int) -> None:
-        super().__init__(seconds)
+    def __init__(self, problem: Problem, seconds: int) -> None:
+        super().__init__(problem)
         self.seconds = seconds
 
 
 class Http:
-    """Requests with one bearer token to one coordinator; see `Client`. `transport` replaces the network in tests.
+    """Requests with one bearer token to one coordinator; see `Client`.
 
     Raises:
         MoergeError: the URL is invalid, or plain HTTP to another machine.
@@ -87,16 +88,20 @@ class Http:
         timeout: float = 600.0,
         say: Callable[[str], None] = lambda text: None,
         heard: Callable[[], None] = lambda: None,
+        headers: Mapping[str, str] | None = None,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
         parsed = _address(url)
         limits = httpx.Timeout(timeout, connect=min(timeout, 10.0))
         self._patience, self._say = patience, say
-        headers, hooks = {"Authorization": f"Bearer {token}"}, {"response": [lambda response: heard()]}
         self._here = httpx.Client(
-            base_url=parsed, headers=headers, timeout=limits, event_hooks=hooks, transport=transport
+            base_url=parsed,
+            headers={"Authorization": f"Bearer {token}", **(headers or {})},
+            timeout=limits,
+            event_hooks={"response": [lambda response: heard()]},
+            transport=transport,
         )
-        self._elsewhere = httpx.Client(timeout=limits)  # without the token
+        self._elsewhere = httpx.Client(timeout=limits, transport=transport)  # without the token
 
     @property
     def url(self) -> httpx.URL:
@@ -109,7 +114,9 @@ class Http:
         self._elsewhere.close()
 
     def patiently(self, call: Callable[[], T]) -> T:
-        """The result of `call`, repeated while the coordinator is unavailable or asks to wait."""
+        """The result of `call`, repeated while the coordinator is unavailable or asks to wait, unless patience is 0."""
+        if self._patience == 0:
+            return call()
         while True:
             try:
                 return self._repeated(call)
@@ -125,11 +132,10 @@ class Http:
             if not (isinstance(error, httpx.TransportError | _UnavailableError) or self._passes(error)):
                 return False
             if (now := time.monotonic()) >= tell:
-                reason = str(error) or type(error).__name__
                 if self._patience is None:
-                    self._say(f"no answer from {self.url} for {now - begin:.0f} s ({reason}); waiting for it")
+                    self._say(f"no answer from {self.url} for {now - begin:.0f} s ({_reason(error)}); waiting for it")
                 else:
-                    self._say(f"{self.url} doesn't answer ({reason}); retrying for {self._patience:.0f} s")
+                    self._say(f"{self.url} doesn't answer ({_reason(error)}); retrying for {self._patience:.0f} s")
                 told, tell = True, now + (_TOLD_SECONDS if self._patience is None else inf)
             return True
 
@@ -143,7 +149,7 @@ class Http:
                     return answer
         except (httpx.TransportError, _UnavailableError) as error:
             raise MoergeError(
-                f"no answer for {time.monotonic() - begin:.0f} s: {error or type(error).__name__}",
+                f"no answer for {time.monotonic() - begin:.0f} s: {_reason(error)}",
                 where=str(self.url),
                 todo="check the coordinator and the network, then run the command again",
             ) from error
@@ -163,7 +169,7 @@ class Http:
         *,
         content: bytes | None = None,
         headers: Mapping[str, str] | None = None,
-        params: Mapping[str, int | str] | None = None,
+        params: Mapping[str, int | str | bool] | None = None,
     ) -> httpx.Response:
         def send() -> httpx.Response:
             response = self._here.request(method, path, content=content, headers=headers, params=params)
@@ -181,15 +187,6 @@ class Http:
     def message(self, kind: type[T], method: str, path: str, message: BaseModel | None = None) -> T:
         content = b"" if message is None else message.model_dump_json().encode()
         return _read(kind, self.send(method, path, content=content, headers=JSON))
-
-    def pages(self, message: type[T], path: str, after: int = 0, **asked: str) -> Iterator[T]:
-        """Every item of a paged list; `asked` are further query parameters."""
-        following: int | None = after
-        while following is not None:
-            response = self.send("GET", path, params={**asked, "after": following})
-            page: Page[T] = _read(Page[message], response)  # type: ignore[valid-type]  # a generic built at run time
-            yield from page.items
-            following = page.next
 
     @contextmanager
     def content(self, path: str, headers: Mapping[str, str]) -> Iterator[httpx.Response]:
@@ -211,24 +208,48 @@ def _read(kind: type[T], response: httpx.Response) -> T:
     return TypeAdapter(kind).validate_json(response.content, extra="ignore")
 
 
-def found(call: Callable[[], T]) -> T | None:
+class Pages(Generic[T]):
+    """A paged list after an item: all its items by iteration, or one page. `query` filters it."""
+
+    def __init__(self, http: Http, kind: type[T], path: str, after: int = 0, /, **query: str | bool | None) -> None:
+        self._http, self._kind, self._path, self._after = http, kind, path, after
+        self._query = {name: value for name, value in query.items() if value}
+
+    def page(self, after: int | str | None = None) -> Page[T]:
+        """The page after the cursor `after`, by default the first one."""
+        response = self._http.send("GET", self._path, params={**self._query, "after": after or self._after})
+        return _read(Page[self._kind], response)  # type: ignore[name-defined]  # a generic built at run time
+
+    def __iter__(self) -> Iterator[T]:
+        page = self.page()
+        yield from page.items
+        while page.next is not None:
+            page = self.page(page.next)
+            yield from page.items
+
+
+def optional(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
     """The result of `call`; None if the coordinator answers "not found"."""
     try:
-        return call()
+        return call(*args, **kwargs)
     except CoordinatorError as error:
         if error.type == ProblemType.NOT_FOUND.urn:
             return None
         raise
 
 
+def _reason(error: Exception) -> str:
+    return (error.what if isinstance(error, MoergeError) else str(error)) or type(error).__name__
+
+
 def _raise_for_problem(response: httpx.Response) -> None:
-    if response.status_code == 429 and (seconds := response.headers.get("Retry-After", "")).isdecimal():
-        raise _TooFastError(int(seconds))
-    if response.status_code in (429, 502, 503, 504):
-        raise _UnavailableError(f"status {response.status_code}")
-    if not response.is_success:
-        try:
-            problem = Problem.model_validate_json(response.content)
-        except ValidationError:
-            problem = Problem.of(ProblemType.INTERNAL, f"status {response.status_code} without a problem document")
-        raise CoordinatorError(problem)
+    if response.is_success:
+        return
+    status = response.status_code
+    try:
+        problem = Problem.model_validate_json(response.content)
+    except ValidationError:
+        problem = Problem.of(ProblemType.INTERNAL, f"status {status} without a problem document")
+    if status == 429 and (seconds := response.headers.get("Retry-After", "")).isdecimal():
+        raise _TooFastError(problem, int(seconds))
+    raise (_UnavailableError if status in (429, 502, 503, 504) else CoordinatorError)(problem)

@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from moerge.client.client import Client
-from moerge.client.http import found
+from moerge.client.http import optional
 from moerge.errors import CoordinatorError, MoergeError
 from moerge.files import file_sha256
 from moerge.models.adapter_settings import AdapterSettings
@@ -94,7 +94,7 @@ def registered(client: Client, folder: Path, domain: str, digest: str, *, again:
     Raises:
         WithdrawnError: it was withdrawn, without `again`.
     """
-    expert = found(lambda: client.expert(digest))
+    expert = optional(client.expert, digest)
     if expert is not None and expert.state is ExpertState.WITHDRAWN and not again:
         todo = f"to let it join again: moerge expert add {folder} --domain {domain}"
         raise WithdrawnError(f"the expert was withdrawn {expert.withdrawn:%Y-%m-%d}", where=str(folder), todo=todo)

@@ -10,10 +10,10 @@ _EFFECT = {
 
 
 def _kind(visit: Visit) -> str:
-    return "trunk" if visit.request.query_params.get("kind") == "trunk" else "router"
+    return "trunk" if visit.query.get("kind") == "trunk" else "router"
 
 
-async def _ask_withdraw(visit: Visit) -> Form:
+def _ask_withdraw(visit: Visit) -> Form:
     digest, kind = visit.path["digest"], _kind(visit)
     facts = (
         _EFFECT[kind],
@@ -23,8 +23,8 @@ async def _ask_withdraw(visit: Visit) -> Form:
     return Form(f"Withdraw {kind} contribution {digest[:10]}", "Withdraw", back, facts, danger=True)
 
 
-async def _withdraw(visit: Visit, given: Given) -> str:
-    await visit.rest.withdraw_contribution(visit.path["digest"])
+def _withdraw(visit: Visit, given: Given) -> str:
+    visit.rest.withdraw_contribution(visit.path["digest"])
     return f"{said('/contributions', 'withdrawn')}&kind={_kind(visit)}"
 
 

@@ -2,17 +2,12 @@
 
 from moerge_coordinator.dashboard.forms import Action, Field, Form, Given, said
 from moerge_coordinator.dashboard.site import HOME, Visit
-from moerge_proto.experts import Expert, Purge, Withdraw
 
 
-def _expert(visit: Visit) -> str:
-    return f"/v1/experts/{visit.path['digest']}"
-
-
-async def _ask_withdraw(visit: Visit) -> Form:
-    found = await visit.rest.get(Expert, _expert(visit))
+def _ask_withdraw(visit: Visit) -> Form:
+    expert = visit.rest.expert(visit.path["digest"])
     return Form(
-        heading=f"Withdraw the expert of {found.domain}",
+        heading=f"Withdraw the expert of {expert.domain}",
         button="Withdraw",
         back=f"{HOME}/experts",
         facts=(
@@ -30,18 +25,18 @@ async def _ask_withdraw(visit: Visit) -> Form:
     )
 
 
-async def _withdraw(visit: Visit, given: Given) -> str:
-    await visit.rest.send("POST", f"{_expert(visit)}/withdraw", Withdraw(serve=given.get("serve") != "no"))
+def _withdraw(visit: Visit, given: Given) -> str:
+    visit.rest.withdraw_expert(visit.path["digest"], serve=given.get("serve") != "no")
     return said("/experts", "withdrawn")
 
 
-async def _ask_purge(visit: Visit) -> Form:
-    found = await visit.rest.get(Expert, _expert(visit))
+def _ask_purge(visit: Visit) -> Form:
+    expert = visit.rest.expert(visit.path["digest"])
     retire = (
         Field("retire", "Versions that contain it", options=(("no", "keep their files"), ("yes", "are retired"))),
     )
     return Form(
-        heading=f"Purge the files of the expert of {found.domain}",
+        heading=f"Purge the files of the expert of {expert.domain}",
         button="Purge",
         back=f"{HOME}/experts",
         facts=("Its files are deleted permanently, except those that a version still needs.",),
@@ -50,8 +45,8 @@ async def _ask_purge(visit: Visit) -> Form:
     )
 
 
-async def _purge(visit: Visit, given: Given) -> str:
-    await visit.rest.send("POST", f"{_expert(visit)}/purge", Purge(retire=given.get("retire") == "yes"))
+def _purge(visit: Visit, given: Given) -> str:
+    visit.rest.purge_expert(visit.path["digest"], retire=given.get("retire") == "yes")
     return said("/experts", "purged")
 
 

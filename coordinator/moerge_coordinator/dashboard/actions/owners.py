@@ -4,7 +4,6 @@ from starlette.responses import Response
 
 from moerge_coordinator.dashboard.forms import Action, Field, Form, Given, invalid, said
 from moerge_coordinator.dashboard.site import HOME, Visit
-from moerge_proto.owners import Approval, Approved
 from moerge_proto.signatures import JoinRequest, fingerprint, in_groups
 
 _REPLACE = Field(
@@ -15,7 +14,7 @@ _REPLACE = Field(
 )
 
 
-async def _ask_approve(visit: Visit) -> Form:
+def _ask_approve(visit: Visit) -> Form:
     return Form(
         heading="Approve an owner",
         button="Approve",
@@ -34,7 +33,7 @@ async def _ask_approve(visit: Visit) -> Form:
     )
 
 
-async def _approve(visit: Visit, given: Given) -> Response:
+def _approve(visit: Visit, given: Given) -> Response:
     try:
         asked = JoinRequest.of_line(given.get("request", ""))
     except ValueError as error:
@@ -43,19 +42,18 @@ async def _approve(visit: Visit, given: Given) -> Response:
     if "".join(given.get("fingerprint", "").split()).lower() != own:
         what = f"the request of {asked.owner} has a key with another fingerprint: {in_groups(own)}"
         raise invalid("fingerprint", what, "compare fingerprints with the owner before you approve")
-    path, approval = f"/v1/owners/{asked.owner}/approve", Approval(request=asked, replace=given.get("replace") == "yes")
-    approved = Approved.model_validate_json(await visit.rest.send("POST", path, approval))
+    approved = visit.rest.approve(asked, replace=given.get("replace") == "yes")
     return visit.show("approved.html", owner=approved.owner.name, token=approved.token.secret)
 
 
-async def _ask_revoke(visit: Visit) -> Form:
+def _ask_revoke(visit: Visit) -> Form:
     name = visit.path["name"]
     facts = ("The key and all tokens become invalid immediately. Its contributions and experts stay.",)
     return Form(f"Revoke the key and tokens of {name}", "Revoke", f"{HOME}/owners", facts, danger=True)
 
 
-async def _revoke(visit: Visit, given: Given) -> str:
-    await visit.rest.send("POST", f"/v1/owners/{visit.path['name']}/revoke")
+def _revoke(visit: Visit, given: Given) -> str:
+    visit.rest.revoke_owner(visit.path["name"])
     return said("/owners", "revoked")
 
 

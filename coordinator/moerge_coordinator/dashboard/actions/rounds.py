@@ -6,13 +6,11 @@ from pydantic import ValidationError
 
 from moerge_coordinator.dashboard.forms import Action, Field, Form, Given, invalid, number_of, reason, said
 from moerge_coordinator.dashboard.site import HOME, Visit
-from moerge_proto.owners import Owner
-from moerge_proto.rounds import NewRound, Round, RoundChange
+from moerge_proto.rounds import NewRound, RoundChange
 
 
-async def _ask_open(visit: Visit) -> Form:
-    owners = await visit.rest.all(Owner, "/v1/owners")
-    domains = " ".join(domain for owner in owners for domain in owner.domains)
+def _ask_open(visit: Visit) -> Form:
+    domains = " ".join(domain for owner in visit.rest.owners() for domain in owner.domains)
     deadline = datetime.now(UTC) + timedelta(days=7)
     return Form(
         heading="Open a round",
@@ -40,7 +38,7 @@ def _deadline(given: Given) -> datetime:
         raise invalid("deadline", "expected a time such as 2026-12-31T18:00") from error
 
 
-async def _open(visit: Visit, given: Given) -> str:
+def _open(visit: Visit, given: Given) -> str:
     asked = {
         "name": given.get("name", ""),
         "kind": given.get("kind", "router"),
@@ -52,13 +50,13 @@ async def _open(visit: Visit, given: Given) -> str:
         new = NewRound.model_validate(asked)
     except ValidationError as error:
         raise invalid("round", reason(error)) from error
-    await visit.rest.send("POST", "/v1/rounds", new)
+    visit.rest.open_round(new)
     return said("/owners", "opened")
 
 
-async def _ask_change(visit: Visit) -> Form:
+def _ask_change(visit: Visit) -> Form:
     name = visit.path["name"]
-    found = await visit.rest.get(Round, f"/v1/rounds/{name}")
+    found = visit.rest.round(name)
     return Form(
         heading=f"Change the round {name}",
         button="Change",
@@ -71,13 +69,13 @@ async def _ask_change(visit: Visit) -> Form:
     )
 
 
-async def _change(visit: Visit, given: Given) -> str:
+def _change(visit: Visit, given: Given) -> str:
     name = visit.path["name"]
     try:
         change = RoundChange(minimum=number_of(given, "minimum", int), deadline=_deadline(given))
     except ValueError as error:
         raise invalid("minimum", "expected 1 or more") from error
-    await visit.rest.send("PATCH", f"/v1/rounds/{name}", change)
+    visit.rest.change_round(name, change)
     return said("/owners", "changed")
 
 

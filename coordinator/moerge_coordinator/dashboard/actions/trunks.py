@@ -1,10 +1,10 @@
 """Actions on trunks: merge, remerge."""
 
+from moerge.errors import CoordinatorError
 from moerge.trunk.methods.registry import METHODS
 from moerge_coordinator.dashboard.forms import Action, Field, Form, Given, invalid, said
-from moerge_coordinator.dashboard.rest import RestError
 from moerge_coordinator.dashboard.site import HOME, Visit
-from moerge_proto.history import Remerge, TrunkHistory
+from moerge_proto.history import Remerge
 from moerge_proto.options import PAPER, RECOMMENDED
 from moerge_proto.problems import Problem, ProblemType
 from moerge_proto.trunks import NewTrunk
@@ -12,7 +12,7 @@ from moerge_proto.trunks import NewTrunk
 _ANEW = "Router contributions don't carry over: every worker contributes again under the new trunk."
 
 
-async def _ask_merge(visit: Visit) -> Form:
+def _ask_merge(visit: Visit) -> Form:
     return Form(
         heading="Merge a trunk",
         button="Merge",
@@ -36,25 +36,25 @@ async def _ask_merge(visit: Visit) -> Form:
     )
 
 
-async def _merge(visit: Visit, given: Given) -> str:
+def _merge(visit: Visit, given: Given) -> str:
     try:
         asked = NewTrunk.model_validate({"method": given.get("method") or None})
     except ValueError as error:
         raise invalid("method", "choose one of the list") from error
-    await visit.rest.send("POST", "/v1/trunks", asked)
+    visit.rest.merge_trunk(asked)
     return said("/workflows", "started")
 
 
-async def _of_trunk(visit: Visit) -> Remerge:
-    found = (await visit.rest.get(TrunkHistory, f"/v1/trunks/{visit.path['digest']}/history")).remerge
-    if found is None:
+def _of_trunk(visit: Visit) -> Remerge:
+    remerge = visit.rest.trunk_history(visit.path["digest"]).remerge
+    if remerge is None:
         what = "the trunk was merged from every expert of its newest version"
-        raise RestError(Problem.of(ProblemType.NOT_FOUND, what, todo="merge a trunk of other experts"))
-    return found
+        raise CoordinatorError(Problem.of(ProblemType.NOT_FOUND, what, todo="merge a trunk of other experts"))
+    return remerge
 
 
-async def _ask_remerge(visit: Visit) -> Form:
-    found = await _of_trunk(visit)
+def _ask_remerge(visit: Visit) -> Form:
+    found = _of_trunk(visit)
     if found.expected is None:
         missing = ", ".join(found.missing) or "any domain whose expert is in the trunk"
         gain = f"The expected gain is unknown. Not evaluated: {missing}."
@@ -76,8 +76,8 @@ async def _ask_remerge(visit: Visit) -> Form:
     )
 
 
-async def _remerge(visit: Visit, given: Given) -> str:
-    await visit.rest.send("POST", "/v1/trunks", (await _of_trunk(visit)).merge)
+def _remerge(visit: Visit, given: Given) -> str:
+    visit.rest.merge_trunk(_of_trunk(visit).merge)
     return said("/workflows", "started")
 
 

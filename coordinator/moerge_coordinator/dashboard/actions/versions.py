@@ -4,23 +4,24 @@ from collections.abc import Sequence
 
 from pydantic import ValidationError
 
+from moerge.client.http import optional
 from moerge_coordinator.dashboard.forms import Action, Field, Form, Given, choice, invalid, number_of, reason, said
 from moerge_coordinator.dashboard.site import HOME, Visit
 from moerge_proto.options import RECOMMENDED
 from moerge_proto.trunks import Contributors
-from moerge_proto.versions import NewVersion, Version, VersionChange
+from moerge_proto.versions import NewVersion, VersionChange
 
 
-def _version(visit: Visit) -> str:
+def _place(visit: Visit) -> str:
     return f"/versions/{visit.path['number']}"
 
 
-async def _ask_describe(visit: Visit) -> Form:
-    found = await visit.rest.get(Version, f"/v1{_version(visit)}")
+def _ask_describe(visit: Visit) -> Form:
+    found = visit.rest.version(visit.path["number"])
     return Form(
         heading=f"Note and tags of version {found.number}",
         button="Save",
-        back=f"{HOME}{_version(visit)}",
+        back=f"{HOME}{_place(visit)}",
         fields=(
             Field("note", "Note", value=found.note, lines=True),
             Field("tags", "Tags", value=" ".join(found.tags), hint="lower-case words, separated by spaces"),
@@ -28,34 +29,34 @@ async def _ask_describe(visit: Visit) -> Form:
     )
 
 
-async def _describe(visit: Visit, given: Given) -> str:
+def _describe(visit: Visit, given: Given) -> str:
     tags, note = given.get("tags", "").split(), given.get("note", "").replace("\r\n", "\n")
     try:
         change = VersionChange(note=note, tags=tags)
     except ValidationError as error:
         raise invalid("tags", reason(error), "use lower-case letters, digits, - and .") from error
-    await visit.rest.send("PATCH", f"/v1{_version(visit)}", change)
-    return said(_version(visit), "described")
+    visit.rest.change_version(visit.path["number"], change)
+    return said(_place(visit), "described")
 
 
-async def _ask_retire(visit: Visit) -> Form:
-    found = await visit.rest.get(Version, f"/v1{_version(visit)}")
+def _ask_retire(visit: Visit) -> Form:
+    found = visit.rest.version(visit.path["number"])
     facts = [
         "Its own files are deleted permanently. Its number and lineage stay.",
         "A retired version can't be promoted or pulled.",
     ]
     if found.aliases:
         facts.insert(0, f"First move or remove the aliases that point to it: {', '.join(found.aliases)}.")
-    return Form(f"Retire version {found.number}", "Retire", f"{HOME}{_version(visit)}", tuple(facts), danger=True)
+    return Form(f"Retire version {found.number}", "Retire", f"{HOME}{_place(visit)}", tuple(facts), danger=True)
 
 
-async def _retire(visit: Visit, given: Given) -> str:
-    await visit.rest.send("DELETE", f"/v1{_version(visit)}")
-    return said(_version(visit), "retired")
+def _retire(visit: Visit, given: Given) -> str:
+    visit.rest.retire_version(visit.path["number"])
+    return said(_place(visit), "retired")
 
 
-async def _ask_solve(visit: Visit) -> Form:
-    return solve_form(await visit.rest.find(Contributors, "/v1/trunks/current/contributors"))
+def _ask_solve(visit: Visit) -> Form:
+    return solve_form(optional(visit.rest.contributors))
 
 
 def solve_form(found: Contributors | None = None) -> Form:
@@ -98,8 +99,8 @@ def _names(domains: Sequence[str]) -> str:
     return ", ".join(domains) or "none"
 
 
-async def _solve(visit: Visit, given: Given) -> str:
-    await visit.rest.send("POST", "/v1/versions", asked_version(given))
+def _solve(visit: Visit, given: Given) -> str:
+    visit.rest.solve_version(asked_version(given))
     return said("/workflows", "started")
 
 
@@ -107,7 +108,7 @@ def asked_version(given: Given) -> NewVersion:
     """The requested version of a completed form.
 
     Raises:
-        RestError: a value is invalid.
+        CoordinatorError: a value is invalid.
     """
     chosen: dict[str, object] = {name: given[name] for name in ("lambda_scale", "routers") if name in given}
     chosen |= {"ridge_lambda": number_of(given, "ridge_lambda", float), "top_k": number_of(given, "top_k", int)}

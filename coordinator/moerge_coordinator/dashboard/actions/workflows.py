@@ -4,14 +4,14 @@ from moerge_coordinator.dashboard.forms import Action, Form, Given, said
 from moerge_coordinator.dashboard.site import HOME, Visit
 
 
-async def _ask_retry(visit: Visit) -> Form:
+def _ask_retry(visit: Visit) -> Form:
     id_ = visit.path["id"]
     facts = ("The workflow starts again with the same inputs, and reuses its finished steps.",)
     return Form("Retry the workflow", "Retry", f"{HOME}/workflows", (id_, *facts))
 
 
-async def _retry(visit: Visit, given: Given) -> str:
-    await visit.rest.send("POST", f"/v1/workflows/{visit.path['id']}/retry")
+def _retry(visit: Visit, given: Given) -> str:
+    visit.rest.retry_workflow(visit.path["id"])
     return said("/workflows", "started")
 
 

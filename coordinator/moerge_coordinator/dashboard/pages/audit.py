@@ -3,14 +3,13 @@
 from starlette.responses import Response
 
 from moerge_coordinator.dashboard.site import Page, Visit
-from moerge_proto.audit import AuditEntry
 from moerge_proto.owners import Role
 
 
-async def _audit(visit: Visit) -> Response:
-    asked = visit.request.query_params
-    given = {name: asked.get(name, "") for name in ("owner", "path", "failed")}
-    page = await visit.rest.page(AuditEntry, "/v1/audit", {"after": visit.after, "newest": True, **given})
+def _audit(visit: Visit) -> Response:
+    given = {name: visit.query.get(name, "") for name in ("owner", "path", "failed")}
+    owner, path, failed = given["owner"], given["path"], given["failed"] == "true"
+    page = visit.rest.audit(newest=True, owner=owner, path=path, failed=failed).page(visit.after)
     return visit.show("audit.html", entries=page.items, further=page.next, given=given)
 
 

@@ -1,6 +1,5 @@
 """Two versions side by side."""
 
-import asyncio
 from typing import Any
 
 from starlette.responses import Response
@@ -8,25 +7,26 @@ from starlette.responses import Response
 from moerge.versions.compare import score_changes
 from moerge_coordinator.dashboard.site import Page, Visit
 from moerge_proto.evaluations import VersionTable
-from moerge_proto.versions import Comparison, Version
+
+_DIGITS = 9  # of a version's number
 
 
-async def _compare(visit: Visit) -> Response:
-    rest, asked = visit.rest, visit.request.query_params
-    listed = await rest.page(Version, "/v1/versions", {"newest": True})
-    numbers = [each.number for each in listed.items]
-    before, after = asked.get("before", ""), asked.get("version", "")
+def _compare(visit: Visit) -> Response:
+    rest = visit.rest
+    numbers = [version.number for version in rest.versions(newest=True).page().items]
+    before, after = visit.query.get("before", ""), visit.query.get("version", "")
     content: dict[str, Any] = {"numbers": numbers, "before": before, "version": after, "comparison": None}
-    if before.isdigit() and after.isdigit():
-        comparison, old, new = await asyncio.gather(
-            rest.get(Comparison, f"/v1/versions/{before}/compare/{after}"),
-            rest.get(Version, f"/v1/versions/{before}"),
-            rest.get(Version, f"/v1/versions/{after}"),
-        )
-        names, tables = await asyncio.gather(visit.domains(old, new), rest.tables([old, new]))
-        content |= {"comparison": comparison, "old": old, "new": new, "names": names}
+    if _is_number(before) and _is_number(after):
+        old, new = rest.version(int(before)), rest.version(int(after))
+        tables = visit.tables([old, new])
+        content |= {"comparison": rest.compare_versions(old.number, new.number), "old": old, "new": new}
+        content |= {"names": visit.domains(old, new)}
         content |= _scores(tables[old.number], tables[new.number])
     return visit.show("compare.html", **content)
+
+
+def _is_number(text: str) -> bool:
+    return text.isdecimal() and len(text) <= _DIGITS
 
 
 def _scores(old: VersionTable, new: VersionTable) -> dict[str, Any]:

@@ -3,12 +3,11 @@
 from starlette.responses import Response
 
 from moerge_coordinator.dashboard.site import Page, Visit
-from moerge_proto.experts import Expert
 from moerge_proto.owners import Role
 
 
-async def _experts(visit: Visit) -> Response:
-    page = await visit.rest.page(Expert, "/v1/experts", {"after": visit.after})
+def _experts(visit: Visit) -> Response:
+    page = visit.rest.experts().page(visit.after)
     return visit.show("experts.html", experts=page.items, further=page.next)
 
 

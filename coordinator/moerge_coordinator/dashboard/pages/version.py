@@ -1,6 +1,5 @@
 """One version: its quality, routing, routers and lineage."""
 
-import asyncio
 import math
 from itertools import combinations
 from typing import Any
@@ -8,11 +7,11 @@ from typing import Any
 from markupsafe import Markup
 from starlette.responses import Response
 
+from moerge.client.http import optional
 from moerge.versions.compare import average_name, common_change
 from moerge_coordinator.dashboard import charts
 from moerge_coordinator.dashboard.site import Page, Visit
 from moerge_proto.evaluations import VersionTable
-from moerge_proto.influence import VersionInfluence
 from moerge_proto.normalised import average
 from moerge_proto.owners import Role
 from moerge_proto.trunks import Trunk
@@ -22,34 +21,28 @@ _MOST_ROWS = 100
 _MOST_BOXES = 12
 
 
-async def _version(visit: Visit) -> Response:
+def _version(visit: Visit) -> Response:
     number = visit.path["number"]
     rest = visit.rest
-    found = await rest.get(Version, f"/v1/versions/{number}")
-    domains, tables, report, card, trunk, influence = await asyncio.gather(
-        visit.domains(),
-        rest.tables([found]),
-        _report(visit, found),
-        _card(visit, found),
-        _trunk(visit, found),
-        _influence(visit, found),
-    )
-    table = tables.get(number)
-    content: dict[str, Any] = {"version": found, "table": table, "card": card, "report": None, "influence": influence}
+    found = rest.version(number)
+    domains, report = visit.domains(), _report(visit, found)
+    table = optional(rest.version_table, number)
+    content: dict[str, Any] = {"version": found, "table": table, "card": _card(visit, found), "report": None}
+    content["influence"] = optional(rest.version_influence, number) if visit.operates else None
     content |= {"withdrawn": [domains.get(each, each[:10]) for each in found.contains_withdrawn]}
     content["routing"] = [] if table is None else _routing(table)
     content["oracle"] = None if table is None else _oracle(table)
     content["average_name"] = "" if table is None else average_name(table)
-    content["before"] = before = await rest.find(Version, f"/v1/versions/{number - 1}") if number > 1 else None
+    content["before"] = before = optional(rest.version, number - 1) if number > 1 else None
     content["common"] = None
     if before is not None and table is not None and set(before.lineage.domains) != set(table.domains):
-        content["common"] = common_change((await rest.tables([before]))[before.number], table)
+        content["common"] = common_change(rest.version_table(before.number), table)
     if report is not None:
         content |= {"report": report, "conditioning": _conditioning(report), "norms": _norms(report)}
         content |= {"cosines": _cosines(report), "pairs": _pairs(report)}
     made_of = found.lineage.contributions
     content |= {
-        "lineage": _lineage(found, trunk),
+        "lineage": _lineage(found, _trunk(visit, found)),
         "parts_of": made_of[:_MOST_ROWS],
         "more_parts": len(made_of[_MOST_ROWS:]),
     }
@@ -62,26 +55,18 @@ def _oracle(table: VersionTable) -> float | None:
     return average(map(scores.get, table.domains))
 
 
-async def _report(visit: Visit, found: Version) -> SolveReport | None:
+def _report(visit: Visit, found: Version) -> SolveReport | None:
     if visit.who.role is Role.OWNER or found.retired or found.withheld:
         return None
-    return await visit.rest.find(SolveReport, f"/v1/versions/{found.number}/report")
+    return optional(visit.rest.version_report, found.number)
 
 
-async def _influence(visit: Visit, found: Version) -> VersionInfluence | None:
-    return await visit.rest.find(VersionInfluence, f"/v1/versions/{found.number}/influence") if visit.operates else None
+def _trunk(visit: Visit, found: Version) -> Trunk | None:
+    return None if visit.who.role is Role.READER else optional(visit.rest.trunk, found.lineage.trunk)
 
 
-async def _trunk(visit: Visit, found: Version) -> Trunk | None:
-    if visit.who.role is Role.READER:
-        return None
-    return await visit.rest.find(Trunk, f"/v1/trunks/{found.lineage.trunk}")
-
-
-async def _card(visit: Visit, found: Version) -> str | None:
-    if found.retired or found.withheld:
-        return None
-    return (await visit.rest.send("GET", f"/v1/versions/{found.number}/card")).decode()
+def _card(visit: Visit, found: Version) -> str | None:
+    return None if found.retired or found.withheld else visit.rest.version_card(found.number)
 
 
 def _routing(table: VersionTable) -> list[tuple[str, Markup, list[list[float]]]]:

@@ -1,12 +1,12 @@
 """All versions: the serving one, needs attention, running workflows, scores, the timeline."""
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
 from starlette.responses import RedirectResponse, Response
 
+from moerge.client.http import optional
 from moerge.versions.compare import average_name, averages, common_change, domain_changes
 from moerge_coordinator.dashboard import charts
 from moerge_coordinator.dashboard.attention import needs
@@ -14,14 +14,9 @@ from moerge_coordinator.dashboard.first_steps import Step, first_steps
 from moerge_coordinator.dashboard.site import HOME, Page, Visit
 from moerge_proto.evaluations import VersionTable
 from moerge_proto.experts import Expert
-from moerge_proto.history import TrunkHistory
-from moerge_proto.influence import VersionInfluence
-from moerge_proto.owners import Owner
-from moerge_proto.progress import DomainProgress
-from moerge_proto.rounds import Round
-from moerge_proto.trunks import Contributors, Trunk
-from moerge_proto.versions import CHAMPION, Alias, AliasMove, Version
-from moerge_proto.workflows import WorkflowEntry, WorkflowKind, WorkflowState
+from moerge_proto.trunks import Trunk
+from moerge_proto.versions import CHAMPION, Version
+from moerge_proto.workflows import WorkflowKind, WorkflowState
 
 _PER_PAGE = 25
 _DOTS = "Dots: the average of each version's own domains, which differ."
@@ -35,16 +30,16 @@ class Change:
     kind: str
 
 
-async def _home(visit: Visit) -> Response:
+def _home(visit: Visit) -> Response:
     return RedirectResponse(f"{HOME}/versions", 303)
 
 
-async def _versions(visit: Visit) -> Response:
+def _versions(visit: Visit) -> Response:
     rest, after = visit.rest, visit.after
-    listed = await rest.page(Version, "/v1/versions", {"after": after, "newest": True})
+    listed = rest.versions(newest=True).page(after)
     shown, before = list(listed.items[:_PER_PAGE]), listed.items[_PER_PAGE : _PER_PAGE + 1]
     further = shown[-1].number if before or listed.next else None
-    tables, aliases = await asyncio.gather(rest.tables([*shown, *before]), rest.all(Alias, "/v1/aliases"))
+    tables = visit.tables([*shown, *before])
     changes = {
         each.number: _changes(each, earlier) for each, earlier in zip(shown, [*shown[1:], *before, None], strict=False)
     }
@@ -65,53 +60,43 @@ async def _versions(visit: Visit) -> Response:
         "steps": [],
         "moves": [],
     }
-    champion = next((alias for alias in aliases if alias.name == CHAMPION), None)
+    champion = optional(rest.alias, CHAMPION)
     if champion is not None:
-        content["champion"] = serving = await rest.get(Version, f"/v1/versions/{champion.version}")
-        table = (await rest.tables([serving]))[serving.number]
+        content["champion"] = serving = rest.version(champion.version)
+        table = rest.version_table(serving.number)
         content |= {"score": table.average, "score_name": average_name(table)}
     if visit.operates:
-        content |= await _state_of_affairs(visit, content["champion"], [] if after else listed.items)
+        content |= _state_of_affairs(visit, content["champion"], [] if after else listed.items)
         if champion is not None:
-            history = await rest.all(AliasMove, f"/v1/aliases/{CHAMPION}/history")
-            content["moves"] = list(reversed(history))[:1]
+            content["moves"] = list(rest.alias_history(CHAMPION))[-1:]
     return visit.show("versions.html", **content)
 
 
-async def _state_of_affairs(visit: Visit, champion: Version | None, newest: Sequence[Version]) -> dict[str, object]:
+def _state_of_affairs(visit: Visit, champion: Version | None, newest: Sequence[Version]) -> dict[str, object]:
     """Needs, running workflows and, without a champion, the first steps. `newest`: the first page, if known."""
     rest = visit.rest
-    versions = newest or (await rest.page(Version, "/v1/versions", {"newest": True})).items
-    trunk, history, experts, rounds, workers, pages = await asyncio.gather(
-        rest.find(Trunk, "/v1/trunks/current"),
-        rest.find(TrunkHistory, "/v1/trunks/current/history"),
-        rest.all(Expert, "/v1/experts"),
-        rest.all(Round, "/v1/rounds"),
-        rest.all(DomainProgress, "/v1/progress"),
-        asyncio.gather(*(rest.page(WorkflowEntry, "/v1/workflows", {"kind": kind}) for kind in get_args(WorkflowKind))),
-    )
+    versions = newest or rest.versions(newest=True).page().items
+    trunk, history = rest.current_trunk(), optional(rest.trunk_history, "current")
+    experts, rounds, workers = list(rest.experts()), list(rest.rounds()), list(rest.progress())
+    workflows = [each for kind in get_args(WorkflowKind) for each in rest.workflows(kind).page().items]
     influence = None
     if versions and versions[0] != champion and versions[0].retired is None:
-        influence = await rest.find(VersionInfluence, f"/v1/versions/{versions[0].number}/influence")
-    workflows = [each for page in pages for each in page.items]
+        influence = optional(rest.version_influence, versions[0].number)
     remerge = history.remerge if history else None
     running = [each for each in workflows if each.state is WorkflowState.RUNNING]
     return {
         "needs": needs(champion, versions, trunk, experts, rounds, workflows, remerge, workers, influence),
-        "steps": [] if champion else await _steps(visit, experts, trunk, versions),
+        "steps": [] if champion else _steps(visit, experts, trunk, versions),
         "can_solve": trunk is not None and trunk.retired is None,
         "running": running,
         "open_rounds": [each for each in rounds if each.state == "open"],
     }
 
 
-async def _steps(
-    visit: Visit, experts: Sequence[Expert], trunk: Trunk | None, versions: Sequence[Version]
-) -> list[Step]:
-    owners, found = await asyncio.gather(
-        visit.rest.all(Owner, "/v1/owners"), visit.rest.find(Contributors, "/v1/trunks/current/contributors")
-    )
-    return first_steps(owners, experts, trunk, found.contributed if found else [], versions)
+def _steps(visit: Visit, experts: Sequence[Expert], trunk: Trunk | None, versions: Sequence[Version]) -> list[Step]:
+    trunk_has = optional(visit.rest.contributors)
+    contributed = trunk_has.contributed if trunk_has else []
+    return first_steps(list(visit.rest.owners()), experts, trunk, contributed, versions)
 
 
 def _changes(version: Version, before: Version | None) -> list[Change]:

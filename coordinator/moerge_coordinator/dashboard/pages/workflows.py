@@ -4,11 +4,10 @@ from starlette.responses import Response
 
 from moerge_coordinator.dashboard.site import Page, Visit
 from moerge_proto.owners import Role
-from moerge_proto.workflows import WorkflowEntry
 
 
-async def _workflows(visit: Visit) -> Response:
-    page = await visit.rest.page(WorkflowEntry, "/v1/workflows", {"after": visit.after})
+def _workflows(visit: Visit) -> Response:
+    page = visit.rest.workflows().page(visit.after)
     return visit.show("workflows.html", workflows=page.items, further=page.next)
 
 

@@ -3,8 +3,8 @@
 import pytest
 from pydantic import ValidationError
 
+from moerge.errors import CoordinatorError
 from moerge_coordinator.dashboard.forms import choice, number_of, reason
-from moerge_coordinator.dashboard.rest import RestError
 from moerge_proto.versions import VersionChange
 
 
@@ -20,9 +20,9 @@ def test_a_number_is_read_as_its_kind() -> None:
 
 @pytest.mark.parametrize(("given", "kind"), [({}, int), ({"n": "0.5"}, int), ({"n": "much"}, float)])
 def test_an_invalid_number_is_refused_with_its_field(given: dict[str, str], kind: type[int] | type[float]) -> None:
-    with pytest.raises(RestError) as refused:
+    with pytest.raises(CoordinatorError) as refused:
         number_of(given, "n", kind)
-    problem = refused.value.problem
+    problem = refused.value.problem()
     assert (problem.status, problem.field) == (422, "n")
     assert repr(given.get("n", "")) in problem.detail
 

@@ -1,8 +1,11 @@
-"""The site's menu, and its templates."""
+"""The site's menu, its templates, and its way to REST."""
+
+from pathlib import Path
 
 import pytest
 from fastapi import FastAPI
 
+from moerge_coordinator import dashboard
 from moerge_coordinator.dashboard.pages import PAGES
 from moerge_coordinator.dashboard.site import Site
 from moerge_proto.owners import Role
@@ -24,3 +27,9 @@ def test_a_role_s_menu_has_the_pages_that_it_may_see(role: Role) -> None:
 def test_templates_write_others_words_as_text() -> None:
     page = Site(FastAPI(), PAGES).problem(Problem.of(ProblemType.CONFLICT, "<script>&\"'"))
     assert b"&lt;script&gt;&amp;&#34;&#39;" in page.body
+
+
+def test_no_module_of_the_dashboard_has_a_path_of_rest() -> None:
+    modules = list(Path(dashboard.__file__).parent.rglob("*.py"))
+    assert len(modules) > 20
+    assert [module.name for module in modules if "/v1/" in module.read_text()] == []

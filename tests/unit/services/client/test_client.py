@@ -2,12 +2,13 @@
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
+import httpx
 import pytest
 
 from moerge.client.client import Client
@@ -15,8 +16,8 @@ from moerge.errors import CoordinatorError, MoergeError
 from moerge.progress import LogProgress
 from moerge_proto.contributions import Contribution, NewContribution
 from moerge_proto.digests import content_digest, sha256_hex
-from moerge_proto.messages import FileEntry
-from moerge_proto.owners import Identity, Role
+from moerge_proto.messages import FileEntry, Page
+from moerge_proto.owners import Identity, Owner, Role
 from moerge_proto.problems import Problem, ProblemType
 from moerge_proto.workflows import Workflow, WorkflowState
 
@@ -187,6 +188,59 @@ def test_a_client_without_end_of_patience_waits_for_room_and_for_answers_but_not
                 client.identity()
         finally:
             server.shutdown()
+
+
+def replaced(answer: Callable[[httpx.Request], httpx.Response], **options: Any) -> Client:
+    """A client whose network is a function."""
+    return Client("http://localhost", "token", transport=httpx.MockTransport(answer), **options)
+
+
+@pytest.mark.parametrize("kind", [ProblemType.UNAVAILABLE, ProblemType.TOO_FAST, ProblemType.STORAGE_FULL])
+def test_without_patience_a_temporary_refusal_is_raised_at_once(kind: ProblemType) -> None:
+    problem = Problem.of(kind, "not now", todo="try later")
+    requests: list[httpx.Request] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        requests.append(request)
+        return httpx.Response(problem.status, content=problem.model_dump_json(), headers={"Retry-After": "60"})
+
+    with replaced(answer, patience=0, headers={"X-Request-Id": "1"}) as client:
+        with pytest.raises(CoordinatorError) as refused:
+            client.identity()
+        assert refused.value.problem() == problem
+    assert [request.headers["X-Request-Id"] for request in requests] == ["1"]
+
+
+def test_a_list_is_read_whole_or_by_the_page() -> None:
+    names, queries = ["a", "b", "c"], list[str]()
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        queries.append(request.url.query.decode())
+        after = int(request.url.params.get("after") or 0)
+        created = datetime(2030, 1, 1, tzinfo=UTC)
+        owners = [
+            Owner(name=name, domains=[], keys=[], created=created, seen=None) for name in names[after : after + 1]
+        ]
+        following = after + 1 if after + 1 < len(names) else None
+        return httpx.Response(200, content=Page[Owner](items=owners, next=following).model_dump_json())
+
+    with replaced(answer) as client:
+        assert [owner.name for owner in client.owners()] == names
+        assert [owner.name for owner in client.owners().page(2).items] == ["c"]
+        client.audit(newest=True, owner="law").page("7")
+    assert queries[-2:] == ["after=2", "newest=true&owner=law&after=7"]
+
+
+def test_an_alias_stays_in_its_path() -> None:
+    paths: list[bytes] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        paths.append(request.url.raw_path)
+        return httpx.Response(422, content=Problem.of(ProblemType.INVALID_REQUEST, "no").model_dump_json())
+
+    with replaced(answer) as client, pytest.raises(CoordinatorError):
+        client.promote("../tokens?x", 1)
+    assert paths == [b"/v1/aliases/..%2Ftokens%3Fx"]
 
 
 def test_what_is_no_coordinator_does_not_greet_as_one() -> None:
