@@ -2,11 +2,12 @@
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import svg
 
-from moerge import pictures
+from moerge import charts
+from moerge.charts import CHARACTER, MARGIN, Curve, Scale, colour, line, plot, scale, text, whole
 from moerge_lab.recipes.registry import label_of
 from moerge_lab.table.figure import Figure
 from moerge_lab.table.frame import Frame
@@ -14,8 +15,9 @@ from moerge_lab.table.table import AHEAD, Row, Table, parameters, shown
 
 _ROW = 24
 _PLOT = 440
-_ELSEWHERE = 250  # distance of that column's right end from the plot's
+_AVERAGE, _ACTIVE, _ELSEWHERE = 90, 160, 250  # distances of the columns' right ends from the plot's
 _HIGH, _WIDE = 300, 460
+_TICKS = 8
 
 
 def picture(table: Table, option: str | None = None) -> str:
@@ -23,43 +25,50 @@ def picture(table: Table, option: str | None = None) -> str:
     return _dots(table) if option is None else _curves(table, option)
 
 
+def _below(frame: Frame) -> str:
+    return f"100 is {frame.hundred}; higher is better"
+
+
 def _dots(table: Table) -> str:
     """A row per model, best first: its domains' scores, their average, and its active parameters."""
-    groups = _groups(table)
-    left = pictures.MARGIN + 14 + pictures.CHARACTER * max(len(shown(row)) for row in table.rows)
-    right = left + _PLOT
-    low, high, ticks = pictures.scale([score for row in table.rows for score in _domain_scores(table, row)], 100.0)
-    place = pictures.placer(low, high, left, right)
-    parts = pictures.heading("Normalised perplexity", f"100 is {table.frame.hundred}; higher is better")
-    parts += _legend(table.domains, 66)
-    top = 104.0
-    parts.append(pictures.text(right + 90, top - 8, "average", "soft", anchor="end"))
-    parts.append(pictures.text(right + 160, top - 8, "active", "soft", anchor="end"))
-    if table.base:
-        parts.append(pictures.text(right + _ELSEWHERE, top - 8, table.frame.elsewhere, "soft", anchor="end"))
-    end_of_rows = right + (_ELSEWHERE if table.base else 160)
-    y = top
-    for heading, rows in groups:
-        parts.append(pictures.text(pictures.MARGIN, y + 16, heading, "group"))
+    left = MARGIN + 14 + CHARACTER * max(len(shown(row)) for row in table.rows)
+    wide = _ELSEWHERE if table.base else _ACTIVE
+    places = scale([100.0, *(score for row in table.rows for score in _domain_scores(table, row))], _TICKS, span=1)
+    heads = {_AVERAGE: "average", _ACTIVE: "active"} | ({_ELSEWHERE: table.frame.elsewhere} if table.base else {})
+    parts: list[svg.Element] = [text(100, -8, head, "tick", anchor="end", dx=dx) for dx, head in heads.items()]
+    y = 0.0
+    for heading, rows in _groups(table):
+        parts.append(text(0, y + 16, heading, "group", dx=MARGIN - left))
         y += _ROW
-        end = y + _ROW * len(rows)
-        for number in range(0, len(rows), 2):
-            parts.append(
-                pictures.box(pictures.MARGIN - 8, y + _ROW * number, end_of_rows + 16 - pictures.MARGIN, _ROW, "tint")
-            )
-        parts += [pictures.line(place(tick), y, place(tick), end, "goal" if tick == 100 else "grid") for tick in ticks]
+        stripes = range(0, len(rows), 2)
+        parts += [_stripe(y + _ROW * number, MARGIN - left - 8, _PLOT + wide + 8) for number in stripes]
+        for tick in places.ticks:
+            x = 100 * places.share(tick)
+            parts.append(line(x, x, y, "goal" if tick == 100 else "grid", to=y + _ROW * len(rows)))
         for row in rows:
-            parts += _dot_row(table, row, y + _ROW / 2, place, right)
+            parts += _dot_row(table, row, y + _ROW / 2, places, MARGIN - left)
             y += _ROW
         y += _ROW / 3
-    parts += [pictures.text(place(tick), y + 8, f"{tick:g}", "soft", anchor="middle") for tick in ticks]
+    parts += [text(100 * places.share(tick), y + 8, f"{tick:g}", "tick", anchor="middle") for tick in places.ticks]
     if any(row.run.recipe.reads_ahead for row in table.rows):
         y += _ROW
         note = f"{AHEAD} chooses experts by the whole window, including scored tokens"
-        parts.append(pictures.text(pictures.MARGIN, y + 10, note, "soft"))
-    return pictures.whole(
-        "Normalised perplexity of each recipe", end_of_rows + pictures.MARGIN, y + pictures.MARGIN + 4, parts
-    )
+        parts.append(text(0, y + 10, note, "tick", dx=MARGIN - left))
+    parts = [*_legend(table.domains), plot(left, 104, _PLOT, parts)]
+    title = "Normalised perplexity of each recipe"
+    return whole(title, _below(table.frame), left + _PLOT + wide + MARGIN, 104 + y + MARGIN + 4, parts)
+
+
+def _legend(domains: Sequence[str]) -> list[svg.Element]:
+    dx, parts = float(MARGIN), list[svg.Element]()
+    for number, domain in enumerate(domains):
+        parts.append(text(0, 70, f"● {domain}", "label", colour(number), dx=dx))
+        dx += 28 + CHARACTER * len(domain)
+    return [*parts, text(0, 70, "❙ average", dx=dx)]
+
+
+def _stripe(y: float, left: float, right: float) -> svg.Rect:
+    return svg.Rect(x=round(left), y=round(y, 1), width=round(right - left), height=_ROW, rx=4, class_=["tint"])
 
 
 def _groups(table: Table) -> list[tuple[str, list[Row]]]:
@@ -76,35 +85,27 @@ def _domain_scores(table: Table, row: Row) -> list[float]:
     return [table.normalised(row, domain).mean for domain in table.domains]
 
 
-def _dot_row(table: Table, row: Row, y: float, place: Callable[[float], float], right: float) -> list[svg.Element]:
-    scores, average = _domain_scores(table, row), table.average(row)
-    error, abroad = average.error or 0.0, table.elsewhere(row)
-    low, high = place(average.mean - error), place(average.mean + error)
-    parts: list[svg.Element] = [
-        pictures.text(pictures.MARGIN, y + 4, shown(row)),
-        pictures.line(place(min(scores)), y, place(max(scores)), y, "range"),
-        pictures.box(low, y - 9, high - low, 18, "spread"),
-    ]
-    for number, (domain, score) in enumerate(zip(table.domains, scores, strict=True)):
-        parts.append(pictures.circle(place(score), y, 4, number, f"{shown(row)}, {domain}: {score:.1f}"))
-    mean = pictures.box(place(average.mean) - 1.5, y - 9, 3, 18, "mean")
-    mean.elements = [pictures.tooltip(f"{shown(row)}, average: {average}")]
+def _dot_row(table: Table, row: Row, y: float, places: Scale, start: float) -> list[svg.Element]:
+    scores, average, elsewhere = _domain_scores(table, row), table.average(row), table.elsewhere(row)
+    error = average.error or 0.0
+    low, mean, high = (100 * places.share(average.mean + sign * error) for sign in (-1, 0, 1))
+    centre = line(mean, mean, y - 9, "mean", to=y + 9)
+    centre.elements = [charts.tooltip(f"{shown(row)}, average: {average}")]
+    first, last = (100 * places.share(end) for end in (min(scores), max(scores)))
     return [
-        *parts,
-        mean,
-        pictures.text(right + 48, y + 4, f"{average.mean:.1f}", anchor="end"),
-        pictures.text(right + 54, y + 4, average.spread.strip(), "soft"),
-        pictures.text(right + 160, y + 4, parameters(row.active_parameters), anchor="end"),
-        *([] if abroad is None else [pictures.text(right + _ELSEWHERE, y + 4, str(abroad), anchor="end")]),
+        text(0, y + 4, shown(row), dx=start),
+        line(first, last, y, "range"),
+        charts.box(low, y - 9, high - low, 18, "spread"),
+        *(
+            charts.dot(100 * places.share(score), y, colour(number), f"{shown(row)}, {domain}: {score:.1f}")
+            for number, (domain, score) in enumerate(zip(table.domains, scores, strict=True))
+        ),
+        centre,
+        text(100, y + 4, f"{average.mean:.1f}", anchor="end", dx=_AVERAGE - 42),
+        text(100, y + 4, average.spread.strip(), "tick", dx=_AVERAGE - 36),
+        text(100, y + 4, parameters(row.active_parameters), anchor="end", dx=_ACTIVE),
+        *([] if elsewhere is None else [text(100, y + 4, str(elsewhere), anchor="end", dx=_ELSEWHERE)]),
     ]
-
-
-def _legend(domains: Sequence[str], y: float) -> list[svg.Element]:
-    x, parts = float(pictures.MARGIN), list[svg.Element]()
-    for number, domain in enumerate(domains):
-        parts += [pictures.circle(x + 4, y - 4, 4, number, domain), pictures.text(x + 13, y, domain, "soft")]
-        x += 28 + pictures.CHARACTER * len(domain)
-    return [*parts, pictures.box(x + 4, y - 12, 3, 14, "mean"), pictures.text(x + 13, y, "average", "soft")]
 
 
 def _curves(table: Table, option: str) -> str:
@@ -123,37 +124,26 @@ def _curves(table: Table, option: str) -> str:
     return _plot(option, [_said(option, value) for value in values], curves, table.frame)
 
 
-def _plot(over: str, ticks: Sequence[str], curves: Mapping[str, Sequence[Figure | None]], frame: Frame) -> str:
+def _plot(over: str, ticks: Sequence[str], figures: Mapping[str, Sequence[Figure | None]], frame: Frame) -> str:
     """A curve per name over equally distant ticks; None: no point."""
-    left, top = float(pictures.MARGIN + 30), 64.0
-    right, bottom = left + _WIDE, top + _HIGH
-    figures = [figure for curve in curves.values() for figure in curve if figure is not None]
-    ends = [each.mean + sign * _error(each) for each in figures for sign in (-1, 1)]
-    low, high, grid = pictures.scale(ends)
-    place = pictures.placer(low, high, bottom, top)
-    across = pictures.placer(-0.5, len(ticks) - 0.5, left, right)
-    parts = pictures.heading(f"Normalised average by {over}", f"100 is {frame.hundred}; higher is better")
-    for tick in grid:
-        parts.append(pictures.line(left, place(tick), right, place(tick), "grid"))
-        parts.append(pictures.text(left - 8, place(tick) + 4, f"{tick:g}", "soft", anchor="end"))
-    for number, said in enumerate(ticks):
-        parts.append(pictures.text(across(number), bottom + 18, said, "soft", anchor="middle"))
-    parts.append(pictures.text((left + right) / 2, bottom + 38, over, "soft", anchor="middle"))
-    labels: list[tuple[float, str, int]] = []
-    for number, (name, curve) in enumerate(curves.items()):
-        points = [(across(step), each) for step, each in enumerate(curve) if each is not None]
-        flat = [svg.Point(round(x, 1), round(place(each.mean), 1)) for x, each in points]
-        parts.append(svg.Polyline(points=flat, class_=["curve"], style=f"stroke: var(--c{number % pictures.COLOURS})"))
-        for x, each in points:
-            if error := _error(each):
-                whisker = pictures.line(x, place(each.mean - error), x, place(each.mean + error), "whisker")
-                whisker.style = f"stroke: var(--c{number % pictures.COLOURS})"
-                parts.append(whisker)
-            parts.append(pictures.circle(x, place(each.mean), 3.5, number, f"{name}: {each.mean:.1f} ± {error:.1f}"))
-        labels.append((place(points[-1][1].mean), name, number))
-    parts += pictures.end_labels(labels, right + 8)
-    width = right + 16 + pictures.CHARACTER * max(map(len, curves)) + pictures.MARGIN
-    return pictures.whole(f"Normalised average of each recipe by {over}", width, bottom + 54, parts)
+    curves = [
+        Curve(
+            name,
+            [None if figure is None else figure.mean for figure in curve],
+            colour(number),
+            [0.0 if figure is None else _error(figure) for figure in curve],
+            marked=True,
+        )
+        for number, (name, curve) in enumerate(figures.items())
+    ]
+    known = [figure for curve in figures.values() for figure in curve if figure is not None]
+    heights = scale([each.mean + sign * _error(each) for each in known for sign in (-1, 1)], _TICKS, span=1)
+    below = text(50, _HIGH + 38, over, "tick", anchor="middle")
+    parts = [below, *charts.line_chart(curves, ticks, heights, _HIGH, (_WIDE, _WIDE))]
+    left = MARGIN + 30
+    width = left + _WIDE + 16 + CHARACTER * max(map(len, figures)) + MARGIN
+    title = f"Normalised average of each recipe by {over}"
+    return whole(title, _below(frame), width, _HIGH + 118, [plot(left, 64, _WIDE, parts)])
 
 
 def _error(figure: Figure) -> float:

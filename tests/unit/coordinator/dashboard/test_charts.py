@@ -4,7 +4,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from moerge_coordinator.dashboard.charts import Node, curves, graph, heat, scale
+from moerge_coordinator.dashboard.charts import Node, curves, graph, heat
 
 HOSTILE = "<script>&\"'"
 SVG = "{http://www.w3.org/2000/svg}"
@@ -12,17 +12,6 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 def drawn(picture: str) -> ElementTree.Element:
     return ElementTree.fromstring(picture)  # noqa: S314  # our own
-
-
-@pytest.mark.parametrize(
-    ("values", "low", "high", "ticks"),
-    [([61.0, 97.0], 60, 100, [60, 70, 80, 90, 100]), ([0.013, 0.021], 0.012, 0.022, None), ([5.0], 4, 6, None)],
-)
-def test_scales_end_at_round_values(values: list[float], low: float, high: float, ticks: list[float] | None) -> None:
-    found = scale(values)
-    assert (found.low, found.high) == pytest.approx((low, high))
-    assert ticks is None or list(found.ticks) == pytest.approx(ticks)
-    assert found.place(found.high) < found.place(found.low)
 
 
 def test_curves_draw_each_value_at_its_place_and_leave_gaps() -> None:

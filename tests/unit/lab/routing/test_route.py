@@ -160,9 +160,9 @@ def test_the_pictures_show_every_token_and_need_no_other_file(tmp_path: Path) ->
     assert "http" not in page.replace("http://www.w3.org/2000/svg", "")
     ran(folder, "--text", 200 * TEXT, "--out", tmp_path / "a.svg")  # 2400 tokens, in windows of 256
     drawing = ElementTree.parse(tmp_path / "a.svg").getroot()  # noqa: S314
-    assert [len((each.get("points") or "").split()) for each in drawing.iter(f"{SVG}polyline")] == [400] * 3
+    assert [len((each.get("points") or "").split()) for each in drawing.iter(f"{SVG}polyline")] == [480] * 3
     shown = {each.text for each in drawing.iter(f"{SVG}text")}
-    assert {"token", "2000", "gates of the stitch layer behind layer 2"} <= shown
+    assert {"2000", "gates of the stitch layer behind layer 2"} <= shown
     assert "expected .html or .svg" in ran(folder, "--text", "a", "--out", tmp_path / "a.png")
     assert "can't be read" in ran(folder, "--text", "@none.txt", "--out", tmp_path / "a.svg")
     assert "the text has no token" in ran(folder, "--text", "", "--out", tmp_path / "a.svg")
