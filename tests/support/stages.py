@@ -5,11 +5,12 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from safetensors.torch import save_file
 
 from moerge.client.client import Client
+from moerge.client.http import Pages
 from moerge.errors import CoordinatorError
 from moerge.files import file_sha256
 from moerge.models.dense import trunk_names
@@ -20,7 +21,7 @@ from moerge.statistics.windows import ComputeWindows, Done, Window, computed
 from moerge.trunk.merge import DENSE_TRUNK_FILE
 from moerge_proto.contributions import Contribution, NewContribution
 from moerge_proto.experts import Expert, ExpertState, NewExpert
-from moerge_proto.messages import FileEntry
+from moerge_proto.messages import FileEntry, Page
 from moerge_proto.problems import Problem, ProblemType
 from moerge_proto.rounds import Round
 from moerge_proto.statistics_file import Kind, RouterManifest, StatisticsFile
@@ -37,6 +38,7 @@ from moerge_workers.watching.view import Lines
 from support.models import SMALL, expert
 from support.outbox import COORDINATOR
 
+T = TypeVar("T")
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 
@@ -51,6 +53,16 @@ def in_process(settings: Settings, events: Events) -> ComputeWindows:
             yield done
 
     return compute
+
+
+class Listed(Pages[T]):
+    """A list of the coordinator in memory."""
+
+    def __init__(self, items: list[T]) -> None:
+        self._items = items
+
+    def page(self, after: int | str | None = None) -> Page[T]:
+        return Page(items=self._items)
 
 
 class MemoryClient(Client):
@@ -82,8 +94,8 @@ class MemoryClient(Client):
         shutil.copy(self.weights, folder / DENSE_TRUNK_FILE)
         return self.weights.stat().st_size
 
-    def rounds(self) -> Iterator[Round]:
-        return iter(())
+    def rounds(self) -> Pages[Round]:
+        return Listed([])
 
     def current_trunk(self) -> Trunk | None:
         return self.current
@@ -115,8 +127,8 @@ class MemoryClient(Client):
         )
         return self.known[digest]
 
-    def contributions(self, kind: Kind = "router") -> Iterator[Contribution]:
-        return iter([row for row in self.rows.values() if row.kind == kind])
+    def contributions(self, kind: Kind = "router", *, newest: bool = False) -> Pages[Contribution]:
+        return Listed([row for row in self.rows.values() if row.kind == kind])
 
     def contribute(self, new: NewContribution) -> Contribution:
         for old in new.supersedes:

@@ -2,12 +2,13 @@
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file, save_file
 
+from moerge.client.http import Pages
 from moerge.files import file_sha256
 from moerge.merging.local import local_trunk, local_version
 from moerge.models.expert_folder import DenseExpert
@@ -26,7 +27,7 @@ from moerge_proto.versions import Lineage, Version, VersionFile
 from moerge_workers.contributing.evaluation import Evaluations
 from moerge_workers.leaving.history import Sending
 from support.models import expert, texts
-from support.stages import NOW, MemoryClient, context_of, trunk
+from support.stages import NOW, Listed, MemoryClient, context_of, trunk
 from support.versions import ROWS
 
 OWN, OTHER = "model-expert-00000.safetensors", "model-expert-00001.safetensors"
@@ -51,10 +52,10 @@ class Hostile(MemoryClient):
         assert self.current is not None
         return self.current
 
-    def experts(self) -> Iterator[Expert]:
-        return iter(())
+    def experts(self) -> Pages[Expert]:
+        return Listed([])
 
-    def versions(self, after: int = 0) -> Iterator[Version]:
+    def versions(self, after: int = 0, *, newest: bool = False) -> Pages[Version]:
         files = [
             VersionFile(name=path.name, sha256=file_sha256(path), size=path.stat().st_size, new=True)
             for path in sorted(self.folder.iterdir())
@@ -68,10 +69,10 @@ class Hostile(MemoryClient):
             "note": "",
         }
         more = {"tags": [], "aliases": [], "contains_withdrawn": [], "created": NOW, "withheld": None, "retired": None}
-        return iter([Version.model_validate({**fields, **more})])
+        return Listed([Version.model_validate({**fields, **more})])
 
-    def evaluations(self, number: int) -> Iterator[Evaluation]:
-        return iter(())
+    def evaluations(self, number: int) -> Pages[Evaluation]:
+        return Listed([])
 
     def evaluate(self, number: int, evaluation: NewEvaluation) -> Evaluation:
         self.came.append(evaluation)

@@ -219,7 +219,8 @@ def test_a_list_is_read_whole_or_by_the_page() -> None:
         after = int(request.url.params.get("after") or 0)
         created = datetime(2030, 1, 1, tzinfo=UTC)
         owners = [
-            Owner(name=name, domains=[], keys=[], created=created, seen=None) for name in names[after : after + 1]
+            Owner(name=name, domains=[], keys=[], created=created, seen=None, revoked=None)
+            for name in names[after : after + 1]
         ]
         following = after + 1 if after + 1 < len(names) else None
         return httpx.Response(200, content=Page[Owner](items=owners, next=following).model_dump_json())

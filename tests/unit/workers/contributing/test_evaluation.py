@@ -1,10 +1,10 @@
 """The stage of the evaluations: when it looks for versions."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from moerge.client.http import Pages
 from moerge.memory.machine import Free
 from moerge_proto.experts import Expert
 from moerge_proto.options import SolveOptions
@@ -12,7 +12,7 @@ from moerge_proto.versions import Lineage, Version
 from moerge_workers.computing.held_out import NotNowError
 from moerge_workers.contributing import evaluation
 from moerge_workers.contributing.evaluation import Evaluations
-from support.stages import NOW, MemoryClient, context_of
+from support.stages import NOW, Listed, MemoryClient, context_of
 
 
 class _Versions(MemoryClient):
@@ -22,12 +22,12 @@ class _Versions(MemoryClient):
         super().__init__(weights)
         self.newest, self.asked = 1, list[int]()
 
-    def versions(self, after: int = 0) -> Iterator[Version]:
+    def versions(self, after: int = 0, *, newest: bool = False) -> Pages[Version]:
         self.asked.append(after)
-        return iter([Version.model_construct(number=n, retired=NOW) for n in range(after + 1, self.newest + 1)])
+        return Listed([Version.model_construct(number=n, retired=NOW) for n in range(after + 1, self.newest + 1)])
 
-    def experts(self) -> Iterator[Expert]:
-        return iter(())
+    def experts(self) -> Pages[Expert]:
+        return Listed([])
 
 
 def test_only_later_versions_are_asked_for_until_one_comes_or_a_minute_is_over(folder: Path, home: Path) -> None:
