@@ -63,5 +63,5 @@ def test_a_version_waits_for_disk_and_for_the_memory_of_two_layers(
         with pytest.raises(NotNowError, match="are free at"):
             require_room(2**60)
         monkeypatch.setattr(evaluation, "free_for", lambda device: Free(2**20, None))
-        with pytest.raises(NotNowError, match=r"^scoring needs .* \(two layers .* this machine has 1\.0 MB"):
+        with pytest.raises(NotNowError, match=r"^not enough memory; scoring needs .* two layers .* has 1\.0 MB"):
             require_room(1)
