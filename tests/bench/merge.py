@@ -8,11 +8,10 @@ import sys
 from functools import cache
 from pathlib import Path
 
-from bench import ours
+from bench import ours, peer
 from bench.inputs import Shape, experts, read_once, statistics_files
 from bench.measure import Run, in_turns, process, seconds
 from bench.registry import HOME, Pair, benchmark
-from moerge_lab.recipes import peer
 
 SHAPE = Shape(intermediate=6144)
 EXPERTS = 3

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
+from bench import peer
 from bench.measure import Run, in_turns, process, say
 from bench.merge import emptied, mergekit
 from bench.registry import HOME, Pair, benchmark
@@ -17,7 +17,6 @@ from moerge.files import cache_folder
 from moerge.progress import progress
 from moerge.scoring.perplexity import Score, Window, load, normalised, score
 from moerge.threads import one_thread
-from moerge_lab.recipes import peer
 from moerge_lab.recipes.base import Domain, Fleet
 from moerge_lab.table.presets import PRESETS
 from moerge_lab.table.texts import Cut, Sources, read_texts
@@ -25,9 +24,8 @@ from support.progress import Silent
 
 RUNS = 3
 CUT = Cut(context=256, stride=128, tokens=10_000)
-[OPTIONS] = [recipe.options for recipe in peer.RECIPES if recipe.name == "mergekit-hidden"]
 WORK = HOME / "work"
-PEER = f"{peer.MERGEKIT} mergekit-moe, hidden gates, {OPTIONS['prompts']:g} prompts of {OPTIONS['tokens']:g} tokens"
+PEER = f"{peer.MERGEKIT} mergekit-moe, hidden gates, {peer.PROMPTS} prompts of {peer.PROMPT_TOKENS} tokens"
 ALL = "the demo's four experts (2.6 M parameters), float32; 230 000 tokens of text for moerge, 2000 for mergekit"
 FEW = "the demo's four experts (2.6 M parameters), float32; the same 2000 tokens of text for both"
 
@@ -56,7 +54,7 @@ def ours(texts: Sequence[str]) -> Run:
 def theirs(base: Path) -> Run:
     """The peer's command, with all parameters except MLPs and routers from `base`."""
     config = HOME / "mergekit-moe.yml"  # JSON is YAML
-    config.write_text(json.dumps(peer.settings(fleet()[0], base, "hidden", OPTIONS)), encoding="utf-8")
+    config.write_text(json.dumps(peer.settings(fleet()[0], base)), encoding="utf-8")
     out = emptied(WORK / "theirs")
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     command = [str(mergekit()), str(config), str(out), "--device", "cpu"]
@@ -71,7 +69,7 @@ def all_text() -> list[str]:
 def few_text() -> list[str]:
     """The peer's prompts as a file for each domain."""
     found = []
-    experts: Any = peer.settings(fleet()[0], fleet()[0].domains[0].expert, "hidden", OPTIONS)["experts"]
+    experts = peer.settings(fleet()[0], fleet()[0].domains[0].expert)["experts"]
     for name, expert in zip(sources(), experts, strict=True):
         path = HOME / f"prompts-{name}.jsonl"
         lines = [json.dumps({"text": prompt}) + "\n" for prompt in expert["positive_prompts"]]

@@ -1,4 +1,4 @@
-"""`python -m trials.prompts`: `moerge` from prompts instead of text, against text and against mergekit-moe.
+"""`python -m trials.prompts`: `moerge` from prompts instead of text, against text.
 
 The prompts are the beginnings of some statistics documents of each domain, equal for all rows. Rows of `moerge`
 take as text: the domain's documents; as many tokens of them as are generated; texts that the expert writes by the
@@ -81,9 +81,6 @@ def rows(most: int, tokens: int, wanted: int, temperatures: Sequence[float]) -> 
         own = partial(by_expert, most=most, tokens=tokens, wanted=wanted, temperature=each)
         yield on(f"written at {each:g}, {wanted:,} tokens", "moerge", own)
     yield on(f"{most} prompts", "moerge", lambda fleet, domain: beginnings(domain, most, tokens))
-    for name in ("mergekit-hidden", "mergekit-cheap-embed"):
-        for k in (1, 2):
-            yield Run(*parse(f"{name}:prompts={most},tokens={tokens},k={k}"))
 
 
 def main() -> None:
