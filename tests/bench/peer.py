@@ -1,6 +1,5 @@
 """The peer: `mergekit-moe` from PyPI, in a separate virtual environment."""
 
-import json
 import os
 import subprocess
 import venv
