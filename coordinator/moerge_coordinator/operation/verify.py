@@ -30,6 +30,7 @@ from moerge_coordinator.storage.tables import (
 from moerge_coordinator.storage.workflow_rows import TODO, foreign_rows
 from moerge_proto.digests import canonical_json, digest_of, sha256_hex
 from moerge_proto.experts import ExpertState
+from moerge_proto.records import RECORD_FILE
 
 
 @dataclass(frozen=True)
@@ -190,7 +191,7 @@ def _altered_rows(session: Session) -> Iterator[Finding]:
     written = session.execute(select(VersionRow.number, type_coerce(VersionRow.lineage, JSON)))
     lineages = {number: lineage for number, lineage in written}
     for version in _versions(session):
-        published = {file.name: file.sha256 for file in version.files}.get("moerge.json")
+        published = {file.name: file.sha256 for file in version.files}.get(RECORD_FILE)
         lineage = lineages[version.number]
         own = sha256_hex(canonical_json(lineage) + b"\n")
         if digest_of(lineage) != version.lineage_digest or published != own:

@@ -14,11 +14,10 @@ from moerge.errors import MoergeError
 from moerge.files import atomic_file, file_sha256, sync_folder
 from moerge.progress import Progress
 from moerge_proto.messages import FileEntry
-from moerge_proto.tuned import tuned
-from moerge_proto.versions import Version
+from moerge_proto.records import RECORD_FILE, read_record
+from moerge_proto.versions import Lineage, Version
 
 CARD_FILE = "README.md"
-MARK = "moerge.json"
 _RENAME_EXCHANGE = 2
 _HERE = -100  # AT_FDCWD
 
@@ -33,10 +32,10 @@ def pull(client: Client, version: Version, folder: Path, progress: Progress) -> 
         MoergeError: the folder has other content, another pull uses it, or the version is not served.
     """
     folder = folder.absolute()
-    if folder.exists() and not (folder / MARK).is_file():
+    if folder.exists() and not (folder / RECORD_FILE).is_file():
         todo = "name a new folder, or the folder of an earlier pull"
         raise MoergeError("exists, but is not a pulled version", where=str(folder), todo=todo)
-    if folder.exists() and tuned((folder / MARK).read_bytes()) is not None:
+    if not isinstance(read_record(folder), Lineage | None):
         todo = "name another folder"
         raise MoergeError("contains a tuned model, which no coordinator has", where=str(folder), todo=todo)
     folder.parent.mkdir(parents=True, exist_ok=True)

@@ -29,14 +29,13 @@ from moerge.models.tokens import Tokens
 from moerge.progress import Progress
 from moerge.statistics.contribution import Computing, router_contribution
 from moerge.versions.card_scores import CARD_FILE, scored_card
-from moerge.versions.files import LINEAGE_FILE
 from moerge.versions.folder import write_version
 from moerge.versions.plan import VersionInputs, plan_version, solve_lineage
 from moerge_proto.digests import digest_of
 from moerge_proto.options import RARE_BELOW, RECOMMENDED, VersionRecipe
+from moerge_proto.records import RECORD_FILE, read_record
 from moerge_proto.statistics_file import StatisticsSettings
 from moerge_proto.trunks import TrunkOptions
-from moerge_proto.tuned import tuned
 from moerge_proto.versions import Lineage
 
 LEAST_DOCUMENTS = 100
@@ -101,7 +100,7 @@ class Job:
     def check_out(self) -> None:
         """Requires a new folder, or the version of an interrupted run, which has a work folder."""
         found, begun = _names(self.out), _names(self.work) - {LOCK}
-        if self.out.is_file() or (found and not (begun and LINEAGE_FILE in found)):
+        if self.out.is_file() or (found and not (begun and RECORD_FILE in found)):
             todo = "name a new folder, or remove this one"
             raise MoergeError("the folder is not empty", where=str(self.out), todo=todo)
 
@@ -211,11 +210,9 @@ class Job:
             write_version(plan, self.out, lambda file: tracker.advance(sum(file.tensors.values())), earlier)
 
     def _is_written(self, lineage: Lineage) -> bool:
-        path = self.out / LINEAGE_FILE
-        if not path.is_file():
+        if not (self.out / RECORD_FILE).is_file():
             return False
-        found = path.read_bytes()
-        if tuned(found) is not None or Lineage.model_validate_json(found) != lineage:
+        if read_record(self.out) != lineage:
             raise MoergeError("contains another version", where=str(self.out), todo="name a new folder, or remove it")
         return True
 

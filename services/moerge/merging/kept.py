@@ -17,13 +17,13 @@ from moerge.models.reader import Checkpoint
 from moerge.scoring.perplexity import Score, Window
 from moerge.trunk.merge import MergedTrunk
 from moerge.versions.card import ExpertRecord
-from moerge.versions.files import LINEAGE_FILE, expert_name
+from moerge.versions.files import expert_name
 from moerge.versions.plan import Slot, plan_version
 from moerge_proto.digests import Digest, Name
 from moerge_proto.messages import Message
 from moerge_proto.options import VersionRecipe
+from moerge_proto.records import read_record
 from moerge_proto.statistics_file import StatisticsSettings
-from moerge_proto.tuned import tuned
 from moerge_proto.versions import Lineage
 
 RECORD, EXPERTS, TRUNK = "kept.json", "experts", "trunk"
@@ -115,12 +115,11 @@ def kept(folder: Path) -> Kept:
     Raises:
         MoergeError: the folder is no version, or its statistics are missing, unreadable or another version's.
     """
-    path, work, where = folder / LINEAGE_FILE, work_folder(folder), f"--from {folder}"
-    if not path.is_file() or tuned(data := path.read_bytes()) is not None:
+    lineage, work, where = read_record(folder), work_folder(folder), f"--from {folder}"
+    if not isinstance(lineage, Lineage):
         todo = "name the output of moerge merge --keep-statistics"
         raise MoergeError("expected a folder of moerge merge", where=where, todo=todo)
     try:
-        lineage = Lineage.model_validate_json(data)
         record = Record.model_validate_json((work / RECORD).read_bytes())
         merged = MergedTrunk.model_validate_json((work / TRUNK / TRUNK_RECORD).read_bytes())
         files = {file_sha256(path): path for path in sorted(work.glob("router-*.safetensors"))}

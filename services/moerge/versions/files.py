@@ -22,12 +22,12 @@ from moerge.models.reader import Checkpoint
 from moerge.models.side_files import GENERATION, published_generation, published_tokenizer
 from moerge.models.writer import TensorPlan, write_safetensors
 from moerge_proto.digests import canonical_json, digest_of, sha256_hex
-from moerge_proto.messages import Message
+from moerge_proto.records import RECORD_FILE, Record
 from moerge_proto.versions import SolveReport
 
 TRUNK_FILE, ADDED_FILE = "model-trunk.safetensors", "model-trunk-added.safetensors"
 ROUTER_FILE, INDEX_FILE = "model-router.safetensors", "model.safetensors.index.json"
-CONFIG_FILE, REPORT_FILE, LINEAGE_FILE = "config.json", "moerge-report.json", "moerge.json"
+CONFIG_FILE, REPORT_FILE = "config.json", "moerge-report.json"
 _PIECE = 2**22
 _LAYOUT = 1  # raise when the bytes of a planned file change for the same inputs
 
@@ -179,9 +179,9 @@ def copied_file(path: Path, name: str | None = None) -> FilePlan:
     return FilePlan(name or path.name, "", partial(copied_bytes, path), {})
 
 
-def record_file(record: Message) -> FilePlan:
-    """`moerge.json` of a folder that isn't a version."""
-    return text_file(LINEAGE_FILE, canonical_json(record.model_dump(mode="json")).decode() + "\n")
+def record_file(record: Record) -> FilePlan:
+    """The folder's `moerge.json`."""
+    return text_file(RECORD_FILE, canonical_json(record.model_dump(mode="json")).decode() + "\n")
 
 
 def index_file(weights: Sequence[FilePlan]) -> FilePlan:

@@ -18,18 +18,17 @@ from moerge.routers.solve import solve_layers
 from moerge.versions.card import ChatTemplates, Contributed, ExpertRecord, Model, card_file
 from moerge.versions.engines import engine_limits
 from moerge.versions.files import (
-    LINEAGE_FILE,
     FilePlan,
     config_files,
     expert_file,
     index_file,
+    record_file,
     report_file,
     router_file,
-    text_file,
     trunk_files,
     version_config,
 )
-from moerge_proto.digests import canonical_json, digest_of
+from moerge_proto.digests import digest_of
 from moerge_proto.influence import VersionInfluence
 from moerge_proto.options import SolveOptions
 from moerge_proto.ranges import Source
@@ -197,7 +196,7 @@ def plan_version(lineage: Lineage, inputs: VersionInputs, solve: Solve = solve_l
     texts = [
         index_file([*shared, routers]),
         *config_files(taken.trained, published),
-        text_file(LINEAGE_FILE, canonical_json(content).decode() + "\n"),
+        record_file(lineage),
         card_file(lineage, records, inputs.method, inputs.merged, inputs.contributed, chat, model, limits),
     ]
     return VersionPlan(shared, [routers, report_file(lambda: solution()[1], name)], texts)

@@ -23,7 +23,7 @@ from moerge_lab.mixtures.base import observed
 from moerge_lab.mixtures.bts import Bts, BtsConfig, places
 from moerge_lab.mixtures.heterogeneous import Heterogeneous, HeterogeneousConfig
 from moerge_lab.routing.text import encoded, reading
-from moerge_proto.tuned import TunedMixture, tuned
+from moerge_proto.records import RECORD_FILE, TunedMixture, TunedModel, read_record
 from moerge_proto.versions import Lineage
 
 _LONGEST_CONTEXT = 2048  # tokens; it bounds the activations
@@ -72,15 +72,13 @@ def along(folder: Path, text: str, layer: int | None = None) -> Along:
 
 def _recorded(folder: Path) -> Sequence[str]:
     """The members of a tuned mixture, or the domains of a version in slot order."""
-    path = folder / "moerge.json"
-    if not path.is_file():
+    record = read_record(folder)
+    if isinstance(record, TunedMixture):
+        return [member.name for member in record.members]
+    if not isinstance(record, Lineage | TunedModel):
         todo = "name a folder of moerge merge, pull or tune"
-        raise MoergeError("not found", where=str(path), todo=todo)
-    content = path.read_bytes()
-    made = tuned(content)
-    if isinstance(made, TunedMixture):
-        return [each.name for each in made.members]
-    return (Lineage.model_validate_json(content) if made is None else made.parent).domains
+        raise MoergeError("not found", where=str(folder / RECORD_FILE), todo=todo)
+    return record.domains
 
 
 def _published(model: PreTrainedModel, ids: Sequence[int], layer: int | None) -> dict[str, Tensor]:

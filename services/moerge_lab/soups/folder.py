@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from pydantic import ValidationError
 from torch import Tensor
 from torch.nn import Parameter
 from transformers import PreTrainedModel
@@ -18,12 +17,12 @@ from moerge.models.stored import INDEX, SINGLE
 from moerge.models.writer import TensorPlan, write_safetensors
 from moerge.scoring.perplexity import load
 from moerge.versions.card_scores import CARD_FILE, markdown_rows
-from moerge.versions.files import LINEAGE_FILE, FilePlan, copied_file, record_file, text_file
+from moerge.versions.files import FilePlan, copied_file, record_file, text_file
 from moerge.versions.folder import write_version
 from moerge.versions.plan import VersionPlan
 from moerge_lab.soups.bank import Bank, model_shapes, shapes
 from moerge_lab.soups.domains import Clusters
-from moerge_proto.soups import SoupBank, Specialist
+from moerge_proto.records import RECORD_FILE, SoupBank, Specialist, read_record
 
 BANK_FILE, LOG = "soup.safetensors", "training.csv"
 SEED_FOLDER, ENCODER_FOLDER = "seed", "encoder"
@@ -73,19 +72,17 @@ def write_bank(
     write_version(VersionPlan([*files, *copies], [], texts), out)
 
 
-def read_record(folder: Path) -> SoupBank:
+def bank_record(folder: Path) -> SoupBank:
     """The inputs of a bank.
 
     Raises:
         MoergeError: the folder has no bank.
     """
-    path, todo = folder / LINEAGE_FILE, "name a folder written by moerge soup train"
-    if not path.is_file():
-        raise MoergeError("not found", where=str(path), todo=todo)
-    try:
-        return SoupBank.model_validate_json(path.read_bytes())
-    except ValidationError as error:
-        raise MoergeError("not the record of a bank", where=str(path), todo=todo) from error
+    record = read_record(folder)
+    if not isinstance(record, SoupBank):
+        todo = "name a folder written by moerge soup train"
+        raise MoergeError("not the record of a bank", where=str(folder / RECORD_FILE), todo=todo)
+    return record
 
 
 def read_bank(folder: Path, device: str = "cpu") -> Opened:
@@ -95,7 +92,7 @@ def read_bank(folder: Path, device: str = "cpu") -> Opened:
         MoergeError: the folder has no bank.
         CheckpointError: a tensor is missing or has another shape; names it.
     """
-    record = read_record(folder)
+    record = bank_record(folder)
     model, stored = load(folder / SEED_FOLDER, device=device), Checkpoint(folder / BANK_FILE)
     centroids = stored.tensor(_CENTROIDS)
     expected = shapes(model_shapes(model), record.parts, record.rank, len(centroids))
@@ -156,7 +153,7 @@ moerge soup instantiate {"BANK"} --text target.jsonl --out specialist
 | build | {_build(record)} |
 
 `{SEED_FOLDER}/` is the seed model{embeds}, which embeds documents. The loss of every step is in `{LOG}`; all inputs
-are in `{LINEAGE_FILE}`.
+are in `{RECORD_FILE}`.
 """
 
 
@@ -195,7 +192,7 @@ trained on **pooled text**: {", ".join(bank.texts)}.
 |---|---|
 {rows}
 
-All inputs are in `{LINEAGE_FILE}`.
+All inputs are in `{RECORD_FILE}`.
 """
 
 

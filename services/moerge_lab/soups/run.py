@@ -15,7 +15,6 @@ from moerge.models.config import read_config
 from moerge.models.expert_folder import DenseExpert, check_expert, expert_files
 from moerge.progress import Progress
 from moerge.scoring.perplexity import load
-from moerge.versions.files import LINEAGE_FILE
 from moerge_lab.soups.bank import Start, new_bank
 from moerge_lab.soups.domains import embedded, pooled, pretraining_domains
 from moerge_lab.soups.encoder import encoded, encoder_files
@@ -25,8 +24,8 @@ from moerge_lab.soups.folder import (
     LOG,
     SEED_FOLDER,
     Opened,
+    bank_record,
     read_bank,
-    read_record,
     tensor_bytes,
     write_bank,
     write_specialist,
@@ -37,7 +36,7 @@ from moerge_lab.training.inputs import Device, build, context_of, end_of_text, r
 from moerge_lab.training.log import Log, losses
 from moerge_lab.training.loop import Run, Step
 from moerge_proto.digests import digest_of
-from moerge_proto.soups import SoupBank, Specialist
+from moerge_proto.records import RECORD_FILE, SoupBank, Specialist
 
 
 @dataclass(frozen=True)
@@ -177,9 +176,9 @@ def train_bank(request: Request, out: Path, progress: Progress) -> tuple[float, 
     out = out.absolute()
     with alone(work_folder(out)):
         work = work_folder(out) / request.name[:16]
-        if not (out / LINEAGE_FILE).is_file():
+        if not (out / RECORD_FILE).is_file():
             _train(request, work, out, progress)
-        elif read_record(out) != request.record:
+        elif bank_record(out) != request.record:
             raise MoergeError("contains another bank", where=str(out), todo="name a new folder, or remove this one")
         for path in work_folder(out).iterdir():
             if path.is_dir():

@@ -19,7 +19,7 @@ from moerge_lab.table.presets import PRESETS, Preset
 from moerge_lab.table.runs import reference
 from moerge_lab.table.table import Run, Table
 from moerge_lab.table.texts import Cut, Sources, Split, read_elsewhere, read_texts, require_one_tokenizer, switched
-from moerge_proto.tuned import TunedMixture, tuned
+from moerge_proto.records import RECORD_FILE, TunedMixture, TunedModel, read_record
 from moerge_proto.versions import Lineage
 
 STATISTICS_TOKENS = 20_000
@@ -127,14 +127,13 @@ def _option(name: str) -> str:
 
 
 def _domains(version: Path) -> list[str]:
-    path = version / "moerge.json"
-    if not path.is_file():
-        raise MoergeError("not found", where=str(path), todo="name the folder of a version published by moerge")
-    content = path.read_bytes()
-    made = tuned(content)
-    if isinstance(made, TunedMixture):
+    record = read_record(version)
+    if isinstance(record, TunedMixture):
         todo = (
             "name the folder of a version; `moerge table --recipe bam`, bam-adapters and bts train and score mixtures"
         )
         raise MoergeError("is a mixture", where=str(version), todo=todo)
-    return (Lineage.model_validate_json(content) if made is None else made.parent).domains
+    if not isinstance(record, Lineage | TunedModel):
+        todo = "name the folder of a version published by moerge"
+        raise MoergeError("not found", where=str(version / RECORD_FILE), todo=todo)
+    return record.domains

@@ -14,7 +14,7 @@ from moerge.documents.splits import HELD_OUT_SHARE, split_digest, split_of, text
 from moerge.errors import MoergeError
 from moerge.models.adapters import tokenizer_folder
 from moerge.progress import Progress
-from moerge_proto.tuned import Build
+from moerge_proto.records import Build
 
 Device = Literal["cpu", "cuda"]
 CONTEXT = 512

@@ -10,7 +10,7 @@ from moerge.versions.card_scores import CARD_FILE, markdown_rows
 from moerge_lab.recipes.registry import shown
 from moerge_lab.training.log import losses
 from moerge_lab.tuning.training import Done
-from moerge_proto.tuned import Training, TunedMixture, TunedModel
+from moerge_proto.records import Training, TunedMixture, TunedModel
 
 
 def card(made: TunedModel | TunedMixture, log: Path, done: Done, start: Path) -> str:

@@ -18,14 +18,13 @@ from moerge.models.expert_folder import TOKENIZER_FILES, check_expert, expert_fi
 from moerge.models.reader import Checkpoint
 from moerge.models.side_files import GENERATION, published_generation, published_tokenizer
 from moerge.progress import Progress
-from moerge.versions.files import LINEAGE_FILE
 from moerge_lab.mixtures.bts import Bts, BtsConfig
 from moerge_lab.recipes.base import SEED, Options, Recipe
 from moerge_lab.recipes.mixtures import RECIPES, build_mixture, trained_parameters
 from moerge_lab.recipes.registry import parse
 from moerge_lab.training.parameters import Which
 from moerge_lab.tuning.request import Request, Texts, Wanted, digests_of, model_files, options_of, read_inputs
-from moerge_proto.tuned import MixtureMember, TunedMixture, tuned
+from moerge_proto.records import MixtureMember, TunedMixture, read_record
 
 RECIPE_NAMES = [recipe.name for recipe in RECIPES]
 """Recipes that train a mixture."""
@@ -156,9 +155,8 @@ def read_stitched(
 
 def stitched(folder: Path) -> TunedMixture | None:
     """The record of a BTS mixture's folder; None for another folder."""
-    path = folder / LINEAGE_FILE
-    made = tuned(path.read_bytes()) if path.is_file() else None
-    return made if isinstance(made, TunedMixture) and made.recipe == STITCHED else None
+    record = read_record(folder)
+    return record if isinstance(record, TunedMixture) and record.recipe == STITCHED else None
 
 
 def _stitched(folder: Path, experts: Mapping[str, Path], masked: Sequence[str]) -> PreTrainedModel:

@@ -23,7 +23,7 @@ from moerge_lab.training.inputs import Device, build, context_of, end_of_text, r
 from moerge_lab.training.parameters import Which
 from moerge_lab.training.routing import Routing
 from moerge_proto.digests import digest_of
-from moerge_proto.tuned import TunedMixture, TunedModel
+from moerge_proto.records import TunedMixture, TunedModel
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,6 @@ from safetensors.torch import save
 from moerge.errors import MoergeError
 from moerge.files import alone, atomic_file, work_folder
 from moerge.progress import NoProgress, Progress, Tracker
-from moerge.versions.files import LINEAGE_FILE
 from moerge_lab.recipes.base import number, whole
 from moerge_lab.training.log import losses
 from moerge_lab.training.loop import Run
@@ -19,7 +18,7 @@ from moerge_lab.tuning.folder import tensor_bytes, write_tuned
 from moerge_lab.tuning.on_ray import train_on_ray
 from moerge_lab.tuning.request import Request
 from moerge_lab.tuning.training import LOG, ROWS, Done, Job
-from moerge_proto.tuned import Training, tuned
+from moerge_proto.records import RECORD_FILE, Training, read_record
 
 
 class Summary(NamedTuple):
@@ -51,8 +50,8 @@ def tune(
     out = out.absolute()
     with alone(work_folder(out)):
         work = work_folder(out) / request.name[:16]
-        done, found = Done.read(work), out / LINEAGE_FILE
-        if found.is_file() and (done is None or tuned(found.read_bytes()) != request.record):
+        done, found = Done.read(work), out / RECORD_FILE
+        if found.is_file() and (done is None or read_record(out) != request.record):
             raise MoergeError("contains another model", where=str(out), todo="name a new folder, or remove this one")
         if done is None:
             job = prepared(request, work)

@@ -14,13 +14,12 @@ from moerge.models.config import read_config
 from moerge.models.families import Family, published_family
 from moerge.models.reader import Checkpoint
 from moerge.progress import Progress
-from moerge.versions.files import LINEAGE_FILE
 from moerge_lab.recipes.base import number
 from moerge_lab.recipes.registry import RECIPES, parse
 from moerge_lab.recipes.trained import routing_of
 from moerge_lab.training.routing import Routing, experts_per_token
 from moerge_lab.tuning.request import Request, Texts, Wanted, digests_of, model_files, options_of, read_inputs
-from moerge_proto.tuned import TunedModel, tuned
+from moerge_proto.records import RECORD_FILE, TunedMixture, TunedModel, read_record
 from moerge_proto.versions import Lineage
 
 OPTIONS = ("routing", "balance", "rate", "batch")
@@ -88,17 +87,13 @@ def read_version(version: Path, texts: Texts, wanted: Wanted, progress: Progress
 
 
 def _parent(version: Path) -> Lineage:
-    path = version / LINEAGE_FILE
-    todo = "name the folder of a version, written by moerge pull or moerge merge"
-    if not path.is_file():
-        raise MoergeError("not found", where=str(path), todo=todo)
-    content = path.read_bytes()
-    if tuned(content) is not None:
+    record = read_record(version)
+    if isinstance(record, TunedModel | TunedMixture):
         raise MoergeError("is a tuned model", where=str(version), todo="tune its parent, with more tokens")
-    try:
-        return Lineage.model_validate_json(content)
-    except ValueError as error:
-        raise MoergeError("not the record of a version", where=str(path), todo=todo) from error
+    if not isinstance(record, Lineage):
+        todo = "name the folder of a version, written by moerge pull or moerge merge"
+        raise MoergeError("not the record of a version", where=str(version / RECORD_FILE), todo=todo)
+    return record
 
 
 def _published(

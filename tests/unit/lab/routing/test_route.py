@@ -19,7 +19,7 @@ from moerge_lab.mixtures.bts import Bts
 from moerge_lab.mixtures.heterogeneous import Heterogeneous, running_means
 from moerge_lab.mixtures.jetmoe import jetmoe
 from moerge_lab.routing.weights import along
-from moerge_proto.tuned import Build, MixtureMember, TunedMixture
+from moerge_proto.records import Build, MixtureMember, TunedMixture
 from support.models import expert, tokenizer
 from support.versions import published
 

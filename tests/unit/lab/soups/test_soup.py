@@ -23,7 +23,7 @@ from moerge_lab.soups.run import Wanted, read_request, train_bank
 from moerge_lab.soups.training import put
 from moerge_lab.training import checkpoint
 from moerge_lab.training.inputs import read_texts
-from moerge_proto.soups import SoupBank, Specialist
+from moerge_proto.records import SoupBank, Specialist
 from support.models import adapter, expert, sentence_encoder, texts
 
 

@@ -22,7 +22,7 @@ from moerge_lab.tuning.request import Texts, Wanted
 from moerge_lab.tuning.sources import read_request
 from moerge_lab.tuning.training import TRAINED, Done, Process, train
 from moerge_lab.tuning.tune import prepared
-from moerge_proto.tuned import TunedMixture, tuned
+from moerge_proto.records import TunedMixture, read_record
 from support.models import expert, texts
 from support.versions import published
 
@@ -109,7 +109,7 @@ def test_frozen_members_keep_their_bits_and_the_folder_loads_without_remote_code
         place = f"members.{slot}.self_attn" if recipe.startswith("bts") else f"self_attn.experts.{slot}"
         assert torch.equal(kept[f"stock.model.layers.0.{place}.q_proj.weight"], own)
     assert len(generated(out)) == 6
-    made = tuned((out / "moerge.json").read_bytes())
+    made = read_record(out)
     assert isinstance(made, TunedMixture)
     assert made == asked.record
     assert [each.name for each in made.members] == ["seed", "d0", "d1"]
@@ -135,7 +135,7 @@ def test_experts_of_different_architectures_share_the_first_one_s_tokenizer(fold
     for slot, name in enumerate(model.config.members):
         own = tensors(folder / name)["model.layers.0.mlp.up_proj.weight"]
         assert torch.equal(kept[f"members.{slot}.layers.0.mlp.up_proj.weight"], own.float())
-    assert tuned((out / "moerge.json").read_bytes()) == asked.record
+    assert read_record(out) == asked.record
     assert [each.name for each in asked.record.members] == model.config.members
     card = (out / "README.md").read_text()
     assert all(said in card for said in ("library_name: moerge", "import moerge_lab.mixtures", "law 6", "frozen 1"))
@@ -190,7 +190,7 @@ def test_a_masked_expert_stays_in_the_folder_and_a_further_one_joins(folder: Pat
     kept = [name for name in before if ".stitch." not in name or ".projections.0." in name]
     assert all(torch.equal(before[name], after[name]) for name in kept)
     assert differing(asked.start(tmp_path / "joined"), out) == model.added().keys()
-    assert asked.record.parent == tuned((stitched / "moerge.json").read_bytes())
+    assert asked.record.parent == read_record(stitched)
     assert "| d0 |" in (out / "README.md").read_text()
     assert len(generated(out)) == 6
     for recipe, more, said in (

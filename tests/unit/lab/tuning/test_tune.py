@@ -21,7 +21,7 @@ from moerge_lab.tuning.request import Request, Texts, Wanted
 from moerge_lab.tuning.training import LOG, TRAINED, Done, Process, train
 from moerge_lab.tuning.tune import prepared
 from moerge_lab.tuning.version import read_version
-from moerge_proto.tuned import tuned
+from moerge_proto.records import read_record
 from moerge_proto.versions import Lineage
 from support.models import expert, texts
 from support.processes import run_command
@@ -151,7 +151,7 @@ def test_only_the_recipe_s_parameters_differ_from_the_parent_s(
     named = dict(model.named_parameters())
     assert all(torch.equal(named[name], stored.tensor(name)) for name in stored.specs)
     assert model.generate(torch.tensor([[1, 2, 3]]), max_new_tokens=2).shape == (1, 5)
-    made = tuned((out / "moerge.json").read_bytes())
+    made = read_record(out)
     assert made == asked.record
     assert made.parent == Lineage.model_validate_json((folder / "version" / "moerge.json").read_text())
     card = (out / "README.md").read_text()

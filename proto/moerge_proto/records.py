@@ -1,0 +1,154 @@
+"""`moerge.json`, the record of a folder's inputs: of a version, a tuned model, or a soup's bank or specialist."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Discriminator, Field, Tag, TypeAdapter, ValidationError
+
+from moerge_proto.digests import Digest
+from moerge_proto.messages import Message
+from moerge_proto.versions import Lineage
+
+RECORD_FILE = "moerge.json"
+
+
+class Build(Message):
+    """Software versions and device of a training."""
+
+    moerge: str
+    torch: str
+    transformers: str
+    device: Literal["cpu", "cuda"]
+
+
+class Training(Message):
+    """The inputs of a training on pooled text, without the model.
+
+    `options`: all of the recipe's that apply. `tokens`: of the training. `texts`: domain -> digest of its documents'
+    digests. `weights`: domain -> weight in the mixture of texts. `workers`: number of training processes.
+    """
+
+    pooled_text: Literal[True] = True
+    recipe: str
+    options: dict[str, float | str]
+    tokens: int
+    texts: dict[str, Digest]
+    weights: dict[str, float]
+    context: int
+    precision: Literal["float32", "bfloat16"]
+    accumulate: int
+    workers: int
+    seed: int
+    build: Build
+
+
+class TunedModel(Training):
+    """All inputs of a version that was trained on pooled text of its domains; the record of `moerge tune`.
+
+    `parent_files`: name -> SHA-256 of the parent's weights, config and tokenizer.
+    """
+
+    kind: Literal["tuned"] = "tuned"
+    parent: Lineage
+    parent_files: dict[str, Digest]
+
+    @property
+    def domains(self) -> list[str]:
+        """The parent's, in slot order."""
+        return self.parent.domains
+
+
+class MixtureMember(Message):
+    """A dense model in a mixture. `files`: name -> SHA-256."""
+
+    name: str
+    files: dict[str, Digest]
+
+
+class TunedMixture(Training):
+    """All inputs of a mixture of dense models that was trained on pooled text; the record of `moerge tune`.
+
+    `members`: the seed model and the experts. `masked`: experts that are left out. `parent`: the mixture that it
+    continues, with the digests of that folder's files.
+    """
+
+    kind: Literal["mixture"] = "mixture"
+    members: list[MixtureMember]
+    masked: list[str] = Field(default_factory=list)
+    parent: "TunedMixture | None" = None
+    parent_files: dict[str, Digest] = Field(default_factory=dict)
+
+
+class SoupBank(Message):
+    """All inputs of a bank, which is trained on pooled text; the record of `moerge soup train`.
+
+    `base`: digest of the seed model. `encoder`: of the sentence encoder; None: the seed model embeds documents.
+    `experts`: name -> digest, empty if none was used. `parts`: number of E_i. `texts`: name -> digest of its documents'
+    digests. `clusters`: requested pretraining domains. `tokens`: of the training.
+    """
+
+    kind: Literal["soup"] = "soup"
+    pooled_text: Literal[True] = True
+    base: Digest
+    encoder: Digest | None = None
+    experts: dict[str, Digest]
+    start: Literal["experts", "seed", "scratch"]
+    parts: int
+    rank: int
+    texts: dict[str, Digest]
+    clusters: int
+    support: int
+    rate: float
+    batch: int
+    tokens: int
+    context: int
+    seed: int
+    build: Build
+
+
+class Specialist(Message):
+    """All inputs of a specialist; the record of `moerge soup instantiate`.
+
+    `bank_file`: SHA-256 of the bank's parameters. `text`: digest of the target's documents' digests. `weights`: of the
+    pretraining domains. `coefficients`: of the E_i. `finetune`: tokens of training on the target.
+    """
+
+    kind: Literal["specialist"] = "specialist"
+    bank: SoupBank
+    bank_file: Digest
+    text: Digest
+    documents: int
+    weights: list[float]
+    coefficients: list[float]
+    fit: bool
+    finetune: int
+    rate: float
+    seed: int
+    build: Build
+
+
+def _kind(value: object) -> str:
+    """A version's lineage has no tag."""
+    kind = value.get("kind") if isinstance(value, Mapping) else getattr(value, "kind", None)
+    return str(kind or "version")
+
+
+Record = Annotated[
+    Annotated[Lineage, Tag("version")]
+    | Annotated[TunedModel, Tag("tuned")]
+    | Annotated[TunedMixture, Tag("mixture")]
+    | Annotated[SoupBank, Tag("soup")]
+    | Annotated[Specialist, Tag("specialist")],
+    Discriminator(_kind),
+]
+"""The content of a `moerge.json`."""
+_RECORD: TypeAdapter[Record] = TypeAdapter(Record)
+
+
+def read_record(folder: Path) -> Record | None:
+    """The record of a folder; None if it has none, or none of these."""
+    try:
+        return _RECORD.validate_json((folder / RECORD_FILE).read_bytes())
+    except (FileNotFoundError, NotADirectoryError, ValidationError):
+        return None
