@@ -60,10 +60,10 @@ class TunedModel(Training):
 
 
 class MixtureMember(Message):
-    """A dense model in a mixture. `files`: name -> SHA-256."""
+    """A dense model in a mixture."""
 
     name: str
-    files: dict[str, Digest]
+    digest: Digest
 
 
 class TunedMixture(Training):

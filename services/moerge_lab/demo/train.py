@@ -26,11 +26,12 @@ from transformers import (
 )
 
 from moerge.models.dense import place
-from moerge.progress import Progress
+from moerge.progress import Progress, Tracker
 from moerge_lab.demo.smollm import make_seed
-from moerge_lab.training.batches import batches, joined
-from moerge_lab.training.checkpoint import Checkpoint
-from moerge_lab.training.loop import Run, fit
+from moerge_lab.training.batches import joined
+from moerge_lab.training.job import Job
+from moerge_lab.training.job import train as run_job
+from moerge_lab.training.loop import Run
 
 BOS, EOS, PAD = "<s>", "</s>", "<pad>"
 _SEED_THREADS, _EXPERT_THREADS = 2, 1  # part of the training: the number changes the order of sums
@@ -150,7 +151,7 @@ class _Trainer:
     def __init__(self, training: Training, device: str, progress: Progress) -> None:
         self._training, self._device, self._progress = training, device, progress
 
-    def seed(self, documents: Mapping[str, list[str]], folder: Path, checkpoint: Checkpoint) -> None:
+    def seed(self, documents: Mapping[str, list[str]], folder: Path, work: Path) -> None:
         scratch = self._training.scratch
         if scratch is None:
             make_seed(folder)
@@ -159,8 +160,7 @@ class _Trainer:
         rows = torch.cat([_rows(texts, tokenizer, self._training) for texts in documents.values()])
         with _reproducible(_SEED_THREADS, self._training.seed):
             model = LlamaForCausalLM(_config(scratch, self._training.context, tokenizer))
-            with self._progress.track("training the seed", self._tokens(scratch.phase), "tokens") as tracker:
-                self._fit(model, rows, scratch.phase, checkpoint, tracker.advance)
+            self._fit(model, rows, scratch.phase, work, self._progress, "training the seed")
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
 
@@ -173,16 +173,12 @@ class _Trainer:
             self._progress.track(f"training {len(documents)} experts", total, "tokens") as tracker,
             ThreadPoolExecutor(os.cpu_count() if self._device == "cpu" else 1) as pool,
         ):
+            shared = _Shared(tracker, stopped)
 
-            def done(tokens: int) -> None:
-                if stopped.is_set():
-                    raise InterruptedError
-                tracker.advance(tokens)
-
-            def make(domain: str, folder: Path, checkpoint: Checkpoint) -> None:
+            def make(domain: str, folder: Path, work: Path) -> None:
                 with loading:  # not thread-safe
                     model = LlamaForCausalLM.from_pretrained(seed, dtype=torch.float32)
-                self._fit(model, _rows(documents[domain], tokenizer, self._training), phase, checkpoint, done)
+                self._fit(model, _rows(documents[domain], tokenizer, self._training), phase, work, shared, domain)
                 model.save_pretrained(folder)
                 tokenizer.save_pretrained(folder)
 
@@ -194,33 +190,41 @@ class _Trainer:
 
     def _tokens(self, phase: Phase) -> int:
         """The tokens of whole steps."""
-        return self._steps(phase) * self._training.batch_rows * self._training.context
+        return self._run(phase).steps * self._training.batch_rows * self._training.context
 
-    def _steps(self, phase: Phase) -> int:
-        return phase.tokens // (self._training.batch_rows * self._training.context)
+    def _run(self, phase: Phase) -> Run:
+        training = self._training
+        return Run(
+            phase.tokens // (training.batch_rows * training.context),
+            training.batch_rows,
+            phase.learning_rate,
+            training.warmup,
+            training.weight_decay,
+            seed=training.seed,
+            bfloat16=training.bfloat16,
+        )
 
     def _fit(
-        self, model: LlamaForCausalLM, rows: Tensor, phase: Phase, checkpoint: Checkpoint, done: Callable[[int], None]
+        self, model: LlamaForCausalLM, rows: Tensor, phase: Phase, work: Path, progress: Progress, title: str
     ) -> None:
         place(model, self._device)
-        training, steps = self._training, self._steps(phase)
-        size = training.batch_rows * training.context
-        fit(
-            model,
-            dict(model.named_parameters()),
-            batches([rows], steps, training.batch_rows, training.seed),
-            Run(
-                steps,
-                phase.learning_rate,
-                training.warmup,
-                training.weight_decay,
-                seed=training.seed,
-                bfloat16=training.bfloat16,
-            ),
-            lambda step: done(step.tokens),
-            checkpoint=checkpoint,
-            resumed=lambda begun: done(begun * size),
-        )
+        run_job(Job(model, self._run(phase), [rows], folder=work, progress=progress, title=title))
+
+
+class _Shared:
+    """One display of several trainings, which a stop ends."""
+
+    def __init__(self, tracker: Tracker, stopped: threading.Event) -> None:
+        self._tracker, self._stopped = tracker, stopped
+
+    @contextmanager
+    def track(self, title: str, total: int, unit: str) -> Iterator[Tracker]:
+        yield self
+
+    def advance(self, n: int) -> None:
+        if self._stopped.is_set():
+            raise InterruptedError
+        self._tracker.advance(n)
 
 
 def _train_files(texts: Mapping[str, Mapping[str, Path]]) -> dict[str, Path]:
@@ -238,20 +242,16 @@ def _read(file: Path) -> list[str]:
         return [json.loads(line)["text"] for line in lines]
 
 
-def _made(folder: Path, make: Callable[[Path, Checkpoint], object]) -> Path:
-    """The folder; if missing, made in a sibling and renamed."""
-    checkpoint = Checkpoint(folder.with_name(f".{folder.name}.checkpoint"))
-    if folder.exists():
-        checkpoint.remove()
-        return folder
-    part = folder.with_name(f".{folder.name}.part")
-    if part.exists():
-        shutil.rmtree(part)  # of an interrupted run
-    part.mkdir(parents=True)
-    make(part, checkpoint)
-    os.rename(part, folder)
-    checkpoint.remove()
-    return folder
+def _made(folder: Path, make: Callable[[Path, Path], object]) -> None:
+    """Makes the folder if it is missing: in a work folder, which has the checkpoint, and renamed at the end."""
+    work = folder.with_name(f".{folder.name}.work")
+    if not folder.exists():
+        part = work / "model"
+        shutil.rmtree(part, ignore_errors=True)  # of an interrupted run
+        part.mkdir(parents=True)
+        make(part, work)
+        os.rename(part, folder)
+    shutil.rmtree(work, ignore_errors=True)
 
 
 @contextmanager

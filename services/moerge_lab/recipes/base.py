@@ -16,6 +16,7 @@ from moerge.models.expert_folder import DenseExpert
 from moerge.progress import NoProgress, Progress
 from moerge.scoring.perplexity import Rows, Window
 from moerge_lab.recipes.precision import Dtype
+from moerge_lab.training.job import Trained
 from moerge_lab.training.parameters import Which
 
 Value = float | str
@@ -106,13 +107,6 @@ class Fleet:
         return self.base
 
 
-class Trained(NamedTuple):
-    """A training on the domains' pooled text: number of trained parameters, and of tokens."""
-
-    parameters: int
-    tokens: int
-
-
 class Model(Protocol):
     """The product of a recipe: a model, or an ensemble. Recipes' models are subclasses."""
 
@@ -124,7 +118,7 @@ class Model(Protocol):
     reads_domain: bool = False
     """True if it needs `rows.domain`: an oracle, or specialists without a model for other text."""
     trained: Trained | None = None
-    """None: untrained."""
+    """Trained parameters and tokens of the training on pooled text; None: untrained."""
 
     def losses(self, rows: Rows) -> Tensor:
         """[B, T - 1], see `Losses`."""

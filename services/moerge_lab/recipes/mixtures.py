@@ -19,8 +19,10 @@ from moerge_lab.training.parameters import Which
 
 Members = Mapping[str, Path]
 """Dense checkpoint folders by name. The tokenizer is the first one's."""
-Builder = Callable[[Members, Options, int], PreTrainedModel]
-"""Makes an untrained mixture from members, the recipe's options, and a seed of random parameters."""
+Build = Callable[[], PreTrainedModel]
+"""Makes an untrained mixture."""
+Builder = Callable[[Members, Options, int], Build]
+"""Checks members, the recipe's options, and a seed of random parameters."""
 ROUTINGS = ("soft", "top2")
 """Of BAM's MLPs; its attention experts always run all."""
 SHARED, FROZEN = "shared-kv", "frozen"
@@ -39,8 +41,8 @@ def members(fleet: Fleet, options: Options) -> dict[str, Path]:
     return {SEED: fleet.seed_model, **{domain.name: domain.expert for domain in fleet.domains}}
 
 
-def build_mixture(name: str, members: Members, options: Options, seed: int) -> PreTrainedModel:
-    """An untrained mixture.
+def mixture(name: str, members: Members, options: Options, seed: int) -> Build:
+    """Makes an untrained mixture, once it is called.
 
     Args:
         name: of the recipe.
@@ -53,37 +55,39 @@ def build_mixture(name: str, members: Members, options: Options, seed: int) -> P
     return _BUILDERS[name](members, options, seed)
 
 
-def _bam(members: Members, options: Options, seed: int) -> PreTrainedModel:
+def _bam(members: Members, options: Options, seed: int) -> Build:
     routing = word(options, "routing")
     if not whole(options, SHARED, 0, 1):
-        return Bam.of(members, seed, _mlps(options))
+        return partial(Bam.of, members, seed, _mlps(options))
     if routing != "soft":
         todo = f"omit routing or {SHARED}"
         raise MoergeError(
             "JetMoE has as many attention experts as MLPs per token", where=f"routing={routing}", todo=todo
         )
-    return jetmoe(members, seed)
+    return partial(jetmoe, members, seed)
 
 
-def _bam_adapters(members: Members, options: Options, seed: int) -> PreTrainedModel:
-    return Bam.of(members, seed, _mlps(options), adapters=True)
+def _bam_adapters(members: Members, options: Options, seed: int) -> Build:
+    return partial(Bam.of, members, seed, _mlps(options), adapters=True)
 
 
 def _mlps(options: Options) -> int:
     return 2 if word(options, "routing") == "top2" else 0
 
 
-def _bts(members: Members, options: Options, seed: int) -> PreTrainedModel:
+def _bts(members: Members, options: Options, seed: int) -> Build:
     hub = [*members][whole(options, "hub", 0, len(members) - 1)]
     ordered = {hub: members[hub], **members}
-    return Bts.of(ordered, whole(options, "stitches", 1), alternating=bool(whole(options, "alternating", 0, 1)))
+    return partial(
+        Bts.of, ordered, whole(options, "stitches", 1), alternating=bool(whole(options, "alternating", 0, 1))
+    )
 
 
-def _heterogeneous(members: Members, options: Options, seed: int) -> PreTrainedModel:
+def _heterogeneous(members: Members, options: Options, seed: int) -> Build:
     if len(members) < 2:
         raise MoergeError("expected two models or more, found one", where="--expert", todo="give another expert")
     k = whole(options, "k", 2, len(members))  # a single expert has weight 1, which gives the router no gradient
-    return Heterogeneous.of(members, seed, k, skip=bool(whole(options, "skip", 0, 1)))
+    return partial(Heterogeneous.of, members, seed, k, skip=bool(whole(options, "skip", 0, 1)))
 
 
 _BUILDERS: Mapping[str, Builder] = {
@@ -100,8 +104,8 @@ def trained_parameters(which: Which, options: Options) -> Which:
 
 
 def _trained(name: str, which: Which, fleet: Fleet, options: Options) -> Iterator[tuple[str, Model]]:
-    mixture = build_mixture(name, members(fleet, options), options, fleet.seed)
-    yield name, trained_model(mixture, trained_parameters(which, options), fleet, options)
+    model = mixture(name, members(fleet, options), options, fleet.seed)()
+    yield name, trained_model(model, trained_parameters(which, options), fleet, options)
 
 
 def _recipe(name: str, source: str, which: Which, options: Options, rate: float) -> Recipe:

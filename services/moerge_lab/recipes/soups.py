@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -12,15 +11,15 @@ from moerge.models.reader import Checkpoint
 from moerge.models.tokens import all_counted
 from moerge.progress import NoProgress
 from moerge.scoring.perplexity import Rows, document_scores, total, windows
-from moerge_lab.recipes.base import Domain, Fleet, Model, Options, Recipe, Trained, number, whole, word
+from moerge_lab.recipes.base import Domain, Fleet, Model, Options, Recipe, number, whole, word
 from moerge_lab.recipes.dense import merged_model
 from moerge_lab.recipes.models import Loaded, load
 from moerge_lab.recipes.precision import convert
-from moerge_lab.recipes.trained import TRAINING
+from moerge_lab.recipes.trained import TRAINING, run_of, training_rows
 from moerge_lab.soups.bank import STARTS, Bank, Start, new_bank
 from moerge_lab.soups.domains import Domains, embedded, pooled, pretraining_domains
-from moerge_lab.soups.training import FINETUNE_RATE, fitted, put, target_rows, train, train_dense
-from moerge_lab.training.loop import Run, Step
+from moerge_lab.soups.training import FINETUNE_RATE, bank_job, fitted, put, target_rows
+from moerge_lab.training.job import Job, Trained, train
 
 GENERIC = ""
 """The name of text that belongs to no target."""
@@ -71,11 +70,7 @@ def _prepared(fleet: Fleet, options: Options) -> _Prepared:
 
 
 def _context(fleet: Fleet) -> int:
-    for domain in fleet.domains:
-        if not len(domain.training):
-            todo = "give more text with --text, or a smaller --context"
-            raise MoergeError("has less text for training than one context", where=domain.name, todo=todo)
-    return fleet.domains[0].training.shape[1]
+    return training_rows(fleet)[0].shape[1]
 
 
 def _sample(domain: Domain) -> Sequence[list[int]]:
@@ -83,20 +78,6 @@ def _sample(domain: Domain) -> Sequence[list[int]]:
         todo = "give more text with --other, or more --statistics-tokens"
         raise MoergeError("has no sample of two tokens", where=domain.name, todo=todo)
     return domain.statistics
-
-
-def _run(fleet: Fleet, options: Options, tokens: float, rate: float | None = None) -> Run:
-    """The run of a training; None: at the option's rate."""
-    row = whole(options, "batch", 1) * _context(fleet)
-    return Run(max(1, round(tokens / row)), number(options, "rate") if rate is None else rate, seed=fleet.seed)
-
-
-def _tracked(fleet: Fleet, options: Options, run: Run, work: Callable[[Callable[[Step], None]], None]) -> int:
-    """Does the work with progress, and returns the tokens of the training."""
-    tokens = run.steps * whole(options, "batch", 1) * _context(fleet)
-    with fleet.progress.track("training", tokens, "tokens") as tracker:
-        work(lambda step: tracker.advance(step.tokens))
-    return tokens
 
 
 def _key(name: str, fleet: Fleet, options: Options) -> tuple[object, ...]:
@@ -114,10 +95,8 @@ def _bank(fleet: Fleet, options: Options) -> tuple[Bank, Trained]:
         start: Start = next(each for each in STARTS if each == word(options, "start"))
         experts = [Checkpoint(domain.expert) for domain in fleet.domains]
         bank = new_bank(model, start, experts, len(experts), whole(options, "rank", 0), len(rows), fleet.seed)
-        support, size = whole(options, "support", 1), whole(options, "batch", 1)
-        run = _run(fleet, options, number(options, "train"))
-        tokens = _tracked(fleet, options, run, partial(train, model, bank, rows, support, size, run))
-        known[key] = bank, Trained(bank.elements, tokens)
+        job = bank_job(model, bank, rows, whole(options, "support", 1), run_of(fleet, options))
+        known[key] = bank, train(replace(job, progress=fleet.progress))
     found: tuple[Bank, Trained] = known[key]
     return found
 
@@ -145,8 +124,8 @@ def _finetuned(fleet: Fleet, options: Options, name: str, model: PreTrainedModel
     """The model, with the option `finetune` trained on a target's sample."""
     tokens = whole(options, "finetune", 0)
     if tokens and name != GENERIC:
-        run = _run(fleet, options, tokens, FINETUNE_RATE)
-        train_dense(model, [_rows(fleet, name)], None, whole(options, "batch", 1), run)
+        run = run_of(fleet, {**options, "train": tokens, "rate": FINETUNE_RATE})
+        train(Job(model, run, [_rows(fleet, name)]))
     return Loaded(convert(model, fleet.dtype))
 
 
@@ -157,10 +136,8 @@ def _dense(
     start = word(options, "start")
     exact = replace(fleet, dtype="float32")
     model = load(fleet.seed_model, fleet.device) if start == "seed" else merged_model(exact, "average", {})
-    run = _run(fleet, options, number(options, "train") / share)
-    work = partial(train_dense, model, rows, weights, whole(options, "batch", 1), run)
-    tokens = _tracked(fleet, options, run, work)
-    return model, Trained(sum(each.numel() for each in model.parameters()), tokens)
+    run = run_of(fleet, {**options, "train": number(options, "train") / share})
+    return model, train(Job(model, run, rows, weights, progress=fleet.progress))
 
 
 def _generic(fleet: Fleet, options: Options) -> Iterator[tuple[str, Model]]:

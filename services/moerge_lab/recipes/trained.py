@@ -1,19 +1,17 @@
 """Recipes with training on the domains' pooled text: BTX, DUME+, sparse upcycling, and the seed model trained on."""
 
 from collections.abc import Iterator
-from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from moerge.errors import MoergeError
 from moerge.models.dense import place
 from moerge_lab.mixtures.base import INITIAL_DEVIATION
-from moerge_lab.recipes.base import SEED, Fleet, Model, Options, Recipe, Trained, number, whole, word
+from moerge_lab.recipes.base import SEED, Fleet, Model, Options, Recipe, number, whole, word
 from moerge_lab.recipes.dense import TASK_VECTORS
 from moerge_lab.recipes.likelihoods import with_seed
 from moerge_lab.recipes.models import Loaded, Routed, load
@@ -21,10 +19,11 @@ from moerge_lab.recipes.own import OPTIONS as OWN
 from moerge_lab.recipes.own import PARTS as OWN_PARTS
 from moerge_lab.recipes.precision import convert
 from moerge_lab.recipes.published import RIDGE, dense, publish, random_routers, ridge, scale_of, trunk_of, version
-from moerge_lab.training.batches import batches
-from moerge_lab.training.loop import Run, fit, language_loss
-from moerge_lab.training.parameters import Which, trainable
-from moerge_lab.training.routing import ROUTINGS, RoutedLoss, Routing, experts_per_token
+from moerge_lab.training import job
+from moerge_lab.training.job import Job, Trained
+from moerge_lab.training.loop import Run
+from moerge_lab.training.losses import ROUTINGS, Loss, RoutedLoss, Routing, experts_per_token, language_loss
+from moerge_lab.training.parameters import Which
 from moerge_proto.trunks import TrunkMethod
 
 STARTS = ("random", "ridge", "moerge", "fitted")
@@ -36,35 +35,36 @@ TRAINING: Options = {"train": 250_000, "rate": 3e-4, "batch": 8}
 _WORDS = {"routing": ROUTINGS, "start": STARTS, "trunk": TRUNKS}
 
 
-def train(model: PreTrainedModel, which: Which, fleet: Fleet, options: Options) -> Trained:
-    """Trains a dense model, a mixture or, with the option `balance`, a published model in place.
-
-    Batches have all domains in equal parts; with `upweight=0` by the sizes of their texts.
+def training_rows(fleet: Fleet) -> list[Tensor]:
+    """Each domain's rows for training.
 
     Raises:
         MoergeError: a domain has no text for training.
     """
-    sources = [domain.training for domain in fleet.domains]
     for domain in fleet.domains:
         if not len(domain.training):
             todo = "give more text with --text, or a smaller --context"
             raise MoergeError("has less text for training than one context", where=domain.name, todo=todo)
-    size = whole(options, "batch", 1)
-    row = size * sources[0].shape[1]
-    steps = max(1, round(number(options, "train") / row))
-    run = Run(steps, number(options, "rate"), seed=fleet.seed)
-    routed = RoutedLoss(routing_of(options), number(options, "balance")) if "balance" in options else None
-    with (
-        torch.inference_mode(False),
-        torch.enable_grad(),
-        trainable(model, which) as (parameters, elements),
-        routed.routed(model) if routed else nullcontext(),
-        fleet.progress.track("training", steps * row, "tokens") as tracker,
-    ):
-        weights = None if options.get("upweight", 1) else [len(rows) for rows in sources]
-        drawn = batches(sources, steps, size, fleet.seed, weights)
-        fit(model, parameters, drawn, run, lambda step: tracker.advance(step.tokens), routed or language_loss)
-    return Trained(elements, steps * row)
+    return [domain.training for domain in fleet.domains]
+
+
+def run_of(fleet: Fleet, options: Options) -> Run:
+    """The run that a recipe's options name."""
+    context, batch = training_rows(fleet)[0].shape[1], whole(options, "batch", 1)
+    return Run.of(number(options, "train"), context, batch, number(options, "rate"), seed=fleet.seed)
+
+
+def train(model: PreTrainedModel, which: Which, fleet: Fleet, options: Options) -> Trained:
+    """Trains a dense model, a mixture or, with the option `balance`, a published model in place.
+
+    Batches have all domains in equal parts; with `upweight=0` by the sizes of their texts.
+    """
+    sources, run = training_rows(fleet), run_of(fleet, options)
+    weights = None if options.get("upweight", 1) else [len(rows) for rows in sources]
+    loss: Loss = language_loss
+    if "balance" in options:
+        loss = RoutedLoss(routing_of(options), number(options, "balance"))
+    return job.train(Job(model, run, sources, weights, which, loss, progress=fleet.progress))
 
 
 def trained_model(
@@ -76,10 +76,10 @@ def trained_model(
         kind: of the result.
     """
     place(model, fleet.device)
-    told = train(model, which, fleet, options)
-    made = kind(convert(model, fleet.dtype))
-    made.trained = told
-    return made
+    trained = train(model, which, fleet, options)
+    result = kind(convert(model, fleet.dtype))
+    result.trained = trained
+    return result
 
 
 def routing_of(options: Options) -> Routing:

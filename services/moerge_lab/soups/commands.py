@@ -68,16 +68,27 @@ def train(
     --text law='law/*.jsonl' --tokens 250k --out bank
     """
     from moerge.progress import progress
-    from moerge_lab.soups.run import Wanted, read_request, train_bank
+    from moerge_lab.soups.run import Settings, read_request, train_bank
 
     _quiet()
     require_new(out)
     experts = single_values("--expert", expert or [])
-    wanted = Wanted(token_count(tokens), start, rank, clusters, support, rate, batch, context, seed, device)
+    settings = Settings(start, rank, clusters, support, rate, batch, seed)
     folders = {name: checkpoint_folder(place) for name, place in experts.items()}
     texts = named_values("--text", text)
     encoding = None if encoder is None else checkpoint_folder(encoder)
-    request = read_request(checkpoint_folder(base), folders, encoding, texts, text_field, wanted, progress())
+    request = read_request(
+        checkpoint_folder(base),
+        folders,
+        encoding,
+        texts,
+        text_field,
+        settings,
+        token_count(tokens),
+        context,
+        device,
+        progress(),
+    )
     first, last = train_bank(request, out, progress())
     output().print(
         f"{out}: trained on {request.record.tokens:,} tokens; loss {first:.4f} in the first tenth, {last:.4f} in the"

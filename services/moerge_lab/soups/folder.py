@@ -1,9 +1,7 @@
 """Folders of banks and specialists, and their model cards."""
 
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from torch import Tensor
@@ -15,6 +13,7 @@ from moerge.models.expert_folder import expert_files, is_weights
 from moerge.models.reader import Checkpoint
 from moerge.models.stored import INDEX, SINGLE
 from moerge.models.writer import TensorPlan, write_safetensors
+from moerge.progress import Progress
 from moerge.scoring.perplexity import load
 from moerge.versions.card_scores import CARD_FILE, markdown_rows
 from moerge.versions.files import FilePlan, copied_file, record_file, text_file
@@ -22,9 +21,11 @@ from moerge.versions.folder import write_version
 from moerge.versions.plan import VersionPlan
 from moerge_lab.soups.bank import Bank, model_shapes, shapes
 from moerge_lab.soups.domains import Clusters
+from moerge_lab.training.folder import record_rows
+from moerge_lab.training.job import LOG
 from moerge_proto.records import RECORD_FILE, SoupBank, Specialist, read_record
 
-BANK_FILE, LOG = "soup.safetensors", "training.csv"
+BANK_FILE = "soup.safetensors"
 SEED_FOLDER, ENCODER_FOLDER = "seed", "encoder"
 _CENTROIDS = "centroids"
 
@@ -66,23 +67,10 @@ def write_bank(
         log: of the training.
     """
     tensors = {**bank.parameters, _CENTROIDS: clusters.centroids}
-    files = [_tensors(BANK_FILE, {name: each.detach().cpu() for name, each in tensors.items()})]
+    files = [_tensors(BANK_FILE, tensors)]
     copies = [copied_file(path, f"{inside}/{name}") for inside, own in models.items() for name, path in own.items()]
     texts = [record_file(record), text_file(CARD_FILE, _bank_card(record, bank, clusters)), copied_file(log, LOG)]
     write_version(VersionPlan([*files, *copies], [], texts), out)
-
-
-def bank_record(folder: Path) -> SoupBank:
-    """The inputs of a bank.
-
-    Raises:
-        MoergeError: the folder has no bank.
-    """
-    record = read_record(folder)
-    if not isinstance(record, SoupBank):
-        todo = "name a folder written by moerge soup train"
-        raise MoergeError("not the record of a bank", where=str(folder / RECORD_FILE), todo=todo)
-    return record
 
 
 def read_bank(folder: Path, device: str = "cpu") -> Opened:
@@ -92,7 +80,10 @@ def read_bank(folder: Path, device: str = "cpu") -> Opened:
         MoergeError: the folder has no bank.
         CheckpointError: a tensor is missing or has another shape; names it.
     """
-    record = bank_record(folder)
+    record = read_record(folder)
+    if not isinstance(record, SoupBank):
+        todo = "name a folder written by moerge soup train"
+        raise MoergeError("not the record of a bank", where=str(folder / RECORD_FILE), todo=todo)
     model, stored = load(folder / SEED_FOLDER, device=device), Checkpoint(folder / BANK_FILE)
     centroids = stored.tensor(_CENTROIDS)
     expected = shapes(model_shapes(model), record.parts, record.rank, len(centroids))
@@ -104,53 +95,36 @@ def read_bank(folder: Path, device: str = "cpu") -> Opened:
     return Opened(folder, record, model, Bank(made), Clusters(centroids))
 
 
-def write_specialist(
-    opened: Opened, record: Specialist, parameters: Mapping[str, Tensor], out: Path, written: Callable[[int], None]
-) -> None:
-    """Writes a specialist, a dense checkpoint in the seed's dtypes; the folder appears whole (law 10).
-
-    Args:
-        parameters: of the model, by name.
-        written: called with the bytes of its tensors.
-    """
+def write_specialist(opened: Opened, record: Specialist, out: Path, progress: Progress) -> None:
+    """Writes a specialist, which is in the bank's model, in the seed's dtypes; the folder appears whole (law 10)."""
     dtypes = {name: spec.dtype for name, spec in Checkpoint(opened.seed).specs.items()}
-    weights = _tensors(SINGLE, {name: each.detach().cpu().to(dtypes[name]) for name, each in parameters.items()})
+    weights = _tensors(SINGLE, {name: each.detach().to(dtypes[name]) for name, each in opened.model.named_parameters()})
     small = {name: path for name, path in expert_files(opened.seed).items() if not is_weights(name) and name != INDEX}
     texts = [copied_file(path, name) for name, path in small.items()]
     texts += [record_file(record), text_file(CARD_FILE, _card(record))]
-    write_version(VersionPlan([weights], [], texts), out, lambda file: written(sum(file.tensors.values())))
+    with progress.track(f"writing {out.name}", sum(weights.tensors.values()), "B") as tracker:
+        write_version(VersionPlan([weights], [], texts), out, lambda file: tracker.advance(sum(file.tensors.values())))
 
 
 def _tensors(name: str, tensors: Mapping[str, Tensor]) -> FilePlan:
-    plans = [TensorPlan(key, each.dtype, tuple(each.shape), partial(_same, each)) for key, each in tensors.items()]
+    plans = [TensorPlan(key, each.dtype, tuple(each.shape), each.detach().cpu) for key, each in tensors.items()]
     return FilePlan(name, "", lambda out: write_safetensors(out, plans), {plan.name: plan.bytes for plan in plans})
 
 
-def _same(tensor: Tensor) -> Tensor:
-    return tensor
-
-
 def _bank_card(record: SoupBank, bank: Bank, clusters: Clusters) -> str:
-    names = ", ".join(record.experts) or "none"
     embeds = "" if record.encoder is None else f", and `{ENCODER_FOLDER}/` the sentence encoder"
     return f"""\
 # Bank of a Soup-of-Experts
 
-`moerge soup train` trained these parameters on **pooled text**: {", ".join(record.texts)}. The bank itself is no model.
-This makes a dense model for a text:
+`moerge soup train` trained {bank.elements:,} parameters on **pooled text**: {", ".join(record.texts)}. It has
+{len(clusters.centroids)} pretraining domains. Its experts: {", ".join(record.experts) or "none"}. The bank itself is
+no model. This makes a dense model for a text:
 
 ```
 moerge soup instantiate {"BANK"} --text target.jsonl --out specialist
 ```
 
-| property | value |
-|---|---|
-| parameters | {bank.elements:,} |
-| E_i | {record.parts}, {f"rank {record.rank}" if record.rank else "of full rank"}; experts: {names} |
-| start | {record.start} |
-| pretraining domains | {len(clusters.centroids)} clusters of documents, {record.support} at a time |
-| training | {record.tokens:,} tokens in rows of {record.context}, rate {record.rate:g}, seed {record.seed} |
-| build | {_build(record)} |
+{record_rows(record)}
 
 `{SEED_FOLDER}/` is the seed model{embeds}, which embeds documents. The loss of every step is in `{LOG}`; all inputs
 are in `{RECORD_FILE}`.
@@ -158,12 +132,8 @@ are in `{RECORD_FILE}`.
 
 
 def _card(record: Specialist) -> str:
-    bank = record.bank
-    how = "fitted to the text by gradient descent" if record.fit else "from the weights, by the bank's MLP"
-    tuned = f"{record.finetune:,} tokens of the text, rate {record.rate:g}" if record.finetune else "none"
-    names = list(bank.experts) or [str(number) for number in range(bank.parts)]
+    names = list(record.bank.experts) or [str(number) for number in range(record.bank.parts)]
     rows = markdown_rows((name, f"{each:.4f}") for name, each in zip(names, record.coefficients, strict=True))
-    shares = ", ".join(f"{each:.3f}" for each in record.weights)
     return f"""\
 ---
 library_name: transformers
@@ -176,17 +146,9 @@ tags:
 # Specialist of a Soup-of-Experts
 
 `moerge soup instantiate` made this dense model from a bank, for a text of {record.documents:,} documents. The bank was
-trained on **pooled text**: {", ".join(bank.texts)}.
+trained on **pooled text**: {", ".join(record.bank.texts)}.
 
-| property | value |
-|---|---|
-| bank | `{record.bank_file}` |
-| text | `{record.text}` |
-| weights of the {len(record.weights)} pretraining domains | {shares} |
-| coefficients | {how} |
-| fine-tuning | {tuned} |
-| seed | {record.seed} |
-| build | {_build(record)} |
+{record_rows(record)}
 
 | E_i | coefficient |
 |---|---|
@@ -194,14 +156,3 @@ trained on **pooled text**: {", ".join(bank.texts)}.
 
 All inputs are in `{RECORD_FILE}`.
 """
-
-
-def _build(record: SoupBank | Specialist) -> str:
-    build = record.build
-    return f"moerge {build.moerge}, torch {build.torch}, transformers {build.transformers}, {build.device}"
-
-
-def tensor_bytes(opened: Opened) -> int:
-    """Bytes of a specialist's tensors, about."""
-    specs = Checkpoint(opened.seed).specs
-    return sum(specs[name].dtype.itemsize * math.prod(shape) for name, shape in model_shapes(opened.model).items())

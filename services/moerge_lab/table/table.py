@@ -10,11 +10,12 @@ from rich.table import Table as RichTable
 from torch import Tensor
 
 from moerge.scoring.perplexity import Score, total
-from moerge_lab.recipes.base import Numbers, Options, Recipe, Trained
+from moerge_lab.recipes.base import Numbers, Options, Recipe
 from moerge_lab.recipes.dense import expert_row
 from moerge_lab.recipes.version_folder import VERSION
 from moerge_lab.table.figure import Figure, mean
 from moerge_lab.table.frame import NORMALISED, Frame
+from moerge_lab.training.job import Trained
 
 AHEAD = "†"
 """Marks recipes that choose experts also by scored tokens."""

@@ -13,22 +13,20 @@ from moerge.files import atomic_file
 from moerge.models.writer import TensorPlan, write_safetensors
 
 SECONDS = 30.0
-"""Default of the minimum interval between two checkpoints."""
+"""Minimum interval between two checkpoints."""
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 _STEP = "step"
 
 
 class Checkpoint:
-    """The checkpoint of one training. A resumed training makes the same bytes as an uninterrupted one.
+    """The checkpoint of one training.
 
     Args:
         path: its file, used for nothing else.
-        seconds: minimum interval between two writes; None: 30.
     """
 
-    def __init__(self, path: Path, seconds: float | None = None) -> None:
-        self._path, self._seconds = path, SECONDS if seconds is None else seconds
-        self._due = time.monotonic() + self._seconds
+    def __init__(self, path: Path) -> None:
+        self._path, self._due = path, time.monotonic() + SECONDS
 
     def restore(self, parameters: Mapping[str, Parameter], optimizer: torch.optim.AdamW) -> int:
         """Restores parameters and optimizer, and returns the checkpoint's number of steps; 0 without a file."""
@@ -50,11 +48,7 @@ class Checkpoint:
         parts = [_plan(name, tensor) for name, tensor in _parts(parameters, optimizer)]
         with atomic_file(self._path) as out:
             write_safetensors(out, parts)
-        self._due = time.monotonic() + max(self._seconds, 19 * (time.monotonic() - begun))
-
-    def remove(self) -> None:
-        """Removes the file, if present."""
-        self._path.unlink(missing_ok=True)
+        self._due = time.monotonic() + max(SECONDS, 19 * (time.monotonic() - begun))
 
 
 def _parts(parameters: Mapping[str, Parameter], optimizer: torch.optim.AdamW) -> Iterator[tuple[str, Tensor]]:

@@ -13,24 +13,22 @@ class Log:
     """The log of a training: step, its tokens, mean loss in nats, learning rate, and seconds since the last line.
 
     Args:
-        path: its file.
+        path: its file, which is begun, or loses the lines of later steps than a checkpoint's.
+        steps: of the checkpoint.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._path, self._then = path, time.monotonic()
+    def __init__(self, path: Path, steps: int) -> None:
+        self._path, self._before = path, time.monotonic()
+        lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.is_file() else []
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("".join([HEADER, *lines[1 : steps + 1]]), encoding="utf-8")
 
-    def resumed(self, steps: int) -> None:
-        """Begins the file, or drops lines of later steps than a checkpoint's."""
-        lines = self._path.read_text(encoding="utf-8").splitlines(keepends=True) if self._path.is_file() else []
-        self._path.write_text("".join([HEADER, *lines[1 : steps + 1]]), encoding="utf-8")
-        self._then = time.monotonic()
-
-    def done(self, step: Step) -> None:
+    def add(self, step: Step) -> None:
         """Adds a line."""
         now = time.monotonic()
         with self._path.open("a", encoding="utf-8") as out:
-            out.write(f"{step.number},{step.tokens},{step.loss:.6f},{step.rate:.6g},{now - self._then:.3f}\n")
-        self._then = now
+            out.write(f"{step.number},{step.tokens},{step.loss:.6f},{step.rate:.6g},{now - self._before:.3f}\n")
+        self._before = now
 
 
 def losses(log: Path) -> tuple[float, float]:

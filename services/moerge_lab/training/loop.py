@@ -1,19 +1,15 @@
-"""The training loop: AdamW on a model's trainable parameters, with a warm-up and a cosine decay."""
+"""Steps of AdamW on a model's trainable parameters, with a warm-up and a cosine decay."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
-from torch import Generator, Tensor
+from torch import Tensor
 from torch.nn import Module, Parameter
 
-from moerge_lab.training.checkpoint import Checkpoint
-
-Loss = Callable[[Module, Tensor, Generator], Tensor]
-"""A model's mean loss on rows [B, T] int64; the generator, on the CPU, is for its random numbers."""
+from moerge_lab.training.losses import Loss, language_loss
 
 
 @dataclass(frozen=True)
@@ -22,16 +18,18 @@ class Run:
 
     Attributes:
         steps: of the optimizer.
+        batch: rows of a step, of all processes.
         learning_rate: the highest.
         warmup: share of the steps in which the rate rises linearly; afterwards it falls to 0 by a cosine.
         weight_decay: AdamW's.
         clip: largest norm of the gradient.
         accumulate: parts of a batch, computed one after another to save memory.
-        seed: of the loss's random numbers.
+        seed: of the batches and of the loss's random numbers.
         bfloat16: whether forward and backward pass are autocast; parameters and optimizer keep their dtype.
     """
 
     steps: int
+    batch: int
     learning_rate: float
     warmup: float = 0.1
     weight_decay: float = 0.0
@@ -39,6 +37,11 @@ class Run:
     accumulate: int = 1
     seed: int = 0
     bfloat16: bool = False
+
+    @classmethod
+    def of(cls, tokens: float, context: int, batch: int, learning_rate: float, **settings: Any) -> Self:
+        """The run of about so many tokens, in rows of `context` tokens."""
+        return cls(max(1, round(tokens / (batch * context))), batch, learning_rate, **settings)
 
     def rate(self, step: int) -> float:
         """The learning rate of a step, from 0."""
@@ -57,19 +60,13 @@ class Step(NamedTuple):
     rate: float
 
 
-def language_loss(model: Module, ids: Tensor, noise: Generator) -> Tensor:
-    """The mean cross-entropy of each next token, in nats."""
-    loss: Tensor = model(input_ids=ids, labels=ids, use_cache=False).loss
-    return loss
-
-
 class Trainer:
     """A model with an optimizer of its trainable parameters.
 
     Args:
         model: in training mode afterwards. A wrapper, such as DDP's, may have the parameters inside.
         parameters: the trainable ones by name; all others must not require a gradient.
-        run: its schedule is the caller's concern.
+        run: its schedule and batches are the caller's concern.
         loss: of a batch.
     """
 
@@ -101,32 +98,3 @@ class Trainer:
         self.optimizer.step()
         self.optimizer.zero_grad()
         return Step(number + 1, batch.numel(), total, rate)
-
-
-def fit(
-    model: Module,
-    parameters: Mapping[str, Parameter],
-    batches: Iterable[Tensor],
-    run: Run,
-    done: Callable[[Step], None],
-    loss: Loss = language_loss,
-    checkpoint: Checkpoint | None = None,
-    resumed: Callable[[int], None] = lambda steps: None,
-) -> None:
-    """Trains the parameters in place.
-
-    Args:
-        model, parameters, loss: see `Trainer`.
-        batches: one per step, the same at every call.
-        done: called after each step.
-        checkpoint: to resume from, and to write.
-        resumed: called first, with the number of the checkpoint's steps.
-    """
-    trainer = Trainer(model, parameters, run, loss)
-    begun = 0 if checkpoint is None else checkpoint.restore(parameters, trainer.optimizer)
-    resumed(begun)
-    for number, batch in islice(enumerate(batches), begun, run.steps):
-        step = trainer.step(batch, number, run.rate(number))
-        done(step)  # first, so that a log has every step of the checkpoint
-        if checkpoint is not None:
-            checkpoint.keep(parameters, trainer.optimizer)

@@ -30,11 +30,15 @@ class Trainable(NamedTuple):
 
 
 @contextmanager
-def trainable(model: PreTrainedModel, which: Which) -> Iterator[Trainable]:
-    """While open, only these parameters of the model require a gradient; afterwards none does.
+def trainable(model: PreTrainedModel, which: Which | Mapping[str, Parameter]) -> Iterator[Trainable]:
+    """While open, only these parameters of the model, or others by name, require a gradient; afterwards none does.
 
     AdamW leaves elements without a gradient as they are, bit for bit, if it has no weight decay.
     """
+    if isinstance(which, Mapping):
+        with _others(model, which):
+            yield Trainable(which, sum(parameter.numel() for parameter in which.values()))
+        return
     chosen = set(cast(_Mixture, model).added()) if which == "added" else set[str]()
     if which in ("routers", "gates"):
         router = published_family(model.config).router_module
@@ -54,6 +58,19 @@ def trainable(model: PreTrainedModel, which: Which) -> Iterator[Trainable]:
         for handle in handles:
             handle.remove()
         model.requires_grad_(False)
+        model.eval()
+
+
+@contextmanager
+def _others(model: PreTrainedModel, parameters: Mapping[str, Parameter]) -> Iterator[None]:
+    model.requires_grad_(False)
+    for parameter in parameters.values():
+        parameter.requires_grad_(True)
+    try:
+        yield
+    finally:
+        for parameter in parameters.values():
+            parameter.requires_grad_(False)
         model.eval()
 
 

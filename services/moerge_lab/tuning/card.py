@@ -2,83 +2,108 @@
 
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
-from moerge.models.expert_folder import expert_digest
 from moerge.models.families import REFUSED
 from moerge.versions.card_scores import CARD_FILE, markdown_rows
 from moerge_lab.recipes.registry import shown
+from moerge_lab.training.folder import record_rows
+from moerge_lab.training.job import LOG
 from moerge_lab.training.log import losses
-from moerge_lab.tuning.training import Done
-from moerge_proto.records import Training, TunedMixture, TunedModel
+from moerge_lab.tuning.process import MODEL, Done
+from moerge_lab.tuning.request import Request
+from moerge_proto.records import TunedMixture, TunedModel
 
 
-def card(made: TunedModel | TunedMixture, log: Path, done: Done, start: Path) -> str:
-    """README.md: inputs and training.
-
-    Args:
-        start: folder of the model before training, with its config; a version's card has the fields that the hub reads.
-    """
-    return _mixture(made, log, done, start) if isinstance(made, TunedMixture) else _version(made, log, done, start)
-
-
-def _version(made: TunedModel, log: Path, done: Done, version: Path) -> str:
-    parent = made.parent
-    domains = ", ".join(parent.domains)
-    withdrawn = ", ".join(f"`{digest}`" for digest in parent.withdrawn)
-    notice = "" if not withdrawn else f"> The trunk still contains parameters of withdrawn experts: {withdrawn}.\n\n"
-    experts = markdown_rows(
-        (str(slot), *each) for slot, each in enumerate(zip(parent.domains, _code(parent.experts), strict=True))
-    )
+def card(request: Request, work: Path, done: Done) -> str:
+    """README.md: inputs and training. A version's card has the fields that the hub reads."""
+    record = request.record
+    if isinstance(record, TunedModel):
+        head, parent = _version(record, request.start), _parent_of_version(record)
+    else:
+        head, parent = _mixture(record, work), _members(record)
+    (first, last), options = losses(work / LOG), ", ".join(f"{name} {shown(x)}" for name, x in record.options.items())
+    texts = markdown_rows((name, f"{record.weights[name]:g}", f"`{digest}`") for name, digest in record.texts.items())
+    files = markdown_rows((name, f"`{digest}`") for name, digest in record.parent_files.items())
+    parent_files = f"\n| file of the parent | SHA-256 |\n|---|---|\n{files}\n" if files else ""
     return f"""\
-{_metadata(version)}# Tuned mixture of {len(parent.domains)} experts: {domains}
+{head}
+{record_rows(record)}
+| options | {options} |
+| trained parameters | {done.parameters:,} |
+| loss | {first:.4f} in the first tenth of the steps, {last:.4f} in the last |
+
+The loss of every step is in `{LOG}`; all inputs are in `moerge.json`.
+
+## Texts
+
+A tenth of each domain's documents was held out.
+
+| domain | weight | digest of its documents |
+|---|---|---|
+{texts}
+
+{parent}{parent_files}"""
+
+
+def _version(record: TunedModel, version: Path) -> str:
+    domains = ", ".join(record.domains)
+    withdrawn = ", ".join(f"`{digest}`" for digest in record.parent.withdrawn)
+    notice = "" if not withdrawn else f"> The trunk still contains parameters of withdrawn experts: {withdrawn}.\n\n"
+    return f"""\
+{_metadata(version)}# Tuned mixture of {len(record.domains)} experts: {domains}
 
 {notice}`moerge tune` trained this model on **pooled text of its domains**: {domains}. It is not a version that a
 coordinator published: those are functions of contributions alone, and nobody pools text for them.
-
-{_training(made, log, done)}
-## Parent
-
-Trunk `{parent.trunk}`, and the experts:
-
-| slot | domain | digest |
-|---|---|---|
-{experts}
-
-| file | SHA-256 |
-|---|---|
-{_files(made.parent_files)}
 """
 
 
-def _mixture(made: TunedMixture, log: Path, done: Done, start: Path) -> str:
-    names, domains = ", ".join(each.name for each in made.members), ", ".join(made.texts)
-    members = markdown_rows(
-        (each.name, f"`{expert_digest(each.files)}`", "yes" if each.name in made.masked else "")
-        for each in made.members
+def _metadata(version: Path) -> str:
+    path = version / CARD_FILE
+    text = path.read_text(encoding="utf-8") if path.is_file() else ""
+    match = re.match(r"---\n.*?\n---\n\n?", text, re.DOTALL)
+    return match[0] if match else ""
+
+
+def _parent_of_version(record: TunedModel) -> str:
+    experts = zip(record.domains, record.parent.experts, strict=True)
+    rows = markdown_rows((str(slot), domain, f"`{digest}`") for slot, (domain, digest) in enumerate(experts))
+    return f"""\
+## Parent
+
+Trunk `{record.parent.trunk}`, and the experts:
+
+| slot | domain | digest |
+|---|---|---|
+{rows}
+"""
+
+
+def _members(record: TunedMixture) -> str:
+    rows = markdown_rows(
+        (member.name, f"`{member.digest}`", "yes" if member.name in record.masked else "") for member in record.members
     )
-    parent = f"\n## Parent\n\n| file | SHA-256 |\n|---|---|\n{_files(made.parent_files)}\n" if made.parent else ""
-    stock = json.loads((start / "config.json").read_bytes())["model_type"] not in REFUSED
+    return f"## Members\n\n| member | digest | masked |\n|---|---|---|\n{rows}\n"
+
+
+def _mixture(record: TunedMixture, work: Path) -> str:
+    names = ", ".join(member.name for member in record.members)
+    config: Mapping[str, str] = json.loads((work / MODEL / "config.json").read_bytes())
+    stock = config["model_type"] not in REFUSED
     return f"""\
 ---
 library_name: {"transformers" if stock else "moerge"}
 pipeline_tag: text-generation
 tags:
 - moerge
-- {made.recipe}
+- {record.recipe}
 ---
 
-# {made.recipe}: a mixture of {len(made.members)} models: {names}
+# {record.recipe}: a mixture of {len(record.members)} models: {names}
 
-`moerge tune` trained this model on **pooled text of its domains**: {domains}. No coordinator publishes it: a version is
-a function of contributions alone, without pooled text (law 3){_STOCK if stock else _OWN_CLASS}
-{_training(made, log, done)}
-## Members
-
-| member | digest | masked |
-|---|---|---|
-{members}
-{parent}"""
+`moerge tune` trained this model on **pooled text of its domains**: {", ".join(record.texts)}. No coordinator publishes
+it: a version is a function of contributions alone, without pooled text (law 3){_STOCK if stock else _OWN_CLASS}"""
 
 
 _STOCK = ".\n"
@@ -95,47 +120,3 @@ model = AutoModelForCausalLM.from_pretrained("this-folder")
 tokenizer = AutoTokenizer.from_pretrained("this-folder")
 ```
 """
-
-
-def _training(made: Training, log: Path, done: Done) -> str:
-    build, (first, last) = made.build, losses(log)
-    options = ", ".join(f"{name} {shown(value)}" for name, value in made.options.items())
-    texts = markdown_rows((name, f"{made.weights[name]:g}", f"`{digest}`") for name, digest in made.texts.items())
-    return f"""\
-| property | value |
-|---|---|
-| recipe | `{made.recipe}`: {options} |
-| trained parameters | {done.parameters:,} |
-| tokens | {made.tokens:,} in rows of {made.context} |
-| loss | {first:.4f} in the first tenth of the steps, {last:.4f} in the last |
-| seed | {made.seed} |
-| processes | {made.workers} |
-| parts of a process's batch | {made.accumulate} |
-| device | {build.device}, {made.precision} |
-| build | moerge {build.moerge}, torch {build.torch}, transformers {build.transformers} |
-
-The loss of every step is in `{log.name}`; all inputs are in `moerge.json`.
-
-## Texts
-
-A tenth of each domain's documents was held out.
-
-| domain | weight | digest of its documents |
-|---|---|---|
-{texts}
-"""
-
-
-def _files(digests: dict[str, str]) -> str:
-    return markdown_rows((name, f"`{digest}`") for name, digest in digests.items())
-
-
-def _code(digests: list[str]) -> list[str]:
-    return [f"`{digest}`" for digest in digests]
-
-
-def _metadata(version: Path) -> str:
-    path = version / CARD_FILE
-    text = path.read_text(encoding="utf-8") if path.is_file() else ""
-    found = re.match(r"---\n.*?\n---\n\n?", text, re.DOTALL)
-    return found[0] if found else ""

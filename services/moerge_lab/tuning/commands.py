@@ -85,8 +85,8 @@ def tune(
     from transformers.utils import logging
 
     from moerge.progress import progress
-    from moerge_lab.tuning.request import Texts, Wanted
-    from moerge_lab.tuning.sources import read_request
+    from moerge_lab.tuning.request import Wanted
+    from moerge_lab.tuning.tune import read_request
     from moerge_lab.tuning.tune import tune as run
 
     logging.set_verbosity_error()
@@ -94,6 +94,8 @@ def tune(
     require_new(out)
     wanted = Wanted(
         recipe=recipe,
+        texts=named_values("--text", text),
+        field=text_field,
         tokens=token_count(tokens),
         weights=numbers("--weight", weight or []),
         context=context,
@@ -103,10 +105,9 @@ def tune(
         workers=workers,
         seed=seed,
     )
-    experts, texts = single_values("--expert", expert or []), Texts(named_values("--text", text), text_field)
-    request = read_request(folder, experts, base, mask or [], texts, wanted, progress())
-    told = Console(stderr=True)
-    done = run(request, out, ray_address, progress(), lambda line: told.print(line, highlight=False, markup=False))
+    experts, messages = single_values("--expert", expert or []), Console(stderr=True)
+    request = read_request(folder, experts, base, mask or [], wanted, progress())
+    done = run(request, out, ray_address, progress(), lambda line: messages.print(line, highlight=False, markup=False))
     memory = "" if done.peak_memory is None else f"; peak memory {decimal(done.peak_memory)} per process"
     output().print(
         f"{out}: trained {done.parameters:,} parameters on {done.tokens:,} tokens; "

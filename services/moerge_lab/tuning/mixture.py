@@ -1,93 +1,38 @@
 """The request to train a mixture: a new one of dense models, or a BTS mixture with masked or further experts."""
 
-import os
-import shutil
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial, reduce
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
-from torch import Tensor
 from transformers import PreTrainedModel
 
 from moerge.errors import MoergeError
-from moerge.files import atomic_file
 from moerge.models.config import read_config, require_same_config, require_same_tokenizer
-from moerge.models.expert_folder import TOKENIZER_FILES, check_expert, expert_files
-from moerge.models.reader import Checkpoint
-from moerge.models.side_files import GENERATION, published_generation, published_tokenizer
+from moerge.models.expert_folder import DenseExpert, check_expert, expert_files
 from moerge.progress import Progress
 from moerge_lab.mixtures.bts import Bts, BtsConfig
 from moerge_lab.recipes.base import SEED, Options, Recipe
-from moerge_lab.recipes.mixtures import RECIPES, build_mixture, trained_parameters
+from moerge_lab.recipes.mixtures import RECIPES, mixture, trained_parameters
 from moerge_lab.recipes.registry import parse
 from moerge_lab.training.parameters import Which
-from moerge_lab.tuning.request import Request, Texts, Wanted, digests_of, model_files, options_of, read_inputs
+from moerge_lab.tuning.request import Request, Wanted, dtype_of, model_files, options_of, read_inputs
 from moerge_proto.records import MixtureMember, TunedMixture, read_record
 
 RECIPE_NAMES = [recipe.name for recipe in RECIPES]
 """Recipes that train a mixture."""
 HOW_NEW = (
-    f"give --base and --expert NAME=DIR for {', '.join(each.name for each in RECIPES if each.needs_base)}, "
-    f"or --expert NAME=DIR for {', '.join(each.name for each in RECIPES if not each.needs_base)}"
+    f"give --base and --expert NAME=DIR for {', '.join(recipe.name for recipe in RECIPES if recipe.needs_base)}, "
+    f"or --expert NAME=DIR for {', '.join(recipe.name for recipe in RECIPES if not recipe.needs_base)}"
 )
 """The arguments for a new mixture."""
 STITCHED = "bts"
 """The recipe whose mixtures can be continued."""
 _ELSEWHERE = {"train": "--tokens", "upweight": "--weight", SEED: "--base"}
 """Options of a recipe -> the command's option in their place."""
-_UNTRAINED = "untrained"
 
 
-@dataclass(frozen=True)
-class MixtureRequest(Request):
-    """A checked request to train a mixture.
-
-    Attributes:
-        build: makes the untrained mixture.
-        tokenizer: folder of its tokenizer and generation config.
-        dtype: of all its tensors; it holds every member's exactly.
-    """
-
-    record: TunedMixture
-    build: Callable[[], PreTrainedModel]
-    tokenizer: Path
-    dtype: torch.dtype
-
-    @property
-    def routing(self) -> None:
-        return None
-
-    def start(self, work: Path) -> Path:
-        folder = work.absolute() / _UNTRAINED
-        if not folder.is_dir():
-            part = folder.with_name(f".{_UNTRAINED}.part")
-            shutil.rmtree(part, ignore_errors=True)  # of a killed run
-            self.build().to(self.dtype).save_pretrained(part)  # type: ignore[arg-type]
-            for name in TOKENIZER_FILES:
-                if (self.tokenizer / name).is_file():
-                    _write(part / name, published_tokenizer(self.tokenizer / name))
-            if (generation := published_generation(self.tokenizer)) is not None:
-                _write(part / GENERATION, generation.encode())
-            os.rename(part, folder)
-        return folder
-
-    def config(self, start: Path) -> str:
-        return (start / "config.json").read_bytes().decode()
-
-    def tensors(self, trained: Checkpoint, start: Path) -> Mapping[str, Callable[[], Tensor]]:
-        return {name: partial(trained.tensor, name) for name in trained.specs}
-
-
-def _write(path: Path, content: bytes) -> None:
-    with atomic_file(path) as out:
-        out.write(content)
-
-
-def read_mixture(
-    base: Path | None, experts: Mapping[str, Path], texts: Texts, wanted: Wanted, progress: Progress
-) -> MixtureRequest:
+def read_new(base: Path | None, experts: Mapping[str, Path], wanted: Wanted, progress: Progress) -> Request:
     """Reads and checks everything that the training of a new mixture needs.
 
     Args:
@@ -103,23 +48,22 @@ def read_mixture(
         missing = "--base" if base is None and recipe.needs_base else "--expert"
         raise MoergeError(f"a new mixture needs {needs}", where=missing, todo=HOW_NEW)
     _require_new_names(experts, [SEED])
-    own = {} if base is None else {SEED: base}
-    members = {**own, **experts} if recipe.needs_base else {**experts, **own}
+    seed = {} if base is None else {SEED: base}
+    members = {**seed, **experts} if recipe.needs_base else {**experts, **seed}
     first = next(iter(members.values()))
     reference = None if recipe.any_architecture else first
     configs = [check_expert(folder, reference, name)[1] for name, folder in members.items()]
     needed = {name: name != SEED for name in members}
     longest = min(int(config.max_position_embeddings) for config in configs)
-    inputs = read_inputs(wanted, options, texts, needed, "mixture", first, longest, progress)
-    found = [_member(name, folder, progress) for name, folder in members.items()]
-    record = TunedMixture(members=found, **inputs.fields)
-    build = partial(build_mixture, record.recipe, members, options, wanted.seed)
-    return MixtureRequest(record, inputs.rows, which, inputs.steps, build, first, _dtype([*members.values()]))
+    build = mixture(recipe.name, members, options, wanted.seed)
+    inputs = read_inputs(wanted, options, needed, "mixture", first, longest, progress)
+    record = TunedMixture(members=_members(members), **inputs.fields)
+    return Request(record, inputs.rows, which, build, first, dtype_of(members.values()))
 
 
 def read_stitched(
-    folder: Path, experts: Mapping[str, Path], masked: Sequence[str], texts: Texts, wanted: Wanted, progress: Progress
-) -> MixtureRequest:
+    folder: Path, experts: Mapping[str, Path], masked: Sequence[str], wanted: Wanted, progress: Progress
+) -> Request:
     """Reads and checks everything that the training of a BTS mixture's stitch layers needs.
 
     Args:
@@ -135,7 +79,7 @@ def read_stitched(
         todo = "omit --expert and --mask, or name a folder of moerge tune --recipe bts"
         raise MoergeError("not a BTS mixture, so no expert can be masked or added", where=str(folder), todo=todo)
     _, which, options = _recipe(wanted.recipe, ("stitches", "alternating", "hub"))
-    config = read_config(folder)
+    config, folder = read_config(folder), folder.absolute()
     assert isinstance(config, BtsConfig)  # noqa: S101  # the record says so
     _require_new_names(experts, config.members)
     for name, expert in experts.items():
@@ -145,12 +89,11 @@ def read_stitched(
     hidden = _masked(config, [*config.masked, *masked])
     needed = {name: name != SEED and name not in hidden for name in [*config.members, *experts]}
     longest = int(config.dense_config.max_position_embeddings)
-    inputs = read_inputs(wanted, options, texts, needed, "mixture", folder, longest, progress)
-    members = parent.members + [_member(name, expert, progress) for name, expert in experts.items()]
-    files = digests_of(model_files(folder), "the mixture", progress)
+    inputs = read_inputs(wanted, options, needed, "mixture", folder, longest, progress)
+    members, files = parent.members + _members(experts), model_files(folder, progress)
     record = TunedMixture(members=members, masked=hidden, parent=parent, parent_files=files, **inputs.fields)
-    build = partial(_stitched, folder, experts, hidden)
-    return MixtureRequest(record, inputs.rows, which, inputs.steps, build, folder, _dtype([folder, *experts.values()]))
+    build = partial(_joined, folder, experts, hidden)
+    return Request(record, inputs.rows, which, build, folder, dtype_of([folder, *experts.values()]))
 
 
 def stitched(folder: Path) -> TunedMixture | None:
@@ -159,7 +102,7 @@ def stitched(folder: Path) -> TunedMixture | None:
     return record if isinstance(record, TunedMixture) and record.recipe == STITCHED else None
 
 
-def _stitched(folder: Path, experts: Mapping[str, Path], masked: Sequence[str]) -> PreTrainedModel:
+def _joined(folder: Path, experts: Mapping[str, Path], masked: Sequence[str]) -> PreTrainedModel:
     model: Bts = Bts.from_pretrained(folder, local_files_only=True, dtype=torch.float32)
     for name, expert in experts.items():
         model = model.joined(name, expert)
@@ -205,11 +148,12 @@ def _masked(config: BtsConfig, names: Sequence[str]) -> list[str]:
     return [name for name in experts if name in names]
 
 
-def _member(name: str, folder: Path, progress: Progress) -> MixtureMember:
-    return MixtureMember(name=name, files=digests_of(expert_files(folder), name, progress))
+def _members(folders: Mapping[str, Path]) -> list[MixtureMember]:
+    """The members' names and digests.
 
-
-def _dtype(folders: Sequence[Path]) -> torch.dtype:
-    """The dtype that holds all tensors of the folders exactly."""
-    found = {spec.dtype for folder in folders for spec in Checkpoint(folder).specs.values()}
-    return reduce(torch.promote_types, found)
+    Raises:
+        MoergeError: one is an adapter.
+    """
+    for folder in folders.values():
+        expert_files(folder)
+    return [MixtureMember(name=name, digest=DenseExpert(name, folder).digest) for name, folder in folders.items()]

@@ -20,7 +20,9 @@ from ray.train.torch import TorchConfig, TorchTrainer, get_device, prepare_model
 
 from moerge.errors import MoergeError
 from moerge.memory.machine import is_out_of_memory
-from moerge_lab.tuning.training import LOG, Job, Process, train
+from moerge_lab.training.job import LOG, Process
+from moerge_lab.tuning.process import train_process
+from moerge_lab.tuning.request import Request
 from moerge_workers.computing.cluster import cluster
 
 _LOOK_SECONDS = 0.5
@@ -35,31 +37,32 @@ class _Apart(TorchConfig):
         return Backend
 
 
-def train_on_ray(job: Job, workers: int, device: str, address: str | None, finished: Callable[[int], None]) -> None:
-    """Trains in processes of a local Ray, or of a cluster with the same storage.
+def train_on_ray(request: Request, work: Path, address: str | None, finished: Callable[[int], None]) -> None:
+    """Trains in processes of a local Ray, or of a cluster with the same storage; on GPUs each has its own.
 
     Args:
-        workers: number of processes; on GPUs each has its own.
+        work: with the rows.
         address: the cluster's; None starts a local Ray.
         finished: called with each new number of finished steps.
 
     Raises:
         MoergeError: Ray lacks CPUs or GPUs, or the training failed.
     """
+    workers, device = request.record.workers, request.record.build.device
     os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", str(_LOOK_SECONDS))
-    results, store = job.work / _RESULTS, job.work / _STORE
+    results, store = work / _RESULTS, work / _STORE
     store.unlink(missing_ok=True)  # of a killed run
     with cluster(address, workers):
         _require(device, workers)
         trainer = TorchTrainer(
             _run,
-            train_loop_config={"job": job, "store": None if address else str(store)},
+            train_loop_config={"request": request, "work": work, "store": None if address else str(store)},
             torch_config=TorchConfig() if address else _Apart(),
             scaling_config=ScalingConfig(num_workers=workers, use_gpu=device == "cuda"),
             run_config=RunConfig(name="tune", storage_path=str(results)),
         )
         try:
-            _follow(trainer, job.work / LOG, finished)
+            _follow(trainer, work / LOG, finished)
         finally:
             shutil.rmtree(results, ignore_errors=True)
             store.unlink(missing_ok=True)
@@ -104,17 +107,17 @@ def _failure(error: Exception) -> Exception:
             return MoergeError(f"the training needs more memory: {cause}", where="--recipe", todo=todo)
     if not isinstance(error, TrainingFailedError):
         return error
-    found = next((f"{type(cause).__name__}: {cause}" for cause in causes), str(error))
+    what = next((f"{type(cause).__name__}: {cause}" for cause in causes), str(error))
     todo = "run the same command again, which continues; if memory was short, use a smaller batch"
-    return MoergeError(f"the training failed: {found}", where="Ray Train", todo=todo)
+    return MoergeError(f"the training failed: {what}", where="Ray Train", todo=todo)
 
 
 def _run(config: dict[str, Any]) -> None:
     """The body of a process."""
-    job: Job = config["job"]
+    work: Path = config["work"]
     context = ray.train.get_context()
     rank, count, device = int(context.get_world_rank()), int(context.get_world_size()), get_device()
-    with _group(config["store"], rank, count, device), _only(job.work, rank):
+    with _group(config["store"], rank, count, device), _only(work, rank):
 
         def mean(value: float) -> float:
             total = torch.tensor(value, dtype=torch.float64, device=device)
@@ -122,7 +125,7 @@ def _run(config: dict[str, Any]) -> None:
                 dist.all_reduce(total)
             return float(total) / count
 
-        train(job, Process(rank, count, str(device), prepare_model, mean))
+        train_process(config["request"], work, Process(rank, count, prepare_model, mean), str(device))
 
 
 @contextmanager

@@ -1,13 +1,14 @@
-"""The request for a tuned model, checked: its settings and texts."""
+"""The request for a tuned model, checked: its settings, texts and files."""
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from moerge.documents.corpus import Corpus
 from moerge.errors import MoergeError
@@ -18,30 +19,35 @@ from moerge.models.side_files import GENERATION
 from moerge.progress import Progress
 from moerge_lab.recipes.base import Options, number, whole
 from moerge_lab.recipes.registry import parse
+from moerge_lab.recipes.trained import routing_of
 from moerge_lab.training.batches import joined
 from moerge_lab.training.inputs import Device, build, context_of, end_of_text, read_texts
+from moerge_lab.training.loop import Run
+from moerge_lab.training.losses import Routing
 from moerge_lab.training.parameters import Which
-from moerge_lab.training.routing import Routing
-from moerge_proto.digests import digest_of
 from moerge_proto.records import TunedMixture, TunedModel
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """The settings of a tuning.
+    """The texts and settings of a tuning.
 
     Attributes:
         recipe: its name, with options.
+        texts: domain -> its files.
         tokens: of the training.
         weights: domain -> weight in the mixture of texts; 1 for the others.
+        field: field or column with a document's text.
         context: of the rows, in tokens; None: the default, or the model's if that is shorter.
         workers: number of training processes.
         accumulate: parts of a process's batch, computed one after another.
     """
 
     recipe: str
+    texts: Mapping[str, Sequence[str]]
     tokens: int
     weights: Mapping[str, float]
+    field: str = "text"
     context: int | None = None
     precision: Literal["float32", "bfloat16"] = "float32"
     device: Device = "cpu"
@@ -51,60 +57,42 @@ class Wanted:
 
 
 @dataclass(frozen=True)
-class Texts:
-    """The texts of a tuning.
-
-    Attributes:
-        files: domain -> its files, for `data_files`.
-        field: field or column with a document's text.
-    """
-
-    files: Mapping[str, Sequence[str]]
-    field: str = "text"
-
-
-@dataclass(frozen=True)
-class Request(ABC):
+class Request:
     """A checked request.
 
     Attributes:
         record: all inputs.
         rows: of each domain in the order of the record's weights, [n, context] int64.
         trains: the trained parameters.
-        steps: of the optimizer.
+        build: makes the model before training, float32.
+        start: folder of its tokenizer and generation config; of a version, all of it.
+        dtype: of the result's tensors; it holds those of the start exactly.
     """
 
     record: TunedModel | TunedMixture
     rows: Sequence[Tensor]
     trains: Which
-    steps: int
+    build: Callable[[], PreTrainedModel]
+    start: Path
+    dtype: torch.dtype
 
     @property
-    def name(self) -> str:
-        """The digest of all inputs."""
-        return digest_of(self.record.model_dump(mode="json"))
+    def run(self) -> Run:
+        record, options = self.record, self.record.options
+        return Run.of(
+            record.tokens,
+            record.context,
+            whole(options, "batch", 1),
+            number(options, "rate"),
+            accumulate=record.accumulate,
+            seed=record.seed,
+            bfloat16=record.precision == "bfloat16",
+        )
 
     @property
-    @abstractmethod
     def routing(self) -> Routing | None:
-        """The routing while training; None: the model's own."""
-
-    @property
-    def balance(self) -> float:
-        """Factor of the loss that balances the experts' load."""
-        return 0.0
-
-    @abstractmethod
-    def start(self, work: Path) -> Path:
-        """The folder of the model before training, with all small files; made in `work` if there is none."""
-
-    @abstractmethod
-    def config(self, start: Path) -> str:
-        """The text of the trained model's config.json."""
-
-    @abstractmethod
-    def tensors(self, trained: Checkpoint, start: Path) -> Mapping[str, Callable[[], Tensor]]:
-        """The trained tensors by their names in the start's folder."""
+        """The routing of a version while training; None: a mixture has its own."""
+        return routing_of(self.record.options) if isinstance(self.record, TunedModel) else None
 
 
 def options_of(spec: str, allowed: Iterable[str], why: str) -> Options:
@@ -117,28 +105,26 @@ def options_of(spec: str, allowed: Iterable[str], why: str) -> Options:
         MoergeError: another option is given, or the rate isn't above 0.
     """
     _, options, _ = parse(spec)
-    own = {name: options[name] for name in allowed}
+    kept = {name: options[name] for name in allowed}
     given = {pair.partition("=")[0] for pair in spec.partition(":")[2].split(",") if pair}
-    if other := sorted(given - own.keys()):
-        todo = f"omit it; {why}. The options are: {', '.join(own)}"
+    if other := sorted(given - kept.keys()):
+        todo = f"omit it; {why}. The options are: {', '.join(kept)}"
         raise MoergeError(f"{', '.join(other)} can't be chosen here", where=f"--recipe {spec}", todo=todo)
     if number(options, "rate") <= 0:
         raise MoergeError("expected a rate above 0", where=f"--recipe {spec}", todo="give, for example, rate=0.001")
-    return own
+    return kept
 
 
 class Inputs(NamedTuple):
-    """The checked common inputs of a training: fields of its record, rows of each domain, and steps."""
+    """The checked common inputs of a training: fields of its record, and rows of each domain."""
 
     fields: dict[str, Any]
     rows: list[Tensor]
-    steps: int
 
 
 def read_inputs(
     wanted: Wanted,
     options: Options,
-    texts: Texts,
     needed: Mapping[str, bool],
     model: str,
     folder: Path,
@@ -159,76 +145,74 @@ def read_inputs(
     """
     batch = whole(options, "batch", 1)
     _require_parts(batch, wanted)
-    for option, named in (("--text", texts.files), ("--weight", wanted.weights)):
-        if unknown := sorted(named.keys() - needed.keys()):
-            todo = f"use one of: {', '.join(needed)}"
-            raise MoergeError(f"the {model} has no domain {', '.join(unknown)}", where=option, todo=todo)
-    if missing := [domain for domain, must in needed.items() if must and domain not in texts.files]:
-        todo = "give each domain's with --text NAME=FILES; without it, the training would spoil the domain"
-        raise MoergeError(f"no text of {', '.join(missing)}", where="--text", todo=todo)
-    domains = [domain for domain in needed if domain in texts.files]
-    if unread := sorted(wanted.weights.keys() - set(domains)):
-        raise MoergeError(
-            f"no text of {', '.join(unread)}", where="--weight", todo="give --text NAME=FILES, or omit it"
-        )
-    for domain, weight in wanted.weights.items():
-        if not (math.isfinite(weight) and weight > 0):
-            raise MoergeError(f"expected a number above 0, found {weight:g}", where=f"--weight {domain}")
+    _require_domains(wanted, needed, model)
+    domains = [domain for domain in needed if domain in wanted.texts]
     context = context_of(wanted.context, longest, f"the {model}'s")
     digests, rows = {}, []
     for domain in domains:
-        files = Corpus(list(texts.files[domain]), folder, text_field=texts.field, option=f"--text {domain}")
-        digests[domain], found_rows = _read(domain, files, folder, context, progress)
-        rows.append(found_rows)
-    steps = max(1, round(wanted.tokens / (batch * context)))
+        files = Corpus(list(wanted.texts[domain]), folder, text_field=wanted.field, option=f"--text {domain}")
+        text = read_texts(files, f"reading texts of {domain}", progress)
+        rows.append(joined(text.documents, end_of_text(folder), context))
+        digests[domain] = text.digest
+        if not len(rows[-1]):
+            what = f"fewer than {context} tokens in documents that aren't held out"
+            raise MoergeError(what, where=f"--text {domain}", todo="give more text, or a smaller --context")
     fields = {
         "recipe": wanted.recipe.partition(":")[0],
         "options": dict(options),
-        "tokens": steps * batch * context,
+        "tokens": Run.of(wanted.tokens, context, batch, 0).steps * batch * context,
         "texts": digests,
         "weights": {domain: wanted.weights.get(domain, 1.0) for domain in domains},
         "context": context,
-        "precision": wanted.precision,
-        "accumulate": wanted.accumulate,
-        "workers": wanted.workers,
-        "seed": wanted.seed,
         "build": build(wanted.device),
+        **{name: getattr(wanted, name) for name in ("precision", "accumulate", "workers", "seed")},
     }
-    return Inputs(fields, rows, steps)
+    return Inputs(fields, rows)
 
 
-def model_files(folder: Path) -> dict[str, Path]:
-    """A folder's weights, config and tokenizer by name."""
-    weights = {spec.file.name for spec in Checkpoint(folder).specs.values()}
-    small = {name for name in ("config.json", GENERATION, *TOKENIZER_FILES) if (folder / name).is_file()}
-    return {name: folder / name for name in sorted(weights | small)}
-
-
-def digests_of(files: Mapping[str, Path], what: str, progress: Progress) -> dict[str, str]:
-    """The SHA-256 of each file."""
-    digests = {}
-    with progress.track(f"checking {what}", sum(path.stat().st_size for path in files.values()), "B") as tracker:
-        for name, path in files.items():
-            digests[name] = file_sha256(path)
-            tracker.advance(path.stat().st_size)
-    return digests
+def _require_domains(wanted: Wanted, needed: Mapping[str, bool], model: str) -> None:
+    """Requires text of the needed domains, and weights above 0 of domains with text."""
+    for option, named in (("--text", wanted.texts), ("--weight", wanted.weights)):
+        if unknown := sorted(named.keys() - needed.keys()):
+            todo = f"use one of: {', '.join(needed)}"
+            raise MoergeError(f"the {model} has no domain {', '.join(unknown)}", where=option, todo=todo)
+    if missing := [domain for domain, must in needed.items() if must and domain not in wanted.texts]:
+        todo = "give each domain's with --text NAME=FILES; without it, the training would spoil the domain"
+        raise MoergeError(f"no text of {', '.join(missing)}", where="--text", todo=todo)
+    if unread := sorted(wanted.weights.keys() - wanted.texts.keys()):
+        todo = "give --text NAME=FILES, or omit it"
+        raise MoergeError(f"no text of {', '.join(unread)}", where="--weight", todo=todo)
+    for domain, weight in wanted.weights.items():
+        if not (math.isfinite(weight) and weight > 0):
+            raise MoergeError(f"expected a number above 0, found {weight:g}", where=f"--weight {domain}")
 
 
 def _require_parts(batch: int, wanted: Wanted) -> None:
     """Requires that each process and each part has rows."""
     if batch % wanted.workers:
-        found = f"a batch of {batch} rows can't be divided among {wanted.workers} processes"
-        raise MoergeError(found, where="--workers", todo="give a divisor of batch, or another batch with --recipe")
+        what = f"a batch of {batch} rows can't be divided among {wanted.workers} processes"
+        raise MoergeError(what, where="--workers", todo="give a divisor of batch, or another batch with --recipe")
     if wanted.accumulate > batch // wanted.workers:
-        found = f"a process has {batch // wanted.workers} rows of a batch, fewer than {wanted.accumulate} parts"
-        raise MoergeError(found, where="--accumulate", todo="give a smaller number")
+        what = f"a process has {batch // wanted.workers} rows of a batch, fewer than {wanted.accumulate} parts"
+        raise MoergeError(what, where="--accumulate", todo="give a smaller number")
 
 
-def _read(domain: str, corpus: Corpus, folder: Path, context: int, progress: Progress) -> tuple[str, Tensor]:
-    """The digest of a domain's documents without the held-out tenth, and their rows."""
-    texts = read_texts(corpus, f"reading texts of {domain}", progress)
-    rows = joined(texts.documents, end_of_text(folder), context)
-    if not len(rows):
-        found = f"fewer than {context} tokens in documents that aren't held out"
-        raise MoergeError(found, where=f"--text {domain}", todo="give more text, or a smaller --context")
-    return texts.digest, rows
+def model_files(folder: Path, progress: Progress) -> dict[str, str]:
+    """SHA-256 of a folder's weights, config and tokenizer, by name."""
+    weights = {spec.file.name for spec in Checkpoint(folder).specs.values()}
+    small = {name for name in ("config.json", GENERATION, *TOKENIZER_FILES) if (folder / name).is_file()}
+    paths, digests = [folder / name for name in sorted(weights | small)], {}
+    with progress.track(f"checking {folder.name}", sum(path.stat().st_size for path in paths), "B") as tracker:
+        for path in paths:
+            digests[path.name] = file_sha256(path)
+            tracker.advance(path.stat().st_size)
+    return digests
+
+
+def dtype_of(folders: Iterable[Path]) -> torch.dtype:
+    """The dtype that holds all tensors of the folders exactly."""
+    dtypes = {spec.dtype for folder in folders for spec in Checkpoint(folder).specs.values()}
+    result = dtypes.pop()
+    for dtype in dtypes:
+        result = torch.promote_types(result, dtype)
+    return result

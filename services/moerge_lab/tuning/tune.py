@@ -1,24 +1,71 @@
 """A tuning: request, training on Ray, and the folder. An interrupted one continues at its checkpoint."""
 
-import shutil
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 from safetensors.torch import save
 
 from moerge.errors import MoergeError
-from moerge.files import alone, atomic_file, work_folder
+from moerge.files import atomic_file
+from moerge.models.expert_folder import TOKENIZER_FILES
+from moerge.models.side_files import GENERATION, published_generation, published_tokenizer
+from moerge.models.sources import checkpoint_folder
 from moerge.progress import NoProgress, Progress, Tracker
-from moerge_lab.recipes.base import number, whole
+from moerge.versions.card_scores import CARD_FILE
+from moerge.versions.files import CONFIG_FILE, FilePlan, copied_file, record_file, text_file
+from moerge.versions.folder import write_version
+from moerge.versions.plan import VersionPlan
+from moerge_lab.training.folder import make_once
+from moerge_lab.training.job import LOG
 from moerge_lab.training.log import losses
-from moerge_lab.training.loop import Run
-from moerge_lab.tuning.folder import tensor_bytes, write_tuned
+from moerge_lab.training.losses import experts_per_token
+from moerge_lab.tuning.card import card
+from moerge_lab.tuning.mixture import HOW_NEW, read_new, read_stitched, stitched
 from moerge_lab.tuning.on_ray import train_on_ray
-from moerge_lab.tuning.request import Request
-from moerge_lab.tuning.training import LOG, ROWS, Done, Job
-from moerge_proto.records import RECORD_FILE, Training, read_record
+from moerge_lab.tuning.process import MODEL, ROWS, Done
+from moerge_lab.tuning.request import Request, Wanted
+from moerge_lab.tuning.version import read_version
+from moerge_proto.records import TunedModel
+
+
+def read_request(
+    folder: Path | None,
+    experts: Mapping[str, str],
+    base: str | None,
+    masked: Sequence[str],
+    wanted: Wanted,
+    progress: Progress,
+) -> Request:
+    """The checked request: for a version, a BTS mixture, or a new mixture.
+
+    Args:
+        folder: of a version or a mixture.
+        experts: name -> folder or hub id.
+        base: the seed model of a new mixture; None: without one, if the recipe allows that.
+        masked: experts of a BTS mixture to leave out.
+
+    Raises:
+        MoergeError: the arguments don't fit together, or one is unsuitable.
+    """
+    if folder is None and not experts and base is None:
+        raise MoergeError("no model to train", todo=f"name a version's folder, or {HOW_NEW}")
+    folders = {name: checkpoint_folder(place) for name, place in experts.items()}
+    if folder is None:
+        if masked:
+            raise MoergeError("a new mixture has no expert to mask", where="--mask", todo="omit its --expert instead")
+        return read_new(None if base is None else checkpoint_folder(base), folders, wanted, progress)
+    if base is not None:
+        raise MoergeError(f"the folder {folder} needs no seed model", where="--base", todo="omit one of the two")
+    if folders or masked:
+        return read_stitched(folder, folders, masked, wanted, progress)
+    if stitched(folder) is not None:
+        todo = "give --mask NAME or --expert NAME=DIR, or tune its members with more tokens"
+        raise MoergeError("is a tuned mixture", where=str(folder), todo=todo)
+    return read_version(folder, wanted, progress)
 
 
 class Summary(NamedTuple):
@@ -48,75 +95,80 @@ def tune(
         MoergeError: `out` has other content, another run uses it, or the training failed.
     """
     out = out.absolute()
-    with alone(work_folder(out)):
-        work = work_folder(out) / request.name[:16]
-        done, found = Done.read(work), out / RECORD_FILE
-        if found.is_file() and (done is None or read_record(out) != request.record):
-            raise MoergeError("contains another model", where=str(out), todo="name a new folder, or remove this one")
+    done: Done | None = None
+
+    def make(work: Path) -> None:
+        nonlocal done
+        done = Done.read(work)
         if done is None:
-            job = prepared(request, work)
+            write_rows(request, work)
             say("starting Ray" if address is None else f"joining Ray at {address}")
-            _train(job, request, address, progress)
+            _train(request, work, address, progress)
             done = Done.read(work)
-            if done is None:
-                raise MoergeError("the training wrote no result", where=str(work), todo=_shared(address))
-        if not found.is_file():
-            with progress.track(f"writing {out.name}", tensor_bytes(request.start(work)), "B") as tracker:
-                write_tuned(request, work, done, out, tracker.advance)
-        for path in work_folder(out).iterdir():
-            if path.is_dir():
-                shutil.rmtree(path)
-    return Summary(done.parameters, request.record.tokens, *losses(out / LOG), done.peak_memory)
+        if done is None:
+            todo = "name folders on storage that all nodes of the cluster share" if address else "run the command again"
+            raise MoergeError("the training wrote no result", where=str(work), todo=todo)
+        write_tuned(request, work, done, out, progress)
+
+    make_once(out, request.record, make)
+    parameters, memory = (0, None) if done is None else done
+    return Summary(parameters, request.record.tokens, *losses(out / LOG), memory)
 
 
-def _shared(address: str | None) -> str:
-    return "run the command again" if address is None else "name folders on storage that all nodes of the cluster share"
-
-
-def prepared(request: Request, work: Path) -> Job:
-    """The training of a request; writes its rows, and a new model, to the work folder."""
-    made, options = request.record, request.record.options
+def write_rows(request: Request, work: Path) -> None:
+    """Writes the rows for the processes of a training."""
     with atomic_file(work / ROWS) as file:
         file.write(save({str(slot): rows for slot, rows in enumerate(request.rows)}))
-    run = Run(
-        request.steps,
-        number(options, "rate"),
-        accumulate=made.accumulate,
-        seed=made.seed,
-        bfloat16=made.precision == "bfloat16",
-    )
-    return Job(
-        model=request.start(work),
-        work=work,
-        trains=request.trains,
-        routing=request.routing,
-        balance=request.balance,
-        batch=whole(options, "batch", 1),
-        weights=tuple(made.weights.values()),
-        run=run,
-    )
 
 
-def _train(job: Job, request: Request, address: str | None, progress: Progress) -> None:
+def _train(request: Request, work: Path, address: str | None, progress: Progress) -> None:
     """Trains, and shows the steps after those of an interrupted run; the start of Ray doesn't count for the rate."""
-    made, log = request.record, job.work / LOG
-    told = log.read_bytes().count(b"\n") - 1 if log.is_file() else 0
-    left = request.steps - told
-    with ExitStack() as shown:
+    record, run, log = request.record, request.run, work / LOG
+    row = run.batch * record.context
+    before = shown = log.read_bytes().count(b"\n") - 1 if log.is_file() else 0
+    with ExitStack() as stack:
         tracker: Tracker = NoProgress()
 
         def finished(steps: int) -> None:
-            nonlocal told, tracker
-            if steps <= told:
+            nonlocal shown, tracker
+            if steps <= shown:
                 return
-            if told == request.steps - left:
-                tracker = shown.enter_context(progress.track("training", left * _row(made), "tokens"))
-            tracker.advance((steps - told) * _row(made))
-            told = steps
+            if shown == before:
+                tracker = stack.enter_context(progress.track("training", (run.steps - before) * row, "tokens"))
+            tracker.advance((steps - shown) * row)
+            shown = steps
 
-        train_on_ray(job, made.workers, made.build.device, address, finished)
+        train_on_ray(replace(request, rows=()), work, address, finished)
 
 
-def _row(made: Training) -> int:
-    """Tokens of a step."""
-    return whole(made.options, "batch", 1) * made.context
+def write_tuned(request: Request, work: Path, done: Done, out: Path, progress: Progress) -> None:
+    """Writes the folder of a tuned model, which appears whole (law 10).
+
+    Args:
+        work: with the trained model and the log.
+    """
+    record, small = request.record, {GENERATION, *TOKENIZER_FILES}
+    files = [copied_file(path) for path in sorted((work / MODEL).iterdir()) if path.name not in small]
+    if isinstance(record, TunedModel):
+        files = [file for file in files if file.name != CONFIG_FILE]
+        files.append(text_file(CONFIG_FILE, version_config(request, record)))
+    files += _small_files(request.start)
+    files += [record_file(record), copied_file(work / LOG), text_file(CARD_FILE, card(request, work, done))]
+    with progress.track(f"writing {out.name}", len(files), "files") as tracker:
+        write_version(VersionPlan([], [], files), out, lambda file: tracker.advance(1))
+
+
+def version_config(request: Request, record: TunedModel) -> str:
+    """The version's config.json, with the experts per token of the routing."""
+    content = json.loads((request.start / CONFIG_FILE).read_bytes())
+    assert request.routing is not None  # noqa: S101  # a version has one
+    k = experts_per_token(request.routing, len(record.domains))
+    return json.dumps({**content, "num_experts_per_tok": k}, indent=2, sort_keys=True) + "\n"
+
+
+def _small_files(folder: Path) -> list[FilePlan]:
+    """Generation config and tokenizer."""
+    names = [name for name in TOKENIZER_FILES if (folder / name).is_file()]
+    files = [text_file(name, published_tokenizer(folder / name).decode()) for name in names]
+    generation = published_generation(folder)
+    return files if generation is None else [*files, text_file(GENERATION, generation)]

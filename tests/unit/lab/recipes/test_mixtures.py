@@ -14,10 +14,10 @@ from moerge_lab.mixtures.heterogeneous import Heterogeneous
 from moerge_lab.recipes.base import Fleet
 from moerge_lab.recipes.mixtures import members
 from moerge_lab.recipes.models import Loaded, load
-from moerge_lab.training.batches import batches
-from moerge_lab.training.checkpoint import Checkpoint
-from moerge_lab.training.loop import Run, Step, fit
-from moerge_lab.training.parameters import trainable
+from moerge_lab.training import checkpoint
+from moerge_lab.training.job import Job, train
+from moerge_lab.training.loop import Run
+from support.progress import Stopped
 from support.recipes import fleet, logits, only, state
 
 HELD = Rows(torch.tensor([[3 * column % 250 for column in range(30)]]), [30], "")
@@ -73,28 +73,16 @@ def test_domains_are_drawn_by_size_without_upweighting(on: Fleet) -> None:
 
 @pytest.mark.parametrize("kind", [Bts, Heterogeneous])
 def test_a_training_that_is_cut_goes_on_to_the_same_bytes(
-    on: Fleet, tmp_path: Path, kind: type[Bts | Heterogeneous]
+    on: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[Bts | Heterogeneous]
 ) -> None:
     """Also with the gates' dropout."""
+    monkeypatch.setattr(checkpoint, "SECONDS", 0)
     sources = [domain.training for domain in on.domains]
 
-    def trained(folder: Path, stop: int | None = None) -> dict[str, Tensor]:
+    def trained(folder: Path, stop: int = 0) -> dict[str, Tensor]:
         model = Bts.of(members(on, {})) if kind is Bts else Heterogeneous.of(members(on, {}), 0, 2)
-        folder.mkdir(exist_ok=True)
-
-        def done(step: Step) -> None:
-            if step.number == stop:
-                raise KeyboardInterrupt
-
-        with trainable(model, "added") as (parameters, _):
-            fit(
-                model,
-                parameters,
-                batches(sources, 6, 2, 0),
-                Run(6, 3e-3),
-                done,
-                checkpoint=Checkpoint(folder / "checkpoint", 0),
-            )
+        run, progress = Run(6, 2, 3e-3), Stopped(stop * 2 * 16)
+        train(Job(model, run, sources, trains="added", folder=folder, progress=progress))
         return model.state_dict()
 
     with pytest.raises(KeyboardInterrupt):

@@ -1,5 +1,6 @@
 """A bank: its formula, starts, gradients, and the fit of coefficients."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,9 @@ from transformers import AutoModelForCausalLM
 from moerge.models.families import FAMILIES
 from moerge.models.reader import Checkpoint
 from moerge_lab.soups.bank import Bank, model_shapes, new_bank, shapes
-from moerge_lab.soups.training import fitted, loss_of, put, train
+from moerge_lab.soups.training import bank_job, fitted, loss_of, put
+from moerge_lab.training.job import LOG, train
+from moerge_lab.training.log import losses
 from moerge_lab.training.loop import Run
 from support.models import expert
 
@@ -118,12 +121,13 @@ def test_an_expert_gets_its_coefficient_times_the_model_s_gradient(folders: list
             torch.testing.assert_close(own[number], alpha[number].detach() * gradient)
 
 
-def test_a_training_moves_all_of_the_bank_and_lowers_the_loss(folders: list[Path]) -> None:
-    model, bank, seen = seed_model(folders), bank_of(folders, 4), list[float]()
+def test_a_training_moves_all_of_the_bank_and_lowers_the_loss(folders: list[Path], tmp_path: Path) -> None:
+    model, bank = seed_model(folders), bank_of(folders, 4)
     before, own = state(bank), {name: each.clone() for name, each in model.state_dict().items()}
-    train(model, bank, ROWS.chunk(3), 2, 4, Run(20, 3e-3), lambda step: seen.append(step.loss))
+    train(replace(bank_job(model, bank, ROWS.chunk(3), 2, Run(20, 4, 3e-3)), folder=tmp_path))
+    first, last = losses(tmp_path / LOG)
     assert not any(torch.equal(before[name], each) for name, each in bank.parameters.items())
-    assert sum(seen[-5:]) < sum(seen[:5])
+    assert last < first
     assert all(torch.equal(own[name], each) for name, each in model.state_dict().items())
     assert not any(each.requires_grad for each in bank.parameters.values())
 

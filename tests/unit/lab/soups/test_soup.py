@@ -18,11 +18,12 @@ from moerge.errors import MoergeError
 from moerge.files import file_sha256, work_folder
 from moerge.progress import NoProgress
 from moerge_lab.soups.encoder import encoded
-from moerge_lab.soups.folder import BANK_FILE, LOG, read_bank
-from moerge_lab.soups.run import Wanted, read_request, train_bank
+from moerge_lab.soups.folder import BANK_FILE, read_bank
+from moerge_lab.soups.run import Settings, read_request, train_bank
 from moerge_lab.soups.training import put
 from moerge_lab.training import checkpoint
 from moerge_lab.training.inputs import read_texts
+from moerge_lab.training.job import LOG
 from moerge_proto.records import SoupBank, Specialist
 from support.models import adapter, expert, sentence_encoder, texts
 
@@ -85,7 +86,7 @@ def test_a_specialist_is_a_stock_model_with_the_instantiated_parameters(folder: 
     one, other = (each.generate(ids, max_new_tokens=8, do_sample=False) for each in (stock, functional))
     assert torch.equal(one, other)
     card = (tmp_path / "sp" / "README.md").read_text()
-    assert all(word in card for word in (made.bank_file, made.text, "library_name: transformers", "fine-tuning | none"))
+    assert all(word in card for word in (made.bank_file, made.text, "library_name: transformers", "finetune | 0"))
 
 
 def test_a_fit_and_a_fine_tuning_are_recorded(folder: Path, tmp_path: Path) -> None:
@@ -150,10 +151,10 @@ def test_an_interrupted_training_continues_to_the_same_bytes(
 ) -> None:
     """Also if experts and texts are given in another order."""
     monkeypatch.setattr(checkpoint, "SECONDS", 0)
-    wanted = Wanted(1280, "experts", 0, 3, 2, 1e-3, 4, 32, 0, "cpu")
+    settings = Settings("experts", 0, 3, 2, 1e-3, 4, 0)
     files = {name: [str(folder / f"{name}.jsonl")] for name in ("law", "art")}
     experts = {name: folder / name for name in ("law", "art")}
-    request = read_request(folder / "seed", experts, None, files, "text", wanted, NoProgress())
+    request = read_request(folder / "seed", experts, None, files, "text", settings, 1280, 32, "cpu", NoProgress())
     with pytest.raises(KeyboardInterrupt):
         train_bank(request, tmp_path / "bank", Stopped(6))
     assert not (tmp_path / "bank").exists()

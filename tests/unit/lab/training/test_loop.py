@@ -1,16 +1,18 @@
 """The training loop: AdamW by its formula, mixtures, and a training that is cut and goes on."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Generator, Tensor, nn
 
+from moerge.errors import MoergeError
 from moerge_lab.training import checkpoint
 from moerge_lab.training.batches import batches, joined
-from moerge_lab.training.checkpoint import Checkpoint
-from moerge_lab.training.log import Log
-from moerge_lab.training.loop import Run, Step, Trainer, fit
+from moerge_lab.training.job import LOG, Job, train
+from moerge_lab.training.loop import Run, Trainer
+from support.progress import Stopped
 
 
 class Scalar(nn.Module):
@@ -31,7 +33,7 @@ def squared(model: nn.Module, ids: Tensor, noise: Generator) -> Tensor:
 
 
 def test_a_step_is_adamw_s() -> None:
-    model, run = Scalar(), Run(4, 0.1, weight_decay=0.5, clip=1e9)
+    model, run = Scalar(), Run(4, 1, 0.1, weight_decay=0.5, clip=1e9)
     trainer = Trainer(model, dict(model.named_parameters()), run, squared)
     w, first, second = 2.0, 0.0, 0.0
     for number, x in enumerate((3.0, -1.0, 2.0)):
@@ -45,7 +47,7 @@ def test_a_step_is_adamw_s() -> None:
 
 
 def test_the_rate_rises_falls_and_ends_near_zero() -> None:
-    rates = [Run(100, 2.0).rate(step) for step in range(100)]
+    rates = [Run(100, 1, 2.0).rate(step) for step in range(100)]
     assert rates[:11] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1, 1.2, 1.4, 1.6, 1.8, 2, 2])
     assert rates[55] == pytest.approx(1.0)
     assert rates[99] < 0.001
@@ -54,7 +56,7 @@ def test_the_rate_rises_falls_and_ends_near_zero() -> None:
 def test_parts_of_a_batch_give_the_gradient_of_the_whole() -> None:
     models = [Scalar(), Scalar()]
     for model, parts in zip(models, (1, 3), strict=True):
-        run = Run(1, 0.1, clip=1e9, accumulate=parts)
+        run = Run(1, 5, 0.1, clip=1e9, accumulate=parts)
         trainer = Trainer(model, dict(model.named_parameters()), run, squared)
         trainer.optimizer = torch.optim.SGD(model.parameters(), lr=0.1)  # type: ignore[assignment]
         trainer.step(torch.arange(1, 6)[:, None], 0, 0.1)  # parts of 2, 2 and 1 rows
@@ -73,29 +75,42 @@ def test_text_is_joined_and_drawn_in_passes_by_weight() -> None:
     assert torch.equal(drawn, again)
 
 
-def test_a_training_that_is_cut_goes_on_to_the_same_losses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_resumed_training_has_the_losses_of_an_uninterrupted_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(checkpoint, "SECONDS", 0)
-    drawn = list(batches([torch.arange(1, 30)[:, None]], 20, 2, 7))
+    rows, run = torch.arange(1, 30)[:, None], Run(20, 2, 0.05, seed=3)
 
-    def trained(folder: Path, most: int = 99) -> tuple[float, list[str]]:
-        folder.mkdir(exist_ok=True)
-        model, log = Scalar(), Log(folder / "training.csv")
-
-        def done(step: Step) -> None:
-            log.done(step)
-            if step.number == most:
-                raise KeyboardInterrupt
-
-        kept = Checkpoint(folder / "checkpoint")
-        run = Run(20, 0.05, seed=3)
-        fit(model, dict(model.named_parameters()), drawn, run, done, loss, kept, log.resumed)
-        lines = (folder / "training.csv").read_text().splitlines()
+    def trained(folder: Path, after: int = 0) -> tuple[float, list[str]]:
+        model: Any = Scalar()
+        train(Job(model, run, [rows], loss=loss, folder=folder, progress=Stopped(after)))
+        lines = (folder / LOG).read_text().splitlines()
         return model.w.item(), [line.rpartition(",")[0] for line in lines]  # without seconds
 
     with pytest.raises(KeyboardInterrupt):
-        trained(tmp_path / "cut", 9)
-    with (tmp_path / "cut" / "training.csv").open("a") as out:
+        trained(tmp_path / "cut", 9 * 2)
+    with (tmp_path / "cut" / LOG).open("a") as out:
         out.write("10,2,0.0,0.0,0.0\n")  # of a step after the checkpoint
     whole = trained(tmp_path / "whole")
     assert trained(tmp_path / "cut") == whole
     assert len(whole[1]) == 21
+
+
+def test_a_loss_that_is_not_finite_ends_the_training() -> None:
+    model: Any = Scalar()
+    with pytest.raises(MoergeError, match="the loss of step 2 is not finite") as caught:
+        train(Job(model, Run(9, 1, 1e30, clip=1e30), [torch.ones(1, 1) * 1e9], loss=squared))
+    assert "lower" in caught.value.todo
+
+
+def test_other_parameters_than_the_model_s_can_be_trained() -> None:
+    model: Any = Scalar()
+    other = nn.Parameter(torch.tensor(1.0), requires_grad=False)
+
+    def away(functional: nn.Module, ids: Tensor, noise: Generator) -> Tensor:
+        return functional.get_parameter("w") * other
+
+    assert train(Job(model, Run(3, 1, 0.1), [torch.ones(1, 1)], trains={"other": other}, loss=away)) == (1, 3)
+    assert other.item() < 1
+    assert model.w.item() == 2.0
+    assert not other.requires_grad

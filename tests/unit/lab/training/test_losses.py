@@ -7,8 +7,7 @@ from torch.nn.functional import one_hot, silu
 from transformers import PreTrainedModel
 
 from moerge_lab.recipes.models import load
-from moerge_lab.training.loop import language_loss
-from moerge_lab.training.routing import ROUTINGS, RoutedLoss, Routing, choose
+from moerge_lab.training.losses import ROUTINGS, RoutedLoss, Routing, choose, language_loss
 from support.models import expert
 from support.versions import published
 

@@ -1,6 +1,6 @@
-"""The routing of a published model while it is trained: BTX's ways, DUME's equation 4, and a straight-through one."""
+"""Losses: the language model's, and a published model's under a routing of BTX, DUME or a straight-through one."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal, get_args
@@ -12,8 +12,9 @@ from torch.nn.functional import one_hot
 from transformers import PreTrainedModel
 
 from moerge.scoring.routers import routers
-from moerge_lab.training.loop import language_loss
 
+Loss = Callable[[Module, Tensor, Generator], Tensor]
+"""A model's mean loss on rows [B, T] int64; the generator, on the CPU, is for its random numbers."""
 Routing = Literal["top1", "top2", "soft", "straight", "gumbel", "eq4"]
 ROUTINGS: tuple[Routing, ...] = get_args(Routing)
 """Ways to weight the experts while training.
@@ -25,6 +26,12 @@ so routers get no gradient.
 `gumbel`: the same with Gumbel noise on the logits (BTX's sample top-1; Jang et al. 2016).
 `eq4`: the first choice, weighted by its probability among all experts (DUME equation 4).
 """
+
+
+def language_loss(model: Module, ids: Tensor, noise: Generator) -> Tensor:
+    """The mean cross-entropy of each next token, in nats."""
+    loss: Tensor = model(input_ids=ids, labels=ids, use_cache=False).loss
+    return loss
 
 
 def experts_per_token(routing: Routing, experts: int) -> int:

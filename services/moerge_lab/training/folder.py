@@ -1,0 +1,46 @@
+"""The folder of a training's result: made once, with its record and model card."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from moerge.errors import MoergeError
+from moerge.files import alone, work_folder
+from moerge.versions.card_scores import markdown_rows
+from moerge_proto.digests import digest_of
+from moerge_proto.records import RECORD_FILE, Record, SoupBank, Specialist, Training, read_record
+
+_HIDDEN = ("kind", "pooled_text")
+
+
+def make_once(out: Path, record: Record, make: Callable[[Path], None]) -> None:
+    """Makes the folder `out` of this record, unless it exists.
+
+    Args:
+        make: makes it; gets the folder of unfinished work with this record, which a later call continues.
+
+    Raises:
+        MoergeError: `out` has other content, or another run uses it.
+    """
+    work = work_folder(out)
+    with alone(work):
+        if not (out / RECORD_FILE).is_file():
+            folder = work / digest_of(record.model_dump(mode="json"))[:16]
+            folder.mkdir(exist_ok=True)
+            make(folder)
+        elif read_record(out) != record:
+            raise MoergeError("contains another model", where=str(out), todo="name a new folder, or remove this one")
+        for path in work.iterdir():
+            if path.is_dir():
+                shutil.rmtree(path)
+
+
+def record_rows(record: Training | SoupBank | Specialist) -> str:
+    """Rows of a model card: the record's numbers and words, and the build."""
+    rows = [
+        (name.replace("_", " "), f"{value:,}" if isinstance(value, int) else f"{value}")
+        for name, value in record
+        if isinstance(value, str | int | float) and name not in _HIDDEN
+    ]
+    build = ", ".join(f"{name} {value}" for name, value in record.build)
+    return markdown_rows([("property", "value"), ("---", "---"), *rows, ("build", build)])
