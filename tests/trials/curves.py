@@ -16,7 +16,7 @@ from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 from moerge.files import atomic_file, cache_folder
 from moerge.progress import progress
 from moerge_lab.demo import corpora
-from moerge_lab.recipes.base import Fleet, Model, Options, Trained, number, whole
+from moerge_lab.recipes.base import Fleet, Model, Options, number, whole
 from moerge_lab.recipes.models import Routed, load
 from moerge_lab.recipes.registry import parse
 from moerge_lab.recipes.trained import routing_of, untrained
@@ -26,10 +26,11 @@ from moerge_lab.table.presets import PRESETS
 from moerge_lab.table.table import Row, Run, Table
 from moerge_lab.table.texts import read_elsewhere, read_texts
 from moerge_lab.training.batches import batches
+from moerge_lab.training.job import Trained
 from moerge_lab.training.loop import Run as Training
 from moerge_lab.training.loop import Trainer
+from moerge_lab.training.losses import RoutedLoss
 from moerge_lab.training.parameters import trainable
-from moerge_lab.training.routing import RoutedLoss
 from trials.output import show, write
 
 TRAINED = ("btx", "btx:start=moerge", "btx:start=fitted")
@@ -60,7 +61,7 @@ def curve(spec: str, longest: int) -> Run:
         drawn = list(batches(sources, steps, size, fleet.seed))
         loss = RoutedLoss(routing_of(options), number(options, "balance"))
         with trainable(model, which) as (parameters, elements):
-            trainer = Trainer(model, parameters, Training(steps, highest, seed=fleet.seed), loss)
+            trainer = Trainer(model, parameters, Training(steps, size, highest, seed=fleet.seed), loss)
 
         def train(first: int, rates: Sequence[float]) -> None:
             with (

@@ -21,8 +21,8 @@ from moerge_lab.table.inputs import Inputs
 from moerge_lab.table.measure import Settings, measure
 from moerge_lab.table.presets import PRESETS
 from moerge_lab.table.runs import with_experts
-from moerge_lab.training.batches import batches
-from moerge_lab.training.loop import Run, fit
+from moerge_lab.training.job import Job, train
+from moerge_lab.training.loop import Run
 from trials.output import show, write
 
 OTHER = "geography"
@@ -42,12 +42,10 @@ def other_expert(folder: Path, base: Path, rows: Mapping[str, Tensor]) -> Path:
     config.update({**SHAPE, **HEADS})
     torch.manual_seed(SEED)
     model = LlamaForCausalLM(config)
-    with progress().track(f"training {OTHER}'s expert", ON_ALL.tokens + ON_OWN.tokens, "tokens") as tracker:
-        for phase, sources in ((ON_ALL, [*rows.values()]), (ON_OWN, [rows[OTHER]])):
-            steps = phase.tokens // (DEMO.batch_rows * DEMO.context)
-            drawn = batches(sources, steps, DEMO.batch_rows, SEED)
-            run = Run(steps, phase.learning_rate, DEMO.warmup, DEMO.weight_decay, seed=SEED)
-            fit(model, dict(model.named_parameters()), drawn, run, lambda step: tracker.advance(step.tokens))
+    for phase, sources in ((ON_ALL, [*rows.values()]), (ON_OWN, [rows[OTHER]])):
+        steps, size = phase.tokens // (DEMO.batch_rows * DEMO.context), DEMO.batch_rows
+        run = Run(steps, size, phase.learning_rate, DEMO.warmup, DEMO.weight_decay, seed=SEED)
+        train(Job(model, run, sources, progress=progress(), title=f"training {OTHER}'s expert"))
     part = folder.with_name(f".{folder.name}.part")
     model.save_pretrained(part)
     AutoTokenizer.from_pretrained(base).save_pretrained(part)

@@ -43,7 +43,7 @@ def train_on_ray(request: Request, work: Path, address: str | None, finished: Ca
     Args:
         work: with the rows.
         address: the cluster's; None starts a local Ray.
-        finished: called with each new number of finished steps.
+        finished: called with the number of finished steps.
 
     Raises:
         MoergeError: Ray lacks CPUs or GPUs, or the training failed.
@@ -92,7 +92,7 @@ def _follow(trainer: TorchTrainer, log: Path, finished: Callable[[int], None]) -
     while thread.is_alive():
         thread.join(_LOOK_SECONDS)
         with suppress(FileNotFoundError):
-            finished(log.read_bytes().count(b"\n") - 1)
+            finished(max(0, log.read_bytes().count(b"\n") - 1))
     if failed:
         raise _failure(failed[0]) from failed[0]
 

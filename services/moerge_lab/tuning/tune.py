@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -14,7 +13,7 @@ from moerge.files import atomic_file
 from moerge.models.expert_folder import TOKENIZER_FILES
 from moerge.models.side_files import GENERATION, published_generation, published_tokenizer
 from moerge.models.sources import checkpoint_folder
-from moerge.progress import NoProgress, Progress, Tracker
+from moerge.progress import Progress
 from moerge.versions.card_scores import CARD_FILE
 from moerge.versions.files import CONFIG_FILE, FilePlan, copied_file, record_file, text_file
 from moerge.versions.folder import write_version
@@ -122,20 +121,12 @@ def write_rows(request: Request, work: Path) -> None:
 
 
 def _train(request: Request, work: Path, address: str | None, progress: Progress) -> None:
-    """Trains, and shows the steps after those of an interrupted run; the start of Ray doesn't count for the rate."""
-    record, run, log = request.record, request.run, work / LOG
-    row = run.batch * record.context
-    before = shown = log.read_bytes().count(b"\n") - 1 if log.is_file() else 0
-    with ExitStack() as stack:
-        tracker: Tracker = NoProgress()
+    step, shown = request.run.batch * request.record.context, 0
+    with progress.track("training", request.record.tokens, "tokens") as tracker:
 
         def finished(steps: int) -> None:
-            nonlocal shown, tracker
-            if steps <= shown:
-                return
-            if shown == before:
-                tracker = stack.enter_context(progress.track("training", (run.steps - before) * row, "tokens"))
-            tracker.advance((steps - shown) * row)
+            nonlocal shown
+            tracker.advance((steps - shown) * step)
             shown = steps
 
         train_on_ray(replace(request, rows=()), work, address, finished)
