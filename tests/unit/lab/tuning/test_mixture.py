@@ -140,6 +140,7 @@ def test_experts_of_different_architectures_share_the_first_one_s_tokenizer(fold
         own = tensors(folder / name)["model.layers.0.mlp.up_proj.weight"]
         assert torch.equal(kept[f"members.{slot}.layers.0.mlp.up_proj.weight"], own.float())
     assert read_record(out) == asked.record
+    assert isinstance(asked.record, TunedMixture)
     assert [each.name for each in asked.record.members] == model.config.members
     card = (out / "README.md").read_text()
     assert all(said in card for said in ("library_name: moerge", "import moerge_lab.mixtures", "law 6", "frozen 1"))
@@ -160,6 +161,7 @@ def test_a_masked_expert_stays_in_the_folder_and_a_further_one_joins(folder: Pat
     model = AutoModelForCausalLM.from_pretrained(out)
     assert isinstance(model, Bts)
     assert isinstance(model.config, BtsConfig)
+    assert isinstance(asked.record, TunedMixture)
     assert model.config.members == ["seed", "d0", "d1", "d2"]
     assert model.config.masked == asked.record.masked == ["d0"]
     before, after = tensors(stitched), tensors(out)
