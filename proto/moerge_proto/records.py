@@ -83,15 +83,14 @@ class TunedMixture(Training):
 class SoupBank(Message):
     """All inputs of a bank, which is trained on pooled text; the record of `moerge soup train`.
 
-    `base`: digest of the seed model. `encoder`: of the sentence encoder; None: the seed model embeds documents.
-    `experts`: name -> digest, empty if none was used. `parts`: number of E_i. `texts`: name -> digest of its documents'
-    digests. `clusters`: requested pretraining domains. `tokens`: of the training.
+    `base`: digest of the seed model. `experts`: name -> digest, empty if none was used. `parts`: number of E_i.
+    `texts`: name -> digest of its documents' digests. `clusters`: requested pretraining domains. `tokens`: of the
+    training.
     """
 
     kind: Literal["soup"] = "soup"
     pooled_text: Literal[True] = True
     base: Digest
-    encoder: Digest | None = None
     experts: dict[str, Digest]
     start: Literal["experts", "seed", "scratch"]
     parts: int

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
-from transformers import AutoConfig, AutoModelForCausalLM, BertConfig, BertModel, PreTrainedTokenizerFast
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
 VOCAB = 300
 SMALL = {
@@ -58,19 +58,6 @@ def expert(
                 module.weight.mul_((torch.rand(module.weight.shape, generator=generator) - 0.5) * spread + 1)
     model.save_pretrained(folder)
     tokenizer(tokens).save_pretrained(folder)
-    return folder
-
-
-def sentence_encoder(folder: Path) -> Path:
-    """A random BERT of width 16 for 24 tokens, saved in a folder. As older files do, it stores integers, too."""
-    torch.manual_seed(0)
-    sizes: Any = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-    config = BertConfig(vocab_size=VOCAB, max_position_embeddings=24, initializer_range=1.0, **sizes)
-    BertModel(config).save_pretrained(folder)
-    path = folder / "model.safetensors"
-    places = {"embeddings.position_ids": torch.arange(24)[None]}
-    save_file({**load_file(path), **places}, path, metadata={"format": "pt"})
-    tokenizer().save_pretrained(folder)
     return folder
 
 

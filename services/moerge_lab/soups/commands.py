@@ -34,12 +34,6 @@ def train(
     expert: Annotated[
         list[str] | None, typer.Option(help="NAME=DIR or NAME=HUB/ID: an expert, whose task vector is an E_i; repeat.")
     ] = None,
-    encoder: Annotated[
-        str | None,
-        typer.Option(
-            help="DIR or HUB/ID of a sentence encoder that embeds documents for the clusters. Default: the seed model."
-        ),
-    ] = None,
     start: Annotated[
         Literal["experts", "seed", "scratch"],
         typer.Option(help="seed: random E_i, one per --text, around the seed model. scratch: S is random, too."),
@@ -76,11 +70,9 @@ def train(
     settings = Settings(start, rank, clusters, support, rate, batch, seed)
     folders = {name: checkpoint_folder(place) for name, place in experts.items()}
     texts = named_values("--text", text)
-    encoding = None if encoder is None else checkpoint_folder(encoder)
     request = read_request(
         checkpoint_folder(base),
         folders,
-        encoding,
         texts,
         text_field,
         settings,

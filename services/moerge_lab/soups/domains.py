@@ -1,7 +1,7 @@
 """Pretraining domains: clusters of documents by mean hidden states, and mixtures of them (SoE 2.1, 2.4)."""
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,8 +15,6 @@ from moerge_lab.training.batches import joined
 
 POOL = 2
 """Tokens of pooled text per token of training: further documents are left out, for each costs a pass of the seed."""
-States = Callable[[Tensor, Tensor], Tensor]
-"""Token ids [B, T] int64, and 1 for real tokens, 0 for padding on the right -> last hidden states [B, T, H]."""
 _BATCH_TOKENS = 4096
 _ITERATIONS = 50
 
@@ -65,43 +63,29 @@ def pooled(documents: Sequence[Sequence[Sequence[int]]], tokens: int, seed: int)
     return found
 
 
+@torch.inference_mode()
 def embedded(
     model: PreTrainedModel, documents: Sequence[Sequence[int]], context: int, title: str, progress: Progress
 ) -> Tensor:
     """[n, H] float32: the mean of the last hidden states over each document's first `context` tokens.
 
-    Raises:
-        MoergeError: there is no document with a token.
-    """
-
-    def states(ids: Tensor, real: Tensor) -> Tensor:
-        found: Tensor = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
-        return found
-
-    return means(states, model.device, [document[:context] for document in documents], title, progress)
-
-
-@torch.inference_mode()
-def means(
-    states: States, device: torch.device, documents: Sequence[Sequence[int]], title: str, progress: Progress
-) -> Tensor:
-    """[n, H] float32: the mean state of each document's tokens; documents without a token have none.
+    Documents without a token have none.
 
     Raises:
         MoergeError: there is no document with a token.
     """
-    numbered = [(number, document) for number, document in enumerate(documents) if document]
+    numbered = [(number, document[:context]) for number, document in enumerate(documents) if document]
     if not numbered:
         raise MoergeError("no document has a token", where="--text", todo="give more text")
-    found: dict[int, Tensor] = {}
+    means: dict[int, Tensor] = {}
     with progress.track(title, sum(len(ids) for _, ids in numbered), "tokens") as tracker:
-        for batch in bucket(numbered, lambda each: len(each[1]), _BATCH_TOKENS):
-            ids, real = pad([ids for _, ids in batch]), pad([[1] * len(ids) for _, ids in batch])
-            hidden = states(ids.to(device), real.to(device)).float().cpu()
-            for (number, own), rows in zip(batch, hidden, strict=True):
-                found[number] = rows[: len(own)].mean(dim=0)
-            tracker.advance(int(real.sum()))
-    return torch.stack([found[number] for number, _ in numbered])
+        for batch in bucket(numbered, lambda item: len(item[1]), _BATCH_TOKENS):
+            ids = pad([ids for _, ids in batch]).to(model.device)
+            hidden = model.base_model(input_ids=ids, use_cache=False).last_hidden_state.float().cpu()
+            for (number, document), rows in zip(batch, hidden, strict=True):
+                means[number] = rows[: len(document)].mean(dim=0)
+                tracker.advance(len(document))
+    return torch.stack([means[number] for number, _ in numbered])
 
 
 def k_means(vectors: Tensor, count: int, seed: int) -> Clusters:

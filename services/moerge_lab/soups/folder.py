@@ -26,7 +26,7 @@ from moerge_lab.training.job import LOG
 from moerge_proto.records import RECORD_FILE, SoupBank, Specialist, read_record
 
 BANK_FILE = "soup.safetensors"
-SEED_FOLDER, ENCODER_FOLDER = "seed", "encoder"
+SEED_FOLDER = "seed"
 _CENTROIDS = "centroids"
 
 
@@ -51,24 +51,17 @@ class Opened:
         """The folder of the seed model."""
         return self.folder / SEED_FOLDER
 
-    @property
-    def encoder(self) -> Path | None:
-        """The folder of the sentence encoder; None: the seed model embeds documents."""
-        return None if self.record.encoder is None else self.folder / ENCODER_FOLDER
 
-
-def write_bank(
-    record: SoupBank, models: Mapping[str, Mapping[str, Path]], bank: Bank, clusters: Clusters, log: Path, out: Path
-) -> None:
+def write_bank(record: SoupBank, seed: Path, bank: Bank, clusters: Clusters, log: Path, out: Path) -> None:
     """Writes a bank's folder, which appears whole (law 10).
 
     Args:
-        models: name of a folder in it -> files of the seed model or the encoder, by name, which are copied.
+        seed: folder of the seed model, whose files are copied.
         log: of the training.
     """
     tensors = {**bank.parameters, _CENTROIDS: clusters.centroids}
     files = [_tensors(BANK_FILE, tensors)]
-    copies = [copied_file(path, f"{inside}/{name}") for inside, own in models.items() for name, path in own.items()]
+    copies = [copied_file(path, f"{SEED_FOLDER}/{name}") for name, path in expert_files(seed).items()]
     texts = [record_file(record), text_file(CARD_FILE, _bank_card(record, bank, clusters)), copied_file(log, LOG)]
     write_version(VersionPlan([*files, *copies], [], texts), out)
 
@@ -112,7 +105,6 @@ def _tensors(name: str, tensors: Mapping[str, Tensor]) -> FilePlan:
 
 
 def _bank_card(record: SoupBank, bank: Bank, clusters: Clusters) -> str:
-    embeds = "" if record.encoder is None else f", and `{ENCODER_FOLDER}/` the sentence encoder"
     return f"""\
 # Bank of a Soup-of-Experts
 
@@ -126,7 +118,7 @@ moerge soup instantiate {"BANK"} --text target.jsonl --out specialist
 
 {record_rows(record)}
 
-`{SEED_FOLDER}/` is the seed model{embeds}, which embeds documents. The loss of every step is in `{LOG}`; all inputs
+`{SEED_FOLDER}/` is the seed model, which embeds documents. The loss of every step is in `{LOG}`; all inputs
 are in `{RECORD_FILE}`.
 """
 

@@ -5,7 +5,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from moerge.documents.corpus import Corpus
 from moerge.errors import IncompatibleExpertError, MoergeError
@@ -15,11 +14,8 @@ from moerge.progress import Progress
 from moerge.scoring.perplexity import load
 from moerge_lab.soups.bank import Start, new_bank
 from moerge_lab.soups.domains import embedded, pooled, pretraining_domains
-from moerge_lab.soups.encoder import encoded, encoder_files
 from moerge_lab.soups.folder import (
     BANK_FILE,
-    ENCODER_FOLDER,
-    SEED_FOLDER,
     Opened,
     read_bank,
     write_bank,
@@ -31,7 +27,6 @@ from moerge_lab.training.inputs import Device, build, context_of, end_of_text, r
 from moerge_lab.training.job import LOG, Job, train
 from moerge_lab.training.log import losses
 from moerge_lab.training.loop import Run
-from moerge_proto.digests import digest_of
 from moerge_proto.records import SoupBank, Specialist
 
 
@@ -60,12 +55,10 @@ class Request:
     """A checked request for a bank.
 
     Attributes:
-        encoder: folder of the sentence encoder; None: the seed model embeds documents.
         documents: of each text.
     """
 
     base: DenseExpert
-    encoder: Path | None
     experts: Sequence[DenseExpert]
     record: SoupBank
     documents: Sequence[Sequence[Sequence[int]]]
@@ -74,7 +67,6 @@ class Request:
 def read_request(
     base: Path,
     experts: Mapping[str, Path],
-    encoder: Path | None,
     texts: Mapping[str, Sequence[str]],
     field: str,
     settings: Settings,
@@ -88,7 +80,6 @@ def read_request(
     Args:
         base: folder of the seed model.
         experts: name -> folder; empty for a start without them.
-        encoder: folder of a sentence encoder; None: the seed model embeds documents.
         texts: name -> its files.
         field: field or column with a document's text.
         tokens: of the training, rounded to whole batches.
@@ -100,7 +91,6 @@ def read_request(
     _require(settings, experts)
     check_expert(base, None, "the seed model")
     expert_files(base)  # refuses an adapter before the training
-    encoding = None if encoder is None else encoder_files(encoder)
     seed, members = DenseExpert("seed", base), [DenseExpert(*each) for each in sorted(experts.items())]
     for member in members:
         check_expert(member.folder, base, member.domain)
@@ -116,7 +106,6 @@ def read_request(
     record = SoupBank(
         **asdict(settings),
         base=seed.digest,
-        encoder=None if encoding is None else digest_of({name: file_sha256(path) for name, path in encoding.items()}),
         experts={member.domain: member.digest for member in members},
         parts=len(members or texts),
         texts={name: text.digest for name, text in read.items()},
@@ -124,7 +113,7 @@ def read_request(
         context=context,
         build=build(device),
     )
-    return Request(seed, encoder, members, record, [text.documents for text in read.values()])
+    return Request(seed, members, record, [text.documents for text in read.values()])
 
 
 def _require(settings: Settings, experts: Mapping[str, Path]) -> None:
@@ -157,30 +146,14 @@ def _train(request: Request, work: Path, out: Path, progress: Progress) -> None:
     record, base = request.record, request.base.folder
     model = load(base, device=record.build.device)
     documents = pooled(request.documents, record.tokens, record.seed)
-    vectors = _vectors(model, base, request.encoder, documents, record.context, progress)
+    vectors = embedded(model, documents, record.context, "embedding documents", progress)
     domains = pretraining_domains(documents, vectors, record.clusters, record.context, end_of_text(base), record.seed)
     experts = [expert.checkpoint for expert in request.experts]
     bank = new_bank(model, record.start, experts, record.parts, record.rank, len(domains.rows), record.seed)
     run = Run.of(record.tokens, record.context, record.batch, record.rate, seed=record.seed)
     job = bank_job(model, bank, domains.rows, record.support, run)
     train(replace(job, folder=work, progress=progress))
-    models = {SEED_FOLDER: expert_files(base)}
-    if request.encoder is not None:
-        models[ENCODER_FOLDER] = encoder_files(request.encoder)
-    write_bank(record, models, bank, domains.clusters, work / LOG, out)
-
-
-def _vectors(
-    model: PreTrainedModel,
-    seed: Path,
-    encoder: Path | None,
-    documents: Sequence[Sequence[int]],
-    context: int,
-    progress: Progress,
-) -> Tensor:
-    if encoder is None:
-        return embedded(model, documents, context, "embedding documents", progress)
-    return encoded(encoder, seed, documents, context, str(model.device), progress)
+    write_bank(record, base, bank, domains.clusters, work / LOG, out)
 
 
 @dataclass(frozen=True)
@@ -217,7 +190,7 @@ def instantiate(
     bank, model = opened.record, opened.model
     corpus = Corpus(files, opened.seed, text_field=field, option="--text")
     text = read_texts(corpus, "reading --text", progress, held_out=False)
-    vectors = _vectors(model, opened.seed, opened.encoder, text.documents, bank.context, progress)
+    vectors = embedded(model, text.documents, bank.context, "embedding documents", progress)
     weights = opened.clusters.weights(vectors)
     alpha = opened.bank.alpha(weights)
     rows = target_rows(text.documents, end_of_text(opened.seed), bank.context)

@@ -1,7 +1,6 @@
 """`moerge soup`: banks and specialists as folders, an interrupted training, and refusals."""
 
 import json
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,19 +12,16 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
 from moerge.cli.app import app
-from moerge.documents.corpus import Corpus
 from moerge.errors import MoergeError
 from moerge.files import file_sha256, work_folder
 from moerge.progress import NoProgress
-from moerge_lab.soups.encoder import encoded
 from moerge_lab.soups.folder import BANK_FILE, read_bank
 from moerge_lab.soups.run import Settings, read_request, train_bank
 from moerge_lab.soups.training import put
 from moerge_lab.training import checkpoint
-from moerge_lab.training.inputs import read_texts
 from moerge_lab.training.job import LOG
 from moerge_proto.records import SoupBank, Specialist
-from support.models import adapter, expert, sentence_encoder, texts
+from support.models import adapter, expert, texts
 
 
 @pytest.fixture(scope="module")
@@ -109,26 +105,6 @@ def test_a_random_start_and_a_low_rank_give_specialists_too(folder: Path, tmp_pa
     AutoModelForCausalLM.from_pretrained(tmp_path / "sp")
 
 
-def test_a_sentence_encoder_embeds_documents_in_place_of_the_seed_model(folder: Path, tmp_path: Path) -> None:
-    encoder = sentence_encoder(tmp_path / "encoder")
-    done = CliRunner().invoke(app, command(folder, tmp_path / "bank", "--encoder", str(encoder)))
-    assert done.exit_code == 0, done.exception
-    opened = read_bank(tmp_path / "bank")
-    assert opened.encoder is not None
-    shutil.rmtree(encoder)  # the bank has its own
-    (tmp_path / "seed.jsonl").write_bytes((folder / "seed.jsonl").read_bytes())
-    made = instantiated(tmp_path, tmp_path / "sp")
-    corpus = Corpus([str(tmp_path / "seed.jsonl")], folder / "seed", text_field="text", option="--text")
-    read = read_texts(corpus, "", NoProgress(), held_out=False)
-    assert opened.clusters.centroids.shape[1] == 16, "the encoder's width"
-    vectors = encoded(opened.encoder, opened.seed, read.documents, 32, "cpu", NoProgress())
-    assert opened.clusters.weights(vectors).tolist() == pytest.approx(made.weights)
-    assert "`encoder/` the sentence encoder, which embeds" in (tmp_path / "bank" / "README.md").read_text()
-    (tmp_path / "other").mkdir()
-    ended = CliRunner().invoke(app, command(folder, tmp_path / "out", "--encoder", str(tmp_path / "other")))
-    assert "other/config.json: not found" in str(ended.exception)
-
-
 class Stopped(NoProgress):
     """Ends a training by Ctrl-C in this step; 0: never. `seen` are the tokens that the last work told."""
 
@@ -154,7 +130,7 @@ def test_an_interrupted_training_continues_to_the_same_bytes(
     settings = Settings("experts", 0, 3, 2, 1e-3, 4, 0)
     files = {name: [str(folder / f"{name}.jsonl")] for name in ("law", "art")}
     experts = {name: folder / name for name in ("law", "art")}
-    request = read_request(folder / "seed", experts, None, files, "text", settings, 1280, 32, "cpu", NoProgress())
+    request = read_request(folder / "seed", experts, files, "text", settings, 1280, 32, "cpu", NoProgress())
     with pytest.raises(KeyboardInterrupt):
         train_bank(request, tmp_path / "bank", Stopped(6))
     assert not (tmp_path / "bank").exists()
