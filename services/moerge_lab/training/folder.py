@@ -13,11 +13,16 @@ from moerge_proto.records import RECORD_FILE, Record, SoupBank, Specialist, Trai
 _HIDDEN = ("kind", "pooled_text")
 
 
+def work_of(out: Path, record: Record) -> Path:
+    """The folder of unfinished work on `out` with this record."""
+    return work_folder(out) / digest_of(record.model_dump(mode="json"))[:16]
+
+
 def make_once(out: Path, record: Record, make: Callable[[Path], None]) -> None:
     """Makes the folder `out` of this record, unless it exists.
 
     Args:
-        make: makes it; gets the folder of unfinished work with this record, which a later call continues.
+        make: makes it; gets the folder of `work_of`, which a later call continues.
 
     Raises:
         MoergeError: `out` has other content, or another run uses it.
@@ -25,7 +30,7 @@ def make_once(out: Path, record: Record, make: Callable[[Path], None]) -> None:
     work = work_folder(out)
     with alone(work):
         if not (out / RECORD_FILE).is_file():
-            folder = work / digest_of(record.model_dump(mode="json"))[:16]
+            folder = work_of(out, record)
             folder.mkdir(exist_ok=True)
             make(folder)
         elif read_record(out) != record:

@@ -18,7 +18,7 @@ from moerge.versions.card_scores import CARD_FILE
 from moerge.versions.files import CONFIG_FILE, FilePlan, copied_file, record_file, text_file
 from moerge.versions.folder import write_version
 from moerge.versions.plan import VersionPlan
-from moerge_lab.training.folder import make_once
+from moerge_lab.training.folder import make_once, work_of
 from moerge_lab.training.job import LOG
 from moerge_lab.training.log import losses
 from moerge_lab.training.losses import experts_per_token
@@ -94,11 +94,10 @@ def tune(
         MoergeError: `out` has other content, another run uses it, or the training failed.
     """
     out = out.absolute()
-    done: Done | None = None
+    done = Done.read(work_of(out, request.record))
 
     def make(work: Path) -> None:
         nonlocal done
-        done = Done.read(work)
         if done is None:
             write_rows(request, work)
             say("starting Ray" if address is None else f"joining Ray at {address}")
@@ -110,8 +109,9 @@ def tune(
         write_tuned(request, work, done, out, progress)
 
     make_once(out, request.record, make)
-    parameters, memory = (0, None) if done is None else done
-    return Summary(parameters, request.record.tokens, *losses(out / LOG), memory)
+    if done is None:
+        raise MoergeError("is finished already", where=str(out), todo="name a new folder, or remove this one")
+    return Summary(done.parameters, request.record.tokens, *losses(out / LOG), done.peak_memory)
 
 
 def write_rows(request: Request, work: Path) -> None:
