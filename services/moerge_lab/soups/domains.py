@@ -84,7 +84,7 @@ def embedded(
             hidden = model.base_model(input_ids=ids, use_cache=False).last_hidden_state.float().cpu()
             for (number, document), rows in zip(batch, hidden, strict=True):
                 means[number] = rows[: len(document)].mean(dim=0)
-                tracker.advance(len(document))
+            tracker.advance(sum(len(document) for _, document in batch))
     return torch.stack([means[number] for number, _ in numbered])
 
 
