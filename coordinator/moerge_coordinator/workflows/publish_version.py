@@ -1,11 +1,13 @@
 """The publication of a version: writes its weights, solves its routers, assigns its number."""
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from dbos import DBOS
 from sqlalchemy import select
+from sqlalchemy.orm import Session
 
 from moerge.errors import ContributionError, SolveError
 from moerge.models.config import read_config
@@ -37,6 +39,19 @@ from moerge_proto.influence import VersionInfluence
 from moerge_proto.versions import Lineage, VersionFile
 
 
+@dataclass(frozen=True)
+class _Publication:
+    """A lineage with its inputs and planned files, which all steps share."""
+
+    lineage: Lineage
+    inputs: VersionInputs
+    plan: VersionPlan
+
+    @property
+    def layers(self) -> int:
+        return int(read_config(self.inputs.config).num_hidden_layers)
+
+
 @DBOS.dbos_class()
 class PublishVersion(Work):
     title = "solving a version"
@@ -44,18 +59,23 @@ class PublishVersion(Work):
     def __init__(self, ports: Ports, metrics: Metrics) -> None:
         self._metrics = metrics
         self._publishing = threading.Lock()
+        self._publications: dict[str, _Publication] = {}  # by the lineage's digest
         super().__init__(ports)
 
     @DBOS.workflow()
     def publish_version(self, lineage: dict[str, Any]) -> Outcome:
-        while True:
-            for step in (self._write_weights, self._solve):
-                if "problem" in (outcome := step(lineage)):
+        try:
+            while True:
+                for step in (self._write_weights, self._solve):
+                    if "problem" in (outcome := step(lineage)):
+                        return outcome
+                if "problem" in (outcome := self._measure(lineage)):
                     return outcome
-            if "problem" in (outcome := self._measure(lineage)):
-                return outcome
-            if (outcome := self._publish(lineage, outcome["result"])) != GONE:
-                return outcome
+                if (outcome := self._publish(lineage, outcome["result"])) != GONE:
+                    return outcome
+                self._forget(lineage)
+        finally:
+            self._forget(lineage)
 
     @DBOS.step()
     @telling_problems
@@ -63,17 +83,15 @@ class PublishVersion(Work):
         made = Lineage.model_validate(lineage)
         with self.ports.database.reading() as session:
             require_usable(session, made.experts, made.contributions)
-        for plan in self._plan(made).shared:
-            self._artifact(plan, made)
+        for file in self._publication(lineage).plan.shared:
+            self._artifact(file, made)
 
     @DBOS.step()
     @telling_problems
     def _solve(self, lineage: dict[str, Any]) -> None:
-        made = Lineage.model_validate(lineage)
-        layers = read_config(self.ports.folders.expert(made.experts[0])).num_hidden_layers
-        with progress().track(f"solving routers of {', '.join(made.domains)}", layers, "layers") as tracker:
-            for plan in self._plan(made, lambda layer: tracker.advance(1)).solved:
-                self._artifact(plan, made)
+        publication = self._publication(lineage)
+        for file in publication.plan.solved:
+            self._artifact(file, publication.lineage)
 
     @DBOS.step()
     @telling_problems
@@ -87,13 +105,14 @@ class PublishVersion(Work):
             if versions.number_of(session, made)[1]:
                 return None
             require_usable(session, made.experts, made.contributions)
-        layers = read_config(self.ports.folders.expert(made.experts[0])).num_hidden_layers
+        publication = self._publication(lineage)
+        layers = min(publication.layers, MOST_LAYERS)
         try:
-            with progress().track("measuring the owners' influence", min(layers, MOST_LAYERS), "layers") as tracker:
-                found = measure_influence(made, self._inputs(made), lambda layer: tracker.advance(1))
+            with progress().track("measuring the owners' influence", layers, "layers") as tracker:
+                influence = measure_influence(made, publication.inputs, lambda layer: tracker.advance(1))
         except (ContributionError, SolveError) as error:
-            found = VersionInfluence(layers=[], domains=[], warnings=[f"Influence can't be measured: {error}"])
-        return found.model_dump(mode="json")
+            influence = VersionInfluence(layers=[], domains=[], warnings=[f"Influence can't be measured: {error}"])
+        return influence.model_dump(mode="json")
 
     @DBOS.step()
     @telling_problems
@@ -104,12 +123,24 @@ class PublishVersion(Work):
                 number, published = versions.number_of(session, made)
             if published:
                 return str(number)
-            files = [self._artifact(plan, made) for plan in self._plan(made).files]
+            files = [self._artifact(file, made) for file in self._publication(lineage).plan.files]
             ports.folders.show_version(number, files)
             measured = VersionInfluence.model_validate(influence)
             with ports.database.transaction("publish version") as session:
                 done = versions.publish(session, ports.blobs, number, made, files, measured)
             return str(number) if done else None
+
+    def _publication(self, lineage: dict[str, Any]) -> _Publication:
+        """The publication, made once; again only in a workflow that resumes after a crash, or if files were removed."""
+        name = digest_of(lineage)
+        if name not in self._publications:
+            made = Lineage.model_validate(lineage)
+            inputs = self._inputs(made)
+            self._publications[name] = _Publication(made, inputs, plan_version(made, inputs, self._solution))
+        return self._publications[name]
+
+    def _forget(self, lineage: dict[str, Any]) -> None:
+        self._publications.pop(digest_of(lineage), None)
 
     def _artifact(self, plan: FilePlan, lineage: Lineage) -> VersionFile:
         """The planned file as a blob, written only if no version has it."""
@@ -127,21 +158,19 @@ class PublishVersion(Work):
         new, tensors = row.maker == maker, len(plan.tensors)
         return VersionFile(name=plan.name, sha256=row.sha256, size=row.size, new=new, tensors=tensors)
 
-    def _plan(self, lineage: Lineage, solved: Callable[[int], None] = lambda layer: None) -> VersionPlan:
-        """The version's files."""
-
-        def solve(lineage: Lineage, inputs: VersionInputs) -> Solution:
-            return self._metrics.timed_solve(lambda: solve_lineage(lineage, inputs, solved))
-
-        return plan_version(lineage, self._inputs(lineage), solve)
+    def _solution(self, lineage: Lineage, inputs: VersionInputs) -> Solution:
+        layers = int(read_config(inputs.config).num_hidden_layers)
+        with progress().track(f"solving routers of {', '.join(lineage.domains)}", layers, "layers") as tracker:
+            return self._metrics.timed_solve(lambda: solve_lineage(lineage, inputs, lambda layer: tracker.advance(1)))
 
     def _inputs(self, lineage: Lineage) -> VersionInputs:
         """The rows and blobs of a lineage."""
         blobs, folders = self.ports.blobs, self.ports.folders
         with self.ports.database.reading() as session:
-            experts = {row.digest: row for row in session.scalars(select(ExpertRow))}
-            parts = {row.digest: row for row in session.scalars(select(ContributionRow))}
             trunk = trunks.find(session, lineage.trunk)
+            experts = _experts(session, [*lineage.experts, *contains(trunk)])
+            named = ContributionRow.digest.in_(lineage.contributions)
+            parts = {row.digest: row for row in session.scalars(select(ContributionRow).where(named))}
         sha256 = next(file.sha256 for file in trunk.files if file.name == DENSE_TRUNK_FILE)
         slots = [experts[digest] for digest in lineage.experts]
         return VersionInputs(
@@ -156,6 +185,13 @@ class PublishVersion(Work):
             contributed=[_contributed(parts[digest]) for digest in lineage.contributions],
             statistics=lambda: [blobs.source(digest) for digest in lineage.contributions],
         )
+
+
+def _experts(session: Session, digests: Sequence[str]) -> dict[str, ExpertRow]:
+    """The rows of these experts and of those that they were fitted from, by digest."""
+    rows = {row.digest: row for row in session.scalars(select(ExpertRow).where(ExpertRow.digest.in_(digests)))}
+    trained = {row.trained for row in rows.values()} - rows.keys()
+    return rows | {row.digest: row for row in session.scalars(select(ExpertRow).where(ExpertRow.digest.in_(trained)))}
 
 
 def _record(row: ExpertRow, experts: Mapping[str, ExpertRow]) -> ExpertRecord:
