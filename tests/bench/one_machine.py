@@ -15,11 +15,12 @@ from bench.merge import emptied, mergekit
 from bench.registry import HOME, Pair, benchmark
 from moerge.files import cache_folder
 from moerge.progress import progress
+from moerge.scoring.draw import Cut
 from moerge.scoring.perplexity import Score, Window, load, normalised, score
 from moerge.threads import one_thread
 from moerge_lab.recipes.base import Domain, Fleet
 from moerge_lab.table.presets import PRESETS
-from moerge_lab.table.texts import Cut, Sources, read_texts
+from moerge_lab.table.texts import Sources, read_texts
 from support.progress import Silent
 
 RUNS = 3

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from moerge.cli.common import wait
-from moerge.documents.splits import split_of
+from moerge.documents.splits import document_mac, split_of
 from moerge.files import file_sha256
 from moerge.models.tokens import all_counted
 from moerge.scoring.perplexity import load, score, windows
@@ -19,7 +19,6 @@ from moerge_proto.options import SolveOptions
 from moerge_proto.versions import NewVersion
 from moerge_workers import commands
 from moerge_workers.data.shard_key import read_key
-from moerge_workers.data.splits import document_mac
 from moerge_workers.leaving.history import History
 from support.federation import Member, eventually, federation_of
 from support.models import tokenizer

@@ -12,10 +12,9 @@ import torch
 
 from moerge.documents.corpus import Corpus
 from moerge.files import file_sha256
-from moerge.merging.adding import add
-from moerge.merging.kept import kept
 from moerge.merging.local import local_trunk, local_version
 from moerge.merging.merge import MergeSettings, Source, merge
+from moerge.merging.record import kept
 from moerge.models.expert_folder import DenseExpert
 from moerge.statistics.contribution import Computing
 from moerge.versions.folder import write_version
@@ -205,7 +204,7 @@ def test_an_added_expert_gives_the_version_that_it_has_joined(
     before, joined = services[kind], services[f"{kind}, joined"]
     merged = before.merged(tmp_path / "merged", replace(before.settings, keep_statistics=True))
     with threads(2):
-        add(joined.sources[2:], kept(merged), tmp_path / "out", joined.settings)
+        merge(joined.sources[2:], tmp_path / "out", joined.settings, version=kept(merged))
     assert files(tmp_path / "out") == files(joined.version)
     assert files(merged) == files(before.version)
     shared = sorted(path.name for path in merged.iterdir() if path.samefile(tmp_path / "out" / path.name))

@@ -15,13 +15,14 @@ from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
 from moerge.files import atomic_file, cache_folder
 from moerge.progress import progress
+from moerge.scoring.draw import Cut
 from moerge_lab.demo import corpora
 from moerge_lab.demo.train import DEMO, Training, train
 from moerge_lab.recipes.registry import parse
 from moerge_lab.table.measure import Settings, measure
 from moerge_lab.table.presets import PRESETS
 from moerge_lab.table.table import Run
-from moerge_lab.table.texts import Cut, Sources, read_texts
+from moerge_lab.table.texts import Sources, read_texts
 from trials.output import show, write
 
 RECIPES = (

@@ -69,7 +69,7 @@ def by_expert(fleet: Fleet, domain: Domain, most: int, tokens: int, wanted: int,
     work.mkdir(exist_ok=True)
     with patch.object(writing, "TEMPERATURE", temperature):
         corpus = written(own, prompts, CONTEXT, work, fleet.device, progress())
-    return [list(corpus.encode(each).ids) for each in corpus.documents()]
+    return [list(corpus.encode(document).ids) for _, _, document in corpus.documents()]
 
 
 def rows(most: int, tokens: int, wanted: int, temperatures: Sequence[float]) -> Iterator[Run]:

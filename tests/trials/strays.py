@@ -25,12 +25,13 @@ from moerge.models.expert_folder import DenseExpert
 from moerge.models.families import EMBEDDING, HEAD
 from moerge.models.tokens import Tokens
 from moerge.progress import NoProgress, progress
+from moerge.scoring.draw import Cut
 from moerge.scoring.perplexity import Score, Window, score, windows
 from moerge.statistics.contribution import trunk_contribution
 from moerge.trunk.methods.registry import METHODS
 from moerge.trunk.stray import require_near
 from moerge_lab.table.presets import PRESETS
-from moerge_lab.table.texts import Cut, Sources, read_texts
+from moerge_lab.table.texts import Sources, read_texts
 from moerge_proto.trunks import TrunkMethod, TrunkOptions
 from moerge_workers.contributing.trunk_loss import TOKENS
 

@@ -1,30 +1,39 @@
 """The documents of a domain, from its files, for its expert's tokenizer."""
 
 from collections.abc import Callable, Iterator, Sequence
+from copy import copy
 from functools import partial
+from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from transformers import AutoTokenizer
 
 from moerge.documents.conversations import Document, Turns, conversation, encode, plain, require_template
 from moerge.documents.files import data_files, silent
 from moerge.documents.reader import BadLines, documents
+from moerge.documents.splits import Split, SplitRule
+from moerge.documents.text import Text
 from moerge.errors import MoergeError
 from moerge.models.adapters import tokenizer_folder
 from moerge.models.tokens import Tokens
-from moerge.progress import Tracker
+from moerge.progress import NoProgress, Progress, Tracker
 
 BAD_SHARE = 0.01
 """Share of the documents that may be unreadable; they are skipped."""
+FEW_DOCUMENTS = 20
+"""With fewer documents, such as one plain text file, pieces of a context's size count as documents."""
 
 
 class Corpus:
-    """Documents, read from the files at every use.
+    """The documents of a domain in its files, with the rule of their splits.
+
+    `read` tokenises all of them once. `documents` streams them, for an owner's text that may not be copied.
 
     Args:
         sources: paths, patterns, folders and fsspec URLs of documents.
         expert: folder with the tokenizer.
+        rule: of the splits.
         text_field: field or column with a document's text.
         chat: field or column with a document's messages, read through the tokenizer's chat template; None reads texts.
         chat_turns: the turns of a conversation whose tokens count.
@@ -40,6 +49,7 @@ class Corpus:
         self,
         sources: Sequence[str],
         expert: Path,
+        rule: SplitRule | None = None,
         *,
         text_field: str = "text",
         chat: str | None = None,
@@ -49,6 +59,8 @@ class Corpus:
         option: str = "--data",
     ) -> None:
         self._sources, self._say, self._bad_share, self._option = list(sources), say, bad_share, option
+        self._rule = rule or SplitRule()
+        self.size()
         self._field = text_field if chat is None else chat
         try:
             self._tokenizer: Any = AutoTokenizer.from_pretrained(
@@ -61,19 +73,78 @@ class Corpus:
         if chat is not None:
             require_template(self._tokenizer)
             self._read = partial(conversation, tokenizer=self._tokenizer, turns=chat_turns)
-        self.size()
+
+    def of(self, sources: Sequence[str], option: str) -> Self:
+        """The documents of other files, read the same way.
+
+        Raises:
+            MoergeError: there are no such files.
+        """
+        made = copy(self)
+        made._sources, made._option = list(sources), option
+        made.size()
+        return made
+
+    def under(self, rule: SplitRule) -> Self:
+        """The same documents with another rule."""
+        made = copy(self)
+        made._rule = rule
+        return made
 
     def size(self) -> int:
         """Bytes of all files, as stored."""
         return sum(file.size for file in data_files(*self._sources, option=self._option))
 
-    def documents(self, tracker: Tracker | None = None) -> Iterator[Document]:
-        """All documents that aren't empty, in a fixed order; unreadable ones are reported in the first full pass."""
-        files = data_files(*self._sources, option=self._option, say=self._say)
-        bad = BadLines(self._bad_share, self._say)
-        yield from (each for each in documents(files, self._field, self._read, bad, tracker) if each.text)
-        self._say = silent
+    def documents(self, tracker: Tracker | None = None) -> Iterator[tuple[bytes, Split, Document]]:
+        """(digest, split, document) of all documents that aren't empty, in a fixed order.
+
+        Unreadable ones are reported in the first full pass.
+        """
+        for document in self._documents(tracker):
+            digest, place = self._rule.named(document.text)
+            yield digest, self._rule.split(place), document
 
     def encode(self, document: Document) -> Tokens:
         """A document's tokens."""
         return encode(self._tokenizer, document)
+
+    def read(
+        self,
+        title: str = "",
+        progress: Progress | None = None,
+        *,
+        context: int | None = None,
+        folder: Path | None = None,
+    ) -> Text:
+        """Tokenises all documents into a file.
+
+        Args:
+            title: of the progress.
+            progress: gets the bytes read.
+            context: size of the pieces that a few documents are cut into; None: documents stay whole.
+            folder: of the file; None: the system's temporary folder.
+
+        Raises:
+            MoergeError: a file or too many documents can't be read; names file and line.
+        """
+        with (progress or NoProgress()).track(title, self.size(), "B") as tracker:
+            return Text.of(self._named(tracker, context), self._rule, folder)
+
+    def _named(self, tracker: Tracker, context: int | None) -> Iterator[tuple[str, Tokens]]:
+        """Each document's text and tokens. A piece is named by its ids."""
+        every = self._documents(tracker)
+        first = list(islice(every, FEW_DOCUMENTS))
+        whole = context is None or len(first) == FEW_DOCUMENTS
+        for document in chain(first, every):
+            tokens = self.encode(document)
+            if whole or context is None:
+                yield document.text, tokens
+                continue
+            for piece in tokens.pieces(context):
+                yield " ".join(map(str, piece.ids)), piece
+
+    def _documents(self, tracker: Tracker | None) -> Iterator[Document]:
+        files = data_files(*self._sources, option=self._option, say=self._say)
+        bad = BadLines(self._bad_share, self._say)
+        yield from (each for each in documents(files, self._field, self._read, bad, tracker) if each.text)
+        self._say = silent

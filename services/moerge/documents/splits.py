@@ -1,6 +1,8 @@
 """The split of documents: statistics, tuning or held-out."""
 
 import hashlib
+import hmac
+from dataclasses import dataclass
 from typing import Literal
 
 Split = Literal["statistics", "tuning", "held-out"]
@@ -8,17 +10,42 @@ HELD_OUT_SHARE = 0.1
 """Default share of held-out documents."""
 
 
+@dataclass(frozen=True)
+class SplitRule:
+    """The split of documents by their texts alone, so equal documents are in one split.
+
+    Attributes:
+        held_out_share, tuning_share: shares of all documents.
+        key: an owner's, without which nobody can tell a document's split.
+    """
+
+    held_out_share: float = HELD_OUT_SHARE
+    tuning_share: float = 0.0
+    key: bytes | None = None
+
+    def named(self, text: str) -> tuple[bytes, bytes]:
+        """A document's name, and the digest that decides its split: SHA-256 digests; with a key both are its MAC.
+
+        Without a key they differ, because users may have sorted or split their documents by SHA-256 already.
+        """
+        if self.key is not None:
+            mac = document_mac(self.key, text)
+            return mac, mac
+        return text_digest(text), hashlib.sha256(b"moerge split\0" + text.encode()).digest()
+
+    def split(self, place: bytes) -> Split:
+        """The split of a document at a place; its first eight bytes decide."""
+        return split_of(place, self.tuning_share, self.held_out_share)
+
+
 def text_digest(text: str) -> bytes:
     """SHA-256 of a document's text."""
     return hashlib.sha256(text.encode()).digest()
 
 
-def split_digest(text: str) -> bytes:
-    """The digest that decides a document's split without an owner's key.
-
-    It differs from the text's SHA-256, because users may have sorted or split their documents by that already.
-    """
-    return hashlib.sha256(b"moerge split\0" + text.encode()).digest()
+def document_mac(key: bytes, text: str) -> bytes:
+    """HMAC-SHA-256 of a document's text. It never leaves; it determines the split and identifies sent documents."""
+    return hmac.digest(key, text.encode(), "sha256")
 
 
 def split_of(digest: bytes, tuning_share: float, held_out_share: float) -> Split:

@@ -9,9 +9,9 @@ from pydantic import TypeAdapter, ValidationError
 
 from moerge.documents.corpus import Corpus
 from moerge.errors import MoergeError
-from moerge.merging.job import Source
-from moerge.merging.kept import Kept, kept
 from moerge.merging.prompts import Prompts
+from moerge.merging.record import KeptVersion, kept
+from moerge.merging.settings import Source
 from moerge.models.expert_folder import DenseExpert
 from moerge.models.sources import checkpoint_folder, hub_id
 from moerge.settings import named_values, single_values
@@ -60,7 +60,7 @@ class Choices:
         given = {"context": self.context, "precision": self.precision}
         return StatisticsSettings.model_validate({name: value for name, value in given.items() if value is not None})
 
-    def require_same(self, version: Kept) -> None:
+    def require_same(self, version: KeptVersion) -> None:
         """Requires that no given option contradicts a version.
 
         Raises:
@@ -135,7 +135,7 @@ def _prompts(value: str) -> list[str]:
     return found
 
 
-def version(folder: Path | None, add: Sequence[str], experts: Sequence[str], chosen: Choices) -> Kept | None:
+def version(folder: Path | None, add: Sequence[str], experts: Sequence[str], chosen: Choices) -> KeptVersion | None:
     """The version that experts are added to; None for a merge.
 
     Raises:
@@ -154,7 +154,7 @@ def version(folder: Path | None, add: Sequence[str], experts: Sequence[str], cho
     return found
 
 
-def again(version: Kept, texts: Texts) -> dict[str, Corpus]:
+def again(version: KeptVersion, texts: Texts) -> dict[str, Corpus]:
     """Old domain -> its texts, for scores."""
     files = texts.files
     slots = {slot.record.domain: slot.trained for slot in version.slots}

@@ -115,7 +115,6 @@ def merge(
 
     from moerge.merging import arguments
     from moerge.merging import dry_run as dry
-    from moerge.merging.adding import add as run_add
     from moerge.merging.costs import Costs
     from moerge.merging.merge import MergeSettings
     from moerge.merging.merge import merge as run_merge
@@ -149,16 +148,13 @@ def merge(
         keep_statistics=keep_statistics,
     )
     report: Report | Costs
-    if version is None:
-        sources = arguments.sources("--expert", expert or (), texts, license or ())
-        report = (dry.merge if dry_run else run_merge)(sources, out, settings, say)
+    again = {} if version is None else arguments.again(version, texts)
+    option, named = ("--expert", expert) if version is None else ("--add", add)
+    sources = arguments.sources(option, named or (), texts, license or (), again)
+    if dry_run:
+        report = dry.merge(sources, out, settings, say, version)
     else:
-        again = arguments.again(version, texts)
-        sources = arguments.sources("--add", add or (), texts, license or (), again)
-        if dry_run:
-            report = dry.add(sources, version, out, settings, say)
-        else:
-            report = run_add(sources, version, out, settings, say, again)
+        report = run_merge(sources, out, settings, say, version, again)
     if as_json:
         show_json(report.to_json())
         return

@@ -10,17 +10,18 @@ import torch
 from moerge.documents.shards import enough
 from moerge.experts.sample import need_of as fitting_need
 from moerge.experts.sample import tokens_that_fit
-from moerge.files import LOCK
+from moerge.files import LOCK, work_folder
 from moerge.memory.machine import free_for
 from moerge.memory.needs import Need, merging, solving
 from moerge.memory.shapes import Shape
-from moerge.merging import adding
+from moerge.merging.checks import check
 from moerge.merging.costs import Costs, PassCost
-from moerge.merging.job import Job, MergeSettings, Source
-from moerge.merging.kept import Kept
 from moerge.merging.local import LocalTrunk
-from moerge.merging.merge import check
+from moerge.merging.merge import settings_of
 from moerge.merging.prompts import Prompts, checked, require_memory
+from moerge.merging.record import KeptVersion
+from moerge.merging.settings import MergeSettings, Source
+from moerge.merging.texts import read_text
 from moerge.models.bounds import feature_exponents, input_exponents
 from moerge.models.expert_folder import DenseExpert
 from moerge.statistics.contribution import room_of
@@ -35,38 +36,28 @@ def merge(
     out: Path,
     settings: MergeSettings | None = None,
     say: Callable[[str], None] = lambda text: None,
+    version: KeptVersion | None = None,
 ) -> Costs:
-    """Checks a merge, and tells its costs; arguments and errors are those of `moerge.merging.merge.merge`."""
-    job = Job(out, settings or MergeSettings(), say)
-    return _costs(job, sources, check(job, sources))
-
-
-def add(
-    sources: Sequence[Source],
-    version: Kept,
-    out: Path,
-    settings: MergeSettings | None = None,
-    say: Callable[[str], None] = lambda text: None,
-) -> Costs:
-    """Checks an addition, and tells its costs; arguments and errors are those of `moerge.merging.adding.add`."""
-    job = adding.job_of(version, out, settings or MergeSettings(), say)
-    return _costs(job, sources, adding.check(job, version, sources), version.trunk)
-
-
-def _costs(job: Job, sources: Sequence[Source], disk: int, trunk: LocalTrunk | None = None) -> Costs:
-    """`trunk`: of the version that experts are added to; None: one is merged."""
-    recipe, texts, passes = job.settings.recipe, [_Text.of(job, source) for source in sources], _Passes(job)
-    experts, solved = [each.expert for each in texts], METHODS[recipe.method].solved and trunk is None
-    found = [passes.cost(each, _trunk_pass(job, each.expert)) for each in texts if solved]
-    found += [passes.cost(each, _router_pass(job, each.expert, trunk)) for each in texts]
+    """Checks a merge or an addition, and tells its costs; arguments and errors are those of `moerge.merging.merge`."""
+    settings = settings_of(out, settings or MergeSettings(), version)
+    disk, trunk = check(sources, out, settings, version), None if version is None else version.trunk
+    texts, passes = [_Text.of(settings, source, say) for source in sources], _Passes(settings)
+    experts, solved = [each.expert for each in texts], METHODS[settings.recipe.method].solved and trunk is None
+    costs = [passes.cost(each, _trunk_pass(settings, each.expert)) for each in texts if solved]
+    costs += [passes.cost(each, _router_pass(settings, each.expert, trunk)) for each in texts]
     memory = {each.writing.work: each.writing.total() for each in texts if each.writing is not None}
-    memory |= {need.work: need.total(tokens) for need, tokens in _other_steps(job, experts, trunk)}
-    return Costs(str(job.out), found, memory, disk, [*_unknown(job, texts)])
+    memory |= {need.work: need.total(tokens) for need, tokens in _other_steps(settings, experts, trunk)}
+    return Costs(str(out), costs, memory, disk, [*_unknown(out, texts)])
 
 
-def _other_steps(job: Job, experts: Sequence[DenseExpert], trunk: LocalTrunk | None) -> Iterator[tuple[Need, int]]:
-    """The memory of the steps that read no text for sums, each with a number of tokens; arguments: see `_costs`."""
-    recipe, settings = job.settings.recipe, job.settings
+def _other_steps(
+    settings: MergeSettings, experts: Sequence[DenseExpert], trunk: LocalTrunk | None
+) -> Iterator[tuple[Need, int]]:
+    """The memory of the steps that read no text for sums, each with a number of tokens.
+
+    `trunk`: of the version that experts are added to; None: one is merged.
+    """
+    recipe = settings.recipe
     shape, cores = Shape.of(experts[0].config, _widest(experts)), torch.get_num_threads()
     if trunk is None:
         yield merging(shape, len(experts), METHODS[recipe.method], cores), 0
@@ -94,34 +85,34 @@ class _Text:
     writing: Need | None = None
 
     @classmethod
-    def of(cls, job: Job, source: Source) -> Self:
+    def of(cls, settings: MergeSettings, source: Source, say: Callable[[str], None]) -> Self:
         if not isinstance(source.corpus, Prompts):
-            return cls(source.expert, job.surveyed(source).tokens)
-        checked(source.expert, source.corpus, job.settings.statistics.context)
-        return cls(source.expert, source.corpus.tokens, require_memory(source.expert, job.settings.computing.device))
+            return cls(source.expert, read_text(source, settings, say).tokens)
+        checked(source.expert, source.corpus, settings.statistics.context)
+        return cls(source.expert, source.corpus.tokens, require_memory(source.expert, settings.computing.device))
 
 
-def _trunk_pass(job: Job, own: DenseExpert) -> TrunkPass:
+def _trunk_pass(settings: MergeSettings, own: DenseExpert) -> TrunkPass:
     exponents = input_exponents(own.checkpoint, own.family, own.config)
-    return TrunkPass(own.folder, exponents, job.settings.statistics.precision, job.settings.computing.device)
+    return TrunkPass(own.folder, exponents, settings.statistics.precision, settings.computing.device)
 
 
-def _router_pass(job: Job, own: DenseExpert, trunk: LocalTrunk | None) -> RouterPass:
+def _router_pass(settings: MergeSettings, own: DenseExpert, trunk: LocalTrunk | None) -> RouterPass:
     """Under the trunk, or the expert's own, which has the same shapes."""
     path = own.folder if trunk is None else trunk.path
     exponents = feature_exponents(own.checkpoint, own.family, own.config) if trunk is None else trunk.exponents
-    return RouterPass(own.folder, path, exponents, job.settings.statistics.precision, job.settings.computing.device)
+    return RouterPass(own.folder, path, exponents, settings.statistics.precision, settings.computing.device)
 
 
 @dataclass
 class _Passes:
     """The costs of passes. The experts are alike, so a kind's pace is measured once for a number of threads."""
 
-    job: Job
+    settings: MergeSettings
     _paces: dict[tuple[type[Pass], int], float] = field(default_factory=dict)
 
     def cost(self, text: _Text, work: Pass) -> PassCost:
-        settings, computing = self.job.settings.statistics, self.job.settings.computing
+        settings, computing = self.settings.statistics, self.settings.computing
         kind: Literal["trunk", "router"] = "trunk" if isinstance(work, TrunkPass) else "router"
         threads, room = room_of(work, settings, computing, text.tokens)
         busy = min(threads, max(1, text.tokens // enough(int(text.expert.config.hidden_size))))
@@ -139,9 +130,10 @@ class _Passes:
         )
 
 
-def _unknown(job: Job, texts: Sequence[_Text]) -> Iterator[str]:
+def _unknown(out: Path, texts: Sequence[_Text]) -> Iterator[str]:
     yield "Not included: the time of other steps than the passes, and scores."
     if written := [each.expert.domain for each in texts if each.writing is not None]:
         yield f"Unknown: the time to write the text of {', '.join(written)}; its tokens are the number asked for."
-    if any(path.name != LOCK for path in job.work.glob("*")):
-        yield f"Included: work that an interrupted run has done; it is in {job.work}."
+    work = work_folder(out)
+    if any(path.name != LOCK for path in work.glob("*")):
+        yield f"Included: work that an interrupted run has done; it is in {work}."

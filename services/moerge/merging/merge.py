@@ -1,23 +1,24 @@
 """A merge on one machine, from experts and texts to a published version, by the steps of the service."""
 
-from collections.abc import Callable, Sequence
+import shutil
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from moerge.documents.corpus import Corpus
 from moerge.errors import MoergeError
-from moerge.experts.fitting import require_fittable
-from moerge.files import alone
-from moerge.merging.job import Job, MergeSettings, Source
-from moerge.merging.kept import TRUNK, keep, kept_expert
-from moerge.merging.local import LocalTrunk, local_trunk, local_version
+from moerge.files import LOCK, alone, atomic_file, work_folder
+from moerge.merging.assemble import Assembled, assemble
+from moerge.merging.checks import check
+from moerge.merging.record import KeptExpert, KeptVersion, Record, keep, kept_expert, share, windows_digest
 from moerge.merging.report import DomainCounts, Report
-from moerge.merging.scores import HeldOut, scores
-from moerge.merging.texts import Survey
-from moerge.models.expert_folder import DenseExpert
-from moerge.statistics.contribution import trunk_contribution
-from moerge.trunk.methods.registry import METHODS, require_options
+from moerge.merging.scores import HeldOut, Scored, scores
+from moerge.merging.settings import MergeSettings, Source
+from moerge.merging.texts import read_corpus, read_text
+from moerge.scoring.perplexity import Score
+from moerge.versions.card_scores import CARD_FILE, scored_card
 from moerge.versions.files import REPORT_FILE
-from moerge_proto.trunks import TrunkOptions
-from moerge_proto.versions import SolveReport
+from moerge_proto.records import RECORD_FILE, read_record
+from moerge_proto.versions import Lineage, SolveReport
 
 __all__ = ["MergeSettings", "Source", "merge"]
 
@@ -27,101 +28,144 @@ def merge(
     out: Path,
     settings: MergeSettings | None = None,
     say: Callable[[str], None] = lambda text: None,
+    version: KeptVersion | None = None,
+    texts: Mapping[str, Corpus] | None = None,
 ) -> Report:
-    """Merges experts into a version in the folder `out`; an interrupted run continues.
+    """Merges experts into a version in the folder `out`, or adds them to one; an interrupted run continues.
+
+    For an addition the version's experts and texts aren't needed. Its files of the trunk and of experts are linked, not
+    copied.
 
     Args:
-        sources: in slot order.
-        out: a new folder, or that of an interrupted run of the same merge.
-        settings: by default the recommended recipe.
+        sources: the experts, in slot order.
+        out: a new folder, or that of an interrupted run of the same work.
+        settings: by default the recommended recipe. An addition has the version's own in place of those that determine
+            a version.
         say: gets other messages.
+        version: that the experts are added to; its files stay as they are. None: the experts are merged.
+        texts: domain of the version -> the texts of its merge, to score its held-out ones again.
 
     Raises:
         MoergeError: an expert, a text, an option or the machine is unsuitable; names it and the remedy.
     """
-    job = Job(out, settings or MergeSettings(), say)
-    with alone(job.work):
-        return _merged(job, sources)
-
-
-def _merged(job: Job, sources: Sequence[Source]) -> Report:
-    settings, experts = job.settings, [source.expert for source in sources]
-    check(job, sources)
-    surveys = [job.surveyed(source) for source in sources]
-    trunk = _trunk(job, experts, surveys)
-    members = [job.expert(own, each, trunk) for own, each in zip(experts, surveys, strict=True)]
-    parts = [job.contribution(own, each, trunk) for own, each in zip(members, surveys, strict=True)]
-    lineage, inputs = local_version(members, trunk, parts, settings.recipe.solve)
-    job.publish(lineage, inputs, {})
-    held_out = [HeldOut(each.scored, own.folder) for own, each in zip(experts, surveys, strict=True)]
-    found = scores(held_out, job.out, settings.computing, job.say)
-    report = Report.of(
-        str(job.out),
-        [own.domain for own in experts],
-        [DomainCounts(each.documents, each.tokens) for each in surveys],
-        [each.domain for each in found],
-        SolveReport.model_validate_json((job.out / REPORT_FILE).read_text(encoding="utf-8")),
-        generated=[source.expert.domain for source in sources if source.generated],
-    )
-    job.score_card(report)
-    if settings.keep_statistics:
-        kept = [
-            kept_expert(slot.record, own.windows, each.expert, generated=source.generated)
-            for slot, source, own, each in zip(inputs.slots, sources, held_out, found, strict=True)
-        ]
-        keep(job.work, job.record(kept, [kept_expert(each) for each in trunk.contains]), inputs.slots)
-    else:
-        job.clear()
+    settings, work = settings_of(out, settings or MergeSettings(), version), work_folder(out)
+    with alone(work):
+        check(sources, out, settings, version)
+        read = [read_text(source, settings, say, work) for source in sources]
+        experts = [source.expert for source in sources]
+        kept = None if version is None else version.parts
+        made = assemble(experts, [each.text for each in read], settings, work, kept, say=say)
+        if not _is_written(out, made.lineage):
+            made.write(out, settings.computing.progress, None if version is None else version.folder)
+        held_out = [] if version is None else _held_out_again(version.record.experts, settings, say, texts or {})
+        held_out += [HeldOut(each.scored, source.expert.folder) for source, each in zip(sources, read, strict=True)]
+        scored = scores(held_out, out, settings.computing, say)
+        members = _members(made, sources, version, held_out, scored)
+        report = _report(out, made, members, scored, version)
+        _score_card(out, report)
+        if settings.keep_statistics:
+            if version is not None:
+                share(version, work)
+            merged = [kept_expert(record) for record in made.trunk.contains]
+            keep(work, Record.of(settings, members, merged), made.inputs.slots)
+        else:
+            _clear(work)
     return report
 
 
-def check(job: Job, sources: Sequence[Source]) -> int:
-    """Checks output, options, experts and disk; returns the missing bytes on it.
+def settings_of(out: Path, settings: MergeSettings, version: KeptVersion | None) -> MergeSettings:
+    """The settings of a merge, or of an addition to a version.
 
     Raises:
-        MoergeError: as in `merge`.
+        MoergeError: the output is the version's folder.
     """
-    settings, experts = job.settings, [source.expert for source in sources]
-    job.check_out()
-    _check_options(settings, sources)
-    job.check_experts(experts if settings.base is None else [*experts, settings.base])
-    return job.check_disk(sources)
+    if version is None:
+        return settings
+    if out.resolve() == version.folder.resolve():
+        raise MoergeError("is the folder of --from", where=f"--out {out}", todo="name a new folder")
+    return version.settings(settings)
 
 
-def _check_options(settings: MergeSettings, sources: Sequence[Source]) -> None:
-    recipe = settings.recipe
-    if len(sources) < 2:
-        raise MoergeError("a merge needs two experts or more", where="--expert", todo="name each: NAME=DIR")
-    if recipe.solve.top_k > len(sources):
-        found = f"{recipe.solve.top_k} experts per token, of {len(sources)}"
-        raise MoergeError(found, where="--k", todo=f"give a number between 1 and {len(sources)}")
-    if recipe.solve.lambda_scale == "auto":
-        todo = "give a number with --lambda, in the scale absolute or relative"
-        raise MoergeError("a merge on one machine has no tuning split", where="--lambda-scale auto", todo=todo)
-    require_options(METHODS[recipe.method], _trunk_options(settings))
-    if recipe.fit:
-        for source in sources:
-            require_fittable(source.expert.config, source.expert.folder)
+def _is_written(out: Path, lineage: Lineage) -> bool:
+    """Tell whether an interrupted run has written the version.
+
+    Raises:
+        MoergeError: the output is another version.
+    """
+    if not (out / RECORD_FILE).is_file():
+        return False
+    if read_record(out) != lineage:
+        raise MoergeError("contains another version", where=str(out), todo="name a new folder, or remove it")
+    return True
 
 
-def _trunk_options(settings: MergeSettings) -> TrunkOptions:
-    base = settings.base
-    return settings.trunk if base is None else settings.trunk.model_copy(update={"base": base.digest})
+def _held_out_again(
+    experts: Sequence[KeptExpert], settings: MergeSettings, say: Callable[[str], None], texts: Mapping[str, Corpus]
+) -> list[HeldOut]:
+    """Held-out windows of a version's domains, none without their texts, and their experts' scores on them."""
+    missing = [expert.domain for expert in experts if expert.domain not in texts]
+    if settings.scored_tokens and missing:
+        say(f"not scored, for want of held-out text: {', '.join(missing)}; give their --text of the merge again")
+    return [_again(expert, settings, say, texts.get(expert.domain)) for expert in experts]
 
 
-def _trunk(job: Job, experts: Sequence[DenseExpert], surveys: Sequence[Survey]) -> LocalTrunk:
-    settings, parts = job.settings, list[Path]()
-    if METHODS[settings.recipe.method].solved:
-        for own, each in zip(experts, surveys, strict=True):
-            path = job.work / f"trunk-{own.domain}.safetensors"
-            statistics, computing = settings.statistics, settings.computing
-            parts.append(trunk_contribution(own, each.texts, path, statistics, computing, settings.rare_below))
-    return local_trunk(
-        experts,
-        job.work / TRUNK,
-        settings.recipe.method,
-        parts,
-        settings.trunk,
-        base=settings.base,
-        progress=job.progress,
+def _again(expert: KeptExpert, settings: MergeSettings, say: Callable[[str], None], corpus: Corpus | None) -> HeldOut:
+    nothing = HeldOut((), Score(0.0, 0))
+    if corpus is None or not settings.scored_tokens:
+        return nothing
+    windows = read_corpus(expert.domain, corpus, settings).scored
+    if expert.score is None or not windows or windows_digest(windows) != expert.score.windows:
+        found = "its held-out text isn't that of its merge; give the same --text, --chat and --scored-tokens"
+        say(f"{expert.domain}: not scored: {found}")
+        return nothing
+    return HeldOut(windows, Score(expert.score.nll, expert.score.tokens))
+
+
+def _members(
+    made: Assembled,
+    sources: Sequence[Source],
+    version: KeptVersion | None,
+    held_out: Sequence[HeldOut],
+    scored: Sequence[Scored],
+) -> list[KeptExpert]:
+    """The version's experts, in slot order, for the record."""
+    old = [] if version is None else version.record.experts
+    new = zip(made.inputs.slots[len(old) :], sources, held_out[len(old) :], scored[len(old) :], strict=True)
+    return [
+        *old,
+        *(
+            kept_expert(slot.record, own.windows, score.expert, generated=source.generated)
+            for slot, source, own, score in new
+        ),
+    ]
+
+
+def _report(
+    out: Path, made: Assembled, members: Sequence[KeptExpert], scored: Sequence[Scored], version: KeptVersion | None
+) -> Report:
+    counts = {each.domain: DomainCounts(each.documents, each.tokens) for each in made.inputs.contributed}
+    merged = {record.digest for record in made.trunk.contains}
+    late = [] if version is None else [each.domain for each in members if each.original not in merged]
+    return Report.of(
+        str(out),
+        made.lineage.domains,
+        [counts[domain] for domain in made.lineage.domains],
+        [each.domain for each in scored],
+        SolveReport.model_validate_json((out / REPORT_FILE).read_text(encoding="utf-8")),
+        generated=[each.domain for each in members if each.generated],
+        newcomers=late,
     )
+
+
+def _score_card(out: Path, report: Report) -> None:
+    """Puts the scores into the model card."""
+    path = out / CARD_FILE
+    card = scored_card(path.read_text(encoding="utf-8"), report.card_scores)
+    with atomic_file(path) as file:
+        file.write(card.encode())
+
+
+def _clear(work: Path) -> None:
+    for path in work.iterdir():
+        if path.name != LOCK:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()

@@ -30,7 +30,7 @@ class Tokens:
     @property
     def count(self) -> int:
         """Number of tokens that count."""
-        return sum(self.mask)
+        return len(self.ids) if self.counted is None else sum(self.counted)
 
     @property
     def signed(self) -> list[int]:

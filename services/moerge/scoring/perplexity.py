@@ -63,7 +63,7 @@ class Window:
     @property
     def scored(self) -> int:
         """Number of scored tokens."""
-        return sum(self.predicts)
+        return self.tokens[max(1, len(self.tokens) - self.new) :].count
 
     @property
     def predicts(self) -> list[bool]:
@@ -89,7 +89,7 @@ def load(folder: Path, dtype: torch.dtype = torch.float32, device: str = "cpu") 
     return model
 
 
-def windows(documents: Sequence[Tokens], context: int, stride: int) -> list[Window]:
+def windows(documents: Iterable[Tokens], context: int, stride: int) -> list[Window]:
     """Cuts documents into windows of at most `context` tokens that advance by `stride`.
 
     Every token except a document's first is scored exactly once, with at least context - stride tokens before it if the
@@ -98,18 +98,21 @@ def windows(documents: Sequence[Tokens], context: int, stride: int) -> list[Wind
     Raises:
         ValueError: stride is not between 1 and context - 1.
     """
+    return list(each_window(documents, context, stride))
+
+
+def each_window(documents: Iterable[Tokens], context: int, stride: int) -> Iterator[Window]:
+    """`windows`, one at a time."""
     if not 1 <= stride < context:
         raise ValueError(f"expected a stride between 1 and context - 1 = {context - 1}, found {stride}")
-    cut = []
     for number, document in enumerate(documents):
         done = 1
         for start in range(0, max(len(document) - 1, 0), stride):
             end = min(start + context, len(document))
-            cut.append(Window(document[start:end], end - done, number))
+            yield Window(document[start:end], end - done, number)
             done = end
             if end == len(document):
                 break
-    return cut
 
 
 def logits(model: PreTrainedModel, rows: Rows) -> Tensor:

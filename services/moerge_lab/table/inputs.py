@@ -9,6 +9,7 @@ from moerge.errors import MoergeError
 from moerge.files import cache_folder
 from moerge.models.sources import checkpoint_folder
 from moerge.progress import progress
+from moerge.scoring.draw import Cut
 from moerge.scoring.perplexity import Window
 from moerge.settings import named_values, single_values
 from moerge_lab.demo import corpora
@@ -18,7 +19,7 @@ from moerge_lab.table.options import Given
 from moerge_lab.table.presets import PRESETS, Preset
 from moerge_lab.table.runs import reference
 from moerge_lab.table.table import Run, Table
-from moerge_lab.table.texts import Cut, Sources, Split, read_elsewhere, read_texts, require_one_tokenizer, switched
+from moerge_lab.table.texts import Sources, Split, read_elsewhere, read_texts, require_one_tokenizer, switched
 from moerge_proto.records import RECORD_FILE, TunedMixture, TunedModel, read_record
 from moerge_proto.versions import Lineage
 

@@ -8,10 +8,11 @@ import torch
 
 from moerge.errors import MoergeError
 from moerge.progress import Progress
+from moerge.scoring.draw import Cut
 from moerge_lab.demo import corpora
 from moerge_lab.demo.smollm import END
 from moerge_lab.demo.train import DEMO, Phase, Scratch, Trained, Training, train
-from moerge_lab.table.texts import Cut, Sources
+from moerge_lab.table.texts import Sources
 
 
 @dataclass(frozen=True)

@@ -1,25 +1,22 @@
 """The table's texts: documents of each domain as token ids, some of them held out."""
 
-import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, cycle
 from pathlib import Path
 from typing import Literal
 
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
-
-from moerge.documents.files import data_files
-from moerge.documents.reader import BadLines, as_text, documents
-from moerge.documents.splits import HELD_OUT_SHARE, split_digest, split_of
+from moerge.documents.corpus import Corpus
+from moerge.documents.text import Entry
 from moerge.errors import IncompatibleExpertError, MoergeError
-from moerge.models.adapters import tokenizer_folder
 from moerge.models.config import require_same_tokenizer
 from moerge.models.tokens import Tokens
-from moerge.scoring.perplexity import Window, windows
+from moerge.scoring.draw import Cut, spread
+from moerge.scoring.perplexity import Window
 from moerge_lab.recipes.base import NO_ROWS
 from moerge_lab.table.measure import Texts
 from moerge_lab.training.batches import joined
+from moerge_lab.training.inputs import end_of_text
 
 Split = Literal["heldout", "tuning"]
 """The scored text: held out for reports, or for the choice of settings."""
@@ -44,15 +41,6 @@ class Sources:
     training: Sequence[str] = ()
 
 
-@dataclass(frozen=True)
-class Cut:
-    """Windows of `context` tokens that advance by `stride`, about `tokens` scored tokens per domain."""
-
-    context: int = 256
-    stride: int = 128
-    tokens: int = 20_000
-
-
 def read_texts(name: str, sources: Sources, cut: Cut, split: Split = "heldout", *, training: bool = False) -> Texts:
     """A domain's documents, tokenized by its expert's tokenizer.
 
@@ -63,31 +51,30 @@ def read_texts(name: str, sources: Sources, cut: Cut, split: Split = "heldout", 
     Raises:
         MoergeError: a file can't be read, or a part is empty.
     """
-    own, other = _texts("--text", sources.text), _texts("--other", sources.other)
-    held = _texts("--held-out", sources.held_out) or [text for text in own if is_held_out(text)]
-    apart = set(held)
-    own = [text for text in own if text not in apart]
-    tuning = _texts("--tuning", sources.tuning) or tuning_part(own)
-    apart.update(tuning)
+    files = _Files(sources.expert, None if _further(sources) else cut.context)
+    own, other = files.read("--text", sources.text), files.read("--other", sources.other)
+    held = files.read("--held-out", sources.held_out) or [entry for entry in own if entry.split == "held-out"]
+    own = _without(own, held)
+    tuning = files.read("--tuning", sources.tuning) or tuning_part(own)
+    apart = [*held, *tuning]
     if split == "tuning":
-        held, tuning = tuning, tuning_part([text for text in own if text not in apart])
-        apart.update(tuning)
-    tokenizer = _tokenizer(sources.expert)
-    scored = _windows(tokenizer, held, cut)
+        held, tuning = tuning, tuning_part(_without(own, apart))
+        apart += tuning
+    scored = cut.drawn(_tokens(held))
     if not scored:
         what = "held out" if split == "heldout" else "for tuning"
         todo = "give more text, or name files with --held-out"
         raise MoergeError(f"no document of two tokens is {what}", where=name, todo=todo)
-    statistics, further = ([text for text in texts if text not in apart] for texts in (own, other))
+    statistics, further = _without(own, apart), _without(other, apart)
     for option, given, left in (("--text", sources.text, statistics), ("--other", sources.other, further)):
         if given and not left:
             raise MoergeError("all text is held out", where=f"{option} {name}", todo="give more, or other, text")
-    own_pieces, other_pieces = (_pieces(tokenizer, texts, cut.context) for texts in (statistics, further))
-    settings = _windows(tokenizer, tuning, replace(cut, tokens=TUNING_TOKENS))
+    settings = replace(cut, tokens=TUNING_TOKENS).drawn(_tokens(tuning))
     rows = NO_ROWS
     if training:
-        pooled = [text for text in _texts("--text", sources.training) if text not in apart] or statistics
-        rows = joined(tokenizer(pooled)["input_ids"], tokenizer.eos_token_id, cut.context)
+        pooled = _without(files.read("--text", sources.training), apart) or statistics
+        rows = joined([tokens.ids for tokens in _tokens(pooled)], end_of_text(sources.expert), cut.context)
+    own_pieces, other_pieces = _pieces(statistics, cut.context), _pieces(further, cut.context)
     return Texts(sources.expert, scored, own_pieces, other_pieces, settings, rows)
 
 
@@ -111,9 +98,9 @@ def require_one_tokenizer(sources: Mapping[str, Sources]) -> None:
 
 def read_elsewhere(expert: Path, files: Sequence[str], cut: Cut, split: Split = "heldout") -> list[Window]:
     """Windows of text of no domain, tokenized by an expert's tokenizer; a tenth of its documents is for tuning."""
-    every = _texts("--elsewhere", files)
+    every = _Files(expert).read("--elsewhere", files)
     tuning = tuning_part(every)
-    return _windows(_tokenizer(expert), tuning if split == "tuning" else [t for t in every if t not in tuning], cut)
+    return cut.drawn(_tokens(tuning if split == "tuning" else _without(every, tuning)))
 
 
 def read_targets(sources: Mapping[str, Sources], cut: Cut, split: Split) -> tuple[dict[str, Texts], list[Window]]:
@@ -127,58 +114,54 @@ def read_targets(sources: Mapping[str, Sources], cut: Cut, split: Split) -> tupl
     """
     targets, generic = dict[str, Texts](), list[Window]()
     for name, each in sources.items():
-        own, other = read_texts(name, replace(each, other=()), cut, split, training=True), _texts("--other", each.other)
+        own = read_texts(name, replace(each, other=()), cut, split, training=True)
         generic += [replace(window, document=window.document + _NEXT * len(targets)) for window in own.held_out]
-        sample = [text for text in other if is_held_out(text)]
-        scored = [text for text in other if not is_held_out(text)]
+        other = _Files(each.expert).read("--other", each.other)
+        sample = [entry for entry in other if entry.split == "held-out"]
+        scored = _without(other, sample)
         tuning = tuning_part(scored)
-        apart, tokenizer = set(tuning), _tokenizer(each.expert)
-        scored = tuning if split == "tuning" else [text for text in scored if text not in apart]
-        held_out, pieces = _windows(tokenizer, scored, cut), _pieces(tokenizer, sample, cut.context)
+        scored = tuning if split == "tuning" else _without(scored, tuning)
+        held_out, pieces = cut.drawn(_tokens(scored)), _pieces(sample, cut.context)
         if not held_out or not pieces:
             raise MoergeError("has too few documents", where=f"--other {name}", todo="give more text")
         targets[name] = replace(own, held_out=held_out, statistics=pieces, tuning=())
     return targets, spread(generic, cut.tokens)
 
 
-def is_held_out(text: str) -> bool:
-    """Tell whether a document is in the held-out tenth: a function of its text alone."""
-    return split_of(split_digest(text), 0, HELD_OUT_SHARE) == "held-out"
-
-
-def tuning_part(texts: Sequence[str]) -> list[str]:
+def tuning_part(documents: Sequence[Entry]) -> list[Entry]:
     """The tenth of the documents with the highest digests; of two or more at least one."""
-    ordered = sorted(set(texts), key=split_digest)
+    ordered = sorted({entry.digest: entry for entry in documents}.values(), key=lambda entry: entry.place)
     return ordered[len(ordered) - max(len(ordered) // 10, len(ordered) > 1) :]
 
 
-def _texts(option: str, sources: Sequence[str]) -> list[str]:
-    if not sources:
-        return []
-    return list(filter(None, documents(data_files(*sources, option=option), "text", as_text, BadLines())))
+class _Files:
+    """Reads files for an expert's tokenizer, without bad documents; a few documents in pieces of `context` tokens."""
+
+    def __init__(self, expert: Path, context: int | None = None) -> None:
+        self._expert, self._context = expert, context
+        self._corpus: Corpus | None = None
+
+    def read(self, option: str, files: Sequence[str]) -> list[Entry]:
+        if not files:
+            return []
+        if self._corpus is None:
+            self._corpus = Corpus(files, self._expert, bad_share=0, option=option)
+        return list(self._corpus.of(files, option).read(context=self._context).documents())
 
 
-def _tokenizer(expert: Path) -> PreTrainedTokenizerBase:
-    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-        tokenizer_folder(expert), local_files_only=True, trust_remote_code=False
-    )
-    return tokenizer
+def _further(sources: Sources) -> bool:
+    """Whether the domain has other files than its text, whose documents are compared with the text's."""
+    return any((sources.held_out, sources.other, sources.tuning, sources.training))
 
 
-def _windows(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], cut: Cut) -> list[Window]:
-    rows = [Tokens(tokenizer(text)["input_ids"]) for text in texts]
-    return spread(windows(rows, cut.context, cut.stride), cut.tokens)
+def _tokens(documents: Sequence[Entry]) -> list[Tokens]:
+    return [entry.tokens() for entry in documents]
 
 
-def spread(cut: Sequence[Window], tokens: int) -> list[Window]:
-    """Windows with about `tokens` scored tokens, drawn with equal probability."""
-    taken, chosen = 0, set[int]()
-    for number in random.Random(0).sample(range(len(cut)), len(cut)):  # noqa: S311  # no secret
-        if taken >= tokens:
-            break
-        chosen.add(number)
-        taken += cut[number].scored
-    return [window for number, window in enumerate(cut) if number in chosen]
+def _without(documents: Sequence[Entry], others: Sequence[Entry]) -> list[Entry]:
+    """The documents with other texts."""
+    digests = {entry.digest for entry in others}
+    return [entry for entry in documents if entry.digest not in digests]
 
 
 def switched(domains: Mapping[str, Texts], cut: Cut) -> dict[str, Texts]:
@@ -213,7 +196,6 @@ def _behind_others(cut: Mapping[str, Sequence[Window]], half: int, tokens: int) 
     return found
 
 
-def _pieces(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], context: int) -> list[list[int]]:
+def _pieces(documents: Sequence[Entry], context: int) -> list[list[int]]:
     """Documents of token ids; a document longer than the context is cut."""
-    rows = tokenizer(list(texts))["input_ids"] if texts else []
-    return [ids[start : start + context] for ids in rows for start in range(0, len(ids), context)]
+    return [list(piece.ids) for tokens in _tokens(documents) for piece in tokens.pieces(context)]

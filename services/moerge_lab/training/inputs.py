@@ -10,7 +10,6 @@ from transformers import AutoTokenizer
 
 from moerge import __version__
 from moerge.documents.corpus import Corpus
-from moerge.documents.splits import HELD_OUT_SHARE, split_digest, split_of, text_digest
 from moerge.errors import MoergeError
 from moerge.models.adapters import tokenizer_folder
 from moerge.progress import Progress
@@ -40,10 +39,10 @@ def read_texts(corpus: Corpus, title: str, progress: Progress, *, held_out: bool
     """
     digest, documents = sha256(), list[Sequence[int]]()
     with progress.track(title, corpus.size(), "B") as tracker:
-        for document in corpus.documents(tracker):
-            if held_out and split_of(split_digest(document.text), 0, HELD_OUT_SHARE) == "held-out":
+        for name, split, document in corpus.documents(tracker):
+            if held_out and split == "held-out":
                 continue
-            digest.update(text_digest(document.text))
+            digest.update(name)
             documents.append(corpus.encode(document).ids)
     return Texts(digest.hexdigest(), documents)
 

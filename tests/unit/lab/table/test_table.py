@@ -12,9 +12,11 @@ import pytest
 from transformers import AutoModelForCausalLM
 from typer.main import get_command
 
+from moerge.documents.splits import SplitRule
 from moerge.errors import MoergeError
 from moerge.models.tokens import Tokens
 from moerge.progress import LogProgress
+from moerge.scoring.draw import Cut, spread
 from moerge.scoring.perplexity import Window, score, windows
 from moerge_lab.recipes.precision import Dtype
 from moerge_lab.recipes.registry import RECIPES, parse
@@ -24,7 +26,7 @@ from moerge_lab.table.measure import Settings, Texts, measure
 from moerge_lab.table.options import Given
 from moerge_lab.table.runs import possible, with_experts
 from moerge_lab.table.table import Run
-from moerge_lab.table.texts import Cut, Sources, Split, is_held_out, read_elsewhere, read_texts, spread, switched
+from moerge_lab.table.texts import Sources, Split, read_elsewhere, read_texts, switched
 from moerge_proto.options import SolveOptions
 from moerge_proto.versions import Lineage
 from support.documents import texts_of
@@ -55,6 +57,10 @@ def version_of(experts: list[Path], folder: Path) -> Path:
     )
     (version / "moerge.json").write_text(lineage.model_dump_json())
     return version
+
+
+def is_held_out(text: str) -> bool:
+    return SplitRule().split(SplitRule().named(text)[1]) == "held-out"
 
 
 def text_file(path: Path, *texts: str) -> Path:

@@ -14,10 +14,9 @@ import pytest
 
 from moerge.errors import IncompatibleExpertError, MoergeError
 from moerge.files import work_folder
-from moerge.merging.adding import add
 from moerge.merging.arguments import Choices, Texts, again, sources, version
-from moerge.merging.kept import kept
 from moerge.merging.merge import MergeSettings, merge
+from moerge.merging.record import kept
 from moerge.merging.report import Report
 from moerge.models.expert_folder import DenseExpert
 from moerge.statistics.contribution import Computing
@@ -65,7 +64,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def added(folder: Path, out: Path, *domains: str, to: Path | None = None, **how: Any) -> Report:
-    return add([source(folder, each) for each in domains], kept(to or folder / "merged"), out, **how)
+    return merge([source(folder, each) for each in domains], out, version=kept(to or folder / "merged"), **how)
 
 
 def weights(folder: Path) -> dict[str, str]:
@@ -142,11 +141,11 @@ def test_a_cut_run_goes_on(folder: Path, tmp_path: Path) -> None:
 
 # --- refusals, before anything is computed
 def test_a_domain_or_an_expert_of_the_version_is_refused(folder: Path, tmp_path: Path) -> None:
-    law = source(folder, "law-elsewhere", folder / "law.jsonl")
+    law, version, out = source(folder, "law-elsewhere", folder / "law.jsonl"), kept(folder / "merged"), tmp_path / "out"
     with pytest.raises(MoergeError, match="'law' already"):
-        add([replace(law, expert=replace(law.expert, domain="law"))], kept(folder / "merged"), tmp_path / "out")
+        merge([replace(law, expert=replace(law.expert, domain="law"))], out, version=version)
     with pytest.raises(MoergeError, match="'new' is the expert of 'law'"):
-        add([replace(law, expert=replace(law.expert, domain="new"))], kept(folder / "merged"), tmp_path / "out")
+        merge([replace(law, expert=replace(law.expert, domain="new"))], out, version=version)
     with pytest.raises(MoergeError, match="is the folder of --from"):
         added(folder, folder / "merged", "code")
     assert list(tmp_path.iterdir()) == []
@@ -156,7 +155,7 @@ def test_an_expert_that_doesn_t_fit_is_refused_by_the_field_that_differs(folder:
     expert(tmp_path / "odd", 2, **{**SMALL, "rms_norm_eps": 1e-3})
     odd = replace(source(folder, "code"), expert=DenseExpert("odd", tmp_path / "odd"))
     with pytest.raises(IncompatibleExpertError, match=r"'odd' differs .* rms_norm_eps is 0\.001"):
-        add([odd], kept(folder / "merged"), tmp_path / "out")
+        merge([odd], tmp_path / "out", version=kept(folder / "merged"))
     assert [path.name for path in tmp_path.iterdir()] == ["odd"]
 
 

@@ -11,11 +11,10 @@ from rich.console import Console
 from moerge.documents.shards import Shard
 from moerge.errors import MoergeError
 from moerge.merging import dry_run
-from moerge.merging.adding import add
 from moerge.merging.costs import Costs
-from moerge.merging.kept import kept
 from moerge.merging.merge import MergeSettings, Source, merge
 from moerge.merging.prompts import Prompts
+from moerge.merging.record import kept
 from moerge.statistics.contribution import Computing
 from moerge.statistics.streamed import Streamed
 from moerge_proto.options import PAPER, RECOMMENDED
@@ -124,18 +123,18 @@ def test_an_unsuitable_input_is_refused_as_in_the_merge(folder: Path, tmp_path: 
 def test_an_addition_has_one_pass_under_the_version_s_trunk(folder: Path, tmp_path: Path, windows: list[int]) -> None:
     merge(sources(folder), tmp_path / "merged", replace(SETTINGS, keep_statistics=True))
     before, version = files(tmp_path), kept(tmp_path / "merged")
-    costs = dry_run.add(sources(folder, "code"), version, tmp_path / "out", SETTINGS)
+    costs = dry_run.merge(sources(folder, "code"), tmp_path / "out", SETTINGS, version=version)
     assert (of(costs), list(costs.memory)) == ([("code", "router")], ["solving the routers"])
     assert files(tmp_path) == before
     windows.clear()
-    add(sources(folder, "code"), version, tmp_path / "out", SETTINGS)
+    merge(sources(folder, "code"), tmp_path / "out", SETTINGS, version=version)
     assert len(windows) == costs.passes[0].estimate.windows
     with pytest.raises(MoergeError, match="is the expert of 'law'"):
-        dry_run.add(
+        dry_run.merge(
             [replace(each, expert=replace(each.expert, domain="new")) for each in sources(folder, "law")],
-            version,
             tmp_path / "other",
             SETTINGS,
+            version=version,
         )
 
 

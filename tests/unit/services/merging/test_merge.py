@@ -19,17 +19,18 @@ from hypothesis import strategies as st
 from rich.console import Console
 from safetensors.torch import load_file, save_file
 
+from moerge.documents.conversations import Document
 from moerge.documents.corpus import Corpus
+from moerge.documents.files import DataFile
 from moerge.documents.shards import Shard
-from moerge.documents.splits import text_digest
+from moerge.documents.splits import SplitRule, text_digest
 from moerge.errors import IncompatibleExpertError, MoergeError
 from moerge.merging.local import local_trunk
 from moerge.merging.merge import MergeSettings, Source, merge
 from moerge.merging.report import DomainCounts, DomainScore, Report
-from moerge.merging.texts import Texts, survey
+from moerge.merging.texts import read_corpus
 from moerge.models.expert_folder import DenseExpert
-from moerge.models.tokens import all_counted
-from moerge.progress import NoProgress
+from moerge.models.tokens import Tokens, all_counted
 from moerge.statistics import contribution
 from moerge.statistics.accumulate import ShardSums
 from moerge.statistics.contribution import Computing, router_contribution, trunk_contribution
@@ -265,19 +266,40 @@ def test_one_plain_file_is_cut_into_pieces_that_are_documents(folder: Path, tmp_
     path = tmp_path / "law.txt"
     lines = (folder / "law.jsonl").read_text().splitlines()
     path.write_text("".join(json.loads(line)["text"] for line in lines))
-    length, settings = len(path.read_text()), StatisticsSettings(context=32)
-    found = survey("law", Texts(corpus_of(folder, "law", path), settings, 0.2), 10**6, NoProgress())
-    held_out = [tokens for tokens in found.texts.of("held-out")]
+    length = len(path.read_text())
+    settings = MergeSettings(statistics=StatisticsSettings(context=32), held_out_share=0.2, scored_tokens=10**6)
+    found = read_corpus("law", corpus_of(folder, "law", path), settings)
+    held_out = list(found.text.held_out)
     assert 10 < found.documents < length // 32
     assert found.documents + len(held_out) == -(-length // 32)
     assert found.tokens + sum(tokens.count for tokens in held_out) == length
     assert sum(window.scored for window in found.scored) == sum(tokens.count - 1 for tokens in held_out)
 
 
+def test_every_text_is_read_and_tokenised_once(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    read, encoded = list[str](), list[Document]()
+    opening, encoding = DataFile.open, Corpus.encode
+
+    def opened(file: DataFile) -> Any:
+        read.append(file.url)
+        return opening(file)
+
+    def counting(corpus: Corpus, document: Document) -> Tokens:
+        encoded.append(document)
+        return encoding(corpus, document)
+
+    monkeypatch.setattr(DataFile, "open", opened)
+    monkeypatch.setattr(Corpus, "encode", counting)
+    recipe = RECOMMENDED.model_copy(update={"method": "moerge", "fit": True})
+    merge(sources(folder), tmp_path / "out", replace(SETTINGS, recipe=recipe))
+    assert sorted(read) == [str(folder / "art.jsonl"), str(folder / "law.jsonl")]
+    assert len(encoded) == 2 * 90
+
+
 def test_many_documents_stay_whole_and_none_is_in_two_splits(folder: Path) -> None:
-    found = survey("law", Texts(corpus_of(folder, "law"), StatisticsSettings(), 0.2), 100, NoProgress())
-    held_out = {bytes(tokens.ids) for tokens in found.texts.of("held-out")}
-    kept = {bytes(tokens.ids) for tokens in found.texts}
+    found = read_corpus("law", corpus_of(folder, "law"), MergeSettings(held_out_share=0.2, scored_tokens=100))
+    held_out = {bytes(tokens.ids) for tokens in found.text.held_out}
+    kept = {bytes(tokens.ids) for tokens in found.text}
     assert (len(kept), len(kept) + len(held_out), kept & held_out) == (found.documents, 90, set())
     assert 100 <= sum(window.scored for window in found.scored) < 200
 
@@ -479,6 +501,5 @@ def test_documents_that_are_sorted_by_their_sha_256_are_split_like_others(folder
     every = sorted((f"document {number}" for number in range(2000)), key=lambda text: text_digest(text))
     share = tmp_path / "share.jsonl"
     share.write_text("".join(json.dumps({"text": text}) + "\n" for text in every[:200]))
-    corpus = Corpus([str(share)], folder / "law")
-    held = list(Texts(corpus, StatisticsSettings(context=128), 0.1).of("held-out"))
-    assert 5 <= len(held) <= 40
+    corpus = Corpus([str(share)], folder / "law", SplitRule(held_out_share=0.1))
+    assert 5 <= len(list(corpus.read().held_out)) <= 40

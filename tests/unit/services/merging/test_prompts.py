@@ -76,7 +76,7 @@ def lines(work: Path) -> list[str]:
 
 def test_texts_begin_with_the_prompts_in_turn_and_have_the_tokens_asked_for(folder: Path, tmp_path: Path) -> None:
     corpus = write(folder / "art", tmp_path / "work")
-    documents = [each.text for each in corpus.documents()]
+    documents = [document.text for _, _, document in corpus.documents()]
     assert len(documents) % BATCH == 0
     assert [text.startswith(("one", "number two")[place % 2]) for place, text in enumerate(documents)] == [True] * len(
         documents
@@ -127,7 +127,7 @@ def test_an_adapter_writes_the_texts_of_the_merged_model(folder: Path, tmp_path:
 
 
 def test_with_a_chat_template_a_prompt_is_the_user_s_turn(folder: Path, tmp_path: Path) -> None:
-    first = next(write(folder / "chat", tmp_path).documents())
+    _, _, first = next(write(folder / "chat", tmp_path).documents())
     assert first.rendered
     assert first.text.startswith("<user>one<assistant>")
     turns = json.loads(lines(tmp_path)[0])["messages"]

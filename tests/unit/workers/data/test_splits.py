@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from moerge.documents.conversations import Document
-from moerge.documents.splits import split_of
-from moerge_workers.data.splits import Data, document_mac
+from moerge.documents.splits import document_mac, split_of
+from moerge_workers.data.splits import Data
 from moerge_workers.settings import Settings
 from support.models import tokenizer
 

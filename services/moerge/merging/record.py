@@ -2,31 +2,34 @@
 
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
 from pydantic import ValidationError
 
 from moerge.documents.shards import shard_name
 from moerge.errors import MoergeError
 from moerge.files import atomic_file, file_sha256, linked, work_folder
-from moerge.merging.local import TRUNK_RECORD, LocalTrunk, kept_trunk, version_of
+from moerge.merging.assemble import TRUNK, KeptParts
+from moerge.merging.local import TRUNK_RECORD, LocalTrunk, kept_trunk
+from moerge.merging.settings import MergeSettings
 from moerge.models.expert_folder import small_files
 from moerge.models.reader import Checkpoint
 from moerge.scoring.perplexity import Score, Window
 from moerge.trunk.merge import MergedTrunk
 from moerge.versions.card import ExpertRecord
 from moerge.versions.files import expert_name
-from moerge.versions.plan import Slot, plan_version
+from moerge.versions.plan import Slot
 from moerge_proto.digests import Digest, Name
 from moerge_proto.messages import Message
 from moerge_proto.options import VersionRecipe
 from moerge_proto.records import read_record
 from moerge_proto.statistics_file import StatisticsSettings
+from moerge_proto.trunks import TrunkOptions
 from moerge_proto.versions import Lineage
 
-RECORD, EXPERTS, TRUNK = "kept.json", "experts", "trunk"
+RECORD, EXPERTS = "kept.json", "experts"
 _REMEDY = "merge the experts again into a new folder, with --keep-statistics"
 
 
@@ -71,9 +74,21 @@ class Record(Message):
     experts: list[KeptExpert]
     merged: list[KeptExpert]
 
+    @classmethod
+    def of(cls, settings: MergeSettings, experts: Sequence[KeptExpert], merged: Sequence[KeptExpert]) -> Self:
+        """The record of a merge with these settings."""
+        return cls(
+            recipe=settings.recipe,
+            statistics=settings.statistics,
+            held_out_share=settings.held_out_share,
+            rare_below=settings.rare_below,
+            experts=list(experts),
+            merged=list(merged),
+        )
+
 
 @dataclass(frozen=True)
-class Kept:
+class KeptVersion:
     """A version whose statistics are kept.
 
     Attributes:
@@ -95,21 +110,30 @@ class Kept:
         """The version's slots; their MLPs are in its files."""
         work = work_folder(self.folder)
         return [
-            Slot(each.record, Checkpoint(self.folder / expert_name(number)), work / EXPERTS / each.domain)
-            for number, each in enumerate(self.record.experts)
+            Slot(expert.record, Checkpoint(self.folder / expert_name(number)), work / EXPERTS / expert.domain)
+            for number, expert in enumerate(self.record.experts)
         ]
 
     @property
-    def earlier(self) -> dict[str, Path]:
-        """Key -> the version's file, of the trunk and the experts."""
-        lineage, inputs = version_of(
-            self.slots, self.trunk, list(self.contributions.values()), self.lineage.options, tied=self.lineage.tied
+    def parts(self) -> KeptParts:
+        """The parts that stay when experts are added."""
+        return KeptParts(self.trunk, self.slots, list(self.contributions.values()))
+
+    def settings(self, settings: MergeSettings) -> MergeSettings:
+        """These settings, with the version's own where they determine a version."""
+        record = self.record
+        return replace(
+            settings,
+            recipe=record.recipe,
+            trunk=TrunkOptions(),
+            base=None,
+            statistics=record.statistics,
+            held_out_share=record.held_out_share,
+            rare_below=record.rare_below,
         )
-        planned = plan_version(lineage, inputs).shared
-        return {file.key: path for file in planned if (path := self.folder / file.name).is_file()}
 
 
-def kept(folder: Path) -> Kept:
+def kept(folder: Path) -> KeptVersion:
     """The statistics beside a version's folder.
 
     Raises:
@@ -133,7 +157,7 @@ def kept(folder: Path) -> Kept:
         raise MoergeError("the statistics beside it are of another merge", where=where, todo=_REMEDY)
     first = work / EXPERTS / record.experts[0].domain
     trunk = kept_trunk(merged, work / TRUNK, first, [each.record for each in record.merged])
-    return Kept(folder, record, lineage, trunk, {digest: files[digest] for digest in lineage.contributions})
+    return KeptVersion(folder, record, lineage, trunk, {digest: files[digest] for digest in lineage.contributions})
 
 
 def keep(work: Path, record: Record, slots: Sequence[Slot]) -> None:
@@ -146,7 +170,7 @@ def keep(work: Path, record: Record, slots: Sequence[Slot]) -> None:
         out.write(record.model_dump_json(indent=1).encode())
 
 
-def share(version: Kept, work: Path) -> None:
+def share(version: KeptVersion, work: Path) -> None:
     """Links a version's trunk and contributions into another work folder; copies them if it is on another disk."""
     own = work_folder(version.folder)
     (work / TRUNK).mkdir(exist_ok=True)

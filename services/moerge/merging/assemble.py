@@ -1,0 +1,191 @@
+"""The assembly of a version on one machine: trunk, experts, router contributions and lineage.
+
+Merges, additions, the laboratory's recipes and its table of joining experts call `assemble`. Only the coordinator has
+steps of its own, because its parts come from other machines.
+"""
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+from torch import Tensor
+
+from moerge.documents.files import silent
+from moerge.documents.shards import shard_name
+from moerge.experts.fitting import fit
+from moerge.experts.sample import fitting_sample_that_fits
+from moerge.memory.machine import free_for
+from moerge.merging.local import LocalTrunk, given, local_trunk, slot_of, version_of
+from moerge.merging.settings import VersionSettings
+from moerge.models.expert_folder import DenseExpert
+from moerge.models.tokens import Tokens
+from moerge.progress import NoProgress, Progress
+from moerge.statistics.contribution import router_contribution, trunk_contribution
+from moerge.trunk.methods.registry import METHODS
+from moerge.versions.folder import write_version
+from moerge.versions.plan import Slot, Solution, VersionInputs, plan_version, solve_lineage
+from moerge_proto.digests import digest_of
+from moerge_proto.statistics_file import StatisticsSettings
+from moerge_proto.versions import Lineage
+
+TRUNK = "trunk"
+"""The folder of a merged trunk."""
+LEAST_DOCUMENTS = 100
+"""Least number of documents of a fit, if there are so many."""
+
+
+class StatisticsText(Protocol):
+    """A domain's documents for statistics, which can be read several times."""
+
+    def __iter__(self) -> Iterator[Tokens]: ...
+
+    def sample(self, settings: StatisticsSettings, tokens: int, least_documents: int) -> list[list[Tokens]]:
+        """The rows of each document of a sample for fitting."""
+
+
+@dataclass(frozen=True)
+class KeptParts:
+    """The parts of an earlier version that stay: its trunk, and possibly experts with their contributions."""
+
+    trunk: LocalTrunk
+    slots: Sequence[Slot] = ()
+    contributions: Sequence[Path] = ()
+
+
+@dataclass(frozen=True)
+class Assembled:
+    """An assembled version, before its routers are solved.
+
+    Attributes:
+        lineage, inputs: the arguments of `plan_version`.
+        trunk: of the version.
+        experts: the new ones, as they are in the version.
+        routers: given ones, [D, H] per layer; None: solved from the contributions.
+    """
+
+    lineage: Lineage
+    inputs: VersionInputs
+    trunk: LocalTrunk
+    experts: Sequence[DenseExpert]
+    routers: Sequence[Tensor] | None = None
+
+    def write(self, folder: Path, progress: Progress | None = None, earlier: Path | None = None) -> Path:
+        """Solves the routers, writes the version into a new folder, and returns it.
+
+        Args:
+            progress: of the solve and of the files.
+            earlier: folder of the version with the kept parts, whose files are linked, not copied.
+        """
+        progress = progress or NoProgress()
+        with progress.track("solving the routers", self.trunk.layers, "layers") as tracker:
+            solution = self._solved(lambda layer: tracker.advance(1))
+        plan = plan_version(self.lineage, self.inputs, lambda lineage, inputs: solution)
+        files = {} if earlier is None else {file.key: earlier / file.name for file in plan.shared}
+        kept = {key: path for key, path in files.items() if path.is_file()}
+        total = sum(sum(file.tensors.values()) for file in plan.files)
+        with progress.track(f"writing {folder.name}", total, "B") as tracker:
+            return write_version(plan, folder, lambda file: tracker.advance(sum(file.tensors.values())), kept)
+
+    def _solved(self, solved: Callable[[int], None]) -> Solution:
+        if self.routers is not None:
+            return given(self.routers)(self.lineage, self.inputs)
+        return solve_lineage(self.lineage, self.inputs, solved)
+
+
+def assemble(
+    experts: Sequence[DenseExpert],
+    texts: Sequence[StatisticsText],
+    settings: VersionSettings,
+    work: Path,
+    kept: KeptParts | None = None,
+    *,
+    routers: Sequence[Tensor] | None = None,
+    say: Callable[[str], None] = silent,
+) -> Assembled:
+    """Computes the parts of a version; those of an interrupted run are reused.
+
+    Args:
+        experts: new ones, in slot order, behind those that are kept.
+        texts: of each expert's domain.
+        settings: the version's choices.
+        work: existing folder of trunk, fitted experts and contributions.
+        kept: parts of an earlier version; None: a trunk is merged from the experts.
+        routers: given ones, in place of contributions and a solve.
+        say: gets a message if memory is too short for a whole fit.
+
+    Raises:
+        MoergeError: a text is too short, an option is unsuitable, or memory is short.
+    """
+    kept = kept or KeptParts(merged_trunk(experts, texts, settings, work))
+    members = list(experts)
+    if settings.recipe.fit:
+        members = [
+            fitted(expert, text, kept.trunk, settings, work, say) for expert, text in zip(experts, texts, strict=True)
+        ]
+    parts = list(kept.contributions)
+    if routers is None:
+        parts += [
+            _router_part(expert, text, kept.trunk, settings, work) for expert, text in zip(members, texts, strict=True)
+        ]
+    slots = [*kept.slots, *map(slot_of, members)]
+    lineage, inputs = version_of(slots, kept.trunk, parts, settings.recipe.solve)
+    return Assembled(lineage, inputs, kept.trunk, members, routers)
+
+
+def merged_trunk(
+    experts: Sequence[DenseExpert], texts: Sequence[StatisticsText], settings: VersionSettings, work: Path
+) -> LocalTrunk:
+    """The trunk of the experts, in the folder `trunk` of `work`; a solved one is from contributions by the texts."""
+    parts = list[Path]()
+    if METHODS[settings.recipe.method].solved:
+        for expert, text in zip(experts, texts, strict=True):
+            path = work / f"trunk-{expert.domain}.safetensors"
+            parts.append(
+                trunk_contribution(expert, text, path, settings.statistics, settings.computing, settings.rare_below)
+            )
+    return local_trunk(
+        experts,
+        work / TRUNK,
+        settings.recipe.method,
+        parts,
+        settings.trunk,
+        base=settings.base,
+        progress=settings.computing.progress,
+    )
+
+
+def fitted(
+    expert: DenseExpert,
+    text: StatisticsText,
+    trunk: LocalTrunk,
+    settings: VersionSettings,
+    work: Path,
+    say: Callable[[str], None] = silent,
+) -> DenseExpert:
+    """The expert with MLPs fitted to the trunk."""
+    statistics, computing = settings.statistics, settings.computing
+
+    def sample(tokens: int) -> list[list[Tokens]]:
+        return text.sample(statistics, tokens, LEAST_DOCUMENTS)
+
+    device = computing.device
+    documents, batches = fitting_sample_that_fits(expert, statistics, sample, device, free_for(device), say)
+    rows = [row for document in documents for row in document]
+    name = digest_of({"expert": expert.digest, "trunk": trunk.digest, "rows": shard_name(b"", rows)})
+    folder = work / f"fitted-{expert.domain}-{name[:16]}"
+    if not folder.is_dir():
+        part = work / f".{folder.name}.part"
+        total = sum(row.count for row in rows) * int(expert.config.num_hidden_layers)
+        with computing.progress.track(f"fitting MLPs of {expert.domain}", total, "tokens") as tracker:
+            fit(expert.folder, trunk.path, batches, part, device, tracker.advance)
+        os.replace(part, folder)
+    return replace(expert, folder=folder, trained=expert)
+
+
+def _router_part(
+    expert: DenseExpert, text: StatisticsText, trunk: LocalTrunk, settings: VersionSettings, work: Path
+) -> Path:
+    path = work / f"router-{expert.domain}-{trunk.digest[:16]}.safetensors"
+    return router_contribution(expert, trunk, text, path, settings.statistics, settings.computing)

@@ -1,0 +1,110 @@
+"""The checks of a merge or an addition, before anything is computed or written."""
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.filesize import decimal
+
+from moerge.errors import MoergeError
+from moerge.experts.fitted_files import fitted_bytes
+from moerge.experts.fitting import require_fittable
+from moerge.files import LOCK, work_folder
+from moerge.merging.record import KeptExpert, KeptVersion
+from moerge.merging.settings import MergeSettings, Source
+from moerge.models.expert_folder import DenseExpert, check_expert, require_finite
+from moerge.progress import Progress
+from moerge.trunk.methods.registry import METHODS, require_options
+from moerge_proto.records import RECORD_FILE
+
+
+def check(sources: Sequence[Source], out: Path, settings: MergeSettings, version: KeptVersion | None = None) -> int:
+    """Checks output, options, experts and disk; returns the missing bytes on it.
+
+    Args:
+        version: that the sources are added to; None: they are merged.
+
+    Raises:
+        MoergeError: as in `merge`.
+    """
+    _check_out(out)
+    experts = [source.expert for source in sources]
+    if version is None:
+        _check_options(settings, len(experts))
+    else:
+        _check_new(experts, version.record.experts)
+    if settings.recipe.fit:
+        for expert in experts:
+            require_fittable(expert.config, expert.folder)
+    every = experts if settings.base is None else [*experts, settings.base]
+    _check_experts(every, settings.computing.progress, None if version is None else version.trunk.config)
+    return _check_disk(experts, out, settings)
+
+
+def _check_out(out: Path) -> None:
+    """Requires a new folder, or the version of an interrupted run, which has a work folder."""
+    found, begun = _names(out), _names(work_folder(out)) - {LOCK}
+    if out.is_file() or (found and not (begun and RECORD_FILE in found)):
+        raise MoergeError("the folder is not empty", where=str(out), todo="name a new folder, or remove this one")
+
+
+def _check_options(settings: MergeSettings, experts: int) -> None:
+    recipe = settings.recipe
+    if experts < 2:
+        raise MoergeError("a merge needs two experts or more", where="--expert", todo="name each: NAME=DIR")
+    if recipe.solve.top_k > experts:
+        found = f"{recipe.solve.top_k} experts per token, of {experts}"
+        raise MoergeError(found, where="--k", todo=f"give a number between 1 and {experts}")
+    if recipe.solve.lambda_scale == "auto":
+        todo = "give a number with --lambda, in the scale absolute or relative"
+        raise MoergeError("a merge on one machine has no tuning split", where="--lambda-scale auto", todo=todo)
+    options, base = settings.trunk, settings.base
+    require_options(
+        METHODS[recipe.method], options if base is None else options.model_copy(update={"base": base.digest})
+    )
+
+
+def _check_new(experts: Sequence[DenseExpert], old: Sequence[KeptExpert]) -> None:
+    domains, digests = [each.domain for each in old], {each.original: each.domain for each in old}
+    for expert in experts:
+        if expert.domain in domains:
+            todo = f"name another domain than {', '.join(domains)}"
+            raise MoergeError(f"the version has a domain {expert.domain!r} already", where="--add", todo=todo)
+        if (same := digests.get(expert.digest)) is not None:
+            raise MoergeError(f"{expert.domain!r} is the expert of {same!r}", where="--add", todo="name another expert")
+
+
+def _check_experts(experts: Sequence[DenseExpert], progress: Progress, reference: Path | None) -> None:
+    """Requires complete and finite checkpoints of one architecture and tokenizer, by default the first one's."""
+    for number, expert in enumerate(experts):
+        first = reference or (experts[0].folder if number else None)
+        check_expert(expert.folder, first, f"expert of {expert.domain!r}")
+    total = sum(spec.bytes for expert in experts for spec in expert.checkpoint.specs.values())
+    with progress.track("checking the experts", total, "B") as tracker:
+        for expert in experts:
+            try:
+                require_finite(expert.checkpoint, tracker)
+            except MoergeError as error:
+                raise MoergeError(error.what, where=f"{expert.folder}: {error.where}", todo=error.todo) from error
+
+
+def _check_disk(experts: Sequence[DenseExpert], out: Path, settings: MergeSettings) -> int:
+    """Requires, and returns, the missing bytes of output and work.
+
+    The output has the trunk and all MLPs; the work folder a trunk and the sums, and fitted experts.
+    """
+    work, total = work_folder(out), 0
+    for expert in experts:
+        size, hidden = sum(spec.bytes for spec in expert.checkpoint.specs.values()), int(expert.config.hidden_size)
+        total += size + 8 * hidden * (hidden + 1) * int(expert.config.num_hidden_layers)
+        total += fitted_bytes(expert) if settings.recipe.fit else 0
+    total -= sum(path.stat().st_size for path in work.rglob("*") if path.is_file())  # of an interrupted run
+    free = shutil.disk_usage(next(folder for folder in work.absolute().parents if folder.is_dir())).free
+    if free < total and not _names(out):
+        found = f"output and work need up to {decimal(total)} more; {decimal(free)} are free"
+        raise MoergeError(found, where=str(work), todo="make room, or name --out on a larger disk")
+    return max(0, total)
+
+
+def _names(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()} if folder.is_dir() else set()

@@ -1,0 +1,61 @@
+"""The settings of a version's assembly and of a merge, and the sources of a merge."""
+
+from dataclasses import dataclass, field
+
+from moerge.documents.corpus import Corpus
+from moerge.documents.splits import HELD_OUT_SHARE
+from moerge.merging.prompts import Prompts
+from moerge.merging.report import SCORED_TOKENS
+from moerge.models.expert_folder import DenseExpert
+from moerge.statistics.contribution import Computing
+from moerge_proto.options import RARE_BELOW, RECOMMENDED, VersionRecipe
+from moerge_proto.statistics_file import StatisticsSettings
+from moerge_proto.trunks import TrunkOptions
+
+
+@dataclass(frozen=True)
+class Source:
+    """A domain's expert and its documents, or prompts by which the expert writes them."""
+
+    expert: DenseExpert
+    corpus: Corpus | Prompts
+
+    @property
+    def generated(self) -> bool:
+        return isinstance(self.corpus, Prompts)
+
+
+@dataclass(frozen=True)
+class VersionSettings:
+    """The choices that determine a version, and the machine's resources.
+
+    Attributes:
+        recipe: trunk method, fit, and options of the solve.
+        trunk: options of the trunk method, without its base.
+        base: the base model, for a method that takes one.
+        statistics: settings of the features.
+        rare_below: smaller token counts are withheld from trunk contributions, as in workers.
+        computing: device, threads, key of shard names, progress.
+    """
+
+    recipe: VersionRecipe = RECOMMENDED
+    trunk: TrunkOptions = field(default_factory=TrunkOptions)
+    base: DenseExpert | None = None
+    statistics: StatisticsSettings = field(default_factory=StatisticsSettings)
+    rare_below: int = RARE_BELOW
+    computing: Computing = field(default_factory=Computing)
+
+
+@dataclass(frozen=True)
+class MergeSettings(VersionSettings):
+    """The settings of a merge.
+
+    Attributes:
+        held_out_share: share of the held-out documents, which are scored.
+        scored_tokens: per domain, of held-out documents; 0: no scores.
+        keep_statistics: whether the work folder stays.
+    """
+
+    held_out_share: float = HELD_OUT_SHARE
+    scored_tokens: int = SCORED_TOKENS
+    keep_statistics: bool = False
