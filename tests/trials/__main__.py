@@ -23,6 +23,7 @@ from transformers.utils import logging as transformers_logging
 
 from moerge.experts import fitting as fit
 from moerge.files import atomic_file, cache_folder
+from moerge.merging.assemble import fitted
 from moerge.merging.local import LocalTrunk
 from moerge.models.families import EMBEDDING
 from moerge.models.reader import Checkpoint
@@ -36,7 +37,6 @@ from moerge_lab.recipes import own as moerge
 from moerge_lab.recipes import published as moerged
 from moerge_lab.recipes.base import Fleet, Model, Options, Recipe, Shared
 from moerge_lab.recipes.models import FromLogits, Routed, active_parameters
-from moerge_lab.recipes.own import fitted
 from moerge_lab.recipes.registry import parse
 from moerge_lab.table.measure import Settings, measure
 from moerge_lab.table.presets import PRESETS
@@ -103,17 +103,19 @@ def trunk_by(method: TrunkMethod) -> Callable[..., LocalTrunk]:
 def oracle_with_own(part: str, fleet: Fleet) -> Model:
     """The oracle with fitted MLPs, and each domain's own expert's tensors with `part` in their names."""
     _, options, _ = parse(FITTED)
+    settings = moerged.settings_of(fleet, moerge.PARTS.recipe(options), options)
     made = moerged.trunk_of(fleet, "regmean", options)
     merged = Checkpoint(made.path)
     models = {}
-    for slot, domain in enumerate(fleet.domains):
+    for slot, (domain, expert) in enumerate(zip(fleet.domains, moerged.experts_of(fleet), strict=True)):
         own = Checkpoint(domain.expert)
         state = {name: merged.tensor(name) for name in merged.specs}
         for name in filter(lambda name: part in name, merged.specs):
             state[name] = own.tensor(name if name in own.specs else EMBEDDING)
         trunk = fleet.work / f"trunk-{slot}"
         save_file(state, trunk)
-        models[domain.name] = load(fitted(fleet, slot, replace(made, path=trunk), options))
+        text = moerged.Documents.of(domain.statistics, options)
+        models[domain.name] = load(fitted(expert, text, replace(made, path=trunk), settings, fleet.work).folder)
     return PerDomain(models)
 
 
@@ -135,7 +137,7 @@ def limit(label: str, make: Callable[[Fleet], Model]) -> Run:
 
 DEFAULTS = (
     *map(run, ("dume", "regmean", DEFAULT, "moerge-oracle", FITTED)),
-    changed("averaged trunk", DEFAULT, moerge, "trunk_of", trunk_by("average")),
+    changed("averaged trunk", DEFAULT, moerged, "trunk_of", trunk_by("average")),
     run("moerge:discriminant=0", "the paper's routers"),
     *map(run, ("moerge:lambda=0.0001", "moerge:lambda=0.01", "moerge:k=2", "moerge:rare_below=0")),
 )
@@ -148,7 +150,7 @@ CONSTANTS = (
 )
 FITTING = (
     run(FITTED),
-    changed("head solved once", FITTED, moerge, "trunk_of", trunk_by("regmean")),
+    changed("head solved once", FITTED, moerged, "trunk_of", trunk_by("regmean")),
     changed("first matrices as they were", FITTED, fit, "_solve_first", lambda *given: None),
     changed("last layer to the residual", FITTED, fit._Fitting, "_through_head", lambda own: own._own.placed),
 )

@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers.utils.logging import disable_progress_bar
 
 from moerge.files import atomic_file, cache_folder
-from moerge.merging.local import LocalTrunk, local_trunk
+from moerge.merging.local import LocalTrunk, given, local_trunk, local_version
 from moerge.models.bounds import feature_gains
 from moerge.models.expert_folder import DenseExpert
 from moerge.models.reader import Checkpoint
@@ -27,9 +27,9 @@ from moerge.routers.influence import measure
 from moerge.scoring.perplexity import document_scores, normalised, total
 from moerge.scoring.routers import RoutingCounter
 from moerge.statistics.contribution import router_contribution, trunk_contribution
-from moerge.versions.plan import solve_routers
+from moerge.versions.folder import write_version
+from moerge.versions.plan import plan_version, solve_routers
 from moerge_lab.recipes.models import Loaded, Routed
-from moerge_lab.recipes.published import version
 from moerge_lab.table.measure import Texts
 from moerge_lab.table.presets import PRESETS
 from moerge_lab.table.texts import read_texts
@@ -123,7 +123,9 @@ class Fleet:
     def scored(self, routers: Sequence[Tensor]) -> tuple[list[float], float]:
         """Each domain's score; the largest share of a domain's tokens that go to another expert."""
         with TemporaryDirectory() as folder:
-            model = Routed.of(version(self.experts, self.trunk, routers, {}, Path(folder) / "version"))
+            lineage, inputs = local_version(self.experts, self.trunk, [])
+            plan = plan_version(lineage, inputs, given(routers))
+            model = Routed.of(write_version(plan, Path(folder) / "version"))
         scores, strayed = [], []
         for slot, texts in enumerate(self.texts):
             counter = RoutingCounter(model.model)

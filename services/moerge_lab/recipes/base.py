@@ -5,19 +5,19 @@ from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from moerge.errors import MoergeError
 from moerge.merging.local import LocalTrunk
-from moerge.models.expert_folder import DenseExpert
 from moerge.progress import NoProgress, Progress
 from moerge.scoring.perplexity import Rows, Window
 from moerge_lab.recipes.precision import Dtype
 from moerge_lab.training.job import Trained
 from moerge_lab.training.parameters import Which
+from moerge_proto.options import VersionRecipe
 
 Value = float | str
 """A number, or one of an option's words."""
@@ -155,27 +155,30 @@ def nothing_chosen(fleet: Fleet, options: Options) -> Numbers:
     return {}
 
 
-class Member(NamedTuple):
-    """An owner's part in a version: an expert with its MLPs, and the file of a router contribution."""
+TextOf = Callable[[Domain], Sequence[list[int]]]
+"""A domain's text for router contributions."""
 
-    expert: DenseExpert
-    contribution: Path
+
+def statistics_text(domain: Domain) -> Sequence[list[int]]:
+    return domain.statistics
+
+
+def other_text(domain: Domain) -> Sequence[list[int]]:
+    return domain.other
 
 
 @dataclass(frozen=True)
 class Parts:
-    """The steps of a version, so that experts can join an existing trunk.
+    """The choices of a version with a trunk and routers, which experts can join.
 
     Attributes:
-        trunk: merges the fleet's experts, in the fleet's folder.
-        contribute: the contribution of a slot's owner under any trunk.
-        solve: the routers of these members, [D, H] per layer, in their order.
-        chosen: the chosen options, for the other steps.
+        recipe: trunk method, fit and options of the solve, by the table's options.
+        texts: a domain's text for router contributions.
+        chosen: the chosen options, for the other choices.
     """
 
-    trunk: Callable[[Fleet, Options], LocalTrunk]
-    contribute: Callable[[Fleet, int, LocalTrunk, Options], Member]
-    solve: Callable[[Sequence[Member], LocalTrunk, Options], list[Tensor]]
+    recipe: Callable[[Options], VersionRecipe]
+    texts: TextOf = statistics_text
     chosen: Chosen = nothing_chosen
 
 
@@ -197,7 +200,7 @@ class Recipe:
         trains: its trainable parameters; None: it isn't trained.
         any_architecture: whether experts may differ in architecture; they must share a tokenizer.
         specialises: whether it makes a model per domain, from a sample of that domain's text in place of statistics.
-        parts: the steps of a recipe that publishes a version with solved routers.
+        parts: the choices of a recipe that publishes a version with solved routers.
     """
 
     name: str

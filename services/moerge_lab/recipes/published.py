@@ -1,63 +1,79 @@
-"""MoErged models: a trunk with every expert's MLPs and routers, published and loaded by moerge."""
+"""MoErged models: a trunk with every expert's MLPs and routers, assembled by `moerge.merging.assemble`."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from moerge.merging.local import LocalTrunk, given, local_trunk, local_version
+from moerge.merging.assemble import Assembled, KeptParts, assemble, merged_trunk
+from moerge.merging.local import LocalTrunk
+from moerge.merging.settings import VersionSettings
 from moerge.models.config import read_config
 from moerge.models.dense import domain_model, place
 from moerge.models.expert_folder import DenseExpert
-from moerge.models.reader import Checkpoint
 from moerge.models.tokens import Tokens, all_counted
 from moerge.scoring.perplexity import Losses, Rows, logits, losses_by
-from moerge.statistics.contribution import Computing, router_contribution, trunk_contribution
+from moerge.statistics.contribution import Computing
 from moerge.trunk.methods.registry import METHODS
-from moerge.versions.folder import write_version
-from moerge.versions.plan import plan_version, solve_routers
 from moerge_lab.recipes.base import (
     Chosen,
-    Domain,
     Fleet,
-    Member,
     Model,
     Numbers,
     Options,
     Parts,
     Recipe,
+    TextOf,
     nothing_chosen,
     number,
+    statistics_text,
     whole,
 )
 from moerge_lab.recipes.dense import TASK_VECTORS, base_of, checked, domain_name, trunk_options
 from moerge_lab.recipes.models import Oracle, Routed
 from moerge_lab.recipes.tuning import choose_scale
-from moerge_proto.options import RARE_BELOW, SolveOptions
-from moerge_proto.trunks import TrunkMethod, TrunkOptions
+from moerge_proto.options import PAPER, RARE_BELOW, SolveOptions, VersionRecipe
+from moerge_proto.statistics_file import StatisticsSettings
+from moerge_proto.trunks import TrunkMethod
 
-Texts = Callable[[Domain], Sequence[list[int]]]
-"""The text of a domain for statistics."""
 RIDGE: Options = {"k": 1, "lambda": 0.01, "tokens": 0}
 """Experts per token, the ridge regulariser, and counted tokens per document; 0: all (DUME section 3.1)."""
 COUNTS: Options = {"rare_below": RARE_BELOW}
 """Smaller token counts are withheld, as in workers; 0: none."""
 
 
-def statistics(domain: Domain) -> Sequence[list[int]]:
-    return domain.statistics
+@dataclass(frozen=True)
+class Documents:
+    """Documents of token ids as the text of an assembly; a fit takes all of them."""
+
+    documents: Sequence[Tokens]
+
+    @classmethod
+    def of(cls, documents: Sequence[list[int]], options: Options) -> "Documents":
+        """The first tokens of each document, as many as the option `tokens`; 0: all."""
+        most = whole(options, "tokens", 0) if "tokens" in options else 0
+        return cls([tokens.first(most or None) for tokens in all_counted(documents)])
+
+    def __iter__(self) -> Iterator[Tokens]:
+        return iter(self.documents)
+
+    def sample(self, settings: StatisticsSettings, tokens: int, least_documents: int) -> list[list[Tokens]]:
+        return [[document] for document in self.documents]
 
 
-def other(domain: Domain) -> Sequence[list[int]]:
-    return domain.other
-
-
-def first_tokens(documents: Sequence[list[int]], options: Options) -> list[Tokens]:
-    """The first tokens of each document, as many as the option `tokens`; 0: all."""
-    most = whole(options, "tokens", 0) if "tokens" in options else 0
-    return [tokens.first(most or None) for tokens in all_counted(documents)]
+def settings_of(fleet: Fleet, recipe: VersionRecipe, options: Options) -> VersionSettings:
+    """The settings of a version of the fleet."""
+    base = base_of(recipe.method, fleet)
+    return VersionSettings(
+        recipe=recipe,
+        trunk=trunk_options(recipe.method, fleet, options),
+        base=None if base is None else DenseExpert("base", base),
+        rare_below=whole(options, "rare_below", 0) if "rare_below" in options else RARE_BELOW,
+        computing=Computing(fleet.device),
+    )
 
 
 def trunk_of(fleet: Fleet, method: TrunkMethod, options: Options) -> LocalTrunk:
@@ -65,35 +81,18 @@ def trunk_of(fleet: Fleet, method: TrunkMethod, options: Options) -> LocalTrunk:
 
     A table solves equal trunks once.
     """
-    shared, own = fleet.shared, trunk_options(method, fleet, options)
+    shared, recipe = fleet.shared, PAPER.model_copy(update={"method": method})
+    settings, experts = settings_of(fleet, recipe, options), experts_of(fleet)
+    texts = [Documents.of(domain.statistics, options) for domain in fleet.domains]
     if shared.folder is None or not METHODS[method].solved:
-        return _merged(fleet, method, options, own, fleet.work)
-    experts, text = (each.expert for each in fleet.domains), (options.get("tokens", 0), options["rare_below"])
-    key = (method, own.model_dump_json(), fleet.base, fleet.seed, *experts, *text)
+        return merged_trunk(experts, texts, settings, fleet.work)
+    folders, text = (domain.expert for domain in fleet.domains), (options.get("tokens", 0), options["rare_below"])
+    key = (method, settings.trunk.model_dump_json(), fleet.base, fleet.seed, *folders, *text)
     if key not in shared.trunks:
         folder = shared.folder / f"trunk-{len(shared.trunks)}"
         folder.mkdir()
-        shared.trunks[key] = _merged(fleet, method, options, own, folder)
+        shared.trunks[key] = merged_trunk(experts, texts, settings, folder)
     return shared.trunks[key]
-
-
-def _merged(fleet: Fleet, method: TrunkMethod, options: Options, own: TrunkOptions, folder: Path) -> LocalTrunk:
-    slots = range(len(fleet.domains))
-    return local_trunk(
-        [dense(fleet, slot) for slot in slots],
-        folder,
-        method,
-        [_trunk_contribution(fleet, slot, options) for slot in slots if METHODS[method].solved],
-        own,
-        base=None if (base := base_of(method, fleet)) is None else DenseExpert("base", base),
-    )
-
-
-def _trunk_contribution(fleet: Fleet, slot: int, options: Options) -> Path:
-    rows, path = first_tokens(fleet.domains[slot].statistics, options), fleet.work / f"trunk-contribution-{slot}"
-    rare = whole(options, "rare_below", 0)
-    trunk_contribution(dense(fleet, slot), rows, path, computing=Computing(fleet.device), rare_below=rare)
-    return path
 
 
 def random_routers(fleet: Fleet) -> list[Tensor]:
@@ -103,47 +102,47 @@ def random_routers(fleet: Fleet) -> list[Tensor]:
     return [torch.randn(shape, generator=generator) for _ in range(config.num_hidden_layers)]
 
 
-def contribute(fleet: Fleet, slot: int, trunk: LocalTrunk, options: Options, texts: Texts = statistics) -> Member:
-    """The unchanged expert, and its router contribution from the domain's texts."""
-    domain, sent = fleet.domains[slot], fleet.work / f"contribution-{slot}"
-    rows = first_tokens(texts(domain), options)
-    own = dense(fleet, slot)
-    router_contribution(own, trunk, rows, sent, computing=Computing(fleet.device))
-    return Member(own, sent)
+def trunk_in(parts: Parts, fleet: Fleet, options: Options) -> LocalTrunk:
+    """The trunk of these choices, merged from the fleet's experts."""
+    return trunk_of(fleet, parts.recipe(options).method, options)
 
 
-def solve(members: Sequence[Member], trunk: LocalTrunk, fields: Mapping[str, object]) -> list[Tensor]:
-    """The closed form from router contributions, [D, H] float64 per layer; `fields`: of SolveOptions."""
-    chosen = checked(SolveOptions, fields)
-    contributions = [each.contribution for each in members]
-    domains = [each.expert.domain for each in members]
-    return list(solve_routers(Checkpoint(trunk.path), members[0].expert.folder, contributions, domains, chosen)[0])
+def experts_of(fleet: Fleet) -> list[DenseExpert]:
+    """The domains' experts. Files have their slots' names, because users may choose any."""
+    return [DenseExpert(domain_name(slot), domain.expert) for slot, domain in enumerate(fleet.domains)]
 
 
-def dense(fleet: Fleet, slot: int) -> DenseExpert:
-    """A domain's expert. Files have its slot's name, because users may choose any."""
-    return DenseExpert(domain_name(slot), fleet.domains[slot].expert)
+def assembled(
+    parts: Parts,
+    fleet: Fleet,
+    options: Options,
+    *,
+    trunk: LocalTrunk | None = None,
+    slots: Sequence[int] | None = None,
+    routers: Sequence[Tensor] | None = None,
+) -> Assembled:
+    """A version of these choices with k experts per token, by default one.
 
-
-def version(
-    experts: Sequence[DenseExpert], trunk: LocalTrunk, routers: Sequence[Tensor], options: Options, folder: Path
-) -> Path:
-    """Publishes a version with k experts per token, by default one.
+    Args:
+        trunk: an existing one; None: merged from the fleet's experts.
+        slots: of the version's experts; None: all.
+        routers: given ones, [D, H] per layer; None: solved.
 
     Raises:
-        MoergeError: there are fewer than k experts.
+        MoergeError: an option is unsuitable, or there are fewer than k experts.
     """
-    top_k = whole(options, "k", 1, len(experts)) if "k" in options else 1
-    lineage, inputs = local_version(experts, trunk, [], SolveOptions(top_k=top_k))
-    return write_version(plan_version(lineage, inputs, given(routers)), folder)
+    slots = range(len(fleet.domains)) if slots is None else slots
+    recipe, k = parts.recipe(options), whole(options, "k", 1, len(slots)) if "k" in options else 1
+    recipe = recipe.model_copy(update={"solve": recipe.solve.model_copy(update={"top_k": k})})
+    kept = KeptParts(trunk or trunk_in(parts, fleet, options))
+    experts, settings = experts_of(fleet), settings_of(fleet, recipe, options)
+    texts = [Documents.of(parts.texts(fleet.domains[slot]), options) for slot in slots]
+    return assemble([experts[slot] for slot in slots], texts, settings, fleet.work, kept, routers=routers)
 
 
-def publish(parts: Parts, fleet: Fleet, options: Options) -> Path:
-    """The folder of a version made in these steps."""
-    trunk = parts.trunk(fleet, options)
-    members = [parts.contribute(fleet, slot, trunk, options) for slot in range(len(fleet.domains))]
-    routers = parts.solve(members, trunk, options)
-    return version([each.expert for each in members], trunk, routers, options, fleet.work / "version")
+def publish(parts: Parts, fleet: Fleet, options: Options, routers: Sequence[Tensor] | None = None) -> Path:
+    """The folder of a version of these choices; for `routers` see `assembled`."""
+    return assembled(parts, fleet, options, routers=routers).write(fleet.work / "version")
 
 
 def published_recipe(
@@ -156,7 +155,7 @@ def published_recipe(
     needs_base: bool = False,
     needs_other: bool = False,
 ) -> Recipe:
-    """The recipe of a version with these steps."""
+    """The recipe of a version of these choices."""
 
     def build(fleet: Fleet, options: Options) -> Iterator[tuple[str, Model]]:
         chosen = parts.chosen(fleet, options)
@@ -170,15 +169,13 @@ def published_recipe(
 
 
 def _random(fleet: Fleet, options: Options) -> Iterator[tuple[str, Model]]:
-    trunk, experts = trunk_of(fleet, "average", options), [dense(fleet, slot) for slot in range(len(fleet.domains))]
-    folder = version(experts, trunk, random_routers(fleet), options, fleet.work / "version")
+    folder = publish(ridge("average"), fleet, options, random_routers(fleet))
     yield "random", Routed.of(folder, fleet.device, fleet.dtype)
 
 
-def _oracle(row: str, method: TrunkMethod, fleet: Fleet, options: Options) -> Iterator[tuple[str, Model]]:
-    trunk, experts = trunk_of(fleet, method, options), [dense(fleet, slot) for slot in range(len(fleet.domains))]
-    folder = version(experts, trunk, random_routers(fleet), options, fleet.work / "version")
-    yield row, Oracle.of(folder, fleet)
+def oracle(row: str, parts: Parts, fleet: Fleet, options: Options) -> Iterator[tuple[str, Model]]:
+    """Each text's own expert in a version of these choices (DUME section 3.2)."""
+    yield row, Oracle.of(publish(parts, fleet, options, random_routers(fleet)), fleet)
 
 
 def scale_of(method: TrunkMethod, fleet: Fleet, options: Options) -> Numbers:
@@ -198,21 +195,27 @@ def scale_of(method: TrunkMethod, fleet: Fleet, options: Options) -> Numbers:
     return choose_scale(fleet, options, build)
 
 
-def ridge(method: TrunkMethod, texts: Texts = statistics, chosen: Chosen = nothing_chosen) -> Parts:
+def ridge(
+    method: TrunkMethod,
+    texts: TextOf = statistics_text,
+    chosen: Chosen = nothing_chosen,
+) -> Parts:
     """DUME's routers under the trunk of a method, from the domains' texts."""
-    return Parts(
-        lambda fleet, options: trunk_of(fleet, method, options),
-        lambda fleet, slot, trunk, options: contribute(fleet, slot, trunk, options, texts),
-        lambda members, trunk, options: solve(members, trunk, {"ridge_lambda": number(options, "lambda")}),
-        chosen,
-    )
+
+    def recipe(options: Options) -> VersionRecipe:
+        given = {"ridge_lambda": number(options, "lambda")} if "lambda" in options else {}
+        return PAPER.model_copy(update={"method": method, "solve": checked(SolveOptions, given)})
+
+    return Parts(recipe, texts, chosen)
 
 
 RECIPES = (
     Recipe("random", "DUME section 3.2", _random, {"k": 1}, uses_text=False, drawn=True),
-    Recipe("oracle", "DUME section 3.2", partial(_oracle, "oracle", "average"), uses_text=False),
+    Recipe("oracle", "DUME section 3.2", partial(oracle, "oracle", ridge("average")), uses_text=False),
     published_recipe("dume", "DUME section 2.3", ridge("average"), RIDGE),
-    published_recipe("dume-ood", "DUME section 3.3", ridge("average", other), RIDGE, needs_other=True),
+    published_recipe(
+        "dume-ood", "DUME section 3.3", ridge("average", lambda domain: domain.other), RIDGE, needs_other=True
+    ),
     published_recipe(
         "dume-ties",
         "DUME under MergeME's trunk, MergeME 3.1",
@@ -229,5 +232,7 @@ RECIPES = (
         needs_base=True,
     ),
     published_recipe("regmean", "regmean trunk, DUME's routers", ridge("regmean"), {**RIDGE, **COUNTS}),
-    Recipe("regmean-oracle", "regmean trunk, DUME section 3.2", partial(_oracle, "regmean-oracle", "regmean"), COUNTS),
+    Recipe(
+        "regmean-oracle", "regmean trunk, DUME section 3.2", partial(oracle, "regmean-oracle", ridge("regmean")), COUNTS
+    ),
 )

@@ -18,7 +18,7 @@ from moerge_lab.recipes.models import Loaded, Routed, load
 from moerge_lab.recipes.own import OPTIONS as OWN
 from moerge_lab.recipes.own import PARTS as OWN_PARTS
 from moerge_lab.recipes.precision import convert
-from moerge_lab.recipes.published import RIDGE, dense, publish, random_routers, ridge, scale_of, trunk_of, version
+from moerge_lab.recipes.published import RIDGE, publish, random_routers, ridge, scale_of
 from moerge_lab.training import job
 from moerge_lab.training.job import Job, Trained
 from moerge_lab.training.loop import Run
@@ -111,9 +111,7 @@ def untrained(fleet: Fleet, options: Options) -> Path:
         options = {**options, **scale_of(method, fleet, options)}
     if begin == "ridge":
         return publish(ridge(method), fleet, {**RIDGE, **options, **k})
-    experts = [dense(members, slot) for slot in range(len(members.domains))]
-    trunk = trunk_of(members, method, options)
-    return version(experts, trunk, small_routers(members), k, fleet.work / "version")
+    return publish(ridge(method), members, {**options, **k}, small_routers(members))
 
 
 def _published(name: str, which: Which, fleet: Fleet, options: Options) -> Iterator[tuple[str, Model]]:

@@ -10,9 +10,9 @@ from moerge.errors import MoergeError
 from moerge.memory.peaks import quick_collections
 from moerge.progress import Progress, Tracker
 from moerge.scoring.perplexity import Score, document_scores, normalised, total
-from moerge_lab.recipes.base import Fleet, Member, Model, Parts
+from moerge_lab.recipes.base import Fleet, Model, Parts
 from moerge_lab.recipes.models import Loaded, Oracle, Routed
-from moerge_lab.recipes.published import version
+from moerge_lab.recipes.published import assembled, trunk_in
 from moerge_lab.table.figure import Figure
 from moerge_lab.table.joining_results import Growth, Joined, Names, Version
 from moerge_lab.table.measure import Settings, Texts, fleet_of
@@ -103,28 +103,21 @@ def _measured(
 
 
 class _Trunk:
-    """A trunk, and the owners' contributions under it."""
+    """A trunk, under which each owner contributes once."""
 
     def __init__(self, parts: Parts, run: Run, fleet: Fleet, names: Names) -> None:
         within = replace(fleet, domains=[domain for domain in fleet.domains if domain.name in names])
         self._parts, self._fleet = parts, fleet
         self._options = {**run.options, **parts.chosen(within, run.options)}
-        self._file = parts.trunk(within, self._options)
-        self._members: dict[str, Member] = {}
+        self._trunk = trunk_in(parts, within, self._options)
         self._oracles: dict[str, Score] = {}
 
     def scored(self, names: Names, domains: Mapping[str, Texts], tracker: Tracker) -> tuple[_Scores, _Scores]:
         """A version's scores, and its oracle's, which don't depend on routers and are measured once."""
-        for slot, domain in enumerate(self._fleet.domains):
-            if domain.name in names and domain.name not in self._members:
-                contributed = self._parts.contribute(self._fleet, slot, self._file, self._options)
-                self._members[domain.name] = contributed
-        members = [self._members[name] for name in names]
-        routers = self._parts.solve(members, self._file, self._options)
+        slots = [slot for slot, domain in enumerate(self._fleet.domains) if domain.name in names]
+        made = assembled(self._parts, self._fleet, self._options, trunk=self._trunk, slots=slots)
         with tempfile.TemporaryDirectory(dir=self._fleet.work) as folder:
-            experts = [each.expert for each in members]
-            made = version(experts, self._file, routers, self._options, Path(folder))
-            routed = Routed.of(made, self._fleet.device, self._fleet.dtype)
+            routed = Routed.of(made.write(Path(folder)), self._fleet.device, self._fleet.dtype)
             oracle = Oracle(routed.model, names)
             scores = {name: _score(routed, name, domains[name], tracker) for name in names}
             for name in names:

@@ -14,8 +14,10 @@ from moerge.models.dense import domain_model
 from moerge.scoring.perplexity import Rows
 from moerge.scoring.routers import routers
 from moerge.trunk.regmean import SHRINKAGE_TO_AVERAGE
+from moerge.versions.plan import solve_lineage
 from moerge_lab.recipes.base import Fleet, Shared
 from moerge_lab.recipes.models import Loaded
+from moerge_lab.recipes.published import assembled, trunk_in
 from moerge_lab.recipes.registry import parse
 from moerge_proto.statistics_file import StatisticsFile
 from support.models import SMALL, VOCAB
@@ -73,9 +75,9 @@ def test_behind_a_trunk_that_is_kept_an_expert_that_joins_is_solved_for_as_all_a
     on = fleet(tmp_path)
     recipe, options, _ = parse("dume")
     assert recipe.parts is not None
-    trunk = recipe.parts.trunk(replace(on, domains=on.domains[:2]), options)
-    members = [recipe.parts.contribute(on, slot, trunk, options) for slot in (2, 0, 1)]
-    found = recipe.parts.solve(members, trunk, options)
+    trunk = trunk_in(recipe.parts, replace(on, domains=on.domains[:2]), options)
+    made = assembled(recipe.parts, on, options, trunk=trunk, slots=(2, 0, 1))
+    found = solve_lineage(made.lineage, made.inputs)[0]
     for layer in range(3):
         expected = textbook(on, layer, [domain.statistics for domain in on.domains], 0.01, merged=2)
         torch.testing.assert_close(found[layer], expected[[2, 0, 1]], atol=2e-3, rtol=0)
@@ -170,7 +172,7 @@ def test_counts_of_rare_tokens_are_withheld_unless_asked_for(tmp_path: Path) -> 
     on = fleet(tmp_path)
     for spec, whole in (("regmean-oracle", False), ("regmean-oracle:rare_below=0", True)):
         built(spec, on)
-        with StatisticsFile(on.work / "trunk-contribution-0") as file:
+        with StatisticsFile(on.work / "trunk-d0.safetensors") as file:
             counts = file.array("token_counts")
         assert bool(((counts > 0) & (counts < 10)).any()) is whole, spec
 

@@ -1,19 +1,20 @@
 """Experts that join one at a time: the versions that are measured, on tiny experts, and as a user asks for them."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from moerge.errors import MoergeError
-from moerge.merging.local import LocalTrunk
 from moerge.models.dense import domain_model
 from moerge.models.tokens import Tokens
 from moerge.progress import LogProgress
 from moerge.scoring.perplexity import score, windows
-from moerge_lab.recipes.base import Fleet, Member, Options
+from moerge.statistics import contribution
+from moerge.statistics.passes import RouterPass
+from moerge.statistics.windows import computed as windowed
+from moerge_lab.recipes.base import Fleet
 from moerge_lab.recipes.registry import parse
 from moerge_lab.table.joining import join, plan
 from moerge_lab.table.joining_results import Growth
@@ -83,22 +84,18 @@ def test_a_newcomer_speaks_through_the_trunk_that_it_is_not_in(tmp_path: Path) -
     assert second.oracles["d2"].mean == pytest.approx(100 * alone.perplexity / behind, rel=1e-4)
 
 
-def test_under_a_kept_trunk_the_newcomer_alone_contributes(tmp_path: Path) -> None:
-    on, called = fleet(tmp_path), list[tuple[int, LocalTrunk]]()
-    recipe, options, label = parse("dume")
-    parts = recipe.parts
-    assert parts is not None
+def test_under_a_kept_trunk_the_newcomer_alone_contributes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    on, computed = fleet(tmp_path), list[tuple[str, Path]]()
 
-    def contribute(fleet: Fleet, slot: int, trunk: LocalTrunk, options: Options) -> Member:
-        called.append((slot, trunk))
-        return parts.contribute(fleet, slot, trunk, options)
+    def counting(work: RouterPass, *given: Any) -> Any:
+        computed.append((work.expert.name, work.trunk))
+        return windowed(work, *given)
 
-    run = Run(replace(recipe, parts=replace(parts, contribute=contribute)), options, label)
-    domains = measured(on)
-    join([run], domains, plan(tuple(domains), 1), Settings(), LogProgress())
-    kept = called[0][1].digest
-    assert [slot for slot, trunk in called if trunk.digest == kept] == [0, 1, 2]
-    assert len(called) == 3 + 2 + 3
+    monkeypatch.setattr(contribution, "computed", counting)
+    grown(on, "dume", first=1)
+    kept = computed[0][1]
+    assert [expert for expert, trunk in computed if trunk == kept] == ["expert-0", "expert-1", "expert-2"]
+    assert len(computed) == 3 + 2 + 3
 
 
 def test_moerge_s_experts_join_a_trunk_of_one(tmp_path: Path) -> None:

@@ -1,0 +1,58 @@
+"""The table that ends a merge and the laboratory's table of the same version have the same figures."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from moerge.documents.corpus import Corpus
+from moerge.merging.merge import MergeSettings, Source, merge
+from moerge.models.expert_folder import DenseExpert
+from moerge.progress import NoProgress
+from moerge.scoring.draw import Cut
+from moerge_lab.recipes.dense import expert_row
+from moerge_lab.recipes.registry import parse
+from moerge_lab.recipes.version_folder import VERSION, published
+from moerge_lab.table.measure import Settings, measure
+from moerge_lab.table.table import Run
+from moerge_lab.table.texts import Sources, read_texts
+from moerge_proto.statistics_file import StatisticsSettings
+from support.models import expert, texts
+
+CUT = Cut(context=64, stride=32, tokens=250)
+
+
+def whole_file(path: Path, seed: int) -> Path:
+    """One document of plain text, which is cut into pieces."""
+    lines = texts(path.with_suffix(".jsonl"), seed, 240).read_text().splitlines()
+    path.write_text(" ".join(json.loads(line)["text"] for line in lines))
+    return path
+
+
+@pytest.mark.parametrize("plain", [False, True])
+def test_a_merge_s_table_equals_the_laboratory_s(tmp_path: Path, plain: bool) -> None:
+    experts, files = dict[str, Path](), dict[str, Path]()
+    for seed, domain in enumerate(("law", "art", "code"), 1):
+        experts[domain] = expert(tmp_path / domain, seed)
+        files[domain] = (
+            whole_file(tmp_path / f"{domain}.txt", seed) if plain else texts(tmp_path / f"{domain}.jsonl", seed, 240)
+        )
+    sources = [
+        Source(DenseExpert(name, folder), Corpus([str(files[name])], folder)) for name, folder in experts.items()
+    ]
+    settings = MergeSettings(statistics=StatisticsSettings(context=CUT.context), scored_tokens=CUT.tokens)
+    report = merge(sources, tmp_path / "out", settings)
+
+    domains = {name: read_texts(name, Sources(folder, [str(files[name])]), CUT) for name, folder in experts.items()}
+    runs = [Run(*parse("experts")), Run(published(tmp_path / "out"), {}, VERSION)]
+    table = measure(runs, domains, Settings(), NoProgress())
+    version = table.row(VERSION)
+    for domain, score in zip(report.domains, report.scores, strict=True):
+        assert score is not None
+        ours, theirs = table.row(expert_row(domain)).results[0].scores[domain], version.results[0].scores[domain]
+        assert score.tokens == theirs.tokens
+        assert CUT.tokens <= score.tokens < CUT.tokens + CUT.context
+        assert (f"{score.expert:.2f}", f"{score.version:.2f}") == (f"{ours.perplexity:.2f}", f"{theirs.perplexity:.2f}")
+        assert f"{score.normalised:.1f}" == f"{table.normalised(version, domain).mean:.1f}"
+        assert [f"{share:.0%}" for share in score.shares] == [f"{share:.0%}" for share in version.shares()[domain]]
+    assert f"{report.average:.1f}" == f"{table.average(version).mean:.1f}"
