@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-PROTO, LIBRARY = "proto/moerge_proto", "services/moerge"
+PROTO, LIBRARY, LABORATORY = "proto/moerge_proto", "services/moerge", "services/moerge_lab"
 WORKER, COORDINATOR = "workers/moerge_workers", "coordinator/moerge_coordinator"
 
 
@@ -419,42 +419,42 @@ MUTATIONS = (
     Mutation(
         "looks-ahead",
         "a recipe chooses an expert by the token to predict",
-        LIBRARY,
+        LABORATORY,
         "recent(self._preference[:, rows.ids], self._window)[..., :-1]",
         "recent(self._preference[:, rows.ids], self._window)[..., 1:]",
-        ("tests/unit/services/recipes/test_likelihoods.py",),
+        ("tests/unit/lab/recipes/test_likelihoods.py",),
     ),
     Mutation(
         "worst-setting",
         "a rival's setting is the best on the tuning text",
-        LIBRARY,
+        LABORATORY,
         "min(values, key=lambda value: mean_loss(build(value), fleet))",
         "max(values, key=lambda value: mean_loss(build(value), fleet))",
-        ("tests/unit/services/recipes/test_tuning.py",),
+        ("tests/unit/lab/recipes/test_tuning.py",),
     ),
     Mutation(
         "first-documents",
         "a table scores text of all held-out documents",
         LIBRARY,
-        "random.Random(0).sample(range(len(cut)), len(cut)):  # noqa",
-        "range(len(cut)):  # noqa",
-        ("tests/unit/services/table/test_table.py",),
+        "random.Random(0).sample(range(len(sizes)), len(sizes)):  # noqa",
+        "range(len(sizes)):  # noqa",
+        ("tests/unit/lab/table/test_table.py",),
     ),
     Mutation(
         "unpaired",
         "a difference's error pairs the same documents",
-        LIBRARY,
+        LABORATORY,
         "error(drawn[0] - drawn[1])",
         "error(drawn[0])",
-        ("tests/unit/services/table/test_measure.py",),
+        ("tests/unit/lab/table/test_measure.py",),
     ),
     Mutation(
         "scored-tuning",
         "recipes never see scored text, with either split",
-        LIBRARY,
-        "held, tuning = tuning, tuning_part([text for text in own if text not in apart])",
+        LABORATORY,
+        "held, tuning = tuning, tuning_part(_without(own, apart))",
         "held = tuning",
-        ("tests/unit/services/table/test_table.py",),
+        ("tests/unit/lab/table/test_table.py",),
     ),
     Mutation(
         "export-refused",
