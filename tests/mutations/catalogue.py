@@ -444,8 +444,8 @@ MUTATIONS = (
         "unpaired",
         "a difference's error pairs the same documents",
         LABORATORY,
-        "error(drawn[0] - drawn[1])",
-        "error(drawn[0])",
+        "self.resamples - other.resamples",
+        "self.resamples",
         ("tests/unit/lab/table/test_measure.py",),
     ),
     Mutation(
