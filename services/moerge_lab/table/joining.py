@@ -10,7 +10,7 @@ from moerge.errors import MoergeError
 from moerge.memory.peaks import quick_collections
 from moerge.progress import Progress, Tracker
 from moerge.scoring.perplexity import Score, document_scores, normalised, total
-from moerge_lab.recipes.base import Fleet, Model, Parts
+from moerge_lab.recipes.base import Fleet, Model
 from moerge_lab.recipes.models import Loaded, Oracle, Routed
 from moerge_lab.recipes.published import assembled, trunk_in
 from moerge_lab.table.figure import Figure
@@ -90,37 +90,35 @@ def _measured(
     run: Run, domains: Mapping[str, Texts], planned: Plan, settings: Settings, seed: int, tracker: Tracker
 ) -> Iterator[tuple[tuple[Names, Names], tuple[_Scores, _Scores]]]:
     """((trunk, domains), (scores, oracle's scores)) of each planned version with one seed."""
-    parts = run.recipe.parts
-    if parts is None:
-        raise TypeError(f"{run.recipe.name} has no parts")
     with tempfile.TemporaryDirectory(prefix="moerge-table-") as work:
         fleet = fleet_of(domains, settings, seed, Path(work))
         for trunk, versions in planned.items():
             with tempfile.TemporaryDirectory(dir=work) as folder:
-                there = _Trunk(parts, run, replace(fleet, work=Path(folder)), trunk)
-                for names in versions:
-                    yield (trunk, names), there.scored(names, domains, tracker)
+                there = replace(fleet, work=Path(folder))
+                for names, scored in _under(run, domains, there, trunk, versions, tracker):
+                    yield (trunk, names), scored
 
 
-class _Trunk:
-    """A trunk, under which each owner contributes once."""
+def _under(
+    run: Run, domains: Mapping[str, Texts], fleet: Fleet, trunk: Names, versions: Sequence[Names], tracker: Tracker
+) -> Iterator[tuple[Names, tuple[_Scores, _Scores]]]:
+    """The versions under one trunk; their parts stay in the fleet's folder, so each owner contributes once.
 
-    def __init__(self, parts: Parts, run: Run, fleet: Fleet, names: Names) -> None:
-        within = replace(fleet, domains=[domain for domain in fleet.domains if domain.name in names])
-        self._parts, self._fleet = parts, fleet
-        self._options = {**run.options, **parts.chosen(within, run.options)}
-        self._trunk = trunk_in(parts, within, self._options)
-        self._oracles: dict[str, Score] = {}
-
-    def scored(self, names: Names, domains: Mapping[str, Texts], tracker: Tracker) -> tuple[_Scores, _Scores]:
-        """A version's scores, and its oracle's, which don't depend on routers and are measured once."""
-        slots = [slot for slot, domain in enumerate(self._fleet.domains) if domain.name in names]
-        made = assembled(self._parts, self._fleet, self._options, trunk=self._trunk, slots=slots)
-        with tempfile.TemporaryDirectory(dir=self._fleet.work) as folder:
-            routed = Routed.of(made.write(Path(folder)), self._fleet.device, self._fleet.dtype)
+    An oracle's scores don't depend on routers, so they are measured once.
+    """
+    parts, oracles = run.recipe.parts, dict[str, Score]()
+    if parts is None:
+        raise TypeError(f"{run.recipe.name} has no parts")
+    within = replace(fleet, domains=[domain for domain in fleet.domains if domain.name in trunk])
+    options = {**run.options, **parts.chosen(within, run.options)}
+    merged = trunk_in(parts, within, options)
+    for names in versions:
+        slots = [slot for slot, domain in enumerate(fleet.domains) if domain.name in names]
+        made = assembled(parts, fleet, options, trunk=merged, slots=slots)
+        with tempfile.TemporaryDirectory(dir=fleet.work) as folder:
+            routed = Routed.of(made.write(Path(folder)), fleet.device, fleet.dtype)
             oracle = Oracle(routed.model, names)
             scores = {name: _score(routed, name, domains[name], tracker) for name in names}
-            for name in names:
-                if name not in self._oracles:
-                    self._oracles[name] = _score(oracle, name, domains[name], tracker)
-        return scores, dict(self._oracles)
+            new = [name for name in names if name not in oracles]
+            oracles |= {name: _score(oracle, name, domains[name], tracker) for name in new}
+        yield names, (scores, dict(oracles))

@@ -1,7 +1,7 @@
 """The results of joining experts: each version's scores, and the gain of each remerge."""
 
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from rich.console import Console
@@ -12,7 +12,6 @@ from moerge_lab.table.figure import Figure, mean
 from moerge_lab.table.table import Run
 
 Names = tuple[str, ...]
-_ABSENT = "-"
 
 
 @dataclass(frozen=True)
@@ -37,6 +36,19 @@ class Version:
     @property
     def oracle(self) -> Figure:
         return mean(self.oracles.values())
+
+    def cells(self, domains: Names) -> list[str]:
+        """A score per domain, the average, the oracle's average, and no estimate."""
+        spread = f" ± {self.average.deviation:.1f}" if len(self.average.values) > 1 else ""
+        scores = [f"{self.scores[name].mean:.1f}" if name in self.scores else "-" for name in domains]
+        return [*scores, f"{self.average.mean:.1f}{spread}", f"{self.oracle.mean:.1f}", ""]
+
+    def to_json(self) -> dict[str, object]:
+        scores, oracles = (
+            {name: _record(figure) for name, figure in each.items()} for each in (self.scores, self.oracles)
+        )
+        figures = {"average": _record(self.average), "oracle": _record(self.oracle)}
+        return {"trunk": self.trunk, "domains": self.domains, "scores": scores, "oracles": oracles, **figures}
 
 
 @dataclass(frozen=True)
@@ -65,17 +77,24 @@ class Remerge:
         """The coordinator's estimate of the gain, from the oracles of the kept trunk."""
         members = mean(self.kept.oracles[name] for name in self.kept.trunk)
         late = mean(self.kept.oracles[name] for name in self.newcomers)
-        estimates = [
-            estimate(
-                members=before,
-                newcomers=joining,
-                merged=len(self.kept.trunk),
-                joining=len(self.newcomers),
-                domains=len(self.kept.domains),
-            )
-            for before, joining in zip(members.values, late.values, strict=True)
-        ]
-        return Figure([each.gain for each in estimates])
+        merged, joining, domains = len(self.kept.trunk), len(self.newcomers), len(self.kept.domains)
+        return Figure(
+            [
+                estimate(members=before, newcomers=after, merged=merged, joining=joining, domains=domains).gain
+                for before, after in zip(members.values, late.values, strict=True)
+            ]
+        )
+
+    def cells(self, domains: Names) -> list[str]:
+        """The gain of each domain, of the average and of the oracle's average, and its estimate."""
+        before, after = self.kept.scores, self.merged.scores
+        gains = [f"{(after[name] - before[name]).mean:+.1f}" if name in after else "-" for name in domains]
+        return [*gains, *(f"{figure.mean:+.1f}" for figure in (self.gained, self.oracle_gained, self.expected))]
+
+    def to_json(self) -> dict[str, object]:
+        figures = {"gained": self.gained, "oracle_gained": self.oracle_gained, "expected": self.expected}
+        names = {"trunk": self.kept.trunk, "domains": self.kept.domains, "newcomers": self.newcomers}
+        return names | {name: _record(figure) for name, figure in figures.items()}
 
 
 @dataclass(frozen=True)
@@ -112,42 +131,26 @@ class Joined:
     def render(self, console: Console) -> Iterator[RichTable | str]:
         """The table, split in two on a narrow terminal, and its conclusions."""
         title = f"{self.run.label} as experts join: normalised perplexity, 100 = the domain's own dense expert"
-        whole = self._lines(title, self._scores, self._averages)
+        columns, count = [*self.domains, "average", "oracle", "expected"], len(self.domains)
+        whole = self._table(title, columns, slice(None))
         if console.measure(whole, options=console.options.update(width=1000)).maximum <= console.width:
             yield whole
         else:
-            yield self._lines(title, self._scores)
-            yield self._lines("Averages over the version's domains", self._averages)
+            yield self._table(title, columns, slice(count))
+            yield self._table("Averages over the version's domains", columns, slice(count, None))
         yield from self.conclusions()
 
-    def _lines(self, title: str, *parts: Callable[[Version | Remerge], dict[str, str]]) -> RichTable:
-        table = RichTable(title=title)
-        first, *later = self.kept
-        lines: list[tuple[str, str, Version | Remerge]] = [(f"1 {', '.join(first.domains)}", "merged", first)]
-        for number, (each, remerge) in enumerate(zip(later, self.joining, strict=True), start=2):
-            lines += [(f"{number} + {each.domains[-1]}", "kept", each), ("", "remerged", remerge.merged)]
-            lines.append(("", "gain", remerge))
-        for name in ("version", "trunk"):
-            table.add_column(name)
-        for name in (name for part in parts for name in part(first)):
+    def _table(self, title: str, columns: Sequence[str], shown: slice) -> RichTable:
+        table = RichTable("version", "trunk", title=title)
+        for name in columns[shown]:
             table.add_column(name, justify="right")
-        for version, trunk, what in lines:
-            cells = [cell for part in parts for cell in part(what).values()]
-            table.add_row(version, trunk, *cells, end_section=trunk in ("merged", "gain"))
+        first, *later = self.kept
+        table.add_row(f"1 {', '.join(first.domains)}", "merged", *first.cells(self.domains)[shown], end_section=True)
+        for number, (kept, remerge) in enumerate(zip(later, self.joining, strict=True), start=2):
+            table.add_row(f"{number} + {kept.domains[-1]}", "kept", *kept.cells(self.domains)[shown])
+            table.add_row("", "remerged", *remerge.merged.cells(self.domains)[shown])
+            table.add_row("", "gain", *remerge.cells(self.domains)[shown], end_section=True)
         return table
-
-    def _scores(self, what: Version | Remerge) -> dict[str, str]:
-        if isinstance(what, Version):
-            return {name: _cell(what.scores.get(name)) for name in self.domains}
-        before, after = what.kept.scores, what.merged.scores
-        return {name: _signed(after[name] - before[name]) if name in after else _ABSENT for name in self.domains}
-
-    def _averages(self, what: Version | Remerge) -> dict[str, str]:
-        if isinstance(what, Version):
-            spread = f" ± {what.average.deviation:.1f}" if len(what.average.values) > 1 else ""
-            return {"average": _cell(what.average) + spread, "oracle": _cell(what.oracle), "expected": ""}
-        figures = {"average": what.gained, "oracle": what.oracle_gained, "expected": what.expected}
-        return {name: _signed(figure) for name, figure in figures.items()}
 
     def conclusions(self) -> list[str]:
         """The remerges that pay, and the accuracy of the estimate."""
@@ -164,21 +167,12 @@ class Joined:
 
     def to_json(self) -> dict[str, object]:
         """Each version's scores, and each remerge's gain."""
-        named = {"recipe": self.run.recipe.name, "options": dict(self.run.options), "row": self.run.label}
         return {
-            **named,
-            "versions": [_version_record(each) for each in self.versions],
-            "remerges": [
-                {
-                    "trunk": each.kept.trunk,
-                    "domains": each.kept.domains,
-                    "newcomers": each.newcomers,
-                    "gained": _record(each.gained),
-                    "oracle_gained": _record(each.oracle_gained),
-                    "expected": _record(each.expected),
-                }
-                for each in self.remerges
-            ],
+            "recipe": self.run.recipe.name,
+            "options": dict(self.run.options),
+            "row": self.run.label,
+            "versions": [version.to_json() for version in self.versions],
+            "remerges": [remerge.to_json() for remerge in self.remerges],
         }
 
 
@@ -195,14 +189,6 @@ class Growth:
 
     def to_json(self) -> dict[str, object]:
         return {"domains": self.domains, "recipes": [each.to_json() for each in self.recipes]}
-
-
-def _cell(figure: Figure | None) -> str:
-    return _ABSENT if figure is None else f"{figure.mean:.1f}"
-
-
-def _signed(figure: Figure) -> str:
-    return f"{figure.mean:+.1f}"
 
 
 def _judged(what: str, expected: Sequence[float], gained: Sequence[float]) -> str:
@@ -222,14 +208,3 @@ def _judged(what: str, expected: Sequence[float], gained: Sequence[float]) -> st
 
 def _record(figure: Figure) -> dict[str, object]:
     return {"score": figure.mean, "deviation": figure.deviation, "scores": list(figure.values)}
-
-
-def _version_record(version: Version) -> dict[str, object]:
-    return {
-        "trunk": version.trunk,
-        "domains": version.domains,
-        "scores": {name: _record(figure) for name, figure in version.scores.items()},
-        "oracles": {name: _record(figure) for name, figure in version.oracles.items()},
-        "average": _record(version.average),
-        "oracle": _record(version.oracle),
-    }
