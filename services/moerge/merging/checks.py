@@ -43,8 +43,8 @@ def check(sources: Sequence[Source], out: Path, settings: MergeSettings, version
 
 def _check_out(out: Path) -> None:
     """Requires a new folder, or the version of an interrupted run, which has a work folder."""
-    found, begun = _names(out), _names(work_folder(out)) - {LOCK}
-    if out.is_file() or (found and not (begun and RECORD_FILE in found)):
+    names, begun = _names(out), _names(work_folder(out)) - {LOCK}
+    if out.is_file() or (names and not (begun and RECORD_FILE in names)):
         raise MoergeError("the folder is not empty", where=str(out), todo="name a new folder, or remove this one")
 
 
@@ -53,8 +53,8 @@ def _check_options(settings: MergeSettings, experts: int) -> None:
     if experts < 2:
         raise MoergeError("a merge needs two experts or more", where="--expert", todo="name each: NAME=DIR")
     if recipe.solve.top_k > experts:
-        found = f"{recipe.solve.top_k} experts per token, of {experts}"
-        raise MoergeError(found, where="--k", todo=f"give a number between 1 and {experts}")
+        what = f"{recipe.solve.top_k} experts per token, of {experts}"
+        raise MoergeError(what, where="--k", todo=f"give a number between 1 and {experts}")
     if recipe.solve.lambda_scale == "auto":
         todo = "give a number with --lambda, in the scale absolute or relative"
         raise MoergeError("a merge on one machine has no tuning split", where="--lambda-scale auto", todo=todo)
@@ -65,7 +65,7 @@ def _check_options(settings: MergeSettings, experts: int) -> None:
 
 
 def _check_new(experts: Sequence[DenseExpert], old: Sequence[KeptExpert]) -> None:
-    domains, digests = [each.domain for each in old], {each.original: each.domain for each in old}
+    domains, digests = [member.domain for member in old], {member.original: member.domain for member in old}
     for expert in experts:
         if expert.domain in domains:
             todo = f"name another domain than {', '.join(domains)}"
@@ -101,8 +101,8 @@ def _check_disk(experts: Sequence[DenseExpert], out: Path, settings: MergeSettin
     total -= sum(path.stat().st_size for path in work.rglob("*") if path.is_file())  # of an interrupted run
     free = shutil.disk_usage(next(folder for folder in work.absolute().parents if folder.is_dir())).free
     if free < total and not _names(out):
-        found = f"output and work need up to {decimal(total)} more; {decimal(free)} are free"
-        raise MoergeError(found, where=str(work), todo="make room, or name --out on a larger disk")
+        what = f"output and work need up to {decimal(total)} more; {decimal(free)} are free"
+        raise MoergeError(what, where=str(work), todo="make room, or name --out on a larger disk")
     return max(0, total)
 
 

@@ -54,11 +54,11 @@ def merge(
         read = [read_text(source, settings, say, work) for source in sources]
         experts = [source.expert for source in sources]
         kept = None if version is None else version.parts
-        made = assemble(experts, [each.text for each in read], settings, work, kept, say=say)
+        made = assemble(experts, [domain.text for domain in read], settings, work, kept, say=say)
         if not _is_written(out, made.lineage):
             made.write(out, settings.computing.progress, None if version is None else version.folder)
         held_out = [] if version is None else _held_out_again(version.record.experts, settings, say, texts or {})
-        held_out += [HeldOut(each.scored, source.expert.folder) for source, each in zip(sources, read, strict=True)]
+        held_out += [HeldOut(domain.scored, expert.folder) for expert, domain in zip(experts, read, strict=True)]
         scored = scores(held_out, out, settings.computing, say)
         members = _members(made, sources, version, held_out, scored)
         report = _report(out, made, members, scored, version)
@@ -115,8 +115,8 @@ def _again(expert: KeptExpert, settings: MergeSettings, say: Callable[[str], Non
         return nothing
     windows = read_corpus(expert.domain, corpus, settings).scored
     if expert.score is None or not windows or windows_digest(windows) != expert.score.windows:
-        found = "its held-out text isn't that of its merge; give the same --text, --chat and --scored-tokens"
-        say(f"{expert.domain}: not scored: {found}")
+        reason = "its held-out text isn't that of its merge; give the same --text, --chat and --scored-tokens"
+        say(f"{expert.domain}: not scored: {reason}")
         return nothing
     return HeldOut(windows, Score(expert.score.nll, expert.score.tokens))
 
@@ -130,29 +130,27 @@ def _members(
 ) -> list[KeptExpert]:
     """The version's experts, in slot order, for the record."""
     old = [] if version is None else version.record.experts
-    new = zip(made.inputs.slots[len(old) :], sources, held_out[len(old) :], scored[len(old) :], strict=True)
-    return [
-        *old,
-        *(
-            kept_expert(slot.record, own.windows, score.expert, generated=source.generated)
-            for slot, source, own, score in new
-        ),
+    slots, results = made.inputs.slots[len(old) :], scored[len(old) :]
+    new = [
+        kept_expert(slot.record, text.windows, score.expert, generated=source.generated)
+        for slot, source, text, score in zip(slots, sources, held_out[len(old) :], results, strict=True)
     ]
+    return [*old, *new]
 
 
 def _report(
     out: Path, made: Assembled, members: Sequence[KeptExpert], scored: Sequence[Scored], version: KeptVersion | None
 ) -> Report:
-    counts = {each.domain: DomainCounts(each.documents, each.tokens) for each in made.inputs.contributed}
+    counts = {part.domain: DomainCounts(part.documents, part.tokens) for part in made.inputs.contributed}
     merged = {record.digest for record in made.trunk.contains}
-    late = [] if version is None else [each.domain for each in members if each.original not in merged]
+    late = [] if version is None else [member.domain for member in members if member.original not in merged]
     return Report.of(
         str(out),
         made.lineage.domains,
         [counts[domain] for domain in made.lineage.domains],
-        [each.domain for each in scored],
+        [score.domain for score in scored],
         SolveReport.model_validate_json((out / REPORT_FILE).read_text(encoding="utf-8")),
-        generated=[each.domain for each in members if each.generated],
+        generated=[member.domain for member in members if member.generated],
         newcomers=late,
     )
 

@@ -49,11 +49,11 @@ def read_text(
             raise TypeError("prompts need a work folder")
         device, context, progress = settings.computing.device, settings.statistics.context, settings.computing.progress
         corpus = written(source.expert, source.corpus, context, work, device, progress)
-        found = read_corpus(source.expert.domain, corpus, settings, work, held_out_share=0)
+        read = read_corpus(source.expert.domain, corpus, settings, work, held_out_share=0)
     else:
-        found = read_corpus(source.expert.domain, source.corpus, settings, work)
-    _check(found, source, settings, say)
-    return found
+        read = read_corpus(source.expert.domain, source.corpus, settings, work)
+    _check(read, source, settings, say)
+    return read
 
 
 def read_corpus(
