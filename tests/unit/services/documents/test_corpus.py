@@ -82,7 +82,7 @@ def test_an_unreadable_document_is_named_by_file_and_line(folder: Path) -> None:
     assert not [item for item in folder.iterdir() if item.name.startswith("tmp")]
 
 
-def test_law_8_memory_does_not_grow_with_the_text(folder: Path) -> None:
+def test_memory_does_not_grow_with_the_text(folder: Path) -> None:
     def peak(count: int) -> int:
         corpus = Corpus([str(documents(folder, count))], folder)
         tracemalloc.start()
