@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryFile
+from tempfile import TemporaryFile, gettempdir
 from typing import IO, Any, NamedTuple
 
 import numpy as np
@@ -53,15 +53,23 @@ class Text:
         Args:
             rule: of the splits.
             folder: of the file; None: the system's temporary folder.
+
+        Raises:
+            OSError: it can't be written; names the folder.
         """
-        with TemporaryFile(dir=folder) as ids, TemporaryFile(dir=folder) as index:
-            end = 0
-            for text, tokens in documents:
-                end += len(tokens)
-                ids.write(np.asarray(tokens.signed, np.int32).tobytes())
-                digest, place = rule.named(text)
-                index.write(end.to_bytes(8, "little") + digest + place[:_PLACE])
-            return cls(_mapped(ids, np.dtype(np.int32)), _mapped(index, _DOCUMENT), rule)
+        folder = folder or Path(gettempdir())
+        try:
+            with TemporaryFile(dir=folder) as ids, TemporaryFile(dir=folder) as index:
+                end = 0
+                for text, tokens in documents:
+                    end += len(tokens)
+                    ids.write(np.asarray(tokens.signed, np.int32).tobytes())
+                    digest, place = rule.named(text)
+                    index.write(end.to_bytes(8, "little") + digest + place[:_PLACE])
+                return cls(_mapped(ids, np.dtype(np.int32)), _mapped(index, _DOCUMENT), rule)
+        except OSError as error:
+            error.filename = error.filename or str(folder)
+            raise
 
     def __iter__(self) -> Iterator[Tokens]:
         return iter(self.part("statistics"))
