@@ -75,9 +75,7 @@ def test_text_is_joined_and_drawn_in_passes_by_weight() -> None:
     assert torch.equal(drawn, again)
 
 
-def test_a_resumed_training_has_the_losses_of_an_uninterrupted_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_resumed_training_has_the_losses_of_a_whole_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoint, "SECONDS", 0)
     rows, run = torch.arange(1, 30)[:, None], Run(20, 2, 0.05, seed=3)
 
