@@ -52,11 +52,11 @@ def read_request(
     """
     if folder is None and not experts and base is None:
         raise MoergeError("no model to train", todo=f"name a version's folder, or {HOW_NEW}")
-    folders = {name: checkpoint_folder(place) for name, place in experts.items()}
+    folders = {name: checkpoint_folder(place).absolute() for name, place in experts.items()}  # for Ray's processes
     if folder is None:
         if masked:
             raise MoergeError("a new mixture has no expert to mask", where="--mask", todo="omit its --expert instead")
-        return read_new(None if base is None else checkpoint_folder(base), folders, wanted, progress)
+        return read_new(None if base is None else checkpoint_folder(base).absolute(), folders, wanted, progress)
     if base is not None:
         raise MoergeError(f"the folder {folder} needs no seed model", where="--base", todo="omit one of the two")
     if folders or masked:

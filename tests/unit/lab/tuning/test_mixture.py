@@ -182,6 +182,16 @@ def test_a_masked_expert_stays_in_the_folder_and_a_further_one_joins(folder: Pat
         assert said in str(ended.exception)
 
 
+def test_members_are_found_from_another_folder(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray's processes have one of their own."""
+    monkeypatch.chdir(folder)
+    named = {name: [f"{name}.jsonl"] for name in ("d0", "d1")}
+    wanted = Wanted("bts:batch=2", named, 64, {}, context=CONTEXT)
+    relative = read_request(None, {"d0": "d0", "d1": "d1"}, "seed", [], wanted, NoProgress())
+    monkeypatch.chdir(tmp_path)
+    assert isinstance(relative.build(), Bts)
+
+
 def command(folder: Path, out: Path, recipe: str, *more: str) -> list[str]:
     given = [f"--text={name}={folder / f'{name}.jsonl'}" for name in ("d0", "d1")]
     named = ["--recipe", recipe, "--tokens", "640", "--context", str(CONTEXT), "--out", str(out)]
