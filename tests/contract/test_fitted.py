@@ -54,8 +54,8 @@ class Pair:
         parts = honest(self.server, member, self.trunk, fitted=fitted)
         return send(member, written(self.federation.folder / "contribution", *parts), *supersedes).digest
 
-    def solve(self, *experts: str) -> Version:
-        return self.federation.solve(experts=list(experts) or None, options=SolveOptions(routers="discriminant"))
+    def solve(self, expert: str) -> Version:
+        return self.federation.solve(experts=[expert], options=SolveOptions(routers="discriminant"))
 
 
 @pytest.fixture(scope="module")
@@ -74,45 +74,35 @@ def pair(federation: Federation) -> Pair:
     return made
 
 
-def test_a_version_has_its_mlps_in_the_place_of_the_plain_ones(pair: Pair) -> None:
+def test_a_version_has_the_fitted_mlps(pair: Pair) -> None:
     [plain] = [row for row in pair.law.client.contributions() if row.active]
-    before = pair.contribute(pair.art)
     fitted = pair.fitted.register(pair.of)
-    assert fitted.fitted == pair.of
     assert pair.fitted.register(pair.of) == fitted
-    with pytest.raises(CoordinatorError, match=plain.digest):  # what counts already is the plain expert's
+    with pytest.raises(CoordinatorError, match=plain.digest):  # the plain expert's counts already
         pair.contribute(pair.fitted, fitted=fitted)
     pair.contribute(pair.fitted, plain.digest, fitted=fitted)
-    with pytest.raises(CoordinatorError, match=f"name the domain's contributed expert: {fitted.digest}"):
-        pair.solve(plain.expert)
-    version = pair.solve()
-    assert version.lineage.domains == [pair.law.domain, pair.art.domain]  # in the order of the plain experts
-    assert version.lineage.experts == [fitted.digest, registered(pair.art).digest]
-    assert before in version.lineage.contributions
-
-    alone = pair.federation.version(pair.solve(fitted.digest).number)
-    assert f"fitted to the trunk from `{plain.expert}`" in (alone / "README.md").read_text()
-    model = AutoModelForCausalLM.from_pretrained(alone)
+    folder = pair.federation.version(pair.solve(fitted.digest).number)
+    assert f"fitted to the trunk from `{plain.expert}`" in (folder / "README.md").read_text()
+    model = AutoModelForCausalLM.from_pretrained(folder)
     expected, _ = domain_model(pair.fitted.folder, trunk_path(pair.server, pair.trunk))
     torch.testing.assert_close(logits(model), logits(expected), rtol=1e-4, atol=1e-4)
     plain_model, _ = domain_model(pair.law.folder, trunk_path(pair.server, pair.trunk))
     assert not torch.allclose(logits(expected), logits(plain_model), atol=1e-3)
-    [line, *_] = pair.federation.operator.trunk_history(pair.trunk.digest).versions
-    assert line.newcomers == []  # its expert is in the trunk
+    [line] = pair.federation.operator.trunk_history(pair.trunk.digest).versions
+    assert line.newcomers == [], "its expert is in the trunk"
 
 
-def test_it_is_refused_with_a_reason_and_listed_beside_the_plain_one(pair: Pair) -> None:
-    of = pair.of
-    for change, kind in (({"expert": "0" * 64}, "not-ready"), ({"trunk": "0" * 64}, "wrong-trunk")):
-        with pytest.raises(CoordinatorError) as caught:
-            pair.fitted.register(of.model_copy(update=change))
-        assert caught.value.type == f"urn:moerge:problem:{kind}"
-    fitted = pair.fitted.register(of)
-    with pytest.raises(CoordinatorError, match="already registered"):
-        pair.law.register(of)  # the plain files, said to be fitted
+def test_a_fitted_expert_is_shown_with_its_original(pair: Pair) -> None:
+    of, fitted = pair.of, pair.fitted.register(pair.of)
     run = partial(pair.federation.moerge, COLUMNS="300")
     assert pair.trunk.digest[:12] in run("expert", "list")
     assert of.expert in run("expert", "show", pair.law.domain)
     assert f"from expert {of.expert[:12]}" in run("expert", "show", fitted.digest)
     with signed_in(pair.server, pair.law.token) as browser:
         assert "fitted to trunk" in browser.get("/experts").text
+
+
+def test_a_fitted_expert_of_another_trunk_is_refused(pair: Pair) -> None:
+    with pytest.raises(CoordinatorError) as caught:
+        pair.fitted.register(pair.of.model_copy(update={"trunk": "0" * 64}))
+    assert caught.value.type == "urn:moerge:problem:wrong-trunk"

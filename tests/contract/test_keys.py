@@ -12,14 +12,12 @@ from pathlib import Path
 
 import httpx
 import pytest
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from moerge.cli.common import wait
 from moerge.errors import CoordinatorError, MoergeError
 from moerge_proto.contributions import NewContribution
-from moerge_proto.digests import sha256_hex
 from moerge_proto.owners import Approval, Owner
-from moerge_proto.signatures import JoinRequest, Rotation, fingerprint, in_groups, public_key_of, sign_contribution
+from moerge_proto.signatures import JoinRequest, fingerprint, in_groups, public_key_of, sign_contribution
 from moerge_proto.trunks import Trunk
 from moerge_proto.versions import NewVersion
 from moerge_workers.leaving.owner_key import join_request, read_owner_key, require_approved, rotate, signature
@@ -68,60 +66,40 @@ def refused(kind: str, field: str, todo: str = "") -> Iterator[None]:
 # --- joining
 
 
-def test_an_owner_joins_by_two_commands_and_its_key_never_leaves(server: Coordinator, tmp_path: Path) -> None:
-    asked = run_command(
-        "worker", "init", "--owner", "hospital", "--domain", "nursing", "--domain", "medicine", HOME=str(tmp_path)
-    )
+def test_an_owner_joins_by_two_commands(server: Coordinator, tmp_path: Path) -> None:
+    init = ("worker", "init", "--owner", "hospital", "--domain", "nursing", "--domain", "medicine")
+    made = run_command(*init, HOME=str(tmp_path))
     path = tmp_path / ".moerge" / "hospital.pem"
-    assert asked.returncode == 0, asked.stderr
-    [line] = asked.stdout.splitlines()
-    told = in_groups(here(path))
-    assert told in asked.stderr
+    shown, before, seed = in_groups(here(path)), path.read_bytes(), read_owner_key(path).private_bytes_raw()
+    assert (made.returncode, shown in made.stderr) == (0, True), made.stderr
     assert path.stat().st_mode & 0o777 == 0o600
-    assert path.read_text().startswith("-----BEGIN PRIVATE KEY-----")
-    seed = read_owner_key(path).private_bytes_raw()
-    assert seed.hex() not in json.dumps(JoinRequest.of_line(line).model_dump(mode="json"))
-
-    before = path.read_bytes()
-    again = run_command(
-        "worker", "init", "--owner", "hospital", "--domain", "medicine", "--domain", "nursing", HOME=str(tmp_path)
-    )
+    assert seed.hex() not in json.dumps(JoinRequest.of_line(made.stdout).model_dump(mode="json"))
+    again = run_command(*init, HOME=str(tmp_path))
     assert path.read_bytes() == before
-    assert JoinRequest.of_line(again.stdout).public_key == JoinRequest.of_line(line).public_key
+    assert JoinRequest.of_line(again.stdout).public_key == JoinRequest.of_line(made.stdout).public_key
 
-    done = run_command("owner", "approve", "-", said=line, **server.environment())
+    done = run_command("owner", "approve", "-", said=made.stdout, **server.environment())
     assert done.returncode == 0, done.stderr
     assert "Owner: hospital\nDomains: medicine, nursing\n" in done.stderr
-    assert told in done.stderr
+    assert shown in done.stderr
     with server.client(done.stdout.strip()) as client:
-        identity = client.identity()
-        assert (identity.owner, identity.domains) == ("hospital", ["medicine", "nursing"])
-        assert identity.key is not None
-        assert in_groups(identity.key.fingerprint) == told
-    listed = moerge("owner", "list", COLUMNS="200", **server.environment())
-    assert told[:19] in listed
-    shown = moerge("owner", "show", "hospital", COLUMNS="200", **server.environment())
-    assert told in shown
-    assert JoinRequest.of_line(line).public_key in shown
+        assert client.identity().domains == ["medicine", "nursing"]
+    assert shown[:19] in moerge("owner", "list", COLUMNS="200", **server.environment())
+    assert shown in moerge("owner", "show", "hospital", COLUMNS="200", **server.environment())
     kept = [each.read_bytes() for each in server.home.rglob("*") if each.is_file()]
-    assert not any(secret in content for content in kept for secret in (seed, before))
+    assert not any(secret in content for content in kept for secret in (seed, before)), "the key never leaves"
 
 
-@pytest.mark.parametrize(
-    ("given", "told"),
-    [
-        (["--owner", "../up", "--domain", "law"], "--owner: '../up' is not a valid name"),
-        (["--owner", "up", "--domain", "Law"], "--domain: 'Law' is not a valid name"),
-    ],
-)
-def test_what_is_no_name_is_refused_before_a_key_is_made(tmp_path: Path, given: list[str], told: str) -> None:
-    done = run_command("worker", "init", *given, "--home", tmp_path / "keys")
+@pytest.mark.parametrize(("owner", "domain", "field"), [("../up", "law", "owner"), ("up", "Law", "domain")])
+def test_no_key_is_made_for_an_invalid_name(tmp_path: Path, owner: str, domain: str, field: str) -> None:
+    done = run_command("worker", "init", "--owner", owner, "--domain", domain, "--home", tmp_path / "keys")
     assert done.returncode == 1
-    assert told in done.stderr
+    assert f"--{field}: " in done.stderr
+    assert "is not a valid name" in done.stderr
     assert not list(tmp_path.iterdir())
 
 
-def test_a_damaged_request_is_refused_before_the_coordinator_is_asked() -> None:
+def test_a_damaged_request_is_refused_unsent() -> None:
     done = run_command(
         "owner", "approve", "moerge-join-1.eyJ", MOERGE_COORDINATOR="https://nowhere.invalid", MOERGE_TOKEN="t"
     )
@@ -131,9 +109,7 @@ def test_a_damaged_request_is_refused_before_the_coordinator_is_asked() -> None:
 
 
 @pytest.mark.parametrize("answer", ["n", "y"])
-def test_on_a_terminal_the_operator_compares_fingerprints_first(
-    server: Coordinator, tmp_path: Path, answer: str
-) -> None:
+def test_on_a_terminal_the_operator_compares_fingerprints(server: Coordinator, tmp_path: Path, answer: str) -> None:
     name = f"asked-{answer}"
     request = join_request(tmp_path / f"{name}.pem", name, [f"{name}-domain"])
     terminal, inside = pty.openpty()
@@ -150,57 +126,50 @@ def test_on_a_terminal_the_operator_compares_fingerprints_first(
     assert done.stdout.startswith("moerge_") == (answer == "y")
 
 
-def test_the_coordinator_itself_refuses_what_is_forged(server: Coordinator, tmp_path: Path) -> None:
-    headers = {"Authorization": f"Bearer {server.operator_token}"}
+def test_the_coordinator_refuses_a_forged_request(server: Coordinator, tmp_path: Path) -> None:
     request = join_request(tmp_path / "forger.pem", "forger", ["forgery"])
-    for change, name, field in (
-        ({"domains": ["medicine", "forgery"]}, "forger", "request.signature"),
-        ({}, "another", "request.owner"),
-    ):
-        body = Approval(request=request.model_copy(update=change)).model_dump(mode="json")
-        response = httpx.post(f"{server.url}/v1/owners/{name}/approve", headers=headers, json=body)
-        assert (response.status_code, response.json()["field"]) == (422, field)
-    with server.client() as operator:
-        assert not {"forger", "another"} & {each.name for each in operator.owners()}
+    forged = request.model_copy(update={"domains": ["medicine", "forgery"]})
+    response = httpx.post(
+        f"{server.url}/v1/owners/forger/approve",
+        headers={"Authorization": f"Bearer {server.operator_token}"},
+        json=Approval(request=forged).model_dump(mode="json"),
+    )
+    assert (response.status_code, response.json()["field"]) == (422, "request.signature")
 
 
-def test_a_known_owner_gets_another_key_only_when_the_operator_says_so(server: Coordinator, tmp_path: Path) -> None:
-    """A lost key; the token of the machine that lost it goes on."""
+def test_a_lost_key_is_replaced_by_the_operator(server: Coordinator, tmp_path: Path) -> None:
     token = approved(server, tmp_path / "old", "lost")
     with refused("conflict", "replace", "--replace"):
         approved(server, tmp_path / "new", "lost")
-    assert active(server, "lost") == [here(tmp_path / "old" / "lost.pem")]
     approved(server, tmp_path / "new", "lost", replace=True)
     assert active(server, "lost") == [here(tmp_path / "new" / "lost.pem")]
     with server.client(token) as client, pytest.raises(MoergeError, match=r"this key is .*, the approved one is"):
         require_approved(client, tmp_path / "old")
-    with refused("conflict", "request.public_key", "make a new key"):
-        approved(server, tmp_path / "old", "lost", replace=True)
 
 
 def test_an_owner_without_a_key_may_get_one_later(server: Coordinator, tmp_path: Path) -> None:
     token = moerge("owner", "add", "plain", "--domain", "plain-domain", **server.environment())
     with server.client(token) as client:
         assert not require_approved(client, tmp_path)
-        with refused("conflict", "replace"):
-            approved(server, tmp_path, "plain")
+        join_request(tmp_path / "plain.pem", "plain", ["plain-domain"])
         with pytest.raises(MoergeError, match="the operator has not approved this key"):
             require_approved(client, tmp_path)
         approved(server, tmp_path, "plain", replace=True)
         assert require_approved(client, tmp_path)
 
 
-def test_an_owner_was_last_seen_when_it_last_called(server: Coordinator, tmp_path: Path) -> None:
+def test_an_owner_is_last_seen_at_its_last_call(server: Coordinator, tmp_path: Path) -> None:
     token = approved(server, tmp_path, "seen")
-    assert find(server, "seen").seen is None
+    times = [find(server, "seen").seen]
     with server.client(token) as client:
-        client.identity()
-        first = find(server, "seen").seen
-        client.identity()
-    second = find(server, "seen").seen
-    assert first is not None
+        for _ in range(2):
+            client.identity()
+            times.append(find(server, "seen").seen)
+    first, second, third = times
+    assert first is None
     assert second is not None
-    assert find(server, "seen").created <= first < second
+    assert third is not None
+    assert find(server, "seen").created <= second < third
 
 
 # --- signatures
@@ -223,52 +192,41 @@ def uploaded(server: Coordinator, member: Member, trunk: Trunk, path: Path, firs
     return member.client.upload(path, SILENT, title="contribution").sha256
 
 
-def test_a_contribution_without_the_owner_s_signature_is_refused_and_with_it_kept(
+def test_a_contribution_needs_its_owner_s_signature(
     server: Coordinator, fleet: tuple[Member, Path, Trunk], tmp_path: Path
 ) -> None:
     member, home, trunk = fleet
     digest = uploaded(server, member, trunk, tmp_path / "file", 0)
-    for forged in (None, sign_contribution(Ed25519PrivateKey.generate(), "firm", digest)):
-        with refused("forbidden", "signature", "run the worker on the machine"):
-            member.client.contribute(NewContribution(sha256=digest, signature=forged))
+    with refused("forbidden", "signature", "run the worker on the machine"):
+        member.client.contribute(NewContribution(sha256=digest))
     assert not list(member.client.contributions())
-
     signed = signature(home, "firm", digest)
     kept = member.client.contribute(NewContribution(sha256=digest, signature=signed))
     assert (kept.signature, kept.fingerprint) == (signed, here(home / "firm.pem"))
-    assert list(member.client.contributions()) == [kept]
-    assert member.client.contribute(NewContribution(sha256=digest, signature=signed)) == kept
     shown = moerge("contribution", "list", COLUMNS="250", **server.environment())
     assert in_groups(here(home / "firm.pem")[:8]) in shown
 
 
-def test_a_version_tells_who_signed_what_it_was_made_of_and_anyone_can_check_it(
+def test_a_version_has_the_signatures_of_its_inputs(
     server: Coordinator, fleet: tuple[Member, Path, Trunk], tmp_path: Path
 ) -> None:
     member, home, _ = fleet
     written(tmp_path / "trunk-contribution", *honest_trunk(member))
     digest = member.client.upload(tmp_path / "trunk-contribution", SILENT, title="trunk contribution").sha256
-    with refused("forbidden", "signature", "run the worker on the machine with that key"):
-        member.client.contribute(NewContribution(sha256=digest))
-    signed = NewContribution(sha256=digest, signature=signature(home, "firm", digest))
-    assert member.client.contribute(signed).fingerprint == here(home / "firm.pem")
-    trunk = merge(server, method="regmean")
-    router = uploaded(server, member, trunk, tmp_path / "file", 0)
+    member.client.contribute(NewContribution(sha256=digest, signature=signature(home, "firm", digest)))
+    router = uploaded(server, member, merge(server, method="regmean"), tmp_path / "file", 0)
     member.client.contribute(NewContribution(sha256=router, signature=signature(home, "firm", router)))
     with server.client() as operator:
         number = int(wait(operator, operator.solve_version(NewVersion())))
-        found = operator.version_signatures(number)
-    assert [(each.kind, each.digest, each.domain) for each in found] == [
-        ("router", router, "law"),
-        ("trunk", digest, "law"),
-    ]
-    assert {each.public_key for each in found} == {public_key_of(read_owner_key(home / "firm.pem"))}
-    assert all(each.is_genuine() for each in found)
+        rows = operator.version_signatures(number)
+    assert [(row.kind, row.digest, row.domain) for row in rows] == [("router", router, "law"), ("trunk", digest, "law")]
+    assert {row.public_key for row in rows} == {public_key_of(read_owner_key(home / "firm.pem"))}
+    assert all(row.is_genuine() for row in rows)
     shown = moerge("version", "show", number, COLUMNS="200", **server.environment())
     assert shown.count(f"by key {in_groups(here(home / 'firm.pem')[:16])}") == 2
 
 
-def test_signatures_don_t_change_what_a_version_is(
+def test_law_3_signatures_change_no_version(
     server: Coordinator, fleet: tuple[Member, Path, Trunk], tmp_path: Path
 ) -> None:
     """Law 3: withdrawn, and sent again with another key's signature, the same contribution gives the same version."""
@@ -291,43 +249,19 @@ def test_signatures_don_t_change_what_a_version_is(
 # --- rotation and revocation
 
 
-def test_after_a_rotation_the_new_key_signs_and_the_old_one_no_more(
+def test_a_rotated_key_replaces_the_old_one(
     server: Coordinator, fleet: tuple[Member, Path, Trunk], tmp_path: Path
 ) -> None:
     member, home, _ = fleet
     path = home / "firm.pem"
     old, before = read_owner_key(path), list(member.client.contributions())
-    told = moerge("worker", "rotate", "--home", home, **server.environment(member.token))
-    assert told == f"Your key's fingerprint is now: {in_groups(here(path))}"
+    shown = moerge("worker", "rotate", "--home", home, **server.environment(member.token))
+    assert shown == f"Your key's fingerprint is now: {in_groups(here(path))}"
     assert active(server, "firm") == [here(path)] != [fingerprint(public_key_of(old))]
     assert path.stat().st_mode & 0o777 == 0o600
     assert sorted(each.name for each in home.glob("firm.pem*")) == ["firm.pem", "firm.pem.lock"]
-
-    trunk = member.client.current_trunk()
-    assert trunk is not None
-    digest = uploaded(server, member, trunk, tmp_path / "file", 77)
-    with refused("forbidden", "signature", "with the owner's key"):
-        member.client.contribute(NewContribution(sha256=digest, signature=sign_contribution(old, "firm", digest)))
-    assert list(member.client.contributions()) == before
     again = NewContribution(sha256=before[-1].digest, signature=sign_contribution(old, "firm", before[-1].digest))
-    assert member.client.contribute(again) == before[-1], "the same contribution again is a no-op, whatever the key"
-    new = NewContribution(sha256=digest, signature=signature(home, "firm", digest))
-    assert member.client.contribute(new).fingerprint == here(path)
-
-
-def test_a_rotation_needs_the_owner_s_token_and_both_keys(server: Coordinator, tmp_path: Path) -> None:
-    token, foreign = approved(server, tmp_path, "turner"), approved(server, tmp_path, "stranger")
-    old, new = read_owner_key(tmp_path / "turner.pem"), Ed25519PrivateKey.generate()
-    asked = Rotation.make(old, new, "turner")
-    with server.client(foreign) as client, refused("forbidden", "owner"):
-        client.rotate_key(asked)
-    with server.client(token) as client:
-        with refused("invalid-request", "new_signature"):
-            client.rotate_key(asked.model_copy(update={"new_signature": asked.old_signature}))
-        with refused("conflict", "old_key", "moerge worker init"):
-            client.rotate_key(Rotation.make(new, Ed25519PrivateKey.generate(), "turner"))
-        assert active(server, "turner") == [here(tmp_path / "turner.pem")]
-        assert client.rotate_key(asked).keys[-1].public_key == asked.new_key
+    assert member.client.contribute(again) == before[-1], "an accepted contribution needs no new signature"
 
 
 class Deaf(BaseHTTPRequestHandler):
@@ -356,9 +290,7 @@ class Deaf(BaseHTTPRequestHandler):
 
 
 @pytest.mark.parametrize("reached", [False, True], ids=["before-it-was-sent", "before-its-answer-came"])
-def test_a_rotation_that_is_killed_is_finished_by_the_next_start(
-    server: Coordinator, tmp_path: Path, *, reached: bool
-) -> None:
+def test_a_killed_rotation_is_finished_by_the_next_start(server: Coordinator, tmp_path: Path, *, reached: bool) -> None:
     name = f"killed-{reached}".lower()
     token, path = approved(server, tmp_path, name), tmp_path / f"{name}.pem"
     before, pending = here(path), path.with_name(f"{path.name}.next")
@@ -388,7 +320,7 @@ def test_a_rotation_that_is_killed_is_finished_by_the_next_start(
     assert not pending.exists()
 
 
-def test_a_revoked_owner_can_do_nothing_new_and_what_it_contributed_stays(
+def test_a_revoked_owner_s_contributions_stay(
     server: Coordinator, fleet: tuple[Member, Path, Trunk], tmp_path: Path
 ) -> None:
     member, home, _ = fleet
@@ -396,25 +328,12 @@ def test_a_revoked_owner_can_do_nothing_new_and_what_it_contributed_stays(
         before = list(operator.contributions())
         with pytest.raises(AssertionError, match="not confirmed: The key and tokens of firm are revoked"):
             moerge("owner", "revoke", "firm", **server.environment())
-        for _ in range(2):
-            moerge("owner", "revoke", "firm", "--yes", **server.environment())
+        moerge("owner", "revoke", "firm", "--yes", **server.environment())
         with pytest.raises(CoordinatorError, match="the token was revoked on"):
             member.client.identity()
         assert list(operator.contributions()) == before
         assert any(each.active for each in before)
-        assert active(server, "firm") == []
-        assert "revoked or rotated" in moerge("owner", "list", COLUMNS="200", **server.environment())
-        token = moerge("owner", "add", "firm", "--domain", "law", **server.environment())
-        with server.client(token) as client:
-            with pytest.raises(MoergeError, match="the operator revoked the key"):
-                require_approved(client, home)
-            digest = sha256_hex(b"new")
-            for signed in (None, signature(home, "firm", digest)):
-                with refused("forbidden", "signature", "ask the operator for the reason"):
-                    client.contribute(NewContribution(sha256=digest, signature=signed))
-            with refused("conflict", "request.public_key"):
-                operator.approve(join_request(home / "firm.pem", "firm", ["law"]), replace=True)
-            operator.approve(join_request(tmp_path / "firm.pem", "firm", ["law"]), replace=True)
-            assert require_approved(client, tmp_path)
-        with refused("not-found", "name"):
-            operator.revoke_owner("nobody")
+    assert "revoked or rotated" in moerge("owner", "list", COLUMNS="200", **server.environment())
+    token = moerge("owner", "add", "firm", "--domain", "law", **server.environment())
+    with server.client(token) as client, pytest.raises(MoergeError, match="the operator revoked the key"):
+        require_approved(client, home)

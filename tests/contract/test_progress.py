@@ -5,7 +5,6 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
 import pytest
 
 from moerge.errors import CoordinatorError
@@ -13,7 +12,7 @@ from moerge_proto.progress import Obstacle, Progress, Stage
 from moerge_workers.policy import Policy
 from moerge_workers.settings import Settings
 from moerge_workers.watching.reporter import reporting
-from moerge_workers.watching.status import SlotState, State, Status
+from moerge_workers.watching.status import Status
 from support.federation import Member, eventually, join
 from support.processes import Coordinator, coordinator
 
@@ -43,30 +42,20 @@ def progress(domain: str, done: int, total: int = 10) -> Progress:
     )
 
 
-def test_the_last_word_of_each_domain_is_kept_and_an_owner_sees_its_own(
-    server: Coordinator, members: list[Member]
-) -> None:
+def test_an_owner_sees_its_own_progress(server: Coordinator, members: list[Member]) -> None:
     law, art = members
-    law.client.tell_progress(progress("law", 1))
     art.client.tell_progress(progress("art", 5))
-    told = law.client.tell_progress(progress("law", 2))
-    assert list(law.client.progress()) == [told]
-    assert (told.owner, told.shards_done) == ("law-owner", 2)
+    sent = law.client.tell_progress(progress("law", 2))
+    assert list(law.client.progress()) == [sent]
     with server.client() as operator:
         assert {each.domain: each.shards_done for each in operator.progress()} == {"law": 2, "art": 5}
-        assert not [each for each in operator.audit() if each.path == "/v1/progress"]  # it would drown the rest
+        assert not [each for each in operator.audit() if each.path == "/v1/progress"], "too frequent for the audit log"
 
 
-def test_progress_of_another_s_domain_or_more_than_all_is_refused(server: Coordinator, members: list[Member]) -> None:
-    law, _ = members
+def test_progress_of_another_s_domain_is_refused(members: list[Member]) -> None:
     with pytest.raises(CoordinatorError) as refused:
-        law.client.tell_progress(progress("art", 1))
+        members[0].client.tell_progress(progress("art", 1))
     assert refused.value.type == "urn:moerge:problem:forbidden"
-    headers = {"Authorization": f"Bearer {law.token}"}
-    body = {**progress("law", 1).model_dump(), "shards_done": 11}
-    response = httpx.put(f"{server.url}/v1/progress", headers=headers, json=body)
-    assert response.status_code == 422
-    assert "at most shards_total" in response.json()["detail"]
 
 
 def settings_of(url: str, member: Member, folder: Path, *, dry_run: bool = False, told: bool | str = True) -> Settings:
@@ -74,7 +63,7 @@ def settings_of(url: str, member: Member, folder: Path, *, dry_run: bool = False
     return Settings.model_validate({**given, "home": folder, "dry_run": dry_run, "policy": {"progress": told}})
 
 
-def test_law_1_progress_leaves_only_if_the_policy_says_so_and_never_in_a_dry_run(
+def test_law_1_progress_is_sent_only_if_the_policy_allows(
     server: Coordinator, members: list[Member], tmp_path: Path
 ) -> None:
     _, art = members
@@ -97,9 +86,7 @@ def test_law_1_progress_leaves_only_if_the_policy_says_so_and_never_in_a_dry_run
     assert [each.stage for each in art.client.progress()] == [Stage.ENDED]
 
 
-def test_law_1_by_default_only_a_word_on_an_obstacle_leaves(
-    server: Coordinator, members: list[Member], tmp_path: Path
-) -> None:
+def test_law_1_by_default_only_obstacles_are_sent(server: Coordinator, members: list[Member], tmp_path: Path) -> None:
     _, art = members
     status = Status(tmp_path, "art", server.url)
     status.update(stage=Stage.COMPUTING, shards_done=7, shards_total=9)
@@ -122,9 +109,7 @@ def test_law_1_by_default_only_a_word_on_an_obstacle_leaves(
     assert told() == [(Obstacle.ASKS_OWNER, Stage.WAITING, 0, 0)]
 
 
-def test_a_coordinator_that_gives_no_answer_is_asked_again_and_fails_nothing(
-    members: list[Member], tmp_path: Path
-) -> None:
+def test_a_worker_survives_an_absent_coordinator(members: list[Member], tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as place:
         url = f"http://127.0.0.1:{place.getsockname()[1]}"
         with reporting(settings_of(url, members[0], tmp_path), Status(tmp_path, "law", url), 0.05):
@@ -133,12 +118,3 @@ def test_a_coordinator_that_gives_no_answer_is_asked_again_and_fails_nothing(
     with reporting(settings_of(url, members[0], tmp_path), status := Status(tmp_path, "law", url), 0.05):
         pass  # nobody is there
     assert status.state.heard is None
-
-
-def test_rate_and_estimate_are_of_all_slots() -> None:
-    state = State.model_validate({"at": "2026-01-01T00:00:00Z", "domain": "law", "coordinator": "", "tokens_left": 600})
-    assert (state.tokens_per_second, state.seconds_left) == (0, None)
-    slots = {0: SlotState(device="cpu", tokens_per_second=10), 1: SlotState(device="cpu", tokens_per_second=20)}
-    state = state.model_copy(update={"slots": slots})
-    assert (state.progress.tokens_per_second, state.progress.seconds_left) == (30, 20)
-    assert state.model_copy(update={"tokens_left": 10**15}).seconds_left is None

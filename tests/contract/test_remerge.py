@@ -1,6 +1,5 @@
-"""As experts join one trunk: how owners' evaluations tell that domains move, and that a remerge pays."""
+"""Remerges by API, command and dashboard: the expected and the real gain. Each test continues the one before."""
 
-import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -48,79 +47,67 @@ def evaluate(federation: Federation, number: int, **nll: tuple[float, float]) ->
         federation.members[domain].client.evaluate(number, NewEvaluation.model_validate(sums))
 
 
-def test_from_evaluations_comes_a_remerge_and_what_it_gained(federation: Federation) -> None:
-    """e^-0.1 is 0.9048, e^-0.2 0.8187, e^-0.3 0.7408 and e^-0.8 0.4493.
-
-    With M = 90.48 and N = 44.93, a third of 45.55 less a third of 9.52 is 12.01. It goes from 69.56 to 81.87.
-    """
-    server, operator, trunk = federation.server, federation.operator, federation.operator.trunk("current")
-    told = operator.trunk_history("current").remerge
-    assert told is not None
-    assert (told.expected, told.missing, told.recommended) == (None, ["law", "art", "code"], False)
-    with signed_in(server, server.operator_token) as browser:
+def test_a_remerge_without_evaluations_has_no_expected_gain(federation: Federation) -> None:
+    remerge = federation.operator.trunk_history("current").remerge
+    assert remerge is not None
+    assert (remerge.expected, remerge.missing, remerge.recommended) == (None, ["law", "art", "code"], False)
+    with signed_in(federation.server, federation.server.operator_token) as browser:
         assert "a remerge is expected to gain" not in browser.get("/versions").text
         assert "not evaluated: law, art, code" in browser.get("/trunks").text
+
+
+def test_an_evaluated_remerge_is_recommended(federation: Federation) -> None:
+    """e^-0.1 is 0.9048, e^-0.2 0.8187, e^-0.3 0.7408 and e^-0.8 0.4493.
+
+    With M = 90.48 and N = 44.93, a third of 45.55 less a third of 9.52 is 12.01.
+    """
+    server, operator = federation.server, federation.operator
     evaluate(federation, 1, law=(1, 1), art=(3, 1))
     evaluate(federation, 2, law=(2, 1), art=(2, 1), code=(8, 8))
-
-    history = operator.trunk_history(trunk.digest)
-    first, second = history.versions
-    moved = {score.domain: (score.newcomer, score.moved) for score in second.scores}
-    assert moved == {
-        "law": (False, pytest.approx(-8.6106669)),
-        "art": (False, pytest.approx(7.7912532)),
-        "code": (True, None),
-    }
-    assert first.behind is None
-    assert second.behind == pytest.approx(36.9401789)
-    remerge = history.remerge
-    assert remerge is not None
-    assert remerge.expected == pytest.approx(12.0115292)
-    assert remerge.fall == pytest.approx(3.1720861)
-    assert (remerge.recommended, remerge.newcomers, remerge.version) == (True, ["code"], 2)
-
-    token = operator.add_token(NewToken(role=Role.READER)).secret
-    with server.client(token) as reader:
+    history = operator.trunk_history("current")
+    assert history.remerge is not None
+    assert history.remerge.expected == pytest.approx(12.0115292)
+    with server.client(operator.add_token(NewToken(role=Role.READER)).secret) as reader:
         assert reader.trunk_history("current") == history
     own = federation.members["code"].client.trunk_history("current")
     assert [[score.domain for score in each.scores] for each in own.versions] == [[], ["code"]]
     assert [each.average for each in own.versions] == [each.average for each in history.versions]
     assert (own.versions[1].behind, own.remerge, own.before) == (None, None, None)
-
     shown = federation.moerge("trunk", "history", COLUMNS="160")
     for text in ("81.9 (-8.6)", "44.9, newcomer", "that includes code: expected average gain +12.0", "lose 3.2"):
         assert text in shown
     assert shown.splitlines()[-1] == "Recommended: moerge trunk remerge"
-    assert json.loads(federation.moerge("trunk", "history", "--json"))["remerge"]["recommended"]
-
     with signed_in(server, server.operator_token) as browser:
         page = browser.get("/versions").text
         assert "The trunk was merged without code; a remerge is expected to gain 12.0 points" in page
-        path = f"/trunks/{trunk.digest}/remerge"
-        assert f'href="/dashboard{path}"' in page
+
+
+def test_a_remerge_is_started_in_the_browser(federation: Federation) -> None:
+    server, operator, trunk = federation.server, federation.operator, federation.trunk()
+    path = f"/trunks/{trunk.digest}/remerge"
+    with signed_in(server, server.operator_token) as browser:
         assert "Expected gain: +12.0 points" in browser.get(path).text
         assert act(browser, path).headers["Location"].endswith("said=started")
         eventually(lambda: operator.trunk("current").digest != trunk.digest)
-        merged = operator.trunk("current")
-        assert merged.experts == remerge.merge.experts
         assert "a remerge is expected to gain" not in browser.get("/versions").text
         assert browser.get("/trunks/current/remerge").status_code == 404
     with pytest.raises(AssertionError, match="no newcomers"):
         federation.moerge("trunk", "remerge")
 
-    federation.contribute(merged)
+
+def test_the_gain_of_a_remerge_is_shown_beside_the_expected_one(federation: Federation) -> None:
+    federation.contribute(federation.trunk())
     number = federation.solve().number
     evaluate(federation, number, law=(2, 2), art=(2, 2), code=(2, 2))
-    before = operator.trunk_history("current").before
+    before = federation.operator.trunk_history("current").before
     assert before is not None
-    assert (before.expected, before.version, before.after) == (remerge.expected, 2, number)
     assert before.real == pytest.approx(12.3133930)
     assert "expected average gain +12.0" in federation.moerge("trunk", "history", COLUMNS="160")
-    with signed_in(server, server.operator_token) as browser:
+    with signed_in(federation.server, federation.server.operator_token) as browser:
         assert f"version 2 to {number}" in browser.get("/trunks").text
 
 
-def test_the_command_merges_anew_what_is_not_evaluated_too(federation: Federation) -> None:
+def test_the_command_remerges_without_evaluations(federation: Federation) -> None:
     federation.add("film", 4, **SETTINGS)
     trunk = federation.operator.trunk("current")
     federation.contribute(trunk, "film")
@@ -130,6 +117,6 @@ def test_the_command_merges_anew_what_is_not_evaluated_too(federation: Federatio
     assert len(federation.operator.trunk(digest).experts) == len(trunk.experts) + 1
 
 
-def test_there_is_no_history_of_a_trunk_that_is_not_there(federation: Federation) -> None:
+def test_an_unknown_trunk_has_no_history(federation: Federation) -> None:
     with pytest.raises(CoordinatorError, match="no trunk 0000"):
         federation.operator.trunk_history("0" * 64)

@@ -206,6 +206,16 @@ def test_sums_of_others_and_of_other_trunks_are_refused(
     assert caught.value.where == where
 
 
+@pytest.mark.parametrize(("field", "value"), [("hidden_size", 16), ("layers", 1), ("exponents", [1] * LAYERS)])
+def test_sums_of_other_sizes_than_the_trunk_s_are_refused(law: Law, field: str, value: object) -> None:
+    sent = law.file()
+    with law.ports.database.transaction("test") as session:
+        setattr(session.merge(law.trunk), field, value)
+    with pytest.raises(MoergeError) as caught:
+        law.check(sent)
+    assert caught.value.where == f"manifest.{field}"
+
+
 def test_what_a_contribution_rests_on_is_looked_at_again_when_it_is_accepted(law: Law) -> None:
     """Between the check, which may take minutes, and the acceptance anything may have happened."""
     new = NewContribution(sha256=law.file(0))

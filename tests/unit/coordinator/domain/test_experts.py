@@ -108,7 +108,8 @@ def test_an_uploaded_expert_is_received_and_the_same_again_changes_nothing(joini
 def test_files_have_an_expert_s_names_and_were_uploaded_by_its_owner(joining: Joining) -> None:
     files = joining.uploaded("art-owner", joining.models(1))
     assert joining.refusal("law", files) == (ProblemType.NOT_READY, "files.config.json")
-    for name in ("../config.json", "a/b.safetensors", ".x.safetensors", "", "x\0.safetensors", "notes.txt", "x" * 201):
+    outside = "../config.json", "a/b.safetensors", ".x.safetensors", "", "x\0.safetensors", "x" * 201
+    for name in (*outside, "notes.txt", "adapter_config.json"):
         assert joining.refusal("art", files | {name: "0" * 64}) == (ProblemType.INVALID_REQUEST, "files"), name
     assert joining.refusal("law", files, domain="art")[0] is ProblemType.FORBIDDEN
 

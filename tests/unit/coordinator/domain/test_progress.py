@@ -1,5 +1,6 @@
 """Progress: one row for a domain, as its worker last told it."""
 
+import pytest
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
@@ -26,3 +27,8 @@ def test_the_last_word_of_each_domain_is_kept_with_its_time(session: Session, cl
     assert last.obstacle is None
     assert (last.number, last.shards_done, last.heard) == (first.number, 2, later)
     assert session.scalar(select(func.count()).select_from(ProgressRow)) == 2
+
+
+def test_more_shards_than_all_are_no_progress() -> None:
+    with pytest.raises(ValueError, match="at most shards_total"):
+        told("law", 11)

@@ -97,6 +97,11 @@ def test_an_owner_has_no_more_uploads_open_than_it_may(store: Store) -> None:
     store.uploads.open("firm", announced(b"4"))
 
 
+def test_a_file_of_another_owner_must_be_sent(store: Store) -> None:
+    store.send(b"held")
+    assert store.uploads.open("other", announced(b"held")).missing == [sha256_hex(b"held")]
+
+
 def test_a_manifest_of_tiny_chunks_is_refused() -> None:
     for size, pieces in ((10**6, 125), (17, 17), (2**20, 18)):
         chunks = [{"sha256": sha256_hex(bytes([n])), "size": 1} for n in range(pieces)]
@@ -144,10 +149,19 @@ def test_a_whole_is_put_together_in_its_order_once(store: Store) -> None:
     assert store.ports.blobs.size(sha256_hex(b"packed" * 20)) == 120
 
 
-@pytest.mark.parametrize("pieces", [(b"hal", b"fed"), (b"hal",), (b"hal", b"ved", b"!")])
-def test_a_whole_that_is_not_what_its_name_says_is_forgotten(store: Store, pieces: tuple[bytes, ...]) -> None:
-    new = announced(b"halved", *pieces)
-    upload = store.uploads.open("firm", new)
+@pytest.mark.parametrize(
+    ("pieces", "encoding"),
+    [
+        ((b"hal", b"fed"), "identity"),
+        ((b"hal",), "identity"),
+        ((b"hal", b"ved", b"!"), "identity"),
+        ((b"no zstd frame",), "zstd"),
+        ((zstandard.compress(b"hal"),), "zstd"),
+        ((zstandard.compress(b"0" * 2**28),), "zstd"),
+    ],
+)
+def test_an_upload_of_other_content_is_removed(store: Store, pieces: tuple[bytes, ...], encoding: str) -> None:
+    upload = store.uploads.open("firm", announced(b"halved", *pieces, encoding=encoding))
     for piece in pieces:
         store.put(upload, sha256_hex(piece), piece)
     with pytest.raises(RefusedError) as caught:

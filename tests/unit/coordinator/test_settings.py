@@ -1,0 +1,69 @@
+"""Settings of a coordinator: the file, and the environment over it."""
+
+from pathlib import Path
+
+import pytest
+
+from moerge.errors import MoergeError
+from moerge_coordinator.settings import read_settings
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    (tmp_path / "coordinator.toml").write_text("port = 0\n")
+    return tmp_path
+
+
+def test_the_environment_overrides_the_file(home: Path) -> None:
+    assert read_settings(home, {}).port == 0
+    settings = read_settings(home, {"MOERGE_COORDINATOR_PORT": "81", "MOERGE_COORDINATOR_HOST": "::1", "PORT": "3"})
+    assert (settings.port, settings.host) == (81, "::1")
+    assert read_settings(home, {"MOERGE_COORDINATOR": "https://example.org"}).port == 0
+
+
+def test_an_unknown_variable_is_refused_with_the_nearest_key(home: Path) -> None:
+    with pytest.raises(MoergeError, match="'prot'") as caught:
+        read_settings(home, {"MOERGE_COORDINATOR_PROT": "81"})
+    assert caught.value.where == "environment variable MOERGE_COORDINATOR_PROT"
+    assert caught.value.todo == "did you mean port?"
+
+
+def test_an_unknown_key_is_refused_with_the_nearest_key(home: Path) -> None:
+    (home / "coordinator.toml").write_text("vocabularies = 'pad'\n")
+    with pytest.raises(MoergeError, match="'vocabularies'") as caught:
+        read_settings(home, {})
+    assert (caught.value.where, caught.value.todo) == (str(home / "coordinator.toml"), "did you mean vocabulary?")
+
+
+def test_an_invalid_variable_is_not_printed(home: Path) -> None:
+    with pytest.raises(MoergeError, match="port") as caught:
+        read_settings(home, {"MOERGE_COORDINATOR_PORT": "secret"})
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("prot = 1", "prot"),
+        ("port = 70000", "port"),
+        ("port =", "TOML"),
+        ('home = "/x"', "home"),
+        ('database = "mysql://user:secret@host/name"', "database"),
+        ('database = "other.sqlite"', "database"),
+        ('[s3]\nbuket = "bucket"', "s3.buket"),
+        ('[s3]\nbucket = "bucket"\nprefix = "/a/"', "s3.prefix"),
+        ("sources = ['ftp://x']", "sources"),
+    ],
+)
+def test_invalid_settings_are_named(home: Path, text: str, named: str) -> None:
+    (home / "coordinator.toml").write_text(text)
+    with pytest.raises(MoergeError, match=named) as caught:
+        read_settings(home, {})
+    assert "secret" not in str(caught.value)
+    assert caught.value.where == str(home / "coordinator.toml")
+
+
+def test_a_folder_without_settings_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(MoergeError, match="not found") as caught:
+        read_settings(tmp_path, {})
+    assert "moerge coordinator init" in caught.value.todo
