@@ -5,19 +5,17 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
 from pathlib import Path
-from typing import Any
 
-import httpx
 import pytest
 
 from moerge.errors import CoordinatorError
 from moerge.statistics.accumulate import ShardSums
 from moerge_proto.contributions import NewContribution
-from moerge_proto.digests import content_digest, sha256_hex
+from moerge_proto.digests import sha256_hex
 from moerge_proto.statistics_file import RouterManifest
-from moerge_proto.uploads import Chunk, NewUpload, Upload
-from support.federation import Member, Owners, files_below, honest, owners_in, send
+from support.federation import Owners, files_below, honest, owners_in, send
 from support.statistics import written
+from support.uploads import RawOwner, announced
 
 Honest = tuple[RouterManifest, ShardSums]
 
@@ -52,74 +50,56 @@ def test_an_invalid_contribution_is_refused_and_not_kept(
     assert list(owners.law.client.contributions()) == known
 
 
-# --- the chunks below it
+@pytest.fixture(scope="module")
+def law(owners: Owners) -> RawOwner:
+    return RawOwner(owners.server.url, owners.law.token)
 
 
-def request(owners: Owners, member: Member, method: str, path: str, **kwargs: Any) -> httpx.Response:
-    headers = {"Authorization": f"Bearer {member.token}", **kwargs.pop("headers", {})}
-    return httpx.request(method, f"{owners.server.url}/v1{path}", headers=headers, **kwargs)
-
-
-def opened(owners: Owners, member: Member, upload: NewUpload) -> Upload:
-    response = request(owners, member, "POST", "/uploads", json=upload.model_dump())
-    return Upload.model_validate_json(response.raise_for_status().content)
-
-
-def put(owners: Owners, member: Member, upload: Upload, name: str, body: bytes) -> httpx.Response:
-    headers = {"Content-Digest": content_digest(name)}
-    return request(owners, member, "PUT", f"/uploads/{upload.id}/chunks/{name}", content=body, headers=headers)
-
-
-def of(data: bytes, *pieces: bytes) -> NewUpload:
-    chunks = [Chunk(sha256=sha256_hex(piece), size=len(piece)) for piece in pieces or (data,)]
-    return NewUpload(sha256=sha256_hex(data), size=len(data), chunks=chunks)
-
-
-def test_a_chunk_with_another_digest_is_refused(owners: Owners) -> None:
-    upload = opened(owners, owners.law, of(b"1234567"))
-    response = put(owners, owners.law, upload, sha256_hex(b"1234567"), b"7654321")
+def test_a_chunk_with_another_digest_is_refused(law: RawOwner) -> None:
+    upload = law.open(announced(b"1234567"))
+    response = law.put(upload, b"7654321", sha256_hex(b"1234567"))
     assert response.headers["Content-Type"] == "application/problem+json"
     assert response.json()["type"] == "urn:moerge:problem:wrong-digest"
     assert response.json()["field"] == sha256_hex(b"1234567")
-    assert opened(owners, owners.law, of(b"1234567")).missing == [sha256_hex(b"1234567")]
+    assert law.open(announced(b"1234567")).missing == [sha256_hex(b"1234567")]
 
 
-def test_a_chunk_without_its_content_digest_is_refused(owners: Owners) -> None:
-    upload = opened(owners, owners.law, of(b"abc"))
+def test_a_chunk_without_its_content_digest_is_refused(law: RawOwner) -> None:
+    upload = law.open(announced(b"abc"))
     path = f"/uploads/{upload.id}/chunks/{sha256_hex(b'abc')}"
     wrong = base64.b64encode(b"0" * 32).decode()
     for headers in ({}, {"Content-Digest": f"sha-256=:{wrong}:"}):
-        response = request(owners, owners.law, "PUT", path, content=b"abc", headers=headers)
+        response = law.request("PUT", path, content=b"abc", headers=headers)
         assert (response.status_code, response.json()["field"]) == (422, "Content-Digest")
 
 
-def test_an_interrupted_upload_continues_where_it_was(owners: Owners) -> None:
+def test_an_interrupted_upload_continues_where_it_was(law: RawOwner) -> None:
     pieces = [b"first" * 9, b"second" * 9]
     whole = b"".join(pieces)
     names = [sha256_hex(piece) for piece in pieces]
-    upload = opened(owners, owners.law, of(whole, *pieces))
-    assert put(owners, owners.law, upload, names[0], pieces[0]).status_code == 204
-    assert request(owners, owners.law, "POST", f"/uploads/{upload.id}/commit").status_code == 409
-    again = opened(owners, owners.law, of(whole, *pieces))
+    upload = law.open(announced(whole, *pieces))
+    assert law.put(upload, pieces[0]).status_code == 204
+    assert law.commit(upload).status_code == 409
+    again = law.open(announced(whole, *pieces))
     assert (again.id, again.missing) == (upload.id, names[1:])
-    assert put(owners, owners.law, upload, names[1], pieces[1]).status_code == 204
-    stored = request(owners, owners.law, "POST", f"/uploads/{upload.id}/commit")
+    assert law.put(upload, pieces[1]).status_code == 204
+    stored = law.commit(upload)
     assert stored.json() == {"sha256": sha256_hex(whole), "size": len(whole)}
 
 
-def test_equal_requests_at_once_get_equal_answers(owners: Owners, tmp_path: Path) -> None:
+def test_equal_requests_at_once_get_equal_answers(owners: Owners, law: RawOwner, tmp_path: Path) -> None:
     """Commits of one upload, then registrations of one contribution, six at a time."""
     manifest, sums = honest(owners.server, owners.law, owners.trunk, first=7000)
     for turn in range(4):
         changed = manifest.model_copy(update={"shards": [sha256_hex(bytes([turn]))]})
         data = written(tmp_path / "file", changed, sums).read_bytes()
         pieces = [data[start : start + 2000] for start in range(0, len(data), 2000)]
-        upload = opened(owners, owners.law, of(data, *pieces))
-        for name, piece in zip(upload.missing, pieces, strict=True):
-            put(owners, owners.law, upload, name, piece)
-        digest, path = sha256_hex(data), f"/uploads/{upload.id}/commit"
+        upload = law.open(announced(data, *pieces))
+        for piece in pieces:
+            law.put(upload, piece)
+        digest = sha256_hex(data)
         with ThreadPoolExecutor(6) as pool:
-            commits = [pool.submit(request, owners, owners.law, "POST", path, json={}) for _ in range(6)]
+            commits = [pool.submit(law.commit, upload) for _ in range(6)]
             assert {(each.result().status_code, each.result().json()["sha256"]) for each in commits} == {(200, digest)}
             new = NewContribution(sha256=digest)
             calls = [pool.submit(owners.law.client.contribute, new) for _ in range(6)]
@@ -128,10 +108,12 @@ def test_equal_requests_at_once_get_equal_answers(owners: Owners, tmp_path: Path
         assert (owners.server.home / "blobs" / digest[:2] / digest).read_bytes() == data
 
 
-def test_an_active_contribution_is_not_checked_again(owners: Owners, law_s: Honest, tmp_path: Path) -> None:
+def test_an_active_contribution_is_not_checked_again(
+    owners: Owners, law: RawOwner, law_s: Honest, tmp_path: Path
+) -> None:
     sent = send(owners.law, written(tmp_path / "file", *law_s))
     with owners.server.client() as operator:
         before = len(list(operator.workflows()))
-        again = request(owners, owners.law, "PUT", f"/contributions/{sent.digest}", json={"software": {"other": "1"}})
+        again = law.request("PUT", f"/contributions/{sent.digest}", json={"software": {"other": "1"}})
         assert (again.status_code, again.json()["state"], again.json()["result"]) == (202, "done", sent.digest)
         assert len(list(operator.workflows())) == before

@@ -9,7 +9,7 @@ from typing import BinaryIO
 import pytest
 
 from moerge.blobs.local import LocalBlobs
-from moerge.blobs.objects import MOST_PARTS, PART, SMALL, part_bytes
+from moerge.blobs.objects import PART, SMALL
 from moerge.blobs.s3 import S3, S3Blobs
 from moerge.blobs.store import Blobs
 from moerge.client.register import register
@@ -54,19 +54,12 @@ def test_every_range_of_a_blob_is_its_bytes(blobs: Blobs) -> None:
     file.close()
 
 
-@pytest.mark.parametrize("size", [SMALL + 1, MOST_PARTS * PART, MOST_PARTS * PART + 1, 113 * 10**9, 5 * 2**40])
-def test_a_file_of_any_size_is_sent_in_as_many_parts_as_s3_allows(size: int) -> None:
-    part = part_bytes(size)
-    assert part >= PART
-    assert -(-size // part) <= MOST_PARTS
-
-
 def test_an_absent_blob_has_no_ranges(blobs: Blobs) -> None:
     with pytest.raises(FileNotFoundError):
         blobs.source(sha256_hex(b"absent"))
 
 
-def test_only_small_blobs_stay_on_the_disk_of_a_machine_that_put_them(s3: S3, tmp_path: Path) -> None:
+def test_only_small_blobs_stay_on_disk(s3: S3, tmp_path: Path) -> None:
     blobs = S3Blobs(s3, tmp_path / "cache", 2**40)
     put(blobs, LARGE)
     small = put(blobs, LARGE[:SMALL])
@@ -105,9 +98,7 @@ def local_files(made: Federation, folder: Path, sums: Sequence[Path], routers: S
     return {path.name: file_sha256(path) for path in version.iterdir() if is_weights(path.name)}
 
 
-def test_a_coordinator_on_s3_holds_no_file_of_weights_or_sums_and_publishes_the_local_bytes(
-    s3: S3, tmp_path: Path
-) -> None:
+def test_a_coordinator_on_s3_publishes_the_local_bytes(s3: S3, tmp_path: Path) -> None:
     with federation_of(tmp_path, "law", settings=settings(None, s3)) as made:
         base = made.members["law"]
         base.allow()

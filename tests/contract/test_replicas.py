@@ -12,9 +12,8 @@ import pytest
 
 from moerge.cli.common import wait
 from moerge.errors import CoordinatorError
-from moerge_proto.digests import content_digest, sha256_hex
+from moerge_proto.digests import sha256_hex
 from moerge_proto.experts import ExpertState, NewExpert
-from moerge_proto.uploads import Chunk, NewUpload, Upload
 from moerge_proto.versions import NewVersion
 from moerge_proto.workflows import Workflow, WorkflowState
 from support.federation import Member, eventually, honest, join, joined, merge, send
@@ -23,6 +22,7 @@ from support.processes import Coordinator, coordinator, moerge, run_command
 from support.replicas import Replicas, replicas_of
 from support.servers import Postgres, leader, settings
 from support.statistics import written
+from support.uploads import RawOwner, announced
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +61,7 @@ def flow(folder: Path, ask: Callable[[], Coordinator]) -> dict[str, str]:
     return solve(ask())
 
 
-def test_law_3_replicas_that_take_turns_make_the_version_of_one_alone(replicas: Replicas, tmp_path: Path) -> None:
+def test_law_3_replicas_in_turn_make_the_version_of_one(replicas: Replicas, tmp_path: Path) -> None:
     turns = [*replicas.servers]
 
     def ask() -> Coordinator:
@@ -86,7 +86,7 @@ def test_law_3_replicas_that_take_turns_make_the_version_of_one_alone(replicas: 
         assert not (server.home / "versions").exists()
 
 
-def test_a_download_is_sent_to_the_store_and_the_token_is_not(one: Coordinator) -> None:
+def test_a_download_is_redirected_without_the_token(one: Coordinator) -> None:
     token = {"Authorization": f"Bearer {one.operator_token}"}
     with one.client() as operator:
         trunk = operator.current_trunk()
@@ -106,40 +106,19 @@ def member(one: Coordinator, tmp_path: Path) -> Iterator[Member]:
     made.client.close()
 
 
-def test_chunks_that_several_replicas_received_are_put_together_by_one(
-    one: Coordinator, two: Coordinator, member: Member
-) -> None:
+def test_chunks_of_several_replicas_are_joined_by_one(one: Coordinator, two: Coordinator, member: Member) -> None:
     pieces = [b"first", b"second"]
-    whole = b"".join(pieces)
-    new = NewUpload(
-        sha256=sha256_hex(whole),
-        size=len(whole),
-        chunks=[Chunk(sha256=sha256_hex(piece), size=len(piece)) for piece in pieces],
-    )
-    token = {"Authorization": f"Bearer {member.token}"}
-
-    def ask(server: Coordinator, method: str, path: str, **content: object) -> httpx.Response:
-        headers = {**token, **content.pop("headers", {})}  # type: ignore[dict-item]  # headers are a dict
-        answer = httpx.request(method, f"{server.url}/v1{path}", headers=headers, **content)  # type: ignore[arg-type]
-        answer.raise_for_status()
-        return answer
-
-    def opened(server: Coordinator) -> Upload:
-        return Upload.model_validate_json(ask(server, "POST", "/uploads", json=new.model_dump()).content)
-
-    upload = opened(one)
-    for server, piece in zip((one, two), pieces, strict=True):
-        digest = sha256_hex(piece)
-        assert digest in opened(server).missing
-        headers = {"Content-Digest": content_digest(digest)}
-        ask(server, "PUT", f"/uploads/{upload.id}/chunks/{digest}", content=piece, headers=headers)
-    assert opened(one).missing == []
-    assert ask(two, "POST", f"/uploads/{upload.id}/commit").json()["sha256"] == sha256_hex(whole)
+    new = announced(b"firstsecond", *pieces)
+    first, second = (RawOwner(server.url, member.token) for server in (one, two))
+    upload = first.open(new)
+    for raw, piece in zip((first, second), pieces, strict=True):
+        assert sha256_hex(piece) in raw.open(new).missing
+        assert raw.put(upload, piece).status_code == 204
+    assert first.open(new).missing == []
+    assert second.commit(upload).json()["sha256"] == new.sha256
 
 
-def test_one_expert_registered_everywhere_at_once_for_several_domains_is_taken_for_one(
-    replicas: Replicas, tmp_path: Path
-) -> None:
+def test_an_expert_registered_everywhere_at_once_has_one_domain(replicas: Replicas, tmp_path: Path) -> None:
     folder = expert(tmp_path / "expert", seed=88)
     members = [join(replicas.servers[n % 2], f"many-{n}", folder) for n in range(6)]
     files = [member.upload_files() for member in members]
@@ -181,15 +160,13 @@ def refusal(home: Path, text: str) -> str:
     return done.stderr
 
 
-def test_a_coordinator_with_a_folder_of_its_own_refuses_to_serve_beside_others(
-    replicas: Replicas, tmp_path: Path
-) -> None:
+def test_a_replica_without_the_shared_store_does_not_start(replicas: Replicas, tmp_path: Path) -> None:
     said = refusal(tmp_path / "third", settings(replicas.database))
     assert "another coordinator is using this database" in said
     assert "same s3 store" in said
 
 
-def test_a_database_that_is_not_there_is_named_without_its_password(tmp_path: Path) -> None:
+def test_an_absent_database_is_named_without_its_password(tmp_path: Path) -> None:
     said = refusal(tmp_path / "home", settings("postgresql://moerge:secret@127.0.0.1:1/moerge"))
     assert "database: no connection" in said
     assert "secret" not in said
@@ -201,9 +178,7 @@ def test_a_home_is_made_on_postgresql_once(replicas: Replicas, tmp_path: Path) -
     assert "already a coordinator's home" in run_command("coordinator", "init", tmp_path / "home").stderr
 
 
-def test_who_leads_ends_at_once_when_its_lock_is_lost_and_another_leads(
-    postgres: Postgres, s3_server: str, tmp_path: Path
-) -> None:
+def test_a_leader_without_its_lock_ends_and_another_leads(postgres: Postgres, s3_server: str, tmp_path: Path) -> None:
     with replicas_of(tmp_path, 2, postgres, s3_server) as made:
         (one, two), process = made.servers, locked_by(made.database)
         assert made.led() is one
@@ -218,7 +193,7 @@ def test_who_leads_ends_at_once_when_its_lock_is_lost_and_another_leads(
         member.client.close()
 
 
-def test_while_the_database_is_away_calls_are_told_to_come_again(
+def test_without_the_database_calls_are_refused_as_unavailable(
     postgres: Postgres, s3_server: str, tmp_path: Path
 ) -> None:
     with (

@@ -44,25 +44,13 @@ def found(federation: Federation, **options: object) -> dict[str, str]:
     return {line.name: str(line) for line in reversed(list(checks(settings)))}
 
 
-def test_a_worker_that_can_start_gets_ok_on_every_line(federation: Federation) -> None:
+def test_a_worker_that_can_start_has_ok_on_every_line(federation: Federation) -> None:
     words = [f"--{name.replace('_', '-')}={value}" for name, value in given(federation, held_out_share=0.2).items()]
     lines = moerge("worker", "check", *words, "--fit").splitlines()
     said = {line.split()[1]: line for line in lines}
     assert "fitting MLPs needs" in said["memory"]
-    assert list(said) == [
-        "expert",
-        "data",
-        "disk",
-        "memory",
-        "Ray",
-        "pass",
-        "coordinator",
-        "clock",
-        "token",
-        "key",
-        "fleet",
-        "budget",
-    ]
+    names = "expert data disk memory Ray pass coordinator clock token key fleet budget"
+    assert list(said) == names.split()
     assert all(line.startswith("ok ") for line in lines)
     assert "llama, H 32, 3 layers" in said["expert"]
     for part in ("2,000 documents read", "held-out", "in all about"):
@@ -75,7 +63,7 @@ def test_a_worker_that_can_start_gets_ok_on_every_line(federation: Federation) -
     assert list(federation.members["law"].client.contributions()) == []
 
 
-def test_all_that_is_wrong_is_told_at_once(federation: Federation, tmp_path: Path) -> None:
+def test_every_problem_is_shown_at_once(federation: Federation, tmp_path: Path) -> None:
     (tmp_path / "texts.jsonl").write_text('{"text": "one"}\nno JSON\n')
     other, home = expert(tmp_path / "other", 2, num_hidden_layers=2), tmp_path / "worker"
     home.mkdir()
@@ -90,25 +78,30 @@ def test_all_that_is_wrong_is_told_at_once(federation: Federation, tmp_path: Pat
     assert all("what to do:" in said[name] for name in bad)
 
 
-def test_it_applies_the_rules_of_run_and_leaves_nothing_behind(federation: Federation, tmp_path: Path) -> None:
-    """Few documents, a withdrawn expert, weights that the policy keeps; and a domain that is misspelt."""
+def test_too_few_documents_of_another_domain_are_problems(federation: Federation, tmp_path: Path) -> None:
     (tmp_path / "few.jsonl").write_text("".join(f'{{"text": "document {n} of few"}}\n' for n in range(5)))
     home = tmp_path / "worker-cookin"
-    said = found(federation, data=tmp_path / "few.jsonl", home=home, domain="cookin")
-    assert "too little data: 5 documents; the policy's min_documents is 100" in said["data"]
-    assert said["disk"].startswith(f"ok disk         {home}: ")
-    assert "not for 'cookin'" in said["token"]
+    lines = found(federation, data=tmp_path / "few.jsonl", home=home, domain="cookin")
+    assert "too little data: 5 documents; the policy's min_documents is 100" in lines["data"]
+    assert "not for 'cookin'" in lines["token"]
     assert not home.exists()
-    assert "already registered" in found(federation, home=home)["fleet"]
+
+
+def test_the_fleet_line_says_what_registering_would_do(federation: Federation, tmp_path: Path) -> None:
     other = expert(tmp_path / "other", 2)
-    kept = found(federation, home=home, expert=other, policy={"expert_weights": False})
-    assert "the policy forbids sending expert weights" in kept["fleet"]
-    assert "same as the trunk: llama" in found(federation, home=home, expert=other)["fleet"]
+    for expected, options in (
+        ("already registered", {}),
+        ("the policy forbids sending expert weights", {"expert": other, "policy": {"expert_weights": False}}),
+        ("same as the trunk: llama", {"expert": other}),
+    ):
+        assert expected in found(federation, **options)["fleet"]
+
+
+def test_a_withdrawn_expert_is_a_problem(federation: Federation, tmp_path: Path) -> None:
     late = federation.add("late")
     late.client.withdraw_expert(registered(late).digest, serve=True)
-    gone = found(federation, home=home, domain="late", expert=late.folder, token=late.token)
-    assert "the expert was withdrawn" in gone["fleet"]
-    assert not home.exists()
+    lines = found(federation, home=tmp_path, domain="late", expert=late.folder, token=late.token)
+    assert "the expert was withdrawn" in lines["fleet"]
 
 
 def test_an_evaluation_needs_memory_for_the_newest_version(tmp_path: Path) -> None:
@@ -124,7 +117,7 @@ def test_an_evaluation_needs_memory_for_the_newest_version(tmp_path: Path) -> No
         assert "of host memory for the hidden states of 4,096 tokens" in said
 
 
-def test_what_is_missing_stops_only_what_needs_it(federation: Federation, tmp_path: Path) -> None:
+def test_a_missing_file_stops_only_its_own_checks(federation: Federation, tmp_path: Path) -> None:
     said = found(federation, expert=tmp_path, data=tmp_path / "nothing.jsonl", domain="art")
     assert {name: line[:2] for name, line in said.items()} == {
         "expert": "no",
@@ -142,11 +135,17 @@ def test_the_command_ends_with_1_if_a_line_says_no(federation: Federation, tmp_p
         moerge("worker", "check", *words)
 
 
-def test_without_a_coordinator_this_machine_is_checked_and_a_lost_one_is_one_line(federation: Federation) -> None:
+def test_without_a_coordinator_this_machine_is_checked(federation: Federation) -> None:
     assert set(found(federation, coordinator="", token="")) == {"expert", "data", "disk", "memory"}
-    said = found(federation, coordinator="http://127.0.0.1:1")
-    assert "no answer" in said["coordinator"]
-    assert "token" not in said
+
+
+def test_an_absent_coordinator_is_one_line(federation: Federation) -> None:
+    lines = found(federation, coordinator="http://127.0.0.1:1")
+    assert "no answer" in lines["coordinator"]
+    assert "token" not in lines
+
+
+def test_a_coordinator_on_plain_http_is_a_problem(federation: Federation) -> None:
     assert "not encrypted" in found(federation, coordinator="http://example.org")["coordinator"]
 
 

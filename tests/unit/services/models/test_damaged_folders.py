@@ -46,6 +46,12 @@ def copied(folder: Path, good: Path) -> Path:
         ("dtype", "nope"),
         ("model_type", ["llama"]),
         ("experts_implementation", "nope"),
+        ("num_hidden_layers", 4000),
+        ("num_hidden_layers", 1e300),
+        ("num_labels", 10**9),
+        ("head_dim", -(2**40)),
+        ("model_type", "mamba"),
+        ("rms_norm_eps", float("nan")),
     ],
 )
 def test_a_config_that_makes_no_sense_is_refused(tmp_path: Path, good: Path, field: str, value: object) -> None:

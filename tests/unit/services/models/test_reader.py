@@ -213,3 +213,49 @@ def test_integer_weights_are_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="I8") as caught:
         Checkpoint(tmp_path)
     assert "quantised" in caught.value.where
+
+
+def file_of(tensors: object, body: bytes = b"0" * 8) -> bytes:
+    """A safetensors file with this header, as JSON or as bytes."""
+    header = tensors if isinstance(tensors, bytes) else json.dumps(tensors).encode()
+    return len(header).to_bytes(8, "little") + header + body
+
+
+def entry(**fields: object) -> dict[str, object]:
+    return {"dtype": "F32", "shape": [2], "data_offsets": [0, 8], **fields}
+
+
+ONE = json.dumps(entry()).encode()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        pytest.param(b"\1", id="too short"),
+        pytest.param(file_of({"a": entry(data_offsets=[0, 800])}), id="size"),
+        pytest.param(file_of({"a": entry(data_offsets=[100, 108])}), id="offset behind the end"),
+        pytest.param(file_of({"a": entry(data_offsets=[-8, 0])}), id="negative offset"),
+        pytest.param(file_of({"a": entry(), "b": entry()}), id="overlap"),
+        pytest.param(file_of({"a": entry(), "b": entry(data_offsets=[16, 24])}, b"0" * 24), id="hole"),
+        pytest.param(file_of({"a": entry(dtype="OBJECT")}), id="unknown dtype"),
+        pytest.param(file_of({"a": entry(shape=[0, 2**60], data_offsets=[0, 0])}, b""), id="empty and huge"),
+        pytest.param(file_of(b'{"a":' + ONE + b',"a":' + ONE + b"}"), id="same key twice"),
+        pytest.param(file_of(b'{"__metadata__":{"x":NaN},"a":' + ONE + b"}"), id="NaN in metadata"),
+        pytest.param(file_of({"a": entry()}, b"0" * 80), id="bytes of no tensor"),
+    ],
+)
+def test_a_false_header_is_refused(tmp_path: Path, content: bytes) -> None:
+    folder = expert(tmp_path / "expert", seed=1)
+    (folder / "model.safetensors").write_bytes(content)
+    refusal(folder)
+
+
+def test_a_tensor_in_two_shards_is_refused_by_name(tmp_path: Path) -> None:
+    folder = expert(tmp_path / "expert", seed=1)
+    tensors, name = load_file(folder / "model.safetensors"), "model.norm.weight"
+    (folder / "model.safetensors").unlink()
+    save_file(tensors, folder / "model-0.safetensors")
+    save_file({name: torch.zeros(32)}, folder / "model-1.safetensors")
+    where = dict.fromkeys(tensors, "model-0.safetensors") | {name: "model-1.safetensors"}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": where}))
+    assert name in refusal(folder).where
