@@ -157,26 +157,6 @@ def test_a_pull_fetches_only_what_changed(federation: Federation, tmp_path: Path
     assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["model"]
 
 
-def test_a_pull_refuses_a_folder_of_something_else(federation: Federation, tmp_path: Path) -> None:
-    (tmp_path / "letters").mkdir()
-    (tmp_path / "letters" / "mother.txt").write_text("dear")
-    with pytest.raises(MoergeError, match="not a pulled version"):
-        pull(federation.operator, federation.operator.version(1), tmp_path / "letters", LogProgress())
-    assert (tmp_path / "letters" / "mother.txt").read_text() == "dear"
-
-
-def test_a_pull_refuses_the_folder_of_a_tuned_model(federation: Federation, tmp_path: Path) -> None:
-    tuned = {
-        **{"recipe": "btx", "options": {}, "tokens": 1, "texts": {}, "weights": {}, "context": 1, "seed": 0},
-        **{"precision": "float32", "accumulate": 1, "workers": 1, "parent_files": {}},
-        "parent": federation.operator.version(1).lineage,
-        "build": {"moerge": "", "torch": "", "transformers": "", "device": "cpu"},
-    }
-    (tmp_path / "moerge.json").write_text(TunedModel.model_validate(tuned).model_dump_json())
-    with pytest.raises(MoergeError, match="contains a tuned model, which no coordinator has"):
-        pull(federation.operator, federation.operator.version(1), tmp_path, LogProgress())
-
-
 def test_a_pull_of_an_unknown_alias_is_refused(federation: Federation, tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match="no alias 'chmapion'"):
         federation.moerge("pull", "chmapion", tmp_path / "model")

@@ -15,9 +15,9 @@ import pytest
 from moerge.blobs.local import LocalBlobs
 from moerge.cli.common import wait
 from moerge.errors import MoergeError
-from moerge_coordinator.operation.backups import back_up, restore
+from moerge_coordinator.operation.backups import restore
 from moerge_coordinator.operation.verify import Finding, verify
-from moerge_coordinator.settings import Settings, read_settings
+from moerge_coordinator.settings import read_settings
 from moerge_coordinator.storage.database import open_database
 from moerge_proto.options import SolveOptions
 from moerge_proto.versions import NewVersion
@@ -65,9 +65,7 @@ def rows(home: Path) -> list[str]:
         return list(database.iterdump())
 
 
-def test_a_home_restored_from_a_backup_taken_while_it_served_serves_the_same(
-    served: Coordinator, federation: Federation, tmp_path: Path
-) -> None:
+def test_a_restored_home_serves_the_same(served: Coordinator, federation: Federation, tmp_path: Path) -> None:
     homes = {name: tmp_path / f"from-{name}" for name in ("backup", "backup.tar")}
     (tmp_path / "backup").mkdir(mode=0o755)
     for name, home in homes.items():
@@ -95,9 +93,7 @@ def test_a_home_restored_from_a_backup_taken_while_it_served_serves_the_same(
     assert list(tmp_path.glob(".*")) == []
 
 
-def test_a_second_backup_into_a_folder_adds_only_what_is_new_and_drops_what_is_not_needed(
-    served: Coordinator, federation: Federation, tmp_path: Path
-) -> None:
+def test_a_second_backup_copies_only_new_files(served: Coordinator, federation: Federation, tmp_path: Path) -> None:
     target = tmp_path / "backup"
     moerge("coordinator", "backup", served.home, target)
     before = {path: path.stat().st_ino for path in target.glob("blobs/??/*")}
@@ -112,7 +108,7 @@ def test_a_second_backup_into_a_folder_adds_only_what_is_new_and_drops_what_is_n
 
 
 @pytest.mark.slow
-def test_backups_taken_while_versions_are_solved_are_whole(served: Coordinator, tmp_path: Path) -> None:
+def test_backups_during_solves_are_whole(served: Coordinator, tmp_path: Path) -> None:
     done = threading.Event()
 
     def busy() -> None:
@@ -162,7 +158,7 @@ def alter(path: Path) -> None:
         file.write(bytes([last[0] ^ 1]))
 
 
-def test_an_altered_blob_is_named_with_all_that_need_it(home: Path) -> None:
+def test_an_altered_blob_is_named_with_its_users(home: Path) -> None:
     blob = expert_blob(home)
     alter(blob)
     said = failed("verify", home).stdout
@@ -173,7 +169,7 @@ def test_an_altered_blob_is_named_with_all_that_need_it(home: Path) -> None:
     assert "1 damaged, 0 litter" in said
 
 
-def test_a_missing_blob_and_its_missing_view_are_named(home: Path) -> None:
+def test_a_missing_blob_and_its_view_are_named(home: Path) -> None:
     view = next((home / "versions" / "1").glob("model-router.safetensors"))
     blob = next(path for path in (home / "blobs").glob("??/*") if path.samefile(view))
     blob.unlink()
@@ -234,14 +230,14 @@ def _execute(home: Path, statement: str) -> None:
 @pytest.mark.parametrize(
     "damage", [replaced_view, linked_view, added_to_a_view, changed_lineage, changed_expert, changed_trunk]
 )
-def test_views_and_rows_that_were_changed_are_named(home: Path, damage: Callable[[Path], str]) -> None:
+def test_changed_views_and_rows_are_named(home: Path, damage: Callable[[Path], str]) -> None:
     named = damage(home)
     found = findings(home)
     assert all(each.damage for each in found)
     assert any(named in (each.file, *each.needed_by) for each in found)
 
 
-def test_litter_is_told_and_is_no_damage(home: Path) -> None:
+def test_litter_is_no_damage(home: Path) -> None:
     places = [f"blobs/aa/{'a' * 64}", "versions/7777/config.json", "uploads/88/chunk"]
     for place in places:
         (home / place).parent.mkdir(parents=True, exist_ok=True)
@@ -252,7 +248,7 @@ def test_litter_is_told_and_is_no_damage(home: Path) -> None:
     assert "0 damaged, 3 litter" in moerge("coordinator", "verify", home)
 
 
-def test_a_damaged_or_unfinished_backup_makes_no_home(backup: Path, tmp_path: Path) -> None:
+def test_a_damaged_backup_is_not_restored(backup: Path, tmp_path: Path) -> None:
     target = tmp_path / "backup"
     for number, spoil in enumerate((altered_blob, missing_blob, altered_database, no_contents, truncated_tar)):
         shutil.unpack_archive(backup, target, filter="data")
@@ -297,12 +293,3 @@ def test_nothing_is_overwritten(served: Coordinator, backup: Path, tmp_path: Pat
     assert "not a backup" in failed("backup", served.home, tmp_path / "full").stderr
     assert "is not empty" in failed("restore", backup, tmp_path / "full").stderr
     assert [path.name for path in (tmp_path / "full").iterdir()] == ["thesis.txt"]
-
-
-def test_a_postgresql_database_is_left_to_its_own_tools(tmp_path: Path) -> None:
-    settings = Settings(home=tmp_path, database="postgresql://moerge:secret@db/moerge")
-    with pytest.raises(MoergeError) as caught:
-        back_up(settings, tmp_path / "backup", SILENT)
-    assert "pg_dump --format=custom --file=moerge.dump" in caught.value.todo
-    assert "secret" not in str(caught.value)
-    assert list(tmp_path.iterdir()) == []

@@ -91,21 +91,6 @@ def test_the_command_line_and_a_card_show_the_table(federation: Federation, tmp_
     assert "| art |" not in federation.members["law"].client.version_card(number).partition("\n## Experts\n")[0]
 
 
-def test_the_command_compares_averages_of_equal_domains(federation: Federation) -> None:
-    alone = federation.solve(experts=federation.digests("law"), options=SolveOptions(ridge_lambda=4.0)).number
-    both = solve(federation, 4.0)
-    law, art = (federation.members[name].client for name in ("law", "art"))
-    law.evaluate(alone, sums(federation, alone, "law", 21.0, routed=[[10], [10]]))
-    law.evaluate(both, sums(federation, both, "law", 22.0))
-    art.evaluate(both, sums(federation, both, "art", 30.0))
-    shown = federation.moerge("version", "compare", alone, both, COLUMNS="160")
-    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in shown.splitlines() if "│" in line]
-    cells = {name: row for name, *row in rows}
-    assert cells["average of all its domains (1, 2)"] == ["90.5", "59.3", ""]
-    assert cells["average of the 1 that both have"] == ["90.5", "81.9", "-8.6"]
-    assert (cells["experts added"], cells["other MLPs"]) == (["art"], [""])
-
-
 def test_files_need_the_permission_of_all_other_owners(federation: Federation, tmp_path: Path) -> None:
     law, version = federation.members["law"].client, federation.operator.version(1)
     with pytest.raises(CoordinatorError, match="don't allow redistribution: art") as caught:

@@ -2,10 +2,6 @@
 
 from pathlib import Path
 
-import pytest
-
-from moerge.errors import MoergeError
-from moerge_coordinator.operation.home import initialise
 from support.processes import Coordinator, coordinator, run_command
 
 
@@ -15,14 +11,6 @@ def test_a_second_coordinator_on_a_home_does_not_start(tmp_path: Path) -> None:
         assert second.returncode == 1
         assert "another coordinator is using this home" in second.stderr
         assert "Traceback" not in second.stderr
-
-
-def test_a_home_is_made_once(tmp_path: Path) -> None:
-    token = initialise(tmp_path / "home")
-    assert token.secret.startswith("moerge_")
-    with pytest.raises(MoergeError, match="already a coordinator's home"):
-        initialise(tmp_path / "home")
-    assert (tmp_path / "home").stat().st_mode & 0o777 == 0o700
 
 
 def test_half_files_of_a_killed_coordinator_are_removed(tmp_path: Path) -> None:

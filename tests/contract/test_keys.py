@@ -90,24 +90,6 @@ def test_an_owner_joins_by_two_commands(server: Coordinator, tmp_path: Path) -> 
     assert not any(secret in content for content in kept for secret in (seed, before)), "the key never leaves"
 
 
-@pytest.mark.parametrize(("owner", "domain", "field"), [("../up", "law", "owner"), ("up", "Law", "domain")])
-def test_no_key_is_made_for_an_invalid_name(tmp_path: Path, owner: str, domain: str, field: str) -> None:
-    done = run_command("worker", "init", "--owner", owner, "--domain", domain, "--home", tmp_path / "keys")
-    assert done.returncode == 1
-    assert f"--{field}: " in done.stderr
-    assert "is not a valid name" in done.stderr
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_damaged_request_is_refused_unsent() -> None:
-    done = run_command(
-        "owner", "approve", "moerge-join-1.eyJ", MOERGE_COORDINATOR="https://nowhere.invalid", MOERGE_TOKEN="t"
-    )
-    assert done.returncode == 1
-    assert "REQUEST: the request is damaged" in done.stderr
-    assert "what to do: ask the owner to run `moerge worker init` again" in done.stderr
-
-
 @pytest.mark.parametrize("answer", ["n", "y"])
 def test_on_a_terminal_the_operator_compares_fingerprints(server: Coordinator, tmp_path: Path, answer: str) -> None:
     name = f"asked-{answer}"

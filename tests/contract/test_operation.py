@@ -1,6 +1,5 @@
 """Running a coordinator: readiness, figures, logs, the audit log, and stopping."""
 
-import asyncio
 import http.client
 import json
 import os
@@ -16,16 +15,12 @@ from typing import Any
 import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from sqlalchemy import select
 from typer.testing import CliRunner
 
 from moerge.build import build
 from moerge.cli.app import app
 from moerge.cli.common import wait
 from moerge.errors import CoordinatorError
-from moerge_coordinator.bootstrap import make_app, make_state
-from moerge_coordinator.settings import Settings
-from moerge_coordinator.storage.tables import AuditRow
 from moerge_proto.audit import AuditEntry
 from moerge_proto.digests import content_digest, sha256_hex
 from moerge_proto.owners import NewOwner, NewToken, Role
@@ -225,37 +220,14 @@ def test_a_table_in_a_pipe_has_whole_digests(solved: tuple[Federation, str]) -> 
         assert f" {id_} " in shown(made, noun, "list")
 
 
-def test_commands_take_the_start_of_a_digest(solved: tuple[Federation, str]) -> None:
-    made, (expert, trunk) = solved[0], (solved[0].expert("law").digest, solved[0].trunk().digest)
-    assert json.loads(shown(made, "expert", "show", f"{expert[:12]}…", "--json"))["versions"] == [1]
-    assert json.loads(shown(made, "trunk", "show", trunk[:6], "--json"))["digest"] == trunk
-    assert json.loads(shown(made, "trunk", "history", trunk[:6], "--json"))["trunk"] == trunk
-    refused = CliRunner().invoke(app, ["workflow", "retry", solved[1][:20]], env=made.server.environment())
-    assert "no workflow" not in str(refused.exception)
-
-
-def test_commands_take_an_alias_for_a_version(solved: tuple[Federation, str]) -> None:
-    made, _ = solved
+def test_commands_take_an_alias_and_the_start_of_a_digest(solved: tuple[Federation, str]) -> None:
+    made, workflow = solved
     assert json.loads(shown(made, "version", "show", "champion", "--json"))["version"]["number"] == 1
-    assert json.loads(shown(made, "version", "compare", "champion", "1", "--json"))["same_trunk"]
     assert json.loads(shown(made, "version", "table", "champion", "--json"))["missing"] == ["law"]
     assert "audited" in shown(made, "version", "note", "champion", "--tag", "audited")
-
-
-@pytest.mark.parametrize(
-    ("words", "field"),
-    [
-        *(((noun, "list"), "digest") for noun in ("contribution", "expert", "trunk")),
-        *(((noun, "list"), "id") for noun in ("token", "workflow")),
-        (("owner", "list"), "name"),
-        (("version", "list"), "number"),
-        (("version", "history"), "version"),
-    ],
-)
-def test_lists_have_json(solved: tuple[Federation, str], words: tuple[str, ...], field: str) -> None:
-    rows = json.loads(shown(solved[0], *words, "--json"))
-    assert rows
-    assert all(row[field] for row in rows)
+    assert json.loads(shown(made, "trunk", "history", made.trunk().digest[:6], "--json"))["trunk"]
+    refused = CliRunner().invoke(app, ["workflow", "retry", workflow[:20]], env=made.server.environment())
+    assert "no workflow" not in str(refused.exception)
 
 
 # --- audit
@@ -308,29 +280,6 @@ def test_the_audit_log_has_pages(server: Coordinator) -> None:
     after = numbers[10]
     later = moerge("audit", "export", "--after", after, **server.environment()).splitlines()
     assert [json.loads(line)["number"] for line in later][: len(numbers) - 11] == numbers[11:]
-
-
-def test_an_internal_failure_is_a_problem_and_is_audited(tmp_path: Path) -> None:
-    settings = Settings(home=tmp_path)
-    app, state = make_app(settings), make_state(settings)
-    app.state.coordinator = state
-
-    @app.post("/broken")
-    def broken() -> None:
-        raise KeyError("inner")
-
-    async def call() -> httpx.Response:
-        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
-        async with httpx.AsyncClient(transport=transport, base_url="http://coordinator") as client:
-            return await client.post("/broken", headers={"X-Request-Id": "broken-1"})
-
-    response = asyncio.run(call())
-    assert (response.status_code, response.headers["X-Request-Id"]) == (500, "broken-1")
-    assert (response.json()["type"], "inner" in response.text) == ("urn:moerge:problem:internal", False)
-    with state.database.reading() as session:
-        [row] = session.scalars(select(AuditRow))
-    state.database.close()
-    assert (row.request, row.status, row.problem) == ("broken-1", 500, "urn:moerge:problem:internal")
 
 
 def test_an_upload_to_a_full_storage_succeeds_once_there_is_room(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """Progress: one row for a domain, of its owner; and a coordinator that is away doesn't matter."""
 
-import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -107,14 +106,3 @@ def test_law_1_by_default_only_obstacles_are_sent(server: Coordinator, members: 
         eventually(lambda: told() == [(None, Stage.WAITING, 0, 0)])
         status.update(obstacle=Obstacle.ASKS_OWNER)
     assert told() == [(Obstacle.ASKS_OWNER, Stage.WAITING, 0, 0)]
-
-
-def test_a_worker_survives_an_absent_coordinator(members: list[Member], tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as place:
-        url = f"http://127.0.0.1:{place.getsockname()[1]}"
-        with reporting(settings_of(url, members[0], tmp_path), Status(tmp_path, "law", url), 0.05):
-            for _ in range(3):
-                place.accept()[0].close()
-    with reporting(settings_of(url, members[0], tmp_path), status := Status(tmp_path, "law", url), 0.05):
-        pass  # nobody is there
-    assert status.state.heard is None

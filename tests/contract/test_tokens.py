@@ -20,35 +20,41 @@ def role_of(server: Coordinator, secret: str) -> httpx.Response:
     return httpx.get(f"{server.url}/v1/identity", headers={"Authorization": f"Bearer {secret}"})
 
 
-def test_tokens_live_and_end_by_the_command_line(server: Coordinator) -> None:
-    environment = server.environment()
-    secret = moerge("token", "add", "reader", "--note", "scraper", "--days", "2", **environment)
-    assert role_of(server, secret).json()["role"] == "reader"
+def made(server: Coordinator, note: str) -> tuple[str, int]:
+    """The secret and the id of a reader's token for two days."""
+    secret = moerge("token", "add", "reader", "--note", note, "--days", "2", **server.environment())
     with server.client() as operator:
-        [listed] = [each for each in operator.tokens() if each.note == "scraper"]
+        [listed] = [each for each in operator.tokens() if each.note == note]
     assert listed.expires is not None
     assert 1.9 < (listed.expires - datetime.now(UTC)).total_seconds() / 86400 < 2
-    for command, follows in (
+    return secret, listed.id
+
+
+@pytest.mark.parametrize(
+    ("command", "warning"),
+    [
         ("rotate", "ends immediately: its users are refused until they have the new one"),
         ("revoke", "is revoked immediately, and its users are refused."),
-    ):
-        run = partial(run_command, "token", command, listed.id, **environment)
-        for done, told in ((run(), "add --yes"), (run(typed="n\n"), "Continue? [y/N]")):
-            assert done.returncode == 1
-            assert f"Token {listed.id} {follows}" in " ".join(done.stderr.split())
-            assert told in done.stderr
+    ],
+)
+def test_ending_a_token_needs_a_confirmation(server: Coordinator, command: str, warning: str) -> None:
+    secret, id_ = made(server, command)
+    run = partial(run_command, "token", command, id_, **server.environment())
+    for done, question in ((run(), "add --yes"), (run(typed="n\n"), "Continue? [y/N]")):
+        assert done.returncode == 1
+        assert f"Token {id_} {warning}" in " ".join(done.stderr.split())
+        assert question in done.stderr
     assert role_of(server, secret).status_code == 200
-    kept = moerge("token", "rotate", listed.id, "--overlap-seconds", 60, **environment)  # nobody is asked
-    assert role_of(server, kept).status_code == role_of(server, secret).status_code == 200
-    done = run_command("token", "revoke", listed.id + 1, typed="y\n", **environment)
-    assert (done.returncode, role_of(server, kept).status_code) == (0, 401)
-    successor = moerge("token", "rotate", listed.id, "--yes", **environment)
+    assert run(typed="y\n").returncode == 0
     assert role_of(server, secret).status_code == 401
-    assert role_of(server, successor).json()["role"] == "reader"
-    moerge("token", "revoke", listed.id + 2, "--yes", **environment)
-    assert "was revoked on" in role_of(server, successor).json()["detail"]
-    shown = moerge("token", "list", COLUMNS="200", **environment)
-    assert "scraper" in shown
+
+
+def test_a_rotated_token_s_successor_has_its_role(server: Coordinator) -> None:
+    secret, id_ = made(server, "overlap")
+    successor = moerge("token", "rotate", id_, "--overlap-seconds", 60, **server.environment())  # unconfirmed
+    assert [role_of(server, each).json()["role"] for each in (secret, successor)] == ["reader", "reader"]
+    shown = moerge("token", "list", COLUMNS="200", **server.environment())
+    assert "overlap" in shown
     assert not any(each in shown for each in (secret, successor, server.operator_token))
 
 

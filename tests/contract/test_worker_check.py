@@ -12,7 +12,7 @@ from moerge_workers.leaving import owner_key
 from moerge_workers.settings import Settings
 from support.federation import Federation, federation_of, registered
 from support.models import expert, texts
-from support.processes import moerge, run_command
+from support.processes import moerge
 
 
 @pytest.fixture(scope="module")
@@ -147,21 +147,3 @@ def test_an_absent_coordinator_is_one_line(federation: Federation) -> None:
 
 def test_a_coordinator_on_plain_http_is_a_problem(federation: Federation) -> None:
     assert "not encrypted" in found(federation, coordinator="http://example.org")["coordinator"]
-
-
-def test_of_several_workers_the_domain_names_one(tmp_path: Path) -> None:
-    for domain in ("law", "art"):
-        (tmp_path / ".moerge" / f"worker-{domain}").mkdir(parents=True)
-
-    def said(*words: str) -> str:
-        done = run_command("worker", *words, HOME=str(tmp_path))
-        return (done.stdout + done.stderr).replace("\n", " ")
-
-    both = said("status")
-    assert "expected exactly one worker folder; found " in both
-    assert "worker-art, " in both
-    assert "select the worker with --domain or --home" in both
-    assert "running: no" in said("status", "--domain", "law")
-    assert "New in the last 30 days" in said("history", "--domain", "law")
-    assert "expected exactly one item 3f…; found 0" in said("approve", "3f", "--domain", "law")
-    assert "worker-cookin: expected exactly one worker folder; found none" in said("refuse", "--domain", "cookin")

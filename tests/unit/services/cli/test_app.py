@@ -84,3 +84,11 @@ def test_a_full_disk_ends_a_command_with_one_line_and_other_trouble_with_its_tra
     assert capsys.readouterr().err.startswith("error: sums.part: the disk is full")
     with pytest.raises(PermissionError):
         ends(errno.EACCES)
+
+
+def test_a_damaged_join_request_is_refused_unsent() -> None:
+    environment = {"MOERGE_COORDINATOR": "https://nowhere.invalid", "MOERGE_TOKEN": "t"}
+    done = CliRunner().invoke(app, ["owner", "approve", "moerge-join-1.eyJ"], env=environment)
+    assert isinstance(done.exception, MoergeError)
+    assert (done.exception.where, "damaged" in done.exception.what) == ("REQUEST", True)
+    assert done.exception.todo == "ask the owner to run `moerge worker init` again and to send the complete line"

@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from moerge.errors import ContributionError
 from moerge.files import atomic_file
 from moerge.models.batches import batches
 from moerge.models.bounds import feature_bounds, input_bounds, input_exponents
@@ -46,6 +47,7 @@ from moerge.trunk.regmean import (
 from moerge_proto.statistics_file import StatisticsFile, trunk_gram_names
 from support.models import expert
 from support.passes import sums_of
+from support.statistics import written
 from support.versions import contributed_rows
 
 QUERY, VALUE, OUTPUT = (f"model.layers.1.self_attn.{name}_proj.weight" for name in "qvo")
@@ -116,6 +118,33 @@ def test_grams_equal_the_textbook_and_stay_within_their_bounds(tmp_path: Path, f
     )
     with StatisticsFile(sent(folder, rows, tmp_path / "sent")) as file:
         validate_trunk(file, exponents, bounds)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "where"),
+    [
+        ("layers.1.attention_output", 2**61, "layers.1.attention_output"),
+        ("token_counts", -1, "token_counts"),
+        ("", 0, "manifest.exponents"),
+    ],
+)
+def test_impossible_sums_for_a_trunk_are_refused(tmp_path: Path, name: str, value: int, where: str) -> None:
+    folder, rows = expert(tmp_path / "expert", seed=1), contributed_rows(0)
+    config, checkpoint = read_config(folder), Checkpoint(folder)
+    family, summed = family_of(config), sums(folder, rows)
+    with StatisticsFile(sent(folder, rows, tmp_path / "honest")) as honest:
+        manifest = honest.manifest
+    if name:
+        summed.arrays[name][0] = value
+    else:
+        manifest = manifest.model_copy(update={"exponents": [1] * len(manifest.exponents)})
+    bounds = input_bounds(checkpoint, family, config)
+    with (
+        StatisticsFile(written(tmp_path / "file", manifest, summed)) as file,
+        pytest.raises(ContributionError) as caught,
+    ):
+        validate_trunk(file, input_exponents(checkpoint, family, config), bounds)
+    assert caught.value.where == where
 
 
 @pytest.mark.parametrize("family", ["olmo2", "llama"])

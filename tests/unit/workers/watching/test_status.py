@@ -7,6 +7,7 @@ from typer.testing import CliRunner
 
 from moerge_workers.commands import app
 from moerge_workers.watching.status import LOCK, SlotState, State, Status
+from support.processes import run_command
 
 
 def test_the_slots_of_each_device_and_node_are_counted_while_the_worker_runs(tmp_path: Path) -> None:
@@ -32,3 +33,21 @@ def test_rate_and_estimate_are_of_all_slots() -> None:
     state = state.model_copy(update={"slots": slots})
     assert (state.progress.tokens_per_second, state.progress.seconds_left) == (30, 20)
     assert state.model_copy(update={"tokens_left": 10**15}).seconds_left is None
+
+
+def test_of_several_workers_the_domain_names_one(tmp_path: Path) -> None:
+    for domain in ("law", "art"):
+        (tmp_path / ".moerge" / f"worker-{domain}").mkdir(parents=True)
+
+    def said(*words: str) -> str:
+        done = run_command("worker", *words, HOME=str(tmp_path))
+        return (done.stdout + done.stderr).replace("\n", " ")
+
+    both = said("status")
+    assert "expected exactly one worker folder; found " in both
+    assert "worker-art, " in both
+    assert "select the worker with --domain or --home" in both
+    assert "running: no" in said("status", "--domain", "law")
+    assert "New in the last 30 days" in said("history", "--domain", "law")
+    assert "expected exactly one item 3f…; found 0" in said("approve", "3f", "--domain", "law")
+    assert "worker-cookin: expected exactly one worker folder; found none" in said("refuse", "--domain", "cookin")
