@@ -180,14 +180,3 @@ def test_tokens_are_kept_as_hashes_only(server: Coordinator, tokens: dict[Role, 
         if path.is_file():
             data = path.read_bytes()
             assert not any(secret.encode() in data for secret in tokens.values()), path
-
-
-def test_an_owner_s_token_needs_an_owner_and_others_have_none(server: Coordinator) -> None:
-    headers = {"Authorization": f"Bearer {server.operator_token}"}
-    for body, status in (
-        ({"role": "owner"}, 422),
-        ({"role": "reader", "owner": "law-owner"}, 422),
-        ({"role": "owner", "owner": "nobody"}, 404),
-    ):
-        response = httpx.post(f"{server.url}/v1/tokens", headers=headers, json=body)
-        assert (response.status_code, response.json()["field"]) == (status, "owner")

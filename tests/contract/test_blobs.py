@@ -13,13 +13,16 @@ import pytest
 from obstore.store import S3Store
 
 from moerge.blobs.local import LocalBlobs, LocalChunks
+from moerge.blobs.objects import PART, SMALL
 from moerge.blobs.s3 import S3, S3Blobs, S3Chunks
 from moerge.blobs.store import Blobs, Chunks, show
 from moerge.errors import MoergeError
 from moerge_proto.digests import sha256_hex
 from moerge_proto.messages import FileEntry
+from moerge_proto.ranges import opened, read_bytes
 
 LARGE = 40 * 2**20  # several parts
+RANGED = os.urandom(SMALL + PART + 1)
 MADE = "a"
 
 
@@ -91,7 +94,7 @@ def test_law_10_a_writer_that_raises_leaves_nothing(blobs: Blobs, tmp_path: Path
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
-def test_a_deleted_blob_is_gone_for_every_process_and_can_be_put_again(make: Make) -> None:
+def test_a_deleted_blob_is_gone_for_every_process(make: Make) -> None:
     digest = put(make(MADE), b"data")
     make("b").delete(digest)
     assert not make(MADE).has(digest)
@@ -99,7 +102,7 @@ def test_a_deleted_blob_is_gone_for_every_process_and_can_be_put_again(make: Mak
     assert make("c").local(digest).read_bytes() == b"data"
 
 
-def test_the_same_content_put_by_many_at_once_is_stored_once(make: Make) -> None:
+def test_equal_content_put_by_many_at_once_is_stored_once(make: Make) -> None:
     each = [make(f"process-{number}") for number in range(8)]
     with ThreadPoolExecutor(8) as pool:
         digests = set(pool.map(lambda blobs: put(blobs, b"same"), each))
@@ -107,7 +110,7 @@ def test_the_same_content_put_by_many_at_once_is_stored_once(make: Make) -> None
     assert list(each[0].digests()) == [(sha256_hex(b"same"), 4)]
 
 
-def test_a_folder_of_links_is_shown_whole_and_made_whole_again(make: Make, tmp_path: Path) -> None:
+def test_a_folder_of_links_is_complete_and_repaired(make: Make, tmp_path: Path) -> None:
     blobs, folder = make(MADE), tmp_path / "views" / "folder"
     files = [blobs.put(name, writing(name.encode())) for name in ("one", "two")]
     absent = FileEntry(name="three", sha256=sha256_hex(b"absent"), size=1)
@@ -133,7 +136,7 @@ def test_a_folder_shown_by_many_at_once_is_whole_for_each(make: Make, tmp_path: 
     assert [path.name for path in folder.parent.iterdir()] == ["folder"]
 
 
-def test_a_sweep_removes_what_a_killed_writer_left_and_nothing_else(blobs: Blobs, tmp_path: Path) -> None:
+def test_a_sweep_removes_half_files_of_killed_writers_only(blobs: Blobs, tmp_path: Path) -> None:
     digest = put(blobs, b"whole")
     [folder] = {path.parent.parent for path in tmp_path.rglob(digest)}
     litter = folder / "incoming" / "half"
@@ -143,6 +146,19 @@ def test_a_sweep_removes_what_a_killed_writer_left_and_nothing_else(blobs: Blobs
     assert blobs.local(digest).read_bytes() == b"whole"
 
 
+def test_every_range_of_a_blob_is_its_bytes(blobs: Blobs) -> None:
+    file = opened(blobs.source(put(blobs, RANGED)))
+    assert file.size == len(RANGED)
+    for start, count in [(0, 8), (5, 2 * PART), (len(RANGED) - 3, 9), (len(RANGED), 1), (7, 0)]:
+        assert read_bytes(file, start, count) == RANGED[start : start + count]
+    file.close()
+
+
+def test_an_absent_blob_has_no_ranges(blobs: Blobs) -> None:
+    with pytest.raises(FileNotFoundError):
+        blobs.source(sha256_hex(b"absent"))
+
+
 # --- S3 alone
 
 
@@ -150,7 +166,7 @@ def store(place: S3) -> S3Store:
     return S3Store(place.bucket, endpoint=place.endpoint, client_options={"allow_http": True})
 
 
-def test_whoever_has_the_address_downloads_in_ranges_without_credentials(s3: S3, tmp_path: Path) -> None:
+def test_a_blob_s_address_needs_no_credentials(s3: S3, tmp_path: Path) -> None:
     blobs = S3Blobs(s3, tmp_path / "cache", 2**40)
     url = blobs.url(put(blobs, b"0123456789"))
     assert url is not None
@@ -185,7 +201,7 @@ class Clock:
         return self.now
 
 
-def test_the_cache_is_bounded_and_drops_what_was_used_longest_ago(s3: S3, tmp_path: Path) -> None:
+def test_the_cache_drops_what_was_used_longest_ago(s3: S3, tmp_path: Path) -> None:
     clock = Clock()
     blobs = S3Blobs(s3, tmp_path / "cache", 300, clock)
     digests = [put(blobs, bytes([number]) * 100) for number in range(3)]
@@ -211,7 +227,7 @@ def test_the_cache_is_bounded_and_drops_what_was_used_longest_ago(s3: S3, tmp_pa
         assert sha256_hex(blobs.local(digest).read_bytes()) == digest
 
 
-def test_a_cache_forgets_at_the_next_pruning_what_another_process_deleted(s3: S3, tmp_path: Path) -> None:
+def test_a_pruned_cache_forgets_blobs_deleted_by_others(s3: S3, tmp_path: Path) -> None:
     one, other = (S3Blobs(s3, tmp_path / name, 2**40) for name in "ab")
     digest, kept = put(one, b"private"), put(one, b"kept")
     other.delete(digest)
@@ -219,7 +235,7 @@ def test_a_cache_forgets_at_the_next_pruning_what_another_process_deleted(s3: S3
     assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == [kept]
 
 
-def test_a_pruning_takes_nothing_that_is_on_its_way_into_the_store(s3: S3, tmp_path: Path) -> None:
+def test_a_pruning_keeps_blobs_that_are_being_put(s3: S3, tmp_path: Path) -> None:
     blobs = S3Blobs(s3, tmp_path / "cache", 2**40)
     done = threading.Event()
 
@@ -246,6 +262,24 @@ def test_content_that_is_there_is_not_sent_again(s3: S3, tmp_path: Path) -> None
     assert bytes(obstore.get(store(s3), path).bytes()) == mark
 
 
+def test_only_small_blobs_stay_on_disk(s3: S3, tmp_path: Path) -> None:
+    blobs = S3Blobs(s3, tmp_path / "cache", 2**40)
+    put(blobs, RANGED)
+    small = put(blobs, RANGED[:SMALL])
+    found = [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
+    assert [(path.name, path.stat().st_size) for path in found] == [(small, SMALL)]
+
+
+def test_a_blob_removed_while_it_is_read_is_named(s3: S3, tmp_path: Path) -> None:
+    blobs = S3Blobs(s3, tmp_path / "cache", 2**40)
+    digest = put(blobs, b"data")
+    file = opened(blobs.source(digest))
+    blobs.delete(digest)
+    with pytest.raises(MoergeError, match="removed") as caught:
+        read_bytes(file, 0, 4)
+    assert digest in caught.value.where
+
+
 # --- chunks
 
 
@@ -268,7 +302,7 @@ def keep(chunks: Chunks, upload: int, data: bytes) -> str:
     return sha256_hex(data)
 
 
-def test_a_chunk_that_one_process_received_is_there_for_another(chunks: tuple[Chunks, Chunks]) -> None:
+def test_a_chunk_of_one_process_is_read_by_another(chunks: tuple[Chunks, Chunks]) -> None:
     one, other = chunks
     digests = {keep(one, 1, b"first"), keep(one, 1, b"second"), keep(one, 1, b"second")}
     keep(one, 11, b"of another upload")

@@ -6,13 +6,14 @@ import shutil
 import sqlite3
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import httpx
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from moerge.cli.common import wait
 from moerge.client.client import Client
@@ -20,6 +21,7 @@ from moerge.errors import MoergeError
 from moerge_coordinator.dashboard.actions import ACTIONS
 from moerge_proto.options import RECOMMENDED
 from moerge_proto.owners import NewOwner, NewToken, Role
+from moerge_proto.signatures import JoinRequest, fingerprint, in_groups, public_key_of
 from moerge_proto.trunks import NewTrunk
 from moerge_proto.versions import VersionChange
 from support.dashboard import act, guard, signed_in, visitor
@@ -293,43 +295,33 @@ def test_static_files_are_kept_by_browsers(visited: Visited) -> None:
 
 
 @pytest.mark.slow
-def test_pages_of_many_versions_and_owners_are_small(visited: Visited, tmp_path: Path) -> None:
-    """A coordinator of 1 000 versions and 200 owners: rows as they would be, written where they would stand."""
-    with federation_of(tmp_path) as made:
-        server = made.server
+def test_pages_of_many_versions_and_owners_are_small(tmp_path: Path) -> None:
+    """A coordinator of 1,000 versions and 200 owners; the versions are rows that differ by lambda."""
+    with federation_of(tmp_path, "law") as made:
         for number in range(200):
             made.operator.add_owner(NewOwner(name=f"owner-{number:03}", domains=[f"domain-{number:03}"]))
-        for member in visited.federation.members.values():
-            made.operator.add_owner(NewOwner(name=member.name, domains=[member.domain]))
-        server.stop()
-        source = sqlite3.connect(visited.server.home / "coordinator.sqlite")
-        target = sqlite3.connect(server.home / "coordinator.sqlite")
-        for table in ("experts", "trunks", "versions"):
-            columns = [row[1] for row in source.execute(f"PRAGMA table_info({table})")]
-            rows = source.execute(f"SELECT {', '.join(columns)} FROM {table}").fetchall()  # noqa: S608  # our names
-            marks = ", ".join("?" * len(columns))
-            if table == "versions":
-                given = [dict(zip(columns, rows[1], strict=True), number=number) for number in range(1, 1001)]
-                for row in given:  # lambda differs
-                    row["lineage"] = row["lineage"].replace(str(RECOMMENDED.solve.ridge_lambda), str(row["number"]))
-                    row["lineage_digest"] = f"{row['number']:064}"
-                rows = [tuple(row[name] for name in columns) for row in given]
-            target.executemany(f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({marks})", rows)  # noqa: S608
-        target.commit()
-        source.close()
-        target.close()
-        server.start()
-        with signed_in(server, server.operator_token) as browser:
-            seen: list[str] = []
-            path = "/versions"
+        made.contribute(made.merge())
+        made.solve()
+        made.server.stop()
+        with closing(sqlite3.connect(made.server.home / "coordinator.sqlite")) as database, database:
+            columns = [row[1] for row in database.execute("PRAGMA table_info(versions)")]
+            [first] = database.execute(f"SELECT {', '.join(columns)} FROM versions").fetchall()  # noqa: S608  # our names
+            rows = [dict(zip(columns, first, strict=True), number=number) for number in range(2, 1001)]
+            for row in rows:
+                row["lineage"] = row["lineage"].replace(str(RECOMMENDED.solve.ridge_lambda), str(row["number"]))
+                row["lineage_digest"] = f"{row['number']:064}"
+            names = ", ".join(f":{name}" for name in columns)
+            database.executemany(f"INSERT INTO versions ({', '.join(columns)}) VALUES ({names})", rows)  # noqa: S608
+        made.server.start()
+        with signed_in(made.server, made.server.operator_token) as browser:
+            numbers, path = list[str](), "/versions"
             for _ in range(3):
                 page = browser.get(path)
-                assert page.status_code == 200
                 assert len(page.content) < 200_000
-                seen += re.findall(r'class="strong" href="/dashboard/versions/(\d+)"', page.text)
+                numbers += re.findall(r'class="strong" href="/dashboard/versions/(\d+)"', page.text)
                 [following] = re.findall(r'href="(\?after=\d+)">Older', page.text)
                 path = f"/versions{following}"
-            assert seen == [str(number) for number in range(1000, 1000 - len(seen), -1)]
+            assert numbers == [str(number) for number in range(1000, 1000 - len(numbers), -1)]
             page = browser.get("/owners")
             assert len(page.content) < 200_000
             assert page.text.count("owner-") >= 100
@@ -388,3 +380,30 @@ def test_a_failed_workflow_is_retried_in_the_browser(tmp_path: Path) -> None:
             eventually(lambda: operator.current_trunk() is not None)
             eventually(lambda: "Merging a trunk failed" not in browser.get("/versions").text)
             assert act(browser, path).status_code == 303  # the one that failed is there still; what it made is found
+
+
+def words(page: httpx.Response) -> str:
+    """The text of a page, as a reader sees it."""
+    return " ".join(html.unescape(re.sub(r"<[^>]*>", "", page.text)).split())
+
+
+def test_a_fresh_coordinator_lists_its_first_steps(tmp_path: Path) -> None:
+    key = Ed25519PrivateKey.generate()
+    request = JoinRequest.make(key, "hospital", ["medicine"], datetime.now(UTC)).line()
+    told = in_groups(fingerprint(public_key_of(key)))
+    with federation_of(tmp_path) as made, signed_in(made.server, made.server.operator_token) as browser:
+        home = words(browser.get("/versions"))
+        assert "First steps Approve the owners 0 approved Wait for their experts 0 of 0 domains ready" in home
+        assert "Solve a version" not in home
+        assert "There are fewer than two versions." in words(browser.get("/compare"))
+        assert 'title="1,000,000,000,000 bytes">1.0 TB' in browser.get("/settings").text
+
+        answer = act(browser, "/owners/approve", request=request, fingerprint="0" * 64)
+        assert answer.status_code == 422
+        assert f"another fingerprint: {told}" in words(answer)
+        assert act(browser, "/owners/approve", request=request[:40], fingerprint=told).status_code == 422
+        approved = act(browser, "/owners/approve", request=request, fingerprint=told)
+        [token] = re.findall(r"<code>(moerge_[^<]+)</code>", approved.text)
+        with made.server.client(token) as owner:
+            assert owner.identity().domains == ["medicine"]
+        assert "Approve the owners done 1 approved" in words(browser.get("/versions"))

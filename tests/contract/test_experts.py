@@ -13,10 +13,9 @@ from safetensors.torch import load_file, save_file
 from moerge.client.register import register
 from moerge.errors import CoordinatorError
 from moerge.models.expert_folder import file_digests
-from moerge_lab.mixtures.bts import Bts
 from moerge_proto.experts import ExpertState, NewExpert
 from support.federation import SILENT, Member, eventually, files_below, join, joined
-from support.models import expert, tokenizer
+from support.models import expert
 from support.processes import Coordinator, coordinator, run_command
 
 
@@ -47,15 +46,6 @@ def test_an_unlike_expert_is_refused_before_its_upload(server: Coordinator, memb
     assert f"expert of '{member.domain}' differs from the other experts: rms_norm_eps is 0.001, not " in shown
     assert "model.safetensors" not in shown, "progress of an upload"
     assert files_below(server) == before
-
-
-def test_a_tuned_mixture_is_refused_as_an_expert(server: Coordinator, member: Member, tmp_path: Path) -> None:
-    folder = tmp_path / "mixture"
-    Bts.of({"seed": member.folder, "a": member.folder}, 1).save_pretrained(folder)
-    tokenizer().save_pretrained(folder)
-    add = ("expert", "add", folder, "--domain", member.domain)
-    done = run_command(*add, MOERGE_COORDINATOR=server.url, MOERGE_TOKEN=member.token)
-    assert "stock transformers (law 6)" in done.stderr
 
 
 def test_the_check_of_an_expert_needs_its_files(member: Member) -> None:

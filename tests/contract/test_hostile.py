@@ -17,7 +17,6 @@ from moerge.errors import CoordinatorError
 from moerge_proto.contributions import NewContribution
 from moerge_proto.digests import content_digest, sha256_hex
 from moerge_proto.experts import ExpertState, NewExpert
-from moerge_proto.statistics_file import write
 from moerge_proto.trunks import Trunk
 from moerge_proto.uploads import Chunk, NewUpload, Upload
 from support.federation import (
@@ -27,9 +26,7 @@ from support.federation import (
     federation_of,
     files_below,
     honest,
-    honest_trunk,
     send,
-    send_trunk,
 )
 from support.models import expert
 from support.processes import Coordinator, peak_bytes
@@ -132,16 +129,6 @@ def test_a_bomb_among_the_small_files_is_refused_by_size(server: Coordinator, me
         file.write(b'{"model": {"vocab": ["')
         file.truncate(65 * MEBIBYTE)
     assert name in refused(server, member)
-
-
-def test_code_and_pickles_are_no_files_of_an_expert(federation: Federation, member: Member) -> None:
-    """By an owner of its own, who keeps what it uploaded."""
-    member = federation.join("pickles", member.folder)
-    files = member.upload_files()
-    for name in ("modeling_evil.py", "pytorch_model.bin", "weights.pt", "a.pkl", "config.json.safetensors.bin"):
-        with pytest.raises(CoordinatorError) as caught:
-            member.client.register_expert(NewExpert(domain=member.domain, files={**files, name: files["config.json"]}))
-        assert caught.value.where == "files"
 
 
 def test_a_config_that_needs_its_own_code_is_refused(server: Coordinator, member: Member) -> None:
@@ -271,21 +258,6 @@ def test_a_false_statistics_header_is_refused(
     assert problem.field.startswith(("header", "manifest"))
     assert files_below(server) == files
     assert peak_bytes(server) - memory < 100 * MEBIBYTE
-
-
-@pytest.mark.parametrize("kind", ["router", "trunk"])
-@pytest.mark.parametrize("layers", [range(1), range(1, 3)])
-def test_a_journal_of_some_layers_is_no_contribution(
-    server: Coordinator, first: Member, trunk: Trunk, tmp_path: Path, kind: str, layers: range
-) -> None:
-    manifest, sums = honest(server, first, trunk) if kind == "router" else honest_trunk(first)
-    with (tmp_path / "part").open("wb") as out:
-        write(out, manifest, (sums.arrays[name] for name, _ in manifest.part(layers)), layers)
-    with pytest.raises(CoordinatorError) as caught:
-        (send if kind == "router" else send_trunk)(first, tmp_path / "part")
-    problem = caught.value.problem()
-    assert (problem.status, problem.type) == (422, "urn:moerge:problem:invalid-contribution")
-    assert problem.field == "header"
 
 
 # --- names, ids and bodies

@@ -1,83 +1,22 @@
 """A coordinator on S3 reads weights and sums in ranges; its versions have the bytes of one on a local folder."""
 
-import os
 import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import BinaryIO
 
-import pytest
-
-from moerge.blobs.local import LocalBlobs
-from moerge.blobs.objects import PART, SMALL
-from moerge.blobs.s3 import S3, S3Blobs
-from moerge.blobs.store import Blobs
+from moerge.blobs.s3 import S3
 from moerge.client.register import register
-from moerge.errors import MoergeError
 from moerge.files import file_sha256
 from moerge.merging.local import local_trunk, local_version
 from moerge.models.expert_folder import DenseExpert, dense_folder, file_digests, is_weights
 from moerge.versions.folder import write_version
 from moerge.versions.plan import plan_version
-from moerge_proto.digests import sha256_hex
 from moerge_proto.experts import NewExpert
 from moerge_proto.messages import FileEntry
-from moerge_proto.ranges import opened, read_bytes
 from support.federation import SILENT, Federation, federation_of, honest, honest_trunk, send, send_trunk
 from support.models import adapter
 from support.servers import settings
 from support.statistics import written
-
-LARGE = os.urandom(SMALL + PART + 1)
-
-
-@pytest.fixture(params=["local", "s3"])
-def blobs(request: pytest.FixtureRequest, tmp_path: Path) -> Blobs:
-    if request.param == "local":
-        return LocalBlobs(tmp_path / "blobs")
-    return S3Blobs(request.getfixturevalue("s3"), tmp_path / "cache", 2**40)
-
-
-def put(blobs: Blobs, data: bytes) -> str:
-    def write(out: BinaryIO) -> str:
-        out.write(data)
-        return sha256_hex(data)
-
-    return blobs.put("file", write).sha256
-
-
-def test_every_range_of_a_blob_is_its_bytes(blobs: Blobs) -> None:
-    file = opened(blobs.source(put(blobs, LARGE)))
-    assert file.size == len(LARGE)
-    for start, count in [(0, 8), (5, 2 * PART), (len(LARGE) - 3, 9), (len(LARGE), 1), (7, 0)]:
-        assert read_bytes(file, start, count) == LARGE[start : start + count]
-    file.close()
-
-
-def test_an_absent_blob_has_no_ranges(blobs: Blobs) -> None:
-    with pytest.raises(FileNotFoundError):
-        blobs.source(sha256_hex(b"absent"))
-
-
-def test_only_small_blobs_stay_on_disk(s3: S3, tmp_path: Path) -> None:
-    blobs = S3Blobs(s3, tmp_path / "cache", 2**40)
-    put(blobs, LARGE)
-    small = put(blobs, LARGE[:SMALL])
-    found = [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
-    assert [(path.name, path.stat().st_size) for path in found] == [(small, SMALL)]
-
-
-def test_a_blob_removed_while_it_is_read_is_named(s3: S3, tmp_path: Path) -> None:
-    blobs = S3Blobs(s3, tmp_path / "cache", 2**40)
-    digest = put(blobs, b"data")
-    file = opened(blobs.source(digest))
-    blobs.delete(digest)
-    with pytest.raises(MoergeError, match="removed") as caught:
-        read_bytes(file, 0, 4)
-    assert digest in caught.value.where
-
-
-# --- a coordinator
 
 
 def _empty(made: Federation) -> None:

@@ -10,7 +10,6 @@ import httpx
 import pytest
 
 from moerge_proto.options import SolveOptions
-from moerge_proto.owners import NewOwner
 from moerge_proto.versions import Version
 from support.federation import Federation, federation_of
 from support.processes import Coordinator
@@ -102,16 +101,6 @@ def test_unknown_things_are_problems(federation: Federation) -> None:
         response = federation.get(path)
         assert (response.status_code, response.json()["type"]) == (404, "urn:moerge:problem:not-found")
     assert federation.get("/versions/one").json()["field"] == "path.number"
-
-
-def test_lists_come_in_pages(federation: Federation) -> None:
-    """More owners than a page holds; each is listed once, in order."""
-    with federation.server.client() as operator:
-        for number in range(105):
-            operator.add_owner(NewOwner(name=f"many-{number}", domains=[f"many-{number}"]))
-        names = [owner.name for owner in operator.owners()]
-    assert len(federation.get("/owners").json()["items"]) == 100
-    assert names == [f"{d}-owner" for d in ("law", "art", "code")] + [f"many-{number}" for number in range(105)]
 
 
 def test_a_pulled_card_has_number_and_date(federation: Federation, tmp_path: Path) -> None:

@@ -109,7 +109,8 @@ def test_files_have_an_expert_s_names_and_were_uploaded_by_its_owner(joining: Jo
     files = joining.uploaded("art-owner", joining.models(1))
     assert joining.refusal("law", files) == (ProblemType.NOT_READY, "files.config.json")
     outside = "../config.json", "a/b.safetensors", ".x.safetensors", "", "x\0.safetensors", "x" * 201
-    for name in (*outside, "notes.txt", "adapter_config.json"):
+    code = "modeling_evil.py", "pytorch_model.bin", "weights.pt", "a.pkl", "config.json.safetensors.bin"
+    for name in (*outside, *code, "notes.txt", "adapter_config.json"):
         assert joining.refusal("art", files | {name: "0" * 64}) == (ProblemType.INVALID_REQUEST, "files"), name
     assert joining.refusal("law", files, domain="art")[0] is ProblemType.FORBIDDEN
 

@@ -3,12 +3,14 @@
 from datetime import timedelta
 
 import pytest
+from pydantic import ValidationError
 from sqlalchemy.orm import Session
 
 from moerge_coordinator.domain.tokens import ended, make_token, revoke_token, rotate_token
 from moerge_coordinator.problems import RefusedError
 from moerge_coordinator.storage.tables import TokenRow, now
 from moerge_proto.owners import NewToken, Role, RotateToken
+from moerge_proto.problems import ProblemType
 from support.rows import START, Clock
 
 READER = NewToken(role=Role.READER, note="monitoring")
@@ -88,3 +90,21 @@ def test_the_last_valid_operator_token_is_not_revoked(session: Session, clock: C
     successor = rotate_token(session, first.id, RotateToken())
     with pytest.raises(RefusedError, match="last valid operator token"):
         revoke_token(session, successor.id)
+
+
+@pytest.mark.parametrize("expires", ["2999-01-01T00:00:00", "0001-01-01T00:00:00+23:00", "soon"])
+def test_an_end_without_a_zone_or_out_of_range_is_refused(expires: str) -> None:
+    with pytest.raises(ValidationError, match="expires"):
+        NewToken.model_validate_json(f'{{"role": "reader", "expires": "{expires}"}}')
+
+
+@pytest.mark.parametrize("new", [{"role": "owner"}, {"role": "reader", "owner": "firm"}])
+def test_only_an_owner_s_token_has_an_owner(new: dict[str, str]) -> None:
+    with pytest.raises(ValidationError, match="owner"):
+        NewToken.model_validate(new)
+
+
+def test_a_token_of_an_unknown_owner_is_refused(session: Session) -> None:
+    with pytest.raises(RefusedError) as caught:
+        make_token(session, NewToken(role=Role.OWNER, owner="nobody"))
+    assert (caught.value.kind, caught.value.where) == (ProblemType.NOT_FOUND, "owner")
