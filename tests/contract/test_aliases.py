@@ -12,7 +12,6 @@ from moerge.client.pull import pull
 from moerge.errors import CoordinatorError, MoergeError
 from moerge.progress import LogProgress
 from moerge_proto.options import SolveOptions
-from moerge_proto.records import TunedModel
 from moerge_proto.rounds import NewRound, RoundChange, RoundState
 from moerge_proto.versions import NewVersion, Version, VersionChange
 from support.federation import Federation, eventually, federation_of

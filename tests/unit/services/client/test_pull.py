@@ -9,7 +9,7 @@ from moerge.client.pull import pull
 from moerge.errors import MoergeError
 from moerge.progress import LogProgress
 from moerge_proto.options import SolveOptions
-from moerge_proto.tuned import TunedModel
+from moerge_proto.records import TunedModel
 from moerge_proto.versions import Lineage, Version
 
 LINEAGE = Lineage(trunk="f" * 64, experts=[], domains=[], contributions=[], options=SolveOptions(), solver="s")
