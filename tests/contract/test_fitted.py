@@ -1,6 +1,7 @@
 """Fitted experts over REST: versions with their MLPs, and how they are shown."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from support.federation import Federation, Member, federation_of, fit, honest, r
 from support.statistics import written
 from support.versions import logits
 
-SMALL = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "vocab_size": 300}
+SMALL: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "vocab_size": 300}
 
 
 @pytest.fixture(scope="module")
