@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from moerge.experts.fitting import SHRINKAGE_TO_EXPERT
 from moerge.models.batches import Batch
 from moerge.models.dense import domain_model, expert_model
-from moerge.trunk.regmean import head_alignment
+from moerge.trunk.least_squares import head_alignment
 
 
 class _Reached(Exception):  # noqa: N818  # not an error: it ends a pass

@@ -31,7 +31,7 @@ from moerge.progress import progress
 from moerge.scoring import routers as routing
 from moerge.scoring.perplexity import Rows, load, logits
 from moerge.scoring.routers import routers
-from moerge.trunk import regmean
+from moerge.trunk import least_squares
 from moerge_lab.demo import corpora
 from moerge_lab.recipes import own as moerge
 from moerge_lab.recipes import published as moerged
@@ -143,10 +143,10 @@ DEFAULTS = (
 )
 CONSTANTS = (
     *(
-        changed(f"shrinkage {each:g}", DEFAULT, regmean, "SHRINKAGE_TO_AVERAGE", each)
+        changed(f"shrinkage {each:g}", DEFAULT, least_squares, "SHRINKAGE_TO_AVERAGE", each)
         for each in (0.001, 0.01, 1.0, 10.0)
     ),
-    *(changed(f"evenness {each:g}", DEFAULT, regmean, "EVENNESS", each) for each in (0.0, 0.1, 2.0)),
+    *(changed(f"evenness {each:g}", DEFAULT, least_squares, "EVENNESS", each) for each in (0.0, 0.1, 2.0)),
 )
 FITTING = (
     run(FITTED),

@@ -8,7 +8,7 @@ from sqlalchemy.orm import Session
 from moerge.blobs.store import Blobs
 from moerge.trunk.merge import MergedTrunk
 from moerge.trunk.methods.method import Method
-from moerge.trunk.methods.registry import METHODS, require_options
+from moerge.trunk.methods.registry import METHODS, SOLVED, require_options
 from moerge_coordinator.domain import rounds
 from moerge_coordinator.domain.withdrawal import require_usable
 from moerge_coordinator.problems import RefusedError
@@ -98,9 +98,8 @@ def _checked(method: Method, new: NewTrunk) -> Method:
     """The method, after a check of its options; only solved methods allow a round."""
     require_options(method, new.options)
     if new.round is not None and not method.solved:
-        solved = ", ".join(each.name for each in METHODS.values() if each.solved)
         found = f"the method {method.name!r} does not use a round"
-        raise RefusedError(ProblemType.INVALID_REQUEST, found, where="round", todo=f"choose one of {solved}")
+        raise RefusedError(ProblemType.INVALID_REQUEST, found, where="round", todo=f"choose one of {SOLVED}")
     return method
 
 

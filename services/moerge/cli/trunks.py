@@ -10,6 +10,7 @@ from moerge.cli.common import Coordinator, Secret, digest_of_domain, numbers, sh
 from moerge.client.client import Client
 from moerge.errors import MoergeError
 from moerge.terminal import AsJson, show_json
+from moerge.trunk.methods.registry import SOLVED, takers
 from moerge_proto.experts import ExpertState
 from moerge_proto.history import Remerge, TrunkHistory, TrunkVersion
 from moerge_proto.messages import plainly
@@ -34,23 +35,27 @@ def merge_trunk(
     method: Annotated[
         TrunkMethod | None,
         typer.Option(
-            help="Merge method. regmean and moerge (for --fit) need every owner's trunk contribution."
+            help=f"Merge method. These need every owner's trunk contribution: {SOLVED}."
             f" Default: {RECOMMENDED.method} if all have arrived, otherwise {PAPER.method}."
         ),
     ] = None,
     expert: Annotated[
         list[str] | None, typer.Option(help="A domain to merge; repeat. Default: all except the base.")
     ] = None,
-    weight: Annotated[list[str] | None, typer.Option(help="DOMAIN=NUMBER for weighted; repeat. Default: 1.")] = None,
-    base: Annotated[str | None, typer.Option(help="The base model's domain (base, ties, dare).")] = None,
+    weight: Annotated[
+        list[str] | None, typer.Option(help=f"DOMAIN=NUMBER ({takers('weights')}); repeat. Default: 1.")
+    ] = None,
+    base: Annotated[str | None, typer.Option(help=f"The base model's domain ({takers('base')}).")] = None,
     retain: Annotated[
-        float | None, typer.Option(help="Retained share of a task vector (ties, dare). Default: 0.8.")
+        float | None, typer.Option(help=f"Retained share of a task vector ({takers('retain')}). Default: 0.8.")
     ] = None,
     scale: Annotated[
-        float | None, typer.Option(help="Factor for the sum of task vectors (ties, dare). Default: 1/3.")
+        float | None, typer.Option(help=f"Factor for the sum of task vectors ({takers('scale')}). Default: 1/3.")
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="Random seed for dropping elements (dare). Default: 0.")] = None,
-    round: Annotated[str | None, typer.Option(help="Merge only this round's contributors (regmean, moerge).")] = None,
+    seed: Annotated[
+        int | None, typer.Option(help=f"Random seed for dropping elements ({takers('seed')}). Default: 0.")
+    ] = None,
+    round: Annotated[str | None, typer.Option(help=f"Merge only this round's contributors ({SOLVED}).")] = None,
 ) -> None:
     """Merge a trunk from all ready experts. It becomes the current trunk, for new contributions.
 

@@ -27,7 +27,7 @@ from moerge.models.dense import domain_weights, expert_weights
 from moerge.models.families import family_of
 from moerge.routers.ridge import SOLVER, Ridge
 from moerge.threads import one_thread
-from moerge.trunk.regmean import head_alignment
+from moerge.trunk.least_squares import head_alignment
 from moerge_proto.digests import digest_of
 
 SHRINKAGE_TO_EXPERT = 0.25

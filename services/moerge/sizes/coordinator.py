@@ -12,7 +12,7 @@ from moerge.sizes.files import (
     version_bytes,
 )
 from moerge.statistics.describe import MOST_RANKED
-from moerge.trunk.regmean import most_kinds
+from moerge.trunk.least_squares import most_kinds
 from moerge_proto.statistics_file import gram_length
 
 COMPARED = 3

@@ -13,8 +13,8 @@ from moerge.models.dense import trunk_names
 from moerge.models.distance import Powers
 from moerge.models.families import EMBEDDING, HEAD, family_of, head_dim
 from moerge.models.reader import Checkpoint
+from moerge.trunk.methods.regmean import ModuleGrams
 from moerge.trunk.pieces import tensor_of
-from moerge.trunk.regmean import ModuleGrams
 from moerge_proto.statistics_file import StatisticsFile
 
 ROWS = 3.0

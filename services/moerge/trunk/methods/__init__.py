@@ -1,1 +1,1 @@
-"""Trunk methods, one module each. Importing them doesn't import torch."""
+"""Trunk methods, one formula and its declarations per module. Importing them doesn't import torch."""

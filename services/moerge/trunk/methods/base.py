@@ -1,8 +1,33 @@
-"""The base model's own trunk."""
+"""The base model's own trunk, and the rule of methods that start from it."""
 
-from moerge.trunk.methods.average import rule
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from moerge.trunk.methods.average import average, plain
 from moerge.trunk.methods.method import elementwise
 
-_BASE = frozenset({"base"})
+if TYPE_CHECKING:
+    from torch import Tensor
 
-METHOD = elementwise("base", "one model's own", rule, takes=_BASE, needs=_BASE, base_only=True)
+    from moerge.models.reader import Checkpoint
+    from moerge.trunk.pieces import Piece, Rule
+
+BASE = frozenset({"base"})
+
+
+def from_base(base: Checkpoint | None, merge: Callable[[Piece, Tensor], Tensor]) -> Rule:
+    """The rule merge(piece, base's part of it); the average for rows after the end of the base's vocabulary."""
+    from moerge.trunk.pieces import tensor_of
+
+    def rule(piece: Piece) -> Tensor:
+        part = None if base is None else tensor_of(base, piece.name)[piece.start :][: len(piece.tensors[0])]
+        if part is None or part.shape != piece.tensors[0].shape:
+            return average(piece.tensors, piece.dtype)
+        return merge(piece, part)
+
+    return rule
+
+
+METHODS = (elementwise("base", "one model's own", plain, takes=BASE, needs=BASE, base_only=True),)

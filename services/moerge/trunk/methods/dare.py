@@ -2,19 +2,43 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from moerge.trunk.methods.average import by_blocks
+from moerge.trunk.methods.base import BASE, from_base
 from moerge.trunk.methods.method import MethodInputs, elementwise
+from moerge_proto.digests import sha256_hex
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
     from moerge.trunk.pieces import Piece, Rule
 
 
-def _rule(inputs: MethodInputs) -> Rule:
-    from moerge.trunk.task_vectors import dare, from_base
+def dare(base: Tensor, experts: Sequence[Tensor], dtype: torch.dtype, retain: float, scale: float, seed: str) -> Tensor:
+    """base + scale x the sum of the task vectors. Each of their elements is kept with probability `retain`
+    and then divided by it. Equal seeds give equal trunks.
+    """
+    import torch
 
+    generators = [
+        torch.Generator().manual_seed(int(sha256_hex(f"{seed} {n}".encode())[:15], 16)) for n in range(len(experts))
+    ]
+
+    def combine(parts: Sequence[Tensor]) -> Tensor:
+        start, *others = parts
+        total = torch.zeros_like(start)
+        for other, generator in zip(others, generators, strict=True):
+            kept = torch.rand(start.shape, generator=generator) < retain
+            total += torch.where(kept, other - start, 0.0) / retain
+        return start + scale * total
+
+    return by_blocks([base, *experts], dtype, combine)
+
+
+def _rule(inputs: MethodInputs) -> Rule:
     options = inputs.options
 
     def merge(piece: Piece, base: Tensor) -> Tensor:
@@ -24,10 +48,12 @@ def _rule(inputs: MethodInputs) -> Rule:
     return from_base(inputs.base, merge)
 
 
-METHOD = elementwise(
-    "dare",
-    "base plus task vectors with dropped elements",
-    _rule,
-    takes=frozenset({"base", "retain", "scale", "seed"}),
-    needs=frozenset({"base"}),
+METHODS = (
+    elementwise(
+        "dare",
+        "base plus task vectors with dropped elements",
+        _rule,
+        takes=BASE | {"retain", "scale", "seed"},
+        needs=BASE,
+    ),
 )

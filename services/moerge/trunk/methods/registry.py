@@ -1,13 +1,22 @@
 """Every trunk method by name, and the check of a request's options."""
 
 from moerge.errors import MoergeError
-from moerge.trunk.methods import average, base, dare, moerge, regmean, ties, weighted
+from moerge.trunk.methods import average, base, dare, regmean, ties
 from moerge.trunk.methods.method import Method
 from moerge_proto.trunks import TrunkOptions
 
 METHODS: dict[str, Method] = {
-    module.METHOD.name: module.METHOD for module in (average, weighted, base, ties, dare, regmean, moerge)
+    method.name: method for module in (average, base, ties, dare, regmean) for method in module.METHODS
 }
+
+
+SOLVED = ", ".join(method.name for method in METHODS.values() if method.solved)
+"""The methods that need every owner's trunk contribution."""
+
+
+def takers(option: str) -> str:
+    """The methods that take an option, for help texts."""
+    return ", ".join(method.name for method in METHODS.values() if option in method.takes)
 
 
 def require_options(method: Method, options: TrunkOptions) -> None:

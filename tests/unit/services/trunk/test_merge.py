@@ -15,13 +15,13 @@ from moerge.errors import MoergeError
 from moerge.models.families import FAMILIES
 from moerge.models.reader import Checkpoint
 from moerge.progress import NoProgress
-from moerge.trunk.average import average
 from moerge.trunk.folder import FolderFiles
 from moerge.trunk.merge import TrunkInputs, merge_trunk, trunk_digest
+from moerge.trunk.methods.average import average
+from moerge.trunk.methods.dare import dare
 from moerge.trunk.methods.method import MethodInputs
 from moerge.trunk.methods.registry import METHODS
 from moerge.trunk.pieces import Piece
-from moerge.trunk.task_vectors import dare
 from moerge_proto.trunks import TrunkLineage, TrunkOptions
 from support.models import expert
 from support.versions import trunk_file

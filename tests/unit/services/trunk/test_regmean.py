@@ -34,17 +34,18 @@ from moerge.statistics.integers import to_floats, unpack
 from moerge.statistics.passes import TrunkPass
 from moerge.statistics.validate import validate_trunk
 from moerge.threads import at_once
-from moerge.trunk import regmean
-from moerge.trunk.regmean import (
+from moerge.trunk import least_squares
+from moerge.trunk.least_squares import (
     EVENNESS,
     SHRINKAGE_TO_AVERAGE,
-    ModuleGrams,
     head_alignment,
     kinds_of_rows,
     row_shares,
-    solved_plan,
 )
+from moerge.trunk.methods.method import MethodInputs
+from moerge.trunk.methods.regmean import plan
 from moerge_proto.statistics_file import StatisticsFile, trunk_gram_names
+from moerge_proto.trunks import TrunkOptions
 from support.models import expert
 from support.passes import sums_of
 from support.statistics import written
@@ -79,9 +80,9 @@ def merged(
         for slot, each in enumerate(experts):
             path = sent(each, rows[slot] if rows else contributed_rows(slot), folder / f"sent-{slot}")
             files.append(stack.enter_context(StatisticsFile(path)))
-        pairs = zip(experts, files, strict=True)
-        owners = [ModuleGrams(Checkpoint(each), file, family_of(config), config) for each, file in pairs]
-        plans = solved_plan(owners, family_of(config), config, for_fitted_mlps=for_fitted_mlps)
+        checkpoints, domains = [Checkpoint(folder) for folder in experts], [folder.name for folder in experts]
+        opened = MethodInputs(checkpoints, domains, family_of(config), config, TrunkOptions(), statistics=files)
+        plans = plan(opened, for_fitted_mlps=for_fitted_mlps)
         with atomic_file(folder / "trunk") as out:
             write_safetensors(out, plans, at_once=at_once())
     return load_file(folder / "trunk")
@@ -164,7 +165,7 @@ def test_features_stay_within_their_bounds(tmp_path: Path, family: str) -> None:
     assert all(bound / 200 < found <= bound for found, bound in zip(largest, bounds, strict=True))
 
 
-def least_squares(experts: Sequence[Path], name: str, rows: slice, shares: Sequence[float]) -> Tensor:
+def textbook(experts: Sequence[Path], name: str, rows: slice, shares: Sequence[float]) -> Tensor:
     """Rows of a module by the textbook: what its inputs by the experts' own weights give, each domain by its share."""
     left, right = [], []
     for slot, folder in enumerate(experts):
@@ -184,7 +185,7 @@ def least_squares(experts: Sequence[Path], name: str, rows: slice, shares: Seque
 def test_every_module_is_the_least_squares_fit_to_the_experts_own(tmp_path: Path, name: str) -> None:
     experts = [expert(tmp_path / str(seed), seed=seed) for seed in (1, 2)]
     found = merged(experts, tmp_path)[name].double()
-    expected = least_squares(experts, name, slice(None), [0.5, 0.5])
+    expected = textbook(experts, name, slice(None), [0.5, 0.5])
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-3 * float(expected.std()))
 
 
@@ -197,7 +198,7 @@ def test_a_row_of_the_head_follows_the_domains_that_use_its_token(tmp_path: Path
         used = torch.stack([each[token] for each in counts])  # the texts are of equal length
         shares = (used / used.sum() + EVENNESS / 2) / (1 + EVENNESS)
         parts = (shares / shares.max()).mul(8).round()  # of eight, as rows share a solution
-        expected = least_squares(experts, HEAD, slice(token, token + 1), (parts / parts.sum()).tolist())
+        expected = textbook(experts, HEAD, slice(token, token + 1), (parts / parts.sum()).tolist())
         torch.testing.assert_close(found[token], expected[0], rtol=0, atol=1e-3 * float(expected.std()))
     assert counts[0][uneven] > 2 * counts[1][uneven]
 
@@ -212,7 +213,7 @@ def test_a_solved_trunk_has_the_same_bits_on_any_number_of_threads(tmp_path: Pat
         return Ridge.of(gram, ridge_lambda)
 
     try:
-        with patch.object(regmean, "Ridge", SimpleNamespace(of=factorised)):
+        with patch.object(least_squares, "Ridge", SimpleNamespace(of=factorised)):
             for threads in (1, 2, 4):
                 torch.set_num_threads(threads)
                 merged(experts, tmp_path, for_fitted_mlps=True)

@@ -1,8 +1,4 @@
-"""RegMean trunks, solved from the owners' trunk contributions.
-
-Every linear module outside the MLPs is the least-squares fit to the experts' own outputs on their own inputs,
-W = (sum_d W_d G_d) (sum_d G_d)^-1 (Jin et al., 2023). G_d [in, in] is the gram of a module's inputs in domain d.
-"""
+"""Least squares on grams: a module's weights, the head's rows by kinds, and the owners' shares of a row."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -10,19 +6,12 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
-from transformers import PretrainedConfig
 
-from moerge.errors import IncompatibleExpertError, SolveError
-from moerge.models.bounds import input_gain_names
-from moerge.models.families import EMBEDDING, HEAD, Family
+from moerge.errors import SolveError
 from moerge.models.reader import Checkpoint
-from moerge.models.writer import TensorPlan
 from moerge.routers.ridge import Ridge
-from moerge.statistics.integers import square_of
-from moerge.threads import at_once, one_thread
-from moerge.trunk.average import average
-from moerge.trunk.pieces import Piece, Rule, merge_plan
-from moerge_proto.statistics_file import StatisticsFile, trunk_gram_names
+from moerge.trunk.pieces import Piece
+from moerge_proto.statistics_file import StatisticsFile
 
 _ROWS = 4096
 _STEPS = 8
@@ -40,8 +29,6 @@ _LEAST_SHRINKAGE = 1e-6
 _ALIGNMENT_RIDGE = 1e-3
 EVENNESS = 0.5
 """Weight of equal shares of embedding and head, added to shares by frequency. Measured: it costs no quality."""
-ALIGNMENTS = 1
-"""Number of head solves for alignment before the last solve. Measured: more than one costs quality."""
 
 
 class Grams(Protocol):
@@ -54,99 +41,6 @@ class Grams(Protocol):
     def __contains__(self, weight: str) -> bool: ...
     def gram(self, weight: str) -> Tensor:
         """[in, in] float64 of the inputs of the module with that weight, scaled to a mean diagonal of 1."""
-
-
-class ModuleGrams:
-    """The grams of one owner's trunk contribution, by weight of the module; read from the file one at a time."""
-
-    def __init__(self, expert: Checkpoint, file: StatisticsFile, family: Family, config: PretrainedConfig) -> None:
-        self.expert, self.file = expert, file
-        names = trunk_gram_names(config.num_hidden_layers)
-        self._places = dict(zip(names, enumerate(input_gain_names(family, config)), strict=True))
-        self._sums = {HEAD: "head_input"}
-        for layer in range(config.num_hidden_layers):
-            for module in family.attention.inputs:
-                self._sums[module.format(layer=layer) + ".weight"] = f"layers.{layer}.attention_input"
-            self._sums[family.attention.output.format(layer=layer) + ".weight"] = f"layers.{layer}.attention_output"
-
-    def __contains__(self, weight: str) -> bool:
-        return weight in self._sums
-
-    def gram(self, weight: str) -> Tensor:
-        """[in, in] float64 of the inputs of the module with that weight, scaled to a mean diagonal of 1."""
-        square = self._square(weight)
-        return square.div_(square.diagonal().mean().clamp_min(1e-300))
-
-    def second_moment(self, weight: str) -> Tensor:
-        """[in, in] float64: the mean over tokens."""
-        return self._square(weight).div_(self.file.manifest.tokens)
-
-    def _square(self, weight: str) -> Tensor:
-        name = self._sums[weight]
-        place, gain = self._places[name]
-        square = square_of(self.file.array(name), self.file.manifest.exponents[place])
-        if gain is not None:
-            wide = self.expert.tensor(gain).double()
-            square.mul_(wide[:, None]).mul_(wide)
-        return square
-
-
-def solved_plan(
-    owners: Sequence[ModuleGrams],
-    family: Family,
-    config: PretrainedConfig,
-    *,
-    for_fitted_mlps: bool = False,
-) -> list[TensorPlan]:
-    """The trunk's tensors from each ordered expert's trunk contribution.
-
-    Args:
-        for_fitted_mlps: solves the head for MLPs that owners fit to the trunk, see `regmean`.
-
-    Raises:
-        IncompatibleExpertError: with `for_fitted_mlps`, if the family's MLPs can't be fitted.
-    """
-    if for_fitted_mlps and family.gain is None:
-        found = f"{family.model_type} normalises the outputs of its MLPs, so they can't be fitted"
-        raise IncompatibleExpertError(found, where="method", todo="use the method regmean")
-    experts, rule = [owner.expert for owner in owners], regmean(owners, for_fitted_mlps=for_fitted_mlps)
-    return merge_plan(experts, family, config.num_hidden_layers, rule, own_head=True)
-
-
-def regmean(owners: Sequence[Grams], *, for_fitted_mlps: bool = False) -> Rule:
-    """The rule over each ordered expert's trunk contribution.
-
-    Each domain's grams have a mean diagonal of 1, so that domains have equal weight. `row_shares` weight embedding rows
-    and the domains in the least squares of each row of the head. Norms and biases are averaged.
-
-    A fitted MLP is fitted to the output vectors that suit the trunk's head best: the expert's own times its
-    `head_alignment`. So with `for_fitted_mlps` the head is solved once more, for the aligned vectors. A vocabulary's
-    pieces must come in order.
-    """
-    alignments: dict[int, Tensor] = {}  # expert -> [H, H] float64
-    threads = at_once()
-
-    def merge(piece: Piece) -> Tensor:
-        having = [owners[expert] for expert in piece.experts]
-        if piece.name == EMBEDDING:
-            return _embedding(piece, [owner.file for owner in having])
-        tokens = sum(owner.file.manifest.tokens for owner in having)
-        if piece.name == HEAD:
-            if for_fitted_mlps and piece.start == 0:
-                for _ in range(ALIGNMENTS):
-                    head = _head(piece, having, tokens, alignments, threads)
-                    for expert, own, owner in zip(piece.experts, piece.tensors, having, strict=True):
-                        alignments[expert] = head_alignment(head, own, _counts(owner.file)[: len(own)])
-            return _head(piece, having, tokens, alignments, threads)
-        if piece.name in having[0]:
-            return _least_squares(piece, ((gram, gram) for gram in (each.gram(piece.name) for each in having)), tokens)
-        return average(piece.tensors, piece.dtype)
-
-    def alone(piece: Piece) -> Tensor:
-        with one_thread():
-            return merge(piece)
-
-    return alone
 
 
 def head_alignment(trunk: Tensor, own: Tensor, counts: Tensor) -> Tensor:
@@ -175,7 +69,7 @@ def head_alignment(trunk: Tensor, own: Tensor, counts: Tensor) -> Tensor:
     return solution
 
 
-def _least_squares(
+def least_squares(
     piece: Piece,
     grams: Iterable[tuple[Tensor, Tensor]],
     tokens: int,
@@ -213,7 +107,7 @@ def _least_squares(
 
 def _shares(piece: Piece, files: Sequence[StatisticsFile]) -> tuple[Tensor, Tensor]:
     """The owners' shares of each row by `row_shares`, [D, rows] float64, and its mean frequency, [rows], never 0."""
-    counts = [_counts(file) for file in files]
+    counts = [counts_of(file) for file in files]
     rows = torch.stack([each[piece.start :][: len(piece.tensors[0])] for each in counts])
     tokens, vocabulary = torch.tensor([file.manifest.tokens for file in files]), max(map(len, counts))
     return row_shares(rows, tokens, vocabulary), ((rows + 1) / (tokens[:, None] + vocabulary)).mean(dim=0)
@@ -236,7 +130,7 @@ def row_shares(counts: Tensor, tokens: Tensor, vocabulary: int) -> Tensor:
     return (frequencies / frequencies.sum(dim=0) + EVENNESS / len(counts)) / (1 + EVENNESS)
 
 
-def _counts(file: StatisticsFile) -> Tensor:
+def counts_of(file: StatisticsFile) -> Tensor:
     """[V] float64: each token's count."""
     return torch.from_numpy(file.array("token_counts")).double()
 
@@ -278,7 +172,9 @@ def most_kinds(experts: int, vocabulary: int, hidden: int) -> int:
     return max(1, 6 * (experts + 1) * vocabulary // hidden)
 
 
-def _head(piece: Piece, owners: Sequence[Grams], tokens: int, alignments: Mapping[int, Tensor], threads: int) -> Tensor:
+def solved_head(
+    piece: Piece, owners: Sequence[Grams], tokens: int, alignments: Mapping[int, Tensor], threads: int
+) -> Tensor:
     """Least squares row by row, domains weighted by `_shares`.
 
     An error of a token's logit costs about its probability. Rows of about equal shares are solved together. Each
@@ -296,7 +192,7 @@ def _head(piece: Piece, owners: Sequence[Grams], tokens: int, alignments: Mappin
 
     def solve(number: int) -> tuple[Tensor, Tensor]:
         own = which == number
-        return own, _least_squares(piece, grams, tokens, kinds[number].tolist(), own)
+        return own, least_squares(piece, grams, tokens, kinds[number].tolist(), own)
 
     pool = ThreadPoolExecutor(threads)
     try:
@@ -307,7 +203,7 @@ def _head(piece: Piece, owners: Sequence[Grams], tokens: int, alignments: Mappin
     return merged
 
 
-def _embedding(piece: Piece, files: Sequence[StatisticsFile]) -> Tensor:
+def weighted_rows(piece: Piece, files: Sequence[StatisticsFile]) -> Tensor:
     """Rows weighted by `_shares`."""
     weights, _ = _shares(piece, files)
     merged = torch.empty(piece.tensors[0].shape, dtype=piece.dtype)
