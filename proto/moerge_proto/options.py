@@ -50,12 +50,12 @@ RECOMMENDED = VersionRecipe(
     fit=False,
     solve=SolveOptions(ridge_lambda=0.001, lambda_scale="relative", domain_weights="balanced", routers="discriminant"),
 )
-"""The default of REST, the commands, the dashboard, the demo and the recipe `moerge`. Measured in docs/quality.md."""
+"""The default of REST, commands, dashboard and demo. Measured in docs/quality.md."""
 RARE_BELOW = 10
 """Trunk contributions withhold smaller token counts, because rare tokens can identify people. The default of workers,
 `moerge merge` and recipes."""
-RecipeName = Literal["moerge", "dume"]
-VERSION_RECIPES: dict[RecipeName, VersionRecipe] = {"moerge": RECOMMENDED, "dume": PAPER}
+RecipeName = Literal["recommended", "dume"]
+VERSION_RECIPES: dict[RecipeName, VersionRecipe] = {"recommended": RECOMMENDED, "dume": PAPER}
 """The library's recipes that a federation can follow."""
 _SOLVE = RECOMMENDED.solve
 

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 from moerge_proto.digests import Digest, Name
 from moerge_proto.messages import FileEntry, Message
 
-TrunkMethod = Literal["average", "weighted", "base", "ties", "dare", "regmean", "moerge"]
+TrunkMethod = Literal["average", "weighted", "base", "ties", "dare", "regmean", "regmean-fitted"]
 """Names of the methods. `moerge.trunk.methods` declares their options and formulas."""
 
 

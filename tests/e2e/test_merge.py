@@ -32,7 +32,7 @@ KEY, OTHER_KEY = bytes(range(32)), bytes(range(1, 33))
 SMALL: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2}
 STATISTICS = StatisticsSettings(context=128, batch_tokens=512)
 RARE_BELOW = 300
-FITTED = RECOMMENDED.model_copy(update={"method": "moerge", "fit": True})
+FITTED = RECOMMENDED.model_copy(update={"method": "regmean-fitted", "fit": True})
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,7 @@ SETTINGS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
 """Family -> name -> settings of its dense config."""
 _FACTORS: Mapping[str, Sequence[Any]] = {
     "family": tuple(SETTINGS),
-    "trunk": ("average", "regmean", "moerge"),
+    "trunk": ("average", "regmean", "regmean-fitted"),
     "experts": (2, 3, 5, 8),
     "top_k": (1, 2),
     "head": ("own", "tied", "omitted"),
@@ -61,7 +61,7 @@ class Case:
     Attributes:
         family: of the dense experts.
         setting: name of their settings.
-        trunk: its method; for `moerge` the MLPs are fitted.
+        trunk: its method; for `regmean-fitted` the MLPs are fitted.
         experts: their number.
         top_k: experts per token.
         head: the experts' own; tied to their embedding; or tied, and omitted from the version.
@@ -90,7 +90,7 @@ def possible(row: Mapping[str, Any]) -> bool:
     """Whether there is such a version. Only an average has no head of its own, and OLMo 2 can't be fitted."""
     if row.get("head") == "omitted" and row.get("trunk", "average") != "average":
         return False
-    return (row.get("family"), row.get("trunk")) != ("olmo2", "moerge")
+    return (row.get("family"), row.get("trunk")) != ("olmo2", "regmean-fitted")
 
 
 def cases() -> list[Case]:

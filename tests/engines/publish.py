@@ -57,7 +57,9 @@ def version(case: Case, home: Path) -> Path:
         own = [DenseExpert(f"d{number}", each) for number, each in enumerate(experts(case, home))]
         sources = [Source(each, Corpus([str(each.folder / "texts.jsonl")], each.folder)) for each in own]
         solve = RECOMMENDED.solve.model_copy(update={"top_k": case.top_k})
-        recipe = RECOMMENDED.model_copy(update={"method": case.trunk, "fit": case.trunk == "moerge", "solve": solve})
+        recipe = RECOMMENDED.model_copy(
+            update={"method": case.trunk, "fit": case.trunk == "regmean-fitted", "solve": solve}
+        )
         whole = folder.with_name(f"{case.name}-whole") if case.head == "omitted" else folder
         merge(sources, whole, MergeSettings(recipe=recipe, scored_tokens=0, keep_statistics=True))
         if whole != folder:

@@ -1,4 +1,4 @@
-"""`python -m trials [--preset demo] [--training-seeds 1,2] [GROUP or NAME ...]`: constants and parts of `moerge`.
+"""`python -m trials [--preset demo] [--training-seeds 1,2] [GROUP or NAME ...]`: constants and parts of `recommended`.
 
 Rows are the recommended recipe with one change, in the groups `defaults`, `constants`, `fitting` and `limits`. They
 are scored on text of the tuning split, so no choice depends on the held-out text that tables score. Each training seed
@@ -33,8 +33,7 @@ from moerge.scoring.perplexity import Rows, load, logits
 from moerge.scoring.routers import routers
 from moerge.trunk import least_squares
 from moerge_lab.demo import corpora
-from moerge_lab.recipes import own as moerge
-from moerge_lab.recipes import published as moerged
+from moerge_lab.recipes import own, published
 from moerge_lab.recipes.base import Fleet, Model, Options, Recipe, Shared
 from moerge_lab.recipes.models import FromLogits, Routed, active_parameters
 from moerge_lab.recipes.registry import parse
@@ -44,7 +43,7 @@ from moerge_lab.table.table import Run
 from moerge_lab.table.texts import read_elsewhere, read_texts
 from moerge_proto.trunks import TrunkMethod
 
-DEFAULT, FITTED = "moerge", "moerge:fit=1"
+DEFAULT, FITTED = "recommended", "recommended:fit=1"
 
 
 def run(spec: str, label: str = "") -> Run:
@@ -92,7 +91,7 @@ class FirstByDomain(FromLogits):
             return logits(self._model, rows)
 
 
-_trunk_of = moerged.trunk_of
+_trunk_of = published.trunk_of
 
 
 def trunk_by(method: TrunkMethod) -> Callable[..., LocalTrunk]:
@@ -103,18 +102,18 @@ def trunk_by(method: TrunkMethod) -> Callable[..., LocalTrunk]:
 def oracle_with_own(part: str, fleet: Fleet) -> Model:
     """The oracle with fitted MLPs, and each domain's own expert's tensors with `part` in their names."""
     _, options, _ = parse(FITTED)
-    settings = moerged.settings_of(fleet, moerge.PARTS.recipe(options), options)
-    made = moerged.trunk_of(fleet, "regmean", options)
+    settings = published.settings_of(fleet, own.PARTS.recipe(options), options)
+    made = published.trunk_of(fleet, "regmean", options)
     merged = Checkpoint(made.path)
     models = {}
-    for slot, (domain, expert) in enumerate(zip(fleet.domains, moerged.experts_of(fleet), strict=True)):
-        own = Checkpoint(domain.expert)
+    for slot, (domain, expert) in enumerate(zip(fleet.domains, published.experts_of(fleet), strict=True)):
+        dense = Checkpoint(domain.expert)
         state = {name: merged.tensor(name) for name in merged.specs}
         for name in filter(lambda name: part in name, merged.specs):
-            state[name] = own.tensor(name if name in own.specs else EMBEDDING)
+            state[name] = dense.tensor(name if name in dense.specs else EMBEDDING)
         trunk = fleet.work / f"trunk-{slot}"
         save_file(state, trunk)
-        text = moerged.Documents.of(domain.statistics, options)
+        text = published.Documents.of(domain.statistics, options)
         models[domain.name] = load(fitted(expert, text, replace(made, path=trunk), settings, fleet.work).folder)
     return PerDomain(models)
 
@@ -136,10 +135,10 @@ def limit(label: str, make: Callable[[Fleet], Model]) -> Run:
 
 
 DEFAULTS = (
-    *map(run, ("dume", "regmean", DEFAULT, "moerge-oracle", FITTED)),
-    changed("averaged trunk", DEFAULT, moerged, "trunk_of", trunk_by("average")),
-    run("moerge:discriminant=0", "the paper's routers"),
-    *map(run, ("moerge:lambda=0.0001", "moerge:lambda=0.01", "moerge:k=2", "moerge:rare_below=0")),
+    *map(run, ("dume", "regmean", DEFAULT, "recommended-oracle", FITTED)),
+    changed("averaged trunk", DEFAULT, published, "trunk_of", trunk_by("average")),
+    run("recommended:discriminant=0", "the paper's routers"),
+    *map(run, ("recommended:lambda=0.0001", "recommended:lambda=0.01", "recommended:k=2", "recommended:rare_below=0")),
 )
 CONSTANTS = (
     *(
@@ -150,13 +149,13 @@ CONSTANTS = (
 )
 FITTING = (
     run(FITTED),
-    changed("head solved once", FITTED, moerged, "trunk_of", trunk_by("regmean")),
+    changed("head solved once", FITTED, published, "trunk_of", trunk_by("regmean")),
     changed("first matrices as they were", FITTED, fit, "_solve_first", lambda *given: None),
     changed("last layer to the residual", FITTED, fit._Fitting, "_through_head", lambda own: own._own.placed),
 )
 LIMITS = (
     limit("first layer by the domain", partial(first_by_domain, DEFAULT)),
-    run("moerge-oracle:fit=1"),
+    run("recommended-oracle:fit=1"),
     limit("fitted oracle with own head", partial(oracle_with_own, "lm_head")),
     limit("fitted oracle with own attention", partial(oracle_with_own, "self_attn")),
 )

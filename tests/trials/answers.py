@@ -1,6 +1,6 @@
 """`python -m trials.answers [RECIPE ...]`: greedy answers to chat prompts by a preset's seed, experts and versions.
 
-The first prompt belongs to no domain, each other one to one domain. A version is a recipe's, such as `moerge`.
+The first prompt belongs to no domain, each other one to one domain. A version is a recipe's, such as `recommended`.
 """
 
 import argparse
@@ -44,7 +44,7 @@ def version(spec: str, fleet: Fleet) -> Iterator[PreTrainedModel]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("recipes", nargs="*", default=["dume", "moerge"])
+    parser.add_argument("recipes", nargs="*", default=["dume", "recommended"])
     parser.add_argument("--preset", default="smollm", choices=sorted(PRESETS))
     parser.add_argument("--tokens", type=int, default=64, help="of an answer, at most")
     parser.add_argument("--device", default="cpu")

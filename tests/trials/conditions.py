@@ -31,9 +31,9 @@ RECIPES = (
     "oracle",
     "dume",
     "regmean",
-    "moerge",
-    "moerge:fit=1",
-    "moerge-oracle",
+    "recommended",
+    "recommended:fit=1",
+    "recommended-oracle",
     "btm",
 )
 Corpora = Mapping[str, Mapping[str, Path]]

@@ -33,8 +33,8 @@ from moerge_lab.training.losses import RoutedLoss
 from moerge_lab.training.parameters import trainable
 from trials.output import show, write
 
-TRAINED = ("btx", "btx:start=moerge", "btx:start=fitted")
-UNTRAINED = ("dume", "moerge", "moerge:fit=1", "moerge-oracle")
+TRAINED = ("btx", "btx:start=recommended", "btx:start=fitted")
+UNTRAINED = ("dume", "recommended", "recommended:fit=1", "recommended-oracle")
 TOKENS = "training tokens"
 """The option over which curves are drawn."""
 WARMUP = 0.8 / 64
@@ -128,7 +128,7 @@ def main() -> None:
     settings = Settings(base, 1, preset.statistics_tokens, chosen.device or preset.device)
     runs = [Run(*parse(spec)) for spec in ("experts", *UNTRAINED)]
     runs += [curve(spec, chosen.train) for spec in chosen.recipes or TRAINED]
-    table = replace(measure(runs, texts, settings, progress(), abroad), against="moerge")
+    table = replace(measure(runs, texts, settings, progress(), abroad), against="recommended")
     show(table)
     write(table.to_json(), chosen.json)
     if chosen.svg:

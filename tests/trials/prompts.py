@@ -1,6 +1,6 @@
-"""`python -m trials.prompts`: `moerge` from prompts instead of text, against text.
+"""`python -m trials.prompts`: `recommended` from prompts instead of text, against text.
 
-The prompts are the beginnings of some statistics documents of each domain, equal for all rows. Rows of `moerge`
+The prompts are the beginnings of some statistics documents of each domain, equal for all rows. Rows of `recommended`
 take as text: the domain's documents; as many tokens of them as are generated; texts that the expert writes by the
 prompts, at several temperatures; and the prompts themselves.
 """
@@ -75,12 +75,12 @@ def by_expert(fleet: Fleet, domain: Domain, most: int, tokens: int, wanted: int,
 def rows(most: int, tokens: int, wanted: int, temperatures: Sequence[float]) -> Iterator[Run]:
     yield Run(*parse("experts"))
     yield Run(*parse("averaging"))
-    yield Run(*parse("moerge"))
-    yield on(f"text, {wanted:,} tokens", "moerge", lambda fleet, domain: first(domain, wanted))
+    yield Run(*parse("recommended"))
+    yield on(f"text, {wanted:,} tokens", "recommended", lambda fleet, domain: first(domain, wanted))
     for each in temperatures:
         own = partial(by_expert, most=most, tokens=tokens, wanted=wanted, temperature=each)
-        yield on(f"written at {each:g}, {wanted:,} tokens", "moerge", own)
-    yield on(f"{most} prompts", "moerge", lambda fleet, domain: beginnings(domain, most, tokens))
+        yield on(f"written at {each:g}, {wanted:,} tokens", "recommended", own)
+    yield on(f"{most} prompts", "recommended", lambda fleet, domain: beginnings(domain, most, tokens))
 
 
 def main() -> None:

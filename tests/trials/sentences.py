@@ -137,7 +137,7 @@ def print_layers(name: str, found: Mapping[str, Sequence[Tensor]]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("recipes", nargs="*", default=["moerge"])
+    parser.add_argument("recipes", nargs="*", default=["recommended"])
     parser.add_argument("--preset", default="demo", choices=sorted(PRESETS))
     parser.add_argument("--texts", type=int, default=60, help="of each domain and kind")
     given = parser.parse_args()

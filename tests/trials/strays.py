@@ -44,7 +44,7 @@ TRUNKS: tuple[tuple[str, TrunkMethod, TrunkOptions], ...] = (
     ("dare", "dare", TrunkOptions()),
     ("dare, scale 1, retain 0.2", "dare", TrunkOptions(scale=1.0, retain=0.2)),
     ("regmean", "regmean", TrunkOptions()),
-    ("moerge", "moerge", TrunkOptions()),
+    ("regmean-fitted", "regmean-fitted", TrunkOptions()),
 )
 
 

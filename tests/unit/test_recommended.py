@@ -51,7 +51,10 @@ def test_the_recommended_recipe_is_the_measured_one_and_the_paper_s_is_as_publis
 
 
 def test_workers_merges_and_recipes_withhold_the_same_counts() -> None:
-    recipes = [RECIPES[name].options["rare_below"] for name in ("regmean", "regmean-oracle", "moerge", "moerge-oracle")]
+    recipes = [
+        RECIPES[name].options["rare_below"]
+        for name in ("regmean", "regmean-oracle", "recommended", "recommended-oracle")
+    ]
     assert {*recipes, MergeSettings().rare_below, Settings.model_fields["rare_below"].default} == {10}
 
 
@@ -66,11 +69,11 @@ def test_rest_completes_options_with_the_recommended_ones() -> None:
 
 
 def test_version_solve_sends_what_is_given_and_nothing_else() -> None:
-    assert given() == {"recipe": "moerge", "tied": False, "wait_": False, "partial": False}
-    new = versions.new_version("moerge", {"top_k": None})
+    assert given() == {"recipe": "recommended", "tied": False, "wait_": False, "partial": False}
+    new = versions.new_version("recommended", {"top_k": None})
     assert received(new) == RECOMMENDED.solve
     assert new.model_dump(mode="json")["options"] == {}
-    new = versions.new_version("moerge", {"top_k": 2, "routers": None}, tied=True, round="spring")
+    new = versions.new_version("recommended", {"top_k": 2, "routers": None}, tied=True, round="spring")
     assert new.model_dump(exclude_unset=True) == {"options": {"top_k": 2}, "tied": True, "round": "spring"}
 
 
@@ -82,7 +85,7 @@ def test_the_paper_s_recipe_is_the_paper_s_options_with_the_given_ones_on_top() 
 
 def test_an_invalid_option_is_named() -> None:
     with pytest.raises(MoergeError, match="top_k: "):
-        versions.new_version("moerge", {"top_k": 0})
+        versions.new_version("recommended", {"top_k": 0})
 
 
 def test_the_dashboard_s_form_as_it_is_asks_for_the_recommended_options() -> None:

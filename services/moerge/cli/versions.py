@@ -60,8 +60,8 @@ def solve_version(
     coordinator: Coordinator,
     secret: Secret,
     recipe: Annotated[
-        RecipeName, typer.Option(help="Defaults of the options below: moerge (recommended) or dume (the paper's).")
-    ] = "moerge",
+        RecipeName, typer.Option(help="Defaults of the options below: recommended, or dume (the paper's).")
+    ] = "recommended",
     ridge_lambda: Annotated[float | None, _option("ridge_lambda", "Ridge regulariser.", "--lambda")] = None,
     lambda_scale: Annotated[
         LambdaScale | None,
@@ -126,7 +126,7 @@ def new_version(recipe: RecipeName, options: Mapping[str, object], **more: objec
         MoergeError: an option is invalid.
     """
     given = {name: value for name, value in options.items() if value is not None}
-    if recipe != "moerge":
+    if recipe != "recommended":
         given = {**VERSION_RECIPES[recipe].solve.model_dump(), **given}
     try:
         return NewVersion.model_validate({"options": given, **more})

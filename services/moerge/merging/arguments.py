@@ -44,7 +44,7 @@ class Choices:
         Raises:
             MoergeError: an option's value is invalid.
         """
-        named = VERSION_RECIPES[self.recipe or "moerge"]
+        named = VERSION_RECIPES[self.recipe or "recommended"]
         given = {"ridge_lambda": self.ridge_lambda, "top_k": self.top_k}
         solve = named.solve.model_dump() | {name: value for name, value in given.items() if value is not None}
         try:
@@ -52,7 +52,7 @@ class Choices:
         except ValidationError as error:
             first = error.errors()[0]
             raise MoergeError(plainly(first), where="--lambda", todo="see --help") from error
-        chosen = self.method or ("moerge" if self.fit else named.method)
+        chosen = self.method or ("regmean-fitted" if self.fit else named.method)
         return named.model_copy(update={"method": chosen, "fit": self.fit or named.fit, "solve": options})
 
     @property
@@ -73,7 +73,7 @@ class Choices:
             "--recipe": (self.recipe, names[0] if names else "another one"),
             "--method": (self.method, recipe.method),
             "--lambda": (self.ridge_lambda, recipe.solve.ridge_lambda),
-            "--k": (self.top_k, recipe.solve.top_k),
+            "--top-k": (self.top_k, recipe.solve.top_k),
             "--context": (self.context, statistics.context),
             "--precision": (self.precision, statistics.precision),
         }

@@ -54,7 +54,7 @@ def _check_options(settings: MergeSettings, experts: int) -> None:
         raise MoergeError("a merge needs two experts or more", where="--expert", todo="name each: NAME=DIR")
     if recipe.solve.top_k > experts:
         what = f"{recipe.solve.top_k} experts per token, of {experts}"
-        raise MoergeError(what, where="--k", todo=f"give a number between 1 and {experts}")
+        raise MoergeError(what, where="--top-k", todo=f"give a number between 1 and {experts}")
     if recipe.solve.lambda_scale == "auto":
         todo = "give a number with --lambda, in the scale absolute or relative"
         raise MoergeError("a merge on one machine has no tuning split", where="--lambda-scale auto", todo=todo)

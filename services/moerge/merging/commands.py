@@ -49,11 +49,10 @@ def merge(
             "--from", help="Output of a merge with --keep-statistics, for --add; its files are linked, not copied."
         ),
     ] = None,
-    recipe: Annotated[
-        RecipeName | None, typer.Option(help="moerge: the recommended one, the default. dume: the paper's.")
-    ] = None,
+    recipe: Annotated[RecipeName | None, typer.Option(help="recommended: the default. dume: the paper's.")] = None,
     method: Annotated[
-        TrunkMethod | None, typer.Option(help=f"Trunk method. Default: the recipe's ({RECOMMENDED.method} for moerge).")
+        TrunkMethod | None,
+        typer.Option(help=f"Trunk method. Default: the recipe's ({RECOMMENDED.method} for recommended)."),
     ] = None,
     base: Annotated[
         str | None,
@@ -62,7 +61,7 @@ def merge(
     ridge_lambda: Annotated[
         float | None, typer.Option("--lambda", help="Ridge regulariser, in the recipe's scale. Default: the recipe's.")
     ] = None,
-    top_k: Annotated[int | None, typer.Option("--k", min=1, help="Experts per token. Default: 1.")] = None,
+    top_k: Annotated[int | None, typer.Option("--top-k", min=1, help="Experts per token. Default: 1.")] = None,
     fit: Annotated[bool, typer.Option("--fit", help="Fit every expert's MLPs to the trunk.")] = False,
     text_field: Annotated[str, typer.Option(help="Field or column with a document's text.")] = "text",
     chat: Annotated[

@@ -19,8 +19,8 @@ def demo(
     home: Annotated[Path, typer.Option(help="Folder of the demo's coordinator and workers.")] = Path("moerge-demo"),
     recipe: Annotated[
         RecipeName,
-        typer.Option(help="moerge: the recommended recipe, regmean trunk and discriminants. dume: the paper's."),
-    ] = "moerge",
+        typer.Option(help="recommended: regmean trunk and discriminants. dume: the paper's."),
+    ] = "recommended",
     serve: Annotated[
         bool, typer.Option("--serve", help="Keep the coordinator and its dashboard open at the end.")
     ] = False,

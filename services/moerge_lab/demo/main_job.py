@@ -24,7 +24,7 @@ from moerge_proto.versions import CHAMPION, NewVersion
 
 TABLE_TOKENS, STATISTICS_TOKENS = 5_000, 10_000
 """Tokens per domain in the demo's table: for scores, and for the recipes' statistics."""
-_BESIDE: dict[RecipeName, list[str]] = {"moerge": ["averaging", "dume"], "dume": ["averaging"]}
+_BESIDE: dict[RecipeName, list[str]] = {"recommended": ["averaging", "dume"], "dume": ["averaging"]}
 _SMALL_POLICY = "Their policies allow contributions of 2 documents, because some domains have few; the default is 100."
 _POLICY = b"""\
 held_out_share = 0.1
@@ -193,7 +193,7 @@ class Demo:
     ) -> int:
         """Publishes a version of these experts, or of those fitted from them, after their owners have contributed."""
         self._wait_for_contributions(client, trunk, workers)
-        recipe = () if self._recipe == "moerge" else ("--recipe", self._recipe)
+        recipe = () if self._recipe == "recommended" else ("--recipe", self._recipe)
         self._stages.command("version", "solve", *recipe)
         come = {row.expert for row in client.contributions() if row.active and row.trunk == trunk}
         chosen = {row.trained: row.digest for row in client.experts() if row.digest in come}

@@ -1,4 +1,4 @@
-"""moerge's own recipe: the recommended options, and additions to them."""
+"""The recommended recipe: its options, and additions to them."""
 
 from functools import partial
 
@@ -8,7 +8,7 @@ from moerge_lab.recipes.published import COUNTS, oracle, published_recipe
 from moerge_proto.options import PAPER, RECOMMENDED, SolveOptions, VersionRecipe
 
 _TRUNK: Options = {"tokens": 0, **COUNTS, "fit": int(RECOMMENDED.fit)}
-"""`fit=1`: MLPs are fitted to the trunk, by the method `moerge`."""
+"""`fit=1`: MLPs are fitted to the trunk, by the method `regmean-fitted`."""
 OPTIONS: Options = {
     "k": 1,
     "lambda": RECOMMENDED.solve.ridge_lambda,
@@ -27,17 +27,17 @@ def _recipe(options: Options) -> VersionRecipe:
             "ridge_lambda": number(options, "lambda"),
             "routers": "discriminant" if discriminant else PAPER.solve.routers,
         }
-    method = "moerge" if fit else RECOMMENDED.method
+    method = "regmean-fitted" if fit else RECOMMENDED.method
     return VersionRecipe(method=method, fit=fit, solve=checked(SolveOptions, fields))
 
 
 PARTS = Parts(_recipe)
 RECIPES = (
-    published_recipe("moerge", "regmean trunk, discriminants as routers", PARTS, OPTIONS),
+    published_recipe("recommended", "regmean trunk, discriminants as routers", PARTS, OPTIONS),
     Recipe(
-        "moerge-oracle",
+        "recommended-oracle",
         "the same trunk and MLPs, DUME section 3.2",
-        partial(oracle, "moerge-oracle", PARTS),
+        partial(oracle, "recommended-oracle", PARTS),
         _TRUNK,
     ),
 )

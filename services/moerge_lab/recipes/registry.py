@@ -4,9 +4,7 @@ from difflib import get_close_matches
 from math import isfinite
 
 from moerge.errors import MoergeError
-from moerge_lab.recipes import btm, dense, expert_routing, mergeme, mixtures, soups, trained
-from moerge_lab.recipes import own as moerge
-from moerge_lab.recipes import published as moerged
+from moerge_lab.recipes import btm, dense, expert_routing, mergeme, mixtures, own, published, soups, trained
 from moerge_lab.recipes.base import Options, Recipe, Value
 
 _MODULES = (
@@ -14,8 +12,8 @@ _MODULES = (
     btm,
     expert_routing,
     mergeme,
-    moerged,
-    moerge,
+    published,
+    own,
     trained,
     mixtures,
     soups,

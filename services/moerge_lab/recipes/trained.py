@@ -26,8 +26,8 @@ from moerge_lab.training.losses import ROUTINGS, Loss, RoutedLoss, Routing, expe
 from moerge_lab.training.parameters import Which
 from moerge_proto.trunks import TrunkMethod
 
-STARTS = ("random", "ridge", "moerge", "fitted")
-"""Routers before training: random; DUME's; or the whole model of `moerge`, or of `moerge:fit=1`."""
+STARTS = ("random", "ridge", "recommended", "fitted")
+"""Routers before training: random; DUME's; or the whole model of `recommended`, or of `recommended:fit=1`."""
 TRUNKS: tuple[TrunkMethod, ...] = ("average", "ties", "dare")
 TRAINING: Options = {"train": 250_000, "rate": 3e-4, "batch": 8}
 """Tokens of the training, its highest learning rate, and rows of a batch. Rates were chosen on the demo's tuning text
@@ -103,7 +103,7 @@ def untrained(fleet: Fleet, options: Options) -> Path:
     k = {"k": experts_per_token(routing_of(options), len(members.domains))}
     if begin != "random" and len(members.domains) > len(fleet.domains):
         raise MoergeError("the seed model has no statistics", where=f"start={begin}", todo=f"omit {SEED} or start")
-    if begin in ("moerge", "fitted"):
+    if begin in ("recommended", "fitted"):
         if method != "average":
             raise MoergeError("the start has a trunk of its own", where=f"trunk={method}", todo="omit trunk or start")
         return publish(OWN_PARTS, fleet, {**OWN, **k, "fit": int(begin == "fitted")})

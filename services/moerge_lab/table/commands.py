@@ -142,7 +142,7 @@ def joined(
     from moerge_lab.table.runs import joinable
 
     inputs = _inputs(Given(expert, text, held_out, base, statistics_tokens, context, tokens, device, preset))
-    runs = joinable(recipe or ["dume", "moerge"], inputs.sources, inputs.settings.base)
+    runs = joinable(recipe or ["dume", "recommended"], inputs.sources, inputs.settings.base)
     planned = plan(tuple(inputs.sources), 2, subsets=subsets)
     result = join(runs, inputs.texts(), planned, inputs.settings, progress())
     _show(result, inputs.to_json(), json_file)

@@ -133,7 +133,7 @@ def regmean(owners: Sequence[Grams], *, for_fitted_mlps: bool = False) -> Rule:
 METHODS = (
     Method("regmean", "least squares on owners' grams", plan, solved=True, revision=2),
     Method(
-        "moerge",
+        "regmean-fitted",
         "regmean for fitted MLPs (worker run --fit)",
         partial(plan, for_fitted_mlps=True),
         solved=True,

@@ -81,13 +81,13 @@ def test_options_are_checked_before_anything_is_merged(session: Session, law: Ex
         asked(session, method="average", options={"seed": 3})
     with pytest.raises(RefusedError, match="does not use a round") as caught:
         asked(session, method="average", round="first")
-    assert "regmean, moerge" in caught.value.todo
+    assert "regmean, regmean-fitted" in caught.value.todo
     base = asked(session, method="base", options={"base": art.digest})
     assert (base.experts, base.revision) == ([art.digest], 1)
     ties = asked(session, method="ties", options={"base": art.digest})
     assert ties.experts == [law.digest], "all but the base"
     add_contribution(session, law, None)
-    assert asked(session, experts=[law.digest], method="moerge").revision == 3, "its formula was changed twice"
+    assert asked(session, experts=[law.digest], method="regmean-fitted").revision == 3, "its formula was changed twice"
 
 
 def test_a_remerge_leaves_out_what_is_withdrawn_and_takes_in_a_newcomer(

@@ -11,7 +11,7 @@ from moerge_lab.demo.stages import STAGES, Stages
 def test_stages_are_told_first_and_after_ctrl_c_a_rerun_says_which_are_done(tmp_path: Path) -> None:
     def run(*, trained: bool) -> tuple[Stages, io.StringIO]:
         shown = io.StringIO()
-        return Stages(tmp_path / "home", "moerge", Console(file=shown, width=80), trained=trained), shown
+        return Stages(tmp_path / "home", "recommended", Console(file=shown, width=80), trained=trained), shown
 
     def done(shown: io.StringIO) -> list[bool]:
         lines = [line for line in shown.getvalue().splitlines() if line.strip()[:2] in {f"{n}." for n in range(1, 6)}]

@@ -1,4 +1,4 @@
-"""moerge's own recipe: discriminants of every expert's features behind a regmean trunk; on request more."""
+"""The recommended recipe: discriminants of every expert's features behind a regmean trunk; on request more."""
 
 from pathlib import Path
 
@@ -32,7 +32,7 @@ def features(on: Fleet, layer: int, *, fitted: bool) -> list[Tensor]:
     return each
 
 
-@pytest.mark.parametrize("spec", ["moerge", "moerge:fit=1"])
+@pytest.mark.parametrize("spec", ["recommended", "recommended:fit=1"])
 def test_its_routers_are_discriminants_of_features_behind_the_owners_mlps(tmp_path: Path, spec: str) -> None:
     on = fleet(tmp_path)
     model = only(spec, on)
@@ -55,7 +55,7 @@ def test_its_routers_are_discriminants_of_features_behind_the_owners_mlps(tmp_pa
 def test_its_oracle_runs_each_domain_s_fitted_expert(tmp_path: Path) -> None:
     on = fleet(tmp_path)
     ids = torch.tensor([[3 * column % 250 for column in range(30)]])
-    model = only("moerge-oracle:fit=1", on)
+    model = only("recommended-oracle:fit=1", on)
     for slot, domain in enumerate(on.domains):
         alone, _ = domain_model(next(on.work.glob(f"fitted-d{slot}-*")), on.work / "trunk" / "trunk.safetensors")
         found = logits(model, Rows(ids, [30], domain.name))

@@ -93,7 +93,7 @@ def test_low_precision_costs_a_solved_trunk_no_more_than_an_averaged_one(tmp_pat
     on = fleet(tmp_path, **WIDE)
     average = moved("dume", on, dtype)
     assert average > 0
-    for spec in ("regmean", "moerge", "moerge:fit=1"):
+    for spec in ("regmean", "recommended", "recommended:fit=1"):
         assert moved(spec, on, dtype) < 1.5 * average, spec
 
 

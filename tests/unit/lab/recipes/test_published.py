@@ -162,7 +162,7 @@ def test_a_table_s_recipes_share_equal_trunks_and_only_these(tmp_path: Path) -> 
     (tmp_path / "shared").mkdir()
     alone = fleet(tmp_path)
     on, rows = replace(alone, shared=Shared(tmp_path / "shared")), Rows(HELD, [HELD.shape[1]], "d1")
-    for spec in ("regmean", "moerge", "regmean-oracle", "regmean:rare_below=0", "regmean:tokens=5", "dume"):
+    for spec in ("regmean", "recommended", "regmean-oracle", "regmean:rare_below=0", "regmean:tokens=5", "dume"):
         found = logits(only(spec, on), rows)
         torch.testing.assert_close(found, logits(only(spec, alone), rows), msg=spec)
     assert len(on.shared.trunks) == 3

@@ -32,7 +32,7 @@ def test_what_doesn_t_exist_is_named_with_what_does(spec: str, said: str) -> Non
 
 
 def test_a_label_has_the_options_that_differ_from_defaults() -> None:
-    assert parse("btx:start=moerge,routing=soft")[2] == "btx:start=moerge,routing=soft"
+    assert parse("btx:start=recommended,routing=soft")[2] == "btx:start=recommended,routing=soft"
     assert parse("btx:routing=top2")[2] == "btx"
 
 

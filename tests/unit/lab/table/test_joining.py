@@ -100,7 +100,7 @@ def test_under_a_kept_trunk_the_newcomer_alone_contributes(tmp_path: Path, monke
 
 def test_moerge_s_experts_join_a_trunk_of_one(tmp_path: Path) -> None:
     """Behind its own trunk the one expert is hardly changed by the fit; the estimate knows that case."""
-    [joined] = grown(fleet(tmp_path, 2), "moerge:fit=1", first=1, seeds=2).recipes
+    [joined] = grown(fleet(tmp_path, 2), "recommended:fit=1", first=1, seeds=2).recipes
     assert [version.domains for version in joined.kept] == [("d0",), ("d0", "d1")]
     assert joined.kept[0].average.mean == pytest.approx(100, abs=5)
     assert all(len(each.expected.values) == 2 for each in joined.remerges)

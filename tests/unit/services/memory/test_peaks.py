@@ -92,7 +92,7 @@ from moerge_proto.trunks import TrunkOptions
 def call(folder, method):
     name, own = method.name, [DenseExpert(f"d{{n}}", folder / str(n)) for n in range({count})]
     base = own[0] if name in ("base", "ties", "dare") else None
-    sums = [folder / f"sums-{{n}}" for n in range({count})] if name in ("regmean", "moerge") else []
+    sums = [folder / f"sums-{{n}}" for n in range({count})] if name in ("regmean", "regmean-fitted") else []
     options = TrunkOptions(**{options})
     local_trunk(own, Path(mkdtemp(dir=folder)), name, sums, options, base=base)
 """
@@ -104,8 +104,8 @@ HEAD, ATTENTION = {"hidden_size": 256, "vocab_size": 32768}, {"hidden_size": 102
 
 @pytest.mark.parametrize(
     ("method", "large"),
-    [("average", HEAD), ("dare", HEAD), ("ties", HEAD), ("moerge", HEAD), ("regmean", ATTENTION)],
-    ids=["average", "dare", "ties", "moerge", "regmean"],
+    [("average", HEAD), ("dare", HEAD), ("ties", HEAD), ("regmean-fitted", HEAD), ("regmean", ATTENTION)],
+    ids=["average", "dare", "ties", "regmean-fitted", "regmean"],
 )
 def test_a_merge_by(tmp_path: Path, method: str, large: dict[str, Any]) -> None:
     """Two experts with a large head or a wide attention."""

@@ -195,7 +195,7 @@ def test_statistics_of_another_merge_are_refused(folder: Path, tmp_path: Path) -
         ({"method": "average"}, "--method"),
         ({"base": "seed"}, "--base"),
         ({"ridge_lambda": 0.5}, "--lambda"),
-        ({"top_k": 2}, "--k"),
+        ({"top_k": 2}, "--top-k"),
         ({"fit": True}, "--fit"),
         ({"context": 256}, "--context"),
         ({"precision": "bfloat16"}, "--precision"),
@@ -208,7 +208,7 @@ def test_an_option_that_contradicts_the_version_is_refused(folder: Path, given: 
 
 
 def test_options_that_agree_with_the_version_are_taken(folder: Path) -> None:
-    same = Choices("moerge", "regmean", None, 0.001, 1, False, 512, "float32")
+    same = Choices("recommended", "regmean", None, 0.001, 1, False, 512, "float32")
     assert version(folder / "merged", ["code=code"], [], same) is not None
     assert version(None, [], ["law=law"], same) is None
 

@@ -93,7 +93,7 @@ def test_less_host_memory_costs_more_windows_and_reading(folder: Path, tmp_path:
 
 
 def test_other_steps_are_those_of_the_recipe(folder: Path, tmp_path: Path) -> None:
-    fitted = RECOMMENDED.model_copy(update={"method": "moerge", "fit": True})
+    fitted = RECOMMENDED.model_copy(update={"method": "regmean-fitted", "fit": True})
     paper, fit = (
         dry_run.merge(sources(folder), tmp_path / "out", replace(SETTINGS, recipe=recipe)) for recipe in (PAPER, fitted)
     )

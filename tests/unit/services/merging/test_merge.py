@@ -290,7 +290,7 @@ def test_every_text_is_read_and_tokenised_once(folder: Path, monkeypatch: pytest
 
     monkeypatch.setattr(DataFile, "open", opened)
     monkeypatch.setattr(Corpus, "encode", counting)
-    recipe = RECOMMENDED.model_copy(update={"method": "moerge", "fit": True})
+    recipe = RECOMMENDED.model_copy(update={"method": "regmean-fitted", "fit": True})
     merge(sources(folder), tmp_path / "out", replace(SETTINGS, recipe=recipe))
     assert sorted(read) == [str(folder / "art.jsonl"), str(folder / "law.jsonl")]
     assert len(encoded) == 2 * 90

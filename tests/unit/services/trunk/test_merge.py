@@ -77,8 +77,10 @@ def test_a_lineage_of_revision_1_has_the_name_that_it_had_before_revisions() -> 
 
 def test_no_trunk_is_merged_by_another_revision_of_a_method(tmp_path: Path) -> None:
     """Else it would be named, and found again, as what the other formula makes."""
-    lineage = TrunkLineage(method="moerge", options=TrunkOptions(), experts=["0" * 64], contributions=["1" * 64])
-    with pytest.raises(MoergeError, match="expected revision 3 of 'moerge', found 1"):
+    lineage = TrunkLineage(
+        method="regmean-fitted", options=TrunkOptions(), experts=["0" * 64], contributions=["1" * 64]
+    )
+    with pytest.raises(MoergeError, match="expected revision 3 of 'regmean-fitted', found 1"):
         merge_trunk(lineage, TrunkInputs({}, {}), FolderFiles(tmp_path), NoProgress())
 
 
