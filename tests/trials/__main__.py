@@ -137,7 +137,7 @@ def limit(label: str, make: Callable[[Fleet], Model]) -> Run:
 DEFAULTS = (
     *map(run, ("dume", "regmean", DEFAULT, "recommended-oracle", FITTED)),
     changed("averaged trunk", DEFAULT, published, "trunk_of", trunk_by("average")),
-    run("recommended:discriminant=0", "the paper's routers"),
+    run("recommended:routers=ridge", "the paper's routers"),
     *map(run, ("recommended:lambda=0.0001", "recommended:lambda=0.01", "recommended:k=2", "recommended:rare_below=0")),
 )
 CONSTANTS = (

@@ -21,13 +21,15 @@ from moerge.cli.version_page import (
 from moerge.client.client import Client
 from moerge.client.http import optional
 from moerge.errors import MoergeError
+from moerge.routers.registry import ROUTERS
 from moerge.terminal import AsJson, show_json
 from moerge.versions.compare import average_name, lost_domains, score_changes
 from moerge_proto.messages import plainly
-from moerge_proto.options import RECOMMENDED, VERSION_RECIPES, LambdaScale, RecipeName, Routers
+from moerge_proto.options import PAPER, RECOMMENDED, VERSION_RECIPES, LambdaScale, RecipeName, Routers
 from moerge_proto.owners import Role
 from moerge_proto.versions import AliasMove, NewVersion, Version, VersionChange
 
+_ROUTERS = "; ".join(f"{kind.name}: {kind.about}" for kind in ROUTERS.values())
 REPORT_FILE = "moerge-report.json"
 Which = Annotated[str, typer.Argument(metavar="VERSION", help="The version's number, or an alias such as champion.")]
 AliasName = Annotated[str, typer.Option("--alias", help="The alias.")]
@@ -71,9 +73,7 @@ def solve_version(
         list[str] | None,
         _option("domain_weights", "DOMAIN=NUMBER, weight of its statistics; repeat. Or: balanced (equal); none."),
     ] = None,
-    routers: Annotated[
-        Routers | None, _option("routers", "discriminant; or ridge, the paper's, with columns of norm 1.")
-    ] = None,
+    routers: Annotated[Routers | None, _option("routers", f"{_ROUTERS}. The paper's: {PAPER.solve.routers}.")] = None,
     top_k: Annotated[int | None, _option("top_k", "Experts per token.")] = None,
     temperature: Annotated[
         float | None, _option("temperature", "Divides the routers' scores; only matters for top-k > 1.")

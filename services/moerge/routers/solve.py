@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from moerge.errors import ContributionError, SolveError
-from moerge.routers.discriminants import discriminants
+from moerge.routers.registry import ROUTERS
 from moerge.routers.ridge import NotDefiniteError, Ridge, unit_columns
 from moerge.routers.system import domain_weights, named, of_domain, ridge_system
 from moerge.threads import at_once, one_thread
@@ -145,9 +145,8 @@ def solve_layer(
         norms=solution.norm(dim=0).tolist(),
         cosines=(columns.T @ columns).tolist(),
     )
-    if options.routers == "discriminant":
-        columns = discriminants(solution, cross, tokens, names)
-    return (columns / options.temperature).T.contiguous(), report
+    router = ROUTERS[options.routers].columns(solution, cross, tokens, names)
+    return (router / options.temperature).T.contiguous(), report
 
 
 def _error(gram: Tensor, cross: Tensor, tuning_gram: Tensor, tuning_cross: Tensor, ridge_lambda: float) -> float:

@@ -6,13 +6,13 @@ from typing import NamedTuple
 
 from huggingface_hub import ModelCardData
 
+from moerge.routers.registry import ROUTERS
 from moerge.versions.card_scores import CARD_FILE, markdown_rows
 from moerge.versions.files import FilePlan, text_file
 from moerge_proto.digests import sha256_hex
 from moerge_proto.options import SolveOptions
 from moerge_proto.versions import EngineLimit, Lineage
 
-_ROUTERS = {"ridge": "ridge regression", "discriminant": "linear discriminants"}
 _HUB_LICENSES = """
 afl-3.0 agpl-3.0 apache-2.0 artistic-2.0 bsd bsd-2-clause bsd-3-clause bsd-3-clause-clear bsl-1.0 cc cc0-1.0 cc-by-2.0
 cc-by-2.5 cc-by-3.0 cc-by-4.0 cc-by-nc-2.0 cc-by-nc-3.0 cc-by-nc-4.0 cc-by-nc-nd-3.0 cc-by-nc-nd-4.0 cc-by-nc-sa-2.0
@@ -220,7 +220,8 @@ def _routers(lineage: Lineage) -> str:
         return "not solved from contributions"
     options = lineage.options
     warm = f", temperature = {options.temperature:g}" if options.top_k > 1 else ""
-    return f"{_ROUTERS[options.routers]}, lambda = {_lambda(options)}, {_weights(options)}{warm}; `{lineage.solver}`"
+    kind = ROUTERS[options.routers].about
+    return f"{kind}, lambda = {_lambda(options)}, {_weights(options)}{warm}; `{lineage.solver}`"
 
 
 def _lambda(options: SolveOptions) -> str:

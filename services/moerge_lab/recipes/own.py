@@ -1,11 +1,13 @@
 """The recommended recipe: its options, and additions to them."""
 
+from dataclasses import replace
 from functools import partial
 
-from moerge_lab.recipes.base import Options, Parts, Recipe, number, whole
+from moerge.routers.registry import ROUTERS
+from moerge_lab.recipes.base import Options, Parts, Recipe, number, whole, word
 from moerge_lab.recipes.dense import checked
 from moerge_lab.recipes.published import COUNTS, oracle, published_recipe
-from moerge_proto.options import PAPER, RECOMMENDED, SolveOptions, VersionRecipe
+from moerge_proto.options import RECOMMENDED, SolveOptions, VersionRecipe
 
 _TRUNK: Options = {"tokens": 0, **COUNTS, "fit": int(RECOMMENDED.fit)}
 """`fit=1`: MLPs are fitted to the trunk, by the method `regmean-fitted`."""
@@ -13,27 +15,26 @@ OPTIONS: Options = {
     "k": 1,
     "lambda": RECOMMENDED.solve.ridge_lambda,
     **_TRUNK,
-    "discriminant": int(RECOMMENDED.solve.routers == "discriminant"),
+    "routers": RECOMMENDED.solve.routers,
 }
-"""lambda is in the recommended scale; `discriminant=0`: the paper's routers."""
+"""lambda is in the recommended scale; `routers=ridge`: the paper's."""
 
 
 def _recipe(options: Options) -> VersionRecipe:
     fit = bool(whole(options, "fit", 0, 1))
     fields = RECOMMENDED.solve.model_dump()
     if "lambda" in options:
-        discriminant = whole(options, "discriminant", 0, 1)
-        fields |= {
-            "ridge_lambda": number(options, "lambda"),
-            "routers": "discriminant" if discriminant else PAPER.solve.routers,
-        }
+        fields |= {"ridge_lambda": number(options, "lambda"), "routers": word(options, "routers")}
     method = "regmean-fitted" if fit else RECOMMENDED.method
     return VersionRecipe(method=method, fit=fit, solve=checked(SolveOptions, fields))
 
 
 PARTS = Parts(_recipe)
 RECIPES = (
-    published_recipe("recommended", "regmean trunk, discriminants as routers", PARTS, OPTIONS),
+    replace(
+        published_recipe("recommended", "regmean trunk, discriminants as routers", PARTS, OPTIONS),
+        words={"routers": tuple(ROUTERS)},
+    ),
     Recipe(
         "recommended-oracle",
         "the same trunk and MLPs, DUME section 3.2",

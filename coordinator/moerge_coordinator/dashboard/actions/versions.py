@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pydantic import ValidationError
 
 from moerge.client.http import optional
+from moerge.routers.registry import ROUTERS
 from moerge_coordinator.dashboard.forms import Action, Field, Form, Given, choice, invalid, number_of, reason, said
 from moerge_coordinator.dashboard.site import HOME, Visit
 from moerge_proto.options import RECOMMENDED
@@ -72,7 +73,7 @@ def solve_form(found: Contributors | None = None) -> Form:
         "relative": "relative to the mean diagonal",
         "auto": "chosen by the tuning splits",
     }
-    routers = {"discriminant": "discriminants", "ridge": "ridge, as in the paper"}
+    routers = {kind.name: kind.about for kind in ROUTERS.values()}
     weights = {"": "as they contributed", "balanced": "all the same"}
     return Form(
         heading="Solve a version",

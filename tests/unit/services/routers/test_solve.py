@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -10,9 +11,10 @@ import torch
 from torch import Tensor
 
 from moerge.errors import SolveError
+from moerge.routers.registry import ROUTERS
 from moerge.routers.solve import CANDIDATES, solve_layers
 from moerge.statistics.accumulate import ShardSums
-from moerge_proto.options import SolveOptions
+from moerge_proto.options import Routers, SolveOptions
 from moerge_proto.statistics_file import StatisticsFile
 from support.statistics import LAYERS, manifest_of, shard_of, written
 
@@ -149,6 +151,10 @@ def test_features_of_a_dynamic_range_of_1e4_and_nearly_singular_grams_stay_accur
     assert float((scores - wanted).norm() / wanted.norm()) < 0.01
     agreement = float((scores.argmax(dim=1) == wanted.argmax(dim=1)).double().mean())
     assert agreement > 0.998
+
+
+def test_every_kind_of_routers_in_requests_is_registered() -> None:
+    assert set(ROUTERS) == set(get_args(Routers))
 
 
 def test_a_layer_that_can_t_be_solved_is_named_with_what_to_do(files: Files) -> None:
