@@ -2,12 +2,12 @@
 
 from datetime import datetime
 from enum import StrEnum
-from typing import Literal
 
 from pydantic import Field, model_validator
 
 from moerge_proto.digests import Digest, Name
 from moerge_proto.messages import Message, Moment
+from moerge_proto.statistics_file import Kind
 
 
 class RoundState(StrEnum):
@@ -26,7 +26,7 @@ class NewRound(Message):
     """
 
     name: Name
-    kind: Literal["router", "trunk"] = "router"
+    kind: Kind = "router"
     domains: list[Name] = Field(min_length=1, max_length=1000)
     minimum: int = Field(ge=1)
     deadline: Moment
@@ -52,7 +52,7 @@ class Round(Message):
 
     number: int
     name: str
-    kind: Literal["router", "trunk"]
+    kind: Kind
     trunk: Digest | None
     minimum: int
     deadline: datetime

@@ -46,7 +46,6 @@ MAX_TRUNK_TOKENS = 2**30
 Int64 = NDArray[np.int64]
 Kind = Literal["router", "trunk"]
 """A contribution's purpose: the routers under one trunk, or every trunk."""
-KINDS: tuple[Kind, ...] = ("router", "trunk")
 Split = Literal["statistics", "tuning"]
 """The documents' use: the solve, or the choice of lambda."""
 
@@ -97,14 +96,19 @@ class _Manifest(Message):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        if len(self.exponents) != self.scaled():
-            raise ValueError(f"exponents: expected {self.scaled()} for {self.layers} layers, got {len(self.exponents)}")
+        if len(self.exponents) != (expected := len(self.grams())):
+            raise ValueError(f"exponents: expected {expected} for {self.layers} layers, got {len(self.exponents)}")
         if not len(self.shards) <= self.documents <= self.tokens:
             raise ValueError("counts must satisfy shards <= documents <= tokens")
         return self
 
-    def scaled(self) -> int:
-        """The number of exponents."""
+    @property
+    def under(self) -> Digest | None:
+        """The trunk that the sums are made under; None: they are the expert's own."""
+        return None
+
+    def grams(self) -> dict[str, int]:
+        """Name of every gram -> its size, in the order of the exponents."""
         raise NotImplementedError
 
     def layout(self) -> list[tuple[str, int]]:
@@ -126,8 +130,12 @@ class RouterManifest(_Manifest):
     trunk: Digest
     split: Split = "statistics"
 
-    def scaled(self) -> int:
-        return self.layers
+    @property
+    def under(self) -> Digest:
+        return self.trunk
+
+    def grams(self) -> dict[str, int]:
+        return {f"layers.{layer}.gram": self.hidden_size for layer in range(self.layers)}
 
     def layout(self) -> list[tuple[str, int]]:
         lengths = (("gram", gram_length(self.hidden_size)), ("cross", self.hidden_size))
@@ -144,12 +152,12 @@ class TrunkManifest(_Manifest):
     vocab_size: int = Field(ge=1, le=2**30)
     rare_below: int = Field(ge=0, le=MAX_TOKENS)
 
-    def scaled(self) -> int:
-        return 2 * self.layers + 1
+    def grams(self) -> dict[str, int]:
+        sizes = [*[self.hidden_size, self.attention_size] * self.layers, self.hidden_size]
+        return dict(zip(trunk_gram_names(self.layers), sizes, strict=True))
 
     def layout(self) -> list[tuple[str, int]]:
-        sizes = [*[self.hidden_size, self.attention_size] * self.layers, self.hidden_size]
-        grams = zip(trunk_gram_names(self.layers), map(gram_length, sizes), strict=True)
+        grams = [(name, gram_length(size)) for name, size in self.grams().items()]
         return [*grams, ("token_counts", self.vocab_size)]
 
 

@@ -5,17 +5,16 @@ from collections.abc import Collection
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from moerge_coordinator.domain.contribution_rules import RULES
 from moerge_coordinator.storage.tables import ContributionRow, ExpertRow, TrunkRow
 from moerge_proto.statistics_file import Kind
 from moerge_proto.trunks import Contributors
 
 
 def contributed(session: Session, kind: Kind, trunk: str | None) -> Collection[str]:
-    """The domains with an active contribution of a kind; router contributions count only under that trunk."""
+    """The domains with an active contribution of a kind that counts for that trunk."""
     query = select(ContributionRow.domain).where(ContributionRow.active, ContributionRow.kind == kind)
-    if kind == "router":
-        query = query.where(ContributionRow.trunk == trunk, ContributionRow.split == "statistics")
-    return set(session.scalars(query))
+    return set(session.scalars(query.where(*RULES[kind].counted(trunk))))
 
 
 def of_trunk(session: Session, trunk: TrunkRow) -> Contributors:

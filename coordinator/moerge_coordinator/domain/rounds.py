@@ -6,8 +6,9 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from moerge_coordinator.domain import contributors
+from moerge_coordinator.domain.contribution_rules import RULES
 from moerge_coordinator.problems import RefusedError
-from moerge_coordinator.storage.tables import DomainRow, RoundRow, TrunkRow, now, tell
+from moerge_coordinator.storage.tables import DomainRow, RoundRow, now, tell
 from moerge_proto.problems import ProblemType
 from moerge_proto.rounds import NewRound, Round, RoundChange, RoundState
 from moerge_proto.statistics_file import Kind
@@ -99,15 +100,10 @@ def open_round(session: Session, new: NewRound) -> Round:
     if unknown := [domain for domain in new.domains if domain not in known]:
         found = f"domain {unknown[0]!r} has no owner"
         raise RefusedError(ProblemType.NOT_FOUND, found, where="domains", todo="first approve its owner")
-    trunk = None
-    if new.kind == "router":
-        trunk = session.scalar(select(TrunkRow.digest).where(TrunkRow.current))
-        if trunk is None:
-            raise RefusedError(ProblemType.NOT_READY, "no trunk yet", where="kind", todo="first merge one")
     row = RoundRow(
         name=new.name,
         kind=new.kind,
-        trunk=trunk,
+        trunk=RULES[new.kind].trunk_of_round(session),
         domains=list(new.domains),
         minimum=new.minimum,
         deadline=new.deadline,

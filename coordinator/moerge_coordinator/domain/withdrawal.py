@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from moerge_coordinator.domain.contribution_rules import RULES
 from moerge_coordinator.problems import RefusedError
 from moerge_coordinator.storage.messages import contains
 from moerge_coordinator.storage.references import drop_artifacts
@@ -93,10 +94,7 @@ def withdraw_contribution(session: Session, row: ContributionRow) -> None:
     row.active, row.withdrawn = False, row.withdrawn or when
     for shard in session.scalars(select(ShardRow).where(ShardRow.contribution == row.digest)):
         session.delete(shard)
-    if row.kind == "trunk":
-        for trunk in session.scalars(select(TrunkRow)):
-            if row.digest in trunk.contributions:
-                trunk.retired = trunk.retired or when
+    RULES[row.kind].withdrawn(session, row, when)
     session.flush()
 
 

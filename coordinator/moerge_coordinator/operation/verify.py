@@ -66,7 +66,7 @@ def _name(row: ExpertRow | TrunkRow | VersionRow | ContributionRow) -> str:
         case ExpertRow():
             return f"expert {row.digest[:12]} of {row.domain}"
         case ContributionRow():
-            return f"{'trunk ' if row.kind == 'trunk' else ''}contribution {row.number} of {row.domain}"
+            return f"{row.kind} contribution {row.number} of {row.domain}"
         case TrunkRow():
             return f"trunk {row.digest[:12]}"
         case VersionRow():

@@ -8,10 +8,10 @@ from rich.filesize import decimal
 from moerge.cli.common import LEAST_DIGITS, Coordinator, Secret, Yes, confirm, show
 from moerge.client.client import Client
 from moerge.errors import MoergeError
+from moerge.statistics.kinds import CONTRIBUTIONS
 from moerge.terminal import AsJson, show_json
 from moerge_proto.contributions import Contribution
 from moerge_proto.signatures import in_groups
-from moerge_proto.statistics_file import KINDS
 
 app = typer.Typer(no_args_is_help=True, help="Contributions (operators; owners see their own).")
 
@@ -39,13 +39,12 @@ def list_contributions(coordinator: Coordinator, secret: Secret, as_json: AsJson
     amount = ["tokens", "documents", "rank", "size"]
     columns = ["domain", "owner", "split", "trunk", *amount, "state", "key", "digest"]
     with Client(coordinator, secret) as client:
-        routers, trunks = ([*client.contributions(kind)] for kind in KINDS)
+        tables = {kind.name: [*client.contributions(kind.name)] for kind in CONTRIBUTIONS.values()}
     if as_json:
-        show_json([*routers, *trunks])
+        show_json([row for rows in tables.values() for row in rows])
         return
-    show("Router contributions", columns, [*map(_line, routers)])
-    if trunks:
-        show("Trunk contributions", columns, [*map(_line, trunks)])
+    for kind, rows in tables.items():
+        show(f"{kind.capitalize()} contributions", columns, [*map(_line, rows)])
 
 
 @app.command("withdraw")
@@ -63,12 +62,13 @@ def withdraw(
         found = f"expected at least {LEAST_DIGITS} digits, found {digest!r}"
         raise MoergeError(found, where="digest", todo="run: moerge contribution list")
     with Client(coordinator, secret) as client:
-        rows = [row for kind in KINDS for row in client.contributions(kind) if row.digest.startswith(digest)]
+        every = (row for kind in CONTRIBUTIONS.values() for row in client.contributions(kind.name))
+        rows = [row for row in every if row.digest.startswith(digest)]
         if len(rows) != 1:
             found = f"{len(rows)} contributions begin with {digest!r}"
             raise MoergeError(found, where="digest", todo="run: moerge contribution list")
         [row] = rows
-        retired = ", and trunks solved from it are retired" if row.kind == "trunk" else ""
-        confirm(f"Later versions exclude contribution {row.digest[:12]} of {row.domain}{retired}.", yes=yes)
+        effect = CONTRIBUTIONS[row.kind].withdrawal
+        confirm(f"Withdraw {row.kind} contribution {row.digest[:12]} of {row.domain}. {effect}", yes=yes)
         client.withdraw_contribution(row.digest)
     typer.echo("Withdrawn: later versions exclude it.")

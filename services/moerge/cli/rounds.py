@@ -2,7 +2,7 @@
 
 import time
 from datetime import UTC, datetime, timedelta
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 from pydantic import ValidationError
@@ -13,6 +13,7 @@ from moerge.errors import MoergeError
 from moerge.terminal import AsJson, show_json
 from moerge_proto.messages import plainly
 from moerge_proto.rounds import NewRound, Round, RoundChange, RoundState
+from moerge_proto.statistics_file import Kind
 
 app = typer.Typer(no_args_is_help=True, help="Rounds: requests for contributions by a deadline.")
 Name = Annotated[str, typer.Argument(help="The round's name.")]
@@ -76,7 +77,7 @@ def open_round(
     secret: Secret,
     hours: Hours = 24.0,
     minimum: Annotated[int | None, typer.Option(help="Required contributions at the deadline. Default: all.")] = None,
-    kind: Annotated[Literal["router", "trunk"], typer.Option(help="The kind of contribution.")] = "router",
+    kind: Annotated[Kind, typer.Option(help="The kind of contribution.")] = "router",
 ) -> None:
     """Ask domains for contributions under the current trunk. Then: moerge version solve --round NAME
 

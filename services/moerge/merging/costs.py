@@ -2,13 +2,13 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from rich.console import RenderableType
 from rich.filesize import decimal
 from rich.table import Table
 
 from moerge.statistics.estimate import Estimate, duration
+from moerge_proto.statistics_file import Kind
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class PassCost:
     """
 
     domain: str
-    kind: Literal["trunk", "router"]
+    kind: Kind
     device: int
     host: int
     estimate: Estimate

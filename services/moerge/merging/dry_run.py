@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, Self
+from typing import Self
 
 import torch
 
@@ -113,17 +113,16 @@ class _Passes:
 
     def cost(self, text: _Text, work: Pass) -> PassCost:
         settings, computing = self.settings.statistics, self.settings.computing
-        kind: Literal["trunk", "router"] = "trunk" if isinstance(work, TrunkPass) else "router"
         threads, room = room_of(work, settings, computing, text.tokens)
         busy = min(threads, max(1, text.tokens // enough(int(text.expert.config.hidden_size))))
         if (measured := (type(work), busy)) not in self._paces:
-            with computing.progress.track(f"measuring a layer of the {kind} pass", 1, "layers") as tracker:
+            with computing.progress.track(f"measuring a layer of the {work.kind} pass", 1, "layers") as tracker:
                 self._paces[measured] = Streamed(work, settings.batch_tokens, busy).pace(largest(settings))
                 tracker.advance(1)
         need, states = room.need, min(room.states, room.need.token * text.tokens)
         return PassCost(
             text.expert.domain,
-            kind,
+            work.kind,
             need.on_device,
             need.in_host + need.journal + states,
             estimate(work, room, text.tokens, 1 / self._paces[measured]),

@@ -12,14 +12,8 @@ from rich.table import Table
 
 from moerge.errors import ContributionError
 from moerge.statistics.integers import effective_rank, square_of
-from moerge_proto.statistics_file import (
-    Manifest,
-    RouterManifest,
-    StatisticsFile,
-    StatisticsFileError,
-    TrunkManifest,
-    trunk_gram_names,
-)
+from moerge.statistics.kinds import CONTRIBUTIONS
+from moerge_proto.statistics_file import Manifest, StatisticsFile, StatisticsFileError
 
 FEW_DOCUMENTS = 100
 MOST_RANKED = 8
@@ -28,12 +22,7 @@ MOST_RANKED = 8
 
 def summary(manifest: Manifest) -> str:
     """One line: the sums, and the amount of text."""
-    hidden, layers = manifest.hidden_size, manifest.layers
-    if isinstance(manifest, RouterManifest):
-        what = f"{layers} x (gram {hidden} x {hidden}, cross {hidden})"
-    else:
-        size = manifest.attention_size
-        what = f"{layers} x (grams {hidden} x {hidden} and {size} x {size}), one of the head, counts of tokens"
+    what = CONTRIBUTIONS[manifest.kind].sums(manifest)
     return (
         f"{manifest.kind} contribution, {what}, sums over {manifest.tokens:,} tokens of "
         f"{manifest.documents:,} documents in {len(manifest.shards)} shards"
@@ -117,13 +106,8 @@ def median_rank(file: StatisticsFile) -> float:
 
 def _grams(manifest: Manifest) -> dict[str, tuple[int, int]]:
     """Name of every gram -> its size and exponent."""
-    if isinstance(manifest, RouterManifest):
-        names, sizes = [f"layers.{layer}.gram" for layer in range(manifest.layers)], [manifest.hidden_size]
-        sizes *= manifest.layers
-    else:
-        names = trunk_gram_names(manifest.layers)
-        sizes = [*[manifest.hidden_size, manifest.attention_size] * manifest.layers, manifest.hidden_size]
-    return dict(zip(names, zip(sizes, manifest.exponents, strict=True), strict=True))
+    grams = zip(manifest.grams().items(), manifest.exponents, strict=True)
+    return {name: (size, exponent) for (name, size), exponent in grams}
 
 
 def _reveals(file: StatisticsFile) -> Iterator[str]:
@@ -137,12 +121,6 @@ def _reveals(file: StatisticsFile) -> Iterator[str]:
         )
     if manifest.documents < FEW_DOCUMENTS:
         yield f"with only {manifest.documents} documents: traces of single ones. Send at least {FEW_DOCUMENTS}"
-    if isinstance(manifest, TrunkManifest):
-        counts = file.array("token_counts")
-        shown = int((counts > 0).sum())
-        yield (
-            f"the {shown:,} of the {manifest.vocab_size:,} tokens that occur in the text, and their counts; counts "
-            f"below {manifest.rare_below} are withheld"
-        )
+    yield from CONTRIBUTIONS[manifest.kind].reveals(manifest, file)
     yield "with a second contribution over nearly the same documents: the statistics of those that differ"
     yield "not the text, its order, token ids in context, hidden states or gradients"

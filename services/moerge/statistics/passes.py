@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -14,7 +15,7 @@ from moerge.models.config import read_config
 from moerge.models.dense import DenseWeights, domain_weights, expert_weights
 from moerge.models.families import family_of
 from moerge.models.reader import Checkpoint
-from moerge_proto.statistics_file import StatisticsSettings, trunk_gram_names
+from moerge_proto.statistics_file import Kind, StatisticsSettings, trunk_gram_names
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,7 @@ class RouterPass:
     `precision` is the model's dtype; `device` is a torch device.
     """
 
+    kind: ClassVar[Kind] = "router"
     expert: Path
     trunk: Path
     exponents: Sequence[int]
@@ -64,6 +66,7 @@ class RouterPass:
 class TrunkPass:
     """Grams of the inputs of the expert's attention and head, and counts of tokens."""
 
+    kind: ClassVar[Kind] = "trunk"
     expert: Path
     exponents: Sequence[int]
     precision: str = "float32"

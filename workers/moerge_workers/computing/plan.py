@@ -8,7 +8,7 @@ from moerge.documents.shards import enough
 from moerge.errors import MoergeError
 from moerge_proto.digests import digest_of
 from moerge_proto.progress import Stage
-from moerge_proto.statistics_file import MAX_SHARDS, Manifest, StatisticsFile, TrunkManifest
+from moerge_proto.statistics_file import MAX_SHARDS, Manifest, StatisticsFile
 from moerge_workers.data.first_documents import too_little
 from moerge_workers.data.splits import Data
 from moerge_workers.leaving.ledger import Ledger, Sent
@@ -62,7 +62,7 @@ class Planner:
     @property
     def grows(self) -> bool:
         """Tell whether a contribution has all sent documents, not only new ones."""
-        return isinstance(self.blank, TrunkManifest)
+        return self.blank.under is None
 
     @property
     def how(self) -> str:

@@ -9,37 +9,22 @@ from typing import Literal
 
 from rich.console import RenderableType
 from rich.filesize import decimal
-from rich.markup import escape
-from rich.table import Table
 
 from moerge.errors import MoergeError
 from moerge.files import file_sha256
-from moerge.statistics.describe import describe, summary
+from moerge.statistics.describe import summary
 from moerge_proto.contributions import Contribution
-from moerge_proto.evaluations import Evaluation, NewEvaluation, Scored
+from moerge_proto.evaluations import Evaluation, NewEvaluation
 from moerge_proto.experts import Expert
 from moerge_proto.progress import Obstacle, Stage
-from moerge_proto.statistics_file import RouterManifest, StatisticsFile
+from moerge_proto.statistics_file import StatisticsFile
 from moerge_workers.leaving import budget
 from moerge_workers.leaving.history import History, Item
+from moerge_workers.leaving.outgoing import OUTGOING
 from moerge_workers.settings import Settings
 from moerge_workers.watching.events import Events
 
 POLL_SECONDS = 1.0
-EXPERT_REVEALS = (
-    "What this reveals:\n"
-    "  - the same as a published model: anyone who has it can run it, and probe it for its training text\n"
-    "  - every consumer of a version gets its MLPs, and the trunk that it was merged into"
-)
-
-EVALUATION_REVEALS = (
-    "What this reveals:\n"
-    "  - how well your expert and the version predict your held-out text, and its amount\n"
-    "  - the version's choices of experts for it, layer by layer\n"
-    "  - anyone who has the expert and guesses all held-out documents can check the guess\n"
-    "  - together with an evaluation of nearly the same documents: how well the differing ones are predicted\n"
-    "  - not: the text, its tokens, the prediction of a single token"
-)
 
 
 @dataclass(frozen=True)
@@ -190,10 +175,9 @@ class Outbox:
         """A contribution's file, as an item."""
         with StatisticsFile(path) as file:
             manifest = file.manifest
-        trunk = manifest.trunk if isinstance(manifest, RouterManifest) else ""
         about = f"{manifest.domain}, {manifest.split}: {summary(manifest)}"
         size = path.stat().st_size
-        return Item(digest, self.settings.coordinator, manifest.kind, about, size, trunk, str(path))
+        return Item(digest, self.settings.coordinator, manifest.kind, about, size, manifest.under or "", str(path))
 
     def expert(self, digest: str, paths: Mapping[str, Path], trunk: str = "", part: str = "expert") -> Item:
         """An expert's files, or a `part` of them, as an item; `trunk`: of a fitted expert."""
@@ -228,27 +212,7 @@ class Outbox:
 
 def described(item: Item) -> Iterator[RenderableType]:
     """An item's contents and the information that they reveal, for a terminal."""
-    if item.is_use:
-        return
-    if item.kind == "evaluation":
-        sums = NewEvaluation.model_validate_json(Path(item.place).read_bytes())
-        fields = Table(title=f"Evaluation of version {sums.number} by {sums.domain!r}", show_header=False)
-        for name, value in sums:
-            shown = f"{value.nll:,.3f} nats, perplexity {value.perplexity:,.3f}" if isinstance(value, Scored) else value
-            fields.add_row(name, escape(str(shown)))
-        yield fields
-        yield EVALUATION_REVEALS
-        return
-    if item.kind != "expert":
-        yield from describe(Path(item.place))
-        return
-    from moerge.models.expert_folder import expert_files
-
-    files = Table("file", "size", title="Expert")
-    for name, path in expert_files(Path(item.place)).items():
-        files.add_row(escape(name), decimal(path.stat().st_size))
-    yield files
-    yield EXPERT_REVEALS
+    return iter(()) if item.is_use else OUTGOING[item.kind].describe(Path(item.place))
 
 
 def require_unchanged(item: Item) -> None:
@@ -258,6 +222,8 @@ def require_unchanged(item: Item) -> None:
         MoergeError: it has changed or is missing.
     """
     path = Path(item.place)
-    if item.kind != "expert" and not item.is_use and not (path.is_file() and file_sha256(path) == item.digest):
+    if item.is_use or not OUTGOING[item.kind].one_file:
+        return
+    if not (path.is_file() and file_sha256(path) == item.digest):
         todo = "run the worker again; it asks about the current file"
         raise MoergeError("the file has changed since the worker asked about it", where=item.place, todo=todo)

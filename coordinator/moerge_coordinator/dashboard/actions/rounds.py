@@ -4,6 +4,7 @@ from datetime import UTC, datetime, timedelta
 
 from pydantic import ValidationError
 
+from moerge.statistics.kinds import CONTRIBUTIONS
 from moerge_coordinator.dashboard.forms import Action, Field, Form, Given, invalid, number_of, reason, said
 from moerge_coordinator.dashboard.site import HOME, Visit
 from moerge_proto.rounds import NewRound, RoundChange
@@ -19,7 +20,7 @@ def _ask_open(visit: Visit) -> Form:
         facts=("A round asks domains to contribute by a deadline. After the deadline, the minimum is enough.",),
         fields=(
             Field("name", "Name", required=True, hint="such as 2026-w47"),
-            Field("kind", "Contributions", options=(("router", "for routers"), ("trunk", "for trunks"))),
+            Field("kind", "Contributions", options=tuple((kind.name, kind.purpose) for kind in CONTRIBUTIONS.values())),
             Field("domains", "Domains", value=domains, required=True, hint="separated by spaces"),
             Field("minimum", "Minimum", required=True, hint="number of domains that are enough after the deadline"),
             _deadline_field(deadline),

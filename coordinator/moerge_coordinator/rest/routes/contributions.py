@@ -63,6 +63,5 @@ def withdraw(state: Coordinator, caller: OperatorOrOwner, digest: Digest) -> Con
     with state.database.transaction("withdraw contribution") as session:
         row = visible_row(session, caller, ContributionRow, digest)
         withdraw_contribution(session, row)
-    if row.kind == "trunk":
-        state.workflows.start_remerge()
+    state.workflows.start_remerge()
     return message(Contribution, row)

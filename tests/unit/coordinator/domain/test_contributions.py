@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, get_args
 
 import numpy as np
 import pytest
@@ -10,7 +10,8 @@ from sqlalchemy import select
 
 from moerge.errors import MoergeError
 from moerge.statistics.accumulate import ShardSums
-from moerge_coordinator.domain import contributions, owner_keys, owners, withdrawal
+from moerge.statistics.kinds import CONTRIBUTIONS
+from moerge_coordinator.domain import contribution_rules, contributions, owner_keys, owners, withdrawal
 from moerge_coordinator.domain.ports import Ports
 from moerge_coordinator.problems import RefusedError
 from moerge_coordinator.storage.tables import ContributionRow, ExpertRow, ShardRow, TrunkRow
@@ -18,7 +19,7 @@ from moerge_proto.contributions import Contribution, NewContribution
 from moerge_proto.digests import sha256_hex
 from moerge_proto.owners import Role
 from moerge_proto.problems import ProblemType
-from moerge_proto.statistics_file import MAX_TOKENS, RouterManifest, StatisticsSettings, TrunkManifest, exponent
+from moerge_proto.statistics_file import MAX_TOKENS, Kind, RouterManifest, StatisticsSettings, TrunkManifest, exponent
 from support.rows import add_expert, add_trunk
 from support.statistics import LAYERS, honest_sums, manifest_of, written
 
@@ -244,3 +245,8 @@ def test_a_withdrawn_expert_s_sums_are_refused_though_they_were_checked_before(l
         withdrawal.withdraw_expert(session, session.merge(law.expert), serve=True)
     with pytest.raises(RefusedError, match="was withdrawn meanwhile"):
         contributions.accept(law.ports, new, CHECKED)
+
+
+def test_every_kind_of_contribution_has_its_entries() -> None:
+    for registry in (contribution_rules.RULES, CONTRIBUTIONS):
+        assert set(registry) == set(get_args(Kind))

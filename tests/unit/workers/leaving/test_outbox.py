@@ -6,11 +6,14 @@ import sqlite3
 import sys
 from contextlib import closing
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from moerge_workers.leaving.history import FILE, History
 from moerge_workers.leaving.outbox import Outbox
+from moerge_workers.leaving.outgoing import OUTGOING
+from moerge_workers.policy import Kind
 from support.models import expert
 from support.outbox import item_of, outbox_of
 
@@ -33,6 +36,10 @@ def test_at_a_terminal_the_owner_is_asked_once_and_the_answer_is_remembered(
     shown = capsys.readouterr()
     assert "model.safetensors" in shown.err
     assert "What this reveals" in shown.err
+
+
+def test_every_kind_of_outgoing_data_is_described() -> None:
+    assert set(OUTGOING) == set(get_args(Kind))
 
 
 def test_a_retry_is_no_second_sending_and_rows_stay(tmp_path: Path) -> None:

@@ -1,0 +1,80 @@
+"""Kinds of contributions by name: what a page, a command and an owner read about each."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from moerge_proto.statistics_file import Kind, RouterManifest, StatisticsFile, TrunkManifest
+
+M = TypeVar("M", RouterManifest, TrunkManifest)
+
+
+@dataclass(frozen=True)
+class ContributionKind(Generic[M]):
+    """A kind of contribution.
+
+    Attributes:
+        name: in manifests, requests and rows.
+        purpose: in forms and links.
+        about: the sums and their use.
+        origin: when workers send it.
+        withdrawal: the effect of a withdrawal.
+        under_trunk: whether it counts under one trunk only, with a split and shards.
+        sums: the tensors of a manifest in words.
+        reveals: sentences on what only this kind reveals.
+    """
+
+    name: Kind
+    purpose: str
+    about: str
+    origin: str
+    withdrawal: str
+    under_trunk: bool
+    sums: Callable[[M], str]
+    reveals: Callable[[M, StatisticsFile], Iterator[str]]
+
+
+def _router_sums(manifest: RouterManifest) -> str:
+    hidden = manifest.hidden_size
+    return f"{manifest.layers} x (gram {hidden} x {hidden}, cross {hidden})"
+
+
+def _trunk_sums(manifest: TrunkManifest) -> str:
+    hidden, size = manifest.hidden_size, manifest.attention_size
+    grams = f"grams {hidden} x {hidden} and {size} x {size}"
+    return f"{manifest.layers} x ({grams}), one of the head, counts of tokens"
+
+
+def _nothing_else(manifest: RouterManifest, file: StatisticsFile) -> Iterator[str]:
+    return iter(())
+
+
+def _token_counts(manifest: TrunkManifest, file: StatisticsFile) -> Iterator[str]:
+    shown = int((file.array("token_counts") > 0).sum())
+    yield (
+        f"the {shown:,} of the {manifest.vocab_size:,} tokens that occur in the text, and their counts; counts "
+        f"below {manifest.rare_below} are withheld"
+    )
+
+
+ROUTER = ContributionKind(
+    name="router",
+    purpose="for routers",
+    about="Sums under a trunk. The routers of versions are solved from them.",
+    origin="Workers contribute once there is a trunk.",
+    withdrawal="Later versions don't contain it. Versions that were solved with it stay as they are.",
+    under_trunk=True,
+    sums=_router_sums,
+    reveals=_nothing_else,
+)
+TRUNK = ContributionKind(
+    name="trunk",
+    purpose="for trunks",
+    about="Sums over the experts' own inputs. Trunks are solved from them.",
+    origin="Workers send them with --trunk-contribution, if their owner's policy allows it.",
+    withdrawal="Trunks that were solved with it are retired. Merge a new one afterwards.",
+    under_trunk=False,
+    sums=_trunk_sums,
+    reveals=_token_counts,
+)
+CONTRIBUTIONS: Mapping[str, ContributionKind[Any]] = {ROUTER.name: ROUTER, TRUNK.name: TRUNK}

@@ -1,0 +1,65 @@
+"""Outgoing data, a closed list (law 1): what the owner reads about each kind before it leaves."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import RenderableType
+from rich.filesize import decimal
+from rich.markup import escape
+from rich.table import Table
+
+from moerge.statistics.describe import describe
+from moerge_proto.evaluations import NewEvaluation, Scored
+
+EXPERT_REVEALS = (
+    "What this reveals:\n"
+    "  - the same as a published model: anyone who has it can run it, and probe it for its training text\n"
+    "  - every consumer of a version gets its MLPs, and the trunk that it was merged into"
+)
+
+EVALUATION_REVEALS = (
+    "What this reveals:\n"
+    "  - how well your expert and the version predict your held-out text, and its amount\n"
+    "  - the version's choices of experts for it, layer by layer\n"
+    "  - anyone who has the expert and guesses all held-out documents can check the guess\n"
+    "  - together with an evaluation of nearly the same documents: how well the differing ones are predicted\n"
+    "  - not: the text, its tokens, the prediction of a single token"
+)
+
+
+@dataclass(frozen=True)
+class Outgoing:
+    """A kind of outgoing data; `describe` takes its file, or the folder of an item of several files."""
+
+    describe: Callable[[Path], Iterator[RenderableType]]
+    one_file: bool = True
+
+
+def _expert(folder: Path) -> Iterator[RenderableType]:
+    from moerge.models.expert_folder import expert_files
+
+    files = Table("file", "size", title="Expert")
+    for name, path in expert_files(folder).items():
+        files.add_row(escape(name), decimal(path.stat().st_size))
+    yield files
+    yield EXPERT_REVEALS
+
+
+def _evaluation(path: Path) -> Iterator[RenderableType]:
+    sums = NewEvaluation.model_validate_json(path.read_bytes())
+    fields = Table(title=f"Evaluation of version {sums.number} by {sums.domain!r}", show_header=False)
+    for name, value in sums:
+        shown = f"{value.nll:,.3f} nats, perplexity {value.perplexity:,.3f}" if isinstance(value, Scored) else value
+        fields.add_row(name, escape(str(shown)))
+    yield fields
+    yield EVALUATION_REVEALS
+
+
+OUTGOING: Mapping[str, Outgoing] = {
+    "expert": Outgoing(_expert, one_file=False),
+    "trunk": Outgoing(describe),
+    "router": Outgoing(describe),
+    "evaluation": Outgoing(_evaluation),
+}
+"""`Policy.allows` has the owner's switch for each."""
