@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from sqlalchemy import ColumnElement, select
 from sqlalchemy.orm import Session
@@ -19,26 +19,30 @@ from moerge_coordinator.storage.tables import ContributionRow, ExpertRow, ShardR
 from moerge_proto.problems import ProblemType
 from moerge_proto.statistics_file import MAX_TOKENS, Kind, RouterManifest, StatisticsFile, TrunkManifest
 
-M = TypeVar("M", RouterManifest, TrunkManifest, contravariant=True)
+M = TypeVar("M", RouterManifest, TrunkManifest)
 _AT_ONCE = 500  # parameters of one query
 
 
-class Rule(Protocol, Generic[M]):
+class Rule(Generic[M]):
     """The coordinator's rule of a kind of contribution. Checks raise errors that name the field of the manifest."""
 
     def require_plausible(self, manifest: M) -> None:
         """Requires counts that `moerge.documents.shards.plan` can produce, and enough text."""
+        raise NotImplementedError
 
     def require_current(self, session: Session, manifest: M) -> TrunkRow | None:
         """The trunk that it is made under, which must be the current one; None: it is made under no trunk."""
+        return None
 
     def check(
         self, ports: Ports, file: StatisticsFile, manifest: M, expert: ExpertRow, trunk: TrunkRow | None
     ) -> list[str]:
         """Checks the sums against the expert and the trunk; returns warnings."""
+        raise NotImplementedError
 
     def replace(self, session: Session, supersedes: Sequence[str], manifest: M) -> None:
         """Makes superseded contributions inactive, and requires that the new one counts nothing twice."""
+        raise NotImplementedError
 
     def describe(self, row: ContributionRow, manifest: M) -> None:
         """Sets the columns that only this kind has."""
@@ -48,15 +52,17 @@ class Rule(Protocol, Generic[M]):
 
     def counted(self, trunk: str | None) -> Sequence[ColumnElement[bool]]:
         """The conditions under which an active contribution counts for a round or a version on that trunk."""
+        return ()
 
     def trunk_of_round(self, session: Session) -> str | None:
         """The trunk that a new round is about; None: about no trunk."""
+        return None
 
     def withdrawn(self, session: Session, row: ContributionRow, when: datetime) -> None:
         """Retires what was made from a withdrawn contribution."""
 
 
-class RouterRule:
+class RouterRule(Rule[RouterManifest]):
     """Router contributions: many of an expert under the current trunk, each shard once (law 4)."""
 
     def require_plausible(self, manifest: RouterManifest) -> None:
@@ -112,11 +118,8 @@ class RouterRule:
             raise RefusedError(ProblemType.NOT_READY, "no trunk yet", where="kind", todo="first merge one")
         return trunk
 
-    def withdrawn(self, session: Session, row: ContributionRow, when: datetime) -> None:
-        """Versions that were solved with it stay."""
 
-
-class TrunkRule:
+class TrunkRule(Rule[TrunkManifest]):
     """Trunk contributions: one of each trained expert, for every trunk."""
 
     def require_plausible(self, manifest: TrunkManifest) -> None:
@@ -124,9 +127,6 @@ class TrunkRule:
         if tokens < least:
             todo = f"give more text: a trunk contribution needs 64 x {manifest.hidden_size} tokens"
             raise ContributionError(f"{tokens} tokens; expected at least {least}", where="manifest.tokens", todo=todo)
-
-    def require_current(self, session: Session, manifest: TrunkManifest) -> None:
-        """It is made under no trunk."""
 
     def check(
         self, ports: Ports, file: StatisticsFile, manifest: TrunkManifest, expert: ExpertRow, trunk: TrunkRow | None
@@ -153,18 +153,6 @@ class TrunkRule:
         if active is not None:
             active.active = False
             session.flush()
-
-    def describe(self, row: ContributionRow, manifest: TrunkManifest) -> None:
-        """It has no further columns."""
-
-    def claim(self, session: Session, row: ContributionRow, manifest: TrunkManifest) -> None:
-        """Its expert's only one: `replace` has checked that."""
-
-    def counted(self, trunk: str | None) -> Sequence[ColumnElement[bool]]:
-        return ()
-
-    def trunk_of_round(self, session: Session) -> None:
-        """The round is about no trunk."""
 
     def withdrawn(self, session: Session, row: ContributionRow, when: datetime) -> None:
         for trunk in session.scalars(select(TrunkRow)):
