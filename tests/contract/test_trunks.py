@@ -140,14 +140,14 @@ def test_vocabularies_are_padded_if_the_settings_say_so(tmp_path: Path) -> None:
 
 
 def test_a_trunk_of_an_earlier_revision_is_merged_anew(federation: Federation) -> None:
-    new = federation.merge("law", method="regmean")
+    new = federation.merge("law", method="moerge")
     federation.server.stop()
     with closing(sqlite3.connect(federation.server.home / "coordinator.sqlite")) as database, database:
         change = "UPDATE trunks SET revision = 1, digest = ? WHERE digest = ?"
         assert database.execute(change, ["1" * 64, new.digest]).rowcount == 1
     federation.server.start()
     assert federation.trunk().digest == "1" * 64
-    again = federation.merge("law", method="regmean")
+    again = federation.merge("law", method="moerge")
     assert (again.digest, again.current) == (new.digest, True)
 
 
