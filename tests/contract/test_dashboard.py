@@ -173,7 +173,7 @@ def test_an_owner_sees_its_own_things_only(visited: Visited) -> None:
         assert act(browser, "/versions/1/promote", alias="champion").status_code == 403
 
 
-def test_promotions_and_rollbacks_are_calls_of_the_signed_in_user(visited: Visited) -> None:
+def test_promotions_and_rollbacks_are_the_user_s_calls(visited: Visited) -> None:
     operator = visited.operator
     with visited.visit() as browser:
         answer = act(browser, "/versions/2/promote", alias="champion", note="better")

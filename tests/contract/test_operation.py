@@ -282,7 +282,7 @@ def test_the_audit_log_has_pages(server: Coordinator) -> None:
     assert [json.loads(line)["number"] for line in later][: len(numbers) - 11] == numbers[11:]
 
 
-def test_an_upload_to_a_full_storage_succeeds_once_there_is_room(tmp_path: Path) -> None:
+def test_a_full_storage_is_reported_until_there_is_room(tmp_path: Path) -> None:
     """The limit on a file's size is what a process can be given of a full disk."""
     with coordinator(tmp_path / "home") as server:
         member = join(server, "law", tmp_path)

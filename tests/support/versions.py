@@ -7,8 +7,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from moerge.files import file_sha256
-from moerge.merging.local import LocalTrunk, given, local_trunk, local_version, record_of
+from moerge.merging.local import local_trunk, local_version
 from moerge.models.expert_folder import DenseExpert
 from moerge.models.families import FAMILIES
 from moerge.models.tokens import all_counted
@@ -60,23 +59,6 @@ def trunk_file(experts: Sequence[Path], folder: Path) -> Path:
     """The experts' average trunk."""
     own = [DenseExpert(f"d{slot}", each) for slot, each in enumerate(experts)]
     return local_trunk(own, folder, "average").path
-
-
-def of_routers(
-    experts: Sequence[Path],
-    trunk: Path,
-    routers: Sequence[torch.Tensor],
-    folder: Path,
-    top_k: int = 1,
-    *,
-    tied: bool = False,
-) -> Path:
-    """The version of these experts under a trunk's file, with these routers."""
-    own = [DenseExpert(f"d{slot}", each) for slot, each in enumerate(experts)]
-    sha256 = file_sha256(trunk)
-    merged = LocalTrunk(trunk, sha256, sha256, "average", own[0].folder, [record_of(each) for each in own], [])
-    lineage, inputs = local_version(own, merged, [], SolveOptions(top_k=top_k), tied=tied)
-    return write_version(plan_version(lineage, inputs, given(routers)), folder)
 
 
 def logits(model: torch.nn.Module) -> torch.Tensor:
