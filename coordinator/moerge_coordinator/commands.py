@@ -194,7 +194,7 @@ def size(
         )
     model = read_config(config.parent if config.is_file() else config) if config is not None else preset(str(shape))
     work = Work(Shape.of(model, model.dtype), experts, tokens)
-    memory = byte_count(host_memory, "--host-memory")
+    memory = byte_count(host_memory, "host_memory")
     result = estimate(work, Machines(flops, core_flops, cores, memory, disk, network))
     if as_json:
         show_json(result.as_dict())

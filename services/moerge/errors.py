@@ -6,6 +6,8 @@ from moerge_proto.problems import Problem, ProblemType
 class MoergeError(Exception):
     """Base of every error that a user may see.
 
+    Its texts name fields in backquotes: `host_memory`. The command line shows them as options.
+
     Args:
         what: the fault, with the expected and the found value.
         where: the file, tensor, layer or field.

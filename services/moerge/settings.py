@@ -31,8 +31,8 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise MoergeError(f"can't be read: {error.strerror}", where=str(path), todo="check the path") from error
 
 
-def named_values(option: str, values: Sequence[str]) -> dict[str, list[str]]:
-    """The values of an option of the form NAME=VALUE; a name may have several.
+def named_values(field: str, values: Sequence[str]) -> dict[str, list[str]]:
+    """The values of a field, each of the form NAME=VALUE; a name may have several.
 
     Raises:
         MoergeError: a value has another form.
@@ -41,25 +41,25 @@ def named_values(option: str, values: Sequence[str]) -> dict[str, list[str]]:
     for value in values:
         name, _, place = value.partition("=")
         if not name or not place:
-            raise MoergeError(f"expected NAME=PATH, found {value!r}", where=option, todo="see --help")
+            raise MoergeError(f"expected NAME=PATH, found {value!r}", where=f"`{field}`", todo="add the name")
         pairs.setdefault(name, []).append(place)
     return pairs
 
 
-def single_values(option: str, values: Sequence[str]) -> dict[str, str]:
-    """The values of an option of the form NAME=VALUE.
+def single_values(field: str, values: Sequence[str]) -> dict[str, str]:
+    """The values of a field, each of the form NAME=VALUE.
 
     Raises:
         MoergeError: a value has another form, or a name has several.
     """
-    pairs = named_values(option, values)
+    pairs = named_values(field, values)
     for name, found in pairs.items():
         if len(found) > 1:
-            raise MoergeError(f"{name!r} is given {len(found)} times", where=option, todo="give each name once")
+            raise MoergeError(f"{name!r} is given {len(found)} times", where=f"`{field}`", todo="give each name once")
     return {name: found for name, [found] in pairs.items()}
 
 
-def token_count(text: str, option: str = "--tokens") -> int:
+def token_count(text: str, field: str = "tokens") -> int:
     """A number of tokens such as 250000, 250k or 1M.
 
     Raises:
@@ -68,11 +68,11 @@ def token_count(text: str, option: str = "--tokens") -> int:
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([km]?)", text.lower())
     count = round(float(found[1]) * _PREFIXES[found[2]]) if found else 0
     if not count:
-        raise MoergeError(f"expected a number of tokens, found {text!r}", where=option, todo="write 250k or 1M")
+        raise MoergeError(f"expected a number of tokens, found {text!r}", where=f"`{field}`", todo="write 250k or 1M")
     return count
 
 
-def byte_count(text: str, option: str) -> int:
+def byte_count(text: str, field: str) -> int:
     """The bytes of a size such as 16GB.
 
     Raises:
@@ -82,7 +82,7 @@ def byte_count(text: str, option: str) -> int:
         return TypeAdapter[ByteSize](Annotated[ByteSize, Field(ge=1)]).validate_python(text)
     except ValidationError as error:
         todo = "give a number with a unit, such as 16GB"
-        raise MoergeError(f"expected a size, found {text!r}", where=option, todo=todo) from error
+        raise MoergeError(f"expected a size, found {text!r}", where=f"`{field}`", todo=todo) from error
 
 
 def put(values: dict[str, Any], keys: Keys, value: object) -> None:

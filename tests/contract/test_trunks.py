@@ -63,7 +63,7 @@ def test_the_command_explains_the_default_method(federation: Federation) -> None
     assert "Method: regmean" in first.stderr
     second = CliRunner().invoke(app, [*command, "--expert", "art"], env=federation.server.environment())
     assert "Method: average, because these domains have no trunk contribution: art." in second.stderr
-    assert "worker run --trunk-contribution" in second.stderr
+    assert "set `trunk_contribution`" in second.stderr
     assert federation.operator.trunk(second.stdout.strip()).method == "average"
 
 

@@ -72,7 +72,7 @@ def test_every_problem_is_shown_at_once(federation: Federation, tmp_path: Path) 
     bad = {name for name, line in said.items() if line.startswith("no ")}
     assert bad == {"data", "memory", "key", "fleet"}
     assert "texts.jsonl, line 2" in said["data"]
-    assert "slots 500000" in said["memory"]
+    assert "`slots` 500000" in said["memory"]
     assert "not approved" in said["key"]
     assert "num_hidden_layers is 2; the trunk's is 3" in said["fleet"]
     assert all("what to do:" in said[name] for name in bad)

@@ -91,4 +91,4 @@ def test_from_the_plain_contribution_to_the_evaluated_version_with_fitted_mlps(w
     send_trunk(worker.member, written(worker.folder / "trunk-contribution", *honest_trunk(worker.member)))
     merge(worker.server, [registered(worker.member).digest], method="regmean-fitted")
     assert worker.run(held_out_share=0.3) == "ran"
-    assert "use --fit for better scores of this domain" in worker.log()
+    assert "set `fit` for better scores of this domain" in worker.log()

@@ -154,7 +154,7 @@ def test_with_json_messages_progress_and_errors_are_objects_without_private_thin
     [bad] = [line for line in lines if line["event"].startswith("skipped: ")]
     assert bad["event"].startswith("skipped: (a data file), line 51: no document in the field 'text'")
     assert (bad["domain"], bad["stage"]) == ("law", "reading")
-    assert (lines[-1]["level"], lines[-1]["where"]) == ("error", "--data")
+    assert (lines[-1]["level"], lines[-1]["where"]) == ("error", "`data`")
     assert "min_documents" in lines[-1]["event"]
     assert lines[-1]["todo"]
     assert owner.member.token not in done.stderr
@@ -163,7 +163,7 @@ def test_with_json_messages_progress_and_errors_are_objects_without_private_thin
 
 def test_a_port_that_is_taken_is_an_error_of_its_option(owner: Owner) -> None:
     with (
-        pytest.raises(MoergeError, match=r"--metrics-port: can't listen on port \d+"),
+        pytest.raises(MoergeError, match=r"`metrics_port`: can't listen on port \d+"),
         served(owner.server.port, Status(owner.folder, "law", "")),
     ):
         raise AssertionError("it listens")

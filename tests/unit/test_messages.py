@@ -19,6 +19,10 @@ FORBIDDEN = re.compile(
     r"|\bis meant\b|\bare found\b|can't be enough|operator merges one"
 )
 APART = {"messages.py"}  # it knows the words that it replaces
+OPTION = re.compile(r"(?<![\w-])--[a-z]")
+COMMAND = re.compile(r"\b(moerge|worker run|pip|git|ray|pg_dump|start it with)\b[^;,()]*")
+OF_COMMANDS = {"cli", "commands.py", "options.py", "terminal.py"}
+WITH_OTHER_DASHES = {"charts.py", "drawing.py", "gguf.py", "main_job.py"}  # in CSS, and in commands that they run
 
 
 def text_of(node: ast.AST) -> str:
@@ -28,12 +32,13 @@ def text_of(node: ast.AST) -> str:
     return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
 
 
-def messages(path: Path) -> Iterator[str]:
-    """The strings of a module that are sentences, without its docstrings."""
+def messages(path: Path, words: int = 3) -> Iterator[str]:
+    """The strings of a module with so many words or more, without its docstrings."""
     tree = ast.parse(path.read_text())
     apart = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    apart |= {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
     for node in ast.walk(tree):
-        if id(node) not in apart and len((text := text_of(node)).split()) > 2:
+        if id(node) not in apart and len((text := text_of(node)).split()) >= words:
             yield text
 
 
@@ -45,6 +50,18 @@ def test_no_message_speaks_rest_or_python() -> None:
         if path.name not in APART
         for text in messages(path)
         if FORBIDDEN.search(text)
+    }
+    assert found == set()
+
+
+def test_the_library_names_fields_not_options() -> None:
+    found = {
+        f"{path.relative_to(ROOT)}: {text}"
+        for package in ("proto", "services", "workers", "coordinator")
+        for path in (ROOT / package).rglob("*.py")
+        if not (OF_COMMANDS | WITH_OTHER_DASHES) & set(path.parts)
+        for text in messages(path, words=1)
+        if OPTION.search(COMMAND.sub("", text))
     }
     assert found == set()
 

@@ -52,7 +52,7 @@ def full_disk_told(home: Path) -> Iterator[None]:
             raise
         sqlite = f"{home / 'contributions'}, or SQLite's temporary files ($SQLITE_TMPDIR, /var/tmp)"
         where = (error.filename or home) if isinstance(error, OSError) else sqlite
-        todo = "free space, or move --home to a larger disk; then start again: the worker continues from the journal"
+        todo = "free space, or move `home` to a larger disk; then start again: the worker continues from the journal"
         raise MoergeError("the disk is full, or the user's quota", where=str(where), todo=todo) from error
 
 
@@ -70,7 +70,7 @@ def run(settings: Settings, computing: Callable[[Settings, Events], ComputeWindo
     try:
         lock = FileLock(settings.home / LOCK).acquire(blocking=False)
     except Timeout as error:
-        todo = "stop it first, or give each worker its own --home"
+        todo = "stop it first, or give each worker its own `home`"
         raise MoergeError("another worker is using this folder", where=str(settings.home), todo=todo) from error
     status = Status(settings.home, settings.domain, settings.coordinator)
     with lock:

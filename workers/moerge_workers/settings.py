@@ -125,11 +125,11 @@ def read_settings(given: Mapping[str, Any], config: Path | None = None, *, alone
     values = {} if path is None else _read(path, is_default=config is None)
     places: dict[Keys, str] = {(key,): str(path) for key in values}
     for name in ("coordinator", "domain", "expert", "data"):
-        places.setdefault((name,), f"{path or FILE}, or --{name}")
+        places.setdefault((name,), f"{path or FILE}, or `{name}`")
     for name, value in given.items():
         keys: Keys = ("statistics", name) if name in StatisticsSettings.model_fields else (name,)
         put(values, keys, value)
-        places[keys] = f"--{name.replace('_', '-')}"
+        places[keys] = f"`{name}`"
     values.setdefault("home", home or home_of(str(values.get("domain"))))
     if alone and "coordinator" not in values:
         values |= {"coordinator": "", "token": ""}

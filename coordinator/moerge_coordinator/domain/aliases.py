@@ -45,7 +45,7 @@ def promote(session: Session, name: Name, move: Move, who: str, most_fall: float
         warnings += _lost(session, version, before)
     if falls and not move.override:
         found = f"on version {version.number} these scores fall by more than {most_fall:g} points: {', '.join(falls)}"
-        todo = "see moerge version table; promote another version, or give a reason: --override REASON"
+        todo = "see moerge version table; promote another version, or give a reason (`override`)"
         raise RefusedError(ProblemType.NOT_PROMOTABLE, found, where="override", todo=todo)
     override = move.override if falls else None
     row = _point(session, row, name, version.number, "promote", who, move.note, override)

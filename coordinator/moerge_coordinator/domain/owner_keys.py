@@ -11,7 +11,7 @@ from moerge_proto.contributions import ContributionSignature, NewContribution
 from moerge_proto.problems import ProblemType
 from moerge_proto.signatures import PublicKey, Rotation, contribution_message, fingerprint, is_signed
 
-ANEW = "move its file away, make a new request (moerge worker init) and ask for its approval with --replace"
+ANEW = "move its file away, make a new request (moerge worker init), and ask for moerge owner approve --replace"
 
 
 def keys_of(session: Session, owner: str | None) -> list[KeyRow]:

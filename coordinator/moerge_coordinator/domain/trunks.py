@@ -132,7 +132,7 @@ def _require_contributions(experts: list[str], domains: Mapping[str, str], contr
             ProblemType.NOT_READY,
             f"no trunk contribution of {', '.join(missing)}",
             where="method",
-            todo="ask their owners to run the worker with --trunk-contribution, or use another method",
+            todo="ask their owners to set `trunk_contribution`, or use another method",
         )
 
 

@@ -115,7 +115,7 @@ def _left_out(session: Session, new: NewVersion, trunk: TrunkRow) -> list[str]:
     missing = [] if new.experts is not None else contributors.of_trunk(session, trunk).missing
     if missing and not new.partial:
         found = f"domains of the trunk have not contributed under it: {', '.join(missing)}"
-        todo = "wait for them (moerge version solve --wait), or solve without them (--partial; in REST partial: true)"
+        todo = "wait for them (moerge version solve --wait), or solve without them (`partial`)"
         raise RefusedError(ProblemType.NOT_READY, found, where="partial", todo=todo)
     return missing
 

@@ -29,6 +29,7 @@ from moerge.cli import (
     versions,
     workflows,
 )
+from moerge.cli.options import name_options
 from moerge.errors import MoergeError
 from moerge.files import is_of_full_disk
 
@@ -101,8 +102,10 @@ class _Root(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, command, rest = super().resolve_command(ctx, args)
-        component = _component(name)
-        return name, command if component is None else component.load(), rest
+        if (component := _component(name)) is not None:
+            command = component.load()
+        name_options(command)
+        return name, command, rest
 
     def invoke(self, ctx: Any) -> Any:
         try:

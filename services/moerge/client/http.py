@@ -21,7 +21,7 @@ _FIRST_TOLD_SECONDS, _TOLD_SECONDS = 5.0, 60.0
 _LONGEST_PAUSE = 30.0
 JSON = {"Content-Type": "application/json"}
 """Headers of a request whose content is a message."""
-_ASKED = "give the complete address with MOERGE_COORDINATOR or --coordinator"
+_ASKED = "give the complete address with `coordinator` or MOERGE_COORDINATOR"
 
 
 def _is_loopback(host: str) -> bool:

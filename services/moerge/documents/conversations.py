@@ -46,7 +46,7 @@ def require_template(tokenizer: PreTrainedTokenizerBase) -> None:
     """
     if not tokenizer.chat_template or not tokenizer.is_fast:
         found = "the expert's tokenizer has no chat template" if tokenizer.is_fast else "expected a fast tokenizer"
-        raise MoergeError(found, where="--chat", todo="add one to the expert's folder, or use --text-field")
+        raise MoergeError(found, where="`chat`", todo="add one to the expert's folder, or use `text_field`")
 
 
 def conversation(value: Any, tokenizer: PreTrainedTokenizerBase, turns: Turns) -> Document:

@@ -39,7 +39,7 @@ class Corpus:
         chat_turns: the turns of a conversation whose tokens count.
         bad_share: share of the documents that may be unreadable.
         say: gets a line about skipped documents.
-        option: option of the sources, for errors.
+        where: names the sources in errors.
 
     Raises:
         MoergeError: there are no such files, no tokenizer, or a chat template is missing.
@@ -56,9 +56,9 @@ class Corpus:
         chat_turns: Turns = "all",
         bad_share: float = BAD_SHARE,
         say: Callable[[str], None] = silent,
-        option: str = "--data",
+        where: str = "`data`",
     ) -> None:
-        self._sources, self._say, self._bad_share, self._option = list(sources), say, bad_share, option
+        self._sources, self._say, self._bad_share, self._where = list(sources), say, bad_share, where
         self._rule = rule or SplitRule()
         self.size()
         self._field = text_field if chat is None else chat
@@ -74,14 +74,14 @@ class Corpus:
             require_template(self._tokenizer)
             self._read = partial(conversation, tokenizer=self._tokenizer, turns=chat_turns)
 
-    def of(self, sources: Sequence[str], option: str) -> Self:
+    def of(self, sources: Sequence[str], where: str) -> Self:
         """The documents of other files, read the same way.
 
         Raises:
             MoergeError: there are no such files.
         """
         made = copy(self)
-        made._sources, made._option = list(sources), option
+        made._sources, made._where = list(sources), where
         made.size()
         return made
 
@@ -93,7 +93,7 @@ class Corpus:
 
     def size(self) -> int:
         """Bytes of all files, as stored."""
-        return sum(file.size for file in data_files(*self._sources, option=self._option))
+        return sum(file.size for file in data_files(*self._sources, where=self._where))
 
     def documents(self, tracker: Tracker | None = None) -> Iterator[tuple[bytes, Split, Document]]:
         """(digest, split, document) of all documents that aren't empty, in a fixed order.
@@ -144,7 +144,7 @@ class Corpus:
                 yield " ".join(map(str, piece.ids)), piece
 
     def _documents(self, tracker: Tracker | None) -> Iterator[Document]:
-        files = data_files(*self._sources, option=self._option, say=self._say)
+        files = data_files(*self._sources, where=self._where, say=self._say)
         bad = BadLines(self._bad_share, self._say)
         yield from (each for each in documents(files, self._field, self._read, bad, tracker) if each.text)
         self._say = silent

@@ -75,7 +75,7 @@ def arrow() -> Any:
         import pyarrow  # type: ignore[import-untyped]
     except ImportError as error:
         todo = "pip install 'moerge[worker]'"
-        raise MoergeError("Parquet, Arrow and zstd files need pyarrow", where="--data", todo=todo) from error
+        raise MoergeError("Parquet, Arrow and zstd files need pyarrow", where="a data file", todo=todo) from error
     return pyarrow
 
 
@@ -94,20 +94,19 @@ _ACCESS = "check the address, your rights and credentials; for S3, AWS_ENDPOINT_
 _READABLE = f"{', '.join(FORMS)}; JSON Lines and text also with {', '.join(_UNPACK)}"
 
 
-def data_files(*sources: str, option: str = "--data", say: Callable[[str], None] = silent) -> list[DataFile]:
+def data_files(*sources: str, where: str = "`data`", say: Callable[[str], None] = silent) -> list[DataFile]:
     """The files of paths, globs, folders and URLs, sorted, each once; of a folder, all files below it of known formats.
 
     For a dataset of `save_to_disk`, these are the files in its state. `say` gets a line about files left out of
-    folders; `option` is the option of the sources, for errors.
+    folders; `where` names the sources in errors.
 
     Raises:
         MoergeError: there are no files, a named file has an unknown format, or a source can't be read.
     """
-    return sorted({file for source in sources for file in _files(source, option, say)})
+    return sorted({file for source in sources for file in _files(source, f"{where} {source}", say)})
 
 
-def _files(source: str, option: str, say: Callable[[str], None]) -> list[DataFile]:
-    where = f"{option} {source}"
+def _files(source: str, where: str, say: Callable[[str], None]) -> list[DataFile]:
     try:
         place, path = _place_of(source, where)
         local = "file" in (place.protocol if isinstance(place.protocol, tuple) else (place.protocol,))

@@ -58,7 +58,7 @@ class BadLines:
         where, reason = self._last
         if self._bad > 1:
             reason += f"; {self._bad:,} of {self._all:,} documents so far can't be read, allowed {self._share:.2%}"
-        todo = "fix the data, or name the right field" + (", or raise --bad-share" if self._share else "")
+        todo = "fix the data, or name the right field" + (", or raise `bad_share`" if self._share else "")
         raise MoergeError(reason, where=where, todo=todo)
 
 

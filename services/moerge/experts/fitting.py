@@ -107,7 +107,7 @@ def require_fittable(config: PretrainedConfig, expert: Path) -> None:
     """
     if family_of(config).gain is None:
         found = f"{config.model_type} normalises the outputs of its MLPs, so they can't be fitted"
-        raise IncompatibleExpertError(found, where=str(expert), todo="leave out --fit")
+        raise IncompatibleExpertError(found, where=str(expert), todo="omit `fit`")
 
 
 def _work(expert: Path, trunk: Path, batches: Sequence[Batch], device: str) -> str:

@@ -14,7 +14,7 @@ from moerge.progress import Progress
 SCRIPT = "convert_hf_to_gguf.py"
 _GET = (
     "git clone --depth 1 https://github.com/ggml-org/llama.cpp; pip install gguf sentencepiece; "
-    "then add --llama-cpp llama.cpp"
+    "then set `llama_cpp` to its folder"
 )
 _REMEDIES = {
     "ModuleNotFoundError": "pip install gguf sentencepiece, in the environment of moerge",
@@ -34,7 +34,7 @@ def converter(llama_cpp: Path | None) -> list[str]:
     if llama_cpp is None:
         found = shutil.which(SCRIPT)
         if found is None:
-            raise MoergeError(f"llama.cpp's converter, {SCRIPT}, is not on PATH", where="--gguf", todo=_GET)
+            raise MoergeError(f"llama.cpp's converter, {SCRIPT}, is not on PATH", where="`gguf`", todo=_GET)
         return [found]
     if not (llama_cpp / SCRIPT).is_file():
         raise MoergeError(f"has no {SCRIPT}", where=str(llama_cpp), todo=_GET)

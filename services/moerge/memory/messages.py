@@ -50,6 +50,6 @@ def too_large(
 
     Arguments: see `described`; `host_memory`: bytes of hidden states that a setting asks for.
     """
-    chosen = [] if host_memory is None else [f"host_memory is {decimal(host_memory)}"]
+    chosen = [] if host_memory is None else [f"`host_memory` is {decimal(host_memory)}"]
     what = "; ".join([fault, described(need, tokens, processes), *machine(free), *chosen])
     return MoergeError(what, where="memory", todo=f"change one of these: {', '.join(ways)}")

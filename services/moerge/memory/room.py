@@ -84,16 +84,16 @@ def _ways(need: Need, settings: StatisticsSettings, processes: int, host_memory:
     """The settings of a pass by which it needs less."""
     if host_memory is not None:
         states = processes * need.least
-        yield f"host_memory {-(-states // 10**6)}MB or {'more' if host_memory < states else 'little more'}"
+        yield f"`host_memory` {-(-states // 10**6)}MB or {'more' if host_memory < states else 'little more'}"
     if processes > 1:
-        yield f"slots {processes // 2}"
+        yield f"`slots` {processes // 2}"
     if settings.precision == "float32":
-        yield "precision bfloat16"
+        yield "`precision` bfloat16"
     if settings.batch_tokens > settings.context:
-        yield f"batch_tokens {max(settings.context, settings.batch_tokens // 4)} (of a worker)"
+        yield f"`batch_tokens` {max(settings.context, settings.batch_tokens // 4)} (of a worker)"
     if settings.context > 1:
-        yield "a smaller context"
-    yield "device cpu, or a larger GPU" if need.gpu else "a machine with more memory, or device cuda"
+        yield "a smaller `context`"
+    yield "`device` cpu, or a larger GPU" if need.gpu else "a machine with more memory, or `device` cuda"
 
 
 def states_for(need: Need, free: Free, host_memory: int | None = None) -> int:
@@ -106,7 +106,7 @@ def states_for(need: Need, free: Free, host_memory: int | None = None) -> int:
     """
     left = None if free.host is None else free.host - need.in_host
     if (left is not None and need.least > left) or not _fits_gpu(need, free):
-        raise too_large(need, free, ["a larger machine", "precision bfloat16"])
+        raise too_large(need, free, ["a larger machine", "`precision` bfloat16"])
     total = _half(left) if host_memory is None else host_memory
     return max(need.least, total if left is None else min(total, left))
 

@@ -51,7 +51,7 @@ class Choices:
             options = SolveOptions.model_validate(solve)
         except ValidationError as error:
             first = error.errors()[0]
-            raise MoergeError(plainly(first), where="--lambda", todo="see --help") from error
+            raise MoergeError(plainly(first), where="`ridge_lambda`") from error
         chosen = self.method or ("regmean-fitted" if self.fit else named.method)
         return named.model_copy(update={"method": chosen, "fit": self.fit or named.fit, "solve": options})
 
@@ -70,21 +70,21 @@ class Choices:
         solve = recipe.solve.model_dump(exclude=_OWN)
         names = [name for name, each in VERSION_RECIPES.items() if each.solve.model_dump(exclude=_OWN) == solve]
         pairs: dict[str, tuple[object, object]] = {
-            "--recipe": (self.recipe, names[0] if names else "another one"),
-            "--method": (self.method, recipe.method),
-            "--lambda": (self.ridge_lambda, recipe.solve.ridge_lambda),
-            "--top-k": (self.top_k, recipe.solve.top_k),
-            "--context": (self.context, statistics.context),
-            "--precision": (self.precision, statistics.precision),
+            "`recipe`": (self.recipe, names[0] if names else "another one"),
+            "`method`": (self.method, recipe.method),
+            "`ridge_lambda`": (self.ridge_lambda, recipe.solve.ridge_lambda),
+            "`top_k`": (self.top_k, recipe.solve.top_k),
+            "`context`": (self.context, statistics.context),
+            "`precision`": (self.precision, statistics.precision),
         }
         todo = "leave the option out, or merge all experts anew"
-        for option, (given, fixed) in pairs.items():
+        for field, (given, fixed) in pairs.items():
             if given is not None and given != fixed:
-                raise MoergeError(f"{version.folder} was made with {fixed}, not {given}", where=option, todo=todo)
+                raise MoergeError(f"{version.folder} was made with {fixed}, not {given}", where=field, todo=todo)
         if self.fit and not recipe.fit:
-            raise MoergeError(f"{version.folder} was made without fitted MLPs", where="--fit", todo=todo)
+            raise MoergeError(f"{version.folder} was made without fitted MLPs", where="`fit`", todo=todo)
         if self.base is not None:
-            raise MoergeError(f"the trunk of {version.folder} stays", where="--base", todo=todo)
+            raise MoergeError(f"the trunk of {version.folder} stays", where="`base`", todo=todo)
 
 
 @dataclass(frozen=True)
@@ -100,12 +100,12 @@ class Texts:
 
     def corpus(self, name: str, files: Sequence[str], folder: Path) -> Corpus:
         """A domain's documents, for the tokenizer in a folder."""
-        return Corpus(files, folder, text_field=self.text_field, chat=self.chat, say=self.say, option=f"--text {name}")
+        return Corpus(files, folder, text_field=self.text_field, chat=self.chat, say=self.say, where=f"`text` {name}")
 
     @property
     def files(self) -> dict[str, list[str]]:
         """Domain -> its files."""
-        return named_values("--text", self.text)
+        return named_values("text", self.text)
 
     @property
     def prompts(self) -> dict[str, Prompts]:
@@ -114,7 +114,7 @@ class Texts:
         Raises:
             MoergeError: a file can't be read, or has no prompt.
         """
-        given = named_values("--prompt", self.prompt)
+        given = named_values("prompt", self.prompt)
         return {
             name: Prompts([line for value in values for line in _prompts(value)], self.prompt_tokens)
             for name, values in given.items()
@@ -122,16 +122,16 @@ class Texts:
 
 
 def _prompts(value: str) -> list[str]:
-    """The prompts of an option's value: the text, or with @ the lines of a file."""
+    """The prompts of a value: the text, or with @ the lines of a file."""
     if not value.startswith("@"):
         return [value]
     try:
         lines = Path(value[1:]).read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         todo = "name a UTF-8 text file with a prompt per line"
-        raise MoergeError(f"can't be read: {error}", where=f"--prompt {value}", todo=todo) from error
+        raise MoergeError(f"can't be read: {error}", where=f"`prompt` {value}", todo=todo) from error
     if not (found := [line for line in lines if line.strip()]):
-        raise MoergeError("the file has no prompt", where=f"--prompt {value}", todo="write a prompt per line")
+        raise MoergeError("the file has no prompt", where=f"`prompt` {value}", todo="write a prompt per line")
     return found
 
 
@@ -142,13 +142,15 @@ def version(folder: Path | None, add: Sequence[str], experts: Sequence[str], cho
         MoergeError: the options don't fit together, or contradict the version.
     """
     if (folder is None) != (not add):
-        todo = "give both: --add NAME=DIR --from MERGED"
-        raise MoergeError("--add and --from need each other", where="--from" if folder is None else "--add", todo=todo)
+        todo = "give both: experts to add, and the output of a merge"
+        raise MoergeError(
+            "`add` and `from_` need each other", where="`from_`" if folder is None else "`add`", todo=todo
+        )
     if folder is None:
         return None
     if experts:
-        todo = "name new experts with --add; the others are those of --from"
-        raise MoergeError("given with --add", where="--expert", todo=todo)
+        todo = "name new experts with `add`; the others are those of `from_`"
+        raise MoergeError("given with `add`", where="`expert`", todo=todo)
     found = kept(folder)
     chosen.require_same(found)
     return found
@@ -162,33 +164,33 @@ def again(version: KeptVersion, texts: Texts) -> dict[str, Corpus]:
 
 
 def sources(
-    option: str,
+    field: str,
     experts: Sequence[str],
     texts: Texts,
     licenses: Sequence[str],
     old: Mapping[str, object] | None = None,
 ) -> list[Source]:
-    """The experts of an option with their texts or prompts; domains in `old` may have texts too.
+    """The experts of a field with their texts or prompts; domains in `old` may have texts too.
 
     Raises:
         MoergeError: a domain is unknown, or given twice, or has no text.
     """
-    folders, files, prompts = _one_each(option, experts), texts.files, texts.prompts
-    spdx = _one_each("--license", licenses)
+    folders, files, prompts = _one_each(field, experts), texts.files, texts.prompts
+    spdx = _one_each("license", licenses)
     for other, names in (
-        ("--text", files.keys() - (old or {}).keys()),
-        ("--prompt", prompts.keys()),
-        ("--license", spdx.keys()),
+        ("`text`", files.keys() - (old or {}).keys()),
+        ("`prompt`", prompts.keys()),
+        ("`license`", spdx.keys()),
     ):
         if unknown := sorted(names - folders.keys()):
             found = f"no expert of {', '.join(unknown)}"
-            raise MoergeError(found, where=other, todo=f"give it with {option} NAME=DIR")
+            raise MoergeError(found, where=other, todo=f"give it with `{field}` NAME=DIR")
     if both := sorted(files.keys() & prompts.keys()):
         todo = "give one of them; texts are better"
-        raise MoergeError(f"{', '.join(both)} has texts and prompts", where="--prompt", todo=todo)
+        raise MoergeError(f"{', '.join(both)} has texts and prompts", where="`prompt`", todo=todo)
     if missing := sorted(folders.keys() - files.keys() - prompts.keys()):
-        todo = "give it with --text NAME=FILES, or prompts with --prompt NAME=PROMPT"
-        raise MoergeError(f"no text of {', '.join(missing)}", where="--text", todo=todo)
+        todo = "give it with `text` NAME=FILES, or prompts with `prompt` NAME=PROMPT"
+        raise MoergeError(f"no text of {', '.join(missing)}", where="`text`", todo=todo)
     made = []
     for name, place in folders.items():
         folder = checkpoint_folder(place)
@@ -197,12 +199,12 @@ def sources(
     return made
 
 
-def _one_each(option: str, values: Sequence[str]) -> dict[str, str]:
-    pairs = single_values(option, values)
+def _one_each(field: str, values: Sequence[str]) -> dict[str, str]:
+    pairs = single_values(field, values)
     for name in pairs:
         try:
             TypeAdapter(Name).validate_python(name)
         except ValidationError as error:
             todo = "use at most 63 of a-z, 0-9, - and _"
-            raise MoergeError(f"{name!r} is not a valid domain name", where=option, todo=todo) from error
+            raise MoergeError(f"{name!r} is not a valid domain name", where=f"`{field}`", todo=todo) from error
     return pairs

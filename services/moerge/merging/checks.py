@@ -51,13 +51,13 @@ def _check_out(out: Path) -> None:
 def _check_options(settings: MergeSettings, experts: int) -> None:
     recipe = settings.recipe
     if experts < 2:
-        raise MoergeError("a merge needs two experts or more", where="--expert", todo="name each: NAME=DIR")
+        raise MoergeError("a merge needs two experts or more", where="`expert`", todo="name each: NAME=DIR")
     if recipe.solve.top_k > experts:
         what = f"{recipe.solve.top_k} experts per token, of {experts}"
-        raise MoergeError(what, where="--top-k", todo=f"give a number between 1 and {experts}")
+        raise MoergeError(what, where="`top_k`", todo=f"give a number between 1 and {experts}")
     if recipe.solve.lambda_scale == "auto":
-        todo = "give a number with --lambda, in the scale absolute or relative"
-        raise MoergeError("a merge on one machine has no tuning split", where="--lambda-scale auto", todo=todo)
+        todo = "give a number with `ridge_lambda`, in the scale absolute or relative"
+        raise MoergeError("a merge on one machine has no tuning split", where="`lambda_scale` auto", todo=todo)
     options, base = settings.trunk, settings.base
     require_options(
         METHODS[recipe.method], options if base is None else options.model_copy(update={"base": base.digest})
@@ -69,9 +69,9 @@ def _check_new(experts: Sequence[DenseExpert], old: Sequence[KeptExpert]) -> Non
     for expert in experts:
         if expert.domain in domains:
             todo = f"name another domain than {', '.join(domains)}"
-            raise MoergeError(f"the version has a domain {expert.domain!r} already", where="--add", todo=todo)
+            raise MoergeError(f"the version has a domain {expert.domain!r} already", where="`add`", todo=todo)
         if (same := digests.get(expert.digest)) is not None:
-            raise MoergeError(f"{expert.domain!r} is the expert of {same!r}", where="--add", todo="name another expert")
+            raise MoergeError(f"{expert.domain!r} is the expert of {same!r}", where="`add`", todo="name another expert")
 
 
 def _check_experts(experts: Sequence[DenseExpert], progress: Progress, reference: Path | None) -> None:
@@ -102,7 +102,7 @@ def _check_disk(experts: Sequence[DenseExpert], out: Path, settings: MergeSettin
     free = shutil.disk_usage(next(folder for folder in work.absolute().parents if folder.is_dir())).free
     if free < total and not _names(out):
         what = f"output and work need up to {decimal(total)} more; {decimal(free)} are free"
-        raise MoergeError(what, where=str(work), todo="make room, or name --out on a larger disk")
+        raise MoergeError(what, where=str(work), todo="make room, or name `out` on a larger disk")
     return max(0, total)
 
 

@@ -141,7 +141,7 @@ def merge(
         computing=Computing(
             device=device,
             slots=slots or os.cpu_count() or 1,
-            host_memory=byte_count(host_memory, "--host-memory") if host_memory else None,
+            host_memory=byte_count(host_memory, "host_memory") if host_memory else None,
             progress=progress(),
         ),
         keep_statistics=keep_statistics,

@@ -82,7 +82,7 @@ def settings_of(out: Path, settings: MergeSettings, version: KeptVersion | None)
     if version is None:
         return settings
     if out.resolve() == version.folder.resolve():
-        raise MoergeError("is the folder of --from", where=f"--out {out}", todo="name a new folder")
+        raise MoergeError("is the version to add experts to", where=f"`out` {out}", todo="name a new folder")
     return version.settings(settings)
 
 
@@ -105,7 +105,7 @@ def _held_out_again(
     """Held-out windows of a version's domains, none without their texts, and their experts' scores on them."""
     missing = [expert.domain for expert in experts if expert.domain not in texts]
     if settings.scored_tokens and missing:
-        say(f"not scored, for want of held-out text: {', '.join(missing)}; give their --text of the merge again")
+        say(f"not scored, for want of held-out text: {', '.join(missing)}; give their texts of the merge again")
     return [_again(expert, settings, say, texts.get(expert.domain)) for expert in experts]
 
 
@@ -115,7 +115,7 @@ def _again(expert: KeptExpert, settings: MergeSettings, say: Callable[[str], Non
         return nothing
     windows = read_corpus(expert.domain, corpus, settings).scored
     if expert.score is None or not windows or windows_digest(windows) != expert.score.windows:
-        reason = "its held-out text isn't that of its merge; give the same --text, --chat and --scored-tokens"
+        reason = "its held-out text isn't that of its merge; give the same texts, chat field and scored tokens"
         say(f"{expert.domain}: not scored: {reason}")
         return nothing
     return HeldOut(windows, Score(expert.score.nll, expert.score.tokens))

@@ -85,7 +85,7 @@ def checked(expert: DenseExpert, prompts: Prompts, context: int) -> tuple[Writer
     )
     writer = Writer(tokenizer, prompts.texts)
     begun = [writer.ids(prompt) for prompt in prompts.texts]
-    _check(writer, begun, context, f"--prompt {expert.domain}")
+    _check(writer, begun, context, f"`prompt` {expert.domain}")
     return writer, begun
 
 
@@ -105,7 +105,7 @@ def written(expert: DenseExpert, prompts: Prompts, context: int, work: Path, dev
     Raises:
         MoergeError: a prompt is too long or empty, or has the chat template's tokens; or memory is short.
     """
-    where = f"--prompt {expert.domain}"
+    where = f"`prompt` {expert.domain}"
     writer, begun = checked(expert, prompts, context)
     tokenizer = writer.tokenizer
     name = digest_of([expert.digest, list(prompts.texts), prompts.tokens, context, device])
@@ -131,7 +131,7 @@ def written(expert: DenseExpert, prompts: Prompts, context: int, work: Path, dev
             new_tokens = sum(each["tokens"] for each in made)
             tracker.advance(min(new_tokens, prompts.tokens - done))
             done += new_tokens
-    return Corpus([str(path)], expert.folder, chat="messages" if writer.chat else None, option=where)
+    return Corpus([str(path)], expert.folder, chat="messages" if writer.chat else None, where=where)
 
 
 def _check(writer: Writer, begun: Sequence[Sequence[int]], context: int, where: str) -> None:
@@ -141,7 +141,7 @@ def _check(writer: Writer, begun: Sequence[Sequence[int]], context: int, where: 
             raise MoergeError("a prompt is empty", where=where, todo="remove it")
         if len(ids) >= context:
             found = f"a prompt has {len(ids)} tokens; a text has at most {context}"
-            raise MoergeError(found, where=where, todo="shorten it, or raise --context")
+            raise MoergeError(found, where=where, todo="shorten it, or raise `context`")
         if found := next((token for token in special if token in prompt), ""):
             todo = "give the user's words alone; the expert's chat template is added to them"
             raise MoergeError(f"a prompt contains {found!r}", where=where, todo=todo)

@@ -30,7 +30,7 @@ from moerge_proto.trunks import TrunkOptions
 from moerge_proto.versions import Lineage
 
 RECORD, EXPERTS = "kept.json", "experts"
-_REMEDY = "merge the experts again into a new folder, with --keep-statistics"
+_REMEDY = "merge the experts again into a new folder, with `keep_statistics`"
 
 
 class KeptScore(Message):
@@ -139,7 +139,7 @@ def kept(folder: Path) -> KeptVersion:
     Raises:
         MoergeError: the folder is no version, or its statistics are missing, unreadable or another version's.
     """
-    lineage, work, where = read_record(folder), work_folder(folder), f"--from {folder}"
+    lineage, work, where = read_record(folder), work_folder(folder), str(folder)
     if not isinstance(lineage, Lineage):
         todo = "name the output of moerge merge --keep-statistics"
         raise MoergeError("expected a folder of moerge merge", where=where, todo=todo)

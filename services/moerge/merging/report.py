@@ -17,7 +17,7 @@ LOST = 10.0
 """Least loss of a domain against its own expert, in points, with a warning."""
 FLOAT32_LIMIT = 2.0**24
 """Condition above which float32 products don't determine a router's weakest directions."""
-OWN_WORDS = "give --text to measure their loss"
+OWN_WORDS = "give texts to measure their loss"
 """The cost of generated text."""
 NEWCOMERS = "that cost the demo's newcomers 17 to 26 points; to include it, merge all experts anew"
 """The cost of a trunk without the expert, measured in docs/quality.md."""
@@ -108,7 +108,7 @@ class Report:
             if each is not None and each.normalised < 100 - LOST
         ]
         if self.conditions[1] > FLOAT32_LIMIT:
-            found.append(f"a router's condition is {self.conditions[1]:.0e}; raise --lambda, or give more text")
+            found.append(f"a router's condition is {self.conditions[1]:.0e}; raise lambda, or give more text")
         if self.generated:
             found.append(
                 f"not scored, because their experts wrote their text: {', '.join(self.generated)}; {OWN_WORDS}"

@@ -78,11 +78,11 @@ def read_corpus(
 
 def _check(read: DomainText, source: Source, settings: MergeSettings, say: Callable[[str], None]) -> None:
     """Refuses too little text, and reports where more would make better routers."""
-    hidden, option = int(source.expert.config.hidden_size), "--prompt-tokens" if source.generated else "--text"
+    hidden, field = int(source.expert.config.hidden_size), "`prompt_tokens`" if source.generated else "`text`"
     amount = f"{read.tokens:,} tokens for statistics in {read.documents:,} documents"
     if read.tokens < hidden:
         todo = f"give at least {hidden:,} tokens, the hidden size; {enough(hidden):,} are better"
-        raise MoergeError(amount, where=f"{option} {read.domain}", todo=todo)
+        raise MoergeError(amount, where=f"{field} {read.domain}", todo=todo)
     if read.tokens < enough(hidden):
         say(f"{read.domain}: {amount}; give {enough(hidden):,} or more for well-determined routers")
     if settings.scored_tokens and not read.scored and not source.generated:

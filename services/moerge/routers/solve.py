@@ -100,7 +100,7 @@ def _require_all(tuning: Sequence[StatisticsFile], domains: Sequence[str]) -> No
     if missing := set(domains) - {file.manifest.domain for file in tuning}:
         raise SolveError(
             f"lambda = auto needs every domain's tuning split; missing: {', '.join(sorted(missing))}",
-            todo="ask their owners to run the worker with --tuning-share, or choose lambda yourself",
+            todo="ask their owners to run the worker with a tuning share, or choose `ridge_lambda` yourself",
         )
 
 

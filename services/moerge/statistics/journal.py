@@ -57,7 +57,7 @@ class Journal:
             manifest, blank = file.manifest, self._blank
         same = {"tokens": 1, "documents": 1, "shards": blank.shards}
         if manifest.model_copy(update=same) != blank.model_copy(update=same):
-            todo = "remove the file, or use another --home"
+            todo = "remove the file, or use another `home`"
             raise MoergeError("the journal belongs to other work", where=str(path), todo=todo)
         return set(manifest.shards)
 

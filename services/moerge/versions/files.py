@@ -75,7 +75,7 @@ def trunk_files(
     """
     if tied and HEAD in trunk.specs:
         raise IncompatibleExpertError(
-            "the trunk has a head that isn't its embedding", where=HEAD, todo="publish it without --tied"
+            "the trunk has a head that isn't its embedding", where=HEAD, todo="publish it without `tied`"
         )
     added = [_zeros(name, shape, trunk) for name, shape in family.zero_shapes(config).items()]
     if HEAD not in trunk.specs and not tied:

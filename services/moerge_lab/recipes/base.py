@@ -103,7 +103,7 @@ class Fleet:
             MoergeError: it is missing.
         """
         if self.base is None:
-            raise MoergeError("the seed model is missing", where="--base", todo="name its folder")
+            raise MoergeError("the seed model is missing", where="`base`", todo="name its folder")
         return self.base
 
 
@@ -143,7 +143,7 @@ def whole(options: Options, name: str, least: int, most: float = inf) -> int:
     value = number(options, name)
     if value != int(value) or not least <= value <= most:
         between = f"between {least} and {most:g}" if most < inf else f"of at least {least}"
-        raise MoergeError(f"{name} is {value:g}", where="--recipe", todo=f"give an integer {between}")
+        raise MoergeError(f"{name} is {value:g}", where="`recipe`", todo=f"give an integer {between}")
     return int(value)
 
 

@@ -63,7 +63,7 @@ def checked(kind: type[Checked], fields: Mapping[str, object]) -> Checked:
         return kind.model_validate(fields)
     except ValidationError as error:
         [first, *_] = error.errors()
-        raise MoergeError(f"{first['loc'][0]} is {first['input']}: {first['msg']}", where="--recipe") from error
+        raise MoergeError(f"{first['loc'][0]} is {first['input']}: {first['msg']}", where="`recipe`") from error
 
 
 def merged_model(fleet: Fleet, method: TrunkMethod, options: Options) -> PreTrainedModel:

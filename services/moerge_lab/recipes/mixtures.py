@@ -85,7 +85,7 @@ def _bts(members: Members, options: Options, seed: int) -> Build:
 
 def _heterogeneous(members: Members, options: Options, seed: int) -> Build:
     if len(members) < 2:
-        raise MoergeError("expected two models or more, found one", where="--expert", todo="give another expert")
+        raise MoergeError("expected two models or more, found one", where="`expert`", todo="give another expert")
     k = whole(options, "k", 2, len(members))  # a single expert has weight 1, which gives the router no gradient
     return partial(Heterogeneous.of, members, seed, k, skip=bool(whole(options, "skip", 0, 1)))
 

@@ -24,7 +24,7 @@ def require(dtype: Dtype) -> None:
         MoergeError: it isn't installed.
     """
     if dtype.startswith("Q") and importlib.util.find_spec("gguf") is None:
-        raise MoergeError("gguf isn't installed", where=f"--precision {dtype}", todo="pip install gguf")
+        raise MoergeError("gguf isn't installed", where=f"`precision` {dtype}", todo="pip install gguf")
 
 
 def convert(model: PreTrainedModel, dtype: Dtype) -> PreTrainedModel:

@@ -47,12 +47,12 @@ def _number(spec: str, pair: str, value: str) -> float:
             return number
     except ValueError:
         pass
-    raise MoergeError(f"expected OPTION=NUMBER, found {pair!r}", where=f"--recipe {spec}")
+    raise MoergeError(f"expected OPTION=NUMBER, found {pair!r}", where=f"`recipe` {spec}")
 
 
 def _word(spec: str, recipe: Recipe, option: str, value: str) -> str:
     if value not in (words := recipe.words[option]):
-        raise MoergeError(f"no {option} {value!r}", where=f"--recipe {spec}", todo=f"use one of: {', '.join(words)}")
+        raise MoergeError(f"no {option} {value!r}", where=f"`recipe` {spec}", todo=f"use one of: {', '.join(words)}")
     return value
 
 
@@ -71,4 +71,4 @@ def _unknown(what: str, spec: str, name: str, known: list[str]) -> MoergeError:
     near = get_close_matches(name, known, 1)
     meant = f"did you mean {near[0]}? " if near else ""
     there = f"use one of: {', '.join(known)}" if known else "it has no options"
-    return MoergeError(what, where=f"--recipe {spec}", todo=meant + there)
+    return MoergeError(what, where=f"`recipe` {spec}", todo=meant + there)

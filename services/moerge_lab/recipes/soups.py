@@ -75,7 +75,7 @@ def _context(fleet: Fleet) -> int:
 
 def _sample(domain: Domain) -> Sequence[list[int]]:
     if not any(len(each) > 1 for each in domain.statistics):
-        todo = "give more text with --other, or more --statistics-tokens"
+        todo = "give more text with `other`, or more `statistics_tokens`"
         raise MoergeError("has no sample of two tokens", where=domain.name, todo=todo)
     return domain.statistics
 

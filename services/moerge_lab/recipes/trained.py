@@ -43,7 +43,7 @@ def training_rows(fleet: Fleet) -> list[Tensor]:
     """
     for domain in fleet.domains:
         if not len(domain.training):
-            todo = "give more text with --text, or a smaller --context"
+            todo = "give more text with `text`, or a smaller `context`"
             raise MoergeError("has less text for training than one context", where=domain.name, todo=todo)
     return [domain.training for domain in fleet.domains]
 

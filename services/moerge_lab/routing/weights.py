@@ -141,7 +141,7 @@ def _gates(model: Bts, ids: Sequence[int], layer: int | None) -> dict[str, Tenso
     chosen = into_hub[-1] if layer is None else layer
     if chosen not in into_hub:
         todo = f"use one of: {', '.join(map(str, into_hub))}"
-        raise MoergeError(f"layer {chosen} has no experts-into-hub stitch layer", where="--layer", todo=todo)
+        raise MoergeError(f"layer {chosen} has no experts-into-hub stitch layer", where="`layer`", todo=todo)
     seen = _seen(model, ids, _context(config.dense_config))
     [weights] = [each for name, each in seen.items() if _layer(name) == chosen]
     return {f"gates of the stitch layer behind layer {chosen}": weights.mean(-1)}
@@ -169,7 +169,7 @@ def _by_layer(seen: Mapping[str, Tensor], layer: int | None) -> dict[str, Tensor
 
 def _sequence_router(model: Heterogeneous, ids: Sequence[int], layer: int | None) -> dict[str, Tensor]:
     if layer is not None:
-        raise MoergeError("the model has one router for all layers", where="--layer", todo="omit it")
+        raise MoergeError("the model has one router for all layers", where="`layer`", todo="omit it")
     [weights] = _seen(model, ids, _context(*cast(HeterogeneousConfig, model.config).dense_configs)).values()
     return {"router on the mean embedding of the tokens so far": weights}
 
@@ -193,7 +193,7 @@ def _chosen(weights: Tensor, layer: int | None) -> Tensor:
     if layer is None:
         return weights.mean(0)
     if layer >= len(weights):
-        raise MoergeError(f"no layer {layer}", where="--layer", todo=f"give a layer from 0 to {len(weights) - 1}")
+        raise MoergeError(f"no layer {layer}", where="`layer`", todo=f"give a layer from 0 to {len(weights) - 1}")
     return weights[layer]
 
 

@@ -66,10 +66,10 @@ def train(
 
     _quiet()
     require_new(out)
-    experts = single_values("--expert", expert or [])
+    experts = single_values("expert", expert or [])
     settings = Settings(start, rank, clusters, support, rate, batch, seed)
     folders = {name: checkpoint_folder(place) for name, place in experts.items()}
-    texts = named_values("--text", text)
+    texts = named_values("text", text)
     request = read_request(
         checkpoint_folder(base),
         folders,
@@ -122,7 +122,7 @@ def instantiate(
 
     _quiet()
     require_new(out)
-    target = Target(fit, 0 if finetune is None else token_count(finetune, "--finetune"), rate, seed, device)
+    target = Target(fit, 0 if finetune is None else token_count(finetune, "finetune"), rate, seed, device)
     made = run(bank, text, text_field, target, out.absolute(), progress())
     coefficients = ", ".join(f"{each:.3f}" for each in made.coefficients)
     output().print(

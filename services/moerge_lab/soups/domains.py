@@ -76,7 +76,7 @@ def embedded(
     """
     numbered = [(number, document[:context]) for number, document in enumerate(documents) if document]
     if not numbered:
-        raise MoergeError("no document has a token", where="--text", todo="give more text")
+        raise MoergeError("no document has a token", where="`text`", todo="give more text")
     means: dict[int, Tensor] = {}
     with progress.track(title, sum(len(ids) for _, ids in numbered), "tokens") as tracker:
         for batch in bucket(numbered, lambda item: len(item[1]), _BATCH_TOKENS):
@@ -98,7 +98,7 @@ def k_means(vectors: Tensor, count: int, seed: int) -> Clusters:
     """
     if len(vectors) < count:
         found = f"expected at least as many documents as clusters, {count}, found {len(vectors)}"
-        raise MoergeError(found, where="--clusters", todo="give more text, or a smaller number")
+        raise MoergeError(found, where="`clusters`", todo="give more text, or a smaller number")
     points, generator = vectors.double(), torch.Generator().manual_seed(seed)
     chosen = [int(torch.randint(len(points), (1,), generator=generator))]
     while len(chosen) < count:
@@ -145,7 +145,7 @@ def pretraining_domains(
             return Domains(clusters, rows)
         clusters = Clusters(clusters.centroids[kept])
     found = f"no cluster of documents has {context} tokens"
-    raise MoergeError(found, where="--text", todo="give more text, or a smaller --context")
+    raise MoergeError(found, where="`text`", todo="give more text, or a smaller `context`")
 
 
 def sampled_weights(domains: int, support: int, generator: Generator) -> Tensor:

@@ -96,12 +96,12 @@ def read_request(
         check_expert(member.folder, base, member.domain)
         if member.config.tie_word_embeddings != seed.config.tie_word_embeddings:
             what = "its head is tied to the embedding, or the seed model's is; not both"
-            raise IncompatibleExpertError(what, where=f"--expert {member.domain}", todo="train it from the seed model")
+            raise IncompatibleExpertError(what, where=f"`expert` {member.domain}", todo="train it from the seed model")
     context = context_of(context, int(seed.config.max_position_embeddings), "the models'")
     read = {}
     for name, files in sorted(texts.items()):
-        corpus = Corpus(files, base, text_field=field, option=f"--text {name}")
-        read[name] = read_texts(corpus, f"reading --text {name}", progress)
+        corpus = Corpus(files, base, text_field=field, where=f"`text` {name}")
+        read[name] = read_texts(corpus, f"reading text {name}", progress)
     run = Run.of(tokens, context, settings.batch, settings.rate)
     record = SoupBank(
         **asdict(settings),
@@ -118,15 +118,15 @@ def read_request(
 
 def _require(settings: Settings, experts: Mapping[str, Path]) -> None:
     if settings.start == "experts" and not experts:
-        todo = "give --expert NAME=DIR, or another --start"
-        raise MoergeError("no expert is given", where="--start experts", todo=todo)
+        todo = "give `expert`, or another `start`"
+        raise MoergeError("no expert is given", where="`start` experts", todo=todo)
     if settings.start != "experts" and experts:
-        raise MoergeError("uses no expert", where=f"--start {settings.start}", todo="omit --expert")
+        raise MoergeError("uses no expert", where=f"`start` {settings.start}", todo="omit `expert`")
     if settings.support > settings.clusters:
         what = f"expected at most {settings.clusters}, the number of clusters, found {settings.support}"
-        raise MoergeError(what, where="--support", todo="give a smaller one, or more --clusters")
+        raise MoergeError(what, where="`support`", todo="give a smaller one, or more `clusters`")
     if settings.rate <= 0:
-        raise MoergeError("expected a number above 0", where="--rate", todo="give, for example, 0.0003")
+        raise MoergeError("expected a number above 0", where="`rate`", todo="give, for example, 0.0003")
 
 
 def train_bank(request: Request, out: Path, progress: Progress) -> tuple[float, float]:
@@ -188,14 +188,14 @@ def instantiate(
     """
     opened = read_bank(folder, target.device)
     bank, model = opened.record, opened.model
-    corpus = Corpus(files, opened.seed, text_field=field, option="--text")
-    text = read_texts(corpus, "reading --text", progress, held_out=False)
+    corpus = Corpus(files, opened.seed, text_field=field, where="`text`")
+    text = read_texts(corpus, "reading text", progress, held_out=False)
     vectors = embedded(model, text.documents, bank.context, "embedding documents", progress)
     weights = opened.clusters.weights(vectors)
     alpha = opened.bank.alpha(weights)
     rows = target_rows(text.documents, end_of_text(opened.seed), bank.context)
     if (target.fit or target.finetune) and rows.shape[1] < 2:
-        raise MoergeError("expected two tokens or more, found one", where="--text", todo="give more text")
+        raise MoergeError("expected two tokens or more, found one", where="`text`", todo="give more text")
     if target.fit:
         alpha = fitted(model, opened.bank, alpha, rows, bank.batch, target.seed)
     put(model, opened.bank.instantiate(alpha))

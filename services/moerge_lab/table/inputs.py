@@ -63,7 +63,7 @@ class Inputs:
         """With the domains in a version's slot order."""
         domains = _domains(version)
         if set(domains) != self.sources.keys():
-            raise MoergeError(f"expected {', '.join(domains)}, found {', '.join(self.sources)}", where="--expert")
+            raise MoergeError(f"expected {', '.join(domains)}, found {', '.join(self.sources)}", where="`expert`")
         return replace(self, sources={domain: self.sources[domain] for domain in domains})
 
     def to_json(self) -> dict[str, object]:
@@ -103,28 +103,24 @@ def _preset(given: Given) -> Preset | None:
     for name in ("expert", "text", "held_out", "other", "base"):
         if getattr(given, name):
             what = "a preset has its own experts, texts and base"
-            raise MoergeError(what, where=_option(name), todo="omit it, or --preset")
+            raise MoergeError(what, where=f"`{name}`", todo="omit it, or `preset`")
     return PRESETS[given.preset]
 
 
 def _sources(given: Given) -> dict[str, Sources]:
-    experts = single_values("--expert", given.expert or ())
+    experts = single_values("expert", given.expert or ())
     if not given.text and not given.held_out:
-        todo = "name each domain's text with --text NAME=FILES"
-        raise MoergeError("no text is given", where="--text", todo=todo)
-    files = {kind: named_values(_option(kind), getattr(given, kind) or ()) for kind in ("text", "held_out", "other")}
+        todo = "name each domain's text: NAME=FILES"
+        raise MoergeError("no text is given", where="`text`", todo=todo)
+    files = {kind: named_values(kind, getattr(given, kind) or ()) for kind in ("text", "held_out", "other")}
     for kind, named in files.items():
         if named and named.keys() != experts.keys():
-            names = f"{', '.join(named)}, but {', '.join(experts) or 'none'} by --expert"
-            raise MoergeError(f"names differ: {names}", where=_option(kind), todo="name the same domains")
+            names = f"{', '.join(named)}, but {', '.join(experts) or 'none'} by `expert`"
+            raise MoergeError(f"names differ: {names}", where=f"`{kind}`", todo="name the same domains")
     return {
         name: Sources(checkpoint_folder(folder), *(named.get(name, ()) for named in files.values()))
         for name, folder in experts.items()
     }
-
-
-def _option(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
 
 
 def _domains(version: Path) -> list[str]:

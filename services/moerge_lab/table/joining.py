@@ -34,7 +34,7 @@ def plan(domains: Names, first: int, *, subsets: bool = False) -> Plan:
         MoergeError: no expert is left to join.
     """
     if not first < len(domains):
-        raise MoergeError(f"{first} of {len(domains)} experts leave none to join", where="--expert", todo="name more")
+        raise MoergeError(f"{first} of {len(domains)} experts leave none to join", where="`expert`", todo="name more")
     sizes = range(first, len(domains) + 1)
     if subsets:
         sets = [each for size in sizes for each in combinations(domains, size)]

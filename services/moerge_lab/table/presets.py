@@ -43,8 +43,8 @@ class Preset:
         """
         device = device or self.device
         if device.startswith("cuda") and not torch.cuda.is_available():
-            todo = "run it on a machine with a GPU for torch, or use --preset standard"
-            raise MoergeError("needs a GPU, but torch finds none", where="--preset", todo=todo)
+            todo = "run it on a machine with a GPU for torch, or use `preset` standard"
+            raise MoergeError("needs a GPU, but torch finds none", where="`preset`", todo=todo)
         texts = corpora.write(folder / "texts", self.domains)
         others = corpora.write_other(folder / "texts", self.domains)
         training = replace(self.training, seed=training_seed)

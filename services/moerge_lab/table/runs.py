@@ -19,11 +19,11 @@ REFERENCE = "dume"
 def lacks(recipe: Recipe, options: Options, sources: Mapping[str, Sources], base: Path | None) -> str | None:
     """A required option of a recipe that is missing, or None."""
     if (recipe.needs_base or options.get(SEED)) and base is None:
-        return "--base DIR"
+        return "`base`"
     if recipe.needs_other:
-        return None if all(each.other for each in sources.values()) else "--preset NAME"
+        return None if all(each.other for each in sources.values()) else "`preset`"
     if recipe.uses_text and not all(each.text for each in sources.values()):
-        return "--text NAME=FILES"
+        return "`text`"
     return None
 
 
@@ -52,7 +52,7 @@ def with_experts(specs: Sequence[str], sources: Mapping[str, Sources], base: Pat
     for run in runs:
         if run.recipe.specialises:
             what = "makes a model for each scored text, which other recipes don't know"
-            raise MoergeError(what, where=f"--recipe {run.label}", todo="use it in `moerge table soups`")
+            raise MoergeError(what, where=f"`recipe` {run.label}", todo="use it in `moerge table soups`")
     return runs
 
 
@@ -63,7 +63,7 @@ def specialised(specs: Sequence[str], sources: Mapping[str, Sources], base: Path
         MoergeError: there is no such recipe or option, or a required option is missing.
     """
     if not all(each.other for each in sources.values()):
-        raise MoergeError("no text to specialise on is given", where="--other", todo="give NAME=FILES of every domain")
+        raise MoergeError("no text to specialise on is given", where="`other`", todo="give NAME=FILES of every domain")
     every = ("averaging", *(recipe.name for recipe in RECIPES.values() if recipe.specialises))
     return _named((SEED_ROW, *(specs or every)), sources, base)
 
@@ -79,7 +79,7 @@ def joinable(specs: Sequence[str], sources: Mapping[str, Sources], base: Path | 
         if run.recipe.parts is None:
             known = ", ".join(recipe.name for recipe in RECIPES.values() if recipe.parts is not None)
             what = "makes no version with a trunk and solved routers"
-            raise MoergeError(what, where=f"--recipe {run.label}", todo=f"use one of: {known}")
+            raise MoergeError(what, where=f"`recipe` {run.label}", todo=f"use one of: {known}")
     return runs
 
 
@@ -88,12 +88,12 @@ def _named(specs: Sequence[str], sources: Mapping[str, Sources], base: Path | No
     for run in runs.values():
         if lacking := lacks(run.recipe, run.options, sources, base):
             todo = "give it, or leave that recipe out"
-            raise MoergeError(f"needs {lacking}", where=f"--recipe {run.label}", todo=todo)
+            raise MoergeError(f"needs {lacking}", where=f"`recipe` {run.label}", todo=todo)
     others = [run.label for run in runs.values() if not run.recipe.any_architecture]
     if others and (difference := differing(sources)):
         able = ", ".join(recipe.name for recipe in RECIPES.values() if recipe.any_architecture)
         what = f"needs experts of one architecture, but {difference}"
-        raise MoergeError(what, where=f"--recipe {others[0]}", todo=f"use only these recipes: {able}")
+        raise MoergeError(what, where=f"`recipe` {others[0]}", todo=f"use only these recipes: {able}")
     return list(runs.values())
 
 
@@ -122,7 +122,7 @@ def reference(name: str | None, runs: Sequence[Run], domains: Sequence[str], def
     """
     rows = [*map(expert_row, domains), *(run.label for run in runs if run.recipe.name != EXPERTS)]
     if name is not None and name not in rows:
-        raise MoergeError(f"no row {name!r}", where="--against", todo=f"name one of: {', '.join(rows)}")
+        raise MoergeError(f"no row {name!r}", where="`against`", todo=f"name one of: {', '.join(rows)}")
     return name or next((row for row in rows if row == default), None)
 
 
@@ -136,11 +136,11 @@ def swept(runs: Sequence[Run], sweep: str) -> tuple[str, list[Run]]:
     try:
         values = [float(value) for value in listed.split(",")]
     except ValueError as error:
-        raise MoergeError(f"expected OPTION=NUMBER,NUMBER,…, found {sweep!r}", where="--sweep") from error
+        raise MoergeError(f"expected OPTION=NUMBER,NUMBER,…, found {sweep!r}", where="`sweep`") from error
     having = [run for run in runs if option in run.options]
     if not having:
         known = ", ".join(sorted({name for run in runs for name in run.options})) or "none"
-        raise MoergeError(f"no recipe has the option {option!r}", where="--sweep", todo=f"use one of: {known}")
+        raise MoergeError(f"no recipe has the option {option!r}", where="`sweep`", todo=f"use one of: {known}")
     every = [run for run in runs if run.recipe.name == EXPERTS]
     for run in having:
         for value in values:

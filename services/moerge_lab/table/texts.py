@@ -52,10 +52,10 @@ def read_texts(name: str, sources: Sources, cut: Cut, split: Split = "heldout", 
         MoergeError: a file can't be read, or a part is empty.
     """
     files = _Files(sources.expert, None if _further(sources) else cut.context)
-    own, other = files.read("--text", sources.text), files.read("--other", sources.other)
-    held = files.read("--held-out", sources.held_out) or [entry for entry in own if entry.split == "held-out"]
+    own, other = files.read("`text`", sources.text), files.read("`other`", sources.other)
+    held = files.read("`held_out`", sources.held_out) or [entry for entry in own if entry.split == "held-out"]
     own = _without(own, held)
-    tuning = files.read("--tuning", sources.tuning) or tuning_part(own)
+    tuning = files.read("`tuning`", sources.tuning) or tuning_part(own)
     apart = [*held, *tuning]
     if split == "tuning":
         held, tuning = tuning, tuning_part(_without(own, apart))
@@ -63,16 +63,16 @@ def read_texts(name: str, sources: Sources, cut: Cut, split: Split = "heldout", 
     scored = cut.drawn(_tokens(held))
     if not scored:
         what = "held out" if split == "heldout" else "for tuning"
-        todo = "give more text, or name files with --held-out"
+        todo = "give more text, or name files with `held_out`"
         raise MoergeError(f"no document of two tokens is {what}", where=name, todo=todo)
     statistics, further = _without(own, apart), _without(other, apart)
-    for option, given, left in (("--text", sources.text, statistics), ("--other", sources.other, further)):
+    for field, given, left in (("`text`", sources.text, statistics), ("`other`", sources.other, further)):
         if given and not left:
-            raise MoergeError("all text is held out", where=f"{option} {name}", todo="give more, or other, text")
+            raise MoergeError("all text is held out", where=f"{field} {name}", todo="give more, or other, text")
     settings = replace(cut, tokens=TUNING_TOKENS).drawn(_tokens(tuning))
     rows = NO_ROWS
     if training:
-        pooled = _without(files.read("--text", sources.training), apart) or statistics
+        pooled = _without(files.read("`text`", sources.training), apart) or statistics
         rows = joined([tokens.ids for tokens in _tokens(pooled)], end_of_text(sources.expert), cut.context)
     own_pieces, other_pieces = _pieces(statistics, cut.context), _pieces(further, cut.context)
     return Texts(sources.expert, scored, own_pieces, other_pieces, settings, rows)
@@ -98,7 +98,7 @@ def require_one_tokenizer(sources: Mapping[str, Sources]) -> None:
 
 def read_elsewhere(expert: Path, files: Sequence[str], cut: Cut, split: Split = "heldout") -> list[Window]:
     """Windows of text of no domain, tokenized by an expert's tokenizer; a tenth of its documents is for tuning."""
-    every = _Files(expert).read("--elsewhere", files)
+    every = _Files(expert).read("`elsewhere`", files)
     tuning = tuning_part(every)
     return cut.drawn(_tokens(tuning if split == "tuning" else _without(every, tuning)))
 
@@ -116,14 +116,14 @@ def read_targets(sources: Mapping[str, Sources], cut: Cut, split: Split) -> tupl
     for name, each in sources.items():
         own = read_texts(name, replace(each, other=()), cut, split, training=True)
         generic += [replace(window, document=window.document + _NEXT * len(targets)) for window in own.held_out]
-        other = _Files(each.expert).read("--other", each.other)
+        other = _Files(each.expert).read("`other`", each.other)
         sample = [entry for entry in other if entry.split == "held-out"]
         scored = _without(other, sample)
         tuning = tuning_part(scored)
         scored = tuning if split == "tuning" else _without(scored, tuning)
         held_out, pieces = cut.drawn(_tokens(scored)), _pieces(sample, cut.context)
         if not held_out or not pieces:
-            raise MoergeError("has too few documents", where=f"--other {name}", todo="give more text")
+            raise MoergeError("has too few documents", where=f"`other` {name}", todo="give more text")
         targets[name] = replace(own, held_out=held_out, statistics=pieces, tuning=())
     return targets, spread(generic, cut.tokens)
 
@@ -141,12 +141,12 @@ class _Files:
         self._expert, self._context = expert, context
         self._corpus: Corpus | None = None
 
-    def read(self, option: str, files: Sequence[str]) -> list[Entry]:
+    def read(self, where: str, files: Sequence[str]) -> list[Entry]:
         if not files:
             return []
         if self._corpus is None:
-            self._corpus = Corpus(files, self._expert, bad_share=0, option=option)
-        return list(self._corpus.of(files, option).read(context=self._context).documents())
+            self._corpus = Corpus(files, self._expert, bad_share=0, where=where)
+        return list(self._corpus.of(files, where).read(context=self._context).documents())
 
 
 def _further(sources: Sources) -> bool:
@@ -171,14 +171,14 @@ def switched(domains: Mapping[str, Texts], cut: Cut) -> dict[str, Texts]:
         MoergeError: there is no other domain, or all documents of a domain are too short.
     """
     if len(domains) < 2:
-        raise MoergeError("expected two domains or more, found one", where="--switch", todo="name several")
+        raise MoergeError("expected two domains or more, found one", where="`switch`", todo="name several")
     half = cut.context // 2
     held_out = _behind_others({name: each.held_out for name, each in domains.items()}, half, cut.tokens)
     tuning = _behind_others({name: each.tuning for name, each in domains.items()}, half, TUNING_TOKENS)
     for name in domains:
         if not held_out[name]:
-            todo = "give more text, or a smaller --context"
-            raise MoergeError(f"no scored document has {half} tokens", where=f"--switch {name}", todo=todo)
+            todo = "give more text, or a smaller `context`"
+            raise MoergeError(f"no scored document has {half} tokens", where=f"`switch` {name}", todo=todo)
     return {name: replace(each, held_out=held_out[name], tuning=tuning[name]) for name, each in domains.items()}
 
 

@@ -109,7 +109,7 @@ def train(job: Job) -> Trained:
             loss = process.mean(step.loss)
             if not math.isfinite(loss):
                 todo = "give a lower one, for example 0.00003"
-                raise MoergeError(f"the loss of step {step.number} is not finite", where="rate", todo=todo)
+                raise MoergeError(f"the loss of step {step.number} is not finite", where="`rate`", todo=todo)
             if log is not None:  # first, so that the log has every step of the checkpoint
                 log.add(step._replace(loss=loss, tokens=job.step_tokens))
             tracker.advance(job.step_tokens)

@@ -94,7 +94,7 @@ def tune(
     require_new(out)
     wanted = Wanted(
         recipe=recipe,
-        texts=named_values("--text", text),
+        texts=named_values("text", text),
         field=text_field,
         tokens=token_count(tokens),
         weights=numbers("--weight", weight or []),
@@ -105,7 +105,7 @@ def tune(
         workers=workers,
         seed=seed,
     )
-    experts, messages = single_values("--expert", expert or []), Console(stderr=True)
+    experts, messages = single_values("expert", expert or []), Console(stderr=True)
     request = read_request(folder, experts, base, mask or [], wanted, progress())
     done = run(request, out, ray_address, progress(), lambda line: messages.print(line, highlight=False, markup=False))
     memory = "" if done.peak_memory is None else f"; peak memory {decimal(done.peak_memory)} per process"

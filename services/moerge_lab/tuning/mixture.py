@@ -22,14 +22,14 @@ from moerge_proto.records import MixtureMember, TunedMixture, read_record
 RECIPE_NAMES = [recipe.name for recipe in RECIPES]
 """Recipes that train a mixture."""
 HOW_NEW = (
-    f"give --base and --expert NAME=DIR for {', '.join(recipe.name for recipe in RECIPES if recipe.needs_base)}, "
-    f"or --expert NAME=DIR for {', '.join(recipe.name for recipe in RECIPES if not recipe.needs_base)}"
+    f"give `base` and `expert` NAME=DIR for {', '.join(recipe.name for recipe in RECIPES if recipe.needs_base)}, "
+    f"or `expert` NAME=DIR for {', '.join(recipe.name for recipe in RECIPES if not recipe.needs_base)}"
 )
 """The arguments for a new mixture."""
 STITCHED = "bts"
 """The recipe whose mixtures can be continued."""
-_ELSEWHERE = {"train": "--tokens", "upweight": "--weight", SEED: "--base"}
-"""Options of a recipe -> the command's option in their place."""
+_ELSEWHERE = {"train": "`tokens`", "upweight": "`weight`", SEED: "`base`"}
+"""Options of a recipe -> the field in their place."""
 
 
 def read_new(base: Path | None, experts: Mapping[str, Path], wanted: Wanted, progress: Progress) -> Request:
@@ -45,7 +45,7 @@ def read_new(base: Path | None, experts: Mapping[str, Path], wanted: Wanted, pro
     recipe, which, options = _recipe(wanted.recipe, ())
     if not experts or (base is None and recipe.needs_base):
         needs = "a seed model and experts" if recipe.needs_base else "experts"
-        missing = "--base" if base is None and recipe.needs_base else "--expert"
+        missing = "`base`" if base is None and recipe.needs_base else "`expert`"
         raise MoergeError(f"a new mixture needs {needs}", where=missing, todo=HOW_NEW)
     _require_new_names(experts, [SEED])
     seed = {} if base is None else {SEED: base}
@@ -76,7 +76,7 @@ def read_stitched(
     """
     parent = stitched(folder)
     if parent is None:
-        todo = "omit --expert and --mask, or name a folder of moerge tune --recipe bts"
+        todo = "omit `expert` and `mask`, or name a folder of moerge tune --recipe bts"
         raise MoergeError("not a BTS mixture, so no expert can be masked or added", where=str(folder), todo=todo)
     _, which, options = _recipe(wanted.recipe, ("stitches", "alternating", "hub"))
     config, folder = read_config(folder), folder.absolute()
@@ -119,12 +119,12 @@ def _recipe(spec: str, chosen: Sequence[str]) -> tuple[Recipe, Which, Options]:
     names = [STITCHED] if chosen else RECIPE_NAMES
     if recipe.trains is None or recipe.name not in names:
         what = "continue a BTS mixture" if chosen else "train a new mixture"
-        where, todo = f"--recipe {spec}", f"use one of: {', '.join(names)}"
+        where, todo = f"`recipe` {spec}", f"use one of: {', '.join(names)}"
         if not chosen and recipe.trains is not None and "start" in every:
             todo += f"; or name a version's folder, which {recipe.name} trains"
         raise MoergeError(f"{recipe.name} doesn't {what}", where=where, todo=todo)
     allowed = [name for name in every if name not in (*_ELSEWHERE, *chosen)]
-    instead = " and ".join(flag for name, flag in _ELSEWHERE.items() if name in every)
+    instead = " and ".join(field for name, field in _ELSEWHERE.items() if name in every)
     options = options_of(spec, allowed, "the mixture has it already" if chosen else f"use {instead}")
     return recipe, trained_parameters(recipe.trains, options), options
 
@@ -132,7 +132,7 @@ def _recipe(spec: str, chosen: Sequence[str]) -> tuple[Recipe, Which, Options]:
 def _require_new_names(experts: Mapping[str, Path], known: Sequence[str]) -> None:
     if taken := sorted(experts.keys() & set(known)):
         what = f"{', '.join(taken)} is already a member"
-        raise MoergeError(what, where="--expert", todo="choose another name")
+        raise MoergeError(what, where="`expert`", todo="choose another name")
 
 
 def _masked(config: BtsConfig, names: Sequence[str]) -> list[str]:
@@ -144,7 +144,7 @@ def _masked(config: BtsConfig, names: Sequence[str]) -> list[str]:
     experts = config.members[1:]
     if unknown := sorted(set(names) - set(experts)):
         todo = f"use one of: {', '.join(experts)}"
-        raise MoergeError(f"no expert {', '.join(unknown)}", where="--mask", todo=todo)
+        raise MoergeError(f"no expert {', '.join(unknown)}", where="`mask`", todo=todo)
     return [name for name in experts if name in names]
 
 

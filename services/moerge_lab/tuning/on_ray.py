@@ -73,8 +73,8 @@ def _require(device: str, workers: int) -> None:
     kind = "GPU" if device == "cuda" else "CPU"
     count = int(ray.cluster_resources().get(kind, 0))  # type: ignore[no-untyped-call]
     if count < workers:
-        todo = "give fewer --workers" if count else "use --device cpu"
-        raise MoergeError(f"{workers} processes need a {kind} each; Ray has {count}", where="--workers", todo=todo)
+        todo = "give fewer `workers`" if count else "use `device` cpu"
+        raise MoergeError(f"{workers} processes need a {kind} each; Ray has {count}", where="`workers`", todo=todo)
 
 
 def _follow(trainer: TorchTrainer, log: Path, finished: Callable[[int], None]) -> None:
@@ -103,8 +103,8 @@ def _failure(error: Exception) -> Exception:
         if isinstance(cause, MoergeError):
             return cause
         if is_out_of_memory(cause):
-            todo = "give a smaller batch with --recipe, a larger --accumulate, or a smaller --context"
-            return MoergeError(f"the training needs more memory: {cause}", where="--recipe", todo=todo)
+            todo = "give a smaller batch with `recipe`, a larger `accumulate`, or a smaller `context`"
+            return MoergeError(f"the training needs more memory: {cause}", where="`recipe`", todo=todo)
     if not isinstance(error, TrainingFailedError):
         return error
     what = next((f"{type(cause).__name__}: {cause}" for cause in causes), str(error))

@@ -109,9 +109,9 @@ def options_of(spec: str, allowed: Iterable[str], why: str) -> Options:
     given = {pair.partition("=")[0] for pair in spec.partition(":")[2].split(",") if pair}
     if other := sorted(given - kept.keys()):
         todo = f"omit it; {why}. The options are: {', '.join(kept)}"
-        raise MoergeError(f"{', '.join(other)} can't be chosen here", where=f"--recipe {spec}", todo=todo)
+        raise MoergeError(f"{', '.join(other)} can't be chosen here", where=f"`recipe` {spec}", todo=todo)
     if number(options, "rate") <= 0:
-        raise MoergeError("expected a rate above 0", where=f"--recipe {spec}", todo="give, for example, rate=0.001")
+        raise MoergeError("expected a rate above 0", where=f"`recipe` {spec}", todo="give, for example, rate=0.001")
     return kept
 
 
@@ -150,13 +150,13 @@ def read_inputs(
     context = context_of(wanted.context, longest, f"the {model}'s")
     digests, rows = {}, []
     for domain in domains:
-        files = Corpus(list(wanted.texts[domain]), folder, text_field=wanted.field, option=f"--text {domain}")
+        files = Corpus(list(wanted.texts[domain]), folder, text_field=wanted.field, where=f"`text` {domain}")
         text = read_texts(files, f"reading texts of {domain}", progress)
         rows.append(joined(text.documents, end_of_text(folder), context))
         digests[domain] = text.digest
         if not len(rows[-1]):
             what = f"fewer than {context} tokens in documents that aren't held out"
-            raise MoergeError(what, where=f"--text {domain}", todo="give more text, or a smaller --context")
+            raise MoergeError(what, where=f"`text` {domain}", todo="give more text, or a smaller `context`")
     fields = {
         "recipe": wanted.recipe.partition(":")[0],
         "options": dict(options),
@@ -172,29 +172,29 @@ def read_inputs(
 
 def _require_domains(wanted: Wanted, needed: Mapping[str, bool], model: str) -> None:
     """Requires text of the needed domains, and weights above 0 of domains with text."""
-    for option, named in (("--text", wanted.texts), ("--weight", wanted.weights)):
+    for field, named in (("`text`", wanted.texts), ("`weight`", wanted.weights)):
         if unknown := sorted(named.keys() - needed.keys()):
             todo = f"use one of: {', '.join(needed)}"
-            raise MoergeError(f"the {model} has no domain {', '.join(unknown)}", where=option, todo=todo)
+            raise MoergeError(f"the {model} has no domain {', '.join(unknown)}", where=field, todo=todo)
     if missing := [domain for domain, must in needed.items() if must and domain not in wanted.texts]:
-        todo = "give each domain's with --text NAME=FILES; without it, the training would spoil the domain"
-        raise MoergeError(f"no text of {', '.join(missing)}", where="--text", todo=todo)
+        todo = "give each domain's: NAME=FILES; without it, the training would spoil the domain"
+        raise MoergeError(f"no text of {', '.join(missing)}", where="`text`", todo=todo)
     if unread := sorted(wanted.weights.keys() - wanted.texts.keys()):
-        todo = "give --text NAME=FILES, or omit it"
-        raise MoergeError(f"no text of {', '.join(unread)}", where="--weight", todo=todo)
+        todo = "give `text`, or omit it"
+        raise MoergeError(f"no text of {', '.join(unread)}", where="`weight`", todo=todo)
     for domain, weight in wanted.weights.items():
         if not (math.isfinite(weight) and weight > 0):
-            raise MoergeError(f"expected a number above 0, found {weight:g}", where=f"--weight {domain}")
+            raise MoergeError(f"expected a number above 0, found {weight:g}", where=f"`weight` {domain}")
 
 
 def _require_parts(batch: int, wanted: Wanted) -> None:
     """Requires that each process and each part has rows."""
     if batch % wanted.workers:
         what = f"a batch of {batch} rows can't be divided among {wanted.workers} processes"
-        raise MoergeError(what, where="--workers", todo="give a divisor of batch, or another batch with --recipe")
+        raise MoergeError(what, where="`workers`", todo="give a divisor of batch, or another batch with `recipe`")
     if wanted.accumulate > batch // wanted.workers:
         what = f"a process has {batch // wanted.workers} rows of a batch, fewer than {wanted.accumulate} parts"
-        raise MoergeError(what, where="--accumulate", todo="give a smaller number")
+        raise MoergeError(what, where="`accumulate`", todo="give a smaller number")
 
 
 def model_files(folder: Path, progress: Progress) -> dict[str, str]:

@@ -55,14 +55,14 @@ def read_request(
     folders = {name: checkpoint_folder(place).absolute() for name, place in experts.items()}  # for Ray's processes
     if folder is None:
         if masked:
-            raise MoergeError("a new mixture has no expert to mask", where="--mask", todo="omit its --expert instead")
+            raise MoergeError("a new mixture has no expert to mask", where="`mask`", todo="omit its `expert` instead")
         return read_new(None if base is None else checkpoint_folder(base).absolute(), folders, wanted, progress)
     if base is not None:
-        raise MoergeError(f"the folder {folder} needs no seed model", where="--base", todo="omit one of the two")
+        raise MoergeError(f"the folder {folder} needs no seed model", where="`base`", todo="omit one of the two")
     if folders or masked:
         return read_stitched(folder, folders, masked, wanted, progress)
     if stitched(folder) is not None:
-        todo = "give --mask NAME or --expert NAME=DIR, or tune its members with more tokens"
+        todo = "give `mask` or `expert`, or tune its members with more tokens"
         raise MoergeError("is a tuned mixture", where=str(folder), todo=todo)
     return read_version(folder, wanted, progress)
 

@@ -31,7 +31,7 @@ def read_version(version: Path, wanted: Wanted, progress: Progress) -> Request:
     recipe, _, _ = parse(wanted.recipe)
     if recipe.trains is None or recipe.name not in RECIPE_NAMES:
         todo = f"use one of: {', '.join(RECIPE_NAMES)}"
-        raise MoergeError(f"{recipe.name} doesn't train a version", where="--recipe", todo=todo)
+        raise MoergeError(f"{recipe.name} doesn't train a version", where="`recipe`", todo=todo)
     options = options_of(wanted.recipe, OPTIONS, "the training starts from the version")
     parent, version = _parent(version), version.absolute()
     config = read_config(version)

@@ -50,7 +50,7 @@ def test_a_file_elsewhere_may_name_the_home(home: Path) -> None:
         ("token = 'x'", {}, FILE, "token_file"),
         ("home = 'x'", {}, FILE, "remove the key"),
         ("token_file = 'nowhere'", {}, FILE, "no token"),
-        ("", {"context": 0}, "--context", "expected at least 1"),
+        ("", {"context": 0}, "`context`", "expected at least 1"),
         ("held_out_share = 0.6", {"tuning_share": 0.4}, FILE, "must add up to less than 1"),
         ("[policy]\ndomains = ['art']", {}, FILE, "the policy's domains are art; not law"),
         ("[policy]\ntrunk_contributions = false", {"trunk_contribution": True}, FILE, "needs trunk_contributions"),
@@ -72,7 +72,7 @@ def test_what_is_wrong_is_told_with_its_place(
 def test_what_is_missing_is_told_with_its_option(tmp_path: Path) -> None:
     with pytest.raises(MoergeError, match="data is missing") as caught:
         read(tmp_path, token="x", coordinator="https://example.org", domain="law", expert=str(tmp_path))
-    assert caught.value.where == f"{tmp_path / FILE}, or --data"
+    assert caught.value.where == f"{tmp_path / FILE}, or `data`"
 
 
 @pytest.mark.parametrize(("asked", "most", "used"), [(None, 50, 50), (80, 50, 50), (20, 50, 20), (20, None, 20)])

@@ -75,8 +75,8 @@ def _close_local() -> None:
 
 
 def _no_cluster(address: str | None, error: Exception, folder: Path) -> MoergeError:
-    where = "--ray-address"
-    todo = "start the cluster (ray start --head), or omit the option; if Ray requires a token, set RAY_AUTH_MODE=token"
+    where = "`ray_address`"
+    todo = "start the cluster (ray start --head), or omit the address; if Ray requires a token, set RAY_AUTH_MODE=token"
     if address is None:
         where, todo = "Ray", f"see {folder}/r/session_latest/logs; usual reasons are a full disk or too little memory"
     return MoergeError(f"Ray doesn't start: {error}", where=where, todo=todo)

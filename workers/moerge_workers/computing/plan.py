@@ -116,12 +116,12 @@ class Planner:
             MoergeError: the whole statistics split is too little.
         """
         if not plan.sizes and self.blank.split == "statistics" and (plan.replaces or plan.differs is None):
-            todo = "check --text-field or --chat, and the shares"
-            raise MoergeError("no document has a token that counts", where="--data", todo=todo)
+            todo = "check `text_field` or `chat`, and the shares"
+            raise MoergeError("no document has a token that counts", where="`data`", todo=todo)
         if (shards := len(plan.sizes) + len(plan.sent) * self.grows) > MAX_SHARDS:
             todo = "name fewer files now, and the rest in a later run, as a further contribution"
             raise MoergeError(
-                f"{shards:,} shards; the maximum of a contribution is {MAX_SHARDS:,}", where="--data", todo=todo
+                f"{shards:,} shards; the maximum of a contribution is {MAX_SHARDS:,}", where="`data`", todo=todo
             )
         if not plan.sizes and plan.replaces:
             self.ledger.forget()

@@ -234,7 +234,7 @@ def _scored(
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
-        raise NotNowError("not enough memory; use --precision bfloat16 or a smaller --context") from error
+        raise NotNowError("not enough memory; use `precision` bfloat16 or a smaller `context`") from error
     return NewEvaluation(
         number=version.number,
         domain=settings.domain,

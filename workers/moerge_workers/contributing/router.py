@@ -39,7 +39,7 @@ def run(context: Context, trunk: Trunk, own_grams: Path | None) -> list[Contribu
     if settings.fit:
         expert = fitted.run(context, trunk, weights)
     elif (method := METHODS.get(trunk.method)) is not None and method.for_fitted_mlps:
-        context.events.say("the trunk was merged for fitted MLPs; use --fit for better scores of this domain")
+        context.events.say("the trunk was merged for fitted MLPs; set `fit` for better scores of this domain")
     if expert is None:
         return []
     work = RouterPass(expert.folder, weights, trunk.exponents, settings.statistics.precision, settings.device)
@@ -130,7 +130,7 @@ def _counted(context: Context, blank: RouterManifest) -> dict[str, Contribution]
 
 
 def _fitted_counts(context: Context, expert: str) -> MoergeError:
-    found, todo = f"its fitted expert {expert} contributes under this trunk", "run with --fit"
+    found, todo = f"its fitted expert {expert} contributes under this trunk", "set `fit`"
     todo += f", or withdraw it: moerge expert withdraw {expert}"
     return MoergeError(found, where=str(context.expert.folder), todo=todo)
 

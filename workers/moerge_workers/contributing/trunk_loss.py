@@ -92,7 +92,7 @@ def _scores(context: Context, weights: Path, sample: list[Window]) -> tuple[Scor
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
-        todo = "use a larger machine, or --precision bfloat16"
+        todo = "use a larger machine, or `precision` bfloat16"
         raise MoergeError("not enough memory to score a sample of the text", where="memory", todo=todo) from error
 
 

@@ -48,8 +48,8 @@ def read_first(settings: Settings, data: Data, hidden_size: int) -> First:
     least = enough(hidden_size)
     if settings.policy.router_contributions or settings.trunk_contribution:
         if not splits["statistics"]:
-            todo = "check --text-field or --chat, and the shares"
-            raise MoergeError("no document has a token that counts", where="--data", todo=todo)
+            todo = "check `text_field` or `chat`, and the shares"
+            raise MoergeError("no document has a token that counts", where="`data`", todo=todo)
         if every and (why := settings.policy.too_small(splits["statistics"], tokens["statistics"], least)):
             raise too_little(why)
     parts = ", ".join(f"{count:,} {split}" for split, count in splits.most_common())
@@ -65,4 +65,4 @@ def read_first(settings: Settings, data: Data, hidden_size: int) -> First:
 def too_little(why: str) -> MoergeError:
     """The error for less data than the policy's minimum; `why`: the result of `Policy.too_small`."""
     todo = "add documents; or lower the minimum in worker.toml's [policy], if sums may reveal single documents"
-    return MoergeError(f"too little data: {why}", where="--data", todo=todo)
+    return MoergeError(f"too little data: {why}", where="`data`", todo=todo)

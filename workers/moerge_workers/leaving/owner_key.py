@@ -21,7 +21,7 @@ from moerge.files import atomic_file, sync_folder
 from moerge_proto.owners import Identity, Role
 from moerge_proto.signatures import JoinRequest, Rotation, fingerprint, in_groups, public_key_of, sign_contribution
 
-NEW_REQUEST = "make a new request with moerge worker init, and ask the operator to approve it with --replace"
+NEW_REQUEST = "make a new request with moerge worker init, and ask the operator to run moerge owner approve --replace"
 
 
 def default_home() -> Path:
@@ -50,7 +50,7 @@ def _alone(path: Path) -> Iterator[None]:
         path.parent.mkdir(parents=True, exist_ok=True)
         lock.acquire()
     except OSError as error:
-        todo = "name a writable folder with --home"
+        todo = "name a writable folder with `home`"
         raise MoergeError(f"can't write a key: {error.strerror}", where=str(path.parent), todo=todo) from error
     try:
         yield
@@ -99,9 +99,9 @@ def join_request(path: Path, owner: str, domains: list[str]) -> JoinRequest:
         JoinRequest.make(Ed25519PrivateKey.generate(), owner, domains, datetime.now(UTC))  # before anything is written
     except ValidationError as error:
         first = error.errors()[0]
-        option = {"owner": "--owner", "domains": "--domain"}[str(first["loc"][0])]
+        field = {"owner": "`owner`", "domains": "`domain`"}[str(first["loc"][0])]
         todo = "use a-z, 0-9, - and _, at most 63 characters"
-        raise MoergeError(f"{first['input']!r} is not a valid name", where=option, todo=todo) from error
+        raise MoergeError(f"{first['input']!r} is not a valid name", where=field, todo=todo) from error
     with _alone(path):
         if not path.is_file():
             _next_file(path).unlink(missing_ok=True)  # the rotation of a lost key
@@ -139,7 +139,7 @@ def own_identity(client: Client, domain: str) -> Identity:
     if identity.role is not Role.OWNER or domain not in identity.domains:
         found = f"the token is {identity.who}'s, for {', '.join(identity.domains) or 'no domain'}, not for {domain!r}"
         todo = "use the token of this domain's owner, from the operator"
-        raise MoergeError(found, where="--token", todo=todo)
+        raise MoergeError(found, where="`token`", todo=todo)
     return identity
 
 

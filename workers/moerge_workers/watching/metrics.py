@@ -53,7 +53,7 @@ def served(port: int | None, status: Status) -> Iterator[None]:
         server, thread = start_http_server(port, HOST, registry)
     except OSError as error:
         found, todo = f"can't listen on port {port}: {error.strerror}", "choose another port"
-        raise MoergeError(found, where="--metrics-port", todo=todo) from error
+        raise MoergeError(found, where="`metrics_port`", todo=todo) from error
     try:
         yield
     finally:

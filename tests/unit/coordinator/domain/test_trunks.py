@@ -51,7 +51,7 @@ def test_a_solved_trunk_names_who_has_not_contributed(session: Session, law: Exp
     add_contribution(session, art, None, active=False)
     with pytest.raises(RefusedError, match="no trunk contribution of art") as caught:
         asked(session, method="regmean")
-    assert "--trunk-contribution" in caught.value.todo
+    assert "`trunk_contribution`" in caught.value.todo
 
 
 def test_experts_that_can_not_be_merged_are_refused(session: Session, law: ExpertRow, art: ExpertRow) -> None:

@@ -57,7 +57,7 @@ def test_a_version_without_an_expert_of_its_trunk_is_made_only_if_that_is_asked(
         asked(session)
     assert (caught.value.kind, caught.value.where) == (ProblemType.NOT_READY, "partial")
     assert "--wait" in caught.value.todo
-    assert "--partial" in caught.value.todo
+    assert "`partial`" in caught.value.todo
     found = contributors.of_trunk(session, trunk)
     assert (found.contributed, found.missing) == (["law", "code"], ["art"])
     partial = asked(session, partial=True)

@@ -156,7 +156,7 @@ def test_routing_counts_among_the_active_parameters(folders: list[Path], tmp_pat
 
 
 def test_a_base_model_that_is_missing_is_asked_for(folders: list[Path], tmp_path: Path) -> None:
-    with pytest.raises(MoergeError, match="--base: the seed model is missing"):
+    with pytest.raises(MoergeError, match="`base`: the seed model is missing"):
         next(BY_NAME["mergeme-task-vector"].build(fleet(folders, tmp_path), {"k": 2}))
 
 

@@ -28,7 +28,7 @@ def test_a_spec_names_a_recipe_and_some_of_its_options() -> None:
 def test_what_doesn_t_exist_is_named_with_what_does(spec: str, said: str) -> None:
     with pytest.raises(MoergeError, match=f"(?s){said}") as caught:
         parse(spec)
-    assert caught.value.where == f"--recipe {spec}"
+    assert caught.value.where == f"`recipe` {spec}"
 
 
 def test_a_label_has_the_options_that_differ_from_defaults() -> None:

@@ -12,6 +12,7 @@ import pytest
 from transformers import AutoModelForCausalLM
 from typer.main import get_command
 
+from moerge.cli.options import name_options
 from moerge.documents.splits import SplitRule
 from moerge.errors import MoergeError
 from moerge.models.tokens import Tokens
@@ -41,7 +42,9 @@ def table(*words: object, **options: Any) -> None:
     for name, value in options.items():
         values = value if isinstance(value, (list, tuple)) else [value]
         arguments += [f"--{name.replace('_', '-')}" + ("" if each is True else f"={each}") for each in values]
-    get_command(app).main(arguments, "table", standalone_mode=False)
+    command = get_command(app)
+    name_options(command)
+    command.main(arguments, "table", standalone_mode=False)
 
 
 def version_of(experts: list[Path], folder: Path) -> Path:
@@ -287,7 +290,7 @@ def test_text_of_which_nothing_is_left_or_nothing_is_held_out_is_named(tmp_path:
     folder, file = expert(tmp_path / "e", seed=1), str(text_file(tmp_path / "t.jsonl", "the same text"))
     with pytest.raises(MoergeError, match="all text is held out") as caught:
         read_texts("law", Sources(folder, [file], [file]), Cut())
-    assert caught.value.where == "--text law"
+    assert caught.value.where == "`text` law"
     kept = next(text for text in map(str, range(100, 200)) if not is_held_out(text))
     with pytest.raises(MoergeError, match="no document of two tokens is held out"):
         read_texts("law", Sources(folder, [str(text_file(tmp_path / "k.jsonl", kept))]), Cut())
@@ -309,8 +312,8 @@ def test_all_recipes_that_the_inputs_allow_are_measured_and_the_others_named(
     assert names[0] == "experts"
     assert {"averaging", "dume", "regmean", "oracle", "random"} <= set(names)
     assert not {"ties", "dume-ties", "dume-ood"} & set(names)
-    assert any("--base DIR" in line and "dume-ties" in line for line in said)
-    assert any("--preset NAME" in line and "dume-ood" in line for line in said)
+    assert any("`base`" in line and "dume-ties" in line for line in said)
+    assert any("`preset`" in line and "dume-ood" in line for line in said)
     every = [run.label for run in possible({"d0": Sources(tmp_path, ["t"], other=["o"])}, tmp_path, said.append)]
     assert every == [name for name, recipe in RECIPES.items() if not recipe.asked_only]
 
@@ -346,8 +349,8 @@ def test_experts_may_differ_in_architecture_but_not_in_the_tokenizer(
     ("change", "said"),
     [
         ({"recipe": ["dumme"]}, "did you mean dume"),
-        ({"recipe": ["ties"]}, "needs --base DIR"),
-        ({"recipe": ["dume-ood"]}, "needs --preset NAME"),
+        ({"recipe": ["ties"]}, "needs --base"),
+        ({"recipe": ["dume-ood"]}, "needs --preset"),
         ({"text": []}, "no text is given"),
         ({"text": ["d0"]}, "expected NAME=PATH, found 'd0'"),
         ({"text": ["d0=x", "d2=x"]}, "names differ: d0, d2, but d0, d1 by --expert"),

@@ -64,7 +64,7 @@ def test_a_source_in_a_store_that_can_t_be_read_is_named(
     def refused(source: str) -> MoergeError:
         with pytest.raises(MoergeError) as caught:
             data_files(source)
-        assert caught.value.where == f"--data {source}"
+        assert caught.value.where == f"`data` {source}"
         return caught.value
 
     assert refused(f"{url}/*.parquet").what == "no file matches"

@@ -87,7 +87,7 @@ def test_what_is_no_conversation_is_told(value: object, template: str, reason: s
 def test_a_tokenizer_without_a_template_is_refused() -> None:
     with pytest.raises(MoergeError, match="no chat template") as caught:
         require_template(chat_tokenizer(None))
-    assert caught.value.where == "--chat"
+    assert caught.value.where == "`chat`"
 
 
 def test_a_plain_text_is_read_as_ever() -> None:

@@ -90,7 +90,7 @@ def test_a_url_of_any_kind(tmp_path: Path) -> None:
     assert read("memory://texts/*.gz") == read("memory://texts") == TEXTS
     with pytest.raises(MoergeError, match="can't be read") as caught:
         read("nosuch://texts")
-    assert caught.value.where == "--data nosuch://texts"
+    assert caught.value.where == "`data` nosuch://texts"
 
 
 # --- files
@@ -113,7 +113,7 @@ def test_what_names_no_document_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "b.jsonl").mkdir()
     with pytest.raises(MoergeError, match="no file matches") as caught:
         data_files(f"{tmp_path}/*.jsonl")
-    assert caught.value.where == f"--data {tmp_path}/*.jsonl"
+    assert caught.value.where == f"`data` {tmp_path}/*.jsonl"
     (tmp_path / "a.pdf").touch()
     with pytest.raises(MoergeError, match="unknown file format") as caught:
         data_files(f"{tmp_path}/a.pdf")

@@ -37,7 +37,7 @@ def test_host_memory_is_taken_in_place_of_the_half() -> None:
     taken, wanted = 3 * need.in_host + need.journal, 3 * need.least
     assert room_for(need, SETTINGS, Free(taken + wanted, None), slots, wanted).states == need.least
     assert room_for(need, SETTINGS, Free(None, None), slots, wanted).states == need.least
-    with pytest.raises(MoergeError, match="host_memory is"):
+    with pytest.raises(MoergeError, match="`host_memory` is"):
         room_for(need, SETTINGS, Free(taken + wanted - 1, None), slots, wanted)
 
 
@@ -57,7 +57,7 @@ def test_on_a_gpu_weights_and_sums_are_in_its_memory() -> None:
     for free in (Free(host, need.on_device - 1), Free(host - 1, need.on_device)):
         with pytest.raises(MoergeError, match="of GPU memory") as caught:
             room_for(need, SETTINGS, free, Slots(2))
-        assert "device cpu" in caught.value.todo
+        assert "`device` cpu" in caught.value.todo
 
 
 def test_other_machines_need_no_memory_here() -> None:
@@ -67,9 +67,9 @@ def test_other_machines_need_no_memory_here() -> None:
 def test_a_refused_pass_names_the_settings_to_change() -> None:
     with pytest.raises(MoergeError) as caught:
         room_for(pass_need(), SETTINGS, Free(1, None), Slots(2), 10**9)
-    ways = ("host_memory 8590MB or more", "slots 1", "precision bfloat16", "batch_tokens 512", "context", "device cuda")
-    assert [way for way in ways if way not in caught.value.todo] == []
-    with pytest.raises(MoergeError, match="host_memory 4295MB or little more"):
+    fields = ("`host_memory` 8590MB or more", "`slots` 1", "`precision` bfloat16", "`batch_tokens` 512", "`context`")
+    assert [way for way in (*fields, "`device` cuda") if way not in caught.value.todo] == []
+    with pytest.raises(MoergeError, match="`host_memory` 4295MB or little more"):
         room_for(pass_need(), SETTINGS, Free(10**11, None), Slots(), 10**15)
 
 

@@ -101,7 +101,7 @@ def test_only_the_new_domain_is_scored_and_the_cost_is_told(folder: Path, tmp_pa
     report = added(folder, tmp_path / "out", "code", settings=SETTINGS, say=said.append)
     assert [each is None for each in report.scores] == [True, True, False]
     assert [counts.tokens > 0 for counts in report.counts] == [True, True, True]
-    assert any("law, art; give their --text" in line for line in said)
+    assert any("law, art; give their texts" in line for line in said)
     assert any(line.startswith("not in the trunk: code; ") for line in report.warnings)
     card = (tmp_path / "out" / "README.md").read_text()
     assert "No scores of: law, art." in card
@@ -146,7 +146,7 @@ def test_a_domain_or_an_expert_of_the_version_is_refused(folder: Path, tmp_path:
         merge([replace(law, expert=replace(law.expert, domain="law"))], out, version=version)
     with pytest.raises(MoergeError, match="'new' is the expert of 'law'"):
         merge([replace(law, expert=replace(law.expert, domain="new"))], out, version=version)
-    with pytest.raises(MoergeError, match="is the folder of --from"):
+    with pytest.raises(MoergeError, match="is the version to add experts to"):
         added(folder, folder / "merged", "code")
     assert list(tmp_path.iterdir()) == []
 
@@ -175,7 +175,7 @@ def test_a_folder_without_its_statistics_is_refused(folder: Path, tmp_path: Path
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     with pytest.raises(MoergeError, match=found) as raised:
         kept(tmp_path / "merged")
-    assert raised.value.where == f"--from {tmp_path / 'merged'}"
+    assert raised.value.where == str(tmp_path / "merged")
 
 
 def test_statistics_of_another_merge_are_refused(folder: Path, tmp_path: Path) -> None:
@@ -191,14 +191,14 @@ def test_statistics_of_another_merge_are_refused(folder: Path, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("given", "option"),
     [
-        ({"recipe": "dume"}, "--recipe"),
-        ({"method": "average"}, "--method"),
-        ({"base": "seed"}, "--base"),
-        ({"ridge_lambda": 0.5}, "--lambda"),
-        ({"top_k": 2}, "--top-k"),
-        ({"fit": True}, "--fit"),
-        ({"context": 256}, "--context"),
-        ({"precision": "bfloat16"}, "--precision"),
+        ({"recipe": "dume"}, "`recipe`"),
+        ({"method": "average"}, "`method`"),
+        ({"base": "seed"}, "`base`"),
+        ({"ridge_lambda": 0.5}, "`ridge_lambda`"),
+        ({"top_k": 2}, "`top_k`"),
+        ({"fit": True}, "`fit`"),
+        ({"context": 256}, "`context`"),
+        ({"precision": "bfloat16"}, "`precision`"),
     ],
 )
 def test_an_option_that_contradicts_the_version_is_refused(folder: Path, given: dict[str, Any], option: str) -> None:
@@ -216,9 +216,9 @@ def test_options_that_agree_with_the_version_are_taken(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("start", "add", "experts", "where"),
     [
-        ("merged", [], [], "--add"),
-        ("", ["code=code"], [], "--from"),
-        ("merged", ["code=code"], ["law=law"], "--expert"),
+        ("merged", [], [], "`add`"),
+        ("", ["code=code"], [], "`from_`"),
+        ("merged", ["code=code"], ["law=law"], "`expert`"),
     ],
 )
 def test_options_that_need_or_exclude_each_other(
@@ -235,10 +235,10 @@ def test_texts_may_be_of_new_and_old_domains_only(folder: Path) -> None:
     told = Texts(given, [], 100, "text", None, print)
     old = again(made, told)
     assert [*old] == ["law"]
-    [new] = sources("--add", [f"code={place}"], told, [], old)
+    [new] = sources("add", [f"code={place}"], told, [], old)
     assert new.expert.domain == "code"
     with pytest.raises(MoergeError, match="no expert of tax"):
-        sources("--add", [f"code={place}"], replace(told, text=[*given, "tax=tax.txt"]), [], old)
+        sources("add", [f"code={place}"], replace(told, text=[*given, "tax=tax.txt"]), [], old)
 
 
 def test_the_command_adds_an_expert(folder: Path, tmp_path: Path) -> None:

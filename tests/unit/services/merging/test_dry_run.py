@@ -87,9 +87,9 @@ def test_less_host_memory_costs_more_windows_and_reading(folder: Path, tmp_path:
         assert less.device == more.device < less.host < more.host
         assert less.estimate.windows > more.estimate.windows == 1
         assert less.estimate.read == less.estimate.windows * more.estimate.read
-    with pytest.raises(MoergeError, match="host_memory is 1 byte") as raised:
+    with pytest.raises(MoergeError, match="`host_memory` is 1 byte") as raised:
         dry_run.merge(sources(folder), tmp_path / "out", replace(SETTINGS, computing=Computing(host_memory=1)))
-    assert "host_memory 1MB or more" in raised.value.todo
+    assert "`host_memory` 1MB or more" in raised.value.todo
 
 
 def test_other_steps_are_those_of_the_recipe(folder: Path, tmp_path: Path) -> None:

@@ -311,7 +311,7 @@ def test_too_little_text_is_refused_with_the_number_that_is_needed(
     short.write_text("x" * (HIDDEN - 1))
     with pytest.raises(MoergeError, match=f"at least {HIDDEN} tokens") as raised:
         merge([source(folder, "law"), source(folder, "art", short)], tmp_path / "out", SETTINGS)
-    assert (raised.value.where, f"{HIDDEN - 1} tokens" in raised.value.what) == ("--text art", True)
+    assert (raised.value.where, f"{HIDDEN - 1} tokens" in raised.value.what) == ("`text` art", True)
     assert computed == []
     assert not (tmp_path / "out.work").exists()
 

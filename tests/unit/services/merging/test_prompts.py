@@ -149,7 +149,7 @@ def test_unsuitable_prompts_are_refused(
 ) -> None:
     with pytest.raises(MoergeError, match=found) as raised:
         write(folder / place, tmp_path, prompts)
-    assert raised.value.where == "--prompt art"
+    assert raised.value.where == "`prompt` art"
     assert list(tmp_path.iterdir()) == []
 
 
@@ -170,7 +170,7 @@ def test_prompts_are_given_one_by_one_or_in_a_file(folder: Path, tmp_path: Path)
     (tmp_path / "art.txt").write_text("first\n\nsecond = 2\n")
     experts = [f"law={folder / 'law'}", f"art={folder / 'art'}"]
     told = Texts([f"law={folder}/law.jsonl"], [f"art=@{tmp_path}/art.txt", "art=a=b"], 100, "text", None, print)
-    _, art = sources("--expert", experts, told, [])
+    _, art = sources("expert", experts, told, [])
     assert art.corpus == Prompts(["first", "second = 2", "a=b"], 100)
     for prompt, found in (
         ("law=x", "law has texts and prompts"),
@@ -179,7 +179,7 @@ def test_prompts_are_given_one_by_one_or_in_a_file(folder: Path, tmp_path: Path)
         ("art", "expected NAME="),
     ):
         with pytest.raises(MoergeError, match=found) as raised:
-            sources("--expert", experts, replace(told, prompt=[prompt]), [])
-        assert raised.value.where.startswith("--prompt")
+            sources("expert", experts, replace(told, prompt=[prompt]), [])
+        assert raised.value.where.startswith("`prompt`")
     with pytest.raises(MoergeError, match="no text of art"):
-        sources("--expert", experts, replace(told, prompt=[]), [])
+        sources("expert", experts, replace(told, prompt=[]), [])

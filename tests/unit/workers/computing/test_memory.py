@@ -45,7 +45,7 @@ def test_a_pass_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     work = large(tmp_path)
     with pytest.raises(MoergeError, match="each of 2 slots needs") as caught:
         room_of(work, settings_of(work, slots=2, host_memory=ByteSize(10**9)), Free(1, None))
-    assert "slots 1" in caught.value.todo
+    assert "`slots` 1" in caught.value.todo
 
 
 def test_of_a_cluster_the_nodes_memory_is_not_known_here(tmp_path: Path) -> None:
@@ -81,6 +81,6 @@ def test_the_probe_finds_an_actor_that_has_not_enough_before_any_window_is_given
     slots = Slots(None, 1, settings, said.append)
     with pytest.raises(MoergeError, match="each of 1 slots needs") as caught:
         slots.probe(Cramped(folder, folder, [0] * 3))
-    assert "batch_tokens 2048" in caught.value.todo
+    assert "`batch_tokens` 2048" in caught.value.todo
     assert caught.value.where == "memory"
     assert len([line for line in said if "still start" not in line]) == (3 if end == "killed" else 0)

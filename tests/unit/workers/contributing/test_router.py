@@ -110,7 +110,7 @@ def test_beside_a_fitted_expert_s_contribution_there_is_none_of_the_expert(
     client.rows[sent.digest] = sent.model_copy(update={"expert": "f" * 64})
     with pytest.raises(MoergeError, match=r"its fitted expert f{64} contributes") as caught:
         contributed(folder, home, client)
-    assert "--fit" in caught.value.todo
+    assert "`fit`" in caught.value.todo
 
 
 def test_what_its_owner_refuses_is_neither_sent_nor_noted_as_sent(
@@ -167,6 +167,6 @@ def test_what_waits_for_an_answer_follows_the_data(folder: Path, home: Path, cli
 def test_grams_of_a_sample_have_the_memory_that_is_given(folder: Path, home: Path, client: MemoryClient) -> None:
     with (
         context_of(folder, home, client, host_memory=1) as context,
-        pytest.raises(MoergeError, match="host_memory is 1 byte"),
+        pytest.raises(MoergeError, match="`host_memory` is 1 byte"),
     ):
         sampled_grams(context)

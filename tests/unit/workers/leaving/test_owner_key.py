@@ -86,10 +86,10 @@ def test_a_folder_that_can_t_be_written_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(MoergeError, match="can't write a key") as caught:
         join_request(tmp_path / "file" / "firm.pem", "firm", ["law"])
-    assert (caught.value.where, "--home" in caught.value.todo) == (str(tmp_path / "file"), True)
+    assert (caught.value.where, "`home`" in caught.value.todo) == (str(tmp_path / "file"), True)
 
 
-@pytest.mark.parametrize(("owner", "domain", "where"), [("../up", "law", "--owner"), ("up", "Law", "--domain")])
+@pytest.mark.parametrize(("owner", "domain", "where"), [("../up", "law", "`owner`"), ("up", "Law", "`domain`")])
 def test_no_key_is_made_for_an_invalid_name(tmp_path: Path, owner: str, domain: str, where: str) -> None:
     with pytest.raises(MoergeError, match="is not a valid name") as caught:
         join_request(tmp_path / "key.pem", owner, [domain])
