@@ -73,7 +73,7 @@ def solve_form(found: Contributors | None = None) -> Form:
         "relative": "relative to the mean diagonal",
         "auto": "chosen by the tuning splits",
     }
-    routers = {kind.name: kind.about for kind in ROUTERS.values()}
+    routers: dict[str, str] = {kind.name: kind.about for kind in ROUTERS.values()}
     weights = {"": "as they contributed", "balanced": "all the same"}
     return Form(
         heading="Solve a version",

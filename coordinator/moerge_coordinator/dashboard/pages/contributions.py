@@ -1,5 +1,7 @@
 """The contributions."""
 
+from typing import Any
+
 from starlette.responses import Response
 
 from moerge.statistics.kinds import CONTRIBUTIONS, ROUTER
@@ -12,7 +14,7 @@ def _contributions(visit: Visit) -> Response:
     page = visit.rest.contributions(kind.name, newest=True).page(visit.after)
     current = visit.rest.current_trunk()
     trunk = current.digest if current else None
-    shown = {"contributions": page.items, "further": page.next, "trunk": trunk}
+    shown: dict[str, Any] = {"contributions": page.items, "further": page.next, "trunk": trunk}
     return visit.show("contributions.html", **shown, kind=kind, kinds=CONTRIBUTIONS.values())
 
 
