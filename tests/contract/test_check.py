@@ -53,7 +53,7 @@ def test_a_store_without_credentials_is_a_problem(home: Path, s3: S3, monkeypatc
     place = s3.model_copy(update={"endpoint": None})
     assert "no credentials" in problem(home, place)
     monkeypatch.setenv("AWS_METADATA_ENDPOINT", "http://127.0.0.1:1")  # only then is a cloud's metadata service asked
-    assert "no answer" in problem(home, place)
+    assert "no answer" in problem(home, s3)
 
 
 def test_the_command_exits_with_1_if_there_is_a_problem(home: Path) -> None:
