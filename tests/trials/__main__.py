@@ -33,7 +33,7 @@ from moerge.scoring.perplexity import Rows, load, logits
 from moerge.scoring.routers import routers
 from moerge.trunk import least_squares
 from moerge_lab.demo import corpora
-from moerge_lab.recipes import own, published
+from moerge_lab.recipes import published, recommended
 from moerge_lab.recipes.base import Fleet, Model, Options, Recipe, Shared
 from moerge_lab.recipes.models import FromLogits, Routed, active_parameters
 from moerge_lab.recipes.registry import parse
@@ -102,7 +102,7 @@ def trunk_by(method: TrunkMethod) -> Callable[..., LocalTrunk]:
 def oracle_with_own(part: str, fleet: Fleet) -> Model:
     """The oracle with fitted MLPs, and each domain's own expert's tensors with `part` in their names."""
     _, options, _ = parse(FITTED)
-    settings = published.settings_of(fleet, own.PARTS.recipe(options), options)
+    settings = published.settings_of(fleet, recommended.PARTS.recipe(options), options)
     made = published.trunk_of(fleet, "regmean", options)
     merged = Checkpoint(made.path)
     models = {}

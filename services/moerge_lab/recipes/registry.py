@@ -4,7 +4,7 @@ from difflib import get_close_matches
 from math import isfinite
 
 from moerge.errors import MoergeError
-from moerge_lab.recipes import btm, dense, expert_routing, mergeme, mixtures, own, published, soups, trained
+from moerge_lab.recipes import btm, dense, expert_routing, mergeme, mixtures, published, recommended, soups, trained
 from moerge_lab.recipes.base import Options, Recipe, Value
 
 _MODULES = (
@@ -13,7 +13,7 @@ _MODULES = (
     expert_routing,
     mergeme,
     published,
-    own,
+    recommended,
     trained,
     mixtures,
     soups,

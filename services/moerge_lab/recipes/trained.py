@@ -15,10 +15,9 @@ from moerge_lab.recipes.base import SEED, Fleet, Model, Options, Recipe, number,
 from moerge_lab.recipes.dense import TASK_VECTORS
 from moerge_lab.recipes.likelihoods import with_seed
 from moerge_lab.recipes.models import Loaded, Routed, load
-from moerge_lab.recipes.own import OPTIONS as OWN
-from moerge_lab.recipes.own import PARTS as OWN_PARTS
 from moerge_lab.recipes.precision import convert
 from moerge_lab.recipes.published import RIDGE, publish, random_routers, ridge, scale_of
+from moerge_lab.recipes.recommended import OPTIONS, PARTS
 from moerge_lab.training import job
 from moerge_lab.training.job import Job, Trained
 from moerge_lab.training.loop import Run
@@ -106,7 +105,7 @@ def untrained(fleet: Fleet, options: Options) -> Path:
     if begin in ("recommended", "fitted"):
         if method != "average":
             raise MoergeError("the start has a trunk of its own", where=f"trunk={method}", todo="omit trunk or start")
-        return publish(OWN_PARTS, fleet, {**OWN, **k, "fit": int(begin == "fitted")})
+        return publish(PARTS, fleet, {**OPTIONS, **k, "fit": int(begin == "fitted")})
     if method != "average":
         options = {**options, **scale_of(method, fleet, options)}
     if begin == "ridge":
