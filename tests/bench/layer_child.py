@@ -8,10 +8,9 @@ from pathlib import Path
 from moerge.blobs.local import LocalBlobs
 from moerge.merging.local import given
 from moerge.models.bounds import feature_bounds, feature_exponents, input_bounds, input_exponents
-from moerge.models.config import read_config
+from moerge.models.dense_files import DenseFiles, DenseTrunk
 from moerge.models.distance import require_near_others
 from moerge.models.expert_folder import require_finite
-from moerge.models.families import family_of
 from moerge.models.reader import Checkpoint
 from moerge.progress import NoProgress
 from moerge.routers.ridge import SOLVER
@@ -38,9 +37,10 @@ class Coordinator:
         self.names = {domain: digest_of(domain) for domain in DOMAINS}
         self.files = ExitStack()
 
-    def expert(self, domain: str) -> Checkpoint:
-        folder = self.folder / domain
-        return Checkpoint(folder, {"model.safetensors": LocalFile(folder / "weights")})
+    def expert(self, domain: str) -> DenseFiles:
+        expert = DenseFiles(self.folder / domain)
+        expert.checkpoint = Checkpoint(expert.folder, {"model.safetensors": LocalFile(expert.folder / "weights")})
+        return expert
 
     def sums(self, kind: str) -> list[Path]:
         return [self.folder / f"{kind}-{domain}" for domain in DOMAINS]
@@ -71,13 +71,13 @@ class Coordinator:
             solver=SOLVER,
         )
         records = [ExpertRecord(digest, domain, "owner", "unknown") for domain, digest in self.names.items()]
+        experts = [self.expert(record.domain) for record in records]
         return lineage, VersionInputs(
-            slots=[Slot(each, self.expert(each.domain), self.folder / each.domain) for each in records],
-            trunk=Checkpoint.of_file(LocalFile(trunk)),
+            slots=[Slot(each, expert.checkpoint, expert) for each, expert in zip(records, experts, strict=True)],
+            trunk=DenseTrunk(LocalFile(trunk), experts[0]),
             trunk_sha256=trunk.name,
             method="average",
             merged=records,
-            config=self.folder / DOMAINS[0],
             contributed=[Contributed(digest_of(path.name), "d0", "owner", 1, 1) for path in self.sums("router")],
             statistics=lambda: self.sums("router"),
         )
@@ -88,7 +88,7 @@ class Coordinator:
 
 def receive(made: Coordinator) -> None:
     """An expert's check."""
-    one, other = map(made.expert, DOMAINS)
+    one, other = (made.expert(domain).checkpoint for domain in DOMAINS)
     with NoProgress().track("", 0, "B") as tracker:
         require_finite(one, tracker)
         require_near_others(one, {"other": other}, 1.2, "one", tracker)
@@ -97,13 +97,11 @@ def receive(made: Coordinator) -> None:
 def check_sums(made: Coordinator) -> None:
     """The check of a contribution of each kind."""
     expert = made.expert(DOMAINS[0])
-    config = read_config(expert.path)
-    family = family_of(config)
     with StatisticsFile(made.sums("trunk")[0]) as file:
-        validate_trunk(file, input_exponents(expert, family, config), input_bounds(expert, family, config))
+        validate_trunk(file, input_exponents(expert), input_bounds(expert))
         median_rank(file)
     with StatisticsFile(made.sums("router")[0]) as file:
-        validate(file, feature_exponents(expert, family, config), feature_bounds(expert, family, config))
+        validate(file, feature_exponents(expert), feature_bounds(expert))
         median_rank(file)
 
 
@@ -112,8 +110,8 @@ def publish(made: Coordinator) -> None:
     import torch
 
     lineage, inputs = made.version()
-    layers = read_config(inputs.config).num_hidden_layers
-    routers = [torch.zeros(len(DOMAINS), read_config(inputs.config).hidden_size)] * layers
+    config = inputs.trunk.config
+    routers = [torch.zeros(len(DOMAINS), config.hidden_size)] * config.num_hidden_layers
     for plan in plan_version(lineage, inputs, given(routers)).files:
         if plan.sha256 is None:
             made.blobs.put(plan.name, plan.write)

@@ -11,6 +11,7 @@ from transformers import LlamaConfig
 
 from moerge.files import atomic_file
 from moerge.models.dense import DenseWeights
+from moerge.models.dense_files import DenseFiles
 from moerge.models.reader import Checkpoint, model_shapes
 from moerge.models.stored import SINGLE, TensorSpec
 from moerge.models.writer import TensorPlan, write_safetensors
@@ -68,7 +69,7 @@ class MadePass(RouterPass):
 
 def made_pass(config: LlamaConfig, precision: str, device: str) -> MadePass:
     bits = [exponent(config.hidden_size)] * config.num_hidden_layers
-    return MadePass(NOWHERE, NOWHERE, bits, precision, device, config=config)
+    return MadePass(DenseFiles(NOWHERE), DenseFiles(NOWHERE), bits, precision, device, config=config)
 
 
 def write_expert(folder: Path, config: LlamaConfig, dtype: torch.dtype) -> None:

@@ -15,7 +15,7 @@ from moerge.blobs.local import LocalBlobs
 from moerge.files import atomic_file, sync_folder
 from moerge.models.bounds import feature_gains
 from moerge.models.config import read_config
-from moerge.models.families import family_of
+from moerge.models.dense_files import DenseFiles, DenseTrunk
 from moerge.models.reader import Checkpoint
 from moerge.progress import NoProgress
 from moerge.routers.solve import solve_layers
@@ -52,7 +52,7 @@ def router_pass(expert: Path, precision: str = "float32", device: str = "cpu") -
 
     config = read_config(expert)
     bits = [exponent(config.hidden_size)] * config.num_hidden_layers
-    return RouterPass(expert, expert, bits, precision, device)
+    return RouterPass(DenseFiles(expert), DenseFiles(expert), bits, precision, device)
 
 
 def statistics_pass(streamed: "Streamed", shards: Sequence["Shard"]) -> None:
@@ -124,7 +124,7 @@ def merge(store: Store, experts: Sequence[Path]) -> FileEntry:
     """The experts' average trunk."""
     named = [digest_of(slot) for slot in range(len(experts))]
     lineage = TrunkLineage(method="average", options=TrunkOptions(), experts=named, contributions=[])
-    inputs = TrunkInputs(dict(zip(named, map(Checkpoint, experts), strict=True)), {digest: digest for digest in named})
+    inputs = TrunkInputs(dict(zip(named, map(DenseFiles, experts), strict=True)), {digest: digest for digest in named})
     return merge_trunk(lineage, inputs, store.blobs, NoProgress()).files[0]
 
 
@@ -140,11 +140,12 @@ def publish(
 
     `trunk` is a blob, named by its digest.
     """
-    config, checkpoint = read_config(experts[0]), Checkpoint(trunk)
-    family, layers, sha256 = family_of(config), config.num_hidden_layers, trunk.name
+    dense = DenseTrunk(trunk, DenseFiles(experts[0]))
+    config, family, checkpoint = dense.config, dense.family, dense.checkpoint
+    layers, sha256 = config.num_hidden_layers, trunk.name
     domains, lineage = [f"d{slot}" for slot in range(len(experts))], digest_of(version)
     options = SolveOptions(ridge_lambda=ridge_lambda)
-    gains = feature_gains(checkpoint, family, config)
+    gains = feature_gains(dense)
 
     @cache
     def solution() -> tuple[list[Tensor], SolveReport]:
@@ -152,12 +153,12 @@ def publish(
             files = [stack.enter_context(StatisticsFile(path)) for path in statistics]
             return solve_layers(files, domains, gains, options)
 
-    weights = trunk_files(checkpoint, family, config, sha256, sha256)
+    weights = trunk_files(dense, sha256, sha256)
     for slot, each in enumerate(experts):
         weights.append(expert_file(Checkpoint(each), family, layers, slot, digest_of(str(each))))
     shape, dtype = (len(domains), config.hidden_size), checkpoint.specs["model.embed_tokens.weight"].dtype
     weights.append(router_file(lambda: solution()[0], layers, shape, family, dtype, lineage))
-    published = version_config(config, family, len(experts), options.top_k, checkpoint, tied=False)
-    texts = config_files(experts[0], published)
+    published = version_config(dense, len(experts), options.top_k, tied=False)
+    texts = config_files(DenseFiles(experts[0]), published)
     texts.append(report_file(lambda: solution()[1], lineage))
     store.show(version, [store.file(plan) for plan in [*weights, index_file(weights), *texts]])

@@ -13,6 +13,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from moerge.errors import MoergeError
 from moerge.models.adapters import tokenizer_folder
+from moerge.models.dense_files import DenseFiles
 from moerge.models.expert_folder import dense_folder
 from moerge_lab.recipes.base import Fleet
 from moerge_lab.recipes.dense import merged_model
@@ -61,7 +62,7 @@ def settings(fleet: Fleet, base: Path) -> dict[str, Any]:
     for domain in fleet.domains:
         beginnings = [text[:PROMPT_TOKENS] for text in domain.statistics[:PROMPTS]]
         prompts = [tokenizer.decode(text, skip_special_tokens=True) for text in beginnings]
-        folder = dense_folder(domain.expert, fleet.work / "dense" / domain.name)  # mergekit reads files
+        folder = dense_folder(DenseFiles(domain.expert), fleet.work / "dense" / domain.name)  # mergekit reads files
         experts.append({"source_model": str(folder.resolve()), "positive_prompts": prompts})
     return {
         "base_model": str(base.resolve()),

@@ -22,6 +22,7 @@ from moerge.statistics.features import visit_features
 from moerge_lab.demo import corpora
 from moerge_lab.demo.train import train
 from support.documents import texts_of
+from support.models import on_trunk
 from support.progress import Silent
 from support.versions import published, trunk_file
 
@@ -56,7 +57,7 @@ def versions() -> tuple[list[Path], list[list[list[int]]], dict[torch.dtype, Pat
 @torch.inference_mode()
 def elsewhere(expert: Path, trunk: Path, cut: Sequence[list[int]], both: Sequence[Sequence[Tensor]]) -> Pair:
     """The number of tokens, over all layers, that the two routers send to different experts; and of all."""
-    model, _ = domain_model(expert, trunk)
+    model, _ = domain_model(*on_trunk(expert, trunk))
     moved, seen = 0, 0
 
     def visit(layer: int, x: Tensor) -> None:

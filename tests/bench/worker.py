@@ -169,7 +169,7 @@ def small_shards() -> list[Pair]:
             coordinator="",
             token="",
             domain="law",
-            expert=passed.expert,
+            expert=passed.expert.folder,
             data=[str(texts(folder / "texts.jsonl", 1, DOCUMENTS))],
             home=folder,
         )
@@ -186,7 +186,7 @@ def small_shards() -> list[Pair]:
             shards=["0" * 64],
             trunk="0" * 64,
         )
-        data, seen = TimedData(settings, say), Events(Status(folder, "law", ""), Lines())
+        data, seen = TimedData(settings, passed.expert, say), Events(Status(folder, "law", ""), Lines())
         with closing(Ledger(folder / "ledger")) as ledger:
             whole = pending.PendingStatistics(settings, data, seen, compute, blank, passed, ledger)
             total = seconds(whole.complete)

@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from moerge.client.register import register
 from moerge.errors import CoordinatorError
 from moerge.models.adapter_settings import AdapterSettings
+from moerge.models.dense_files import DenseFiles
 from moerge.models.expert_folder import dense_folder, file_digests
 from moerge.progress import Tracker
 from moerge_proto.experts import ExpertState, NewAdapter, NewExpert
@@ -44,19 +45,19 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
 def joined(made: Federation, domain: str, folder: Path) -> tuple[Member, Path, Path]:
     """An owner with an adapter of the base's expert, and the merged model."""
     member = made.join(domain, adapter(folder / "adapter", made.members["base"].folder, seed=100 + len(made.members)))
-    return member, member.folder, dense_folder(member.folder, folder / "dense")
+    return member, member.folder, dense_folder(DenseFiles(member.folder), folder / "dense")
 
 
 def test_only_an_adapter_of_a_registered_base_is_sent(made: Federation, tmp_path: Path) -> None:
     member, own, dense = joined(made, "law", tmp_path)
-    titles, new = Titles(), NewExpert(domain="law", files=file_digests(dense))
-    row = register(member.client, dense, new, titles, adapter=own)
+    titles, new = Titles(), NewExpert(domain="law", files=file_digests(DenseFiles(dense)))
+    row = register(member.client, DenseFiles(dense), new, titles, adapter=own)
     assert titles.seen == ["uploading adapter_model.safetensors"]
     assert row.state is ExpertState.READY
     assert row.adapter is not None
     assert row.adapter.base == made.expert("base").digest
-    assert {file.name: file.sha256 for file in row.files} == file_digests(dense)
-    assert register(member.client, dense, new, titles, adapter=own).digest == row.digest
+    assert {file.name: file.sha256 for file in row.files} == file_digests(DenseFiles(dense))
+    assert register(member.client, DenseFiles(dense), new, titles, adapter=own).digest == row.digest
     assert len(titles.seen) == 1
 
 
@@ -71,10 +72,10 @@ def test_the_command_names_the_base(made: Federation, tmp_path: Path) -> None:
 
 def test_without_a_permitted_base_the_merged_model_is_sent(made: Federation, tmp_path: Path) -> None:
     member, own, dense = joined(made, "art", tmp_path)
-    new, titles = NewExpert(domain="art", files=file_digests(dense)), Titles()
+    new, titles = NewExpert(domain="art", files=file_digests(DenseFiles(dense))), Titles()
     made.members["base"].allow(redistribute=False)
     try:
-        row = register(member.client, dense, new, titles, adapter=own)
+        row = register(member.client, DenseFiles(dense), new, titles, adapter=own)
     finally:
         made.members["base"].allow()
     assert titles.seen == ["uploading model.safetensors"]
@@ -83,9 +84,9 @@ def test_without_a_permitted_base_the_merged_model_is_sent(made: Federation, tmp
 
 def test_with_an_unknown_base_the_merged_model_is_sent(made: Federation, tmp_path: Path) -> None:
     own = adapter(tmp_path / "other", expert(tmp_path / "unknown", 9), 3)
-    member, titles, dense = made.join("maths", own), Titles(), dense_folder(own, tmp_path / "others")
-    new = NewExpert(domain="maths", files=file_digests(dense))
-    assert register(member.client, dense, new, titles, adapter=own).state is ExpertState.READY
+    member, titles, dense = made.join("maths", own), Titles(), dense_folder(DenseFiles(own), tmp_path / "others")
+    new = NewExpert(domain="maths", files=file_digests(DenseFiles(dense)))
+    assert register(member.client, DenseFiles(dense), new, titles, adapter=own).state is ExpertState.READY
     assert titles.seen == ["uploading model.safetensors"]
 
 
@@ -94,20 +95,26 @@ def test_if_the_coordinator_rounds_differently_all_is_sent(made: Federation, tmp
     weights = load_file(dense / "model.safetensors")
     weights["model.layers.0.mlp.down_proj.weight"][0, 0] += 1e-6  # as another processor may
     save_file(weights, dense / "model.safetensors", {"format": "pt"})
-    titles, new = Titles(), NewExpert(domain="history", files=file_digests(dense))
-    row = register(member.client, dense, new, titles, adapter=own)
+    titles, new = Titles(), NewExpert(domain="history", files=file_digests(DenseFiles(dense)))
+    row = register(member.client, DenseFiles(dense), new, titles, adapter=own)
     assert titles.seen == ["uploading adapter_model.safetensors", "uploading model.safetensors"]
     assert (row.state, row.adapter) == (ExpertState.READY, None)
-    assert {file.name: file.sha256 for file in row.files} == file_digests(dense)
+    assert {file.name: file.sha256 for file in row.files} == file_digests(DenseFiles(dense))
 
 
 def test_weights_of_a_refused_adapter_are_not_sent(made: Federation, tmp_path: Path) -> None:
     member, own, _ = joined(made, "far", tmp_path)
     path = own / "adapter_model.safetensors"
     save_file({name: 100 * tensor for name, tensor in load_file(path).items()}, path)
-    dense, titles = dense_folder(own, tmp_path / "dense"), Titles()
+    dense, titles = dense_folder(DenseFiles(own), tmp_path / "dense"), Titles()
     with pytest.raises(CoordinatorError, match="times the tensor's norm"):
-        register(member.client, dense, NewExpert(domain="far", files=file_digests(dense)), titles, adapter=own)
+        register(
+            member.client,
+            DenseFiles(dense),
+            NewExpert(domain="far", files=file_digests(DenseFiles(dense))),
+            titles,
+            adapter=own,
+        )
     assert titles.seen == ["uploading adapter_model.safetensors"]
 
 
@@ -122,7 +129,7 @@ def test_weights_of_a_refused_adapter_are_not_sent(made: Federation, tmp_path: P
 def test_a_hostile_adapter_is_refused(made: Federation, tmp_path: Path, settings: dict[str, Any], where: str) -> None:
     domain = f"hostile-{len(made.members)}"
     member, own, dense = joined(made, domain, tmp_path)
-    files = file_digests(dense)
+    files = file_digests(DenseFiles(dense))
     for name in files:
         if not name.endswith(".safetensors"):
             member.client.upload(dense / name, SILENT, title=name)
@@ -144,5 +151,5 @@ def test_an_adapter_of_a_missing_upload_is_refused(made: Federation, tmp_path: P
     member, own, dense = joined(made, "absent", tmp_path)
     sent = NewAdapter(base=made.expert("base").digest, weights="0" * 64, settings=AdapterSettings.of(own).own)
     with pytest.raises(CoordinatorError) as caught:
-        member.client.register_expert(NewExpert(domain="absent", files=file_digests(dense), adapter=sent))
+        member.client.register_expert(NewExpert(domain="absent", files=file_digests(DenseFiles(dense)), adapter=sent))
     assert caught.value.where == "files.config.json"

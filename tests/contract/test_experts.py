@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from moerge.client.register import register
 from moerge.errors import CoordinatorError
+from moerge.models.dense_files import DenseFiles
 from moerge.models.expert_folder import file_digests
 from moerge_proto.experts import ExpertState, NewExpert
 from support.federation import SILENT, Member, eventually, files_below, join, joined
@@ -49,10 +50,10 @@ def test_an_unlike_expert_is_refused_before_its_upload(server: Coordinator, memb
 
 
 def test_the_check_of_an_expert_needs_its_files(member: Member) -> None:
-    new = NewExpert(domain=member.domain, files=file_digests(member.folder))
+    new = NewExpert(domain=member.domain, files=file_digests(DenseFiles(member.folder)))
     with pytest.raises(CoordinatorError, match="no complete upload"):
         member.client.check_expert(new)
-    register(member.client, member.folder, new, SILENT)
+    register(member.client, DenseFiles(member.folder), new, SILENT)
     with pytest.raises(CoordinatorError, match=f"domain {member.domain!r} has the expert") as caught:
         member.client.check_expert(new.model_copy(update={"files": {"config.json": "0" * 64}}))
     assert caught.value.todo == f"first withdraw it: moerge expert withdraw {member.domain}"

@@ -13,6 +13,7 @@ import pytest
 
 from moerge.client.client import Client
 from moerge.files import file_sha256
+from moerge.models.dense_files import DenseFiles
 from moerge.models.expert_folder import expert_files, file_digests
 from moerge_coordinator.domain.sources import fetch
 from moerge_proto.experts import Expert, ExpertState, NewExpert
@@ -111,7 +112,7 @@ def server(federation: Federation) -> Coordinator:
 
 
 def wanted(member: Member, source: str | None, files: dict[str, str] | None = None) -> NewExpert:
-    return NewExpert(domain=member.domain, files=files or file_digests(member.folder), source=source)
+    return NewExpert(domain=member.domain, files=files or file_digests(DenseFiles(member.folder)), source=source)
 
 
 def registered(client: Client, new: NewExpert) -> Expert:
@@ -136,7 +137,7 @@ def test_a_fetched_expert_is_kept_like_an_uploaded_one(server: Coordinator, memb
     assert (row.state, row.family, row.problem) == (ExpertState.READY, "llama", None)
     assert row == member.client.register_expert(wanted(member, None))
     stored = {path.read_bytes() for path in (server.home / "experts" / row.digest).iterdir()}
-    assert stored == {path.read_bytes() for path in expert_files(member.folder).values()}
+    assert stored == {path.read_bytes() for path in expert_files(DenseFiles(member.folder)).values()}
 
 
 def test_an_operator_lets_the_coordinator_fetch(federation: Federation, member: Member, source: Source) -> None:
@@ -194,7 +195,7 @@ def test_redirects_are_followed_to_allowed_sources_only(server: Coordinator, mem
 
 
 def test_missing_and_changed_files_are_refused_by_reason(server: Coordinator, member: Member, source: Source) -> None:
-    url, files = f"{source.url}/models/law", file_digests(member.folder)
+    url, files = f"{source.url}/models/law", file_digests(DenseFiles(member.folder))
     assert "status 404" in refused(server, member, url, {**files, "vocab.json": "0" * 64})
     assert "has the SHA-256" in refused(server, member, url, {**files, "config.json": "0" * 64})
     assert registered(member.client, wanted(member, url)).state is ExpertState.READY
@@ -211,7 +212,7 @@ def test_a_fetched_file_over_the_quota_is_refused(
 def test_a_fetched_expert_is_checked(server: Coordinator, member: Member, source: Source, tmp_path: Path) -> None:
     source.folder = shutil.copytree(member.folder, tmp_path / "changed")
     (source.folder / "config.json").write_text(json.dumps({"model_type": "gpt_neox"}))
-    files = {**file_digests(member.folder), "config.json": file_sha256(source.folder / "config.json")}
+    files = {**file_digests(DenseFiles(member.folder)), "config.json": file_sha256(source.folder / "config.json")}
     assert "config.json" in refused(server, member, f"{source.url}/models/law", files)
 
 

@@ -13,6 +13,7 @@ from moerge_proto.experts import Fitted
 from moerge_proto.options import SolveOptions
 from support.dashboard import signed_in
 from support.federation import Federation, Member, federation_of, fit, honest, registered, send, trunk_path
+from support.models import on_trunk
 from support.statistics import written
 from support.versions import logits
 
@@ -65,9 +66,9 @@ def test_a_version_has_the_fitted_mlps(federation: Federation, fitted: Member, o
     folder = federation.version(version.number)
     assert f"fitted to the trunk from `{of.expert}`" in (folder / "README.md").read_text()
     model = AutoModelForCausalLM.from_pretrained(folder)
-    expected, _ = domain_model(fitted.folder, trunk_path(server, trunk))
+    expected, _ = domain_model(*on_trunk(fitted.folder, trunk_path(server, trunk)))
     torch.testing.assert_close(logits(model), logits(expected), rtol=1e-4, atol=1e-4)
-    plain_model, _ = domain_model(federation.members["law"].folder, trunk_path(server, trunk))
+    plain_model, _ = domain_model(*on_trunk(federation.members["law"].folder, trunk_path(server, trunk)))
     assert not torch.allclose(logits(expected), logits(plain_model), atol=1e-3)
     [line] = federation.operator.trunk_history(trunk.digest).versions
     assert line.newcomers == [], "its expert is in the trunk"

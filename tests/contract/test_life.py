@@ -8,6 +8,7 @@ import pytest
 from moerge.cli.common import wait
 from moerge.client.register import register
 from moerge.errors import CoordinatorError, MoergeError
+from moerge.models.dense_files import DenseFiles
 from moerge.models.expert_folder import file_digests
 from moerge_proto.experts import ExpertState, NewExpert
 from moerge_proto.versions import Version
@@ -110,13 +111,13 @@ def test_a_withdrawn_expert_joins_again_by_command_only(federation: Federation) 
     [law] = newcomers(federation, 1)
     [digest] = digests(law)
     law.client.withdraw_expert(digest)
-    again = NewExpert(domain=law.domain, files=file_digests(law.folder))
+    again = NewExpert(domain=law.domain, files=file_digests(DenseFiles(law.folder)))
     with pytest.raises(MoergeError, match="was withdrawn") as caught:  # a worker that starts again
-        register(law.client, law.folder, again, SILENT)
+        register(law.client, DenseFiles(law.folder), again, SILENT)
     assert "moerge expert add" in caught.value.todo
     command = ["expert", "add", law.folder, "--domain", law.domain]
     assert moerge(*command, **federation.server.environment(law.token)) == digest
-    assert register(law.client, law.folder, again, SILENT).state is ExpertState.READY
+    assert register(law.client, DenseFiles(law.folder), again, SILENT).state is ExpertState.READY
 
 
 def test_withdrawing_a_trunk_contribution_retires_its_trunk(federation: Federation) -> None:

@@ -8,6 +8,7 @@ from moerge.blobs.s3 import S3
 from moerge.client.register import register
 from moerge.files import file_sha256
 from moerge.merging.local import local_trunk, local_version
+from moerge.models.dense_files import DenseFiles
 from moerge.models.expert_folder import DenseExpert, dense_folder, file_digests, is_weights
 from moerge.versions.folder import write_version
 from moerge.versions.plan import plan_version
@@ -42,10 +43,10 @@ def test_a_coordinator_on_s3_publishes_the_local_bytes(s3: S3, tmp_path: Path) -
         base = made.members["law"]
         base.allow()
         member = made.join("art", adapter(tmp_path / "art", base.folder, seed=2))
-        member.folder = dense_folder(member.folder, tmp_path / "dense")
+        member.folder = dense_folder(DenseFiles(member.folder), tmp_path / "dense")
         _empty(made)
-        new = NewExpert(domain="art", files=file_digests(member.folder))
-        register(member.client, member.folder, new, SILENT, adapter=tmp_path / "art")
+        new = NewExpert(domain="art", files=file_digests(DenseFiles(member.folder)))
+        register(member.client, DenseFiles(member.folder), new, SILENT, adapter=tmp_path / "art")
         sums, routers = [], []
         for each in made.members.values():
             sums.append(written(tmp_path / f"trunk-{each.domain}", *honest_trunk(each)))

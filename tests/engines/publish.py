@@ -55,7 +55,7 @@ def version(case: Case, home: Path) -> Path:
     folder = home / "versions" / case.name
     if not folder.exists():
         own = [DenseExpert(f"d{number}", each) for number, each in enumerate(experts(case, home))]
-        sources = [Source(each, Corpus([str(each.folder / "texts.jsonl")], each.folder)) for each in own]
+        sources = [Source(each, Corpus([str(each.folder / "texts.jsonl")], each)) for each in own]
         solve = RECOMMENDED.solve.model_copy(update={"top_k": case.top_k})
         recipe = RECOMMENDED.model_copy(
             update={"method": case.trunk, "fit": case.trunk == "regmean-fitted", "solve": solve}

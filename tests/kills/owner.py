@@ -24,7 +24,7 @@ from moerge_proto.trunks import Trunk
 from moerge_workers.data.shard_key import read_key
 from support.documents import texts_of
 from support.federation import Member, federation_of, trunk_path
-from support.models import texts
+from support.models import on_trunk, texts
 from support.passes import sums_of
 from support.processes import Coordinator, marked
 from support.statistics import written
@@ -91,7 +91,10 @@ class Owner:
         assert path is not None
         with StatisticsFile(path) as file:
             manifest = file.manifest
-        work = RouterPass(self.member.folder, trunk_path(self.server, self.trunk), manifest.exponents)
+        work = RouterPass(
+            *on_trunk(self.member.folder, trunk_path(self.server, self.trunk)),
+            manifest.exponents,
+        )
         tokenizer = AutoTokenizer.from_pretrained(self.member.folder)
 
         def encode(text: str) -> Tokens:

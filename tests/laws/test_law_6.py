@@ -8,7 +8,7 @@ from transformers import AutoModelForCausalLM
 
 from moerge.models.dense import domain_model
 from moerge.scoring.routers import forced
-from support.models import expert
+from support.models import expert, on_trunk
 from support.versions import loaded, logits, published
 
 LLAMA3 = {
@@ -67,7 +67,7 @@ def test_law_6_forced_to_one_expert_logits_equal_trunk_and_its_mlps(
     version = loaded(published(experts, tmp_path), family)
     seen = []
     for slot, folder in enumerate(experts):
-        dense, _ = domain_model(folder, tmp_path / "trunk" / "trunk.safetensors")
+        dense, _ = domain_model(*on_trunk(folder, tmp_path / "trunk" / "trunk.safetensors"))
         with forced(version, slot):
             seen.append(logits(version))
         torch.testing.assert_close(seen[-1], logits(dense), atol=1e-4, rtol=0)
@@ -81,5 +81,5 @@ def test_law_6_forced_to_one_expert_others_weigh_nothing_at_any_top_k(tmp_path: 
     for slot, folder in enumerate(experts):
         with forced(version, slot):
             found = logits(version)
-        dense, _ = domain_model(folder, tmp_path / "trunk" / "trunk.safetensors")
+        dense, _ = domain_model(*on_trunk(folder, tmp_path / "trunk" / "trunk.safetensors"))
         torch.testing.assert_close(found, logits(dense), atol=1e-4, rtol=0)

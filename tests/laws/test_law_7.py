@@ -5,9 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from moerge.models.config import read_config
+from moerge.models.dense_files import DenseFiles
 from moerge.models.families import FAMILIES
-from moerge.models.reader import Checkpoint
 from moerge.versions.files import expert_file, router_file, trunk_files
 from moerge.versions.plan import VersionPlan
 from support.lineages import DOMAINS, Group, planned
@@ -47,12 +46,12 @@ def test_law_7_removing_an_expert_rewrites_those_whose_slots_move(tmp_path: Path
 def test_law_7_a_file_s_key_changes_with_what_it_is_made_of(tmp_path: Path, change: str) -> None:
     """A file with an equal key is reused, so every difference must change the key."""
     folder = expert(tmp_path / "expert", seed=1, tie_word_embeddings=True)
-    checkpoint, config, llama = Checkpoint(folder), read_config(folder), FAMILIES["llama"]
+    own, llama = DenseFiles(folder), FAMILIES["llama"]
 
     def keys(lineage: str = "0", trunk: str = "1", expert_digest: str = "2", slot: int = 0) -> list[str]:
         routers = router_file(list, 2, (2, 6), llama, torch.float32, lineage)
-        trunks = trunk_files(checkpoint, llama, config, trunk, trunk)
-        made = [routers, *trunks, expert_file(checkpoint, llama, 3, slot, expert_digest)]
+        trunks = trunk_files(own, trunk, trunk)
+        made = [routers, *trunks, expert_file(own.checkpoint, llama, 3, slot, expert_digest)]
         return [plan.key for plan in made]
 
     other, places = {

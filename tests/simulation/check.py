@@ -9,9 +9,9 @@ from sqlalchemy import select
 
 from moerge.files import file_sha256
 from moerge.models.bounds import feature_gains
-from moerge.models.config import read_config
+from moerge.models.dense_files import DenseFiles, DenseTrunk
 from moerge.models.expert_folder import expert_files
-from moerge.models.families import EMBEDDING, family_of
+from moerge.models.families import EMBEDDING
 from moerge.models.reader import Checkpoint
 from moerge.routers.solve import solve_layers
 from moerge.versions.files import FilePlan, expert_file, router_file, trunk_files
@@ -84,17 +84,15 @@ def _weights(key: Key) -> dict[str, str]:
     folder = next(iter(experts().values())).parent
     dense = [experts()[domain] for domain in key.trunk]
     path = trunk_file(dense, folder / f"trunk-{'-'.join(key.trunk)}")
-    trunk, config = Checkpoint(path), read_config(dense[0])
-    family, layers = family_of(config), config.num_hidden_layers
-    plans = trunk_files(trunk, family, config, "", file_sha256(path))
+    trunk = DenseTrunk(path, DenseFiles(dense[0]))
+    config, family, layers = trunk.config, trunk.family, trunk.config.num_hidden_layers
+    plans = trunk_files(trunk, "", file_sha256(path))
     for slot, domain in enumerate(key.domains):
         plans.append(expert_file(Checkpoint(experts()[domain]), family, layers, slot, ""))
     files = [_statistics(part, folder) for part in sorted(key.parts)]
-    routers, _ = solve_layers(
-        files, key.domains, feature_gains(trunk, family, config), SolveOptions(ridge_lambda=key.ridge_lambda)
-    )
+    routers, _ = solve_layers(files, key.domains, feature_gains(trunk), SolveOptions(ridge_lambda=key.ridge_lambda))
     shape = (len(key.domains), config.hidden_size)
-    plans.append(router_file(lambda: routers, layers, shape, family, trunk.specs[EMBEDDING].dtype, ""))
+    plans.append(router_file(lambda: routers, layers, shape, family, trunk.checkpoint.specs[EMBEDDING].dtype, ""))
     return {plan.name: _sha256(plan) for plan in plans}
 
 
@@ -129,7 +127,7 @@ def _require_folders(run: Run, home: Path, uploads: set[str]) -> None:
     kept = {path.name for path in (home / "experts").glob("*")}
     purged = {run.digests[domain] for domain in run.model.purged if domain not in run.model.ready}
     assert not kept & purged
-    assert all(path.name in expert_files(experts()[d]) for d, e in run.digests.items() if e in kept
+    assert all(path.name in expert_files(DenseFiles(experts()[d])) for d, e in run.digests.items() if e in kept
                for path in (home / "experts" / e).iterdir())  # fmt: skip
     if not (home / "blobs").is_dir():  # it is a store's cache then, and versions are pulled
         return

@@ -16,6 +16,7 @@ from moerge.cli.common import wait
 from moerge.client.client import Client
 from moerge.client.pull import pull
 from moerge.errors import CoordinatorError
+from moerge.models.dense_files import DenseFiles
 from moerge.models.expert_folder import expert_files
 from moerge.progress import LogProgress
 from moerge_proto.contributions import NewContribution
@@ -143,7 +144,7 @@ class Run:
                 self.tokens[domain] = add_owner(client)
 
         def register(client: Client) -> str:
-            paths = expert_files(experts()[domain])
+            paths = expert_files(DenseFiles(experts()[domain]))
             files = {name: client.upload(path, SILENT, title=name).sha256 for name, path in paths.items()}
             made = client.register_expert(NewExpert(domain=domain, files=files))
             self.digests[domain] = made.digest

@@ -14,6 +14,7 @@ from moerge.client.client import Client
 from moerge.documents.shards import enough
 from moerge.experts.fitting import fit as fit_expert
 from moerge.models.batches import batches
+from moerge.models.dense_files import DenseFiles
 from moerge.models.expert_folder import DenseExpert, expert_files
 from moerge.models.tokens import all_counted
 from moerge.progress import LogProgress
@@ -27,7 +28,7 @@ from moerge_proto.owners import NewOwner, NewToken, Role
 from moerge_proto.statistics_file import RouterManifest, StatisticsSettings, TrunkManifest
 from moerge_proto.trunks import NewTrunk, Trunk
 from moerge_proto.versions import NewVersion, Version
-from support.models import expert
+from support.models import expert, on_trunk
 from support.passes import sums_of
 from support.processes import Coordinator, coordinator, moerge
 from support.statistics import written
@@ -47,7 +48,7 @@ class Member:
     folder: Path
 
     def upload_files(self) -> dict[str, str]:
-        paths = expert_files(self.folder)
+        paths = expert_files(DenseFiles(self.folder))
         return {name: self.client.upload(path, SILENT, title=name).sha256 for name, path in paths.items()}
 
     def register(self, fitted: Fitted | None = None) -> Expert:
@@ -113,7 +114,9 @@ def trunk_path(server: Coordinator, trunk: Trunk) -> Path:
 def fit(server: Coordinator, member: Member, trunk: Trunk) -> Member:
     """The member with its expert's MLPs fitted to a trunk over the fixed rows; not registered yet."""
     path, home = trunk_path(server, trunk), member.folder.with_name(f"{member.folder.name}-{trunk.digest[:8]}")
-    return replace(member, folder=fit_expert(member.folder, path, list(batches(all_counted(ROWS), 512)), home))
+    return replace(
+        member, folder=fit_expert(*on_trunk(member.folder, path), list(batches(all_counted(ROWS), 512)), home)
+    )
 
 
 def honest(
@@ -130,7 +133,10 @@ def honest(
     Several shards repeat the rows. With `fitted` they are for that expert, in the member's folder.
     """
     rows = ROWS if shards == 1 else _enough(ROWS, shards * enough(trunk.hidden_size))
-    sums = sums_of(RouterPass(member.folder, trunk_path(server, trunk), trunk.exponents), rows)
+    sums = sums_of(
+        RouterPass(*on_trunk(member.folder, trunk_path(server, trunk)), trunk.exponents),
+        rows,
+    )
     name = (fitted or registered(member)).digest
     manifest = router_manifest(member.name, name, member.domain, trunk, StatisticsSettings(), split)
     names = sorted(sha256_hex(f"{member.domain} {first + n}".encode()) for n in range(shards))
@@ -147,7 +153,7 @@ def honest_trunk(member: Member, rows: list[list[int]] = ROWS) -> tuple[TrunkMan
     own = DenseExpert(member.domain, member.folder)
     rows = _enough(rows, enough(own.config.hidden_size))
     manifest = trunk_manifest(member.name, own, registered(member).digest, StatisticsSettings())
-    sums = sums_of(TrunkPass(member.folder, manifest.exponents), rows)
+    sums = sums_of(TrunkPass(DenseFiles(member.folder), manifest.exponents), rows)
     names = [sha256_hex(member.domain.encode())]
     return manifest.model_copy(update={"tokens": sums.tokens, "documents": sums.documents, "shards": names}), sums
 

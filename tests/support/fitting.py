@@ -10,7 +10,9 @@ from torch import Tensor, nn
 from moerge.experts.fitting import SHRINKAGE_TO_EXPERT
 from moerge.models.batches import Batch
 from moerge.models.dense import domain_model, expert_model
+from moerge.models.dense_files import DenseFiles
 from moerge.trunk.least_squares import head_alignment
+from support.models import on_trunk
 
 
 class _Reached(Exception):  # noqa: N818  # not an error: it ends a pass
@@ -56,7 +58,10 @@ def _solved(inputs: Sequence[Tensor], targets: Sequence[Tensor], own: Tensor, pr
 @torch.inference_mode()
 def whole_fit(expert: Path, trunk: Path, batches: Sequence[Batch]) -> dict[str, Tensor]:
     """The fitted MLPs' tensors by name, float32."""
-    dense, behind = expert_model(expert), domain_model(expert, trunk)[0]
+    dense, behind = (
+        expert_model(DenseFiles(expert)),
+        domain_model(*on_trunk(expert, trunk))[0],
+    )
     old, new = list(dense.model.layers), list(behind.model.layers)
     wanted, states = ([model.model.embed_tokens(batch.input_ids) for batch in batches] for model in (dense, behind))
     counted = [batch.counted for batch in batches]

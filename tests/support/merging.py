@@ -6,6 +6,7 @@ from typing import Any
 from moerge.documents.corpus import Corpus
 from moerge.files import file_sha256
 from moerge.merging.merge import Source
+from moerge.models.dense_files import DenseFiles
 from moerge.models.expert_folder import DenseExpert
 
 HIDDEN = 16
@@ -13,7 +14,7 @@ SMALL: dict[str, Any] = {"hidden_size": HIDDEN, "intermediate_size": 16, "num_hi
 
 
 def corpus_of(folder: Path, domain: str, text: Path | None = None) -> Corpus:
-    return Corpus([str(text or folder / f"{domain}.jsonl")], folder / domain)
+    return Corpus([str(text or folder / f"{domain}.jsonl")], DenseFiles(folder / domain))
 
 
 def source(folder: Path, domain: str, text: Path | None = None) -> Source:

@@ -11,6 +11,8 @@ from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
+from moerge.models.dense_files import DenseFiles, DenseTrunk
+
 VOCAB = 300
 SMALL = {
     "vocab_size": VOCAB,
@@ -86,3 +88,9 @@ def texts(path: Path, seed: int, documents: int) -> Path:
             letters = torch.randint(first, first + 13, (length,), generator=generator)
             out.write(json.dumps({"text": "".join(map(chr, letters))}) + "\n")
     return path
+
+
+def on_trunk(folder: Path, trunk: Path) -> tuple[DenseFiles, DenseTrunk]:
+    """An expert, and a trunk's file for it."""
+    own = DenseFiles(folder)
+    return own, DenseTrunk(trunk, own)

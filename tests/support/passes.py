@@ -18,6 +18,7 @@ from moerge.statistics.packed_attention import PACKED
 from moerge.statistics.passes import Pass, RouterPass, TrunkPass
 from moerge.statistics.streamed import Streamed, rounded
 from moerge_proto.statistics_file import Int64
+from support.models import on_trunk
 
 
 def sums_of(
@@ -36,7 +37,7 @@ def sums_of(
 
 def own_pass(folder: Path, layers: int) -> RouterPass:
     """A router pass of the expert in a folder under its own trunk."""
-    return RouterPass(folder, folder / "model.safetensors", [16] * layers)
+    return RouterPass(*on_trunk(folder, folder / "model.safetensors"), [16] * layers)
 
 
 def whole_model(work: Pass) -> PreTrainedModel:

@@ -163,7 +163,7 @@ class MemoryClient(Client):
 def own_trunk(folder: Path) -> Path:
     """Makes an expert in a folder, and beside it a trunk of this expert alone."""
     own = DenseExpert("law", expert(folder / "expert", 1))
-    names = trunk_names(own.checkpoint, own.family, own.config.num_hidden_layers)
+    names = trunk_names(own)
     save_file({name: own.checkpoint.tensor(name) for name in names}, folder / DENSE_TRUNK_FILE)
     return folder
 
@@ -211,15 +211,16 @@ def context_of(
             **given,
         }
     )
+    own = DenseExpert("law", settings.expert, "owner")
     events, history = Events(Status(home, "law", COORDINATOR), Lines()), History(home, clock)
     try:
         yield Context(
             settings=settings,
             client=client,
             outbox=Outbox(settings, history, events),
-            data=Data(settings, events.say),
+            data=Data(settings, own, events.say),
             events=events,
-            expert=DenseExpert("law", settings.expert, "owner"),
+            expert=own,
             compute=in_process(settings, events),
         )
     finally:

@@ -21,7 +21,6 @@ from moerge.files import atomic_file, cache_folder
 from moerge.merging.local import LocalTrunk, given, local_trunk, local_version
 from moerge.models.bounds import feature_gains
 from moerge.models.expert_folder import DenseExpert
-from moerge.models.reader import Checkpoint
 from moerge.progress import NoProgress, progress
 from moerge.routers.influence import measure
 from moerge.scoring.perplexity import document_scores, normalised, total
@@ -101,11 +100,10 @@ class Fleet:
     def row(self, sent: Path, options: SolveOptions) -> str:
         """A table's cells, for versions with these sums of the last owner."""
         files, domains = [*self.honest[:-1], sent], [expert.domain for expert in self.experts]
-        config, count = self.experts[0].config, len(domains)
-        gains = feature_gains(Checkpoint(self.trunk.path), self.experts[0].family, config)
+        count, gains = len(domains), feature_gains(self.trunk)
         with ExitStack() as stack:
             found = measure([stack.enter_context(StatisticsFile(file)) for file in files], domains, gains, options)
-        routers = list(solve_routers(Checkpoint(self.trunk.path), self.experts[0].folder, files, domains, options)[0])
+        routers = list(solve_routers(self.trunk, files, domains, options)[0])
         scores, counted = self.scored(routers)
         rows, slots = found.domains, range(count)
         pairs = [(rows[one], slot) for one in slots for slot in slots if one != slot]

@@ -37,6 +37,7 @@ from moerge.trunk.stray import require_near
 from moerge_lab.table.presets import PRESETS
 from moerge_proto.statistics_file import exponent
 from moerge_workers.policy import Policy
+from support.models import on_trunk
 from support.passes import sums_of
 
 DOCUMENTS, MARKS = 130, (1, 8, 16, 32, 48, 64, 96, 128)
@@ -110,12 +111,16 @@ class Attacked:
         path = self.home / "forged"
         save_file(tensors, path, metadata={"format": "pt"})
         try:
-            said = str(require_near(self.expert, path, self.max_stray, self.grams))
+            said = str(require_near(*on_trunk(self.expert, path), self.max_stray, self.grams))
         except IncompatibleExpertError as error:
             said = f"refused: {error}".splitlines()[0]
-        model, gains = domain_model(self.expert, path)
+        model, gains = domain_model(*on_trunk(self.expert, path))
         bits, seen = exponent(gains.shape[1]), list[Tensor]()
-        sums = sums_of(RouterPass(self.expert, path, [bits] * len(gains)), self.rows, 4096)
+        sums = sums_of(
+            RouterPass(*on_trunk(self.expert, path), [bits] * len(gains)),
+            self.rows,
+            4096,
+        )
         for batch in self.batches:
             visit_features(model, batch, lambda _, x: seen.append(x / gains[0]), range(1))
         gram = torch.from_numpy(unpack(to_floats(sums.arrays["layers.0.gram"], bits), gains.shape[1]))

@@ -20,6 +20,7 @@ from torch import Tensor
 from moerge.files import cache_folder
 from moerge.merging.local import local_trunk
 from moerge.models.dense import domain_model, expert_model, trunk_names
+from moerge.models.dense_files import DenseFiles, DenseTrunk
 from moerge.models.distance import distance
 from moerge.models.expert_folder import DenseExpert
 from moerge.models.families import EMBEDDING, HEAD
@@ -90,15 +91,15 @@ class Owner:
 
     def judge(self, trunk: Path) -> tuple[float, float, float, float]:
         """Tensor, size and row of the stray; the loss."""
-        found = require_near(self.expert.folder, trunk, float("inf"), self.grams)
+        found = require_near(self.expert, DenseTrunk(trunk, self.expert), float("inf"), self.grams)
         with NoProgress().track("", 0, "") as tracker:
-            under = score(domain_model(self.expert.folder, trunk)[0], self.sample, tracker)
+            under = score(domain_model(self.expert, DenseTrunk(trunk, self.expert))[0], self.sample, tracker)
         return found.tensor.value, found.size.value, found.row.value, under.perplexity / self.own.perplexity
 
     def crafted(self, change: Callable[[str, Tensor], Tensor], path: Path) -> Path:
         """The expert's own trunk, changed."""
         checkpoint = self.expert.checkpoint
-        names = trunk_names(checkpoint, self.expert.family, self.expert.config.num_hidden_layers)
+        names = trunk_names(self.expert)
         save_file({name: change(name, checkpoint.tensor(name)) for name in names}, path)
         return path
 
@@ -152,7 +153,7 @@ def owner_of(domain: str, expert: Path, rows: Sequence[Sequence[int]], tokens: i
     own = DenseExpert(domain, expert)
     sample = windows(first(rows, TOKENS), 2**20, 2**20 - 1)
     with NoProgress().track("", 0, "") as tracker:
-        dense = score(expert_model(expert), sample, tracker)
+        dense = score(expert_model(DenseFiles(expert)), sample, tracker)
     return Owner(own, trunk_contribution(own, first(rows, tokens), home / f"{domain}.grams"), sample, dense)
 
 

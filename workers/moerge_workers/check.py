@@ -21,7 +21,6 @@ from moerge.experts.sample import need_of as fitting_need
 from moerge.memory.messages import described, machine
 from moerge.memory.room import Room
 from moerge.memory.shapes import Shape
-from moerge.models.adapters import is_adapter
 from moerge.models.dense import trunk_names
 from moerge.models.expert_folder import DenseExpert, check_expert
 from moerge.sizes.files import router_contribution_bytes, trunk_contribution_bytes
@@ -134,19 +133,21 @@ class _Machine:
     @property
     def _work(self) -> RouterPass:
         """The run's pass, under the expert's own trunk."""
-        settings, folder = self.settings, self.own.folder
-        exponents = [0] * self.own.config.num_hidden_layers
-        return RouterPass(folder, folder, exponents, settings.statistics.precision, settings.device)
+        settings, own = self.settings, self.own
+        exponents = [0] * own.config.num_hidden_layers
+        return RouterPass(own, own, exponents, settings.statistics.precision, settings.device)
 
     def expert(self) -> str:
-        family, config = check_expert(self.own.folder, None, str(self.own.folder))
-        size = sum(spec.bytes for spec in self.own.checkpoint.specs.values())
-        return f"{family.model_type}, H {config.hidden_size}, {config.num_hidden_layers} layers, {decimal(size)}"
+        check_expert(self.own, None, str(self.own.folder))
+        config, size = self.own.config, sum(spec.bytes for spec in self.own.checkpoint.specs.values())
+        return f"{config.model_type}, H {config.hidden_size}, {config.num_hidden_layers} layers, {decimal(size)}"
 
     def data(self) -> str:
         """Read the first documents, and estimate the rest from the files' bytes."""
         key = None if self.settings.home.is_dir() else secrets.token_bytes(32)  # only a run makes the home
-        first = read_first(self.settings, Data(self.settings, self.said.append, key), self.own.config.hidden_size)
+        first = read_first(
+            self.settings, Data(self.settings, self.own, self.said.append, key), self.own.config.hidden_size
+        )
         self.tokens = first.tokens
         return first.said
 
@@ -158,11 +159,10 @@ class _Machine:
         with tempfile.TemporaryFile(dir=home):
             pass
         specs = self.own.checkpoint.specs
-        names = trunk_names(self.own.checkpoint, self.own.family, self.own.config.num_hidden_layers)
-        trunk = sum(specs[name].bytes for name in names)
+        trunk = sum(specs[name].bytes for name in trunk_names(self.own))
         sums = trunk_contribution_bytes if self.settings.trunk_contribution else router_contribution_bytes
         asked = trunk + _FILES * sums(Shape.of(self.own.config, torch.float32))
-        asked += is_adapter(self.own.folder) * sum(spec.bytes for spec in specs.values())
+        asked += self.own.is_adapter * sum(spec.bytes for spec in specs.values())
         asked += fitted_bytes(self.own) if self.settings.fit else 0
         free = shutil.disk_usage(home).free
         if free < asked:
@@ -176,21 +176,21 @@ class _Machine:
         settings, free = self.settings, free_memory(self.settings)
         self._room = room_of(self._work, settings, free)
         if settings.trunk_contribution:
-            trunk = TrunkPass(self.own.folder, [], settings.statistics.precision, settings.device)
+            trunk = TrunkPass(self.own, [], settings.statistics.precision, settings.device)
             self._room = room_of(trunk, settings, free)
         need = self._room.need
         lines = [described(need, processes=settings.slots)]
         lines.append(f"each slot has {decimal(self._room.states)} of host memory for hidden states")
         lines.append(f"the journal needs {decimal(need.journal)}")
         if settings.fit:
-            require_fittable(self.own.config, self.own.folder)
+            require_fittable(self.own)
             tokens = fitting_tokens(self.own.config.hidden_size)
             lines.append(described(fitting_need(self.own, settings.statistics, settings.device), tokens))
         return "; ".join([*lines, *machine(free)])
 
     def ray(self) -> str:
         settings, said, places = self.settings, self.said.append, _Places()
-        if settings.ray_address is not None and is_adapter(self.own.folder):
+        if settings.ray_address is not None and self.own.is_adapter:
             return "not started: `run` merges the adapter first, and copies the result to nodes that don't see it"
         slots = Slots(settings.ray_address, settings.slots, settings.statistics, said, places)
         self.rate = slots.probe(self._work)

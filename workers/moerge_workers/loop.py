@@ -100,17 +100,16 @@ def _context(settings: Settings, client: Client, history: History, events: Event
     if not settings.dry_run and not require_approved(client, settings.home):
         events.say("contributions are unsigned, because you have no key; to make one: moerge worker init")
     require_gpus(settings)
-    check_expert(settings.expert, None, str(settings.expert))
-    own = _expert(
-        DenseExpert(settings.domain, settings.expert, identity.owner or "", settings.license), settings, events
-    )
+    given = DenseExpert(settings.domain, settings.expert, identity.owner or "", settings.license)
+    check_expert(given, None, str(settings.expert))
+    own = _expert(given, settings, events)
     if settings.fit:
-        require_fittable(own.config, own.folder)
+        require_fittable(own)
     return Context(
         settings=settings,
         client=client,
         outbox=Outbox(settings, history, events),
-        data=Data(settings, events.say),
+        data=Data(settings, own, events.say),
         events=events,
         expert=own,
         compute=compute,
@@ -119,7 +118,7 @@ def _context(settings: Settings, client: Client, history: History, events: Event
 
 def _expert(own: DenseExpert, settings: Settings, events: Events) -> DenseExpert:
     """The dense expert; an adapter is merged with its base."""
-    folder = dense_folder(own.folder, settings.home / "expert")
+    folder = dense_folder(own, settings.home / "expert")
     dense = replace(own, folder=folder, adapter=None if folder == own.folder else own.folder)
     if dense.adapter is not None:
         alone, whole = ((place / name).stat().st_size for place, name in ((dense.adapter, WEIGHTS), (folder, SINGLE)))

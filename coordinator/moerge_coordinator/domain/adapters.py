@@ -18,6 +18,7 @@ from moerge.models.stored import SINGLE
 from moerge_coordinator.domain.ports import Ports
 from moerge_coordinator.log import progress
 from moerge_coordinator.problems import RefusedError
+from moerge_coordinator.storage.folders import StoredFiles
 from moerge_coordinator.storage.tables import ExpertRow
 from moerge_proto.experts import ExpertState, NewAdapter, NewExpert
 from moerge_proto.messages import FileEntry
@@ -68,8 +69,9 @@ def merge_adapter(ports: Ports, row: ExpertRow, adapter: NewAdapter) -> list[Fil
         require_base(session, row.owner, adapter)
     work = ports.settings.home / "fetching" / row.digest
     shutil.rmtree(work, ignore_errors=True)  # of a killed process
-    folder = on_base(ports.folders.expert(adapter.base), _adapter(ports, adapter, work / "own"), work / "adapter")
-    merged = ports.folders.opened(folder, ports.folders.files(adapter.base))
+    base = ports.folders.expert(adapter.base)
+    folder = on_base(base.folder, _adapter(ports, adapter, work / "own"), work / "adapter")
+    merged = StoredFiles(folder, ports.folders.files(adapter.base), ports.blobs).checkpoint
     entries, total = list[FileEntry](), sum(spec.bytes for spec in merged.specs.values())
     for file in row.files:
         size = ports.uploads.held_size(row.owner, file.sha256)

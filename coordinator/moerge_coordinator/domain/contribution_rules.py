@@ -10,8 +10,7 @@ from sqlalchemy.orm import Session
 from moerge.documents.shards import enough
 from moerge.errors import ContributionError
 from moerge.models.bounds import attention_size, input_bounds, input_exponents
-from moerge.models.config import read_config
-from moerge.models.families import FAMILIES, family_of
+from moerge.models.families import FAMILIES
 from moerge.statistics.validate import validate, validate_trunk
 from moerge_coordinator.domain.ports import Ports
 from moerge_coordinator.problems import RefusedError
@@ -134,11 +133,11 @@ class TrunkRule(Rule[TrunkManifest]):
         if expert.fitted_to is not None:
             what, todo = "the expert is fitted to a trunk, so it can't be merged", f"send it for {expert.trained}"
             raise ContributionError(what, where="manifest.expert", todo=todo)
-        config, checkpoint = read_config(ports.folders.expert(expert.digest)), ports.folders.weights(expert.digest)
-        family = family_of(config)
+        files = ports.folders.expert(expert.digest)
+        config = files.config
         sizes = {"hidden_size": config.hidden_size, "layers": config.num_hidden_layers, "vocab_size": config.vocab_size}
         _require_sizes(manifest, {**sizes, "attention_size": attention_size(config)})
-        validate_trunk(file, input_exponents(checkpoint, family, config), input_bounds(checkpoint, family, config))
+        validate_trunk(file, input_exponents(files), input_bounds(files))
         return []
 
     def replace(self, session: Session, supersedes: Sequence[str], manifest: TrunkManifest) -> None:

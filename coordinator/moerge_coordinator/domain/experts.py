@@ -9,11 +9,10 @@ from pathlib import Path
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
-from transformers import PretrainedConfig
 
 from moerge.errors import MoergeError
+from moerge.models.dense_files import DenseFiles
 from moerge.models.expert_folder import check_small_files, counts, expert_digest, is_weights
-from moerge.models.families import Family
 from moerge.models.reader import require_tensors
 from moerge_coordinator.domain import trunks, versions
 from moerge_coordinator.domain.adapters import require_base, require_complete
@@ -149,14 +148,14 @@ def add_checked(
         with ports.database.reading() as session:
             before = _others(session)
         reference = ports.folders.reference(before)
-        with _checked(ports, entries, reference, domain) as (folder, family, config):
-            require_tensors(ports.folders.opened(folder, entries), config)
+        with _checked(ports, entries, reference, domain) as expert:
+            require_tensors(expert.checkpoint, expert.config)
         with ports.database.transaction("add expert") as session:
-            if (expert := known(session)) is not None:
-                return expert
+            if (same := known(session)) is not None:
+                return same
             if _others(session) == before:
                 _require_held(session, owner, entries)
-                return add(session, family.model_type)
+                return add(session, expert.family.model_type)
 
 
 def _others(session: Session) -> list[str]:
@@ -168,15 +167,16 @@ def _others(session: Session) -> list[str]:
 
 @contextmanager
 def _checked(
-    ports: Ports, entries: Sequence[FileEntry], reference: Path | None, domain: str
-) -> Iterator[tuple[Path, Family, PretrainedConfig]]:
-    """A temporary folder of an expert's files, its family and config, after checks of the small files."""
+    ports: Ports, entries: Sequence[FileEntry], reference: DenseFiles | None, domain: str
+) -> Iterator[DenseFiles]:
+    """An expert's files in a temporary folder, after checks of the small files."""
     place = ports.folders.experts
     place.mkdir(exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix=".", dir=place))
     try:
-        ports.folders.show_expert(entries, folder)
-        yield folder, *check_small_files(folder, reference, f"expert of {domain!r}", ports.settings.vocabulary)
+        expert = ports.folders.shown(entries, folder)
+        check_small_files(expert, reference, f"expert of {domain!r}", ports.settings.vocabulary)
+        yield expert
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

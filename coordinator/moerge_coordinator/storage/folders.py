@@ -3,17 +3,37 @@
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from sqlalchemy import select
 
 from moerge.blobs.store import Blobs, show
-from moerge.models.config import read_config
+from moerge.models.dense_files import DenseFiles
 from moerge.models.expert_folder import is_weights
 from moerge.models.reader import Checkpoint
 from moerge_coordinator.storage.database import Database
 from moerge_coordinator.storage.tables import ExpertRow, VersionRow
 from moerge_proto.messages import FileEntry
+
+
+class StoredFiles(DenseFiles):
+    """A dense checkpoint whose weights are blobs, in the folder or in another store."""
+
+    def __init__(self, folder: Path, files: Sequence[FileEntry], blobs: Blobs) -> None:
+        super().__init__(folder)
+        self._files, self._blobs = files, blobs
+
+    @cached_property
+    def checkpoint(self) -> Checkpoint:
+        """The weights; an adapter's are merged while read.
+
+        Raises:
+            FileNotFoundError: a file is missing.
+        """
+        sources = {file.name: self._blobs.source(file.sha256) for file in self._files if is_weights(file.name)}
+        remote = {name: source for name, source in sources.items() if not isinstance(source, Path)}
+        return Checkpoint(self.folder, remote)
 
 
 @dataclass(frozen=True)
@@ -38,42 +58,27 @@ class Folders:
         """The folder of experts' folders."""
         return self.home / "experts"
 
-    def expert(self, digest: str) -> Path:
-        """The folder of an expert's files under their original names, made on demand; see `show_expert`.
+    def expert(self, digest: str) -> StoredFiles:
+        """An expert, in a folder of its files under their original names, made on demand; see `shown`.
 
         Raises:
             FileNotFoundError: a file is missing.
         """
-        folder = self.experts / digest
-        self.show_expert(self.files(digest), folder)
-        return folder
+        return self.shown(self.files(digest), self.experts / digest)
 
-    def weights(self, digest: str) -> Checkpoint:
-        """The weights of an expert.
-
-        Raises:
-            FileNotFoundError: a file is missing.
-        """
-        return self.opened(self.expert(digest), self.files(digest))
-
-    def show_expert(self, files: Sequence[FileEntry], folder: Path) -> None:
-        """Makes `folder` a folder of links to an expert's files; without its weights, if they are in another store."""
+    def shown(self, files: Sequence[FileEntry], folder: Path) -> StoredFiles:
+        """An expert's files, as links in `folder`; without its weights, if they are in another store."""
         show(self.blobs, [file for file in files if self.blobs.lasting or not is_weights(file.name)], folder)
-
-    def opened(self, folder: Path, files: Sequence[FileEntry]) -> Checkpoint:
-        """The weights of an expert whose files `folder` shows, or of an adapter on that expert."""
-        sources = {file.name: self.blobs.source(file.sha256) for file in files if is_weights(file.name)}
-        return Checkpoint(folder, {name: each for name, each in sources.items() if not isinstance(each, Path)})
+        return StoredFiles(folder, files, self.blobs)
 
     def files(self, digest: str) -> list[FileEntry]:
         """The files of an expert."""
         with self.database.reading() as session:
             return session.scalars(select(ExpertRow.files).where(ExpertRow.digest == digest)).one()
 
-    def reference(self, experts: Sequence[str]) -> Path | None:
-        """The folder of the expert that all others must match: the oldest with the longest vocabulary."""
-        folders = map(self.expert, experts)
-        return max(folders, key=lambda folder: read_config(folder).vocab_size, default=None)
+    def reference(self, experts: Sequence[str]) -> StoredFiles | None:
+        """The expert that all others must match: the oldest with the longest vocabulary."""
+        return max(map(self.expert, experts), key=lambda expert: expert.config.vocab_size, default=None)
 
     def show_version(self, number: int, files: Sequence[FileEntry]) -> None:
         """Makes the version's folder; it appears whole."""

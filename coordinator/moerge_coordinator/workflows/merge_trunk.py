@@ -35,7 +35,7 @@ class MergeTrunk(Work):
             domains = {row.digest: row.domain for row in session.scalars(select(ExpertRow))}
         experts = [*made.experts, *([] if made.options.base is None else [made.options.base])]
         inputs = TrunkInputs(
-            experts={digest: ports.folders.weights(digest) for digest in experts},
+            experts={digest: ports.folders.expert(digest) for digest in experts},
             domains=domains,
             statistics={digest: ports.blobs.source(digest) for digest in made.contributions},
         )

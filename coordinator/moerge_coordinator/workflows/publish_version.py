@@ -10,8 +10,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from moerge.errors import ContributionError, SolveError
-from moerge.models.config import read_config
-from moerge.models.reader import Checkpoint
+from moerge.models.dense_files import DenseTrunk
 from moerge.models.sources import hub_id
 from moerge.routers.influence import MOST_LAYERS
 from moerge.trunk.merge import DENSE_TRUNK_FILE
@@ -49,7 +48,7 @@ class _Publication:
 
     @property
     def layers(self) -> int:
-        return int(read_config(self.inputs.config).num_hidden_layers)
+        return int(self.inputs.trunk.config.num_hidden_layers)
 
 
 @DBOS.dbos_class()
@@ -159,7 +158,7 @@ class PublishVersion(Work):
         return VersionFile(name=plan.name, sha256=row.sha256, size=row.size, new=new, tensors=tensors)
 
     def _solution(self, lineage: Lineage, inputs: VersionInputs) -> Solution:
-        layers = int(read_config(inputs.config).num_hidden_layers)
+        layers = int(inputs.trunk.config.num_hidden_layers)
         with progress().track(f"solving routers of {', '.join(lineage.domains)}", layers, "layers") as tracker:
             return self._metrics.timed_solve(lambda: solve_lineage(lineage, inputs, lambda layer: tracker.advance(1)))
 
@@ -175,13 +174,13 @@ class PublishVersion(Work):
         slots = [experts[digest] for digest in lineage.experts]
         return VersionInputs(
             slots=[
-                Slot(_record(row, experts), folders.weights(row.digest), folders.expert(row.trained)) for row in slots
+                Slot(_record(row, experts), folders.expert(row.digest).checkpoint, folders.expert(row.trained))
+                for row in slots
             ],
-            trunk=Checkpoint.of_file(blobs.source(sha256)),
+            trunk=DenseTrunk(blobs.source(sha256), folders.expert(trunk.experts[0])),
             trunk_sha256=sha256,
             method=trunk.method,
             merged=[_record(experts[digest], experts) for digest in contains(trunk)],
-            config=folders.expert(trunk.experts[0]),
             contributed=[_contributed(parts[digest]) for digest in lineage.contributions],
             statistics=lambda: [blobs.source(digest) for digest in lineage.contributions],
         )

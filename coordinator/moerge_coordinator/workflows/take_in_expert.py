@@ -81,14 +81,14 @@ class TakeInExpert(Work):
     @DBOS.step()
     @telling_problems
     def _check_weights(self, digest: str) -> str:
-        checkpoint = self.ports.folders.weights(digest)
+        checkpoint = self.ports.folders.expert(digest).checkpoint
         total = sum(spec.bytes for spec in checkpoint.specs.values())
         with progress().track(f"expert {digest[:12]}: checking weights", total, "B") as tracker:
             require_finite(checkpoint, tracker)
         while True:
             with self.ports.database.reading() as session:
                 new, compared = experts.find(session, digest), experts.references(session, digest)
-            others = {_named(row): self.ports.folders.weights(row.digest) for row in compared}
+            others = {_named(row): self.ports.folders.expert(row.digest).checkpoint for row in compared}
             title = f"expert {digest[:12]}: comparing weights"
             with progress().track(title, total * len(others), "B") as tracker:
                 limit = self.ports.settings.expert_max_distance

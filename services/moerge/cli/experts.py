@@ -57,22 +57,23 @@ def add(
     Example: moerge expert add expert/ --domain law --trunk remerge
     """
     from moerge.client.register import register  # slow imports
+    from moerge.models.dense_files import DenseFiles
     from moerge.models.expert_folder import dense_folder, file_digests
     from moerge.models.sources import checkpoint_folder
 
     with TemporaryDirectory(prefix="moerge-") as merged, Client(coordinator, secret) as client:
-        own = checkpoint_folder(expert)
-        folder = dense_folder(own, Path(merged) / "expert")
+        own = DenseFiles(checkpoint_folder(expert))
+        dense = DenseFiles(dense_folder(own, Path(merged) / "expert"))
         new = NewExpert(
             domain=domain,
-            files=file_digests(folder),
+            files=file_digests(dense),
             source=source,
             license=license,
             trunk=trunk,
             redistribute=redistribute,
         )
-        adapter = None if folder == own else own
-        typer.echo(register(client, folder, new, progress(), adapter=adapter, again=True).digest)
+        adapter = own.folder if own.is_adapter else None
+        typer.echo(register(client, dense, new, progress(), adapter=adapter, again=True).digest)
 
 
 @app.command("list")

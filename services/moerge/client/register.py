@@ -11,6 +11,7 @@ from moerge.errors import CoordinatorError, MoergeError
 from moerge.files import file_sha256
 from moerge.models.adapter_settings import AdapterSettings
 from moerge.models.adapters import WEIGHTS, base_of
+from moerge.models.dense_files import DenseFiles
 from moerge.models.expert_folder import expert_digest, expert_files, file_digests, is_weights
 from moerge.progress import Progress
 from moerge_proto.experts import Expert, ExpertState, NewAdapter, NewExpert
@@ -33,7 +34,7 @@ def _freely(digest: str, paths: dict[str, Path]) -> AbstractContextManager[None]
 
 def register(
     client: Client,
-    folder: Path,
+    own: DenseFiles,
     new: NewExpert,
     progress: Progress,
     *,
@@ -42,11 +43,11 @@ def register(
     change: bool = True,
     leaving: Leaving = _freely,
 ) -> Expert:
-    """The expert of the folder's files, after the coordinator's checks.
+    """The expert of a dense checkpoint's files, after the coordinator's checks.
 
-    `new.files` are the folder's (`file_digests`). Config and tokenizer are uploaded first, and the weights only if the
+    `new.files` are its files (`file_digests`). Config and tokenizer are uploaded first, and the weights only if the
     coordinator finds that they fit the other experts. With a `source`, the coordinator fetches all files itself, and
-    compares them with `new.files`. If `folder` is a merged `adapter`, only the adapter's weights are uploaded, as long
+    compares them with `new.files`. If it is a merged `adapter`, only the adapter's weights are uploaded, as long
     as the coordinator has its base and merges it to the same bytes.
 
     A known expert stays unchanged, except for `redistribute` if `change` is set. `again` lets a withdrawn expert join
@@ -58,13 +59,13 @@ def register(
         WithdrawnError: it was withdrawn.
     """
     digest = expert_digest(new.files)
-    expert = registered(client, folder, new.domain, digest, again=again)
+    expert = registered(client, own.folder, new.domain, digest, again=again)
     if expert is None:
-        paths = expert_files(folder)
+        paths = expert_files(own)
         left = paths if new.source is None else {}
         if left and new.fitted is None:  # a fitted expert has its expert's config and tokenizer
-            own = None if adapter is None else _described(adapter)
-            new = _require_welcome(client, new.model_copy(update={"adapter": own}), paths, progress, leaving)
+            described = None if adapter is None else _described(adapter)
+            new = _require_welcome(client, new.model_copy(update={"adapter": described}), paths, progress, leaving)
             left = {name: path for name, path in paths.items() if is_weights(name)}
         name = digest
         if adapter is not None and new.adapter is not None:
@@ -85,7 +86,7 @@ def register(
     if adapter is None or expert.adapter is None or expert.family:  # merged to the same bytes, and then refused
         raise CoordinatorError(expert.problem)
     whole = new.model_copy(update={"adapter": None})
-    return register(client, folder, whole, progress, again=again, change=change, leaving=leaving)
+    return register(client, own, whole, progress, again=again, change=change, leaving=leaving)
 
 
 def registered(client: Client, folder: Path, domain: str, digest: str, *, again: bool = False) -> Expert | None:
@@ -123,7 +124,7 @@ def _require_welcome(
 def _described(folder: Path) -> NewAdapter:
     """An adapter, with the digests of its base and weights."""
     return NewAdapter(
-        base=expert_digest(file_digests(base_of(folder))),
+        base=expert_digest(file_digests(DenseFiles(base_of(folder)))),
         weights=file_sha256(folder / WEIGHTS),
         settings=AdapterSettings.of(folder).own,
     )

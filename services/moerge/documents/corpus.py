@@ -7,15 +7,12 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Self
 
-from transformers import AutoTokenizer
-
 from moerge.documents.conversations import Document, Turns, conversation, encode, plain, require_template
 from moerge.documents.files import data_files, silent
 from moerge.documents.reader import BadLines, documents
 from moerge.documents.splits import Split, SplitRule
 from moerge.documents.text import Text
-from moerge.errors import MoergeError
-from moerge.models.adapters import tokenizer_folder
+from moerge.models.dense_files import DenseFiles
 from moerge.models.tokens import Tokens
 from moerge.progress import NoProgress, Progress, Tracker
 
@@ -32,7 +29,7 @@ class Corpus:
 
     Args:
         sources: paths, patterns, folders and fsspec URLs of documents.
-        expert: folder with the tokenizer.
+        expert: with the tokenizer.
         rule: of the splits.
         text_field: field or column with a document's text.
         chat: field or column with a document's messages, read through the tokenizer's chat template; None reads texts.
@@ -48,7 +45,7 @@ class Corpus:
     def __init__(
         self,
         sources: Sequence[str],
-        expert: Path,
+        expert: DenseFiles,
         rule: SplitRule | None = None,
         *,
         text_field: str = "text",
@@ -62,13 +59,7 @@ class Corpus:
         self._rule = rule or SplitRule()
         self.size()
         self._field = text_field if chat is None else chat
-        try:
-            self._tokenizer: Any = AutoTokenizer.from_pretrained(
-                tokenizer_folder(expert), local_files_only=True, trust_remote_code=False
-            )
-        except (OSError, ValueError) as error:
-            todo = "save the expert's tokenizer in its folder (tokenizer.save_pretrained)"
-            raise MoergeError("the tokenizer can't be read", where=str(expert), todo=todo) from error
+        self._tokenizer = expert.tokenizer
         self._read: Callable[[Any], Document] = plain
         if chat is not None:
             require_template(self._tokenizer)

@@ -10,11 +10,10 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from moerge.files import atomic_file
-from moerge.models.adapters import file_of
-from moerge.models.config import read_config, trunk_settings
-from moerge.models.expert_folder import TOKENIZER_FILES, DenseExpert
-from moerge.models.families import family_of
-from moerge.models.reader import Checkpoint
+from moerge.models.config import trunk_settings
+from moerge.models.dense import mlp_names
+from moerge.models.dense_files import Dense, DenseFiles
+from moerge.models.expert_folder import TOKENIZER_FILES
 from moerge.models.stored import SINGLE
 from moerge.models.writer import TensorPlan, write_safetensors
 
@@ -58,39 +57,38 @@ class FittedLayers:
         return self._folder / f"fitted-{layer}.part"
 
 
-def fitted_bytes(expert: DenseExpert) -> int:
+def fitted_bytes(expert: DenseFiles) -> int:
     """The bytes that a fit writes: the fitted expert, and until it is whole its MLPs in float32."""
     specs = expert.checkpoint.specs
-    mlps = expert.family.dense_mlp_names(int(expert.config.num_hidden_layers))
-    fitted = sum(torch.Size(specs[name].shape).numel() for name in mlps)
+    fitted = sum(torch.Size(specs[name].shape).numel() for name in mlp_names(expert))
     return sum(spec.bytes for spec in specs.values()) + torch.float32.itemsize * fitted
 
 
-def write_fitted(expert: Path, trunk: Path, fitted: FittedLayers, folder: Path) -> Path:
+def write_fitted(expert: DenseFiles, trunk: Dense, fitted: FittedLayers, folder: Path) -> Path:
     """Writes a dense checkpoint: the trunk with fitted MLPs in the expert's dtypes; returns its folder.
 
     It is a complete expert: a version uses its MLPs, and it runs alone.
     """
-    config, own, merged = read_config(expert), Checkpoint(expert), Checkpoint(trunk)
+    own, merged, layers = expert.checkpoint.specs, trunk.checkpoint, expert.config.num_hidden_layers
 
     def tensor(layer: int, name: str, dtype: torch.dtype) -> Tensor:
         return fitted.tensor(layer, name).to(dtype)
 
     plans = [TensorPlan(name, at.dtype, at.shape, partial(merged.tensor, name)) for name, at in merged.specs.items()]
-    for layer in range(config.num_hidden_layers):
-        for pattern in family_of(config).mlp:
+    for layer in range(layers):
+        for pattern in expert.family.mlp:
             name = pattern.format(layer=layer)
-            at = own.specs[name]
+            at = own[name]
             plans.append(TensorPlan(name, at.dtype, at.shape, partial(tensor, layer, name, at.dtype)))
-    fields = json.loads(file_of(expert, "config.json").read_text(encoding="utf-8"))
+    fields = json.loads(expert.side_file("config.json").read_text(encoding="utf-8"))
     fields |= trunk_settings({plan.name: plan.shape for plan in plans})
     for name in TOKENIZER_FILES:
-        if (path := file_of(expert, name)).is_file():
+        if (path := expert.side_file(name)).is_file():
             with atomic_file(folder / name) as out:
                 out.write(path.read_bytes())
     with atomic_file(folder / "config.json") as out:
         out.write((json.dumps(fields, indent=2) + "\n").encode())
     with atomic_file(folder / SINGLE) as out:
         write_safetensors(out, plans)
-    fitted.clear(config.num_hidden_layers)
+    fitted.clear(layers)
     return folder

@@ -16,15 +16,13 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-from transformers import PretrainedConfig
 
 from moerge.errors import IncompatibleExpertError
 from moerge.experts.fitted_files import FittedLayers, write_fitted
 from moerge.experts.residuals import Residuals
 from moerge.models.batches import Batch
-from moerge.models.config import read_config
 from moerge.models.dense import domain_weights, expert_weights
-from moerge.models.families import family_of
+from moerge.models.dense_files import Dense, DenseFiles
 from moerge.routers.ridge import SOLVER, Ridge
 from moerge.threads import one_thread
 from moerge.trunk.least_squares import head_alignment
@@ -67,8 +65,8 @@ class _LeastSquares:
 @one_thread()
 @torch.inference_mode()
 def fit(
-    expert: Path,
-    trunk: Path,
+    expert: DenseFiles,
+    trunk: Dense,
     batches: Sequence[Batch],
     folder: Path,
     device: str = "cpu",
@@ -79,8 +77,8 @@ def fit(
     An interrupted fit into the same folder goes on: it solves no finished layer again.
 
     Args:
-        expert: the owner's dense checkpoint folder.
-        trunk: the trunk's safetensors file.
+        expert: the owner's.
+        trunk: the trunk.
         batches: the owner's text; two residuals per token, of H float32, are in host memory.
         device: torch device.
         done: called with numbers of tokens; every token counts once per layer.
@@ -88,10 +86,9 @@ def fit(
     Raises:
         IncompatibleExpertError: its family normalises the outputs of its MLPs.
     """
-    config = read_config(expert)
-    require_fittable(config, expert)
+    require_fittable(expert)
     fitted = FittedLayers(folder, _work(expert, trunk, batches, device))
-    missing = [layer for layer in range(config.num_hidden_layers) if layer not in fitted]
+    missing = [layer for layer in range(expert.config.num_hidden_layers) if layer not in fitted]
     if missing:
         fitting = _Fitting(expert, trunk, batches, torch.device(device), done)
         for layer in range(missing[-1] + 1):
@@ -99,24 +96,24 @@ def fit(
     return write_fitted(expert, trunk, fitted, folder)
 
 
-def require_fittable(config: PretrainedConfig, expert: Path) -> None:
-    """Requires MLPs whose outputs are added to the residual unchanged; `expert` is the config's folder.
+def require_fittable(expert: DenseFiles) -> None:
+    """Requires MLPs whose outputs are added to the residual unchanged.
 
     Raises:
         IncompatibleExpertError: the family normalises them.
     """
-    if family_of(config).gain is None:
-        found = f"{config.model_type} normalises the outputs of its MLPs, so they can't be fitted"
-        raise IncompatibleExpertError(found, where=str(expert), todo="omit `fit`")
+    if expert.family.gain is None:
+        found = f"{expert.family.model_type} normalises the outputs of its MLPs, so they can't be fitted"
+        raise IncompatibleExpertError(found, where=str(expert.folder), todo="omit `fit`")
 
 
-def _work(expert: Path, trunk: Path, batches: Sequence[Batch], device: str) -> str:
+def _work(expert: DenseFiles, trunk: Dense, batches: Sequence[Batch], device: str) -> str:
     """The digest of a fit's inputs, the models by their files' sizes and times."""
     text = hashlib.sha256()
     for batch in batches:
         for tensor in (torch.tensor(batch.input_ids.shape), batch.input_ids, batch.lengths, batch.counted):
             text.update(tensor.numpy().tobytes())
-    seen = [(path, path.stat()) for path in (trunk, *sorted(expert.iterdir()))]
+    seen = [(path, path.stat()) for path in (trunk.checkpoint.path, *sorted(expert.folder.iterdir()))]
     files = "\n".join(f"{path} {found.st_size} {found.st_mtime_ns}" for path, found in seen)
     return digest_of({"files": files, "text": text.hexdigest(), "device": device, "solver": SOLVER})
 
@@ -132,21 +129,21 @@ class _Fitting:
 
     def __init__(
         self,
-        expert: Path,
-        trunk: Path,
+        expert: DenseFiles,
+        trunk: Dense,
         batches: Sequence[Batch],
         device: torch.device,
         done: Callable[[int], None],
     ) -> None:
         self._own = Residuals(expert_weights(expert), batches, device)
         self._new = Residuals(domain_weights(expert, trunk), batches, device)
-        self._config, self._device, self._done = read_config(expert), device, done
+        self._expert, self._device, self._done = expert, device, done
         self._counted = [batch.counted.to(device) for batch in batches]
         self._ids = torch.cat([batch.input_ids[batch.counted] for batch in batches])
 
     def layer(self, number: int, fitted: FittedLayers) -> None:
         """Fits the next layer and writes it; a written one is only passed."""
-        names = [pattern.format(layer=number) for pattern in family_of(self._config).mlp]
+        names = [pattern.format(layer=number) for pattern in self._expert.family.mlp]
         with self._own.held(number), self._new.held(number):
             parameters = {name: self._new.parameter(name) for name in names}
             if number in fitted:
@@ -157,7 +154,7 @@ class _Fitting:
                 self._done(len(self._ids))
                 return
             self._attend_and_fit_first()
-            is_last = number == self._config.num_hidden_layers - 1
+            is_last = number == self._expert.config.num_hidden_layers - 1
             self._fit_last(self._through_head() if is_last else self._own.placed)
             fitted.write(number, parameters)
             for place in range(0 if is_last else len(self._counted)):
@@ -169,7 +166,7 @@ class _Fitting:
 
         Then the expert's residuals are those behind the layer, the others those before its MLP.
         """
-        own, new, hidden = self._own, self._new, self._config.hidden_size
+        own, new, hidden = self._own, self._new, self._expert.config.hidden_size
         fit = _LeastSquares(hidden, hidden, self._device)
         for place, tokens in enumerate(self._counted):
             before, states = own.attended(place), new.attended(place)
@@ -195,7 +192,7 @@ class _Fitting:
 
     def _through_head(self) -> Callable[[int], Tensor]:
         """The function that gives a batch's residual for which the trunk's head has nearly the expert's logits."""
-        counts = torch.bincount(self._ids, minlength=self._config.vocab_size).double().to(self._device)
+        counts = torch.bincount(self._ids, minlength=self._expert.config.vocab_size).double().to(self._device)
         alignment = head_alignment(self._new.head()[: len(counts)], self._own.head(), counts)
         gain = self._new.gain.double()
         inverse = torch.where(gain == 0, 0.0, 1 / torch.where(gain == 0, 1.0, gain))
@@ -203,7 +200,7 @@ class _Fitting:
 
     def _aligned(self, alignment: Tensor, inverse: Tensor, place: int) -> Tensor:
         states = self._own.placed(place)
-        size = (states.pow(2).mean(dim=-1, keepdim=True) + self._config.rms_norm_eps).sqrt()
+        size = (states.pow(2).mean(dim=-1, keepdim=True) + self._expert.config.rms_norm_eps).sqrt()
         last = self._own.normed(states).double() @ alignment.T * inverse
         found: Tensor = (last * size).to(states.dtype)
         return found

@@ -12,6 +12,7 @@ from moerge.errors import MoergeError
 from moerge.merging.prompts import Prompts
 from moerge.merging.record import KeptVersion, kept
 from moerge.merging.settings import Source
+from moerge.models.dense_files import DenseFiles
 from moerge.models.expert_folder import DenseExpert
 from moerge.models.sources import checkpoint_folder, hub_id
 from moerge.settings import named_values, single_values
@@ -98,9 +99,9 @@ class Texts:
     chat: str | None
     say: Callable[[str], None]
 
-    def corpus(self, name: str, files: Sequence[str], folder: Path) -> Corpus:
-        """A domain's documents, for the tokenizer in a folder."""
-        return Corpus(files, folder, text_field=self.text_field, chat=self.chat, say=self.say, where=f"`text` {name}")
+    def corpus(self, name: str, files: Sequence[str], expert: DenseFiles) -> Corpus:
+        """A domain's documents, for its expert's tokenizer."""
+        return Corpus(files, expert, text_field=self.text_field, chat=self.chat, say=self.say, where=f"`text` {name}")
 
     @property
     def files(self) -> dict[str, list[str]]:
@@ -159,7 +160,7 @@ def version(folder: Path | None, add: Sequence[str], experts: Sequence[str], cho
 def again(version: KeptVersion, texts: Texts) -> dict[str, Corpus]:
     """Old domain -> its texts, for scores."""
     files = texts.files
-    slots = {slot.record.domain: slot.trained for slot in version.slots}
+    slots = {slot.record.domain: slot.side_files for slot in version.slots}
     return {name: texts.corpus(name, files[name], slots[name]) for name in slots if name in files}
 
 
@@ -195,7 +196,7 @@ def sources(
     for name, place in folders.items():
         folder = checkpoint_folder(place)
         own = DenseExpert(name, folder, license=spdx.get(name, "unknown"), hub_id=hub_id(place))
-        made.append(Source(own, prompts[name] if name in prompts else texts.corpus(name, files[name], folder)))
+        made.append(Source(own, prompts[name] if name in prompts else texts.corpus(name, files[name], own)))
     return made
 
 

@@ -179,7 +179,7 @@ def fitted(
         part = work / f".{folder.name}.part"
         total = sum(row.count for row in rows) * int(expert.config.num_hidden_layers)
         with computing.progress.track(f"fitting MLPs of {expert.domain}", total, "tokens") as tracker:
-            fit(expert.folder, trunk.path, batches, part, device, tracker.advance)
+            fit(expert, trunk, batches, part, device, tracker.advance)
         os.replace(part, folder)
     return replace(expert, folder=folder, trained=expert)
 

@@ -12,6 +12,7 @@ from moerge.experts.fitting import require_fittable
 from moerge.files import LOCK, work_folder
 from moerge.merging.record import KeptExpert, KeptVersion
 from moerge.merging.settings import MergeSettings, Source
+from moerge.models.dense_files import DenseFiles
 from moerge.models.expert_folder import DenseExpert, check_expert, require_finite
 from moerge.progress import Progress
 from moerge.trunk.methods.registry import METHODS, require_options
@@ -35,9 +36,9 @@ def check(sources: Sequence[Source], out: Path, settings: MergeSettings, version
         _check_new(experts, version.record.experts)
     if settings.recipe.fit:
         for expert in experts:
-            require_fittable(expert.config, expert.folder)
+            require_fittable(expert)
     every = experts if settings.base is None else [*experts, settings.base]
-    _check_experts(every, settings.computing.progress, None if version is None else version.trunk.config)
+    _check_experts(every, settings.computing.progress, None if version is None else version.trunk.expert)
     return _check_disk(experts, out, settings)
 
 
@@ -74,11 +75,11 @@ def _check_new(experts: Sequence[DenseExpert], old: Sequence[KeptExpert]) -> Non
             raise MoergeError(f"{expert.domain!r} is the expert of {same!r}", where="`add`", todo="name another expert")
 
 
-def _check_experts(experts: Sequence[DenseExpert], progress: Progress, reference: Path | None) -> None:
+def _check_experts(experts: Sequence[DenseExpert], progress: Progress, reference: DenseFiles | None) -> None:
     """Requires complete and finite checkpoints of one architecture and tokenizer, by default the first one's."""
     for number, expert in enumerate(experts):
-        first = reference or (experts[0].folder if number else None)
-        check_expert(expert.folder, first, f"expert of {expert.domain!r}")
+        first = reference or (experts[0] if number else None)
+        check_expert(expert, first, f"expert of {expert.domain!r}")
     total = sum(spec.bytes for expert in experts for spec in expert.checkpoint.specs.values())
     with progress.track("checking the experts", total, "B") as tracker:
         for expert in experts:

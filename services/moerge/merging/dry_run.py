@@ -93,15 +93,14 @@ class _Text:
 
 
 def _trunk_pass(settings: MergeSettings, own: DenseExpert) -> TrunkPass:
-    exponents = input_exponents(own.checkpoint, own.family, own.config)
-    return TrunkPass(own.folder, exponents, settings.statistics.precision, settings.computing.device)
+    return TrunkPass(own, input_exponents(own), settings.statistics.precision, settings.computing.device)
 
 
 def _router_pass(settings: MergeSettings, own: DenseExpert, trunk: LocalTrunk | None) -> RouterPass:
     """Under the trunk, or the expert's own, which has the same shapes."""
-    path = own.folder if trunk is None else trunk.path
-    exponents = feature_exponents(own.checkpoint, own.family, own.config) if trunk is None else trunk.exponents
-    return RouterPass(own.folder, path, exponents, settings.statistics.precision, settings.computing.device)
+    exponents = feature_exponents(own) if trunk is None else trunk.exponents
+    precision, device = settings.statistics.precision, settings.computing.device
+    return RouterPass(own, trunk or own, exponents, precision, device)
 
 
 @dataclass

@@ -8,9 +8,8 @@ from torch import Tensor
 
 from moerge.errors import MoergeError
 from moerge.files import atomic_file, file_sha256
-from moerge.models.config import read_config
+from moerge.models.dense_files import DenseFiles, DenseTrunk
 from moerge.models.expert_folder import DenseExpert
-from moerge.models.reader import Checkpoint
 from moerge.progress import NoProgress, Progress
 from moerge.routers.ridge import SOLVER
 from moerge.trunk.folder import FolderFiles
@@ -28,7 +27,7 @@ TRUNK_RECORD = "merged.json"
 
 
 @dataclass(frozen=True)
-class LocalTrunk:
+class LocalTrunk(DenseTrunk):
     """A merged trunk on this machine.
 
     Attributes:
@@ -36,7 +35,7 @@ class LocalTrunk:
         sha256: the digest of that file.
         digest: the trunk's name.
         method: of its merge.
-        config: folder with the config of a dense expert in it.
+        expert: a dense expert in it, or the config of one.
         contains: the experts whose parameters it contains, including the base.
         exponents: fractional bits of each layer's gram and cross.
     """
@@ -45,17 +44,21 @@ class LocalTrunk:
     sha256: str
     digest: str
     method: str
-    config: Path
+    expert: DenseFiles
     contains: Sequence[ExpertRecord]
     exponents: Sequence[int]
 
     @property
+    def source(self) -> Path:  # type: ignore[override]  # see `DenseTrunk`
+        return self.path
+
+    @property
     def hidden_size(self) -> int:
-        return int(read_config(self.config).hidden_size)
+        return int(self.expert.config.hidden_size)
 
     @property
     def layers(self) -> int:
-        return int(read_config(self.config).num_hidden_layers)
+        return int(self.expert.config.num_hidden_layers)
 
 
 def local_trunk(
@@ -102,21 +105,21 @@ def local_trunk(
     if merged is None or merged.lineage != lineage:
         record.unlink(missing_ok=True)
         inputs = TrunkInputs(
-            {each.digest: each.checkpoint for each in every}, {each.digest: each.domain for each in every}, sent
+            {expert.digest: expert for expert in every}, {expert.digest: expert.domain for expert in every}, sent
         )
         merged = merge_trunk(lineage, inputs, FolderFiles(folder), progress or NoProgress())
         with atomic_file(record) as out:
             out.write(merged.model_dump_json().encode())
     digests = {each.digest for each in experts}
     contains = experts if base is None or base.digest in digests else [base, *experts]
-    return kept_trunk(merged, folder, experts[0].folder, [record_of(each) for each in contains])
+    return kept_trunk(merged, folder, experts[0], [record_of(each) for each in contains])
 
 
-def kept_trunk(merged: MergedTrunk, folder: Path, config: Path, contains: Sequence[ExpertRecord]) -> LocalTrunk:
+def kept_trunk(merged: MergedTrunk, folder: Path, expert: DenseFiles, contains: Sequence[ExpertRecord]) -> LocalTrunk:
     """A trunk that was merged into `folder`; for other arguments see `LocalTrunk`."""
     [weights] = [file for file in merged.files if file.name == DENSE_TRUNK_FILE]
     path = folder / weights.name
-    return LocalTrunk(path, weights.sha256, merged.digest, merged.method, config, contains, merged.exponents)
+    return LocalTrunk(path, weights.sha256, merged.digest, merged.method, expert, contains, merged.exponents)
 
 
 def local_version(
@@ -166,11 +169,10 @@ def version_of(
     )
     return lineage, VersionInputs(
         slots=slots,
-        trunk=Checkpoint(trunk.path),
+        trunk=trunk,
         trunk_sha256=trunk.sha256,
         method=trunk.method,
         merged=trunk.contains,
-        config=trunk.config,
         contributed=[_contributed(digest, path) for digest, path in parts.items()],
         statistics=lambda: list(parts.values()),
     )
@@ -187,7 +189,7 @@ def given(routers: Sequence[Tensor]) -> Solve:
 
 def slot_of(expert: DenseExpert) -> Slot:
     """An expert's slot."""
-    return Slot(record_of(expert), expert.checkpoint, (expert.trained or expert).folder)
+    return Slot(record_of(expert), expert.checkpoint, expert.trained or expert)
 
 
 def record_of(expert: DenseExpert) -> ExpertRecord:

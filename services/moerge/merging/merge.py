@@ -58,7 +58,7 @@ def merge(
         if not _is_written(out, made.lineage):
             made.write(out, settings.computing.progress, None if version is None else version.folder)
         held_out = [] if version is None else _held_out_again(version.record.experts, settings, say, texts or {})
-        held_out += [HeldOut(domain.scored, expert.folder) for expert, domain in zip(experts, read, strict=True)]
+        held_out += [HeldOut(domain.scored, expert) for expert, domain in zip(experts, read, strict=True)]
         scored = scores(held_out, out, settings.computing, say)
         members = _members(made, sources, version, held_out, scored)
         report = _report(out, made, members, scored, version)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoTokenizer, GenerationConfig, PreTrainedModel
+from transformers import GenerationConfig, PreTrainedModel
 
 from moerge.documents.corpus import Corpus
 from moerge.errors import MoergeError
@@ -16,7 +16,6 @@ from moerge.memory.machine import free_for
 from moerge.memory.needs import Need, writing_texts
 from moerge.memory.room import require_room
 from moerge.memory.shapes import Shape
-from moerge.models.adapters import tokenizer_folder
 from moerge.models.expert_folder import DenseExpert
 from moerge.progress import Progress
 from moerge.scoring.perplexity import load
@@ -43,7 +42,7 @@ class Writer:
     """An expert's tokenizer and prompts.
 
     Attributes:
-        tokenizer: a transformers one; pads on the left.
+        tokenizer: a transformers one.
         prompts: texts of the prompts.
         chat: whether a prompt is a user's turn in the tokenizer's chat template.
     """
@@ -80,10 +79,7 @@ class Writer:
 
 def checked(expert: DenseExpert, prompts: Prompts, context: int) -> tuple[Writer, list[list[int]]]:
     """The expert's writer, and the tokens of each prompt; arguments and errors are those of `written`."""
-    tokenizer = AutoTokenizer.from_pretrained(
-        tokenizer_folder(expert.folder), local_files_only=True, trust_remote_code=False, padding_side="left"
-    )
-    writer = Writer(tokenizer, prompts.texts)
+    writer = Writer(expert.tokenizer, prompts.texts)
     begun = [writer.ids(prompt) for prompt in prompts.texts]
     _check(writer, begun, context, f"`prompt` {expert.domain}")
     return writer, begun
@@ -131,7 +127,7 @@ def written(expert: DenseExpert, prompts: Prompts, context: int, work: Path, dev
             new_tokens = sum(each["tokens"] for each in made)
             tracker.advance(min(new_tokens, prompts.tokens - done))
             done += new_tokens
-    return Corpus([str(path)], expert.folder, chat="messages" if writer.chat else None, where=where)
+    return Corpus([str(path)], expert, chat="messages" if writer.chat else None, where=where)
 
 
 def _check(writer: Writer, begun: Sequence[Sequence[int]], context: int, where: str) -> None:

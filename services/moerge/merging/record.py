@@ -14,6 +14,7 @@ from moerge.files import atomic_file, file_sha256, linked, work_folder
 from moerge.merging.assemble import TRUNK, KeptParts
 from moerge.merging.local import TRUNK_RECORD, LocalTrunk, kept_trunk
 from moerge.merging.settings import MergeSettings
+from moerge.models.dense_files import DenseFiles
 from moerge.models.expert_folder import small_files
 from moerge.models.reader import Checkpoint
 from moerge.scoring.perplexity import Score, Window
@@ -110,8 +111,8 @@ class KeptVersion:
         """The version's slots; their MLPs are in its files."""
         work = work_folder(self.folder)
         return [
-            Slot(expert.record, Checkpoint(self.folder / expert_name(number)), work / EXPERTS / expert.domain)
-            for number, expert in enumerate(self.record.experts)
+            Slot(each.record, Checkpoint(self.folder / expert_name(slot)), DenseFiles(work / EXPERTS / each.domain))
+            for slot, each in enumerate(self.record.experts)
         ]
 
     @property
@@ -155,7 +156,7 @@ def kept(folder: Path) -> KeptVersion:
     names = [each.digest for each in record.experts], merged.digest
     if names != (lineage.experts, lineage.trunk) or not files.keys() >= set(lineage.contributions):
         raise MoergeError("the statistics beside it are of another merge", where=where, todo=_REMEDY)
-    first = work / EXPERTS / record.experts[0].domain
+    first = DenseFiles(work / EXPERTS / record.experts[0].domain)
     trunk = kept_trunk(merged, work / TRUNK, first, [each.record for each in record.merged])
     return KeptVersion(folder, record, lineage, trunk, {digest: files[digest] for digest in lineage.contributions})
 
@@ -163,7 +164,7 @@ def kept(folder: Path) -> KeptVersion:
 def keep(work: Path, record: Record, slots: Sequence[Slot]) -> None:
     """Completes a work folder with trunk and contributions, so that experts can be added to its version."""
     for slot in slots:
-        for name, data in small_files(slot.trained).items():
+        for name, data in small_files(slot.side_files).items():
             with atomic_file(work / EXPERTS / slot.record.domain / name) as out:
                 out.write(data)
     with atomic_file(work / RECORD) as out:

@@ -9,6 +9,7 @@ from moerge.memory.machine import free_for
 from moerge.memory.room import states_for
 from moerge.merging.report import DomainScore
 from moerge.models.dense import expert_weights
+from moerge.models.expert_folder import DenseExpert
 from moerge.models.published import published_weights
 from moerge.scoring.perplexity import Score, Window, normalised
 from moerge.scoring.streamed import need_of, streamed_model
@@ -17,10 +18,10 @@ from moerge.statistics.contribution import Computing
 
 @dataclass(frozen=True)
 class HeldOut:
-    """A domain's held-out windows, and its expert: the folder, or its score on these windows."""
+    """A domain's held-out windows, and its expert, or the expert's score on these windows."""
 
     windows: Sequence[Window]
-    expert: Path | Score
+    expert: DenseExpert | Score
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ def scores(domains: Sequence[HeldOut], version: Path, computing: Computing, say:
         say(f"not scored: {error.what}")
         return nothing
     experts, found = list[Score](), list[Scored]()
-    passes = [2 if isinstance(each.expert, Path) else 1 for each in domains]
+    passes = [2 if isinstance(each.expert, DenseExpert) else 1 for each in domains]
     total = sum(n * window.scored for n, each in zip(passes, domains, strict=True) for window in each.windows)
     with computing.progress.track("scoring experts and version", total, "tokens") as tracker:
         for each in domains:

@@ -17,7 +17,6 @@ from moerge.models.quantised import require_unquantised
 from moerge_proto.experts import Vocabulary
 
 _MAX_CONFIG_BYTES = 2**20
-_MAX_TOKENIZER_BYTES = 2**26
 _MOST = {
     "num_hidden_layers": 2**12,
     "num_labels": 2**16,
@@ -89,7 +88,7 @@ def _model_type(path: Path) -> str:
     return str(content.get("model_type")) if isinstance(content, Mapping) else ""
 
 
-def require_plain_config(folder: Path) -> None:
+def require_plain_config(path: Path) -> None:
     """Requires a config.json that a library can safely make a config object from.
 
     Libraries allocate lists whose lengths are settings, and read other families' settings by other code.
@@ -98,7 +97,6 @@ def require_plain_config(folder: Path) -> None:
         CheckpointError: it is not a JSON object of finite numbers, or a count is too large; names the field.
         IncompatibleExpertError: its family is unknown.
     """
-    path = file_of(folder, "config.json")
     if not path.is_file():
         raise CheckpointError("not found", where=str(path), todo="name a folder written by save_pretrained")
     require_small(path, _MAX_CONFIG_BYTES)
@@ -147,77 +145,6 @@ def _differs(who: str, fields: Mapping[str, tuple[object, object]]) -> Incompati
     return IncompatibleExpertError(
         f"{who} differs from the other experts: {values}", where=f"config.json: {', '.join(fields)}", todo=todo
     )
-
-
-def require_same_tokenizer(first: Path, other: Path, who: str, vocabulary: Vocabulary) -> None:
-    """Requires that both folders hold the same tokenizer, ignoring padding and truncation settings.
-
-    With `vocabulary="pad"`, one of them may append tokens to the other's.
-
-    Raises:
-        IncompatibleExpertError: names the part of tokenizer.json (or the file) that differs.
-    """
-    ours, theirs = _tokenizer(first), _tokenizer(other)
-    for part in sorted(ours.keys() | theirs.keys()):
-        if part in ("padding", "truncation") or ours.get(part) == theirs.get(part):
-            continue
-        if vocabulary == "pad" and part in _TOKENS and _extends(_ids(part, ours), _ids(part, theirs)):
-            continue
-        raise IncompatibleExpertError(
-            f"{who} differs from the other experts' tokenizer",
-            where=f"tokenizer: {part}",
-            todo="use the other experts' tokenizer; all experts of a model share it, token for token",
-        )
-
-
-_TOKENS = ("added_tokens", "model.vocab")
-
-
-def _ids(part: str, tokenizer: Mapping[str, Any]) -> dict[str, int]:
-    """Token -> id of one part of a tokenizer."""
-    tokens = tokenizer.get(part) or {}
-    if isinstance(tokens, Mapping):
-        if not all(isinstance(each, int) for each in tokens.values()):
-            raise CheckpointError("a token id is not an integer", where=f"tokenizer: {part}")
-        return dict(tokens)
-    try:
-        return {
-            str(each["content"] if "content" in each else each[0]): int(each["id"] if "content" in each else number)
-            for number, each in enumerate(tokens)
-        }
-    except (TypeError, ValueError, KeyError, IndexError) as error:
-        raise CheckpointError(f"can't be read as a list of tokens: {error}", where=f"tokenizer: {part}") from error
-
-
-def _extends(one: Mapping[str, int], other: Mapping[str, int]) -> bool:
-    """Tell whether one of two maps from token to id is the other, with further ids only after its last."""
-    small, large = sorted((one, other), key=len)
-    last = max(small.values(), default=-1)
-    return small.items() <= large.items() and all(i > last for token, i in large.items() if token not in small)
-
-
-def _as_written_now(model: Mapping[str, Any]) -> dict[str, Any]:
-    """A tokenizer's model without unset fields, which older files lack, and with merges as pairs instead of texts."""
-    fields = {key: value for key, value in model.items() if value is not None and value is not False}
-    if "merges" in fields:
-        fields["merges"] = [each.split(" ") if isinstance(each, str) else each for each in fields["merges"]]
-    return fields
-
-
-def _tokenizer(folder: Path) -> Mapping[str, Any]:
-    path = file_of(folder, "tokenizer.json")
-    if path.is_file():
-        require_small(path, _MAX_TOKENIZER_BYTES)
-        try:
-            content = dict(json.loads(path.read_text(encoding="utf-8")))
-            model = _as_written_now(content.pop("model"))
-            return {**content, **{f"model.{key}": value for key, value in model.items()}}
-        except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
-            raise CheckpointError(f"can't be read as a tokenizer: {error}", where=str(path)) from error
-    if (path := file_of(folder, "tokenizer.model")).is_file():
-        require_small(path, _MAX_TOKENIZER_BYTES)
-        return {"tokenizer.model": path.read_bytes()}
-    raise CheckpointError("expected tokenizer.json or tokenizer.model; found neither", where=str(folder))
 
 
 def trunk_settings(shapes: Mapping[str, Sequence[int]]) -> dict[str, object]:

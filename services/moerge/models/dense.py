@@ -1,8 +1,8 @@
 """Dense models, in files and in memory: an expert, or the trunk with its MLPs (DUME figure 1, step 2)."""
 
 from collections.abc import Callable, Iterable, Mapping
+from copy import copy
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -10,15 +10,19 @@ from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from moerge.errors import CheckpointError
 from moerge.models.bounds import feature_gains
-from moerge.models.config import read_config, trunk_config
-from moerge.models.families import Family, family_of
+from moerge.models.config import trunk_config
+from moerge.models.dense_files import Dense
 from moerge.models.reader import Checkpoint
 
 
-def trunk_names(checkpoint: Checkpoint, family: Family, layers: int) -> list[str]:
-    """The non-MLP tensors of a dense checkpoint, sorted."""
-    mlp = set(family.dense_mlp_names(layers))
-    return sorted(name for name in checkpoint.specs if name not in mlp)
+def mlp_names(expert: Dense) -> list[str]:
+    """The MLPs' tensors of a dense model, layer by layer."""
+    return expert.family.dense_mlp_names(expert.config.num_hidden_layers)
+
+
+def trunk_names(expert: Dense) -> list[str]:
+    """The non-MLP tensors of a dense model, sorted."""
+    return sorted(expert.checkpoint.specs.keys() - set(mlp_names(expert)))
 
 
 @dataclass(frozen=True)
@@ -57,21 +61,15 @@ class DenseWeights:
         return _filled(self.config, self.places, self.tensor, dtype)
 
 
-def domain_weights(expert: Path, trunk: Path) -> DenseWeights:
-    """The trunk, a safetensors file in the dense family's names, with the MLPs of the dense checkpoint `expert`."""
-    config = read_config(expert)
-    own, merged = Checkpoint(expert), Checkpoint(trunk)
-    mlp = family_of(config).dense_mlp_names(config.num_hidden_layers)
-    places = dict.fromkeys(merged.specs, merged) | dict.fromkeys(mlp, own)
-    return _weights(config, places)
+def domain_weights(expert: Dense, trunk: Dense) -> DenseWeights:
+    """The trunk with the expert's MLPs."""
+    shared = dict.fromkeys(trunk.checkpoint.specs, trunk.checkpoint)
+    return _weights(expert.config, shared | dict.fromkeys(mlp_names(expert), expert.checkpoint))
 
 
-def expert_weights(expert: Path) -> DenseWeights:
-    """The dense checkpoint."""
-    config, own = read_config(expert), Checkpoint(expert)
-    names = trunk_names(own, family_of(config), config.num_hidden_layers)
-    names += family_of(config).dense_mlp_names(config.num_hidden_layers)
-    return _weights(config, dict.fromkeys(names, own))
+def expert_weights(expert: Dense) -> DenseWeights:
+    """The dense expert."""
+    return _weights(expert.config, dict.fromkeys([*trunk_names(expert), *mlp_names(expert)], expert.checkpoint))
 
 
 def _weights(config: PretrainedConfig, places: Mapping[str, Checkpoint]) -> DenseWeights:
@@ -79,17 +77,16 @@ def _weights(config: PretrainedConfig, places: Mapping[str, Checkpoint]) -> Dens
     return DenseWeights(trunk_config(config, shapes), places)
 
 
-def domain_model(expert: Path, trunk: Path, dtype: torch.dtype = torch.float32) -> tuple[PreTrainedModel, Tensor]:
+def domain_model(expert: Dense, trunk: Dense, dtype: torch.dtype = torch.float32) -> tuple[PreTrainedModel, Tensor]:
     """Builds the trunk with the expert's MLPs, in evaluation mode; arguments are those of `domain_weights`.
 
     Returns:
         The model, and the gains [L, H] float32 of the norms before the MLPs.
     """
-    config = read_config(expert)
-    return domain_weights(expert, trunk).model(dtype), feature_gains(Checkpoint(trunk), family_of(config), config)
+    return domain_weights(expert, trunk).model(dtype), feature_gains(trunk)
 
 
-def expert_model(expert: Path, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+def expert_model(expert: Dense, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
     """The dense expert, in evaluation mode."""
     return expert_weights(expert).model(dtype)
 
@@ -103,7 +100,7 @@ def dense_model(config: PretrainedConfig, state: Mapping[str, Tensor], dtype: to
 def empty_model(config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
     """The dense model in evaluation mode, with buffers, but without memory for its parameters."""
     with torch.device("meta"):
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype)
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(copy(config), dtype=dtype)
     model.model.rotary_emb = type(model.model.rotary_emb)(config=config)  # its buffers follow from the config
     model.eval()
     return model

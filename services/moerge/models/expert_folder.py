@@ -12,22 +12,18 @@ from pathlib import Path
 from typing import BinaryIO, Self
 
 import torch
-from transformers import PretrainedConfig
 
 from moerge.errors import CheckpointError
 from moerge.files import atomic_file, file_sha256, require_small, sync_folder
-from moerge.models.adapters import Adapter, base_of, file_of, is_adapter
-from moerge.models.config import (
-    read_config,
-    require_plain_config,
-    require_same_config,
-    require_same_tokenizer,
-)
-from moerge.models.families import Family, family_of
+from moerge.models.adapters import Adapter, base_of
+from moerge.models.config import require_plain_config, require_same_config
+from moerge.models.dense_files import DenseFiles
+from moerge.models.families import family_of
 from moerge.models.reader import Checkpoint, require_tensors
 from moerge.models.side_files import GENERATION, SPECIAL_TOKENS, TEMPLATE, TOKENIZER, require_side_files
 from moerge.models.sources import ADAPTER_CONFIG
 from moerge.models.stored import INDEX, SINGLE
+from moerge.models.tokenizers import require_same_tokenizer
 from moerge.models.writer import TensorPlan, write_safetensors
 from moerge.progress import Tracker
 from moerge_proto.digests import digest_of, sha256_hex
@@ -50,37 +46,36 @@ _MADE = re.compile(rf"[0-9a-f]{{{_DIGITS}}}({re.escape(_BEGUN)})?")
 _OTHER_FILES = ("config.json", GENERATION, INDEX, *TOKENIZER_FILES)
 
 
-def expert_files(folder: Path) -> dict[str, Path]:
+def expert_files(expert: DenseFiles) -> dict[str, Path]:
     """Name -> path of the expert's files: config, weights, tokenizer. Other files are never sent.
 
     Raises:
         CheckpointError: there are no safetensors weights, or no config; or the folder is an adapter, which has no such
             files before `dense_folder` writes them.
     """
-    if is_adapter(folder):
+    folder = expert.folder
+    if expert.is_adapter:
         raise CheckpointError("the folder is an adapter", where=str(folder), todo="merge it with its base first")
-    checkpoint = Checkpoint(folder)
-    read_config(folder)
-    weights = {spec.file for spec in checkpoint.specs.values()}
+    weights, _ = {spec.file for spec in expert.checkpoint.specs.values()}, expert.config
     others = {folder / name for name in _OTHER_FILES if (folder / name).is_file()}
     if folder / SINGLE in weights:
         others.discard(folder / INDEX)  # stale
     return {path.name: path for path in sorted(weights | others)}
 
 
-def file_digests(folder: Path) -> dict[str, str]:
+def file_digests(expert: DenseFiles) -> dict[str, str]:
     """Name -> SHA-256 of the expert's files; of an adapter, those that `dense_folder` would write.
 
     Raises:
         CheckpointError: as in `expert_files`; or an adapter or its base can't be read.
     """
-    if is_adapter(folder):
+    if expert.is_adapter:
         with Path(os.devnull).open("wb") as nowhere:
-            return {name: write(nowhere) for name, write in _dense_files(folder).items()}
-    return {name: file_sha256(path) for name, path in expert_files(folder).items()}
+            return {name: write(nowhere) for name, write in _dense_files(expert).items()}
+    return {name: file_sha256(path) for name, path in expert_files(expert).items()}
 
 
-def dense_folder(folder: Path, into: Path) -> Path:
+def dense_folder(expert: DenseFiles, into: Path) -> Path:
     """A folder with the expert's files: an adapter, merged with its base, below `into`; any other folder itself.
 
     Only for readers of files: uploads and other programs. A complete one is reused, those of earlier adapters are
@@ -89,14 +84,14 @@ def dense_folder(folder: Path, into: Path) -> Path:
     Raises:
         CheckpointError: the adapter or its base can't be read.
     """
-    if not is_adapter(folder):
-        remove_dense(into, besides=folder)
-        return folder
-    out = into / _adapter_digest(folder)[:_DIGITS]
+    if not expert.is_adapter:
+        remove_dense(into, besides=expert.folder)
+        return expert.folder
+    out = into / _adapter_digest(expert.folder)[:_DIGITS]
     remove_dense(into, besides=out)
     if not out.is_dir():
         begun = out.with_suffix(_BEGUN)
-        for name, write in _dense_files(folder).items():
+        for name, write in _dense_files(expert).items():
             with atomic_file(begun / name) as file:
                 write(file)
         begun.rename(out)
@@ -116,11 +111,14 @@ def remove_dense(into: Path, besides: Path | None = None) -> None:
 def _adapter_digest(folder: Path) -> str:
     """A digest of the files of an adapter and of its base."""
     own = [path for path in folder.iterdir() if path.is_file() and (counts(path.name) or path.name == ADAPTER_CONFIG)]
-    inputs = {"base": file_digests(base_of(folder)), "adapter": {path.name: file_sha256(path) for path in own}}
+    inputs = {
+        "base": file_digests(DenseFiles(base_of(folder))),
+        "adapter": {path.name: file_sha256(path) for path in own},
+    }
     return digest_of({name: dict(files) for name, files in inputs.items()})
 
 
-def _dense_files(folder: Path) -> dict[str, Callable[[BinaryIO], str]]:
+def _dense_files(expert: DenseFiles) -> dict[str, Callable[[BinaryIO], str]]:
     """Name -> writer of each file of an adapter merged with its base; it returns the SHA-256."""
 
     def text(data: bytes, out: BinaryIO) -> str:
@@ -128,9 +126,9 @@ def _dense_files(folder: Path) -> dict[str, Callable[[BinaryIO], str]]:
         return sha256_hex(data)
 
     files: dict[str, Callable[[BinaryIO], str]] = {
-        name: partial(text, data) for name, data in small_files(folder).items()
+        name: partial(text, data) for name, data in small_files(expert).items()
     }
-    files[SINGLE] = lambda out: merged_weights(Checkpoint(folder), out)
+    files[SINGLE] = lambda out: merged_weights(expert.checkpoint, out)
     return dict(sorted(files.items()))
 
 
@@ -146,21 +144,22 @@ def merged_weights(tensors: Checkpoint, out: BinaryIO, written: Callable[[int], 
     return write_safetensors(out, plans, written)
 
 
-def small_files(folder: Path) -> dict[str, bytes]:
+def small_files(expert: DenseFiles) -> dict[str, bytes]:
     """Name -> content of the expert's config, generation config and tokenizer files; of an adapter, merged ones."""
-    paths = {name: file_of(folder, name) for name in (GENERATION, *TOKENIZER_FILES)}
+    paths = {name: expert.side_file(name) for name in (GENERATION, *TOKENIZER_FILES)}
     small = {name: path.read_bytes() for name, path in paths.items() if path.is_file()}
-    return {**small, "config.json": _dense_config(folder)}
+    return {**small, "config.json": _dense_config(expert)}
 
 
-def _dense_config(folder: Path) -> bytes:
+def _dense_config(expert: DenseFiles) -> bytes:
     """An expert's config.json; an adapter's is its base's, with another vocabulary if the adapter has one."""
-    data, changed = file_of(folder, "config.json").read_bytes(), Adapter(folder).config if is_adapter(folder) else {}
+    data = expert.side_file("config.json").read_bytes()
+    changed = Adapter(expert.folder).config if expert.is_adapter else {}
     return (json.dumps({**json.loads(data), **changed}, indent=2) + "\n").encode() if changed else data
 
 
 @dataclass(frozen=True)
-class DenseExpert:
+class DenseExpert(DenseFiles):
     """An expert on this machine.
 
     Attributes:
@@ -185,7 +184,7 @@ class DenseExpert:
     def files(self) -> dict[str, str]:
         """Name -> SHA-256 of its files."""
         checkpoint = self.checkpoint
-        found = file_digests(self.folder)
+        found = file_digests(self)
         checkpoint.require_unchanged()
         return found
 
@@ -193,18 +192,6 @@ class DenseExpert:
     def digest(self) -> str:
         """Its name, from the digests of its files."""
         return expert_digest(self.files)
-
-    @cached_property
-    def config(self) -> PretrainedConfig:
-        return read_config(self.folder)
-
-    @cached_property
-    def checkpoint(self) -> Checkpoint:
-        return Checkpoint(self.folder)
-
-    @cached_property
-    def family(self) -> Family:
-        return family_of(self.config)
 
 
 def counts(name: str) -> bool:
@@ -222,21 +209,18 @@ def expert_digest(files: Mapping[str, str]) -> str:
     return digest_of({"expert": dict(files)})
 
 
-def check_expert(
-    folder: Path, reference: Path | None, who: str, vocabulary: Vocabulary = "same"
-) -> tuple[Family, PretrainedConfig]:
+def check_expert(expert: DenseFiles, reference: DenseFiles | None, who: str, vocabulary: Vocabulary = "same") -> None:
     """Requires a complete checkpoint of a known family, compatible with `reference` if there is one.
 
     Reads configs, tokenizers and tensor headers only; arguments and errors are those of `check_small_files`.
     """
-    family, config = check_small_files(folder, reference, who, vocabulary)
-    require_tensors(Checkpoint(folder), config)
-    return family, config
+    check_small_files(expert, reference, who, vocabulary)
+    require_tensors(expert.checkpoint, expert.config)
 
 
 def check_small_files(
-    folder: Path, reference: Path | None, who: str, vocabulary: Vocabulary = "same"
-) -> tuple[Family, PretrainedConfig]:
+    expert: DenseFiles, reference: DenseFiles | None, who: str, vocabulary: Vocabulary = "same"
+) -> None:
     """Requires a config and a tokenizer of a known family, like those of `reference` if there is one.
 
     `who` names the expert in errors. With `vocabulary="pad"` the longer of the two vocabularies may add tokens behind
@@ -245,17 +229,15 @@ def check_small_files(
     Raises:
         CheckpointError, IncompatibleExpertError: name the field, file or tensor.
     """
-    require_plain_config(folder)
+    require_plain_config(expert.side_file("config.json"))
     for name in (*TOKENIZER_FILES, GENERATION):  # each is read whole later
-        if (path := file_of(folder, name)).is_file():
+        if (path := expert.side_file(name)).is_file():
             require_small(path, _MAX_TEXT_BYTES)
-    require_side_files(folder)
-    config = read_config(folder)
-    family = family_of(config)
+    require_side_files(expert)
+    family_of(expert.config)
     if reference is not None:
-        require_same_config(read_config(reference), config, who, vocabulary)
-        require_same_tokenizer(reference, folder, who, vocabulary)
-    return family, config
+        require_same_config(reference.config, expert.config, who, vocabulary)
+        require_same_tokenizer(reference, expert, who, vocabulary)
 
 
 def require_finite(checkpoint: Checkpoint, tracker: Tracker) -> None:

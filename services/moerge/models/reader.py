@@ -1,6 +1,7 @@
 """A checkpoint folder read tensor by tensor."""
 
 from collections.abc import Mapping
+from copy import copy
 from pathlib import Path
 from typing import Self
 
@@ -80,7 +81,7 @@ def model_shapes(config: PretrainedConfig) -> dict[str, tuple[int, ...]]:
     """
     try:
         with torch.device("meta"):
-            model: nn.Module = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+            model: nn.Module = AutoModelForCausalLM.from_config(copy(config), attn_implementation="eager")
     except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError, ImportError, RuntimeError) as error:
         raise CheckpointError(f"invalid model settings: {error}", where="config.json") from error
     return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}

@@ -7,7 +7,7 @@ from typing import Any
 
 from moerge.errors import CheckpointError
 from moerge.files import require_small
-from moerge.models.adapters import file_of
+from moerge.models.dense_files import DenseFiles
 
 GENERATION, TOKENIZER = "generation_config.json", "tokenizer_config.json"
 SPECIAL_TOKENS, TEMPLATE = "special_tokens_map.json", "chat_template.jinja"
@@ -48,25 +48,25 @@ _DECODING: dict[str, Callable[[object], bool]] = {
 """The published keys of generation_config.json, with the check of each value."""
 
 
-def require_side_files(folder: Path) -> None:
+def require_side_files(model: DenseFiles) -> None:
     """Requires that each of the partly published small files can be read.
 
     Raises:
         CheckpointError: names the file.
     """
     for name in (GENERATION, TOKENIZER, SPECIAL_TOKENS):
-        if (path := file_of(folder, name)).is_file():
+        if (path := model.side_file(name)).is_file():
             _read(path)
-    chat_template(folder)
+    chat_template(model)
 
 
-def published_generation(folder: Path) -> str | None:
+def published_generation(model: DenseFiles) -> str | None:
     """The text of generation_config.json with only the keys for decoding; None without such a file.
 
     Raises:
         CheckpointError: it is not a JSON object.
     """
-    path = file_of(folder, GENERATION)
+    path = model.side_file(GENERATION)
     if not path.is_file():
         return None
     return _text(path, lambda key, value: key in _DECODING and (value is None or _DECODING[key](value)))
@@ -84,19 +84,19 @@ def published_tokenizer(path: Path) -> bytes:
     return _text(path, lambda key, value: key not in hidden).encode()
 
 
-def chat_template(folder: Path) -> str:
+def chat_template(model: DenseFiles) -> str:
     """The chat template that transformers uses, several as JSON; empty without one.
 
     Raises:
         CheckpointError: it can't be read.
     """
-    path = file_of(folder, TEMPLATE)
+    path = model.side_file(TEMPLATE)
     try:
         if path.is_file():
             return path.read_bytes().decode()
     except ValueError as error:
         raise CheckpointError(f"can't be read as text: {error}", where=str(path)) from error
-    path = file_of(folder, TOKENIZER)
+    path = model.side_file(TOKENIZER)
     found = _read(path).get("chat_template") if path.is_file() else None
     return found if isinstance(found, str) else json.dumps(found, sort_keys=True) if found else ""
 

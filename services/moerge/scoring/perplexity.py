@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 
-from moerge.models.adapters import file_of, is_adapter
 from moerge.models.batches import bucket, pad
 from moerge.models.dense import expert_model, place
+from moerge.models.dense_files import DenseFiles
 from moerge.models.side_files import GENERATION
 from moerge.models.tokens import Tokens
 from moerge.progress import Tracker
@@ -76,9 +76,10 @@ class Window:
 def load(folder: Path, dtype: torch.dtype = torch.float32, device: str = "cpu") -> PreTrainedModel:
     """A dense expert or a published version, in evaluation mode."""
     model: PreTrainedModel
-    if is_adapter(folder):
-        model = expert_model(folder, dtype)
-        if (settings := file_of(folder, GENERATION)).is_file():
+    files = DenseFiles(folder)
+    if files.is_adapter:
+        model = expert_model(files, dtype)
+        if (settings := files.side_file(GENERATION)).is_file():
             model.generation_config = GenerationConfig.from_pretrained(settings.parent, local_files_only=True)
     else:
         model = AutoModelForCausalLM.from_pretrained(

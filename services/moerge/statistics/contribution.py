@@ -15,6 +15,7 @@ from moerge.files import atomic_file
 from moerge.memory.machine import free_for
 from moerge.memory.room import Room, Slots, room_for
 from moerge.models.bounds import attention_size, input_exponents
+from moerge.models.dense_files import Dense
 from moerge.models.expert_folder import DenseExpert
 from moerge.models.tokens import Tokens
 from moerge.progress import NoProgress, Progress
@@ -49,11 +50,8 @@ class TrunkFacts(Protocol):
     def exponents(self) -> Sequence[int]: ...
 
 
-class TrunkFile(TrunkFacts, Protocol):
-    """A trunk as a local safetensors file."""
-
-    @property
-    def path(self) -> Path: ...
+class LocalTrunk(Dense, TrunkFacts, Protocol):
+    """A trunk on this machine."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +105,7 @@ def trunk_manifest(owner: str, expert: DenseExpert, digest: str, settings: Stati
         layers=config.num_hidden_layers,
         attention_size=attention_size(config),
         vocab_size=config.vocab_size,
-        exponents=input_exponents(expert.checkpoint, expert.family, config),
+        exponents=input_exponents(expert),
         rare_below=0,
         **_NO_COUNTS,
     )
@@ -115,7 +113,7 @@ def trunk_manifest(owner: str, expert: DenseExpert, digest: str, settings: Stati
 
 def router_contribution(
     expert: DenseExpert,
-    trunk: TrunkFile,
+    trunk: LocalTrunk,
     documents: Iterable[Tokens],
     path: Path,
     settings: StatisticsSettings | None = None,
@@ -137,7 +135,7 @@ def router_contribution(
     """
     settings, computing = settings or StatisticsSettings(), computing or Computing()
     blank = router_manifest(expert.owner, expert.digest, expert.domain, trunk, settings)
-    work = RouterPass(expert.folder, trunk.path, trunk.exponents, settings.precision, computing.device)
+    work = RouterPass(expert, trunk, trunk.exponents, settings.precision, computing.device)
     journal = _summed(blank, work, documents, path, computing)
     if journal is not None:
         os.replace(journal, path)
@@ -158,7 +156,7 @@ def trunk_contribution(
     """
     settings, computing = settings or StatisticsSettings(), computing or Computing()
     blank = trunk_manifest(expert.owner, expert, expert.digest, settings)
-    work = TrunkPass(expert.folder, blank.exponents, settings.precision, computing.device)
+    work = TrunkPass(expert, blank.exponents, settings.precision, computing.device)
     journal = _summed(blank, work, documents, path, computing, rare_below=rare_below)
     if journal is not None:
         withhold_rare(journal, path, rare_below)

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import ClassVar
 
 import torch
@@ -11,10 +10,8 @@ from torch import Tensor
 from moerge.memory.needs import Need, passing
 from moerge.memory.shapes import Shape
 from moerge.models.bounds import feature_gains, input_gain_names
-from moerge.models.config import read_config
 from moerge.models.dense import DenseWeights, domain_weights, expert_weights
-from moerge.models.families import family_of
-from moerge.models.reader import Checkpoint
+from moerge.models.dense_files import Dense, DenseFiles
 from moerge_proto.statistics_file import Kind, StatisticsSettings, trunk_gram_names
 
 
@@ -45,8 +42,8 @@ class RouterPass:
     """
 
     kind: ClassVar[Kind] = "router"
-    expert: Path
-    trunk: Path
+    expert: DenseFiles
+    trunk: Dense
     exponents: Sequence[int]
     precision: str = "float32"
     device: str = "cpu"
@@ -56,8 +53,7 @@ class RouterPass:
 
     def inputs(self) -> list[list[Input]]:
         """Of each layer, in the order of their computation and of the file."""
-        config = read_config(self.expert)
-        gains = feature_gains(Checkpoint(self.trunk), family_of(config), config)
+        gains = feature_gains(self.trunk)
         parts = ((f"layers.{layer}", bits, gains[layer]) for layer, bits in enumerate(self.exponents))
         return [[Input(f"model.{at}.mlp", f"{at}.gram", bits, own, f"{at}.cross")] for at, bits, own in parts]
 
@@ -67,7 +63,7 @@ class TrunkPass:
     """Grams of the inputs of the expert's attention and head, and counts of tokens."""
 
     kind: ClassVar[Kind] = "trunk"
-    expert: Path
+    expert: DenseFiles
     exponents: Sequence[int]
     precision: str = "float32"
     device: str = "cpu"
@@ -77,11 +73,10 @@ class TrunkPass:
 
     def inputs(self) -> list[list[Input]]:
         """As in `RouterPass`; the head's belongs to the last layer."""
-        config, own = read_config(self.expert), Checkpoint(self.expert)
-        family, layers = family_of(config), config.num_hidden_layers
-        patterns = family.attention.inputs[0], family.attention.output
+        expert, layers, attention = self.expert, self.expert.config.num_hidden_layers, self.expert.family.attention
+        patterns = attention.inputs[0], attention.output
         modules = [pattern.format(layer=layer) for layer in range(layers) for pattern in patterns]
-        gains = [None if name is None else own.tensor(name) for name in input_gain_names(family, config)]
+        gains = [None if name is None else expert.checkpoint.tensor(name) for name in input_gain_names(expert)]
         every = list(map(Input, [*modules, None], trunk_gram_names(layers), self.exponents, gains))
         return [every[2 * layer : None if layer == layers - 1 else 2 * layer + 2] for layer in range(layers)]
 
@@ -91,6 +86,6 @@ Pass = RouterPass | TrunkPass
 
 def need_of(work: Pass, settings: StatisticsSettings, threads: int = 1) -> Need:
     """The memory of a pass, by the expert's config."""
-    shape = Shape.of(read_config(work.expert), getattr(torch, settings.precision))
+    shape = Shape.of(work.expert.config, getattr(torch, settings.precision))
     tokens, is_trunk = max(settings.batch_tokens, settings.context), isinstance(work, TrunkPass)
     return passing(shape, tokens, trunk=is_trunk, threads=threads, device=work.device)

@@ -4,14 +4,12 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import BinaryIO, Protocol
 
 from moerge.errors import MoergeError
-from moerge.models.adapters import file_of
 from moerge.models.bounds import feature_bounds, feature_exponents
-from moerge.models.config import read_config, trunk_settings
-from moerge.models.families import family_of
+from moerge.models.config import trunk_settings
+from moerge.models.dense_files import DenseFiles, DenseTrunk
 from moerge.models.reader import Checkpoint
 from moerge.models.writer import write_safetensors
 from moerge.progress import Progress
@@ -42,12 +40,12 @@ class TrunkInputs:
     """Files behind the digests of a lineage.
 
     Attributes:
-        experts: expert -> its dense checkpoint folder, including the base.
+        experts: expert -> its files, including the base.
         domains: expert -> its domain.
         statistics: trunk contribution -> its file.
     """
 
-    experts: Mapping[str, Checkpoint]
+    experts: Mapping[str, DenseFiles]
     domains: Mapping[str, str]
     statistics: Mapping[str, Source] = field(default_factory=dict)
 
@@ -89,17 +87,14 @@ def merge_trunk(lineage: TrunkLineage, inputs: TrunkInputs, files: Files, progre
         found = f"expected revision {method.revision} of {method.name!r}, found {lineage.revision}"
         raise MoergeError(found, where="method", todo="merge the trunk again")
     experts = [inputs.experts[digest] for digest in lineage.experts]
-    config, base = read_config(experts[0].path), lineage.options.base
-    family = family_of(config)
+    first, base = experts[0], lineage.options.base
     with ExitStack() as stack:
         sources = [inputs.statistics[digest] for digest in lineage.contributions]
         opened = MethodInputs(
             experts=experts,
             domains=[inputs.domains[digest] for digest in lineage.experts],
-            family=family,
-            config=config,
             options=lineage.options,
-            base=None if base is None else inputs.experts[base],
+            base=None if base is None else inputs.experts[base].checkpoint,
             statistics=[stack.enter_context(StatisticsFile(source)) for source in sources],
         )
         plans = method.plan(opened)
@@ -107,26 +102,26 @@ def merge_trunk(lineage: TrunkLineage, inputs: TrunkInputs, files: Files, progre
         tracker = stack.enter_context(progress.track(title, sum(plan.bytes for plan in plans), "B"))
         count = at_once() if method.solved else 1
         weights = files.put(DENSE_TRUNK_FILE, lambda out: write_safetensors(out, plans, tracker.advance, at_once=count))
-    trunk = Checkpoint.of_file(files.source(weights.sha256))
-    written = [weights, files.put(CONFIG_FILE, _config_writer(experts[0].path, trunk))]
-    exponents = feature_exponents(trunk, family, config)
+    trunk = DenseTrunk(files.source(weights.sha256), first)
+    written = [weights, files.put(CONFIG_FILE, _config_writer(first, trunk.checkpoint))]
+    exponents = feature_exponents(trunk)
     digests = {file.name: file.sha256 for file in written}
     return MergedTrunk(
         **dict(lineage),
         digest=trunk_digest(lineage.model_dump(mode="json"), digests, exponents),
-        family=family.model_type,
-        hidden_size=config.hidden_size,
-        layers=config.num_hidden_layers,
+        family=first.family.model_type,
+        hidden_size=first.config.hidden_size,
+        layers=first.config.num_hidden_layers,
         exponents=exponents,
-        bounds=feature_bounds(trunk, family, config),
-        tensors=len(trunk.specs),
+        bounds=feature_bounds(trunk),
+        tensors=len(trunk.checkpoint.specs),
         files=written,
     )
 
 
-def _config_writer(expert: Path, trunk: Checkpoint) -> Callable[[BinaryIO], str]:
+def _config_writer(expert: DenseFiles, trunk: Checkpoint) -> Callable[[BinaryIO], str]:
     """Writes the expert's config.json with the trunk's vocabulary and head, without references to code."""
-    fields = json.loads(file_of(expert, "config.json").read_text(encoding="utf-8"))
+    fields = json.loads(expert.side_file("config.json").read_text(encoding="utf-8"))
     fields.pop("auto_map", None)
     fields |= trunk_settings(trunk.shapes)
     data = (json.dumps(fields, indent=2, sort_keys=True) + "\n").encode()

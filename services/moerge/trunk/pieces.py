@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from moerge.models.dense import trunk_names
-from moerge.models.families import EMBEDDING, HEAD, Family
+from moerge.models.dense_files import Dense
+from moerge.models.families import EMBEDDING, HEAD
 from moerge.models.reader import Checkpoint
 from moerge.models.stored import TensorSpec
 from moerge.models.writer import TensorPlan
@@ -37,16 +38,15 @@ Rule = Callable[[Piece], Tensor]
 """A pure function from a piece to its merged tensor, in the piece's dtype."""
 
 
-def merge_plan(
-    checkpoints: Sequence[Checkpoint], family: Family, layers: int, rule: Rule, *, own_head: bool = False
-) -> list[TensorPlan]:
-    """The trunk's tensors in the dense family's names: at most len(checkpoints) + 2 tensors in memory at a time.
+def merge_plan(experts: Sequence[Dense], rule: Rule, *, own_head: bool = False) -> list[TensorPlan]:
+    """The trunk's tensors in the dense family's names: at most len(experts) + 2 tensors in memory at a time.
 
     A tensor has the widest of its experts' dtypes. With vocabularies of unequal length, a row is merged from the
     experts that have it. If another expert's head is untied, or `own_head` is set, a tied expert's embedding counts as
     its head.
     """
-    names = {name for checkpoint in checkpoints for name in trunk_names(checkpoint, family, layers)}
+    names = {name for expert in experts for name in trunk_names(expert)}
+    checkpoints = [expert.checkpoint for expert in experts]
     if own_head:
         names.add(HEAD)
 

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from moerge.errors import IncompatibleExpertError
-from moerge.models.config import read_config
 from moerge.models.dense import trunk_names
+from moerge.models.dense_files import Dense
 from moerge.models.distance import Powers
-from moerge.models.families import EMBEDDING, HEAD, family_of, head_dim
+from moerge.models.families import EMBEDDING, HEAD, head_dim
 from moerge.models.reader import Checkpoint
 from moerge.trunk.methods.regmean import ModuleGrams
 from moerge.trunk.pieces import tensor_of
@@ -58,7 +58,7 @@ class Stray:
         return f"the trunk strays by {tensor}, in size by {size}, in a single row by {row}"
 
 
-def require_near(expert: Path, trunk: Path, limit: float, grams: Path) -> Stray:
+def require_near(expert: Dense, trunk: Dense, limit: float, grams: Path) -> Stray:
     """Requires a trunk with nearly the expert's outputs on the owner's own text.
 
     Attention heads are compared one by one by their outputs, ||(W - W_d) x||, so that no single head can be replaced.
@@ -68,24 +68,22 @@ def require_near(expert: Path, trunk: Path, limit: float, grams: Path) -> Stray:
     longer vocabularies are not compared: this expert has no such tokens.
 
     Args:
-        expert: folder of the owner's dense checkpoint.
-        trunk: its safetensors file.
+        expert: the owner's.
+        trunk: the trunk.
         limit: of a tensor's stray. The limits of sizes and rows are `SIZES` and `ROWS` times as much.
         grams: a trunk contribution of this expert.
 
     Raises:
         IncompatibleExpertError: names the tensor that is missing, unknown, of another shape, not finite or too far.
     """
-    config, own, merged = read_config(expert), Checkpoint(expert), Checkpoint(trunk)
-    family = family_of(config)
-    names = trunk_names(own, family, config.num_hidden_layers)
+    config, own, merged, names = expert.config, expert.checkpoint, trunk.checkpoint, trunk_names(expert)
     _require_shapes({name: own.specs[name].shape for name in names}, merged)
     with StatisticsFile(grams) as file:
-        comparison = _Comparison(own, merged, ModuleGrams(own, file, family, config), limit)
+        comparison = _Comparison(own, merged, ModuleGrams(expert, file), limit)
         for layer in range(config.num_hidden_layers):
-            for module in family.attention.inputs:
+            for module in expert.family.attention.inputs:
                 comparison.reading_heads(module.format(layer=layer), head_dim(config))
-            comparison.writing_heads(family.attention.output.format(layer=layer), head_dim(config))
+            comparison.writing_heads(expert.family.attention.output.format(layer=layer), head_dim(config))
         comparison.embedding()
         if HEAD in merged.specs:
             comparison.head()

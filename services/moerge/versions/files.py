@@ -11,11 +11,10 @@ from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor
-from transformers import PretrainedConfig
 
 from moerge.errors import IncompatibleExpertError
-from moerge.models.adapters import file_of
 from moerge.models.config import published_config
+from moerge.models.dense_files import Dense, DenseFiles
 from moerge.models.expert_folder import TOKENIZER_FILES
 from moerge.models.families import EMBEDDING, HEAD, Family
 from moerge.models.reader import Checkpoint
@@ -59,20 +58,19 @@ def _weights(name: str, plans: Sequence[TensorPlan], **inputs: object) -> FilePl
     return FilePlan(name, key, lambda out: write_safetensors(out, plans), sizes, parameters=parameters)
 
 
-def trunk_files(
-    trunk: Checkpoint, family: Family, config: PretrainedConfig, digest: str, sha256: str, *, tied: bool = False
-) -> list[FilePlan]:
+def trunk_files(made: Dense, digest: str, sha256: str, *, tied: bool = False) -> list[FilePlan]:
     """The trunk under its published names: its own file where names match, and a file of additions.
 
     Args:
-        trunk: its file, in the dense family's names.
-        digest: the trunk's name.
-        sha256: the digest of that file.
+        made: the trunk.
+        digest: its name.
+        sha256: the digest of its file.
         tied: omit the head if it is the embedding. By default it is written, for engines that don't tie.
 
     Raises:
         IncompatibleExpertError: `tied`, but the trunk has a separate head.
     """
+    trunk, family, config = made.checkpoint, made.family, made.config
     if tied and HEAD in trunk.specs:
         raise IncompatibleExpertError(
             "the trunk has a head that isn't its embedding", where=HEAD, todo="publish it without `tied`"
@@ -192,25 +190,23 @@ def index_file(weights: Sequence[FilePlan]) -> FilePlan:
     return text_file(INDEX_FILE, json.dumps(index, indent=1) + "\n")
 
 
-def version_config(
-    config: PretrainedConfig, family: Family, experts: int, top_k: int, trunk: Checkpoint, *, tied: bool
-) -> dict[str, Any]:
+def version_config(trunk: Dense, experts: int, top_k: int, *, tied: bool) -> dict[str, Any]:
     """The content of config.json, with the trunk's dtype and vocabulary."""
-    embedding = trunk.specs[EMBEDDING]
+    embedding = trunk.checkpoint.specs[EMBEDDING]
     dtype = str(embedding.dtype).removeprefix("torch.")
-    return published_config(family, config, experts, top_k, dtype, embedding.shape[0], tied)
+    return published_config(trunk.family, trunk.config, experts, top_k, dtype, embedding.shape[0], tied)
 
 
-def config_files(tokenizer: Path, published: Mapping[str, Any]) -> list[FilePlan]:
-    """config.json from `version_config`, and generation_config.json and tokenizer from the folder `tokenizer`.
+def config_files(side_files: DenseFiles, published: Mapping[str, Any]) -> list[FilePlan]:
+    """config.json from `version_config`, and generation_config.json and tokenizer of a dense model.
 
     Fields for code, and unusual decoding defaults, are omitted.
     """
     plans = [text_file(CONFIG_FILE, json.dumps(published, indent=2, sort_keys=True) + "\n")]
     ids = ("bos_token_id", "eos_token_id", "pad_token_id")
     default = json.dumps({name: published.get(name) for name in ids}, indent=2) + "\n"
-    plans.append(text_file(GENERATION, published_generation(tokenizer) or default))
-    paths = [file_of(tokenizer, name) for name in TOKENIZER_FILES]
+    plans.append(text_file(GENERATION, published_generation(side_files) or default))
+    paths = [side_files.side_file(name) for name in TOKENIZER_FILES]
     return plans + [_small_file(path.name, published_tokenizer(path)) for path in paths if path.is_file()]
 
 

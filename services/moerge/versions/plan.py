@@ -4,13 +4,12 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 
 from torch import Tensor
 
 from moerge.models.bounds import feature_gains
-from moerge.models.config import read_config, trunk_config
-from moerge.models.families import EMBEDDING, family_of
+from moerge.models.dense_files import DenseFiles, DenseTrunk
+from moerge.models.families import EMBEDDING
 from moerge.models.reader import Checkpoint
 from moerge.models.side_files import chat_template
 from moerge.routers import influence
@@ -46,13 +45,13 @@ class Slot:
     Attributes:
         record: its line in the card.
         weights: its dense checkpoint.
-        trained: folder of its owner's trained checkpoint, with tokenizer and generation config; another one if the
-            MLPs are fitted.
+        side_files: its owner's trained checkpoint, with tokenizer and generation config; another one if the MLPs are
+            fitted.
     """
 
     record: ExpertRecord
     weights: Checkpoint
-    trained: Path
+    side_files: DenseFiles
 
 
 @dataclass(frozen=True)
@@ -61,21 +60,19 @@ class VersionInputs:
 
     Attributes:
         slots: the version's experts, in order.
-        trunk: the trunk's tensors.
-        trunk_sha256: the digest of that file.
+        trunk: the trunk.
+        trunk_sha256: the digest of its file.
         method: the trunk's merge method.
         merged: the experts in the trunk.
-        config: folder of a dense expert in the trunk.
         contributed: facts of the router contributions, in the lineage's order.
         statistics: gives their files in that order, for the solve.
     """
 
     slots: Sequence[Slot]
-    trunk: Checkpoint
+    trunk: DenseTrunk
     trunk_sha256: str
     method: str
     merged: Sequence[ExpertRecord]
-    config: Path
     contributed: Sequence[Contributed]
     statistics: Callable[[], Sequence[Source]]
 
@@ -103,8 +100,7 @@ class VersionPlan:
 
 
 def solve_routers(
-    trunk: Checkpoint,
-    config: Path,
+    trunk: DenseTrunk,
     statistics: Sequence[Source],
     domains: Sequence[str],
     options: SolveOptions,
@@ -113,8 +109,7 @@ def solve_routers(
     """Solves every layer's router from router contributions (DUME eq. 6).
 
     Args:
-        trunk: its tensors.
-        config: folder of a dense expert of the trunk's architecture.
+        trunk: of the contributions.
         statistics: the contributions' files.
         domains: the routers' columns, in order.
         options: regulariser, weights, kind of router.
@@ -123,19 +118,16 @@ def solve_routers(
     Raises:
         ContributionError, SolveError: a layer can't be solved.
     """
-    dense = read_config(config)
-    gains = feature_gains(trunk, family_of(dense), dense)
     with ExitStack() as stack:
         files = [stack.enter_context(StatisticsFile(source)) for source in statistics]
-        return solve_layers(files, domains, gains, options, solved)
+        return solve_layers(files, domains, feature_gains(trunk), options, solved)
 
 
 def solve_lineage(
     lineage: Lineage, inputs: VersionInputs, solved: Callable[[int], None] = lambda layer: None
 ) -> Solution:
     """The routers of a lineage."""
-    statistics = inputs.statistics()
-    return solve_routers(inputs.trunk, inputs.config, statistics, lineage.domains, lineage.options, solved)
+    return solve_routers(inputs.trunk, inputs.statistics(), lineage.domains, lineage.options, solved)
 
 
 def measure_influence(
@@ -146,8 +138,7 @@ def measure_influence(
     Raises:
         ContributionError, SolveError: a layer can't be solved, with all owners or without one.
     """
-    dense = read_config(inputs.config)
-    gains = feature_gains(inputs.trunk, family_of(dense), dense)
+    gains = feature_gains(inputs.trunk)
     start = int(digest_of(lineage.model_dump(mode="json"))[:8], 16)
     with ExitStack() as stack:
         files = [stack.enter_context(StatisticsFile(source)) for source in inputs.statistics()]
@@ -166,12 +157,11 @@ def plan_version(lineage: Lineage, inputs: VersionInputs, solve: Solve = solve_l
         IncompatibleExpertError: `tied`, but the trunk has a separate head.
         MoergeError: a checkpoint can't be read.
     """
-    trunk = inputs.trunk
-    config = trunk_config(read_config(inputs.config), trunk.shapes)
-    family, layers, count = family_of(config), config.num_hidden_layers, len(inputs.slots)
+    trunk, config, family = inputs.trunk, inputs.trunk.config, inputs.trunk.family
+    layers, count = config.num_hidden_layers, len(inputs.slots)
     content = lineage.model_dump(mode="json")
     name = digest_of(content)
-    shared = trunk_files(trunk, family, config, lineage.trunk, inputs.trunk_sha256, tied=lineage.tied)
+    shared = trunk_files(trunk, lineage.trunk, inputs.trunk_sha256, tied=lineage.tied)
     mlps = [
         expert_file(slot.weights, family, layers, number, slot.record.digest)
         for number, slot in enumerate(inputs.slots)
@@ -182,20 +172,20 @@ def plan_version(lineage: Lineage, inputs: VersionInputs, solve: Solve = solve_l
     def solution() -> Solution:
         return solve(lineage, inputs)
 
-    dtype = trunk.specs[EMBEDDING].dtype
+    dtype = trunk.checkpoint.specs[EMBEDDING].dtype
     routers = router_file(lambda: solution()[0], layers, (count, config.hidden_size), family, dtype, name)
-    taken = max(inputs.slots, key=lambda slot: int(read_config(slot.trained).vocab_size))
-    chats = {slot.record.domain: chat_template(slot.trained) for slot in inputs.slots}
+    taken = max(inputs.slots, key=lambda slot: int(slot.side_files.config.vocab_size))
+    chats = {slot.record.domain: chat_template(slot.side_files) for slot in inputs.slots}
     records = [slot.record for slot in inputs.slots]
     chat = ChatTemplates(taken.record.domain, chats)
     total = sum(file.parameters for file in (*shared, routers))
     idle = (count - lineage.options.top_k) * mlps[0].parameters
     model = Model(family.published_class, str(dtype).removeprefix("torch."), total, total - idle)
-    published = version_config(config, family, count, lineage.options.top_k, trunk, tied=lineage.tied)
+    published = version_config(trunk, count, lineage.options.top_k, tied=lineage.tied)
     limits = engine_limits(published)
     texts = [
         index_file([*shared, routers]),
-        *config_files(taken.trained, published),
+        *config_files(taken.side_files, published),
         record_file(lineage),
         card_file(lineage, records, inputs.method, inputs.merged, inputs.contributed, chat, model, limits),
     ]

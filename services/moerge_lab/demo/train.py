@@ -18,7 +18,6 @@ from filelock import FileLock, Timeout
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from torch import Tensor
 from transformers import (
-    AutoTokenizer,
     LlamaConfig,
     LlamaForCausalLM,
     PreTrainedTokenizerBase,
@@ -26,6 +25,7 @@ from transformers import (
 )
 
 from moerge.models.dense import place
+from moerge.models.dense_files import DenseFiles
 from moerge.progress import Progress, Tracker
 from moerge_lab.demo.smollm import make_seed
 from moerge_lab.training.batches import joined
@@ -138,7 +138,7 @@ def train(
     with _alone(finished.seed.parent, progress):
         trainer = _Trainer(training, device, progress)
         _made(finished.seed, partial(trainer.seed, documents))
-        tokenizer = AutoTokenizer.from_pretrained(finished.seed, local_files_only=True, trust_remote_code=False)
+        tokenizer = DenseFiles(finished.seed).tokenizer
         missing = {domain: each for domain, each in documents.items() if not finished.experts[domain].exists()}
         if missing:  # another process may have trained them meanwhile
             trainer.experts(missing, finished.seed, tokenizer)

@@ -22,6 +22,7 @@ from transformers import (
 
 from moerge.models.config import read_config, require_same_config
 from moerge.models.dense import active_parameters, expert_model
+from moerge.models.dense_files import DenseFiles
 from moerge.models.families import family_of
 
 INITIAL_DEVIATION = 0.02
@@ -147,7 +148,7 @@ def common_config(members: Mapping[str, Path]) -> PretrainedConfig:
 
 def dense_state(folder: Path) -> dict[str, Tensor]:
     """All tensors of a dense model, float32."""
-    state: dict[str, Tensor] = expert_model(folder).state_dict()
+    state: dict[str, Tensor] = expert_model(DenseFiles(folder)).state_dict()
     return state
 
 

@@ -8,12 +8,12 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, pad, silu
-from transformers import AutoConfig, AutoModel, AutoTokenizer, GenerationMixin, PretrainedConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModel, GenerationMixin, PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutput
 
-from moerge.models.adapters import tokenizer_folder
 from moerge.models.config import read_config
 from moerge.models.dense import active_parameters
+from moerge.models.dense_files import DenseFiles
 from moerge.models.families import EMBEDDING, HEAD, require_family
 from moerge_lab.mixtures.bam import Shares
 from moerge_lab.mixtures.base import INITIAL_DEVIATION, dense_state
@@ -216,8 +216,7 @@ def matching_rows(folders: Sequence[Path], sizes: Sequence[int]) -> list[Tensor]
 
 
 def _vocabulary(folder: Path) -> dict[str, int]:
-    tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder(folder), local_files_only=True, trust_remote_code=False)
-    vocabulary: dict[str, int] = tokenizer.get_vocab()
+    vocabulary: dict[str, int] = DenseFiles(folder).tokenizer.get_vocab()
     return vocabulary
 
 

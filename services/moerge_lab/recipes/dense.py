@@ -10,9 +10,8 @@ from pydantic import BaseModel, ValidationError
 from transformers import PreTrainedModel
 
 from moerge.errors import MoergeError
-from moerge.models.config import read_config
-from moerge.models.dense import dense_model, place
-from moerge.models.families import family_of
+from moerge.models.dense import dense_model, mlp_names, place
+from moerge.models.dense_files import DenseFiles
 from moerge.models.reader import Checkpoint
 from moerge.trunk.methods.method import MethodInputs
 from moerge.trunk.methods.registry import METHODS
@@ -74,22 +73,19 @@ def merged_model(fleet: Fleet, method: TrunkMethod, options: Options) -> PreTrai
     """
     if (rule := METHODS[method].rule) is None:
         raise MoergeError("the method doesn't merge MLPs", where=method, todo="choose an elementwise method")
-    config, base = read_config(fleet.domains[0].expert), base_of(method, fleet)
-    experts = [Checkpoint(domain.expert) for domain in fleet.domains]
+    base, experts = base_of(method, fleet), [DenseFiles(domain.expert) for domain in fleet.domains]
     inputs = MethodInputs(
         experts=experts,
         domains=[domain_name(slot) for slot in range(len(experts))],
-        family=family_of(config),
-        config=config,
         options=trunk_options(method, fleet, options),
         base=None if base is None else Checkpoint(base),
     )
     state = {plan.name: plan.compute().float() for plan in METHODS[method].plan(inputs)}
     merge = rule(inputs)
-    for name in inputs.family.dense_mlp_names(config.num_hidden_layers):
-        tensors = [each.tensor(name) for each in experts]
+    for name in mlp_names(experts[0]):
+        tensors = [expert.checkpoint.tensor(name) for expert in experts]
         state[name] = merge(Piece(name, 0, range(len(experts)), tensors, torch.float32))
-    model = dense_model(config, state, torch.float32)
+    model = dense_model(experts[0].config, state, torch.float32)
     place(model, fleet.device)
     return convert(model, fleet.dtype)
 

@@ -11,8 +11,8 @@ from torch import Tensor
 from moerge.merging.assemble import Assembled, KeptParts, assemble, merged_trunk
 from moerge.merging.local import LocalTrunk
 from moerge.merging.settings import VersionSettings
-from moerge.models.config import read_config
 from moerge.models.dense import domain_model, place
+from moerge.models.dense_files import DenseFiles
 from moerge.models.expert_folder import DenseExpert
 from moerge.models.tokens import Tokens, all_counted
 from moerge.scoring.perplexity import Losses, Rows, logits, losses_by
@@ -97,7 +97,7 @@ def trunk_of(fleet: Fleet, method: TrunkMethod, options: Options) -> LocalTrunk:
 
 def random_routers(fleet: Fleet) -> list[Tensor]:
     """Standard normal routers, [D, H] per layer (DUME section 3.2)."""
-    config, generator = read_config(fleet.domains[0].expert), torch.Generator().manual_seed(fleet.seed)
+    config, generator = DenseFiles(fleet.domains[0].expert).config, torch.Generator().manual_seed(fleet.seed)
     shape = (len(fleet.domains), config.hidden_size)
     return [torch.randn(shape, generator=generator) for _ in range(config.num_hidden_layers)]
 
@@ -180,13 +180,13 @@ def oracle(row: str, parts: Parts, fleet: Fleet, options: Options) -> Iterator[t
 
 def scale_of(method: TrunkMethod, fleet: Fleet, options: Options) -> Numbers:
     """The scale of the trunk's task vectors with the least loss of the domains' own MLPs, without routers."""
-    experts = {domain.name: domain.expert for domain in fleet.domains}
+    experts = {domain.name: DenseFiles(domain.expert) for domain in fleet.domains}
 
     def build(scale: float) -> Losses:
         trunk = trunk_of(fleet, method, {**options, "scale": scale})
 
         def own(rows: Rows) -> Tensor:
-            model, _ = domain_model(experts[rows.domain], trunk.path)
+            model, _ = domain_model(experts[rows.domain], trunk)
             place(model, fleet.device)
             return losses_by(partial(logits, model))(rows)
 

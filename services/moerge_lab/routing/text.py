@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from moerge.errors import MoergeError
+from moerge.models.dense_files import DenseFiles
 
 
 class Encoded(NamedTuple):
@@ -25,9 +25,7 @@ def encoded(folder: Path, text: str) -> Encoded:
     Raises:
         MoergeError: the tokenizer doesn't report its tokens' positions, or the text has no token.
     """
-    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-        folder, local_files_only=True, trust_remote_code=False
-    )
+    tokenizer = DenseFiles(folder).tokenizer
     if not tokenizer.is_fast:
         what = "expected a fast tokenizer, which reports the text of each token"
         raise MoergeError(what, where=str(folder), todo="save the tokenizer with tokenizer.json in the folder")

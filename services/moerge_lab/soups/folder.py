@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from torch import Tensor
@@ -9,6 +10,7 @@ from torch.nn import Parameter
 from transformers import PreTrainedModel
 
 from moerge.errors import CheckpointError, MoergeError
+from moerge.models.dense_files import DenseFiles
 from moerge.models.expert_folder import expert_files, is_weights
 from moerge.models.reader import Checkpoint
 from moerge.models.stored import INDEX, SINGLE
@@ -46,17 +48,17 @@ class Opened:
     bank: Bank
     clusters: Clusters
 
-    @property
-    def seed(self) -> Path:
-        """The folder of the seed model."""
-        return self.folder / SEED_FOLDER
+    @cached_property
+    def seed(self) -> DenseFiles:
+        """The seed model's files."""
+        return DenseFiles(self.folder / SEED_FOLDER)
 
 
-def write_bank(record: SoupBank, seed: Path, bank: Bank, clusters: Clusters, log: Path, out: Path) -> None:
+def write_bank(record: SoupBank, seed: DenseFiles, bank: Bank, clusters: Clusters, log: Path, out: Path) -> None:
     """Writes a bank's folder, which appears whole (law 10).
 
     Args:
-        seed: folder of the seed model, whose files are copied.
+        seed: the seed model, whose files are copied.
         log: of the training.
     """
     tensors = {**bank.parameters, _CENTROIDS: clusters.centroids}
@@ -90,7 +92,7 @@ def read_bank(folder: Path, device: str = "cpu") -> Opened:
 
 def write_specialist(opened: Opened, record: Specialist, out: Path, progress: Progress) -> None:
     """Writes a specialist, which is in the bank's model, in the seed's dtypes; the folder appears whole (law 10)."""
-    dtypes = {name: spec.dtype for name, spec in Checkpoint(opened.seed).specs.items()}
+    dtypes = {name: spec.dtype for name, spec in opened.seed.checkpoint.specs.items()}
     weights = _tensors(SINGLE, {name: each.detach().to(dtypes[name]) for name, each in opened.model.named_parameters()})
     small = {name: path for name, path in expert_files(opened.seed).items() if not is_weights(name) and name != INDEX}
     texts = [copied_file(path, name) for name, path in small.items()]

@@ -89,18 +89,18 @@ def read_request(
         MoergeError: a model, a text or a setting is unsuitable; names it and the remedy.
     """
     _require(settings, experts)
-    check_expert(base, None, "the seed model")
-    expert_files(base)  # refuses an adapter before the training
     seed, members = DenseExpert("seed", base), [DenseExpert(*each) for each in sorted(experts.items())]
+    check_expert(seed, None, "the seed model")
+    expert_files(seed)  # refuses an adapter before the training
     for member in members:
-        check_expert(member.folder, base, member.domain)
+        check_expert(member, seed, member.domain)
         if member.config.tie_word_embeddings != seed.config.tie_word_embeddings:
             what = "its head is tied to the embedding, or the seed model's is; not both"
             raise IncompatibleExpertError(what, where=f"`expert` {member.domain}", todo="train it from the seed model")
     context = context_of(context, int(seed.config.max_position_embeddings), "the models'")
     read = {}
     for name, files in sorted(texts.items()):
-        corpus = Corpus(files, base, text_field=field, where=f"`text` {name}")
+        corpus = Corpus(files, seed, text_field=field, where=f"`text` {name}")
         read[name] = read_texts(corpus, f"reading text {name}", progress)
     run = Run.of(tokens, context, settings.batch, settings.rate)
     record = SoupBank(
@@ -143,8 +143,8 @@ def train_bank(request: Request, out: Path, progress: Progress) -> tuple[float, 
 
 
 def _train(request: Request, work: Path, out: Path, progress: Progress) -> None:
-    record, base = request.record, request.base.folder
-    model = load(base, device=record.build.device)
+    record, base = request.record, request.base
+    model = load(base.folder, device=record.build.device)
     documents = pooled(request.documents, record.tokens, record.seed)
     vectors = embedded(model, documents, record.context, "embedding documents", progress)
     domains = pretraining_domains(documents, vectors, record.clusters, record.context, end_of_text(base), record.seed)

@@ -9,7 +9,8 @@ from typing import Literal
 from moerge.documents.corpus import Corpus
 from moerge.documents.text import Entry
 from moerge.errors import IncompatibleExpertError, MoergeError
-from moerge.models.config import require_same_tokenizer
+from moerge.models.dense_files import DenseFiles
+from moerge.models.tokenizers import require_same_tokenizer
 from moerge.models.tokens import Tokens
 from moerge.scoring.draw import Cut, spread
 from moerge.scoring.perplexity import Window
@@ -73,7 +74,7 @@ def read_texts(name: str, sources: Sources, cut: Cut, split: Split = "heldout", 
     rows = NO_ROWS
     if training:
         pooled = _without(files.read("`text`", sources.training), apart) or statistics
-        rows = joined([tokens.ids for tokens in _tokens(pooled)], end_of_text(sources.expert), cut.context)
+        rows = joined([tokens.ids for tokens in _tokens(pooled)], end_of_text(files.expert), cut.context)
     own_pieces, other_pieces = _pieces(statistics, cut.context), _pieces(further, cut.context)
     return Texts(sources.expert, scored, own_pieces, other_pieces, settings, rows)
 
@@ -90,7 +91,7 @@ def require_one_tokenizer(sources: Mapping[str, Sources]) -> None:
         if first is None or folder == first:
             continue
         try:
-            require_same_tokenizer(first, folder, name, "pad")
+            require_same_tokenizer(DenseFiles(first), DenseFiles(folder), name, "pad")
         except IncompatibleExpertError as error:
             what = f"{error.what}, so their perplexities per token can't be compared"
             raise IncompatibleExpertError(what, where=error.where, todo="name experts with one tokenizer") from error
@@ -138,14 +139,14 @@ class _Files:
     """Reads files for an expert's tokenizer, without bad documents; a few documents in pieces of `context` tokens."""
 
     def __init__(self, expert: Path, context: int | None = None) -> None:
-        self._expert, self._context = expert, context
+        self.expert, self._context = DenseFiles(expert), context
         self._corpus: Corpus | None = None
 
     def read(self, where: str, files: Sequence[str]) -> list[Entry]:
         if not files:
             return []
         if self._corpus is None:
-            self._corpus = Corpus(files, self._expert, bad_share=0, where=where)
+            self._corpus = Corpus(files, self.expert, bad_share=0, where=where)
         return list(self._corpus.of(files, where).read(context=self._context).documents())
 
 

@@ -3,15 +3,12 @@
 from collections.abc import Sequence
 from hashlib import sha256
 from importlib.metadata import version as installed
-from pathlib import Path
 from typing import Literal, NamedTuple
-
-from transformers import AutoTokenizer
 
 from moerge import __version__
 from moerge.documents.corpus import Corpus
 from moerge.errors import MoergeError
-from moerge.models.adapters import tokenizer_folder
+from moerge.models.dense_files import DenseFiles
 from moerge.progress import Progress
 from moerge_proto.records import Build
 
@@ -64,11 +61,9 @@ def context_of(given: int | None, longest: int, whose: str) -> int:
     return context
 
 
-def end_of_text(folder: Path) -> int | None:
+def end_of_text(model: DenseFiles) -> int | None:
     """The token after each document, of the tokenizer of a dense checkpoint or an adapter."""
-    end: int | None = AutoTokenizer.from_pretrained(
-        tokenizer_folder(folder), local_files_only=True, trust_remote_code=False
-    ).eos_token_id
+    end: int | None = model.tokenizer.eos_token_id
     return end
 
 

@@ -8,8 +8,10 @@ import torch
 from transformers import PreTrainedModel
 
 from moerge.errors import MoergeError
-from moerge.models.config import read_config, require_same_config, require_same_tokenizer
+from moerge.models.config import read_config, require_same_config
+from moerge.models.dense_files import DenseFiles
 from moerge.models.expert_folder import DenseExpert, check_expert, expert_files
+from moerge.models.tokenizers import require_same_tokenizer
 from moerge.progress import Progress
 from moerge_lab.mixtures.bts import Bts, BtsConfig
 from moerge_lab.recipes.base import SEED, Options, Recipe
@@ -50,14 +52,15 @@ def read_new(base: Path | None, experts: Mapping[str, Path], wanted: Wanted, pro
     _require_new_names(experts, [SEED])
     seed = {} if base is None else {SEED: base}
     members = {**seed, **experts} if recipe.needs_base else {**experts, **seed}
-    first = next(iter(members.values()))
-    reference = None if recipe.any_architecture else first
-    configs = [check_expert(folder, reference, name)[1] for name, folder in members.items()]
+    models = [DenseExpert(name, folder) for name, folder in members.items()]
+    first, reference = models[0].folder, None if recipe.any_architecture else models[0]
+    for model in models:
+        check_expert(model, reference, model.domain)
     needed = {name: name != SEED for name in members}
-    longest = min(int(config.max_position_embeddings) for config in configs)
+    longest = min(int(model.config.max_position_embeddings) for model in models)
     build = mixture(recipe.name, members, options, wanted.seed)
     inputs = read_inputs(wanted, options, needed, "mixture", first, longest, progress)
-    record = TunedMixture(members=_members(members), **inputs.fields)
+    record = TunedMixture(members=_members(models), **inputs.fields)
     return Request(record, inputs.rows, which, build, first, dtype_of(members.values()))
 
 
@@ -82,15 +85,16 @@ def read_stitched(
     config, folder = read_config(folder), folder.absolute()
     assert isinstance(config, BtsConfig)  # noqa: S101  # the record says so
     _require_new_names(experts, config.members)
-    for name, expert in experts.items():
-        check_expert(expert, None, name)
-        require_same_config(config.dense_config, read_config(expert), name, "same")
-        require_same_tokenizer(folder, expert, name, "same")
+    models, hub = [DenseExpert(name, expert) for name, expert in experts.items()], DenseFiles(folder)
+    for model in models:
+        check_expert(model, None, model.domain)
+        require_same_config(config.dense_config, model.config, model.domain, "same")
+        require_same_tokenizer(hub, model, model.domain, "same")
     hidden = _masked(config, [*config.masked, *masked])
     needed = {name: name != SEED and name not in hidden for name in [*config.members, *experts]}
     longest = int(config.dense_config.max_position_embeddings)
     inputs = read_inputs(wanted, options, needed, "mixture", folder, longest, progress)
-    members, files = parent.members + _members(experts), model_files(folder, progress)
+    members, files = parent.members + _members(models), model_files(folder, progress)
     record = TunedMixture(members=members, masked=hidden, parent=parent, parent_files=files, **inputs.fields)
     build = partial(_joined, folder, experts, hidden)
     return Request(record, inputs.rows, which, build, folder, dtype_of([folder, *experts.values()]))
@@ -148,12 +152,12 @@ def _masked(config: BtsConfig, names: Sequence[str]) -> list[str]:
     return [name for name in experts if name in names]
 
 
-def _members(folders: Mapping[str, Path]) -> list[MixtureMember]:
+def _members(models: Sequence[DenseExpert]) -> list[MixtureMember]:
     """The members' names and digests.
 
     Raises:
         MoergeError: one is an adapter.
     """
-    for folder in folders.values():
-        expert_files(folder)
-    return [MixtureMember(name=name, digest=DenseExpert(name, folder).digest) for name, folder in folders.items()]
+    for model in models:
+        expert_files(model)
+    return [MixtureMember(name=model.domain, digest=model.digest) for model in models]

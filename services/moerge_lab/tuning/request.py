@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 from moerge.documents.corpus import Corpus
 from moerge.errors import MoergeError
 from moerge.files import file_sha256
+from moerge.models.dense_files import DenseFiles
 from moerge.models.expert_folder import TOKENIZER_FILES
 from moerge.models.reader import Checkpoint
 from moerge.models.side_files import GENERATION
@@ -148,11 +149,11 @@ def read_inputs(
     _require_domains(wanted, needed, model)
     domains = [domain for domain in needed if domain in wanted.texts]
     context = context_of(wanted.context, longest, f"the {model}'s")
-    digests, rows = {}, []
+    digests, rows, source = {}, [], DenseFiles(folder)
     for domain in domains:
-        files = Corpus(list(wanted.texts[domain]), folder, text_field=wanted.field, where=f"`text` {domain}")
+        files = Corpus(list(wanted.texts[domain]), source, text_field=wanted.field, where=f"`text` {domain}")
         text = read_texts(files, f"reading texts of {domain}", progress)
-        rows.append(joined(text.documents, end_of_text(folder), context))
+        rows.append(joined(text.documents, end_of_text(source), context))
         digests[domain] = text.digest
         if not len(rows[-1]):
             what = f"fewer than {context} tokens in documents that aren't held out"

@@ -10,6 +10,7 @@ from safetensors.torch import save
 
 from moerge.errors import MoergeError
 from moerge.files import atomic_file
+from moerge.models.dense_files import DenseFiles
 from moerge.models.expert_folder import TOKENIZER_FILES
 from moerge.models.side_files import GENERATION, published_generation, published_tokenizer
 from moerge.models.sources import checkpoint_folder
@@ -161,5 +162,5 @@ def _small_files(folder: Path) -> list[FilePlan]:
     """Generation config and tokenizer."""
     names = [name for name in TOKENIZER_FILES if (folder / name).is_file()]
     files = [text_file(name, published_tokenizer(folder / name).decode()) for name in names]
-    generation = published_generation(folder)
+    generation = published_generation(DenseFiles(folder))
     return files if generation is None else [*files, text_file(GENERATION, generation)]

@@ -9,6 +9,7 @@ from moerge.experts.fitting import fit
 from moerge.experts.sample import WAYS, fitting_sample_that_fits
 from moerge.files import sync_folder
 from moerge.memory.machine import free_for, is_out_of_memory
+from moerge.models.dense_files import DenseTrunk
 from moerge.models.expert_folder import DenseExpert
 from moerge.models.tokens import Tokens
 from moerge_proto.progress import Stage
@@ -18,7 +19,9 @@ from moerge_workers.settings import Settings
 from moerge_workers.watching.events import Events
 
 
-def fitted_folder(settings: Settings, data: Data, events: Events, expert: DenseExpert, trunk: Path) -> Path | None:
+def fitted_folder(
+    settings: Settings, data: Data, events: Events, expert: DenseExpert, trunk: DenseTrunk
+) -> Path | None:
     """The folder of the expert with MLPs fitted to the trunk, beside the trunk's file; made if missing.
 
     None, with a message: too little text for the policy.
@@ -26,7 +29,7 @@ def fitted_folder(settings: Settings, data: Data, events: Events, expert: DenseE
     Raises:
         MoergeError: not enough memory.
     """
-    folder = trunk.with_name(f"fitted-{expert.digest[:12]}")
+    folder = trunk.checkpoint.path.with_name(f"fitted-{expert.digest[:12]}")
     if folder.is_dir():
         return folder
     hidden, policy = expert.config.hidden_size, settings.policy
@@ -48,7 +51,7 @@ def fitted_folder(settings: Settings, data: Data, events: Events, expert: DenseE
     events.enter(Stage.COMPUTING)
     with events.track(f"fitting {settings.domain}'s MLPs to the trunk", total, "tokens") as tracker:
         try:
-            fit(expert.folder, trunk, cut_up, part, settings.device, tracker.advance)
+            fit(expert, trunk, cut_up, part, settings.device, tracker.advance)
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise

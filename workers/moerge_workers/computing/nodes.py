@@ -19,16 +19,15 @@ from moerge import __version__
 from moerge.errors import MoergeError
 from moerge.memory.machine import free_for
 from moerge.memory.room import Slots, room_for
+from moerge.models.dense_files import DenseFiles, DenseTrunk
 from moerge.models.expert_folder import expert_files
-from moerge.statistics.passes import Pass, need_of
+from moerge.statistics.passes import Pass, RouterPass, need_of
 from moerge_proto.statistics_file import StatisticsSettings
 from moerge_workers.computing.copies import Original, Reader, Source, here
 
 _TELL_SECONDS = 60.0
 _ANSWER_SECONDS = 1.0
 _AT_ONCE = 16  # reads of the nodes
-_PLACES = "expert", "trunk"
-"""The fields of passes that name a file or folder."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +53,7 @@ class NodePass:
 
     Attributes:
         work: the pass on the worker's machine.
-        files: field of the pass -> the file or folder that it names.
+        files: "expert" and "trunk" -> their files.
         source: reads them on the worker's machine.
         settings: of the batches.
         build: versions on the worker's machine.
@@ -71,7 +70,7 @@ class NodePass:
         return self.work.device
 
     def here(self) -> Pass:
-        """The pass with the paths of this node.
+        """The pass with the files of this node.
 
         Raises:
             MoergeError: names the node; it has other versions, too little memory or disk, or can't get the files.
@@ -88,12 +87,15 @@ class NodePass:
 
     def _copied(self) -> Pass:
         try:
-            places: dict[str, Any] = {name: here(each, self.source) for name, each in self.files.items()}
+            places = {name: here(each, self.source) for name, each in self.files.items()}
         except OSError as error:
             todo = "free space there, start Ray there with another XDG_CACHE_HOME, or put the files on shared storage"
             found = f"can't write a copy of the pass's files: {error.strerror or error}"
             raise MoergeError(found, where=str(error.filename or "disk"), todo=todo) from error
-        return replace(self.work, **places)
+        expert = DenseFiles(places["expert"])
+        if isinstance(self.work, RouterPass):
+            return replace(self.work, expert=expert, trunk=DenseTrunk(places["trunk"], expert))
+        return replace(self.work, expert=expert)
 
 
 def build() -> dict[str, str]:
@@ -138,12 +140,12 @@ def require_memory(work: Pass, settings: StatisticsSettings) -> None:
 
 
 def originals(work: Pass) -> dict[str, Original]:
-    """Field of a pass -> the file or the expert's folder that it names."""
-    paths: dict[str, Path] = {name: getattr(work, name) for name in _PLACES if hasattr(work, name)}
-    return {
-        name: Original.of(path, expert_files(path).values() if path.is_dir() else [path])
-        for name, path in paths.items()
-    }
+    """Field of a pass -> the files that it needs there."""
+    files = {"expert": Original.of(work.expert.folder, expert_files(work.expert).values())}
+    if isinstance(work, RouterPass):
+        path = work.trunk.checkpoint.path
+        files["trunk"] = Original.of(path, [path]) if path.is_file() else files["expert"]  # in a check, the expert's
+    return files
 
 
 class Nodes:

@@ -17,6 +17,7 @@ from moerge.memory.machine import free_for, is_out_of_memory
 from moerge.memory.needs import Need
 from moerge.memory.room import states_for
 from moerge.models.dense import expert_weights
+from moerge.models.dense_files import DenseTrunk
 from moerge.models.expert_folder import DenseExpert
 from moerge.models.published import expected_config, published_weights
 from moerge.models.weights import Weights
@@ -127,8 +128,8 @@ def run(context: Context, version: Version, own_grams: Path | None, dense: dict[
 
 def _checked_trunk(
     context: Context, version: Version, own_grams: Path | None, outdated: Callable[[], bool]
-) -> Path | None:
-    """The file of the version's trunk, checked as for contributions; None: the owner must agree first.
+) -> DenseTrunk | None:
+    """The tensors of the version's trunk, checked as for contributions; None: the owner must agree first.
 
     Raises:
         NotNowError: the trunk is refused.
@@ -203,7 +204,7 @@ def _send(context: Context, version: Version, path: Path, counted: Counted, ledg
 def _scored(
     context: Context,
     version: Version,
-    weights: Path,
+    weights: DenseTrunk,
     documents: HeldOut,
     counted: Counted,
     dense: dict[str, Scored],
@@ -226,9 +227,7 @@ def _scored(
         del model, forced
         shutil.rmtree(folder)
         if counted.digest not in dense:
-            own = documents.score(
-                _model(expert_weights(context.expert.folder), settings), "scoring your expert", counted
-            )
+            own = documents.score(_model(expert_weights(context.expert), settings), "scoring your expert", counted)
             dense.clear()
             dense[counted.digest] = own
     except (MemoryError, RuntimeError) as error:

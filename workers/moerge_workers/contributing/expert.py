@@ -63,7 +63,7 @@ def register_expert(context: Context, expert: DenseExpert, fitted: Fitted | None
     )
     registered = register(
         context.client,
-        expert.folder,
+        expert,
         new,
         context.events,
         adapter=adapter,
@@ -82,7 +82,7 @@ def _leaving(
     Asks the owner about all files at once, and records each sending separately: config and tokenizer, and then the
     whole expert, or the weights of its `adapter` alone.
     """
-    whole = context.outbox.expert(expert.digest, expert_files(expert.folder), trunk)
+    whole = context.outbox.expert(expert.digest, expert_files(expert), trunk)
     require_allowed(context.settings)
     if not context.outbox.may_leave(whole, lambda: bool(trunk) and context.is_replaced(trunk)):
         raise KeptError(whole)

@@ -1,8 +1,7 @@
 """The stage of the fitted expert: fits it to a trunk, registers it, and sends it if the coordinator lacks it."""
 
-from pathlib import Path
-
 from moerge.client.register import WithdrawnError
+from moerge.models.dense_files import DenseTrunk
 from moerge.models.expert_folder import DenseExpert
 from moerge_proto.experts import Fitted
 from moerge_proto.trunks import Trunk
@@ -11,8 +10,8 @@ from moerge_workers.contributing.context import Context
 from moerge_workers.contributing.expert import KeptError, register_expert
 
 
-def run(context: Context, trunk: Trunk, weights: Path) -> DenseExpert | None:
-    """The expert fitted to a trunk, once the coordinator has it, or in a dry run would; `weights` is the trunk's file.
+def run(context: Context, trunk: Trunk, weights: DenseTrunk) -> DenseExpert | None:
+    """The expert fitted to a trunk, once the coordinator has it, or in a dry run would; `weights` are the trunk's.
 
     The original expert, if the owner refused or withdrew the fitted one, or there is too little text. None: the owner
     hasn't answered.

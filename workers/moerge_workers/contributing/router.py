@@ -6,6 +6,7 @@ from pathlib import Path
 
 from moerge.errors import IncompatibleExpertError, MoergeError
 from moerge.files import file_sha256
+from moerge.models.dense_files import DenseTrunk
 from moerge.models.expert_folder import DenseExpert
 from moerge.statistics.contribution import router_manifest
 from moerge.statistics.passes import RouterPass
@@ -42,7 +43,7 @@ def run(context: Context, trunk: Trunk, own_grams: Path | None) -> list[Contribu
         context.events.say("the trunk was merged for fitted MLPs; set `fit` for better scores of this domain")
     if expert is None:
         return []
-    work = RouterPass(expert.folder, weights, trunk.exponents, settings.statistics.precision, settings.device)
+    work = RouterPass(expert, weights, trunk.exponents, settings.statistics.precision, settings.device)
     sent: list[Contribution] = []
     for split in ("statistics", "tuning"):
         blank = router_manifest(expert.owner, expert.digest, expert.domain, trunk, settings.statistics, split)
@@ -53,32 +54,33 @@ def run(context: Context, trunk: Trunk, own_grams: Path | None) -> list[Contribu
     return sent
 
 
-def _checked(context: Context, trunk: Trunk, grams: Path | None) -> Path:
-    """The trunk's file, downloaded and compared with the expert."""
+def _checked(context: Context, trunk: Trunk, grams: Path | None) -> DenseTrunk:
+    """The trunk's tensors, downloaded and compared with the expert."""
     folder, policy = context.settings.home / "trunks" / trunk.digest, context.settings.policy
     context.events.enter(Stage.DOWNLOADING)
     place = f"/v1/trunks/{trunk.digest}/files"
     context.client.download(place, trunk.files, folder, context.events, title="downloading the trunk")
-    weights, own = folder / DENSE_TRUNK_FILE, grams or sampled_grams(context)
-    expert = context.expert.folder
-    stray = require_near(expert, weights, policy.max_stray, own)
+    weights, own = DenseTrunk(folder / DENSE_TRUNK_FILE, context.expert), grams or sampled_grams(context)
+    stray = require_near(context.expert, weights, policy.max_stray, own)
     context.events.say(f"{stray}; max_stray is {policy.max_stray:g}")
     return weights
 
 
-def checked_trunk(context: Context, trunk: Trunk, own_grams: Path | None, outdated: Callable[[], bool]) -> Path | None:
-    """The file of a trunk that is near the expert, harmless, and within the owner's budget; None: the owner must agree.
+def checked_trunk(
+    context: Context, trunk: Trunk, own_grams: Path | None, outdated: Callable[[], bool]
+) -> DenseTrunk | None:
+    """The tensors of a trunk that is near the expert, harmless, and within the owner's budget.
 
-    `outdated`: whether the question to the owner is outdated.
+    None: the owner must agree. `outdated`: whether the question to the owner is outdated.
 
     Raises:
         MoergeError: the trunk strays too far, its loss is too high, or another file had its name before.
     """
     weights = _checked(context, trunk, own_grams)
-    if not context.outbox.history.bind(trunk.digest, file_sha256(weights)):
+    if not context.outbox.history.bind(trunk.digest, file_sha256(weights.checkpoint.path)):
         found = f"the coordinator served another file under the name of trunk {trunk.digest[:12]} before"
-        raise IncompatibleExpertError(found, where=weights.name, todo="ask the operator why")
-    item = context.outbox.trunk_use(trunk.digest, weights)
+        raise IncompatibleExpertError(found, where=weights.checkpoint.path.name, todo="ask the operator why")
+    item = context.outbox.trunk_use(trunk.digest, weights.checkpoint.path)
     if not context.outbox.may_use(item, outdated):
         return None
     trunk_loss.require_harmless(context, trunk.digest, weights)

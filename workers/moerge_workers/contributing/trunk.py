@@ -30,7 +30,7 @@ def run(context: Context) -> Outcome:
     """Send the expert's trunk contribution. Counts of rare tokens stay in the journal."""
     settings, expert = context.settings, context.expert
     blank = trunk_manifest(expert.owner, expert, expert.digest, settings.statistics)
-    work = TrunkPass(expert.folder, blank.exponents, settings.statistics.precision, settings.device)
+    work = TrunkPass(expert, blank.exponents, settings.statistics.precision, settings.device)
     with closing(Ledger(context.ledger(blank))) as ledger:
         made = context.pending(blank, work, ledger).complete()
         whole = ledger.path((ledger.files()[-1] if made is None else made.file).name)

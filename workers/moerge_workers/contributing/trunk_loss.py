@@ -2,7 +2,6 @@
 
 import json
 import math
-from pathlib import Path
 
 import torch
 
@@ -10,6 +9,7 @@ from moerge.errors import MoergeError
 from moerge.files import atomic_file
 from moerge.memory.machine import is_out_of_memory
 from moerge.models.dense import DenseWeights, domain_weights, expert_weights
+from moerge.models.dense_files import DenseTrunk
 from moerge.scoring.perplexity import Score, Window, windows
 from moerge.scoring.streamed import streamed_model
 from moerge_proto.progress import Stage
@@ -26,8 +26,8 @@ class HarmfulTrunkError(MoergeError):
     """Trunk and own MLPs predict the owner's text far worse than the owner's expert does."""
 
 
-def require_harmless(context: Context, trunk: str, weights: Path) -> None:
-    """Require a perplexity under the trunk in the file `weights` within the policy's limit.
+def require_harmless(context: Context, trunk: str, weights: DenseTrunk) -> None:
+    """Require a perplexity under the trunk with these `weights` within the policy's limit.
 
     Keeps the scores in the home, to compute them once per trunk and expert.
 
@@ -67,9 +67,9 @@ def _sample(context: Context) -> list[Window]:
     return [window for window in windows(rows, longest, longest - 1) if window.scored]
 
 
-def _scores(context: Context, weights: Path, sample: list[Window]) -> tuple[Score, Score]:
+def _scores(context: Context, weights: DenseTrunk, sample: list[Window]) -> tuple[Score, Score]:
     """The sample's scores by the expert, and by trunk and own MLPs; one layer in memory at a time."""
-    settings, folder = context.settings, context.expert.folder
+    settings, expert = context.settings, context.expert
     device = settings.device if torch.cuda.is_available() else "cpu"
     longest = max(len(window.tokens) for window in sample)
 
@@ -86,8 +86,8 @@ def _scores(context: Context, weights: Path, sample: list[Window]) -> tuple[Scor
     torch.set_num_threads(settings.slots)
     try:
         return (
-            scored(expert_weights(folder), "scoring a sample by the expert"),
-            scored(domain_weights(folder, weights), "scoring it by trunk and own MLPs"),
+            scored(expert_weights(expert), "scoring a sample by the expert"),
+            scored(domain_weights(expert, weights), "scoring it by trunk and own MLPs"),
         )
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):

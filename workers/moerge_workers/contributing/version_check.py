@@ -6,7 +6,7 @@ from pathlib import Path
 
 from moerge.errors import CheckpointError, IncompatibleExpertError
 from moerge.files import file_sha256
-from moerge.models.config import trunk_config
+from moerge.models.dense_files import DenseTrunk
 from moerge.models.expert_folder import DenseExpert
 from moerge.models.reader import Checkpoint
 from moerge.models.stored import INDEX
@@ -32,8 +32,8 @@ def slot_of(context: Context, version: Version) -> int:
     return domains.index(context.settings.domain)
 
 
-def require_own(context: Context, version: Version, weights: Path, folder: Path) -> None:
-    """Require that a version's files in `folder` have the bytes of the trunk in `weights` and of the owner's MLPs.
+def require_own(context: Context, version: Version, trunk: DenseTrunk, folder: Path) -> None:
+    """Require that a version's files in `folder` have the bytes of the trunk and of the owner's MLPs.
 
     Afterwards the folder has only checked weights, and an index and a config made by the worker. No other file of the
     coordinator affects the computation.
@@ -42,19 +42,18 @@ def require_own(context: Context, version: Version, weights: Path, folder: Path)
         AlteredVersionError: names the file that differs.
     """
     try:
-        _require(context, version, weights, folder)
+        _require(context, version, trunk, folder)
     except (CheckpointError, IncompatibleExpertError) as error:
         raise AlteredVersionError(str(error)) from error
 
 
-def _require(context: Context, version: Version, weights: Path, folder: Path) -> None:
-    lineage, slot, trunk = version.lineage, slot_of(context, version), Checkpoint(weights)
-    config, family = trunk_config(context.expert.config, trunk.shapes), context.expert.family
-    layers, count = config.num_hidden_layers, len(lineage.experts)
-    own = _own_folder(context, lineage.experts[slot], weights)
-    sha256, tied = file_sha256(weights), lineage.tied
-    known = trunk_files(trunk, family, config, lineage.trunk, sha256, tied=tied)
-    known.append(expert_file(Checkpoint(own), family, layers, slot, lineage.experts[slot]))
+def _require(context: Context, version: Version, trunk: DenseTrunk, folder: Path) -> None:
+    lineage, slot = version.lineage, slot_of(context, version)
+    family, layers, count = trunk.family, trunk.config.num_hidden_layers, len(lineage.experts)
+    path = trunk.checkpoint.path
+    own = _own_expert(context, lineage.experts[slot], path)
+    known = trunk_files(trunk, lineage.trunk, file_sha256(path), tied=lineage.tied)
+    known.append(expert_file(own.checkpoint, family, layers, slot, lineage.experts[slot]))
     for plan in known:
         if not (folder / plan.name).is_file() or file_sha256(folder / plan.name) != _digest(plan):
             raise AlteredVersionError(f"{plan.name} differs from the checked trunk or your expert")
@@ -71,20 +70,21 @@ def _require(context: Context, version: Version, weights: Path, folder: Path) ->
             raise AlteredVersionError(f"{name} is missing, or its tensors differ from a published version's")
     index = {"metadata": {}, "weight_map": {tensor: name for name, tensors in names.items() for tensor in tensors}}
     (folder / INDEX).write_text(json.dumps(index))
-    published = version_config(config, family, count, lineage.options.top_k, trunk, tied=tied)
-    plan = config_files(context.expert.folder, published)[0]
+    published = version_config(trunk, count, lineage.options.top_k, tied=lineage.tied)
+    plan = config_files(context.expert, published)[0]
     with (folder / plan.name).open("wb") as out:
         plan.write(out)
 
 
-def _own_folder(context: Context, digest: str, weights: Path) -> Path:
-    """The folder of the owner's expert, or of its sent fitted expert."""
+def _own_expert(context: Context, digest: str, weights: Path) -> DenseExpert:
+    """The owner's expert, or its sent fitted expert, whose folder is beside the trunk's file."""
     if digest == context.expert.digest:
-        return context.expert.folder
+        return context.expert
     folder = weights.with_name(f"fitted-{context.expert.digest[:12]}")
-    if not folder.is_dir() or DenseExpert(context.settings.domain, folder).digest != digest:
+    fitted = DenseExpert(context.settings.domain, folder)
+    if not folder.is_dir() or fitted.digest != digest:
         raise AlteredVersionError(f"its expert for {context.settings.domain} is {digest[:12]}, which isn't yours")
-    return folder
+    return fitted
 
 
 def _digest(plan: FilePlan) -> str:

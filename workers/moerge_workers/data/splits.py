@@ -6,6 +6,7 @@ from moerge.documents.conversations import Document
 from moerge.documents.corpus import Corpus
 from moerge.documents.shards import Shard, plan
 from moerge.documents.splits import Split, SplitRule, document_mac
+from moerge.models.dense_files import DenseFiles
 from moerge.progress import Tracker
 from moerge_workers.data.shard_key import read_key
 from moerge_workers.leaving.ledger import Ledger
@@ -13,18 +14,20 @@ from moerge_workers.settings import Settings
 
 
 class Data(Corpus):
-    """The documents of the settings, read again for each call. `key`: default the home's.
+    """The documents of the settings, for the expert's tokenizer; read again for each call. `key`: default the home's.
 
     Raises:
         MoergeError: files, tokenizer or a required chat template are missing.
     """
 
-    def __init__(self, settings: Settings, say: Callable[[str], None], key: bytes | None = None) -> None:
+    def __init__(
+        self, settings: Settings, expert: DenseFiles, say: Callable[[str], None], key: bytes | None = None
+    ) -> None:
         self._settings = settings
         self._key = read_key(settings.home) if key is None else key
         super().__init__(
             settings.data,
-            settings.expert,
+            expert,
             SplitRule(settings.held_out_share, settings.tuning_share, self._key),
             text_field=settings.text_field,
             chat=settings.chat,

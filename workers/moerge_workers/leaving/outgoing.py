@@ -37,10 +37,11 @@ class Outgoing:
 
 
 def _expert(folder: Path) -> Iterator[RenderableType]:
+    from moerge.models.dense_files import DenseFiles
     from moerge.models.expert_folder import expert_files
 
     files = Table("file", "size", title="Expert")
-    for name, path in expert_files(folder).items():
+    for name, path in expert_files(DenseFiles(folder)).items():
         files.add_row(escape(name), decimal(path.stat().st_size))
     yield files
     yield EXPERT_REVEALS

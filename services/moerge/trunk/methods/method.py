@@ -10,9 +10,7 @@ from typing import TYPE_CHECKING
 from moerge_proto.trunks import TrunkMethod, TrunkOptions
 
 if TYPE_CHECKING:
-    from transformers import PretrainedConfig
-
-    from moerge.models.families import Family
+    from moerge.models.dense_files import Dense
     from moerge.models.reader import Checkpoint
     from moerge.models.writer import TensorPlan
     from moerge.trunk.pieces import Rule
@@ -26,17 +24,13 @@ class MethodInputs:
     Attributes:
         experts: in order.
         domains: of the experts, in their order.
-        family: of the experts.
-        config: of the first expert.
         options: of the method.
         base: the checkpoint that `options.base` names.
         statistics: trunk contributions in the experts' order; empty unless the method is solved.
     """
 
-    experts: Sequence[Checkpoint]
+    experts: Sequence[Dense]
     domains: Sequence[str]
-    family: Family
-    config: PretrainedConfig
     options: TrunkOptions
     base: Checkpoint | None = None
     statistics: Sequence[StatisticsFile] = ()
@@ -91,4 +85,4 @@ def elementwise(
 def _planned(rule: Callable[[MethodInputs], Rule], inputs: MethodInputs) -> list[TensorPlan]:
     from moerge.trunk.pieces import merge_plan
 
-    return merge_plan(inputs.experts, inputs.family, inputs.config.num_hidden_layers, rule(inputs))
+    return merge_plan(inputs.experts, rule(inputs))

@@ -16,10 +16,8 @@ from moerge.trunk.methods.method import Method, MethodInputs
 
 if TYPE_CHECKING:
     from torch import Tensor
-    from transformers import PretrainedConfig
 
-    from moerge.models.families import Family
-    from moerge.models.reader import Checkpoint
+    from moerge.models.dense_files import Dense
     from moerge.models.writer import TensorPlan
     from moerge.trunk.least_squares import Grams
     from moerge.trunk.pieces import Piece, Rule
@@ -32,19 +30,19 @@ ALIGNMENTS = 1
 class ModuleGrams:
     """The grams of one owner's trunk contribution, by weight of the module; read from the file one at a time."""
 
-    def __init__(self, expert: Checkpoint, file: StatisticsFile, family: Family, config: PretrainedConfig) -> None:
+    def __init__(self, expert: Dense, file: StatisticsFile) -> None:
         from moerge.models.bounds import input_gain_names
         from moerge.models.families import HEAD
         from moerge_proto.statistics_file import trunk_gram_names
 
-        self.expert, self.file = expert, file
-        names = trunk_gram_names(config.num_hidden_layers)
-        self._places = dict(zip(names, enumerate(input_gain_names(family, config)), strict=True))
+        self.expert, self.file = expert.checkpoint, file
+        layers, attention = expert.config.num_hidden_layers, expert.family.attention
+        self._places = dict(zip(trunk_gram_names(layers), enumerate(input_gain_names(expert)), strict=True))
         self._sums = {HEAD: "head_input"}
-        for layer in range(config.num_hidden_layers):
-            for module in family.attention.inputs:
+        for layer in range(layers):
+            for module in attention.inputs:
                 self._sums[module.format(layer=layer) + ".weight"] = f"layers.{layer}.attention_input"
-            self._sums[family.attention.output.format(layer=layer) + ".weight"] = f"layers.{layer}.attention_output"
+            self._sums[attention.output.format(layer=layer) + ".weight"] = f"layers.{layer}.attention_output"
 
     def __contains__(self, weight: str) -> bool:
         return weight in self._sums
@@ -81,13 +79,12 @@ def plan(inputs: MethodInputs, *, for_fitted_mlps: bool = False) -> list[TensorP
     """
     from moerge.trunk.pieces import merge_plan
 
-    family, config = inputs.family, inputs.config
+    family = inputs.experts[0].family
     if for_fitted_mlps and family.gain is None:
         what = f"{family.model_type} normalises the outputs of its MLPs, so they can't be fitted"
         raise IncompatibleExpertError(what, where="method", todo="use the method regmean")
-    pairs = zip(inputs.experts, inputs.statistics, strict=True)
-    rule = regmean([ModuleGrams(*pair, family, config) for pair in pairs], for_fitted_mlps=for_fitted_mlps)
-    return merge_plan(inputs.experts, family, config.num_hidden_layers, rule, own_head=True)
+    owners = list(map(ModuleGrams, inputs.experts, inputs.statistics))
+    return merge_plan(inputs.experts, regmean(owners, for_fitted_mlps=for_fitted_mlps), own_head=True)
 
 
 def regmean(owners: Sequence[Grams], *, for_fitted_mlps: bool = False) -> Rule:

@@ -11,6 +11,7 @@ from sqlalchemy.orm import Session
 
 from moerge.blobs.local import LocalBlobs
 from moerge.errors import IncompatibleExpertError
+from moerge.models.dense_files import DenseFiles
 from moerge.models.expert_folder import expert_digest, expert_files
 from moerge_coordinator.domain import experts, owners
 from moerge_coordinator.domain.ports import Ports
@@ -53,7 +54,7 @@ class Joining:
     def uploaded(self, owner: str, folder: Path) -> dict[str, str]:
         """Name -> digest of an expert's files, which the owner holds."""
         files = {}
-        for name, path in expert_files(folder).items():
+        for name, path in expert_files(DenseFiles(folder)).items():
             data = path.read_bytes()
             files[name] = sha256_hex(data)
             self.ports.blobs.put(name, lambda out, data=data: (out.write(data), sha256_hex(data))[1])  # type: ignore[misc]
@@ -329,10 +330,12 @@ def test_the_reference_is_the_oldest_of_those_with_the_longest_vocabulary(joinin
         with joining.ports.database.transaction("test") as session:
             digests.append(add_expert(session, f"domain-{seed}", files=entries).digest)
     folders = joining.ports.folders
-    assert folders.reference(digests) == folders.experts / digests[1]
+    reference = folders.reference(digests)
+    assert reference is not None
+    assert reference.folder == folders.experts / digests[1]
     assert folders.reference([]) is None
     (folders.experts / digests[1] / "config.json").unlink()
-    assert (folders.expert(digests[1]) / "config.json").is_file(), "a folder is made whole on demand"
+    assert (folders.expert(digests[1]).folder / "config.json").is_file(), "a folder is made whole on demand"
     assert isinstance(joining.ports.blobs, LocalBlobs)
     shutil.rmtree(folders.experts)
     with joining.ports.database.transaction("test") as session:

@@ -9,6 +9,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from moerge.models.dense import expert_model
+from moerge.models.dense_files import DenseFiles
 from moerge.scoring.perplexity import Rows
 from moerge_lab.recipes.base import Domain, Fleet, Options
 from moerge_lab.recipes.btm import RECIPES, Ensemble, cached_prior
@@ -27,7 +28,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 @pytest.fixture(scope="module")
 def models(folders: list[Path]) -> list[PreTrainedModel]:
-    return [expert_model(folder) for folder in folders]
+    return [expert_model(DenseFiles(folder)) for folder in folders]
 
 
 @pytest.fixture
@@ -100,7 +101,7 @@ def test_recipes_give_ensembles_whose_every_expert_counts(folders: list[Path], t
         name: model for recipe in RECIPES for name, model in recipe.build(Fleet(domains, None, 0, tmp_path), GIVEN)
     }
     assert built.keys() == {"btm", "btm-cached"}
-    models = [expert_model(folder) for folder in folders]
+    models = [expert_model(DenseFiles(folder)) for folder in folders]
     uniform = by_hand(models, [1 / 3] * 3, LONG)
     torch.testing.assert_close(built["btm"].losses(padded(LONG))[0], uniform, rtol=1e-5, atol=1e-6)
     prior = cached_prior([Dense(folder, "cpu", {}) for folder in folders], [SHORT, LONG, LONG, SHORT, LONG]).tolist()
@@ -112,7 +113,7 @@ def test_recipes_give_ensembles_whose_every_expert_counts(folders: list[Path], t
 
 def test_the_seed_model_is_one_of_the_experts_if_asked_for(folders: list[Path], tmp_path: Path) -> None:
     *others, seed = folders
-    models = [expert_model(folder) for folder in folders]
+    models = [expert_model(DenseFiles(folder)) for folder in folders]
     domains = [Domain(folder.name, folder, [LONG]) for folder in others]
     for recipe in RECIPES:
         ((_, model),) = recipe.build(Fleet(domains, seed, 0, tmp_path), {**GIVEN, "seed": 1})

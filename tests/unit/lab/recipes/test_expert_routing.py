@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from moerge.models.dense import expert_model
+from moerge.models.dense_files import DenseFiles
 from moerge.models.families import EMBEDDING
 from moerge.models.reader import Checkpoint
 from moerge.scoring.perplexity import Rows
@@ -61,7 +62,7 @@ def test_the_trained_router_learns_which_expert_a_text_wants() -> None:
 def told(folder: Path, ids: list[int]) -> Tensor:
     """-log p of each token but the first."""
     with torch.inference_mode():
-        chances: Tensor = expert_model(folder)(input_ids=torch.tensor([ids])).logits[0].log_softmax(dim=1)
+        chances: Tensor = expert_model(DenseFiles(folder))(input_ids=torch.tensor([ids])).logits[0].log_softmax(dim=1)
     return -chances[:-1].gather(1, torch.tensor(ids)[1:, None])[:, 0].double()
 
 
@@ -94,7 +95,7 @@ GIVEN: Options = {"lambda": 0.01, "steps": 1000, "window": 0, "seed": 0}
 def likeliest(folders: list[Path]) -> list[list[list[int]]]:
     """Texts that each expert finds likeliest, of tokens of their own."""
     found = []
-    for slot, model in enumerate(map(expert_model, folders)):
+    for slot, model in enumerate(map(expert_model, map(DenseFiles, folders))):
         rows = torch.arange(20 + 100 * slot, 36 + 100 * slot)[:, None]
         with torch.inference_mode():
             for _ in range(40):

@@ -10,6 +10,7 @@ import torch
 
 from moerge.errors import MoergeError
 from moerge.models.dense import expert_model
+from moerge.models.dense_files import DenseFiles
 from moerge.scoring.perplexity import Rows
 from moerge_lab.recipes.base import Likelihoods
 from moerge_lab.recipes.likelihoods import Dense, recent, with_seed
@@ -37,7 +38,9 @@ def test_losses_are_each_text_s_alone(tmp_path: Path) -> None:
     found = Dense(folder, "cpu", {}).losses(ROWS)
     for row, ids in zip(found, (SHORT, LONG), strict=True):
         with torch.inference_mode():
-            chances = expert_model(folder)(input_ids=torch.tensor([ids])).logits[0].double().log_softmax(dim=1)
+            chances = (
+                expert_model(DenseFiles(folder))(input_ids=torch.tensor([ids])).logits[0].double().log_softmax(dim=1)
+            )
         wanted = torch.tensor([-float(chances[t - 1, ids[t]]) for t in range(1, len(ids))], dtype=torch.float64)
         torch.testing.assert_close(row[: len(wanted)], wanted, rtol=1e-5, atol=1e-6)
 

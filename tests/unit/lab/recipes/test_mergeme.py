@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 
 from moerge.errors import MoergeError
 from moerge.models.dense import expert_model
+from moerge.models.dense_files import DenseFiles
 from moerge.models.families import FAMILIES
 from moerge.scoring.perplexity import Rows
 from moerge_lab.recipes.base import Domain, Fleet
@@ -34,7 +35,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 @pytest.fixture(scope="module")
 def models(folders: list[Path]) -> list[PreTrainedModel]:
-    return [expert_model(folder) for folder in folders]
+    return [expert_model(DenseFiles(folder)) for folder in folders]
 
 
 def fleet(folders: list[Path], work: Path, base: Path | None = None) -> Fleet:
@@ -71,11 +72,11 @@ def gradient(base: PreTrainedModel, ids: list[int]) -> dict[str, Tensor]:
 
 
 def test_an_expert_a_step_down_a_text_s_gradient_has_cosine_one_with_it(folders: list[Path]) -> None:
-    base = expert_model(folders[0])
+    base = expert_model(DenseFiles(folders[0]))
     steps = {ids[0]: gradient(base, ids) for ids in (SHORT, LONG)}
     experts = []
     for step in steps.values():
-        experts.append(expert_model(folders[0]))
+        experts.append(expert_model(DenseFiles(folders[0])))
         with torch.no_grad():
             for name, parameter in experts[-1].named_parameters():
                 parameter.sub_(step[name], alpha=0.1)
@@ -112,13 +113,13 @@ def test_the_chosen_experts_outputs_are_summed_in_every_layer(
     dense = [Dense(folder, "cpu", {}) for folder in folders]
     found = logits(model, ROWS)
     with torch.inference_mode():
-        merged = expert_model(folders[0])  # every parameter is the mean
+        merged = expert_model(DenseFiles(folders[0]))  # every parameter is the mean
         for key, parameter in merged.named_parameters():
             parameter.copy_(torch.stack([dict(each.named_parameters())[key] for each in models]).mean(dim=0))
         weights = top_softmax(confidence(dense)(ROWS), 2)
         chosen = models
         if not separate:
-            chosen = [expert_model(folder) for folder in folders]
+            chosen = [expert_model(DenseFiles(folder)) for folder in folders]
             for each in chosen:
                 each.model.layers[0].self_attn.load_state_dict(merged.model.layers[0].self_attn.state_dict())
         for ids, one, shares in zip((SHORT, LONG), found, weights.tolist(), strict=True):
@@ -131,7 +132,7 @@ def test_the_chosen_experts_outputs_are_summed_in_every_layer(
 def test_equal_experts_compute_what_each_of_them_does(tmp_path: Path, family: str) -> None:
     folder = expert(tmp_path / "e", 1, family, initializer_range=0.2)
     with torch.inference_mode():
-        wanted = expert_model(folder)(input_ids=IDS).logits
+        wanted = expert_model(DenseFiles(folder))(input_ids=IDS).logits
     for recipe in RECIPES:
         base = expert(tmp_path / "base", 2, family) if recipe.needs_base else None
         ((_, model),) = recipe.build(fleet([folder] * 3, tmp_path, base), recipe.options)

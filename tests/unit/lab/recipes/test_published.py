@@ -20,7 +20,7 @@ from moerge_lab.recipes.models import Loaded
 from moerge_lab.recipes.published import assembled, trunk_in
 from moerge_lab.recipes.registry import parse
 from moerge_proto.statistics_file import StatisticsFile
-from support.models import SMALL, VOCAB
+from support.models import SMALL, VOCAB, on_trunk
 from support.recipes import built, fleet, logits, only
 from support.versions import trunk_file
 
@@ -48,7 +48,7 @@ def textbook(
 ) -> Tensor:
     """DUME eq. 7 for one layer, with unit columns: [D, H] float64. By default all experts are in the trunk."""
     trunk = trunk_file([domain.expert for domain in on.domains[:merged]], on.work / "expected-trunk")
-    models = [domain_model(domain.expert, trunk)[0] for domain in on.domains]
+    models = [domain_model(*on_trunk(domain.expert, trunk))[0] for domain in on.domains]
     each = [inputs(m, f"model.layers.{layer}.mlp", text) for m, text in zip(models, texts, strict=True)]
     x = torch.cat(each)
     y = torch.cat([torch.eye(len(each), dtype=torch.float64)[[d] * len(part)] for d, part in enumerate(each)])
@@ -113,7 +113,7 @@ def test_an_oracle_is_the_trunk_with_the_text_s_own_mlps(tmp_path: Path) -> None
     trunk = trunk_file([domain.expert for domain in on.domains], tmp_path / "trunk")
     for domain in on.domains:
         with torch.inference_mode():
-            expected = domain_model(domain.expert, trunk)[0](HELD).logits
+            expected = domain_model(*on_trunk(domain.expert, trunk))[0](HELD).logits
             found = logits(oracle, Rows(HELD, [30], domain.name))
         torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
 

@@ -11,6 +11,7 @@ from moerge.scoring.perplexity import Rows
 from moerge.scoring.routers import routers
 from moerge_lab.recipes.base import Fleet
 from moerge_lab.recipes.models import Loaded
+from support.models import on_trunk
 from support.recipes import fleet, logits, only
 
 
@@ -21,7 +22,7 @@ def features(on: Fleet, layer: int, *, fitted: bool) -> list[Tensor]:
     each = []
     for slot, domain in enumerate(on.domains):
         folder = next(on.work.glob(f"fitted-d{slot}-*")) if fitted else domain.expert
-        model, _ = domain_model(folder, on.work / "trunk" / "trunk.safetensors")
+        model, _ = domain_model(*on_trunk(folder, on.work / "trunk" / "trunk.safetensors"))
         model.get_submodule(f"model.layers.{layer}.mlp").register_forward_pre_hook(
             lambda _, given: seen.append(given[0][0].double())
         )
@@ -57,6 +58,8 @@ def test_its_oracle_runs_each_domain_s_fitted_expert(tmp_path: Path) -> None:
     ids = torch.tensor([[3 * column % 250 for column in range(30)]])
     model = only("recommended-oracle:fit=1", on)
     for slot, domain in enumerate(on.domains):
-        alone, _ = domain_model(next(on.work.glob(f"fitted-d{slot}-*")), on.work / "trunk" / "trunk.safetensors")
+        alone, _ = domain_model(
+            *on_trunk(next(on.work.glob(f"fitted-d{slot}-*")), on.work / "trunk" / "trunk.safetensors"),
+        )
         found = logits(model, Rows(ids, [30], domain.name))
         torch.testing.assert_close(found, alone(ids).logits, rtol=0, atol=1e-4)

@@ -10,13 +10,14 @@ from torch import Tensor
 
 from moerge.errors import MoergeError
 from moerge.models.dense import domain_model, expert_model
+from moerge.models.dense_files import DenseFiles
 from moerge.models.tokens import all_counted
 from moerge.scoring.perplexity import Losses, Rows, Window, windows
 from moerge_lab.recipes.base import Fleet, Model
 from moerge_lab.recipes.models import Loaded
 from moerge_lab.recipes.published import trunk_of
 from moerge_lab.recipes.tuning import WINDOWS, choose, choose_scale
-from support.models import expert
+from support.models import expert, on_trunk
 from support.recipes import fleet, only
 
 SCALES = (1 / 12, 1 / 6, 1 / 3, 1 / 2)
@@ -87,14 +88,14 @@ def test_the_scale_of_a_trunk_is_the_best_for_the_domains_own_mlps(tmp_path: Pat
     found = {}
     for scale in SCALES:
         trunk = trunk_of(on, "ties", {"retain": 0.8, "scale": scale})
-        models = [domain_model(domain.expert, trunk.path)[0] for domain in on.domains]
+        models = [domain_model(*on_trunk(domain.expert, trunk.path))[0] for domain in on.domains]
         found[scale] = sum(mean_loss(model, text) for model, text in zip(models, texts, strict=True))
     assert only("dume-ties", on).chosen == {"scale": min(found, key=found.__getitem__)}
 
 
 def continued(folder: Path, begun: list[int], tokens: int) -> list[int]:
     """A text, and after it the expert's likeliest continuation."""
-    ids, model = torch.tensor([begun]), expert_model(folder)
+    ids, model = torch.tensor([begun]), expert_model(DenseFiles(folder))
     with torch.inference_mode():
         for _ in range(tokens):
             ids = torch.cat([ids, model(ids).logits[:, -1:].argmax(dim=2)], dim=1)

@@ -20,7 +20,7 @@ from moerge_lab.table.joining import join, plan
 from moerge_lab.table.joining_results import Growth
 from moerge_lab.table.measure import Settings, Texts, measure
 from moerge_lab.table.table import Run
-from support.models import expert, texts
+from support.models import expert, on_trunk, texts
 from support.progress import Silent
 from support.recipes import fleet
 from support.versions import trunk_file
@@ -79,8 +79,14 @@ def test_a_newcomer_speaks_through_the_trunk_that_it_is_not_in(tmp_path: Path) -
     assert second.oracles["d0"] == first.oracles["d0"]  # routers don't touch it
     trunk = trunk_file([domain.expert for domain in on.domains[:2]], tmp_path / "trunk")
     domain, held = on.domains[2], measured(on)["d2"].held_out
-    behind = score(domain_model(domain.expert, trunk)[0], held, Silent()).perplexity
-    alone = score(domain_model(domain.expert, trunk_file([domain.expert], tmp_path / "own"))[0], held, Silent())
+    behind = score(domain_model(*on_trunk(domain.expert, trunk))[0], held, Silent()).perplexity
+    alone = score(
+        domain_model(
+            *on_trunk(domain.expert, trunk_file([domain.expert], tmp_path / "own")),
+        )[0],
+        held,
+        Silent(),
+    )
     assert second.oracles["d2"].mean == pytest.approx(100 * alone.perplexity / behind, rel=1e-4)
 
 
@@ -88,7 +94,7 @@ def test_under_a_kept_trunk_the_newcomer_alone_contributes(tmp_path: Path, monke
     on, computed = fleet(tmp_path), list[tuple[str, Path]]()
 
     def counting(work: RouterPass, *given: Any) -> Any:
-        computed.append((work.expert.name, work.trunk))
+        computed.append((work.expert.folder.name, work.trunk.checkpoint.path))
         return windowed(work, *given)
 
     monkeypatch.setattr(contribution, "computed", counting)

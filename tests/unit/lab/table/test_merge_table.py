@@ -7,6 +7,7 @@ import pytest
 
 from moerge.documents.corpus import Corpus
 from moerge.merging.merge import MergeSettings, Source, merge
+from moerge.models.dense_files import DenseFiles
 from moerge.models.expert_folder import DenseExpert
 from moerge.progress import NoProgress
 from moerge.scoring.draw import Cut
@@ -38,7 +39,8 @@ def test_a_merge_s_table_equals_the_laboratory_s(tmp_path: Path, plain: bool) ->
             whole_file(tmp_path / f"{domain}.txt", seed) if plain else texts(tmp_path / f"{domain}.jsonl", seed, 240)
         )
     sources = [
-        Source(DenseExpert(name, folder), Corpus([str(files[name])], folder)) for name, folder in experts.items()
+        Source(DenseExpert(name, folder), Corpus([str(files[name])], DenseFiles(folder)))
+        for name, folder in experts.items()
     ]
     settings = MergeSettings(statistics=StatisticsSettings(context=CUT.context), scored_tokens=CUT.tokens)
     report = merge(sources, tmp_path / "out", settings)

@@ -11,6 +11,7 @@ from moerge.documents.corpus import FEW_DOCUMENTS, Corpus
 from moerge.documents.fitting_sample import fitting_sample
 from moerge.documents.splits import SplitRule
 from moerge.errors import MoergeError
+from moerge.models.dense_files import DenseFiles
 from moerge.models.tokens import Tokens
 from moerge_proto.statistics_file import StatisticsSettings
 from support.models import tokenizer
@@ -45,7 +46,7 @@ def documents(folder: Path, count: int) -> Path:
 def test_the_file_has_the_streamed_documents_and_splits(folder: Path, key: bytes | None) -> None:
     rule = SplitRule(held_out_share=0.3, tuning_share=0.2, key=key)
     talks = str(conversations(folder, 60))
-    corpus = Corpus([talks], folder, rule, chat="talk", chat_turns="assistant")
+    corpus = Corpus([talks], DenseFiles(folder), rule, chat="talk", chat_turns="assistant")
     streamed = [(digest, split, corpus.encode(document)) for digest, split, document in corpus.documents()]
     entries = [(entry.digest, entry.split, entry.tokens()) for entry in corpus.read(context=16).documents()]
     assert entries == streamed
@@ -54,7 +55,7 @@ def test_the_file_has_the_streamed_documents_and_splits(folder: Path, key: bytes
 
 
 def test_views_are_the_documents_of_a_split(folder: Path) -> None:
-    corpus = Corpus([str(documents(folder, 60))], folder, SplitRule(held_out_share=0.3))
+    corpus = Corpus([str(documents(folder, 60))], DenseFiles(folder), SplitRule(held_out_share=0.3))
     named = [(digest, corpus.encode(each)) for digest, split, each in corpus.documents() if split == "statistics"]
     text, settings, expected = corpus.read(), StatisticsSettings(), [tokens for _, tokens in named]
     assert [list(text), list(text)] == [expected, expected]  # again, from the start
@@ -66,7 +67,7 @@ def test_views_are_the_documents_of_a_split(folder: Path) -> None:
 
 @pytest.mark.parametrize(("count", "in_pieces"), [(FEW_DOCUMENTS - 1, True), (FEW_DOCUMENTS, False)])
 def test_a_few_documents_are_cut_into_pieces(folder: Path, count: int, in_pieces: bool) -> None:
-    corpus = Corpus([str(documents(folder, count))], folder)
+    corpus = Corpus([str(documents(folder, count))], DenseFiles(folder))
     lengths = [len(entry.tokens()) for entry in corpus.read(context=32).documents()]
     assert (len(lengths) > count, max(lengths) <= 32) == (in_pieces, in_pieces)
     assert len(list(corpus.read().documents())) == count
@@ -76,7 +77,7 @@ def test_an_unreadable_document_is_named_by_file_and_line(folder: Path) -> None:
     path = documents(folder, 3)
     path.write_text(path.read_text() + "not JSON\n")
     with pytest.raises(MoergeError, match="not a JSON object") as raised:
-        Corpus([str(path)], folder, bad_share=0).read(folder=folder)
+        Corpus([str(path)], DenseFiles(folder), bad_share=0).read(folder=folder)
     assert raised.value.where == f"{path}, line 4"
     assert {item.name for item in folder.iterdir()} >= {path.name}
     assert not [item for item in folder.iterdir() if item.name.startswith("tmp")]
@@ -84,7 +85,7 @@ def test_an_unreadable_document_is_named_by_file_and_line(folder: Path) -> None:
 
 def test_memory_does_not_grow_with_the_text(folder: Path) -> None:
     def peak(count: int) -> int:
-        corpus = Corpus([str(documents(folder, count))], folder)
+        corpus = Corpus([str(documents(folder, count))], DenseFiles(folder))
         tracemalloc.start()
         try:
             text = corpus.read(folder=folder)

@@ -12,11 +12,12 @@ from moerge.errors import IncompatibleExpertError
 from moerge.experts.fitting import SHRINKAGE_TO_EXPERT, fit
 from moerge.models.batches import batches
 from moerge.models.dense import domain_model, expert_model
+from moerge.models.dense_files import DenseFiles
 from moerge.models.families import FAMILIES
 from moerge.models.reader import Checkpoint
 from moerge.models.tokens import Tokens, all_counted
 from support.fitting import whole_fit
-from support.models import expert
+from support.models import expert, on_trunk
 from support.versions import trunk_file
 
 DOCUMENTS = [[(5 * row + 3 * column * (1 + row % 3)) % 256 for column in range(20 + row)] for row in range(40)]
@@ -24,7 +25,9 @@ GATE, UP, DOWN = (f"model.layers.0.mlp.{name}_proj.weight" for name in ("gate", 
 
 
 def fitted(folder: Path, trunk: Path) -> Checkpoint:
-    return Checkpoint(fit(folder, trunk, list(batches(all_counted(DOCUMENTS), 200)), trunk.parent / "fitted"))
+    return Checkpoint(
+        fit(*on_trunk(folder, trunk), list(batches(all_counted(DOCUMENTS), 200)), trunk.parent / "fitted")
+    )
 
 
 def two(folder: Path, family: str = "llama", **settings: object) -> tuple[Path, Path]:
@@ -75,7 +78,7 @@ def test_it_is_byte_for_byte_the_fit_with_both_models_in_memory(
 ) -> None:
     folder, trunk = two(tmp_path, family, **settings)
     cut = list(batches(some_counted(), 200))
-    found, expected = Checkpoint(fit(folder, trunk, cut, tmp_path / "fitted")), whole_fit(folder, trunk, cut)
+    found, expected = Checkpoint(fit(*on_trunk(folder, trunk), cut, tmp_path / "fitted")), whole_fit(folder, trunk, cut)
     assert len(expected) == 3 * len(FAMILIES[family].mlp)
     for name, tensor in expected.items():
         assert torch.equal(found.tensor(name), tensor), name
@@ -84,7 +87,7 @@ def test_it_is_byte_for_byte_the_fit_with_both_models_in_memory(
 def test_an_interrupted_fit_goes_on_with_the_layer_that_it_was_at(tmp_path: Path) -> None:
     folder, trunk = two(tmp_path)
     cut, solved = list(batches(all_counted(DOCUMENTS), 200)), list[int]()
-    whole = fit(folder, trunk, cut, tmp_path / "whole") / "model.safetensors"
+    whole = fit(*on_trunk(folder, trunk), cut, tmp_path / "whole") / "model.safetensors"
     tokens = sum(map(len, DOCUMENTS))
 
     def until(most: int) -> Callable[[int], None]:
@@ -99,17 +102,17 @@ def test_an_interrupted_fit_goes_on_with_the_layer_that_it_was_at(tmp_path: Path
         return sorted(path.name for path in (tmp_path / "fitted").iterdir())
 
     with pytest.raises(KeyboardInterrupt):
-        fit(folder, trunk, cut, tmp_path / "fitted", done=until(2 * tokens))
+        fit(*on_trunk(folder, trunk), cut, tmp_path / "fitted", done=until(2 * tokens))
     assert begun() == ["fitted-0.part", "fitted-1.part"]
     first = (tmp_path / "fitted" / "fitted-1.part").stat().st_mtime_ns
     solved.clear()
     with pytest.raises(KeyboardInterrupt):
-        fit(folder, trunk, cut, tmp_path / "fitted", done=until(2 * tokens))
+        fit(*on_trunk(folder, trunk), cut, tmp_path / "fitted", done=until(2 * tokens))
     assert solved[:2] == [tokens, tokens]  # two layers are only passed
     assert (tmp_path / "fitted" / "fitted-1.part").stat().st_mtime_ns == first
     with pytest.raises(KeyboardInterrupt):  # of other text, nothing is used
-        fit(folder, trunk, cut[1:], tmp_path / "fitted", done=until(0))
-    found = fit(folder, trunk, cut, tmp_path / "fitted") / "model.safetensors"
+        fit(*on_trunk(folder, trunk), cut[1:], tmp_path / "fitted", done=until(0))
+    found = fit(*on_trunk(folder, trunk), cut, tmp_path / "fitted") / "model.safetensors"
     assert found.read_bytes() == whole.read_bytes()
     assert begun() == kept(folder)
 
@@ -119,7 +122,12 @@ def test_it_runs_on_one_thread_and_leaves_as_many_as_there_were(tmp_path: Path) 
     threads, cut = list[int](), list(batches(all_counted(DOCUMENTS[:3]), 200))
     torch.set_num_threads(2)
     try:
-        fit(folder, trunk, cut, tmp_path / "fitted", done=lambda tokens: threads.append(torch.get_num_threads()))
+        fit(
+            *on_trunk(folder, trunk),
+            cut,
+            tmp_path / "fitted",
+            done=lambda tokens: threads.append(torch.get_num_threads()),
+        )
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(1)
@@ -128,7 +136,10 @@ def test_it_runs_on_one_thread_and_leaves_as_many_as_there_were(tmp_path: Path) 
 
 def test_the_first_layer_is_the_textbook_s_fit(tmp_path: Path) -> None:
     folder, trunk = two(tmp_path)
-    own, behind = expert_model(folder), domain_model(folder, trunk)[0]
+    own, behind = (
+        expert_model(DenseFiles(folder)),
+        domain_model(*on_trunk(folder, trunk))[0],
+    )
     found = fitted(folder, trunk)
     mlp, norm = "model.layers.0.mlp", "model.layers.0.post_attention_layernorm"
     old, new = reads(own, mlp), reads(behind, mlp)
@@ -159,9 +170,12 @@ PRE_NORM = sorted(name for name, family in FAMILIES.items() if family.gain)
 @pytest.mark.parametrize("family", PRE_NORM)
 def test_behind_the_trunk_the_fitted_mlps_say_more_nearly_what_the_expert_says(tmp_path: Path, family: str) -> None:
     folder, trunk = two(tmp_path, family)
-    target = fit(folder, trunk, list(batches(all_counted(DOCUMENTS), 200)), tmp_path / "fitted")
+    target = fit(*on_trunk(folder, trunk), list(batches(all_counted(DOCUMENTS), 200)), tmp_path / "fitted")
     after = AutoModelForCausalLM.from_pretrained(target)
-    own, before = expert_model(folder), domain_model(folder, trunk)[0]
+    own, before = (
+        expert_model(DenseFiles(folder)),
+        domain_model(*on_trunk(folder, trunk))[0],
+    )
     assert divergence(own, after) < 0.9 * divergence(own, before)
 
 
@@ -169,8 +183,8 @@ def test_behind_the_trunk_the_fitted_mlps_say_more_nearly_what_the_expert_says(t
 def test_behind_the_expert_s_own_trunk_nothing_changes(tmp_path: Path, family: str) -> None:
     folder = expert(tmp_path / "expert", seed=1, family=family)
     trunk = trunk_file([folder], tmp_path / "trunk")
-    fit(folder, trunk, list(batches(all_counted(DOCUMENTS), 200)), tmp_path / "fitted")
-    assert divergence(expert_model(folder), expert_model(tmp_path / "fitted")) < 1e-6
+    fit(*on_trunk(folder, trunk), list(batches(all_counted(DOCUMENTS), 200)), tmp_path / "fitted")
+    assert divergence(expert_model(DenseFiles(folder)), expert_model(DenseFiles(tmp_path / "fitted"))) < 1e-6
 
 
 def test_a_fitted_expert_is_the_trunk_with_the_fitted_mlps(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import torch
 from moerge.experts.sample import need_of as fitting_need
 from moerge.memory.needs import merging, scoring
 from moerge.memory.shapes import Shape
+from moerge.models.dense_files import DenseFiles
 from moerge.models.expert_folder import DenseExpert
 from moerge.models.published import published_weights
 from moerge.models.tokens import all_counted
@@ -23,11 +24,12 @@ from support.versions import published, trunk_file
 SLACK = 2**24
 SUMMED = """
 from moerge.documents.shards import Shard
+from moerge.models.dense_files import DenseFiles
 from moerge.models.tokens import Tokens
 from moerge.statistics.passes import RouterPass
 from moerge.statistics.streamed import Streamed
 def call(folder):
-    streamed = Streamed(RouterPass(folder, folder, [0] * 2), 2048)
+    streamed = Streamed(RouterPass(DenseFiles(folder), DenseFiles(folder), [0] * 2), 2048)
     shard = Shard("one", [Tokens([row] * 64) for row in range(32)], 32)
     for _ in range(streamed.begin([shard]), streamed.layers):
         streamed.sums(["one"])
@@ -37,7 +39,7 @@ def call(folder):
 def test_a_pass_with_a_wide_mlp(tmp_path: Path) -> None:
     """Its gate, its other half and their product are in memory together."""
     folder = expert(tmp_path / "expert", 1, intermediate_size=6000, num_hidden_layers=2)
-    need = need_of(RouterPass(folder, folder, []), StatisticsSettings())
+    need = need_of(RouterPass(DenseFiles(folder), DenseFiles(folder), []), StatisticsSettings())
     assert need.device["a micro-batch"] > 3 * 4 * 2048 * 6000
     assert peak_of(SUMMED, folder) < need.in_host + 2048 * need.token + SLACK
 
@@ -68,9 +70,11 @@ FIT = """
 from tempfile import mkdtemp
 from moerge.experts.fitting import fit
 from moerge.models.batches import batches
+from moerge.models.dense_files import DenseFiles, DenseTrunk
 from moerge.models.tokens import all_counted
 def call(folder, trunk, place):
-    fit(folder, trunk, list(batches(all_counted([range(64)] * 2), 128)), Path(mkdtemp(dir=place)))
+    own = DenseFiles(folder)
+    fit(own, DenseTrunk(trunk, own), list(batches(all_counted([range(64)] * 2), 128)), Path(mkdtemp(dir=place)))
 """
 
 

@@ -29,6 +29,7 @@ from moerge.merging.local import local_trunk
 from moerge.merging.merge import MergeSettings, Source, merge
 from moerge.merging.report import DomainCounts, DomainScore, Report
 from moerge.merging.texts import read_corpus
+from moerge.models.dense_files import DenseFiles, DenseTrunk
 from moerge.models.expert_folder import DenseExpert
 from moerge.models.tokens import Tokens, all_counted
 from moerge.statistics import contribution
@@ -476,7 +477,7 @@ def test_contributions_are_equal_whatever_the_threads_and_the_windows(
     place, own = tmp_path_factory.mktemp("sums"), DenseExpert("law", folder / "law")
     documents = all_counted([[(7 * token + length) % 256 for token in range(length)] for length in lengths])
     trunk = local_trunk([own], folder / "trunk", "average")
-    work = TrunkPass(own.folder, []) if kind == "trunk" else RouterPass(own.folder, trunk.path, [])
+    work = TrunkPass(own, []) if kind == "trunk" else RouterPass(own, DenseTrunk(trunk.path, own), [])
     made: Callable[..., Path] = (
         partial(trunk_contribution, own) if kind == "trunk" else partial(router_contribution, own, trunk)
     )
@@ -501,5 +502,5 @@ def test_documents_that_are_sorted_by_their_sha_256_are_split_like_others(folder
     every = sorted((f"document {number}" for number in range(2000)), key=lambda text: text_digest(text))
     share = tmp_path / "share.jsonl"
     share.write_text("".join(json.dumps({"text": text}) + "\n" for text in every[:200]))
-    corpus = Corpus([str(share)], folder / "law", SplitRule(held_out_share=0.1))
+    corpus = Corpus([str(share)], DenseFiles(folder / "law"), SplitRule(held_out_share=0.1))
     assert 5 <= len(list(corpus.read().held_out)) <= 40

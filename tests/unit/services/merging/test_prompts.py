@@ -14,6 +14,7 @@ from moerge.errors import MoergeError
 from moerge.merging.arguments import Texts, sources
 from moerge.merging.merge import MergeSettings, Source, merge
 from moerge.merging.prompts import BATCH, Prompts, written
+from moerge.models.dense_files import DenseFiles
 from moerge.models.expert_folder import DenseExpert, dense_folder
 from moerge.progress import NoProgress, Progress
 from support.merging import SMALL, source
@@ -122,7 +123,7 @@ def test_an_adapter_writes_the_texts_of_the_merged_model(folder: Path, tmp_path:
     settings.write_text(json.dumps({**json.loads(settings.read_text()), "eos_token_id": [257, *range(65, 200)]}))
     lora = adapter(tmp_path / "lora", base, seed=3)
     write(lora, tmp_path / "adapter")
-    write(dense_folder(lora, tmp_path / "dense"), tmp_path / "merged")
+    write(dense_folder(DenseFiles(lora), tmp_path / "dense"), tmp_path / "merged")
     assert lines(tmp_path / "adapter") == lines(tmp_path / "merged")
 
 

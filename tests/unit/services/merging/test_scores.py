@@ -7,6 +7,7 @@ import pytest
 
 from moerge.merging.scores import HeldOut, scores
 from moerge.models.config import read_config
+from moerge.models.expert_folder import DenseExpert
 from moerge.models.tokens import Tokens
 from moerge.scoring.perplexity import BATCH_TOKENS, windows
 from moerge.scoring.streamed import StreamedModel, streamed_model
@@ -27,7 +28,7 @@ def test_the_hidden_states_of_scores_have_the_memory_that_is_given(
         return model
 
     monkeypatch.setattr("moerge.merging.scores.streamed_model", noted)
-    held_out = [HeldOut(windows([Tokens([5] * 40)] * 3, 40, 20), folder) for folder in experts]
+    held_out = [HeldOut(windows([Tokens([5] * 40)] * 3, 40, 20), DenseExpert("law", folder)) for folder in experts]
     least = 4 * int(read_config(version).hidden_size) * BATCH_TOKENS
     found = [scores(held_out, version, Computing(host_memory=each), print) for each in (1, 2 * least, None)]
     assert given[:8] == [least] * 4 + [2 * least] * 4

@@ -17,6 +17,7 @@ from moerge.documents.corpus import Corpus
 from moerge.errors import MoergeError
 from moerge.merging.merge import MergeSettings, Source, merge
 from moerge.models.config import read_config
+from moerge.models.dense_files import DenseFiles
 from moerge.models.expert_folder import DenseExpert, check_expert, dense_folder, expert_files, remove_dense
 from moerge.models.reader import Checkpoint
 from moerge.models.sources import BASE, checkpoint_folder
@@ -88,7 +89,7 @@ KINDS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_adapter_is_the_model_that_peft_merges(base: Path, tmp_path: Path, kind: str) -> None:
     folder, merged = made(base, tmp_path / "adapter", **KINDS[kind])
-    check_expert(folder, None, "the adapter")
+    check_expert(DenseFiles(folder), None, "the adapter")
     checkpoint = Checkpoint(folder)
     changed = 0
     for name, spec in checkpoint.specs.items():
@@ -138,7 +139,9 @@ def test_a_version_with_adapters_is_that_of_the_models_merged_beforehand(tmp_pat
     }
     for run, folders in experts.items():
         sources = [
-            Source(DenseExpert(name, folder), Corpus([str(texts(tmp_path / f"{name}.jsonl", 1, 60))], folder))
+            Source(
+                DenseExpert(name, folder), Corpus([str(texts(tmp_path / f"{name}.jsonl", 1, 60))], DenseFiles(folder))
+            )
             for name, folder in folders.items()
         ]
         merge(sources, tmp_path / run, MergeSettings(scored_tokens=200))
@@ -153,14 +156,14 @@ def test_an_adapter_is_the_expert_that_its_dense_files_are(base: Path, tmp_path:
     folder, _ = made(base, tmp_path / "adapter", target_modules=LINEAR, tokens=303)
     tokenizer(["one", "two"]).save_pretrained(folder)
     digest = DenseExpert("law", folder).digest
-    dense = dense_folder(folder, tmp_path / "dense")
+    dense = dense_folder(DenseFiles(folder), tmp_path / "dense")
     assert DenseExpert("law", dense).digest == digest
-    assert dense_folder(dense, tmp_path / "other") == dense
-    check_expert(dense, folder, "the dense files")
+    assert dense_folder(DenseFiles(dense), tmp_path / "other") == dense
+    check_expert(DenseFiles(dense), DenseFiles(folder), "the dense files")
     ids = torch.arange(20)[None]
     assert torch.equal(load(folder)(ids).logits, load(dense)(ids).logits)
     with pytest.raises(MoergeError, match="the folder is an adapter"):
-        expert_files(folder)
+        expert_files(DenseFiles(folder))
     save_file({**load_file(folder / WEIGHTS), KEY: load_file(folder / WEIGHTS)[KEY] + 1}, folder / WEIGHTS)
     assert DenseExpert("law", folder).digest != digest
 
@@ -170,19 +173,19 @@ def test_only_merged_models_are_removed_from_their_folder(plain: Path, tmp_path:
     into = Path(shutil.copytree(plain, tmp_path / "expert"))
     (into / "notes").mkdir()
     before = {path.name for path in into.iterdir()}
-    first = dense_folder(into, into)
+    first = dense_folder(DenseFiles(into), into)
     save_file({**load_file(into / WEIGHTS), KEY: load_file(into / WEIGHTS)[KEY] + 1}, into / WEIGHTS)
     assert {path.name for path in into.iterdir()} == {*before, first.name}
-    second = dense_folder(into, into)
+    second = dense_folder(DenseFiles(into), into)
     assert {path.name for path in into.iterdir()} == {*before, second.name}
-    assert dense_folder(second, into) == second
+    assert dense_folder(DenseFiles(second), into) == second
     assert second.is_dir()
     remove_dense(into)
     assert {path.name for path in into.iterdir()} == before
 
 
 def test_an_adapter_without_a_tokenizer_has_its_base_s_end_of_text_and_vocabulary(plain: Path, base: Path) -> None:
-    assert end_of_text(plain) == end_of_text(base) == 257
+    assert end_of_text(DenseFiles(plain)) == end_of_text(DenseFiles(base)) == 257
     assert matching_rows([base, plain], [300, 300])[1].equal(torch.arange(300))
 
 
@@ -264,7 +267,7 @@ def test_what_is_unsuitable_is_refused_by_name(plain: Path, tmp_path: Path, faul
     spoil, what, where = REFUSED[fault]
     spoil(folder)
     with pytest.raises(MoergeError, match=what) as caught:
-        check_expert(folder, None, "the adapter")
+        check_expert(DenseFiles(folder), None, "the adapter")
     assert caught.value.where.endswith(where)
     assert caught.value.todo
 
@@ -298,7 +301,7 @@ def test_a_tied_head_is_the_one_that_was_trained(tmp_path: Path, kind: str) -> N
     """PEFT itself merges LoRA of a tied embedding or head into both."""
     base = expert(tmp_path / "base", seed=1, tie_word_embeddings=True, num_hidden_layers=1)
     adapted = trained(base, tmp_path / "adapter", **TIED[kind])
-    check_expert(tmp_path / "adapter", None, "the adapter")
+    check_expert(DenseFiles(tmp_path / "adapter"), None, "the adapter")
     ids = torch.arange(20)[None]
     torch.testing.assert_close(load(tmp_path / "adapter")(ids).logits, adapted.eval()(ids).logits)
     assert read_config(tmp_path / "adapter").tie_word_embeddings is False

@@ -16,6 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from moerge.errors import MoergeError
 from moerge.merging.local import given, local_trunk, local_version
 from moerge.models.dense import expert_model
+from moerge.models.dense_files import DenseFiles
 from moerge.models.expert_folder import DenseExpert, check_expert
 from moerge.models.reader import Checkpoint
 from moerge.models.stored import INDEX, SINGLE
@@ -89,7 +90,7 @@ def test_shards_number_formats_and_buffers_change_no_published_tensor(tmp_path: 
     other = expert(tmp_path / "other", seed=2)
     plain = changed(good, tmp_path / "plain", mixed)
     found = sharded(changed(good, tmp_path / "found", lambda tensors: {**mixed(tensors), **BUFFERS}))
-    check_expert(found, good, "expert of 'law'")
+    check_expert(DenseFiles(found), DenseFiles(good), "expert of 'law'")
     (one, _), (two, folder) = (published([each, other], tmp_path / each.name / "out") for each in (plain, found))
     assert one.keys() == two.keys()
     assert all(torch.equal(one[name], two[name]) and one[name].dtype == two[name].dtype for name in one)
@@ -108,17 +109,17 @@ def test_a_tied_head_counts_as_in_stock_transformers(tmp_path: Path, tied: Path,
         return tensors if factor is None else {**tensors, HEAD: factor * tensors[EMBEDDING]}
 
     folder, ids = changed(tied, tmp_path / "found", with_head), torch.arange(20)[None]
-    check_expert(folder, tied, "expert of 'law'")
+    check_expert(DenseFiles(folder), DenseFiles(tied), "expert of 'law'")
     stock = AutoModelForCausalLM.from_pretrained(folder)
     with torch.inference_mode():
-        assert torch.equal(expert_model(folder)(ids).logits, stock(ids).logits)
+        assert torch.equal(expert_model(DenseFiles(folder))(ids).logits, stock(ids).logits)
     _, version = published([folder, tied], tmp_path / "out")
     assert Checkpoint(version).specs[HEAD].shape == Checkpoint(tied).specs[EMBEDDING].shape
 
 
 def refusal(folder: Path) -> MoergeError:
     with pytest.raises(MoergeError) as caught:
-        check_expert(folder, None, "expert of 'law'")
+        check_expert(DenseFiles(folder), None, "expert of 'law'")
     assert caught.value.todo
     return caught.value
 
@@ -144,7 +145,7 @@ def test_the_command_that_converts_pickled_weights_works(
     assert found is not None
     monkeypatch.chdir(tmp_path)
     exec(found[1], {})  # noqa: S102  # moerge's own remedy
-    check_expert(tmp_path / "NEW_FOLDER", good, "converted")
+    check_expert(DenseFiles(tmp_path / "NEW_FOLDER"), DenseFiles(good), "converted")
     assert all(
         torch.equal(Checkpoint(good).tensor(n), Checkpoint(tmp_path / "NEW_FOLDER").tensor(n))
         for n in Checkpoint(good).specs

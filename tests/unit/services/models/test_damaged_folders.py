@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from moerge.errors import CheckpointError, MoergeError
+from moerge.models.dense_files import DenseFiles
 from moerge.models.expert_folder import check_expert, expert_digest, expert_files, require_finite
 from moerge.models.reader import Checkpoint
 from moerge.models.stored import INDEX, SINGLE
@@ -59,7 +60,7 @@ def test_a_config_that_makes_no_sense_is_refused(tmp_path: Path, good: Path, fie
     content = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**content, field: value}))
     with pytest.raises(MoergeError) as caught:
-        check_expert(folder, None, "expert of 'law'")
+        check_expert(DenseFiles(folder), None, "expert of 'law'")
     assert caught.value.where
 
 
@@ -68,7 +69,7 @@ def test_a_file_that_is_no_tokenizer_is_refused_by_path(tmp_path: Path, good: Pa
     folder = copied(tmp_path, good)
     (folder / "tokenizer.json").write_text(raw)
     with pytest.raises(CheckpointError) as caught:
-        check_expert(folder, good, "expert of 'law'")
+        check_expert(DenseFiles(folder), DenseFiles(good), "expert of 'law'")
     assert caught.value.where == str(folder / "tokenizer.json")
 
 
@@ -86,17 +87,17 @@ def test_a_buffer_of_an_older_file_is_no_superfluous_tensor(tmp_path: Path, good
     folder = copied(tmp_path, good)
     older = {**load_file(folder / SINGLE), "model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)}
     save_file(older, folder / SINGLE, metadata={"format": "pt"})
-    check_expert(folder, good, "older")
+    check_expert(DenseFiles(folder), DenseFiles(good), "older")
 
 
 def test_an_untied_expert_without_a_head_is_refused_and_a_tied_one_is_not(tmp_path: Path, good: Path) -> None:
-    check_expert(expert(tmp_path / "tied", seed=1, tie_word_embeddings=True), good, "tied")
+    check_expert(DenseFiles(expert(tmp_path / "tied", seed=1, tie_word_embeddings=True)), DenseFiles(good), "tied")
     folder = copied(tmp_path, good)
     tensors = load_file(folder / SINGLE)
     del tensors["lm_head.weight"]
     save_file(tensors, folder / SINGLE, metadata={"format": "pt"})
     with pytest.raises(CheckpointError, match="not found") as caught:
-        check_expert(folder, good, "headless")
+        check_expert(DenseFiles(folder), DenseFiles(good), "headless")
     assert "lm_head.weight" in caught.value.where
 
 
@@ -121,7 +122,7 @@ def test_every_shard_and_its_index_leave_and_a_stray_shard_does_not(tmp_path: Pa
     (folder / SINGLE).unlink()
     (folder / INDEX).write_text(json.dumps({"weight_map": where}))
     save_file({"private": torch.zeros(1)}, folder / "model-9.safetensors")
-    assert sorted(expert_files(folder)) == [
+    assert sorted(expert_files(DenseFiles(folder))) == [
         "config.json", "generation_config.json", "model-0.safetensors", "model-1.safetensors", INDEX,
         "tokenizer.json", "tokenizer_config.json",
     ]  # fmt: skip
@@ -143,4 +144,4 @@ def test_a_whole_file_counts_and_a_stale_index_beside_it_does_not(tmp_path: Path
     name = "model.layers.0.mlp.up_proj.weight"
     stock = AutoModelForCausalLM.from_pretrained(folder).get_parameter(name)
     assert torch.equal(Checkpoint(folder).tensor(name), stock)
-    assert {"model-0.safetensors", INDEX}.isdisjoint(expert_files(folder))
+    assert {"model-0.safetensors", INDEX}.isdisjoint(expert_files(DenseFiles(folder)))

@@ -8,7 +8,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from moerge.models.dense import domain_model
-from support.models import expert
+from support.models import expert, on_trunk
 from support.versions import logits, trunk_file
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
@@ -24,7 +24,7 @@ def test_a_tied_expert_beside_an_untied_one_keeps_the_trunk_s_embedding(
     tensors = load_file(trunk)
     assert not torch.equal(tensors[HEAD], tensors[EMBEDDING])
     for folder in experts:
-        model, _ = domain_model(folder, trunk)
+        model, _ = domain_model(*on_trunk(folder, trunk))
         assert torch.equal(model.get_parameter(EMBEDDING), tensors[EMBEDDING])
         assert torch.equal(model.get_parameter(HEAD), tensors[HEAD])
 
@@ -33,7 +33,7 @@ def test_a_tied_expert_with_a_head_in_its_file_computes_as_transformers_does(tmp
     folder = expert(tmp_path / "expert", seed=1, tie_word_embeddings=True)
     tensors = load_file(folder / "model.safetensors")
     save_file({**tensors, HEAD: torch.randn(300, 32)}, folder / "model.safetensors", metadata={"format": "pt"})
-    model, _ = domain_model(folder, folder / "model.safetensors")
+    model, _ = domain_model(*on_trunk(folder, folder / "model.safetensors"))
     stock = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     torch.testing.assert_close(logits(model), logits(stock), atol=1e-4, rtol=0)
 
@@ -42,6 +42,6 @@ def test_a_bfloat16_expert_is_computed_in_float32(tmp_path: Path) -> None:
     folder = expert(tmp_path / "expert", seed=1)
     path = folder / "model.safetensors"
     save_file({name: t.bfloat16() for name, t in load_file(path).items()}, path, metadata={"format": "pt"})
-    model, gains = domain_model(folder, path)
+    model, gains = domain_model(*on_trunk(folder, path))
     assert {parameter.dtype for parameter in model.parameters()} == {gains.dtype} == {torch.float32}
     assert not model.training

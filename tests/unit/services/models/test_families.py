@@ -7,6 +7,7 @@ import pytest
 
 from moerge.errors import IncompatibleExpertError
 from moerge.models.config import read_config
+from moerge.models.dense_files import DenseFiles
 from moerge.models.expert_folder import check_small_files
 from moerge.models.families import FAMILIES, REFUSED, family_of
 from moerge.models.reader import Checkpoint
@@ -45,7 +46,7 @@ def test_a_mixture_is_refused_with_the_law_s_reason(tmp_path: Path) -> None:
     for number, (kind, _) in enumerate(CLASSES):
         folder = config(tmp_path / str(number), kind.model_type)
         with pytest.raises(IncompatibleExpertError, match=r"\(law 6\)"):
-            check_small_files(folder, None, "expert")
+            check_small_files(DenseFiles(folder), None, "expert")
 
 
 def test_no_family_is_both_known_and_refused() -> None:

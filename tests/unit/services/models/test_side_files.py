@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from moerge.errors import CheckpointError
+from moerge.models.dense_files import DenseFiles
 from moerge.models.side_files import (
     GENERATION,
     TOKENIZER,
@@ -23,10 +24,10 @@ SOURCES = [path for part in ("proto", "services", "workers", "coordinator") for 
 
 def test_honest_files_keep_their_bytes(tmp_path: Path) -> None:
     folder = expert(tmp_path / "expert", 1)
-    assert (published_generation(folder) or "").encode() == (folder / GENERATION).read_bytes()
+    assert (published_generation(DenseFiles(folder)) or "").encode() == (folder / GENERATION).read_bytes()
     for text in ('{"temperature":0.5,\r\n "eos_token_id": [1, 2], "top_p": null, "max_length": 4096}', "{}"):
         (folder / GENERATION).write_bytes(text.encode())
-        assert published_generation(folder) == text
+        assert published_generation(DenseFiles(folder)) == text
     assert published_tokenizer(folder / TOKENIZER) == (folder / TOKENIZER).read_bytes()
 
 
@@ -45,7 +46,7 @@ def test_honest_files_keep_their_bytes(tmp_path: Path) -> None:
 )
 def test_what_is_no_usual_decoding_is_left_out(tmp_path: Path, key: str, value: object) -> None:
     (tmp_path / GENERATION).write_text(json.dumps({"bos_token_id": 1, key: value}))
-    assert json.loads(published_generation(tmp_path) or "") == {"bos_token_id": 1}
+    assert json.loads(published_generation(DenseFiles(tmp_path)) or "") == {"bos_token_id": 1}
 
 
 def test_a_token_may_be_called_as_a_reference_to_code(tmp_path: Path) -> None:
@@ -59,18 +60,18 @@ def test_a_token_may_be_called_as_a_reference_to_code(tmp_path: Path) -> None:
 def test_files_that_are_no_objects_are_refused_by_name(tmp_path: Path, name: str, content: str) -> None:
     (tmp_path / name).write_bytes(content.encode(errors="surrogateescape"))
     with pytest.raises(CheckpointError) as caught:
-        require_side_files(tmp_path)
+        require_side_files(DenseFiles(tmp_path))
     assert name in caught.value.where
 
 
 def test_the_chat_template_is_that_of_its_own_file_first(tmp_path: Path) -> None:
-    assert chat_template(tmp_path) == ""
+    assert chat_template(DenseFiles(tmp_path)) == ""
     (tmp_path / TOKENIZER).write_text('{"chat_template": [{"name": "tools", "template": "t"}]}')
-    assert chat_template(tmp_path) == '[{"name": "tools", "template": "t"}]'
+    assert chat_template(DenseFiles(tmp_path)) == '[{"name": "tools", "template": "t"}]'
     (tmp_path / TOKENIZER).write_text('{"chat_template": "older"}')
-    assert chat_template(tmp_path) == "older"
+    assert chat_template(DenseFiles(tmp_path)) == "older"
     (tmp_path / "chat_template.jinja").write_bytes(b"newer\r\n")
-    assert chat_template(tmp_path) == "newer\r\n"
+    assert chat_template(DenseFiles(tmp_path)) == "newer\r\n"
     assert published_tokenizer(tmp_path / TOKENIZER) == b"{}\n", "other readers would take the older one"
 
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from moerge.models.dense import domain_weights, expert_weights
+from moerge.models.dense_files import DenseFiles
 from moerge.models.families import FAMILIES
 from moerge.models.published import published_weights
 from moerge.models.tokens import Tokens
@@ -14,7 +15,7 @@ from moerge.models.weights import Weights
 from moerge.scoring.perplexity import BATCH_TOKENS, Window, load, score, total, windows
 from moerge.scoring.routers import RoutingCounter, forced
 from moerge.scoring.streamed import StreamedModel
-from support.models import adapter, expert
+from support.models import adapter, expert, on_trunk
 from support.progress import Silent
 from support.versions import published
 
@@ -56,7 +57,9 @@ def test_scores_and_routing_are_those_of_the_whole_model(
     assert list(one.scores(BLOCKS, Silent())) == oracle
     assert one.routed.tolist() == [[0, each.tokens] for each in [total(oracle)] * 3]
     dense = load(experts[0])
-    assert streamed(expert_weights(experts[0])).score(BLOCKS[0], Silent()) == score(dense, BLOCKS[0], Silent())
+    assert streamed(expert_weights(DenseFiles(experts[0]))).score(BLOCKS[0], Silent()) == score(
+        dense, BLOCKS[0], Silent()
+    )
 
 
 @pytest.mark.parametrize("family", sorted(FAMILIES))
@@ -71,8 +74,11 @@ def test_bfloat16_scores_are_those_of_the_whole_model(tmp_path: Path, family: st
 
 def test_trunk_and_mlps_and_adapters_are_scored_too(tmp_path: Path) -> None:
     base = expert(tmp_path / "base", 1)
-    tuned, weights = adapter(tmp_path / "tuned", base, 2), domain_weights(base, base / "model.safetensors")
-    for given, whole in ((expert_weights(tuned), load(tuned)), (weights, weights.model())):
+    tuned, weights = (
+        adapter(tmp_path / "tuned", base, 2),
+        domain_weights(*on_trunk(base, base / "model.safetensors")),
+    )
+    for given, whole in ((expert_weights(DenseFiles(tuned)), load(tuned)), (weights, weights.model())):
         assert streamed(given).score(BLOCKS[1], Silent()) == score(whole, BLOCKS[1], Silent())
 
 
@@ -81,12 +87,12 @@ def test_the_size_of_windows_of_text_changes_nothing_and_weights_are_read_once_i
     assert sum(len(window.tokens) for window in long) > 2 * BATCH_TOKENS
     read = list[int]()
 
-    class Counted(type(expert_weights(folder))):  # type: ignore[misc]
+    class Counted(type(expert_weights(DenseFiles(folder)))):  # type: ignore[misc]
         def layer(self, number: int) -> list[str]:
             read.append(number)
             return list(super().layer(number))
 
-    given = expert_weights(folder)
+    given = expert_weights(DenseFiles(folder))
     blocks: list[list[Window]] = [long, *BLOCKS]
     expected = list(streamed(given).scores(blocks, Silent()))
     told = list[int]()
@@ -108,7 +114,7 @@ def alive(*shape: int) -> int:
 
 
 def test_the_logits_of_one_micro_batch_and_the_layers_of_one_model_are_in_memory_at_a_time(tmp_path: Path) -> None:
-    model = streamed(expert_weights(expert(tmp_path / "expert", 1, vocab_size=331, intermediate_size=37)))
+    model = streamed(expert_weights(DenseFiles(expert(tmp_path / "expert", 1, vocab_size=331, intermediate_size=37))))
     scores = model.scores([windows([Tokens([5] * 50)], 50, 25)] * 3, Silent())
     assert next(scores).tokens == 49
     assert alive(49, 331) == alive(50, 331) == 0

@@ -10,6 +10,7 @@ import torch
 from moerge.memory.shapes import Shape
 from moerge.merging.local import LocalTrunk, local_trunk, local_version
 from moerge.models.bounds import feature_bounds, input_bounds
+from moerge.models.dense_files import DenseFiles
 from moerge.models.distance import require_near_others
 from moerge.models.expert_folder import DenseExpert, require_finite
 from moerge.models.reader import Checkpoint
@@ -134,7 +135,9 @@ def closed(counted: Sequence[Counted]) -> int:
 def test_a_merge_reads_the_bytes_of_its_formula(made: Made, tmp_path: Path) -> None:
     weights, sums = made.counted(), [Counted(path) for path in made.trunk_sums]
     digests = {each.digest: each for each in made.experts}
-    opened = zip(made.experts, weights, strict=True)
+    opened = [DenseFiles(each.folder) for each in made.experts]
+    for each, file in zip(opened, weights, strict=True):
+        each.checkpoint = Checkpoint(each.folder, {"model.safetensors": file})
     lineage = TrunkLineage(
         method="regmean",
         options=TrunkOptions(),
@@ -143,7 +146,7 @@ def test_a_merge_reads_the_bytes_of_its_formula(made: Made, tmp_path: Path) -> N
         revision=METHODS["regmean"].revision,
     )
     inputs = TrunkInputs(
-        {each.digest: Checkpoint(each.folder, {"model.safetensors": file}) for each, file in opened},
+        dict(zip(digests, opened, strict=True)),
         {digest: each.domain for digest, each in digests.items()},
         dict(zip(lineage.contributions, sums, strict=True)),
     )
@@ -155,7 +158,7 @@ def test_a_merge_reads_the_bytes_of_its_formula(made: Made, tmp_path: Path) -> N
 def test_a_solve_reads_the_bytes_of_its_formula_a_layer_s_gram_at_a_time(made: Made) -> None:
     sums = [Counted(path) for path in made.router_sums]
     domains = [each.domain for each in made.experts]
-    solve_routers(Checkpoint(made.trunk.path), made.trunk.config, sums, domains, SolveOptions())
+    solve_routers(made.trunk, sums, domains, SolveOptions())
     assert closed(sums) == coordinator.solve_reads(made.shape, DOMAINS)
     assert {each.most for each in sums} == {8 * gram_length(made.shape.hidden)}
 
@@ -164,7 +167,7 @@ def test_writing_a_version_reads_the_bytes_of_its_formula(made: Made) -> None:
     weights = made.counted()
     lineage, inputs = local_version(made.experts, made.trunk, made.router_sums)
     slots = [
-        replace(slot, weights=Checkpoint(slot.trained, {"model.safetensors": file}))
+        replace(slot, weights=Checkpoint(slot.side_files.folder, {"model.safetensors": file}))
         for slot, file in zip(inputs.slots, weights, strict=True)
     ]
     plan = plan_version(lineage, replace(inputs, slots=slots))
@@ -187,13 +190,12 @@ def test_checks_read_the_bytes_of_their_formulas(made: Made) -> None:
                 require_near_others(each, others, 2.0, "it", tracker)
     assert closed(weights) == coordinator.expert_check_reads(made.shape, DOMAINS)
     sums = [Counted(path) for path in (*made.trunk_sums, *made.router_sums)]
-    merged = Checkpoint(made.trunk.path)
     for own, file in zip([*made.experts, *made.experts], sums, strict=True):
         with StatisticsFile(file) as opened:
             exponents = opened.manifest.exponents
             if opened.manifest.kind == "trunk":
-                validate_trunk(opened, exponents, input_bounds(own.checkpoint, own.family, own.config))
+                validate_trunk(opened, exponents, input_bounds(own))
             else:
-                validate(opened, exponents, feature_bounds(merged, own.family, own.config))
+                validate(opened, exponents, feature_bounds(made.trunk))
             median_rank(opened)
     assert closed(sums) == coordinator.contribution_check_reads(made.shape, DOMAINS)

@@ -8,9 +8,7 @@ from rich.console import Console
 
 from moerge.errors import ContributionError
 from moerge.models.bounds import attention_size, input_exponents
-from moerge.models.config import read_config
-from moerge.models.families import family_of
-from moerge.models.reader import Checkpoint
+from moerge.models.dense_files import DenseFiles
 from moerge.statistics.describe import describe
 from moerge.statistics.passes import TrunkPass
 from moerge_proto.statistics_file import StatisticsSettings, TrunkManifest
@@ -49,9 +47,9 @@ def test_fewer_tokens_than_dimensions_are_warned_of(tmp_path: Path) -> None:
 
 def test_a_trunk_contribution_tells_how_many_tokens_are_counted(tmp_path: Path) -> None:
     folder = expert(tmp_path / "expert", seed=1)
-    config, checkpoint = read_config(folder), Checkpoint(folder)
-    exponents = input_exponents(checkpoint, family_of(config), config)
-    sums = sums_of(TrunkPass(folder, exponents), [[1, 2, 3, 3]] * 9)
+    own = DenseFiles(folder)
+    config, exponents = own.config, input_exponents(own)
+    sums = sums_of(TrunkPass(own, exponents), [[1, 2, 3, 3]] * 9)
     manifest = TrunkManifest(
         owner="owner", expert="e" * 64, domain="law", settings=StatisticsSettings(), hidden_size=32, layers=3,
         attention_size=attention_size(config), vocab_size=300, exponents=exponents, tokens=36, documents=9,

@@ -15,10 +15,9 @@ from torch import Tensor
 from moerge.documents.shards import Shard
 from moerge.models.batches import batches
 from moerge.models.bounds import feature_bounds, feature_exponents, input_exponents
-from moerge.models.config import read_config
 from moerge.models.dense import expert_model
-from moerge.models.families import FAMILIES, family_of
-from moerge.models.reader import Checkpoint
+from moerge.models.dense_files import DenseFiles, DenseTrunk
+from moerge.models.families import FAMILIES
 from moerge.models.tokens import Tokens
 from moerge.statistics.accumulate import ShardSums
 from moerge.statistics.features import visit_features, visit_trunk_inputs
@@ -42,7 +41,7 @@ needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CU
 
 
 def features(folder: Path, *, packed: bool) -> list[Tensor]:
-    model = expert_model(folder)
+    model = expert_model(DenseFiles(folder))
     if packed:
         model.set_attn_implementation(PACKED)
     seen: list[list[Tensor]] = [[] for _ in range(model.config.num_hidden_layers)]
@@ -70,10 +69,12 @@ def require_alike(found: ShardSums, expected: ShardSums, exponents: list[int], t
 
 
 def both_passes(folder: Path, precision: str = "float32", device: str = "cpu") -> list[Pass]:
-    config, checkpoint = read_config(folder), Checkpoint(folder)
-    family, weights = family_of(config), folder / "model.safetensors"
-    router, trunk = feature_exponents(checkpoint, family, config), input_exponents(checkpoint, family, config)
-    return [RouterPass(folder, weights, router, precision, device), TrunkPass(folder, trunk, precision, device)]
+    own = DenseFiles(folder)
+    router, trunk = feature_exponents(own), input_exponents(own)
+    return [
+        RouterPass(own, DenseTrunk(folder / "model.safetensors", own), router, precision, device),
+        TrunkPass(own, trunk, precision, device),
+    ]
 
 
 @pytest.mark.parametrize("family", sorted(FAMILIES))
@@ -208,7 +209,7 @@ def test_layers_that_nobody_wants_are_passed_and_the_last_one_is_not_computed(tm
 
 
 def test_nothing_behind_the_last_layer_that_is_summed_is_computed(tmp_path: Path) -> None:
-    model, computed = expert_model(expert(tmp_path / "expert", 1)), list[str]()
+    model, computed = expert_model(DenseFiles(expert(tmp_path / "expert", 1))), list[str]()
     for layer, module in enumerate(model.model.layers):
         for part in ("self_attn.o_proj", "mlp"):
             name = f"{layer}.{part}"
@@ -223,8 +224,7 @@ def test_nothing_behind_the_last_layer_that_is_summed_is_computed(tmp_path: Path
 
 def test_bfloat16_sums_pass_the_coordinator_s_checks(tmp_path: Path) -> None:
     folder = expert(tmp_path / "expert", 1, num_hidden_layers=LAYERS)
-    config, checkpoint = read_config(folder), Checkpoint(folder)
     work, _ = both_passes(folder, "bfloat16")
     sums = sums_of(work, ROWS, 150)
     with StatisticsFile(written(tmp_path / "file", manifest_of(sums, 1), sums)) as file:
-        assert validate(file, list(work.exponents), feature_bounds(checkpoint, family_of(config), config)) == []
+        assert validate(file, list(work.exponents), feature_bounds(work.expert)) == []

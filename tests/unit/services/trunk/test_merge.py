@@ -9,10 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import LlamaConfig
 
 from moerge.errors import MoergeError
-from moerge.models.families import FAMILIES
 from moerge.models.reader import Checkpoint
 from moerge.progress import NoProgress
 from moerge.trunk.folder import FolderFiles
@@ -96,7 +94,7 @@ def pieces(method: str, tensors: list[Tensor], options: dict[str, object], folde
     chosen = TrunkOptions.model_validate(options)
     rule = METHODS[method].rule
     assert rule is not None
-    merge = rule(MethodInputs([], ["d0", "d1"], FAMILIES["llama"], LlamaConfig(), chosen, base))
+    merge = rule(MethodInputs([], ["d0", "d1"], chosen, base))
     return merge(Piece("w", 0, range(len(tensors)), tensors, torch.float32))
 
 

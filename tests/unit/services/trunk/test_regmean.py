@@ -19,10 +19,10 @@ from moerge.errors import ContributionError
 from moerge.files import atomic_file
 from moerge.models.batches import batches
 from moerge.models.bounds import feature_bounds, input_bounds, input_exponents
-from moerge.models.config import read_config
 from moerge.models.dense import expert_model
+from moerge.models.dense_files import DenseFiles
 from moerge.models.expert_folder import DenseExpert
-from moerge.models.families import EMBEDDING, FAMILIES, HEAD, family_of
+from moerge.models.families import EMBEDDING, FAMILIES, HEAD
 from moerge.models.reader import Checkpoint
 from moerge.models.tokens import all_counted
 from moerge.models.writer import write_safetensors
@@ -56,9 +56,8 @@ NORM = "model.layers.1.input_layernorm.weight"
 
 
 def sums(folder: Path, rows: list[list[int]]) -> ShardSums:
-    config = read_config(folder)
-    exponents = input_exponents(Checkpoint(folder), family_of(config), config)
-    return sums_of(TrunkPass(folder, exponents), rows)
+    own = DenseFiles(folder)
+    return sums_of(TrunkPass(own, input_exponents(own)), rows)
 
 
 def sent(folder: Path, rows: list[list[int]], path: Path) -> Path:
@@ -74,14 +73,13 @@ def merged(
     for_fitted_mlps: bool = False,
 ) -> dict[str, Tensor]:
     """The experts' regmean trunk; the n-th contributes the n-th rows."""
-    config = read_config(experts[0])
     with ExitStack() as stack:
         files = []
         for slot, each in enumerate(experts):
             path = sent(each, rows[slot] if rows else contributed_rows(slot), folder / f"sent-{slot}")
             files.append(stack.enter_context(StatisticsFile(path)))
-        checkpoints, domains = [Checkpoint(folder) for folder in experts], [folder.name for folder in experts]
-        opened = MethodInputs(checkpoints, domains, family_of(config), config, TrunkOptions(), statistics=files)
+        domains = [folder.name for folder in experts]
+        opened = MethodInputs(list(map(DenseFiles, experts)), domains, TrunkOptions(), statistics=files)
         plans = plan(opened, for_fitted_mlps=for_fitted_mlps)
         with atomic_file(folder / "trunk") as out:
             write_safetensors(out, plans, at_once=at_once())
@@ -101,15 +99,15 @@ def inputs(folder: Path, module: str, rows: list[list[int]]) -> Tensor:
 @pytest.mark.parametrize("family", sorted(FAMILIES))
 def test_grams_equal_the_textbook_and_stay_within_their_bounds(tmp_path: Path, family: str) -> None:
     folder = expert(tmp_path / "expert", seed=1, family=family, apart=0.02)
-    rows, config, checkpoint = contributed_rows(0), read_config(folder), Checkpoint(folder)
+    rows, own = contributed_rows(0), DenseFiles(folder)
     attention = FAMILIES[family].attention
     modules = [m.format(layer=layer) for layer in range(3) for m in (attention.inputs[0], attention.output)]
-    summed, exponents = sums(folder, rows), input_exponents(checkpoint, family_of(config), config)
-    bounds = input_bounds(checkpoint, family_of(config), config)
+    summed, exponents = sums(folder, rows), input_exponents(own)
+    bounds = input_bounds(own)
     norms = [attention.gain and attention.gain.format(layer=n // 2) if n % 2 == 0 else None for n in range(6)]
     for n, (module, norm) in enumerate(zip([*modules, "lm_head"], [*norms, "model.norm.weight"], strict=True)):
         x = inputs(folder, module, rows)
-        u = x / checkpoint.tensor(norm) if norm else x
+        u = x / own.checkpoint.tensor(norm) if norm else x
         found = unpack(to_floats(summed.arrays[trunk_gram_names(3)[n]], exponents[n]), x.shape[1])
         np.testing.assert_allclose(found, (u.T @ u).numpy(), atol=2e-5 * float((u**2).sum(dim=0).mean()))
         assert float((u**2).sum(dim=1).max()) <= bounds[n] * (1 + 1e-6)
@@ -131,28 +129,26 @@ def test_grams_equal_the_textbook_and_stay_within_their_bounds(tmp_path: Path, f
 )
 def test_impossible_sums_for_a_trunk_are_refused(tmp_path: Path, name: str, value: int, where: str) -> None:
     folder, rows = expert(tmp_path / "expert", seed=1), contributed_rows(0)
-    config, checkpoint = read_config(folder), Checkpoint(folder)
-    family, summed = family_of(config), sums(folder, rows)
+    own, summed = DenseFiles(folder), sums(folder, rows)
     with StatisticsFile(sent(folder, rows, tmp_path / "honest")) as honest:
         manifest = honest.manifest
     if name:
         summed.arrays[name][0] = value
     else:
         manifest = manifest.model_copy(update={"exponents": [1] * len(manifest.exponents)})
-    bounds = input_bounds(checkpoint, family, config)
     with (
         StatisticsFile(written(tmp_path / "file", manifest, summed)) as file,
         pytest.raises(ContributionError) as caught,
     ):
-        validate_trunk(file, input_exponents(checkpoint, family, config), bounds)
+        validate_trunk(file, input_exponents(own), input_bounds(own))
     assert caught.value.where == where
 
 
 @pytest.mark.parametrize("family", ["olmo2", "llama"])
 def test_features_stay_within_their_bounds(tmp_path: Path, family: str) -> None:
     folder = expert(tmp_path / "expert", seed=1, family=family)
-    config, checkpoint = read_config(folder), Checkpoint(folder)
-    model, bounds = expert_model(folder), feature_bounds(checkpoint, family_of(config), config)
+    own = DenseFiles(folder)
+    model, bounds = expert_model(own), feature_bounds(own)
     gains = torch.stack([layer.post_attention_layernorm.weight for layer in model.model.layers])
     largest = [0.0] * 3
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from moerge.errors import IncompatibleExpertError
 from moerge.merging.local import local_trunk
+from moerge.models.dense_files import DenseTrunk
 from moerge.models.expert_folder import DenseExpert
 from moerge.models.families import EMBEDDING, FAMILIES, HEAD
 from moerge.models.tokens import Tokens
@@ -23,7 +24,7 @@ from moerge.trunk.methods.registry import METHODS
 from moerge.trunk.stray import Stray, require_near
 from moerge_proto.trunks import TrunkMethod, TrunkOptions
 from moerge_workers.policy import Policy
-from support.models import expert
+from support.models import expert, on_trunk
 from support.versions import contributed_rows, trunk_file
 
 LIMIT = Policy().max_stray
@@ -42,7 +43,7 @@ class Own:
     grams: Path
 
     def stray(self, trunk: Path, limit: float = LIMIT) -> Stray:
-        return require_near(self.expert.folder, trunk, limit, self.grams)
+        return require_near(self.expert, DenseTrunk(trunk, self.expert), limit, self.grams)
 
 
 @cache
@@ -154,7 +155,7 @@ def test_only_answers_on_the_owner_s_own_text_count(tmp_path: Path) -> None:
     query, name = tensor(QUERY.replace("1", "0")), QUERY.replace("1", "0")
     for way, low, high in ((across / across.norm(), 0.0, 0.01), (direction, 2.0, 100.0)):
         trunk = changed(tmp_path, **{name: query + 3 * query.norm() * way / 32**0.5})
-        stray = require_near(own(1).expert.folder, trunk, 1000.0, grams)
+        stray = require_near(*on_trunk(own(1).expert.folder, trunk), 1000.0, grams)
         assert low <= stray.tensor.value <= high
 
 

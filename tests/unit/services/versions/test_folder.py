@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from moerge.models.dense import domain_model
 from moerge.scoring.routers import forced, randomised, routers
-from support.models import expert
+from support.models import expert, on_trunk
 from support.versions import ROWS, loaded, logits, published, trunk_file
 
 
@@ -40,7 +40,7 @@ def test_an_expert_of_mixed_dtypes_keeps_them(tmp_path: Path) -> None:
     kept = {name: tensor.dtype for path in folder.glob("*.safetensors") for name, tensor in load_file(path).items()}
     assert {dtype for name, dtype in kept.items() if "norm" in name} == {torch.float32}
     assert {dtype for name, dtype in kept.items() if "norm" not in name} == {torch.bfloat16}
-    dense, _ = domain_model(experts[1], tmp_path / "trunk" / "trunk.safetensors")
+    dense, _ = domain_model(*on_trunk(experts[1], tmp_path / "trunk" / "trunk.safetensors"))
     version = loaded(folder)
     with forced(version, 1):
         torch.testing.assert_close(logits(version), logits(dense), atol=1e-4, rtol=0)

@@ -9,6 +9,7 @@ import pytest
 from moerge.errors import MoergeError
 from moerge.experts.sample import need_of
 from moerge.memory.machine import Free
+from moerge.models.dense_files import DenseFiles, DenseTrunk
 from moerge.trunk.merge import DENSE_TRUNK_FILE
 from moerge_workers.computing import fitting
 from moerge_workers.computing.sample import sample_of
@@ -35,7 +36,7 @@ def sampled(folder: Path, tokens: int, **changed: object) -> list[str]:
     status = Status(settings.home, "law", "")
     with view("text", status) as shown:
         least = settings.policy.min_documents
-        data, events = Data(settings, print), Events(status, shown)
+        data, events = Data(settings, DenseFiles(settings.expert), print), Events(status, shown)
         sample = sample_of(data, events, settings.statistics, tokens, least, "reading")
     read = tokenizer()
     return [str(read.decode(list(row.ids))) for rows in sample for row in rows]
@@ -66,8 +67,8 @@ def test_with_little_memory_it_fits_to_fewer_tokens_or_is_refused(
     with context_of(folder, home, MemoryClient(folder)) as context:
         own, settings = context.expert, context.settings
         need = need_of(own, settings.statistics, "cpu")
-        trunk = home / DENSE_TRUNK_FILE
-        shutil.copy(folder / DENSE_TRUNK_FILE, trunk)
+        trunk = DenseTrunk(home / DENSE_TRUNK_FILE, own)
+        shutil.copy(folder / DENSE_TRUNK_FILE, home)
 
         def fitted_with(tokens: int) -> Path | None:
             monkeypatch.setattr(fitting, "free_for", lambda device: Free(need.total(tokens), None))

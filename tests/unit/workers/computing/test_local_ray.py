@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import ray
 
+from moerge.models.dense_files import DenseFiles
 from moerge.statistics.estimate import largest
 from moerge.statistics.passes import RouterPass
 from moerge.statistics.windows import Window
@@ -58,7 +59,7 @@ def test_it_listens_on_loopback_only_asks_for_a_token_and_keeps_its_folder_close
     own, settings = expert(tmp_path / "expert", 1), StatisticsSettings()
     shard = largest(settings)
     window = Window([shard], [frozenset([shard.name])] * 3, tmp_path / "window.states", "", 1e9)
-    sums: Any = Slots(None, 1, settings, print).compute(RouterPass(own, own, [0] * 3), [window])
+    sums: Any = Slots(None, 1, settings, print).compute(RouterPass(DenseFiles(own), DenseFiles(own), [0] * 3), [window])
     try:
         next(sums)
         processes = {**marked(str(tmp_path)), os.getpid(): "this one"}

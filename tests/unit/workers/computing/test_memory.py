@@ -13,6 +13,7 @@ from transformers import LlamaConfig
 
 from moerge.errors import MoergeError
 from moerge.memory.machine import Free
+from moerge.models.dense_files import DenseFiles
 from moerge.statistics.passes import Input, Pass, RouterPass, need_of
 from moerge_proto.statistics_file import StatisticsSettings
 from moerge_workers.computing.actors import Slots
@@ -25,11 +26,12 @@ def large(folder: Path) -> RouterPass:
     """An 8B model's config; no weights are made."""
     sizes: dict[str, Any] = {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32}
     LlamaConfig(**sizes, vocab_size=128256, num_attention_heads=32, num_key_value_heads=8).save_pretrained(folder)
-    return RouterPass(folder, folder, [0] * 32)
+    return RouterPass(DenseFiles(folder), DenseFiles(folder), [0] * 32)
 
 
 def settings_of(work: Pass, **given: Any) -> Settings:
-    return Settings(coordinator="", token="", domain="law", expert=work.expert, data=["a"], home=work.expert, **given)
+    folder = work.expert.folder
+    return Settings(coordinator="", token="", domain="law", expert=folder, data=["a"], home=folder, **given)
 
 
 def test_slots_share_the_host_memory_of_the_settings(tmp_path: Path) -> None:
@@ -66,7 +68,7 @@ def test_without_enough_gpus_torch_s_count_is_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize("end", ["refused", pytest.param("killed", marks=pytest.mark.slow)])
 def test_the_probe_finds_an_actor_that_has_not_enough_before_any_window_is_given(tmp_path: Path, end: str) -> None:
     """A real actor that may have 64 MB more than it has at its start, or that the system kills when it takes more."""
-    folder, said = expert(tmp_path / "expert", 1, intermediate_size=8192), list[str]()
+    own, said = DenseFiles(expert(tmp_path / "expert", 1, intermediate_size=8192)), list[str]()
 
     class Cramped(RouterPass):
         def inputs(self) -> list[list[Input]]:
@@ -80,7 +82,7 @@ def test_the_probe_finds_an_actor_that_has_not_enough_before_any_window_is_given
     settings = StatisticsSettings(batch_tokens=8192)  # 8192 tokens by 8192 float32 are 256 MB
     slots = Slots(None, 1, settings, said.append)
     with pytest.raises(MoergeError, match="each of 1 slots needs") as caught:
-        slots.probe(Cramped(folder, folder, [0] * 3))
+        slots.probe(Cramped(own, own, [0] * 3))
     assert "`batch_tokens` 2048" in caught.value.todo
     assert caught.value.where == "memory"
     assert len([line for line in said if "still start" not in line]) == (3 if end == "killed" else 0)

@@ -16,6 +16,7 @@ from transformers import LlamaConfig
 from moerge.documents.shards import Shard
 from moerge.errors import MoergeError
 from moerge.memory.machine import free_bytes
+from moerge.models.dense_files import DenseFiles
 from moerge.models.expert_folder import expert_files
 from moerge.models.tokens import Tokens
 from moerge.statistics.passes import RouterPass
@@ -25,7 +26,7 @@ from moerge_proto.statistics_file import Int64, StatisticsSettings
 from moerge_workers.computing.actors import Slots
 from moerge_workers.computing.copies import Original, Reader, here, seen
 from moerge_workers.computing.nodes import NodePass, build, originals, require_build, require_memory
-from support.models import SMALL
+from support.models import SMALL, on_trunk
 from support.passes import sums_of
 from support.stages import own_trunk
 
@@ -103,8 +104,13 @@ def test_relative_paths_are_the_worker_s(tmp_path: Path, monkeypatch: pytest.Mon
     """Ray's processes run in other folders."""
     folder = own_trunk(tmp_path)
     monkeypatch.chdir(folder)
-    relative = RouterPass(Path("expert"), Path(DENSE_TRUNK_FILE), [16] * LAYERS)
-    assert originals(relative) == originals(RouterPass(folder / "expert", folder / DENSE_TRUNK_FILE, [16] * LAYERS))
+    relative = RouterPass(*on_trunk(Path("expert"), Path(DENSE_TRUNK_FILE)), [16] * LAYERS)
+    assert originals(relative) == originals(
+        RouterPass(
+            *on_trunk(folder / "expert", folder / DENSE_TRUNK_FILE),
+            [16] * LAYERS,
+        )
+    )
 
 
 def test_a_node_without_room_for_the_copies_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,7 +119,7 @@ def test_a_node_without_room_for_the_copies_is_named(tmp_path: Path, monkeypatch
     cache.parent.mkdir(parents=True)
     cache.touch()  # a file in the place of the folder
     own = own_trunk(tmp_path / "own") / "expert"
-    work = RouterPass(own, own, [16] * LAYERS)
+    work = RouterPass(DenseFiles(own), DenseFiles(own), [16] * LAYERS)
     given = originals(work)
     there = own.rename(tmp_path / "there")
     with pytest.raises(MoergeError, match="can't write a copy") as caught:
@@ -121,7 +127,7 @@ def test_a_node_without_room_for_the_copies_is_named(tmp_path: Path, monkeypatch
     assert caught.value.where.startswith(f"node {socket.gethostname()}: {cache}")
     cache.unlink()
     copy = NodePass(work, given, Elsewhere(there), SETTINGS, build()).here()
-    assert expert_files(copy.expert).keys() == expert_files(there).keys()
+    assert expert_files(copy.expert).keys() == expert_files(DenseFiles(there)).keys()
 
 
 def test_other_versions_and_too_little_memory_are_refused(tmp_path: Path) -> None:
@@ -129,7 +135,7 @@ def test_other_versions_and_too_little_memory_are_refused(tmp_path: Path) -> Non
     with pytest.raises(MoergeError, match=r"torch is .*; the worker's is 1\.0"):
         require_build({**build(), "torch": "1.0"})
     LlamaConfig(intermediate_size=2**30).save_pretrained(tmp_path)
-    work = RouterPass(tmp_path, tmp_path, [16] * 32)
+    work = RouterPass(DenseFiles(tmp_path), DenseFiles(tmp_path), [16] * 32)
     if free_bytes("cpu") is not None:
         with pytest.raises(MoergeError, match=r"each of 1 slots needs \d.*; this machine has \d"):
             require_memory(work, SETTINGS)
@@ -147,7 +153,7 @@ class Nodes:
     @property
     def work(self) -> RouterPass:
         here = Path("/proc/self/cwd")
-        return RouterPass(here / "expert", here / DENSE_TRUNK_FILE, [16] * LAYERS)
+        return RouterPass(*on_trunk(here / "expert", here / DENSE_TRUNK_FILE), [16] * LAYERS)
 
     def slots(self, say: Callable[[str], None], **given: Any) -> Slots:
         return Slots(self.cluster.address, 2, SETTINGS, say, **given)
@@ -182,7 +188,9 @@ def test_a_node_without_a_package_is_named(nodes: Nodes, tmp_path: Path, monkeyp
         patch.syspath_prepend(str(tmp_path))
         newer = importlib.import_module("newer")
     with pytest.raises(MoergeError, match="No module named 'newer'") as caught:
-        replace(nodes.slots(print), slots=1).probe(newer.Newer(nodes.first / "expert", nodes.first / "expert", []))
+        replace(nodes.slots(print), slots=1).probe(
+            newer.Newer(DenseFiles(nodes.first / "expert"), DenseFiles(nodes.first / "expert"), [])
+        )
     assert caught.value.where == f"node {nodes.cluster.address.partition(':')[0]}"
     nodes.cluster.remove_node(nodes.other)
 
@@ -237,8 +245,8 @@ def test_two_nodes_compute_shards_also_if_one_has_no_files_and_is_killed(nodes: 
         assert list(arrays) == list(expected[number % 5])
         assert all(np.array_equal(array, arrays[name]) for name, array in expected[number % 5].items())
     assert [line.split(" doesn't have ")[1].split()[0] for line in said[:2]] == [
-        str(nodes.work.expert),
-        str(nodes.work.trunk),
+        str(nodes.work.expert.folder),
+        str(nodes.work.trunk.checkpoint.path),
     ]
     copies = list(nodes.second.glob("cache/moerge/nodes/*/*"))
     assert {copy.name for copy in copies} >= {"config.json", "model.safetensors", DENSE_TRUNK_FILE}

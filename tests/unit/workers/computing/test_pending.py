@@ -13,6 +13,7 @@ from pydantic import ByteSize
 
 from moerge.documents.shards import enough
 from moerge.errors import MoergeError
+from moerge.models.dense_files import DenseFiles
 from moerge.statistics import windows
 from moerge.statistics.passes import Pass, RouterPass, TrunkPass
 from moerge.statistics.windows import Done, Window, computed
@@ -112,9 +113,12 @@ class Owner:
             journal_seconds=0,
             host_memory=None if shards is None else ByteSize(int(1.5 * shards * SHARD_BYTES)),
         )
-        trunk, router = TrunkPass(self.expert, TRUNK.exponents), RouterPass(self.expert, self.expert, ROUTER.exponents)
+        trunk, router = (
+            TrunkPass(DenseFiles(self.expert), TRUNK.exponents),
+            RouterPass(DenseFiles(self.expert), DenseFiles(self.expert), ROUTER.exponents),
+        )
         blank, work = (TRUNK, trunk) if kind == "trunk" else (ROUTER, router)
-        data = Data(settings, print)
+        data = Data(settings, DenseFiles(settings.expert), print)
         events = Seen(Status(home, "law", ""), Lines(), self)
         for self._left in kills:
             try:
@@ -252,7 +256,10 @@ def test_more_shards_than_a_contribution_holds_are_refused_before_anything_is_co
     sizes = {f"{number:064x}": Size(1, 2048) for number in range(MAX_SHARDS)}
     events = Events(Status(tmp_path, "law", ""), Lines())
     with closing(Ledger(tmp_path / "ledger.sqlite")) as ledger:
-        router, trunk = (Planner(settings, Data(settings, print), events, blank, ledger) for blank in (ROUTER, TRUNK))
+        router, trunk = (
+            Planner(settings, Data(settings, DenseFiles(settings.expert), print), events, blank, ledger)
+            for blank in (ROUTER, TRUNK)
+        )
         plan = Plan(sizes, frozenset(["f" * 64]), replaces=False, differs=None)
         assert router.is_worth_sending(plan), "those that were sent are in another file"
         with pytest.raises(MoergeError, match="100,001 shards; the maximum of a contribution is 100,000"):

@@ -8,6 +8,7 @@ from rich.filesize import decimal
 
 from moerge.errors import CoordinatorError, MoergeError
 from moerge.models.adapters import WEIGHTS
+from moerge.models.dense_files import DenseFiles, DenseTrunk
 from moerge.models.expert_folder import DenseExpert, dense_folder
 from moerge.trunk.merge import DENSE_TRUNK_FILE
 from moerge_proto.experts import Expert, ExpertState, NewExpert
@@ -57,7 +58,7 @@ def test_the_history_has_the_bytes_of_an_adapter_and_then_of_the_whole_expert(
     client = _OtherBits(folder / DENSE_TRUNK_FILE)
     lora = adapter(home / "lora", folder / "expert", seed=3)
     with context_of(folder, home, client) as given:
-        own = replace(given.expert, folder=dense_folder(lora, home / "expert"), adapter=lora)
+        own = replace(given.expert, folder=dense_folder(DenseFiles(lora), home / "expert"), adapter=lora)
         assert expert.run(replace(given, expert=own))
         sent = {each.item.about: (each.item.bytes, each.became) for each in given.outbox.history.sendings()}
     whole = sum(path.stat().st_size for path in own.folder.iterdir())
@@ -78,7 +79,7 @@ def test_without_its_base_the_whole_expert_leaves(folder: Path, home: Path, caps
     client = _NoBase(folder / DENSE_TRUNK_FILE)
     lora = adapter(home / "lora", folder / "expert", seed=3)
     with context_of(folder, home, client) as given:
-        own = replace(given.expert, folder=dense_folder(lora, home / "expert"), adapter=lora)
+        own = replace(given.expert, folder=dense_folder(DenseFiles(lora), home / "expert"), adapter=lora)
         assert expert.run(replace(given, expert=own))
     assert client.known[own.digest].adapter is None
     assert lora / WEIGHTS not in client.uploaded
@@ -92,7 +93,7 @@ def fit(context: Context, client: MemoryClient) -> DenseExpert | None:
     weights = context.settings.home / "trunks" / "trunk" / DENSE_TRUNK_FILE
     if not weights.is_file():
         client.download("", [], weights.parent, context.events, title="")
-    return fitted.run(context, trunk(), weights)
+    return fitted.run(context, trunk(), DenseTrunk(weights, context.expert))
 
 
 def test_a_fitted_expert_takes_the_expert_s_place_unless_it_may_not(

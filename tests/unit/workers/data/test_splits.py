@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from moerge.documents.conversations import Document
 from moerge.documents.splits import document_mac, split_of
+from moerge.models.dense_files import DenseFiles
 from moerge_workers.data.splits import Data
 from moerge_workers.settings import Settings
 from support.models import tokenizer
@@ -41,7 +42,8 @@ def settings(folder: Path, **changed: object) -> Settings:
 
 
 def splits(folder: Path, **changed: object) -> list[tuple[str, Document]]:
-    return [(split, document) for _, split, document in Data(settings(folder, **changed), print).documents()]
+    data = Data(settings(folder, **changed), DenseFiles(folder), print)
+    return [(split, document) for _, split, document in data.documents()]
 
 
 @pytest.fixture

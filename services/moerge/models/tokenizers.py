@@ -1,0 +1,83 @@
+"""The comparison of experts' tokenizers, part by part."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from moerge.errors import CheckpointError, IncompatibleExpertError
+from moerge.files import require_small
+from moerge.models.dense_files import DenseFiles
+from moerge_proto.experts import Vocabulary
+
+_MAX_BYTES = 2**26
+
+
+def require_same_tokenizer(first: DenseFiles, other: DenseFiles, who: str, vocabulary: Vocabulary) -> None:
+    """Requires that both models have the same tokenizer, ignoring padding and truncation settings.
+
+    With `vocabulary="pad"`, one of them may append tokens to the other's.
+
+    Raises:
+        IncompatibleExpertError: names the part of tokenizer.json (or the file) that differs.
+    """
+    ours, theirs = _tokenizer(first), _tokenizer(other)
+    for part in sorted(ours.keys() | theirs.keys()):
+        if part in ("padding", "truncation") or ours.get(part) == theirs.get(part):
+            continue
+        if vocabulary == "pad" and part in _TOKENS and _extends(_ids(part, ours), _ids(part, theirs)):
+            continue
+        raise IncompatibleExpertError(
+            f"{who} differs from the other experts' tokenizer",
+            where=f"tokenizer: {part}",
+            todo="use the other experts' tokenizer; all experts of a model share it, token for token",
+        )
+
+
+_TOKENS = ("added_tokens", "model.vocab")
+
+
+def _ids(part: str, tokenizer: Mapping[str, Any]) -> dict[str, int]:
+    """Token -> id of one part of a tokenizer."""
+    tokens = tokenizer.get(part) or {}
+    if isinstance(tokens, Mapping):
+        if not all(isinstance(each, int) for each in tokens.values()):
+            raise CheckpointError("a token id is not an integer", where=f"tokenizer: {part}")
+        return dict(tokens)
+    try:
+        return {
+            str(each["content"] if "content" in each else each[0]): int(each["id"] if "content" in each else number)
+            for number, each in enumerate(tokens)
+        }
+    except (TypeError, ValueError, KeyError, IndexError) as error:
+        raise CheckpointError(f"can't be read as a list of tokens: {error}", where=f"tokenizer: {part}") from error
+
+
+def _extends(one: Mapping[str, int], other: Mapping[str, int]) -> bool:
+    """Tell whether one of two maps from token to id is the other, with further ids only after its last."""
+    small, large = sorted((one, other), key=len)
+    last = max(small.values(), default=-1)
+    return small.items() <= large.items() and all(i > last for token, i in large.items() if token not in small)
+
+
+def _as_written_now(model: Mapping[str, Any]) -> dict[str, Any]:
+    """A tokenizer's model without unset fields, which older files lack, and with merges as pairs instead of texts."""
+    fields = {key: value for key, value in model.items() if value is not None and value is not False}
+    if "merges" in fields:
+        fields["merges"] = [each.split(" ") if isinstance(each, str) else each for each in fields["merges"]]
+    return fields
+
+
+def _tokenizer(model: DenseFiles) -> Mapping[str, Any]:
+    path = model.side_file("tokenizer.json")
+    if path.is_file():
+        require_small(path, _MAX_BYTES)
+        try:
+            content = dict(json.loads(path.read_text(encoding="utf-8")))
+            fields = _as_written_now(content.pop("model"))
+            return {**content, **{f"model.{key}": value for key, value in fields.items()}}
+        except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
+            raise CheckpointError(f"can't be read as a tokenizer: {error}", where=str(path)) from error
+    if (path := model.side_file("tokenizer.model")).is_file():
+        require_small(path, _MAX_BYTES)
+        return {"tokenizer.model": path.read_bytes()}
+    raise CheckpointError("expected tokenizer.json or tokenizer.model; found neither", where=str(model.folder))
